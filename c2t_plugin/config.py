@@ -1,0 +1,73 @@
+"""The options of C2T: frozen, self-validating, each default in one place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from c2t_plugin import envs
+from c2t_plugin.errors import ConfigError
+
+BASES = ("auto", "eagle", "eagle3", "standalone")
+MODES = ("chain",)
+
+
+@dataclass(frozen=True)
+class C2TConfig:
+    """What a user can set. None means: take it from the classifier file.
+
+    classifier: path or hub id of a classifier file; None: beside the draft checkpoint, else the shipped one.
+    beta: confidence below which a draft token is dropped, in [0, 1].
+    base: the engine's own algorithm that drafts and verifies; auto reads the draft checkpoint.
+    mode: how drafts are laid out; chain is one sequence per request.
+    top_m: how many probabilities the entropy sums over; it must be what the classifier was trained with.
+    """
+
+    classifier: str | None = None
+    beta: float | None = None
+    base: str = "auto"
+    mode: str = "chain"
+    top_m: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.beta is not None and not (math.isfinite(self.beta) and 0.0 <= self.beta <= 1.0):
+            raise ConfigError(f"beta must be a number in [0, 1], got {self.beta}")
+        if self.base not in BASES:
+            raise ConfigError(f"base must be one of {', '.join(BASES)}, got {self.base!r}")
+        if self.mode not in MODES:
+            raise ConfigError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
+        if self.top_m is not None and self.top_m < 1:
+            raise ConfigError(f"top_m must be at least 1, got {self.top_m}")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> C2TConfig:
+        """Build from untyped values (flags, environment, JSON); an unknown key or a wrong type is an error."""
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ConfigError(f"unknown option {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        return cls(**{name: _typed(name, value) for name, value in values.items() if value is not None})
+
+    @classmethod
+    def resolve(cls, flags: Mapping[str, Any]) -> C2TConfig:
+        """Merge by precedence: command-line flags, then C2T_<NAME> variables, then C2T_CONFIG, then defaults."""
+        merged = dict(envs.config())
+        for field in fields(cls):
+            for value in (envs.option(field.name), flags.get(field.name)):
+                if value is not None:
+                    merged[field.name] = value
+        return cls.from_mapping(merged)
+
+
+def _typed(name: str, value: Any) -> Any:
+    convert = {"beta": float, "top_m": int}.get(name, str)
+    if isinstance(value, bool) or (convert is str and not isinstance(value, str)):
+        raise ConfigError(f"{name} has a value of the wrong type: {value!r}")
+    try:
+        return convert(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{name} must be {'a number' if convert is float else 'an integer'}, got {value!r}"
+        ) from error

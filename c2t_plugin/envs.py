@@ -1,0 +1,48 @@
+"""The only reader of the C2T_* environment variables; docs/environment.md lists them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from c2t_plugin.errors import ConfigError
+
+
+def cpu_engine() -> bool:
+    """C2T_CPU_ENGINE=1: use the pure-PyTorch stand-in for SGLang's CPU kernels."""
+    raw = os.environ.get("C2T_CPU_ENGINE", "0")
+    if raw not in ("0", "1"):
+        raise ConfigError(f"C2T_CPU_ENGINE must be 0 or 1, got {raw!r}")
+    return raw == "1"
+
+
+def pair() -> Path | None:
+    """C2T_PAIR: another pair directory (target/, draft/, ...) to use instead of the shipped one."""
+    raw = os.environ.get("C2T_PAIR")
+    return Path(raw) if raw else None
+
+
+def option(name: str) -> str | None:
+    """C2T_CLASSIFIER, C2T_BETA, C2T_BASE, C2T_MODE, C2T_TOP_M: one option of C2TConfig, None if not set."""
+    return os.environ.get(f"C2T_{name.upper()}") or None
+
+
+def config() -> dict[str, Any]:
+    """C2T_CONFIG: options as a JSON object, or the path of a file that holds one; empty if not set."""
+    raw = os.environ.get("C2T_CONFIG")
+    if not raw:
+        return {}
+    if not raw.lstrip().startswith("{"):
+        path = Path(raw)
+        if not path.is_file():
+            raise ConfigError(f"C2T_CONFIG must be a JSON object or the path of a JSON file, got {raw!r}")
+        raw = path.read_text(encoding="utf-8")
+    try:
+        value = json.loads(raw)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"C2T_CONFIG is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"C2T_CONFIG must hold a JSON object, got {type(value).__name__}")
+    return value

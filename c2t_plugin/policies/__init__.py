@@ -1,0 +1,1 @@
+"""Rules that decide which draft tokens the target verifies."""

@@ -1,0 +1,49 @@
+"""Every operation in plain float32 torch: short, reads like the paper, and is the judge of every faster one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class DraftStats(NamedTuple):
+    """Statistics of the distributions that draft tokens are chosen from, one row per distribution.
+
+    token_ids: (rows, k) int64, the k most probable ids of the draft vocabulary, most probable first.
+    log_probs: (rows, k) float32, their natural-log probabilities.
+    entropy: (rows,) float32, nats, over the top_m probabilities, not renormalised.
+    margin: (rows,) float32, difference of the two largest log probabilities (0 if the vocabulary has one word).
+
+    A row with NaN or +inf, or without a finite entry, has NaN in every float field.
+    """
+
+    token_ids: Tensor
+    log_probs: Tensor
+    entropy: Tensor
+    margin: Tensor
+
+
+def draft_stats(logits: Tensor, top_m: int, k: int = 1) -> DraftStats:
+    """Entropy, most probable tokens and margin of each row's softmax at temperature 1 (C2T 4.1, equations 2-3).
+
+    logits: (rows, vocab) any float dtype; -inf marks words that the draft vocabulary lacks.
+    top_m: how many of the largest probabilities the entropy sums over; >= vocab means the full entropy.
+    k: how many tokens to return, 1 <= k <= vocab.
+
+    The sum is over the top_m probabilities as they are, not renormalised, as in the paper's equation 3.
+    """
+    if logits.dim() != 2 or logits.shape[1] < 1:
+        raise ValueError(f"draft_stats: logits must be (rows, vocab), got shape {tuple(logits.shape)}")
+    vocab = logits.shape[1]
+    if top_m < 1:
+        raise ValueError(f"draft_stats: top_m must be at least 1, got {top_m}")
+    if not 1 <= k <= vocab:
+        raise ValueError(f"draft_stats: k must be between 1 and the vocabulary ({vocab}), got {k}")
+    log_probs = torch.log_softmax(logits.float(), dim=-1)
+    leading = log_probs.topk(min(max(top_m, k, 2), vocab), dim=-1)
+    # entr(0) is 0, where p * log p would be 0 * -inf = NaN.
+    entropy = torch.special.entr(leading.values[:, :top_m].exp()).sum(dim=-1)
+    margin = leading.values[:, 0] - leading.values[:, 1] if vocab > 1 else entropy * 0
+    return DraftStats(leading.indices[:, :k], leading.values[:, :k], entropy, margin)

@@ -1,0 +1,137 @@
+"""The classifier and its file: size, round trip, scaling, and everything a damaged file can do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from c2t_plugin.classifier import (
+    FORMAT,
+    PAPER_PARAMETERS,
+    VERSION,
+    ClassifierSpec,
+    NodeClassifier,
+    load_classifier,
+    save_classifier,
+)
+from c2t_plugin.errors import ClassifierError
+from c2t_plugin.features import NodeStats
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path / "classifier.safetensors"
+    save_classifier(NodeClassifier(ClassifierSpec(suggested_beta=0.4, pair={"draft": "d"})), path)
+    return path
+
+
+def stats(n: int = 5) -> NodeStats:
+    generator = torch.Generator().manual_seed(1)
+    columns = [torch.rand(n, generator=generator) for _ in range(6)]
+    return NodeStats(-columns[0], -columns[1], *columns[2:])
+
+
+def test_the_papers_network_has_241_parameters():
+    assert sum(p.numel() for p in NodeClassifier(ClassifierSpec()).parameters()) == PAPER_PARAMETERS == 241
+
+
+def test_confidence_is_the_papers_formula():
+    classifier = NodeClassifier(ClassifierSpec(shift=(0.1, 0.2, 0.3), scale=(2.0, 3.0, 4.0)))
+    s = stats()
+    x = torch.stack([(s.joint_log_prob.exp() - 0.1) / 2, (s.entropy - 0.2) / 3, (s.depth - 0.3) / 4], dim=-1)
+    hidden = torch.relu(x @ classifier.hidden.weight.T + classifier.hidden.bias)
+    expected = torch.sigmoid(hidden @ classifier.out.weight.T + classifier.out.bias).squeeze(-1)
+    # both sum 48 products in float32, in another order
+    torch.testing.assert_close(classifier.confidence(s), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_depth_origin_shifts_the_depth():
+    one = NodeClassifier(ClassifierSpec(depth_origin=1))
+    zero = NodeClassifier(ClassifierSpec(depth_origin=0))
+    zero.load_state_dict(one.state_dict())
+    s = stats()
+    assert torch.equal(zero.confidence(s._replace(depth=s.depth + 1)), one.confidence(s))
+    assert not torch.equal(zero.confidence(s), one.confidence(s))
+
+
+def test_round_trip_keeps_everything(saved: Path):
+    loaded = load_classifier(saved)
+    torch.manual_seed(0)
+    original = NodeClassifier(ClassifierSpec(suggested_beta=0.4, pair={"draft": "d"}))
+    assert loaded.spec == original.spec
+    assert torch.equal(loaded.confidence(stats()), original.confidence(stats()))
+    assert not loaded.training
+
+
+def test_missing_file(tmp_path: Path):
+    with pytest.raises(ClassifierError, match="not found"):
+        load_classifier(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize("keep", [0, 7, 200], ids=["empty", "cut header", "cut tensors"])
+def test_truncated_file(saved: Path, keep: int):
+    saved.write_bytes(saved.read_bytes()[:keep])
+    with pytest.raises(ClassifierError, match="not a readable safetensors file"):
+        load_classifier(saved)
+
+
+def test_another_kind_of_file(saved: Path):
+    saved.write_text("{}")
+    with pytest.raises(ClassifierError, match="not a readable safetensors file"):
+        load_classifier(saved)
+
+
+def test_safetensors_without_our_format(saved: Path):
+    save_file(load_file(saved), saved, metadata={"format": "pt"})
+    with pytest.raises(ClassifierError, match="format 'pt'"):
+        load_classifier(saved)
+
+
+def rewrite(path: Path, *, spec: dict | None = None, tensors: dict | None = None) -> None:
+    found = load_file(path)
+    text = ClassifierSpec().to_json()
+    save_file(
+        {**found, **(tensors or {})},
+        path,
+        metadata={"format": FORMAT, "version": VERSION, "spec": json.dumps({**json.loads(text), **(spec or {})})},
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"features": ["joint_prob", "entropy", "height"]}, "this build computes"),
+        ({"features": ["joint_prob", "entropy"]}, "one entry per feature"),
+        ({"shift": [0.0, 0.0, float("inf")]}, "finite"),
+        ({"scale": [1.0, 0.0, 1.0]}, "scale not 0"),
+        ({"depth_origin": 2}, "depth_origin 0 or 1"),
+        ({"top_m": 0}, "top_m >= 1"),
+        ({"suggested_beta": 1.5}, r"in \[0, 1\]"),
+        ({"colour": "blue"}, "exactly the keys"),
+        ({"hidden": 47}, "its spec needs"),
+    ],
+)
+def test_a_spec_that_does_not_hold_is_refused(saved: Path, spec: dict, message: str):
+    rewrite(saved, spec=spec)
+    with pytest.raises(ClassifierError, match=message):
+        load_classifier(saved)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(saved: Path, value: float):
+    weight = load_file(saved)["hidden.weight"]
+    weight[3, 1] = value
+    rewrite(saved, tensors={"hidden.weight": weight})
+    with pytest.raises(ClassifierError, match=r"NaN or infinity in hidden\.weight"):
+        load_classifier(saved)
+
+
+def test_spec_rejects_repeated_features():
+    with pytest.raises(ClassifierError, match="at most once"):
+        replace(ClassifierSpec(), features=("entropy", "entropy", "depth"))

@@ -1,0 +1,68 @@
+"""Options: types, ranges, unknown keys, and which source wins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from c2t_plugin.config import C2TConfig
+from c2t_plugin.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def no_c2t_variables(monkeypatch: pytest.MonkeyPatch):
+    for name in ("CONFIG", "BETA", "BASE", "MODE", "CLASSIFIER", "TOP_M"):
+        monkeypatch.delenv(f"C2T_{name}", raising=False)
+
+
+@pytest.mark.parametrize("beta", ["-0.1", "1.01", "nan", "inf", 2])
+def test_beta_outside_the_unit_interval(beta: object):
+    with pytest.raises(ConfigError, match=r"beta must be a number in \[0, 1\]"):
+        C2TConfig.from_mapping({"beta": beta})
+
+
+@pytest.mark.parametrize("beta", [0, 1, "0.85"])
+def test_beta_inside_it(beta: object):
+    assert C2TConfig.from_mapping({"beta": beta}).beta == float(beta)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"beta": "high"}, "beta must be a number, got 'high'"),
+        ({"beta": True}, "wrong type"),
+        ({"top_m": "many"}, "top_m must be an integer"),
+        ({"top_m": 0}, "top_m must be at least 1"),
+        ({"base": "medusa"}, "base must be one of auto, eagle, eagle3, standalone"),
+        ({"mode": "forest"}, "mode must be one of chain"),
+        ({"classifier": 3}, "wrong type"),
+        ({"betta": 0.5}, "unknown option betta; known: base, beta"),
+    ],
+)
+def test_what_is_refused(values: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
+        C2TConfig.from_mapping(values)
+
+
+def test_flags_win_over_variables_over_json_over_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    file = tmp_path / "c2t.json"
+    file.write_text(json.dumps({"beta": 0.1, "base": "eagle", "top_m": 10}))
+    monkeypatch.setenv("C2T_CONFIG", str(file))
+    monkeypatch.setenv("C2T_BETA", "0.2")
+    monkeypatch.setenv("C2T_TOP_M", "20")
+    config = C2TConfig.resolve({"beta": "0.3", "base": None})
+    assert config == C2TConfig(beta=0.3, base="eagle", top_m=20)
+
+
+def test_inline_json(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("C2T_CONFIG", '{"beta": 0.25}')
+    assert C2TConfig.resolve({}).beta == 0.25
+
+
+@pytest.mark.parametrize("text", ["{beta: 1", "[1]", "no-such-file.json", '{"bete": 1}'])
+def test_a_bad_json_source_is_named(monkeypatch: pytest.MonkeyPatch, text: str):
+    monkeypatch.setenv("C2T_CONFIG", text)
+    with pytest.raises(ConfigError, match=r"C2T_CONFIG|unknown option"):
+        C2TConfig.resolve({})
