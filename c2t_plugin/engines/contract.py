@@ -1,0 +1,100 @@
+"""What an adapter relies on in its engine, checked against the engine's source without importing it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from c2t_plugin.errors import ContractError
+
+
+@dataclass(frozen=True)
+class EngineSymbol:
+    """One name of the engine that the adapter touches.
+
+    file: relative to the engine's package. name: dotted, e.g. Class.method; a class attribute counts.
+    params: names that the function must take, in this order (others may stand between or after).
+    contains: text that the function's source must contain, where the adapter relies on what it does inside.
+    """
+
+    file: str
+    name: str
+    params: tuple[str, ...] = ()
+    contains: tuple[str, ...] = ()
+
+
+@lru_cache(maxsize=64)
+def _module(path: Path) -> tuple[ast.Module, str]:
+    source = path.read_text(encoding="utf-8")
+    return ast.parse(source), source
+
+
+def _definition(body: Sequence[ast.stmt], name: str) -> ast.stmt | None:
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            return node
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return node
+    return None
+
+
+def _problem(root: Path, symbol: EngineSymbol) -> str | None:
+    where = f"{symbol.file}: {symbol.name}"
+    path = root / symbol.file
+    if not path.is_file():
+        return f"{where} (no such file)"
+    tree, source = _module(path)
+    body: Sequence[ast.stmt] = tree.body
+    node: ast.stmt | None = None
+    for part in symbol.name.split("."):
+        node = _definition(body, part)
+        if node is None:
+            return f"{where} (not found)"
+        body = getattr(node, "body", [])
+    if symbol.params and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        found = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+        remaining = iter(found)
+        if not all(name in remaining for name in symbol.params):
+            return f"{where} (takes {found}, the adapter passes {list(symbol.params)})"
+    text = ast.get_source_segment(source, node) or "" if symbol.contains and node is not None else ""
+    missing = [piece for piece in symbol.contains if piece not in text]
+    return f"{where} (its body lacks {missing})" if missing else None
+
+
+def broken_symbols(root: Path, symbols: Iterable[EngineSymbol]) -> list[str]:
+    """One line per symbol of the engine at `root` (its package directory) that is not as the adapter needs it."""
+    return [problem for symbol in symbols if (problem := _problem(root, symbol)) is not None]
+
+
+def package_root(package: str) -> Path | None:
+    """Directory of an installed package, without importing it; None if it is not installed."""
+    spec = importlib.util.find_spec(package)
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+
+
+def engine_version(distribution: str) -> str | None:
+    """Version of an installed distribution, None if it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def check_contract(package: str, symbols: Iterable[EngineSymbol], supported: str) -> None:
+    """Raise ContractError, naming symbol and version, if the installed engine is not as the adapter needs it."""
+    root = package_root(package)
+    if root is None:
+        raise ContractError(f"{package} is not installed; C2T supports {supported}")
+    broken = broken_symbols(root, symbols)
+    if broken:
+        raise ContractError(
+            f"{package} {engine_version(package)} is not as C2T needs it: {'; '.join(broken)}. C2T supports {supported}"
+        )

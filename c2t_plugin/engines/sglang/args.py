@@ -1,0 +1,66 @@
+"""Options of C2T on SGLang's command line, and how they reach every process.
+
+The parsed options ride on the argument record as `_c2t`, a non-field that survives pickling into the ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from c2t_plugin.config import BASES, MODES, C2TConfig
+
+PREFIX = "speculative_c2t_"
+ATTRIBUTE = "_c2t"
+
+# On SGLang 0.5.17 arguments are resolved inside the record's constructor, before `_c2t` can be set on it.
+_parsed: dict[str, Any] | None = None
+
+
+def register() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    record = "sglang.srt.server_args.ServerArgs"
+    if any(hook is add_cli_args for _, hook, _ in HookRegistry._hooks.get(f"{record}.add_cli_args", [])):
+        return
+    HookRegistry.register(f"{record}.add_cli_args", add_cli_args, HookType.AFTER)
+    HookRegistry.register(f"{record}.from_cli_args", from_cli_args, HookType.AROUND)
+
+
+def add_cli_args(_result: None, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+    """AFTER hook: add --speculative-c2t-*. Only store actions, which `--config` files can set as well."""
+    group = parser.add_argument_group("C2T speculative decoding (--speculative-algorithm C2T)")
+    group.add_argument("--speculative-c2t-classifier", help="Classifier file or hub id; default: beside the draft.")
+    group.add_argument("--speculative-c2t-beta", help="Confidence below which a draft token is dropped, in [0, 1].")
+    group.add_argument("--speculative-c2t-base", help=f"Algorithm that drafts and verifies: {', '.join(BASES)}.")
+    group.add_argument("--speculative-c2t-mode", help=f"Layout of the drafts: {', '.join(MODES)}.")
+    group.add_argument("--speculative-c2t-top-m", help="Probabilities the entropy sums over; must be the classifier's.")
+
+
+def from_cli_args(original: Callable[..., Any], *positional: Any, **keyword: Any) -> Any:
+    """AROUND hook: keep C2T's options for resolution and put them on the record."""
+    global _parsed
+    namespace: argparse.Namespace = keyword.get("args", positional[-1])
+    options = {
+        name.removeprefix(PREFIX): value
+        for name, value in vars(namespace).items()
+        if name.startswith(PREFIX) and value is not None
+    }
+    _parsed = options
+    try:
+        server_args = original(*positional, **keyword)
+    finally:
+        _parsed = None
+    setattr(server_args, ATTRIBUTE, options)
+    return server_args
+
+
+def flags_of(server_args: Any) -> dict[str, Any] | None:
+    """C2T's command-line options of this record; None if it was not made from a command line."""
+    return getattr(server_args, ATTRIBUTE, _parsed)
+
+
+def config_of(server_args: Any) -> C2TConfig:
+    """The configuration for this record: flags, C2T_* variables, C2T_CONFIG, defaults."""
+    return C2TConfig.resolve(flags_of(server_args) or {})

@@ -1,0 +1,61 @@
+"""Every SGLang symbol that the adapter relies on, checked when C2T is selected, before the server starts."""
+
+from __future__ import annotations
+
+from c2t_plugin.engines.contract import EngineSymbol
+
+SUPPORTED = "SGLang 0.5.17 to 0.5.23"
+
+_SPEC = "srt/speculative"
+_WORKER = f"{_SPEC}/eagle_worker_v2.py"
+_STANDALONE = f"{_SPEC}/standalone_worker_v2.py"
+
+SYMBOLS: tuple[EngineSymbol, ...] = (
+    EngineSymbol(f"{_SPEC}/spec_info.py", "SpeculativeAlgorithm.register", ("name", "supports_overlap", "spec_class")),
+    EngineSymbol(f"{_SPEC}/spec_info.py", "SpeculativeAlgorithm.from_string", ("name",)),
+    EngineSymbol(f"{_SPEC}/spec_info.py", "SpeculativeAlgorithm.EAGLE"),
+    EngineSymbol(f"{_SPEC}/spec_info.py", "SpeculativeAlgorithm.EAGLE3"),
+    EngineSymbol(f"{_SPEC}/spec_info.py", "SpeculativeAlgorithm.STANDALONE"),
+    EngineSymbol(f"{_SPEC}/spec_info.py", "SpeculativeAlgorithm.handle_server_args", ("server_args",)),
+    EngineSymbol(f"{_SPEC}/spec_info.py", "SpeculativeAlgorithm.create_future_map"),
+    EngineSymbol(f"{_SPEC}/spec_registry.py", "CustomSpecAlgo.__init__", ("name", "factory", "supports_overlap")),
+    EngineSymbol("srt/plugins/hook_registry.py", "HookRegistry.register", ("target", "hook", "hook_type")),
+    EngineSymbol("srt/plugins/hook_registry.py", "HookType.AFTER"),
+    EngineSymbol("srt/plugins/hook_registry.py", "HookType.AROUND"),
+    EngineSymbol("srt/server_args.py", "ServerArgs.add_cli_args"),
+    EngineSymbol("srt/server_args.py", "ServerArgs.from_cli_args", ("args",)),
+    EngineSymbol(_WORKER, "EagleDraftWorker.alloc_memory_pool", ("req_to_token_pool",)),
+    EngineSymbol(_WORKER, "EagleDraftWorker.draft", ("batch",)),
+    EngineSymbol(
+        _WORKER,
+        "EagleDraftWorker.draft_forward",
+        ("forward_batch",),
+        ("self.draft_runner.forward(", "for i in range(self.speculative_num_steps)"),
+    ),
+    EngineSymbol(
+        _WORKER,
+        "EagleDraftWorker._draft_extend_for_prefill",
+        ("batch", "target_hidden_states", "next_token_ids"),
+        ("self.draft_runner.forward(",),
+    ),
+    EngineSymbol(
+        _WORKER,
+        "EagleDraftWorker._draft_extend_for_decode",
+        ("batch", "batch_result"),
+        ("self.cuda_graph_runner_for_draft_extend.execute(", "draft_logits_output.next_token_logits ="),
+    ),
+    EngineSymbol(_WORKER, "EAGLEWorkerV2.__init__", ("server_args",), ("self._draft_worker =", "EagleDraftWorker(")),
+    EngineSymbol(_WORKER, "EAGLEWorkerV2.verify", ("batch",), ("run_eagle_verify(",)),
+    EngineSymbol(_STANDALONE, "StandaloneDraftWorker.alloc_memory_pool", ("req_to_token_pool",)),
+    EngineSymbol(_STANDALONE, "StandaloneWorkerV2.__init__", ("server_args",), ("= StandaloneDraftWorker(",)),
+    EngineSymbol(f"{_SPEC}/eagle_info.py", "EagleVerifyInput.retrieve_next_token"),
+    EngineSymbol(
+        f"{_SPEC}/eagle_worker_common.py", "build_eagle_verify_input", contains=("build_tree_kernel_efficient(",)
+    ),
+    EngineSymbol("srt/managers/utils.py", "GenerationBatchResult.cap_lens"),
+    EngineSymbol("srt/managers/scheduler.py", "Scheduler.set_internal_state", ("recv_req",)),
+    EngineSymbol("srt/managers/scheduler.py", "Scheduler.get_internal_state", ("recv_req",)),
+    EngineSymbol("srt/managers/io_struct.py", "SetInternalStateReq.server_args"),
+    EngineSymbol("srt/managers/io_struct.py", "SetInternalStateReqOutput.updated"),
+    EngineSymbol("srt/managers/io_struct.py", "GetInternalStateReqOutput.internal_state"),
+)

@@ -1,0 +1,86 @@
+"""Run-time control over SGLang's own routes: read and change beta and the longest chain of a running server.
+
+POST /set_internal_state {"server_args": {"speculative_c2t_beta": 0.4, "speculative_c2t_max_depth": 3}}
+GET /get_server_info lists them under "c2t".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from c2t_plugin.errors import ConfigError
+from c2t_plugin.policies.chain import ChainScorer
+
+logger = logging.getLogger(__name__)
+
+BETA = "speculative_c2t_beta"
+MAX_DEPTH = "speculative_c2t_max_depth"
+
+
+def install() -> None:
+    """Wrap the scheduler's two handlers, once per process. Called before the scheduler binds them."""
+    from sglang.srt.managers.scheduler import Scheduler
+
+    if not hasattr(Scheduler.set_internal_state, "c2t"):
+        Scheduler.set_internal_state = _setter(Scheduler.set_internal_state)
+        Scheduler.get_internal_state = _getter(Scheduler.get_internal_state)
+
+
+def _setter(original: Callable[..., Any]) -> Callable[..., Any]:
+    def set_internal_state(self: Any, recv_req: Any) -> Any:
+        from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+
+        requested = dict(recv_req.server_args)
+        ours = {key: requested.pop(key) for key in (BETA, MAX_DEPTH) if key in requested}
+        if not ours:
+            return original(self, recv_req)
+        if requested:
+            logger.warning("C2T: %s cannot be changed in one request with %s", sorted(requested), sorted(ours))
+            return SetInternalStateReqOutput(updated=False)
+        try:
+            apply(self.draft_worker.scorer, ours)
+        except ConfigError as error:
+            logger.warning("C2T: %s", error)
+            return SetInternalStateReqOutput(updated=False)
+        logger.info("C2T: %s", state(self.draft_worker.scorer))
+        return SetInternalStateReqOutput(updated=True)
+
+    set_internal_state.c2t = True  # type: ignore[attr-defined]
+    return set_internal_state
+
+
+def _getter(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_internal_state(self: Any, recv_req: Any) -> Any:
+        output = original(self, recv_req)
+        output.internal_state["c2t"] = state(self.draft_worker.scorer)
+        return output
+
+    return get_internal_state
+
+
+def apply(scorer: ChainScorer, values: dict[str, float]) -> None:
+    """Change both values or, with ConfigError, neither."""
+    depth = values.get(MAX_DEPTH)
+    if depth is not None and int(depth) != depth:
+        raise ConfigError(f"{MAX_DEPTH} must be a whole number, got {depth}")
+    previous = float(scorer.beta)
+    if BETA in values:
+        scorer.set_beta(values[BETA])
+    try:
+        if depth is not None:
+            scorer.set_max_depth(int(depth))
+    except ConfigError:
+        scorer.set_beta(previous)
+        raise
+
+
+def state(scorer: ChainScorer) -> dict[str, float | int]:
+    """beta, longest chain, draft steps, and how many tokens were kept for want of finite statistics."""
+    return {
+        "beta": float(scorer.beta),
+        "max_depth": int(scorer.max_depth),
+        "d_max": scorer.d_max,
+        "non_finite": int(scorer.non_finite),
+    }

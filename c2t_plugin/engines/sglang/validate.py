@@ -1,0 +1,110 @@
+"""What is decided and refused before a server starts: base, draft length, classifier, flags that do not fit C2T."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from c2t_plugin.config import C2TConfig
+from c2t_plugin.engines.contract import check_contract
+from c2t_plugin.engines.sglang import args, checkpoints
+from c2t_plugin.engines.sglang.contract import SUPPORTED, SYMBOLS
+from c2t_plugin.errors import C2TError, ConfigError
+
+# Draft steps when --speculative-num-steps is not given: deep enough for the classifier to choose, cheap enough to drop.
+DEFAULT_STEPS = 6
+
+# Field of the argument record, when it is in the way, flag to name, why.
+_REFUSED: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
+    (
+        "speculative_use_rejection_sampling",
+        bool,
+        "--speculative-use-rejection-sampling",
+        "cutting a sampled draft at a token of low confidence would bias the output",
+    ),
+    (
+        "speculative_use_block_verification",
+        bool,
+        "--speculative-use-block-verification",
+        "it verifies sampled drafts, whose cut would bias the output",
+    ),
+    ("speculative_adaptive", bool, "--speculative-adaptive", "it changes the draft length that C2T cuts"),
+    ("enable_multi_layer_eagle", bool, "--enable-multi-layer-eagle", "its worker drafts in another loop"),
+    ("enable_lora", bool, "--enable-lora", "SGLang serves LoRA with its built-in speculative algorithms only"),
+    ("lora_paths", bool, "--lora-paths", "SGLang serves LoRA with its built-in speculative algorithms only"),
+    ("pp_size", lambda size: (size or 1) > 1, "--pp-size above 1", "stages would need the cut relayed"),
+    ("enable_two_batch_overlap", bool, "--enable-two-batch-overlap", "the seeds of half batches are not relayed"),
+    ("enable_pdmux", bool, "--enable-pdmux", "the order of prefill and decode steps is not the one C2T relies on"),
+    (
+        "disaggregation_mode",
+        lambda mode: mode not in (None, "null"),
+        "--disaggregation-mode",
+        "the first draft token's statistics are not transferred",
+    ),
+    (
+        "tokenizer_worker_num",
+        lambda number: (number or 1) > 1,
+        "--tokenizer-worker-num above 1",
+        "SGLang does not load plugins in extra tokenizer workers",
+    ),
+    ("watermark_config", bool, "--watermark-config", "SGLang supports it for its built-in algorithms only"),
+    ("enable_unified_memory", bool, "--enable-unified-memory", "SGLang supports it for its built-in algorithms only"),
+)
+
+
+def validate(server_args: Any) -> None:
+    """SGLang's hook while it resolves arguments: check, and write the resolved algorithm, draft length and width.
+
+    Raises C2TError for an embedding program. For a command line it ends the process with one line instead.
+    """
+    try:
+        _resolve(server_args)
+    except C2TError as error:
+        if args.flags_of(server_args) is None:
+            raise
+        raise SystemExit(f"C2T: {error}") from error
+
+
+def _resolve(server_args: Any) -> None:
+    check_contract("sglang", SYMBOLS, SUPPORTED)
+    config = args.config_of(server_args)
+    base = _base(server_args, config)
+    _refuse(server_args, base)
+    checkpoints.check_vocabulary(server_args, base)
+    path, _ = checkpoints.find_classifier(config, base, server_args.speculative_draft_model_path)
+    checkpoints.load_fitting_classifier(path, config)
+    server_args.speculative_algorithm = f"C2T_{base}"
+    steps = server_args.speculative_num_steps or DEFAULT_STEPS
+    server_args.speculative_num_steps = steps
+    server_args.speculative_eagle_topk = 1
+    server_args.speculative_num_draft_tokens = steps + 1
+
+
+def _base(server_args: Any, config: C2TConfig) -> str:
+    named = str(server_args.speculative_algorithm).upper().removeprefix("C2T").removeprefix("_")
+    chosen = "" if config.base == "auto" else config.base.upper()
+    if named and chosen and named != chosen:
+        raise ConfigError(f"algorithm C2T_{named} contradicts --speculative-c2t-base {config.base}; give one of them")
+    return named or chosen or checkpoints.detect_base(server_args.speculative_draft_model_path)
+
+
+def _refuse(server_args: Any, base: str) -> None:
+    for field, is_set, flag, reason in _REFUSED:
+        value = getattr(server_args, field, None)
+        if is_set(value):
+            raise ConfigError(f"{flag} cannot be combined with C2T ({field} is {value!r}): {reason}; leave it out")
+    topk = server_args.speculative_eagle_topk
+    if topk not in (None, 1):
+        raise ConfigError(
+            f"--speculative-eagle-topk is {topk}; chain mode drafts one token per step: use 1 or leave it out"
+        )
+    steps, width = server_args.speculative_num_steps, server_args.speculative_num_draft_tokens
+    if steps is not None and steps < 1:
+        raise ConfigError(f"--speculative-num-steps is {steps}; C2T needs at least 1 draft step")
+    if width is not None and width != (steps or DEFAULT_STEPS) + 1:
+        raise ConfigError(
+            f"--speculative-num-draft-tokens is {width}; in chain mode it is the draft steps plus one "
+            f"({(steps or DEFAULT_STEPS) + 1}): leave it out"
+        )
+    if base == "STANDALONE" and getattr(server_args, "enable_dp_attention", False):
+        raise ConfigError("SGLang has no DP attention for stand-alone drafts; leave --enable-dp-attention out")

@@ -1,0 +1,211 @@
+"""The workers: SGLang's own EAGLE and STANDALONE workers, with every draft token scored and every chain cut.
+
+Three facts of the stock code decide the design. At top-k 1 its draft "probabilities" are all 1, so statistics are
+taken from the logits here. The first token of a draft is the argmax of logits that the *previous* iteration computed
+(in draft extend), so their statistics are relayed per request slot. And the draft loop returns a fixed tuple, so scores
+are kept in buffers beside it (ChainScorer).
+
+Verification is the stock one over the uniform width: links behind a request's cut are taken out, so that acceptance
+never passes it. Output is what the target alone would give; only which candidates are tried changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.distributed import get_tp_group
+from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorkerV2
+from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker, StandaloneWorkerV2
+
+from c2t_plugin.engines.sglang import args, checkpoints
+from c2t_plugin.policies.chain import ChainScorer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+
+class _DraftMixin:
+    """Over a stock draft worker: scores each draft step, relays seeds, cuts the links of the verify input."""
+
+    scorer: ChainScorer
+    _scoring = False
+    _last_logits_output: Any = None
+
+    def alloc_memory_pool(self, *positional: Any, **keyword: Any) -> None:
+        super().alloc_memory_pool(*positional, **keyword)  # type: ignore[misc]
+        self._c2t_init()
+
+    def _c2t_init(self) -> None:
+        config = args.config_of(self.server_args)  # type: ignore[attr-defined]
+        base = self.speculative_algorithm.base.name  # type: ignore[attr-defined]
+        path, origin = checkpoints.find_classifier(config, base, self.server_args.speculative_draft_model_path)  # type: ignore[attr-defined]
+        classifier = checkpoints.load_fitting_classifier(path, config)
+        slots = self.req_to_token_pool.req_to_token.shape[0]  # type: ignore[attr-defined]
+        spec = classifier.spec
+        beta = spec.suggested_beta if config.beta is None else config.beta
+        self.scorer = ChainScorer(
+            classifier,
+            slots=slots,
+            rows=slots,
+            max_depth=self.speculative_num_steps,  # type: ignore[attr-defined]
+            beta=beta,
+            device=self.device,  # type: ignore[attr-defined]
+        )
+        self._wrap_draft_runner()
+        logger.info(
+            "C2T: base %s, chains of at most %d, beta %s, classifier %s (%s; features %s, top-M %d); "
+            "verification over the uniform width",
+            base,
+            self.scorer.d_max,
+            beta,
+            path,
+            origin,
+            ", ".join(spec.features),
+            spec.top_m,
+        )
+        if origin.startswith("shipped"):
+            logger.warning("C2T: this classifier was fitted on another pair; fit your own: c2t collect, then c2t fit")
+
+    def _wrap_draft_runner(self) -> None:
+        runner = self.draft_runner  # type: ignore[attr-defined]
+        forward = runner.forward
+
+        @functools.wraps(forward)
+        def scored_forward(*positional: Any, **keyword: Any) -> Any:
+            output = forward(*positional, **keyword)
+            if self._scoring:
+                self.scorer.step(output.logits_output.next_token_logits)
+            else:
+                self._last_logits_output = output.logits_output
+            return output
+
+        runner.forward = scored_forward
+
+    def init_cuda_graphs(self) -> None:
+        super().init_cuda_graphs()  # type: ignore[misc]
+        graph_runner = getattr(self, "cuda_graph_runner_for_draft_extend", None)
+        if graph_runner is None:
+            return
+        execute = graph_runner.execute
+
+        @functools.wraps(execute)
+        def kept_execute(*positional: Any, **keyword: Any) -> Any:
+            self._last_logits_output = execute(*positional, **keyword)
+            return self._last_logits_output
+
+        graph_runner.execute = kept_execute
+
+    def draft_forward(self, forward_batch: Any) -> Any:
+        if forward_batch.forward_mode.is_idle():
+            return super().draft_forward(forward_batch)  # type: ignore[misc]
+        self.scorer.begin(forward_batch.req_pool_indices)
+        self._scoring = True
+        try:
+            return super().draft_forward(forward_batch)  # type: ignore[misc]
+        finally:
+            self._scoring = False
+
+    def draft(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
+        result = super().draft(batch, *positional, **keyword)  # type: ignore[misc]
+        verify_input = result[0] if isinstance(result, tuple) else result
+        if not batch.forward_mode.is_idle():
+            kept = self._agree(self.scorer.end(verify_input.retrieve_next_token.shape[0]))
+            cut_links(verify_input.retrieve_next_token, kept)
+            verify_input.c2t_kept = kept
+        return result
+
+    def _agree(self, kept: Tensor) -> Tensor:
+        # Ranks may round the same logits differently; a different cut would desynchronise them.
+        group = get_tp_group()
+        return group.broadcast(kept, src=0) if group.world_size > 1 else kept
+
+    def _draft_extend_for_prefill(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
+        result = super()._draft_extend_for_prefill(batch, *positional, **keyword)  # type: ignore[misc]
+        self._keep_seed(batch)
+        return result
+
+    def _draft_extend_for_decode(self, batch: Any, *positional: Any, **keyword: Any) -> None:
+        super()._draft_extend_for_decode(batch, *positional, **keyword)  # type: ignore[misc]
+        self._keep_seed(batch)
+
+    def _keep_seed(self, batch: Any) -> None:
+        # Read at once: in a CUDA graph the logits are a buffer that the next replay overwrites.
+        output, self._last_logits_output = self._last_logits_output, None
+        if not batch.forward_mode.is_idle():
+            slots = batch.req_pool_indices
+            self.scorer.write_seed(slots, output.next_token_logits[: slots.shape[0]])
+
+
+class _VerifyMixin:
+    """Over a stock worker: puts the scoring draft worker in place and reports what each request had verified."""
+
+    _draft_class: type
+    _draft_worker: Any
+
+    def __init__(self, *positional: Any, **keyword: Any) -> None:
+        with _constructing(self._draft_class):
+            super().__init__(*positional, **keyword)
+
+    def verify(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
+        kept = getattr(batch.spec_info, "c2t_kept", None)
+        result = super().verify(batch, *positional, **keyword)  # type: ignore[misc]
+        if kept is not None:
+            result.cap_lens = kept + 1
+        return result
+
+    @property
+    def scorer(self) -> ChainScorer:
+        return self._draft_worker.scorer
+
+
+class C2TEagleDraftWorker(_DraftMixin, EagleDraftWorker):
+    """EAGLE and EAGLE-3 heads."""
+
+
+class C2TStandaloneDraftWorker(_DraftMixin, StandaloneDraftWorker):
+    """Stand-alone draft models."""
+
+
+class C2TEagleWorker(_VerifyMixin, EAGLEWorkerV2):
+    """EAGLE and EAGLE-3 with C2T."""
+
+    _draft_class = C2TEagleDraftWorker
+
+
+class C2TStandaloneWorker(_VerifyMixin, StandaloneWorkerV2):
+    """Stand-alone drafts with C2T."""
+
+    _draft_class = C2TStandaloneDraftWorker
+
+
+@contextlib.contextmanager
+def _constructing(draft_class: type) -> Iterator[None]:
+    """The stock constructors name their draft class; meanwhile that name means ours."""
+    stock = draft_class.__bases__[-1]
+    module = sys.modules[stock.__module__]
+    setattr(module, stock.__name__, draft_class)
+    try:
+        yield
+    finally:
+        setattr(module, stock.__name__, stock)
+
+
+def cut_links(retrieve_next_token: Tensor, kept: Tensor) -> None:
+    """Take out, in place, the link behind each request's last kept draft token.
+
+    retrieve_next_token: (rows, width) int64, the engine's first-child links; node 0 is the root, -1 is no child.
+    kept: (rows,) int32 in [0, width - 1].
+    """
+    retrieve_next_token.scatter_(1, kept.long().unsqueeze(1), -1)
+
+
+def worker_class(base: str) -> type:
+    """The worker for EAGLE, EAGLE3 or STANDALONE."""
+    return C2TStandaloneWorker if base == "STANDALONE" else C2TEagleWorker

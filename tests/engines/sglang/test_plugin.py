@@ -1,0 +1,242 @@
+"""Registration, delegation, options and validation inside a real SGLang, without starting a server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+pytestmark = pytest.mark.sglang
+
+from c2t_plugin.classifier import FILE_NAME, ClassifierSpec, NodeClassifier, save_classifier  # noqa: E402
+from c2t_plugin.engines.sglang import algo, args, checkpoints, validate  # noqa: E402
+from c2t_plugin.errors import C2TError, ClassifierError, ConfigError  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def no_c2t_variables(monkeypatch: pytest.MonkeyPatch):
+    for name in ("CONFIG", "BETA", "BASE", "MODE", "CLASSIFIER", "TOP_M"):
+        monkeypatch.delenv(f"C2T_{name}", raising=False)
+
+
+def checkpoint(folder: Path, architecture: str, vocab_size: int = 64) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": [architecture], "vocab_size": vocab_size}))
+    return folder
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> types.SimpleNamespace:
+    target = checkpoint(tmp_path / "target", "LlamaForCausalLM")
+    draft = checkpoint(tmp_path / "draft", "LlamaForCausalLM")
+    save_classifier(NodeClassifier(ClassifierSpec()), draft / FILE_NAME)
+    return types.SimpleNamespace(target=target, draft=draft)
+
+
+def record(pair: types.SimpleNamespace, **changes: Any) -> types.SimpleNamespace:
+    """Fields of SGLang's argument record that validation reads, as they are before resolution."""
+    fields: dict[str, Any] = {
+        "model_path": str(pair.target),
+        "speculative_algorithm": "C2T",
+        "speculative_draft_model_path": str(pair.draft),
+        "speculative_num_steps": None,
+        "speculative_eagle_topk": None,
+        "speculative_num_draft_tokens": None,
+        "disaggregation_mode": "null",
+        "pp_size": 1,
+        "tokenizer_worker_num": 1,
+    }
+    return types.SimpleNamespace(**{**fields, **changes})
+
+
+# --- algorithms
+
+
+@pytest.mark.parametrize("base", algo.BASES)
+def test_every_public_method_of_the_enum_answers_as_the_base(base: str):
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    algo.register()
+    ours, stock = SpeculativeAlgorithm.from_string(f"c2t_{base}"), SpeculativeAlgorithm[base]
+    methods = [
+        name
+        for name, method in vars(SpeculativeAlgorithm).items()
+        if isinstance(method, types.FunctionType) and not name.startswith("_")
+    ]
+    assert {"create_future_map", "need_topk", "carries_draft_hidden_states", "is_eagle"} <= set(methods)
+    for name in methods:
+        assert callable(getattr(ours, name))
+        if name.startswith(("is_", "supports_", "has_", "need_", "carries_")):
+            assert getattr(ours, name)() == getattr(stock, name)(), name
+
+
+def test_registering_twice_changes_nothing():
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    algo.register()
+    before = SpeculativeAlgorithm.from_string("C2T_EAGLE3")
+    algo.register()
+    assert SpeculativeAlgorithm.from_string("C2T_EAGLE3") is before
+
+
+# --- options
+
+
+def parse(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    args.add_cli_args(None, parser)
+    return parser.parse_args(argv)
+
+
+class Record:
+    def __init__(self) -> None:
+        self.seen = args.flags_of(self)
+
+
+def test_options_reach_the_record_and_survive_pickling():
+    made = args.from_cli_args(lambda namespace: Record(), parse("--speculative-c2t-beta", "0.3"))
+    assert pickle.loads(pickle.dumps(made))._c2t == {"beta": "0.3"}
+    assert made.seen == {"beta": "0.3"}, "SGLang 0.5.17 resolves inside the constructor"
+    assert args.flags_of(Record()) is None, "nothing stays behind for the next record"
+
+
+def test_a_record_made_by_a_program_reads_the_environment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("C2T_BETA", "0.7")
+    assert args.config_of(Record()).beta == 0.7
+
+
+# --- what resolution writes
+
+
+def test_defaults_are_a_chain_of_the_default_steps(pair: types.SimpleNamespace):
+    server_args = record(pair)
+    validate.validate(server_args)
+    assert server_args.speculative_algorithm == "C2T_STANDALONE"
+    assert server_args.speculative_num_steps == validate.DEFAULT_STEPS
+    assert server_args.speculative_eagle_topk == 1
+    assert server_args.speculative_num_draft_tokens == validate.DEFAULT_STEPS + 1
+
+
+def test_draft_length_is_the_users(pair: types.SimpleNamespace):
+    server_args = record(pair, speculative_num_steps=3, speculative_eagle_topk=1, speculative_num_draft_tokens=4)
+    validate.validate(server_args)
+    assert (server_args.speculative_num_steps, server_args.speculative_num_draft_tokens) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "base"),
+    [
+        ("LlamaForCausalLM", "STANDALONE"),
+        ("LlamaForCausalLMEagle3", "EAGLE3"),
+        ("LlamaForCausalLMEagle", "EAGLE"),
+        ("DeepseekV3ForCausalLMNextN", "EAGLE"),
+        ("Qwen3NextForCausalLMMTP", "EAGLE"),
+    ],
+)
+def test_base_is_read_off_the_draft(tmp_path: Path, architecture: str, base: str):
+    assert checkpoints.detect_base(str(checkpoint(tmp_path / "d", architecture))) == base
+
+
+def test_a_target_that_carries_its_draft_is_eagle():
+    assert checkpoints.detect_base(None) == "EAGLE"
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"speculative_use_rejection_sampling": True}, "--speculative-use-rejection-sampling .* bias"),
+        ({"speculative_use_block_verification": True}, "--speculative-use-block-verification"),
+        ({"speculative_adaptive": True}, "--speculative-adaptive"),
+        ({"enable_multi_layer_eagle": True}, "--enable-multi-layer-eagle"),
+        ({"enable_lora": True}, "--enable-lora"),
+        ({"lora_paths": ["a=b"]}, "--lora-paths"),
+        ({"pp_size": 2}, "--pp-size above 1"),
+        ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
+        ({"enable_pdmux": True}, "--enable-pdmux"),
+        ({"disaggregation_mode": "decode"}, "--disaggregation-mode"),
+        ({"tokenizer_worker_num": 4}, "--tokenizer-worker-num above 1"),
+        ({"watermark_config": "{}"}, "--watermark-config"),
+        ({"enable_unified_memory": True}, "--enable-unified-memory"),
+        ({"enable_dp_attention": True}, "DP attention"),
+        ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk is 4"),
+        ({"speculative_num_steps": 0}, "--speculative-num-steps is 0"),
+        ({"speculative_num_steps": 4, "speculative_num_draft_tokens": 9}, "--speculative-num-draft-tokens is 9"),
+        ({"speculative_algorithm": "C2T_EAGLE", "_c2t": {"base": "standalone"}}, "contradicts"),
+        ({"speculative_draft_model_path": "no/such/place/at/all"}, "neither a directory here nor"),
+    ],
+)
+def test_flags_that_cannot_work_with_c2t(pair: types.SimpleNamespace, changes: dict, message: str):
+    server_args = record(pair, **changes)
+    if "_c2t" in changes:
+        with pytest.raises(SystemExit, match=message):
+            validate.validate(server_args)
+    else:
+        with pytest.raises(C2TError, match=message):
+            validate.validate(server_args)
+
+
+@pytest.mark.parametrize("beta", ["1.5", "-1", "nan", "much"])
+def test_beta_from_the_command_line_ends_the_process_with_one_line(pair: types.SimpleNamespace, beta: str):
+    with pytest.raises(SystemExit, match=r"^C2T: beta must be a number") as error:
+        validate.validate(record(pair, _c2t={"beta": beta}))
+    assert "\n" not in str(error.value)
+
+
+def test_a_stand_alone_draft_of_another_vocabulary(pair: types.SimpleNamespace, tmp_path: Path):
+    other = checkpoint(tmp_path / "other", "LlamaForCausalLM", vocab_size=65)
+    with pytest.raises(ConfigError, match="vocabulary of 65, the target .* of 64"):
+        validate.validate(record(pair, speculative_draft_model_path=str(other)))
+
+
+def test_another_top_m_than_the_classifiers(pair: types.SimpleNamespace):
+    with pytest.raises(SystemExit, match="top_m is 10, but .* was fitted with 1000"):
+        validate.validate(record(pair, _c2t={"top_m": "10"}))
+
+
+def test_a_classifier_that_is_not_there(pair: types.SimpleNamespace, tmp_path: Path):
+    with pytest.raises(SystemExit, match="neither a file nor a directory"):
+        validate.validate(record(pair, _c2t={"classifier": str(tmp_path / "none.safetensors")}))
+
+
+def test_a_damaged_classifier_beside_the_draft(pair: types.SimpleNamespace):
+    (pair.draft / FILE_NAME).write_bytes(b"12345678")
+    with pytest.raises(ClassifierError, match="not a readable safetensors file"):
+        validate.validate(record(pair))
+
+
+# --- which classifier
+
+
+def test_named_then_beside_then_shipped(pair: types.SimpleNamespace, tmp_path: Path):
+    from c2t_plugin.config import C2TConfig
+
+    named = tmp_path / "named.safetensors"
+    save_classifier(NodeClassifier(ClassifierSpec()), named)
+    draft = str(pair.draft)
+    assert checkpoints.find_classifier(C2TConfig(classifier=str(named)), "EAGLE3", draft) == (named, "named")
+    assert checkpoints.find_classifier(C2TConfig(classifier=draft), "EAGLE3", None) == (pair.draft / FILE_NAME, "named")
+    assert checkpoints.find_classifier(C2TConfig(), "EAGLE3", draft) == (pair.draft / FILE_NAME, "beside the draft")
+    (pair.draft / FILE_NAME).unlink()
+    path, origin = checkpoints.find_classifier(C2TConfig(), "EAGLE3", draft)
+    assert (path.parent.name, path.name, origin) == ("eagle3", FILE_NAME, "shipped, generic")
+
+
+# --- the cut
+
+
+def test_cut_takes_out_the_link_behind_the_last_kept_token():
+    from c2t_plugin.engines.sglang.worker import cut_links
+
+    links = torch.tensor([[1, 2, 3, -1]] * 4)
+    cut_links(links, torch.tensor([0, 1, 2, 3], dtype=torch.int32))
+    assert links.tolist() == [[-1, 2, 3, -1], [1, -1, 3, -1], [1, 2, -1, -1], [1, 2, 3, -1]]
