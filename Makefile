@@ -1,0 +1,55 @@
+# The documented commands. Each creates what it needs; nothing has to be installed by hand but Python 3.11 or 3.12.
+#   PYTHON=python3.12              take this interpreter instead of the first that works
+#   PIP_ARGS="--index-url ..."     further arguments for pip, e.g. an index that carries PyTorch's CPU build
+#   PYTEST_ARGS="-k kernels -x"    further arguments for pytest
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?=
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+
+VENV := .venv/sglang
+PY := $(VENV)/bin/python
+# The stamp names the directory: a moved or copied checkout must not import the code of the one it came from.
+STAMP := $(VENV)/.installed-$(firstword $(shell pwd -P | cksum))
+
+.PHONY: help demo test check lint report venv-sglang clean
+
+help:
+	@echo "make demo    serve the shipped pair on stock SGLang with and without C2T; table and picture in build/demo"
+	@echo "make test    everything: lint, types, all tests, servers included"
+	@echo "make check   the quick loop: lint, types, core tests"
+	@echo "make report  rewrite the README's table from benchmarks/results"
+	@echo "make clean   remove build output and caches (environments stay: rm -r .venv removes them)"
+
+demo: venv-sglang
+	@$(PY) -m benchmarks.demo $(DEMO_ARGS)
+
+test: venv-sglang lint
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+check: venv-sglang lint
+	@$(PY) -m pytest -q -m "not server and not slow" $(PYTEST_ARGS)
+
+lint: venv-sglang
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+report: venv-sglang
+	@$(PY) -m benchmarks.report
+
+venv-sglang: $(STAMP)
+
+$(STAMP): pyproject.toml .constraints/sglang.txt .constraints/dev.txt .ci/venv
+	@PYTHON="$(PYTHON)" PIP_ARGS="$(PIP_ARGS)" bash .ci/venv $(VENV) .constraints/sglang.txt .constraints/dev.txt
+	@touch $@
+
+clean:
+	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache *.egg-info kernels/*.egg-info
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -1,0 +1,92 @@
+"""Rows of measurements: one JSON object a line, appended and never rewritten."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from c2t_plugin.errors import C2TError
+
+ARMS = ("plain", "static", "c2t")
+BASES = ("none", "standalone", "eagle", "eagle3")
+SCENARIOS = ("demo", "sweep")
+
+
+@dataclass(frozen=True)
+class ServingRow:
+    """One pass of all prompts through one server at one concurrency, greedy.
+
+    scenario: demo is a row of the table, sweep a point of the picture.
+    arm: plain decoding, the engine's own static chain, or C2T. base: the algorithm that drafts and verifies.
+    d_max: longest draft chain, 0 for plain. beta: threshold of C2T, None for other arms.
+    n_identical: prompts whose output tokens equal plain decoding's at concurrency 1.
+    tau: accepted draft tokens per verify step, bonus token excluded; None for plain.
+    gamma_per_token: draft tokens verified per output token, root excluded; 0 for plain.
+    verify_steps: verify steps of all requests, summed; 0 for plain.
+    output_tokens_per_s: output tokens of all requests over the wall-clock seconds of the pass.
+    run: RunRecord.to_json() of the process that measured.
+    """
+
+    scenario: str
+    arm: str
+    base: str
+    d_max: int
+    beta: float | None
+    concurrency: int
+    n_prompts: int
+    n_identical: int
+    output_tokens: int
+    tau: float | None
+    gamma_per_token: float
+    verify_steps: int
+    output_tokens_per_s: float
+    run: Mapping[str, Any] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        for name, known in (("scenario", SCENARIOS), ("arm", ARMS), ("base", BASES)):
+            if getattr(self, name) not in known:
+                raise C2TError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        if (self.arm == "plain") != (self.base == "none") or (self.arm == "plain") != (self.tau is None):
+            raise C2TError(f"a plain row has no base and no tau, every other has both; got {self}")
+        if (self.arm == "c2t") != (self.beta is not None):
+            raise C2TError(f"a c2t row has a beta and no other has one; got {self}")
+        if not 0 <= self.n_identical <= self.n_prompts or self.n_prompts < 1 or self.concurrency < 1:
+            raise C2TError(f"counts do not fit together: {self}")
+        numbers = (self.gamma_per_token, self.output_tokens_per_s, self.tau or 0.0, self.beta or 0.0)
+        if not all(math.isfinite(number) and number >= 0 for number in numbers):
+            raise C2TError(f"measured values must be finite and not negative: {self}")
+        missing = {"command", "git_sha", "dirty", "versions", "machine", "seed", "utc"} - set(self.run)
+        if missing:
+            raise C2TError(f"a row needs its provenance; missing: {', '.join(sorted(missing))}")
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> ServingRow:
+        """Inverse of asdict. Raises C2TError on unknown or missing keys."""
+        known = {item.name for item in fields(cls)}
+        if set(values) != known:
+            raise C2TError(f"a row has the keys {sorted(known)}, got {sorted(values)}")
+        return cls(**values)
+
+
+def append_rows(path: Path, rows: Iterable[ServingRow]) -> None:
+    """Append rows to a JSONL file, which is made if it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as handle:
+        handle.writelines(json.dumps(asdict(row), sort_keys=True) + "\n" for row in rows)
+
+
+def read_rows(path: Path) -> list[ServingRow]:
+    """All rows of a JSONL file in their order; none if the file does not exist. Raises C2TError on a bad line."""
+    if not path.is_file():
+        return []
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            rows.append(ServingRow.from_json(json.loads(line)))
+        except (json.JSONDecodeError, TypeError, C2TError) as error:
+            raise C2TError(f"{path.name}, line {number}: {error}") from error
+    return rows

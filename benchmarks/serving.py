@@ -1,0 +1,151 @@
+"""A client that measures: prompts to a running SGLang server through the openai package, with per-request counts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import openai
+
+from c2t_plugin.errors import C2TError
+
+REQUEST_TIMEOUT_S = 300.0
+FLUSH_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One request's output and what speculation did for it.
+
+    verify_steps: target forwards that checked a draft. accepted: draft tokens accepted, bonus tokens excluded.
+    candidates: draft tokens verified, roots excluded. All three are 0 without speculation.
+    """
+
+    token_ids: tuple[int, ...]
+    verify_steps: int
+    accepted: int
+    candidates: int
+
+
+@dataclass(frozen=True)
+class Pass:
+    """All prompts once, in prompt order, and the wall-clock seconds from the first request to the last answer."""
+
+    completions: tuple[Completion, ...]
+    seconds: float
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(len(completion.token_ids) for completion in self.completions)
+
+    @property
+    def verify_steps(self) -> int:
+        return sum(completion.verify_steps for completion in self.completions)
+
+    @property
+    def tau(self) -> float | None:
+        """Accepted draft tokens per verify step, bonus excluded; None without speculation."""
+        accepted = sum(completion.accepted for completion in self.completions)
+        return accepted / self.verify_steps if self.verify_steps else None
+
+    @property
+    def gamma_per_token(self) -> float:
+        """Draft tokens verified per output token."""
+        return sum(completion.candidates for completion in self.completions) / self.output_tokens
+
+    def n_identical(self, other: Pass) -> int:
+        """Prompts with the same output tokens in both."""
+        pairs = zip(self.completions, other.completions, strict=True)
+        return sum(mine.token_ids == theirs.token_ids for mine, theirs in pairs)
+
+
+def counts(details: dict[str, Any] | None) -> tuple[int, int, int]:
+    """(verify_steps, accepted, candidates) from SGLang's per-request statistics; zeros without speculation.
+
+    The histogram counts steps by verified length, root included; only algorithms with chains of unequal length send it.
+    """
+    if not details:
+        return 0, 0, 0
+    steps = details["spec_verify_ct"]
+    histogram = details["spec_cap_lens_histogram"]
+    if histogram:
+        if sum(histogram) != steps:
+            raise C2TError(f"the server counted {steps} verify steps, its histogram of lengths {sum(histogram)}")
+        candidates = sum((length - 1) * number for length, number in enumerate(histogram) if number)
+    else:
+        candidates = details["spec_num_proposed_drafts"]
+    return steps, details["spec_num_correct_drafts"], candidates
+
+
+class Client:
+    """Talks to one server.
+
+    url: its address without /v1. max_tokens: output tokens per request, exactly (the end-of-text token is ignored).
+    """
+
+    def __init__(self, url: str, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+        self._openai = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=REQUEST_TIMEOUT_S, max_retries=0)
+        self._http = httpx.Client(base_url=url, timeout=REQUEST_TIMEOUT_S, trust_env=False)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._openai.close()
+        self._http.close()
+
+    def complete(self, prompt: Sequence[int]) -> Completion:
+        """One greedy completion of a prompt given as token ids. Raises C2TError if the server fails."""
+        try:
+            answer = self._openai.completions.create(
+                model="default",
+                prompt=list(prompt),
+                max_tokens=self.max_tokens,
+                temperature=0.0,
+                extra_body={"ignore_eos": True, "return_token_ids": True, "return_spec_tokens_details": True},
+            ).model_dump()
+        except openai.OpenAIError as error:
+            raise C2TError(f"the server did not answer a completion request: {error}") from error
+        details = (answer.get("sglext") or {}).get("spec_tokens_details")
+        return Completion(tuple(answer["choices"][0]["token_ids"]), *counts(details))
+
+    def run(self, prompts: Sequence[Sequence[int]], concurrency: int, advance: Callable[[], None]) -> Pass:
+        """Send all prompts, `concurrency` at a time, to a server with an empty cache; advance() after each answer."""
+        self.flush()
+
+        def one(prompt: Sequence[int]) -> Completion:
+            completion = self.complete(prompt)
+            advance()
+            return completion
+
+        start = time.perf_counter()
+        with ThreadPoolExecutor(concurrency) as pool:
+            completions = tuple(pool.map(one, prompts))
+        return Pass(completions, time.perf_counter() - start)
+
+    def flush(self) -> None:
+        """Empty the prefix cache, so that no pass profits from the one before."""
+        self._request("POST", "/flush_cache", params={"timeout": FLUSH_TIMEOUT_S})
+
+    def control(self, beta: float, max_depth: int) -> None:
+        """Change the threshold and the longest chain of a running C2T server."""
+        values = {"speculative_c2t_beta": beta, "speculative_c2t_max_depth": max_depth}
+        answer = self._request("POST", "/set_internal_state", json={"server_args": values})
+        if answer.json() != [True]:
+            raise C2TError(f"the server refused {values}: {answer.text}")
+
+    def c2t_state(self) -> dict[str, float]:
+        """What a C2T server says about itself: beta, max_depth and its counters."""
+        state: dict[str, float] = self._request("GET", "/server_info").json()["internal_states"][0]["c2t"]
+        return state
+
+    def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        try:
+            return self._http.request(method, path, **arguments).raise_for_status()
+        except httpx.HTTPError as error:
+            raise C2TError(f"the server did not answer {path}: {error}") from error

@@ -1,0 +1,218 @@
+"""`c2t doctor`: what works on this machine, one line each, and what to do about what does not."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import import_module, metadata
+from pathlib import Path
+
+from c2t_plugin.errors import C2TError
+
+DISTRIBUTION = "c2t-plugin"
+PLUGIN_GROUP = "sglang.srt.plugins"
+REGISTRATION_TIMEOUT_S = 180
+# A child process, because loading SGLang's plugins changes the interpreter that loads them.
+REGISTRATION_PROBE = """
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+SpeculativeAlgorithm.from_string("C2T")
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. text: what was found if ok, else what to do."""
+
+    name: str
+    ok: bool
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.name:<22} {'ok' if self.ok else 'NOT OK':<7} {self.text}"
+
+
+def installed(distribution: str) -> str | None:
+    """Version of an installed distribution, None if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def has_gpu() -> bool:
+    """Whether torch can use a GPU here."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def check_runtime() -> Iterator[Finding]:
+    """Python, torch, GPU and Triton."""
+    yield Finding("python", True, platform.python_version())
+    import torch
+
+    yield Finding("torch", True, torch.__version__)
+    triton = installed("triton")
+    if has_gpu():
+        yield Finding("gpu", True, torch.cuda.get_device_name(0))
+        yield Finding("triton", triton is not None, triton or "the GPU kernels need it: pip install triton")
+    else:
+        yield Finding("gpu", True, "none: functional runs only, through `c2t cpu-engine`")
+        yield Finding("triton", True, triton or "absent, and not needed without a GPU")
+
+
+def check_engines() -> Iterator[Finding]:
+    """Installed engines and whether this version of the plugin supports them."""
+    version = installed("sglang")
+    if version is None:
+        yield Finding("sglang", False, "not installed: pip install 'c2t-plugin[sglang]'")
+    else:
+        supported = supported_range("sglang")
+        inside = version_in_range(version, supported)
+        yield Finding("sglang", inside, version if inside else f"{version} found, supported is {supported}")
+    vllm = installed("vllm")
+    yield Finding("vllm", True, f"{vllm}: not supported yet" if vllm else "not installed, and not supported yet")
+
+
+def supported_range(engine: str) -> str:
+    """Version range of an engine as this distribution declares it, e.g. `<=0.5.23,>=0.5.17`."""
+    from packaging.requirements import Requirement
+
+    for line in metadata.requires(DISTRIBUTION) or []:
+        requirement = Requirement(line)
+        if requirement.name == engine:
+            return str(requirement.specifier)
+    raise C2TError(f"{DISTRIBUTION} declares no version range for {engine}; reinstall it")
+
+
+def version_in_range(version: str, specifier: str) -> bool:
+    """Whether a version is inside a range such as `<=0.5.23,>=0.5.17`."""
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(specifier).contains(version, prereleases=True)
+
+
+def check_sglang() -> Iterator[Finding]:
+    """Contract, plugin registration and kernel package of an installed SGLang; nothing without one."""
+    if installed("sglang") is None:
+        return
+    contract = import_module("c2t_plugin.engines.contract")
+    symbols = import_module("c2t_plugin.engines.sglang.contract").SYMBOLS
+    broken = contract.broken_symbols(contract.package_root("sglang"), symbols)
+    yield Finding("sglang contract", not broken, "kept" if not broken else "broken: " + "; ".join(broken))
+    yield check_registration()
+    yield check_sgl_kernel()
+
+
+def check_registration() -> Finding:
+    """Whether SGLang finds the plugin and knows the algorithm C2T afterwards."""
+    name = "sglang plugin"
+    if not any(entry.dist and entry.dist.name == DISTRIBUTION for entry in metadata.entry_points(group=PLUGIN_GROUP)):
+        return Finding(name, False, f"no entry point in {PLUGIN_GROUP}: reinstall {DISTRIBUTION}")
+    probe = [sys.executable, "-c", REGISTRATION_PROBE]
+    try:
+        done = subprocess.run(probe, capture_output=True, text=True, timeout=REGISTRATION_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return Finding(name, False, f"loading SGLang's plugins took more than {REGISTRATION_TIMEOUT_S} s")
+    if done.returncode == 0:
+        return Finding(name, True, "registered: --speculative-algorithm C2T is known")
+    reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return Finding(name, False, f"did not register: {reason}")
+
+
+def check_sgl_kernel() -> Finding:
+    """Whether SGLang would import its own kernel package or the CPU stand-in."""
+    name = "sgl_kernel"
+    spec = importlib.util.find_spec("sgl_kernel")
+    stand_in = spec is not None and spec.origin is not None and "cpu_engine" in Path(spec.origin).parts
+    if stand_in and has_gpu():
+        return Finding(name, False, "stand-in on a machine with a GPU: take its directory off PYTHONPATH")
+    if stand_in:
+        return Finding(name, True, "stand-in, pure PyTorch")
+    if spec is not None:
+        version = installed("sglang-kernel") or installed("sgl-kernel")
+        return Finding(name, True, f"real, {version or 'version unknown'}")
+    if has_gpu():
+        return Finding(name, False, "absent: SGLang on a GPU needs it, pip install 'c2t-plugin[sglang]'")
+    return Finding(name, True, "absent; `c2t cpu-engine -- COMMAND` supplies a stand-in on a machine without GPU")
+
+
+def check_classifiers(classifier: Path | None, draft: Path | None) -> Iterator[Finding]:
+    """Whether the classifier loads and was fitted for this draft; without arguments, each of the shipped pair."""
+    if classifier is not None or draft is not None:
+        yield check_classifier("classifier", classifier, draft)
+        return
+    try:
+        pair = import_module("c2t_plugin.pair").pair_dir()
+    except C2TError as error:
+        yield Finding("classifier", False, str(error))
+        return
+    for child in sorted(pair.iterdir()):
+        if child.is_dir() and child.name != "target":
+            yield check_classifier(f"classifier {child.name}", None, child)
+
+
+def check_classifier(name: str, classifier: Path | None, draft: Path | None) -> Finding:
+    """One classifier against one draft checkpoint; the classifier beside the draft if only the draft is given."""
+    from c2t_plugin.classifier import FILE_NAME, load_classifier
+
+    path = classifier if classifier is not None or draft is None else draft / FILE_NAME
+    assert path is not None
+    try:
+        spec = load_classifier(path).spec
+        fitted_vocab = spec.pair.get("draft_vocab_size")
+        vocab = draft_vocab_size(draft) if draft is not None else None
+    except C2TError as error:
+        return Finding(name, False, str(error))
+    if None not in (fitted_vocab, vocab) and fitted_vocab != vocab:
+        text = f"fitted on a draft with {fitted_vocab} words, {draft} has {vocab}: fit one for it with `c2t fit`"
+        return Finding(name, False, text)
+    fits = "" if draft is None else "fits the draft, " if fitted_vocab else "names no draft that it was fitted on, "
+    return Finding(name, True, f"loads, {fits}suggested beta {spec.suggested_beta:g}")
+
+
+def draft_vocab_size(draft: Path) -> int:
+    """Words that the draft of a checkpoint directory can propose."""
+    config = draft / "config.json"
+    if not config.is_file():
+        raise C2TError(f"{draft} is no checkpoint directory: it has no config.json")
+    values = json.loads(config.read_text(encoding="utf-8"))
+    size = values.get("draft_vocab_size") or values.get("vocab_size")
+    if not isinstance(size, int):
+        raise C2TError(f"{config} gives no vocab_size")
+    return size
+
+
+def examine(classifier: Path | None = None, draft: Path | None = None) -> list[Finding]:
+    """All findings, in the order in which a user would mend them."""
+    checks: list[Callable[[], Iterator[Finding]]] = [
+        check_runtime,
+        check_engines,
+        check_sglang,
+        lambda: check_classifiers(classifier, draft),
+    ]
+    return [finding for check in checks for finding in check()]
+
+
+def main(argv: list[str]) -> int:
+    """Print the findings; status 0 if all are ok, else 1."""
+    parser = argparse.ArgumentParser(prog="c2t doctor", description=__doc__)
+    parser.add_argument("--classifier", type=Path, help="classifier file to check (default: the one beside the draft)")
+    parser.add_argument("--draft", type=Path, help="draft checkpoint directory (default: those of the shipped pair)")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    options = parser.parse_args(argv)
+    findings = examine(options.classifier, options.draft)
+    ok = all(finding.ok for finding in findings)
+    if options.json:
+        print(json.dumps({"ok": ok, "findings": [asdict(finding) for finding in findings]}, indent=2))
+    else:
+        print("\n".join(str(finding) for finding in findings))
+    return 0 if ok else 1

@@ -1,0 +1,57 @@
+"""Shared by all tests: what to skip where an engine is missing, and a check that no process is left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+RUN_MARK = "PYTEST_RUN_MARK"
+GRACE_S = 20.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if importlib.util.find_spec("sglang") is not None:
+        return
+    skip = pytest.mark.skip(reason="SGLang is not installed in this environment")
+    for item in items:
+        if item.get_closest_marker("sglang") or item.get_closest_marker("server"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository's top directory."""
+    return ROOT
+
+
+def _marked(mark: str) -> list[str]:
+    """Command lines of the processes, this one aside, that inherited this run's mark."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(RUN_MARK) == mark:
+                found.append(f"{process.pid}: {' '.join(process.cmdline()[:6])}")
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    # Python's own helper of multiprocessing ends with the interpreter that started it, which is this one.
+    return [line for line in found if "resource_tracker" not in line]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_left_behind() -> Iterator[None]:
+    """Fail the run if a process that it started, orphans included, outlives it."""
+    mark = uuid.uuid4().hex
+    os.environ[RUN_MARK] = mark
+    yield
+    deadline = time.monotonic() + GRACE_S
+    while (left := _marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left, f"processes left behind: {left}"

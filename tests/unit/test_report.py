@@ -1,0 +1,179 @@
+"""Rows refuse nonsense, tables come from rows alone, and the README shows what the committed rows say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import report
+from benchmarks.picture import draw
+from benchmarks.record import ServingRow, append_rows, read_rows
+from benchmarks.report import BEGIN, END, README, RESULTS, latest_run, markdown, render
+from c2t_plugin.errors import C2TError
+
+RUN = {
+    "command": "make demo",
+    "git_sha": "abcdef0123456789" * 2 + "abcdef01",
+    "dirty": False,
+    "versions": {"python": "3.11.7", "sglang": "0.5.23"},
+    "machine": "a CPU, 2 cores, no GPU",
+    "seed": 0,
+    "utc": "2026-01-02T03:04:05+00:00",
+}
+PLAIN: dict[str, Any] = {
+    "scenario": "demo",
+    "arm": "plain",
+    "base": "none",
+    "d_max": 0,
+    "beta": None,
+    "concurrency": 1,
+    "n_prompts": 64,
+    "n_identical": 64,
+    "output_tokens": 2560,
+    "tau": None,
+    "gamma_per_token": 0.0,
+    "verify_steps": 0,
+    "output_tokens_per_s": 81.25,
+    "run": RUN,
+}
+C2T = {
+    **PLAIN,
+    "arm": "c2t",
+    "base": "eagle3",
+    "d_max": 6,
+    "beta": 0.5,
+    "tau": 2.341,
+    "gamma_per_token": 1.018,
+    "verify_steps": 1234,
+}
+STATIC = {**C2T, "arm": "static", "d_max": 4, "beta": None}
+TEXT = f"# title\n\n{BEGIN}\nold\n{END}\n\nrest\n"
+
+
+def test_the_readme_shows_the_committed_rows() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert render(text, read_rows(RESULTS)) == text
+
+
+def test_rows_survive_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "rows.jsonl"
+    rows = [ServingRow(**PLAIN), ServingRow(**C2T)]
+    append_rows(path, rows[:1])
+    append_rows(path, rows[1:])
+    assert read_rows(path) == rows
+
+
+def test_a_missing_file_has_no_rows(tmp_path: Path) -> None:
+    assert read_rows(tmp_path / "none.jsonl") == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"arm": "fast"},
+        {"base": "medusa"},
+        {"scenario": "other"},
+        {"tau": None},
+        {"beta": None},
+        {"n_identical": 65},
+        {"n_prompts": 0, "n_identical": 0},
+        {"concurrency": 0},
+        {"tau": float("nan")},
+        {"gamma_per_token": -1.0},
+        {"output_tokens_per_s": float("inf")},
+        {"run": {"command": "x"}},
+    ],
+    ids=lambda change: "-".join(change),
+)
+def test_a_row_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(C2TError):
+        ServingRow(**{**C2T, **change})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        json.dumps({**C2T, "extra": 1}),
+        json.dumps({key: value for key, value in C2T.items() if key != "tau"}),
+        "{",
+        json.dumps({**C2T, "concurrency": "many"}),
+    ],
+    ids=["unknown key", "missing key", "not JSON", "wrong type"],
+)
+def test_a_bad_line_names_its_place(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(asdict(ServingRow(**PLAIN))) + "\n" + line + "\n", encoding="utf-8")
+    with pytest.raises(C2TError, match=r"rows\.jsonl, line 2"):
+        read_rows(path)
+
+
+def test_the_table_holds_what_the_rows_hold() -> None:
+    table = markdown([ServingRow(**PLAIN), ServingRow(**STATIC), ServingRow(**C2T)])
+    assert "| plain decoding | 1 |  |  |  | 64 of 64 | 81 |" in table
+    assert "| EAGLE-3, static chain of 4 | 1 | 2.34 | 1.02 | 1,234 | 64 of 64 | 81 |" in table
+    assert "EAGLE-3, C2T, at most 6, beta 0.5" in table
+    assert "commit abcdef012345" in table
+
+
+def test_only_the_newest_run_is_shown() -> None:
+    newer = {**RUN, "utc": "2026-02-02T03:04:05+00:00"}
+    rows = [ServingRow(**PLAIN), ServingRow(**{**C2T, "run": newer}), ServingRow(**{**C2T, "scenario": "sweep"})]
+    assert latest_run(rows, "demo") == [rows[1]]
+
+
+@pytest.mark.parametrize("dirty", [True, None])
+def test_rows_of_uncommitted_code_are_not_published(dirty: bool | None) -> None:
+    with pytest.raises(C2TError, match="uncommitted"):
+        markdown([ServingRow(**{**PLAIN, "run": {**RUN, "dirty": dirty}})])
+
+
+def test_render_replaces_only_what_lies_between_the_markers() -> None:
+    rows = [ServingRow(**PLAIN)]
+    once = render(TEXT, rows)
+    assert once.startswith(f"# title\n\n{BEGIN}\n| server |") and once.endswith(f"{END}\n\nrest\n")
+    assert "old" not in once
+    assert render(once, rows) == once
+
+
+def test_without_rows_there_is_no_table() -> None:
+    assert render(TEXT, []) == f"# title\n\n{BEGIN}\n{END}\n\nrest\n"
+
+
+def test_a_readme_without_markers_is_refused() -> None:
+    with pytest.raises(C2TError, match="markers"):
+        render("# title\n", [])
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A README and a results file of their own, and measured rows beside them."""
+    (tmp_path / "README.md").write_text(TEXT, encoding="utf-8")
+    monkeypatch.setattr(report, "README", tmp_path / "README.md")
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results.jsonl")
+    append_rows(tmp_path / "measured.jsonl", [ServingRow(**PLAIN)])
+    return tmp_path
+
+
+def test_adding_rows_publishes_them(files: Path) -> None:
+    assert report.main(["--add", str(files / "measured.jsonl")]) == 0
+    assert read_rows(files / "results.jsonl") == [ServingRow(**PLAIN)]
+    assert "plain decoding" in (files / "README.md").read_text(encoding="utf-8")
+
+
+def test_refused_rows_change_nothing(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    append_rows(files / "dirty.jsonl", [ServingRow(**{**PLAIN, "run": {**RUN, "dirty": True}})])
+    assert report.main(["--add", str(files / "dirty.jsonl")]) == 2
+    assert "uncommitted" in capsys.readouterr().err
+    assert not (files / "results.jsonl").exists()
+    assert (files / "README.md").read_text(encoding="utf-8") == TEXT
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    sweep = [{**STATIC, "d_max": depth, "gamma_per_token": depth / 2.0} for depth in (1, 2)]
+    sweep += [{**C2T, "beta": beta, "gamma_per_token": 1.0 - beta} for beta in (0.1, 0.9)]
+    draw([ServingRow(**{**row, "scenario": "sweep"}) for row in sweep], tmp_path / "out" / "picture.png")
+    assert (tmp_path / "out" / "picture.png").read_bytes().startswith(b"\x89PNG")
