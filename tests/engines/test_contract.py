@@ -11,7 +11,7 @@ from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, check_cont
 from c2t_plugin.engines.sglang.contract import SUPPORTED, SYMBOLS
 from c2t_plugin.errors import ContractError
 
-SOURCE = '''
+SOURCE = """
 LIMIT = 3
 
 class Worker:
@@ -22,7 +22,7 @@ class Worker:
 
 async def serve(port):
     pass
-'''
+"""
 ROOT = Path(__file__).resolve().parents[2]
 WHEELS = ROOT / ".venv" / "wheels"
 

@@ -52,6 +52,8 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol(
         f"{_SPEC}/eagle_worker_common.py", "build_eagle_verify_input", contains=("build_tree_kernel_efficient(",)
     ),
+    EngineSymbol("srt/distributed/parallel_state.py", "get_tp_group"),
+    EngineSymbol("srt/distributed/parallel_state.py", "GroupCoordinator.broadcast", ("input_", "src")),
     EngineSymbol("srt/managers/utils.py", "GenerationBatchResult.cap_lens"),
     EngineSymbol("srt/managers/scheduler.py", "Scheduler.set_internal_state", ("recv_req",)),
     EngineSymbol("srt/managers/scheduler.py", "Scheduler.get_internal_state", ("recv_req",)),

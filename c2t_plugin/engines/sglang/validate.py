@@ -33,6 +33,18 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ("enable_lora", bool, "--enable-lora", "SGLang serves LoRA with its built-in speculative algorithms only"),
     ("lora_paths", bool, "--lora-paths", "SGLang serves LoRA with its built-in speculative algorithms only"),
     ("pp_size", lambda size: (size or 1) > 1, "--pp-size above 1", "stages would need the cut relayed"),
+    (
+        "enable_dp_attention",
+        bool,
+        "--enable-dp-attention",
+        "ranks that attend to different requests do not agree on a cut yet",
+    ),
+    (
+        "attn_dp_size",
+        lambda size: (size or 1) > 1,
+        "--attn-dp-size above 1",
+        "ranks that attend to different requests do not agree on a cut yet",
+    ),
     ("enable_two_batch_overlap", bool, "--enable-two-batch-overlap", "the seeds of half batches are not relayed"),
     ("enable_pdmux", bool, "--enable-pdmux", "the order of prefill and decode steps is not the one C2T relies on"),
     (
@@ -69,7 +81,7 @@ def _resolve(server_args: Any) -> None:
     check_contract("sglang", SYMBOLS, SUPPORTED)
     config = args.config_of(server_args)
     base = _base(server_args, config)
-    _refuse(server_args, base)
+    _refuse(server_args)
     checkpoints.check_vocabulary(server_args, base)
     path, _ = checkpoints.find_classifier(config, base, server_args.speculative_draft_model_path)
     checkpoints.load_fitting_classifier(path, config)
@@ -88,7 +100,7 @@ def _base(server_args: Any, config: C2TConfig) -> str:
     return named or chosen or checkpoints.detect_base(server_args.speculative_draft_model_path)
 
 
-def _refuse(server_args: Any, base: str) -> None:
+def _refuse(server_args: Any) -> None:
     for field, is_set, flag, reason in _REFUSED:
         value = getattr(server_args, field, None)
         if is_set(value):
@@ -106,5 +118,3 @@ def _refuse(server_args: Any, base: str) -> None:
             f"--speculative-num-draft-tokens is {width}; in chain mode it is the draft steps plus one "
             f"({(steps or DEFAULT_STEPS) + 1}): leave it out"
         )
-    if base == "STANDALONE" and getattr(server_args, "enable_dp_attention", False):
-        raise ConfigError("SGLang has no DP attention for stand-alone drafts; leave --enable-dp-attention out")

@@ -21,17 +21,21 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorkerV2
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker, StandaloneWorkerV2
+from torch import Tensor
 
 from c2t_plugin.engines.sglang import args, checkpoints
+from c2t_plugin.engines.sglang.layout import cut_links
 from c2t_plugin.policies.chain import ChainScorer
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    _StockDraftWorker, _StockWorker = EagleDraftWorker, EAGLEWorkerV2
+else:
+    _StockDraftWorker = _StockWorker = object
 
 logger = logging.getLogger(__name__)
 
 
-class _DraftMixin:
+class _DraftMixin(_StockDraftWorker):
     """Over a stock draft worker: scores each draft step, relays seeds, cuts the links of the verify input."""
 
     scorer: ChainScorer
@@ -39,24 +43,24 @@ class _DraftMixin:
     _last_logits_output: Any = None
 
     def alloc_memory_pool(self, *positional: Any, **keyword: Any) -> None:
-        super().alloc_memory_pool(*positional, **keyword)  # type: ignore[misc]
+        super().alloc_memory_pool(*positional, **keyword)
         self._c2t_init()
 
     def _c2t_init(self) -> None:
-        config = args.config_of(self.server_args)  # type: ignore[attr-defined]
-        base = self.speculative_algorithm.base.name  # type: ignore[attr-defined]
-        path, origin = checkpoints.find_classifier(config, base, self.server_args.speculative_draft_model_path)  # type: ignore[attr-defined]
+        config = args.config_of(self.server_args)
+        base = self.speculative_algorithm.base.name
+        path, origin = checkpoints.find_classifier(config, base, self.server_args.speculative_draft_model_path)
         classifier = checkpoints.load_fitting_classifier(path, config)
-        slots = self.req_to_token_pool.req_to_token.shape[0]  # type: ignore[attr-defined]
         spec = classifier.spec
         beta = spec.suggested_beta if config.beta is None else config.beta
+        slots = self.req_to_token_pool.req_to_token.shape[0]
         self.scorer = ChainScorer(
             classifier,
             slots=slots,
             rows=slots,
-            max_depth=self.speculative_num_steps,  # type: ignore[attr-defined]
+            max_depth=self.speculative_num_steps,
             beta=beta,
-            device=self.device,  # type: ignore[attr-defined]
+            device=self.device,
         )
         self._wrap_draft_runner()
         logger.info(
@@ -74,7 +78,7 @@ class _DraftMixin:
             logger.warning("C2T: this classifier was fitted on another pair; fit your own: c2t collect, then c2t fit")
 
     def _wrap_draft_runner(self) -> None:
-        runner = self.draft_runner  # type: ignore[attr-defined]
+        runner = self.draft_runner
         forward = runner.forward
 
         @functools.wraps(forward)
@@ -89,7 +93,7 @@ class _DraftMixin:
         runner.forward = scored_forward
 
     def init_cuda_graphs(self) -> None:
-        super().init_cuda_graphs()  # type: ignore[misc]
+        super().init_cuda_graphs()
         graph_runner = getattr(self, "cuda_graph_runner_for_draft_extend", None)
         if graph_runner is None:
             return
@@ -104,16 +108,16 @@ class _DraftMixin:
 
     def draft_forward(self, forward_batch: Any) -> Any:
         if forward_batch.forward_mode.is_idle():
-            return super().draft_forward(forward_batch)  # type: ignore[misc]
+            return super().draft_forward(forward_batch)
         self.scorer.begin(forward_batch.req_pool_indices)
         self._scoring = True
         try:
-            return super().draft_forward(forward_batch)  # type: ignore[misc]
+            return super().draft_forward(forward_batch)
         finally:
             self._scoring = False
 
     def draft(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
-        result = super().draft(batch, *positional, **keyword)  # type: ignore[misc]
+        result = super().draft(batch, *positional, **keyword)
         verify_input = result[0] if isinstance(result, tuple) else result
         if not batch.forward_mode.is_idle():
             kept = self._agree(self.scorer.end(verify_input.retrieve_next_token.shape[0]))
@@ -127,12 +131,12 @@ class _DraftMixin:
         return group.broadcast(kept, src=0) if group.world_size > 1 else kept
 
     def _draft_extend_for_prefill(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
-        result = super()._draft_extend_for_prefill(batch, *positional, **keyword)  # type: ignore[misc]
+        result = super()._draft_extend_for_prefill(batch, *positional, **keyword)
         self._keep_seed(batch)
         return result
 
     def _draft_extend_for_decode(self, batch: Any, *positional: Any, **keyword: Any) -> None:
-        super()._draft_extend_for_decode(batch, *positional, **keyword)  # type: ignore[misc]
+        super()._draft_extend_for_decode(batch, *positional, **keyword)
         self._keep_seed(batch)
 
     def _keep_seed(self, batch: Any) -> None:
@@ -143,7 +147,7 @@ class _DraftMixin:
             self.scorer.write_seed(slots, output.next_token_logits[: slots.shape[0]])
 
 
-class _VerifyMixin:
+class _VerifyMixin(_StockWorker):
     """Over a stock worker: puts the scoring draft worker in place and reports what each request had verified."""
 
     _draft_class: type
@@ -155,7 +159,7 @@ class _VerifyMixin:
 
     def verify(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
         kept = getattr(batch.spec_info, "c2t_kept", None)
-        result = super().verify(batch, *positional, **keyword)  # type: ignore[misc]
+        result = super().verify(batch, *positional, **keyword)
         if kept is not None:
             result.cap_lens = kept + 1
         return result
@@ -195,15 +199,6 @@ def _constructing(draft_class: type) -> Iterator[None]:
         yield
     finally:
         setattr(module, stock.__name__, stock)
-
-
-def cut_links(retrieve_next_token: Tensor, kept: Tensor) -> None:
-    """Take out, in place, the link behind each request's last kept draft token.
-
-    retrieve_next_token: (rows, width) int64, the engine's first-child links; node 0 is the root, -1 is no child.
-    kept: (rows,) int32 in [0, width - 1].
-    """
-    retrieve_next_token.scatter_(1, kept.long().unsqueeze(1), -1)
 
 
 def worker_class(base: str) -> type:

@@ -167,7 +167,8 @@ def test_a_target_that_carries_its_draft_is_eagle():
         ({"tokenizer_worker_num": 4}, "--tokenizer-worker-num above 1"),
         ({"watermark_config": "{}"}, "--watermark-config"),
         ({"enable_unified_memory": True}, "--enable-unified-memory"),
-        ({"enable_dp_attention": True}, "DP attention"),
+        ({"enable_dp_attention": True}, "--enable-dp-attention"),
+        ({"attn_dp_size": 2}, "--attn-dp-size above 1"),
         ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk is 4"),
         ({"speculative_num_steps": 0}, "--speculative-num-steps is 0"),
         ({"speculative_num_steps": 4, "speculative_num_draft_tokens": 9}, "--speculative-num-draft-tokens is 9"),
@@ -194,12 +195,12 @@ def test_beta_from_the_command_line_ends_the_process_with_one_line(pair: types.S
 
 def test_a_stand_alone_draft_of_another_vocabulary(pair: types.SimpleNamespace, tmp_path: Path):
     other = checkpoint(tmp_path / "other", "LlamaForCausalLM", vocab_size=65)
-    with pytest.raises(ConfigError, match="vocabulary of 65, the target .* of 64"):
+    with pytest.raises(ConfigError, match=r"vocabulary of 65, the target .* of 64"):
         validate.validate(record(pair, speculative_draft_model_path=str(other)))
 
 
 def test_another_top_m_than_the_classifiers(pair: types.SimpleNamespace):
-    with pytest.raises(SystemExit, match="top_m is 10, but .* was fitted with 1000"):
+    with pytest.raises(SystemExit, match=r"top_m is 10, but .* was fitted with 1000"):
         validate.validate(record(pair, _c2t={"top_m": "10"}))
 
 
@@ -235,7 +236,7 @@ def test_named_then_beside_then_shipped(pair: types.SimpleNamespace, tmp_path: P
 
 
 def test_cut_takes_out_the_link_behind_the_last_kept_token():
-    from c2t_plugin.engines.sglang.worker import cut_links
+    from c2t_plugin.engines.sglang.layout import cut_links
 
     links = torch.tensor([[1, 2, 3, -1]] * 4)
     cut_links(links, torch.tensor([0, 1, 2, 3], dtype=torch.int32))

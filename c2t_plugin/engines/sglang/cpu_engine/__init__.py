@@ -1,0 +1,28 @@
+"""SGLang's own CPU engine on a machine without a GPU, for tests and demonstrations with small models.
+
+SGLang 0.5.23 has a CPU engine but no published wheel of the kernels it calls. `site/` holds a pure-PyTorch stand-in;
+it is on no import path until `cpu_engine_env` puts it on a child process's PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+SITE = Path(__file__).resolve().parent / "site"
+
+
+def cpu_engine_env(env: Mapping[str, str]) -> dict[str, str]:
+    """A copy of `env` in which a child Python process runs SGLang on the CPU with the stand-in kernels.
+
+    One thread per process unless OMP_NUM_THREADS is set: with small models more threads only wait for one another.
+    """
+    path = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(SITE)]
+    return {
+        **env,
+        "C2T_CPU_ENGINE": "1",
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", "1"),
+        "PYTHONPATH": os.pathsep.join([str(SITE), *path]),
+    }

@@ -1,0 +1,73 @@
+"""Ending a process session for good: its processes, and the shared memory that a killed process leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+_SHARED_MEMORY = "/dev/shm/"
+
+
+def kill_session(leader: subprocess.Popen[bytes], timeout: float = 10.0) -> list[int]:
+    """Kill the session that `leader` leads, and unlink the shared memory that its processes have mapped.
+
+    A server asked to end takes 6 s over it and leaves shared memory behind just the same. Python's resource tracker is
+    not killed: it ends by itself after the others, and unlinks their semaphores. Returns the pids that are still alive
+    after `timeout` seconds.
+    """
+    mapped: set[Path] = set()
+    deadline = time.monotonic() + timeout
+    while (left := alive(leader.pid)) and time.monotonic() < deadline:
+        for pid in left:
+            if not _is_resource_tracker(pid):
+                mapped |= _mapped(pid)
+                _kill(pid)
+        time.sleep(0.02)
+    leader.wait()
+    for path in mapped:
+        path.unlink(missing_ok=True)
+    return left
+
+
+def alive(session: int) -> list[int]:
+    """Pids of a session's processes that are not zombies."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        # the name in parentheses may hold spaces; after it come state, parent, group, session
+        state, _parent, _group, own_session = stat.rpartition(")")[2].split()[:4]
+        if int(own_session) == session and state not in "ZX":
+            found.append(int(entry.name))
+    return found
+
+
+def _mapped(pid: int) -> set[Path]:
+    """Shared-memory files that a process has mapped and that still have a name."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return set()
+    names = {line[line.index(_SHARED_MEMORY) :] for line in lines if _SHARED_MEMORY in line}
+    return {Path(name) for name in names if not name.endswith(" (deleted)")}
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _kill(pid: int) -> None:
+    # the pid may be gone since it was listed
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,1 @@
+"""Empty: imported as a module, used only by image processors."""
