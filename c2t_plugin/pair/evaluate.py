@@ -1,0 +1,86 @@
+"""`c2t pair evaluate`: acceptance of every draft of a pair on held-out prompts, written into its provenance."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from transformers import LlamaForCausalLM
+
+from c2t_plugin.pair import load, load_prompts
+from c2t_plugin.pair.acceptance import Visits, continue_prompts, interval, mean_accepted, visits_of
+from c2t_plugin.pair.models import EagleHead
+from c2t_plugin.provenance import RunRecord
+
+DRAFTS = ("eagle3", "draft", "eagle1")
+GAMMA = 4
+NEW_TOKENS = 40
+
+
+def evaluate(directory: Path, work: Path | None, prompts: int, seed: int, device: str) -> dict[str, Any]:
+    """Measure every draft that `directory` holds and write provenance.json there.
+
+    work: directory with the records of the training; without it the ones already in provenance.json stay.
+    """
+    results = measure(directory, prompts, seed, device)
+    path = directory / "provenance.json"
+    previous = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    training = _records(work) if work else previous.get("training", {})
+    provenance = {"evaluation": RunRecord.capture(seed).to_json(), "acceptance": results, "training": training}
+    path.write_text(json.dumps(provenance, indent=1) + "\n", encoding="utf-8")
+    return results
+
+
+def measure(directory: Path, prompts: int, seed: int, device: str) -> dict[str, Any]:
+    """Acceptance figures per draft; fp32, chain of GAMMA, NEW_TOKENS new tokens, bonus excluded."""
+    recipe = load.load_recipe(directory)
+    target = load.load_llama("target", recipe, directory, device)
+    ids = [prompt["ids"] for prompt in load_prompts(directory)]
+    chosen = random.Random(seed).sample(ids, min(prompts, len(ids)))
+    greedy = continue_prompts(target, chosen, NEW_TOKENS, GAMMA, sample=False, seed=seed)
+    sampled = continue_prompts(target, chosen, NEW_TOKENS, GAMMA, sample=True, seed=seed)
+    results: dict[str, Any] = {"prompts": len(chosen), "gamma": GAMMA, "new_tokens": NEW_TOKENS, "bonus_counted": False}
+    for name in DRAFTS:
+        if not (directory / name / "model.safetensors").is_file():
+            continue
+        draft: LlamaForCausalLM | EagleHead
+        if name == "draft":
+            draft = load.load_llama(name, recipe, directory, device)
+        else:
+            draft = load.load_head(name, recipe, target, directory).to(device)
+        results[name] = summarise(
+            visits_of(draft, target, greedy, GAMMA, sample=False), visits_of(draft, target, sampled, GAMMA, sample=True)
+        )
+        print(name, json.dumps(results[name]), flush=True)
+    return results
+
+
+def summarise(greedy: list[Visits], sampled: list[Visits]) -> dict[str, Any]:
+    """The figures that go into the provenance. Intervals: 95%, over prompts; looped: share of states not novel."""
+    states = [(count, novel) for v in greedy for count, novel in zip(v.accepted, v.novel, strict=True)]
+    histogram = Counter(int(count) for count, _ in states)
+    return {
+        "greedy_novel_states": _with_interval(greedy, novel_only=True),
+        "greedy_all_states": _with_interval(greedy),
+        "temperature_1": _with_interval(sampled),
+        "looped": round(sum(not novel for _, novel in states) / len(states), 3),
+        "verify_steps": len(states),
+        "greedy_histogram": [round(histogram[k] / len(states), 3) for k in range(GAMMA + 1)],
+    }
+
+
+def _with_interval(visits: list[Visits], novel_only: bool = False) -> dict[str, float | list[float]]:
+    return {
+        "mean": round(mean_accepted(visits, novel_only), 3),
+        "interval": [round(bound, 3) for bound in interval(visits, novel_only)],
+    }
+
+
+def _records(work: Path) -> dict[str, Any]:
+    return {
+        path.stem.removeprefix("record-"): json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(work.glob("record-*.json"))
+    }

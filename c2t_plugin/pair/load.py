@@ -1,0 +1,123 @@
+"""Checkpoint directories of a pair: written in the layout that SGLang loads, read back from disk only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import LlamaForCausalLM
+
+from c2t_plugin.errors import C2TError
+from c2t_plugin.pair.models import EagleHead, llama_config, new_head
+from c2t_plugin.pair.recipe import HEAD_DIM, Recipe
+from c2t_plugin.pair.tokenizer import save_tokenizer
+
+ARCHITECTURES = {
+    "target": "LlamaForCausalLM",
+    "draft": "LlamaForCausalLM",
+    "eagle3": "LlamaForCausalLMEagle3",
+    "eagle1": "LlamaForCausalLMEagle",
+}
+
+
+def checkpoint_config(kind: str, recipe: Recipe) -> dict[str, Any]:
+    """config.json of a checkpoint of the given kind."""
+    small = kind == "draft"
+    hidden = recipe.draft_hidden if small else recipe.hidden
+    layers = {"target": recipe.layers, "draft": recipe.draft_layers}.get(kind, 1)
+    config: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[kind]],
+        "model_type": "llama",
+        "vocab_size": recipe.vocab_size,
+        "hidden_size": hidden,
+        "intermediate_size": recipe.draft_intermediate if small else recipe.intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // HEAD_DIM,
+        "num_key_value_heads": 1 if small else recipe.kv_heads,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": small,
+        "hidden_act": "silu",
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "torch_dtype": "bfloat16",
+    }
+    if kind == "eagle3":
+        config["draft_vocab_size"] = recipe.vocab_size
+        config["target_hidden_size"] = recipe.hidden
+        # SGLang captures the input of layer id + 1
+        ids = [layer - 1 for layer in recipe.captured]
+        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": ids, "use_aux_hidden_state": True}
+    return config
+
+
+def save_checkpoint(kind: str, module: nn.Module, recipe: Recipe, tokenizer: Tokenizer, directory: Path) -> None:
+    """Write config.json, model.safetensors (bf16) and the tokenizer files; an existing checkpoint is replaced."""
+    save_tokenizer(tokenizer, directory)
+    (directory / "config.json").write_text(json.dumps(checkpoint_config(kind, recipe), indent=1) + "\n", "utf-8")
+    state = {
+        name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in module.state_dict().items()
+    }
+    if kind == "draft":
+        # tied to the embedding
+        state.pop("lm_head.weight")
+    temporary = directory / "model.safetensors.part"
+    save_file(state, temporary, metadata={"format": "pt"})
+    temporary.replace(directory / "model.safetensors")
+
+
+def load_llama(kind: str, recipe: Recipe, directory: Path, device: str = "cpu") -> LlamaForCausalLM:
+    """The target or the stand-alone draft of a pair directory, fp32 with the shipped bf16 values, ready to run."""
+    values = checkpoint_config(kind, recipe)
+    config = llama_config(
+        recipe,
+        values["hidden_size"],
+        values["num_hidden_layers"],
+        values["intermediate_size"],
+        values["num_key_value_heads"],
+        values["tie_word_embeddings"],
+    )
+    model = LlamaForCausalLM(config)
+    state = {name: tensor.float() for name, tensor in _read(directory / kind).items()}
+    if values["tie_word_embeddings"]:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    model.load_state_dict(state)
+    nn.Module.to(model, device)
+    return model.eval().requires_grad_(False)
+
+
+def load_head(kind: str, recipe: Recipe, target: LlamaForCausalLM, directory: Path) -> EagleHead:
+    """The eagle3 or eagle1 head of a pair directory, fp32 with the shipped bf16 values, ready to run."""
+    head = new_head(kind, recipe, target)
+    head.load_state_dict({name: tensor.float() for name, tensor in _read(directory / kind).items()})
+    return head.eval().requires_grad_(False)
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """The pair's tokenizer, from its target."""
+    return Tokenizer.from_file(str(directory / "target" / "tokenizer.json"))
+
+
+def load_recipe(directory: Path) -> Recipe:
+    """The recipe that a pair directory was trained with."""
+    path = directory / "recipe.json"
+    if not path.is_file():
+        raise C2TError(f"{path} is missing; `c2t pair train` writes it")
+    return Recipe.from_json(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _read(directory: Path) -> dict[str, torch.Tensor]:
+    path = directory / "model.safetensors"
+    if not path.is_file():
+        raise C2TError(f"{path} is missing; run `c2t pair train` for that stage first")
+    return load_file(path)
