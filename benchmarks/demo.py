@@ -34,6 +34,7 @@ SWEEP_BETAS = (0.1, 0.3, 0.5, 0.7, 0.9)
 BASES = ("standalone", "eagle3")
 DRAFTS = {"standalone": "draft", "eagle3": "eagle3"}
 WARM_UP = 2
+START_TIMEOUT_S = 600.0
 SEED = 0
 
 
@@ -94,7 +95,7 @@ class Demo:
     def serve(self, server: Server, pair: Path, log: Path) -> None:
         """Start one server, measure it, stop it."""
         self.say(f"{server}: starting")
-        running = CpuServer(pair / "target", *server.flags(pair), log=log)
+        running = CpuServer(pair / "target", *server.flags(pair), log=log, start_timeout=START_TIMEOUT_S)
         with running, Client(running.base_url, MAX_TOKENS) as client:
             for prompt in self.prompts[:WARM_UP]:
                 client.complete(prompt)

@@ -73,6 +73,8 @@ def save_checkpoint(kind: str, module: nn.Module, recipe: Recipe, tokenizer: Tok
         state.pop("lm_head.weight")
     temporary = directory / "model.safetensors.part"
     save_file(state, temporary, metadata={"format": "pt"})
+    # safetensors writes files that only their owner can read
+    temporary.chmod(0o644)
     temporary.replace(directory / "model.safetensors")
 
 

@@ -23,6 +23,7 @@ from c2t_plugin.pair.recipe import STAGES, Recipe
 from c2t_plugin.pair.stage import StageRun
 from c2t_plugin.pair.tokenizer import cut_prompts, encode_files, train_tokenizer
 from c2t_plugin.pair.train_target import held_out_loss, target_loss
+from c2t_plugin.provenance import RunRecord
 
 ALL_STAGES = ("tokenizer", "target", "own_text", *STAGES[1:])
 PROMPT_COUNT = 256
@@ -91,7 +92,7 @@ class Training:
         run.run(target_loss(target, self._stream("train"), recipe, self.device))
         self._save("target", target)
         loss = held_out_loss(target.eval(), self._stream("held"), recipe.block, self.device)
-        run.record(held_out_loss=round(loss, 4))
+        run.record(held_out_loss=round(loss, 4), run=RunRecord.capture(recipe.seed).to_json())
         print(f"target held-out loss {loss:.4f} nats", flush=True)
 
     def _own_text(self) -> None:
@@ -112,7 +113,7 @@ class Training:
         else:
             run.run(draft_loss(module, target, mix, recipe, self.device))
         self._save(name, module)
-        run.record()
+        run.record(run=RunRecord.capture(recipe.seed).to_json())
 
     def _stage_run(self, name: str, module: nn.Module, tokens: int) -> StageRun:
         stage = getattr(self.recipe, name)

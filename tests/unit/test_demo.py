@@ -22,7 +22,7 @@ class FakeServer:
 
     flags: ClassVar[dict[str, tuple[str, ...]]] = {}
 
-    def __init__(self, model: Path, *flags: str, log: Path) -> None:
+    def __init__(self, model: Path, *flags: str, log: Path, start_timeout: float) -> None:
         self.base_url = f"server {len(self.flags)}"
         self.flags[self.base_url] = flags
 

@@ -28,7 +28,13 @@ from c2t_plugin.engines.sglang.layout import cut_links
 from c2t_plugin.policies.chain import ChainScorer
 
 if TYPE_CHECKING:
-    _StockDraftWorker, _StockWorker = EagleDraftWorker, EAGLEWorkerV2
+
+    class _StockDraftWorker(EagleDraftWorker):
+        """What a mixin may take for granted."""
+
+    class _StockWorker(EAGLEWorkerV2):
+        """The same for the worker."""
+
 else:
     _StockDraftWorker = _StockWorker = object
 

@@ -1,8 +1,8 @@
 """Speculative decoding with a greedy chain, simulated with transformers and plain torch, as an oracle for servers.
 
-Nothing here comes from SGLang or from our package. There is no KV cache: each step runs target and draft anew over all
-committed tokens, which is what SGLang's caches have to amount to. Shapes: n committed tokens, k drafted ones, V words
-in the vocabulary, F the width of what a draft receives from the target.
+Nothing here comes from SGLang or from our package. The simulation has no KV cache: each step runs target and draft
+anew over all committed tokens, which is what SGLang's caches have to amount to. Shapes: n committed tokens, k drafted
+ones, V words in the vocabulary, F the width of what a draft receives from the target.
 """
 
 from __future__ import annotations
@@ -56,12 +56,16 @@ class Target:
         out = self.model(torch.tensor([list(tokens)]), output_hidden_states=True, use_cache=False)
         return out.logits[0].argmax(-1).tolist(), [state[0] for state in out.hidden_states]
 
+    @torch.no_grad()
     def greedy(self, prompt: Sequence[int], new_tokens: int) -> list[int]:
-        """Plain decoding, one token at a time."""
-        tokens = list(prompt)
-        for _ in range(new_tokens):
-            tokens.append(self.run(tokens)[0][-1])
-        return tokens[len(prompt) :]
+        """Plain decoding, one token at a time (the one place with a KV cache, transformers' own)."""
+        found: list[int] = []
+        unseen, cache = list(prompt), None
+        while len(found) < new_tokens:
+            out = self.model(torch.tensor([unseen]), past_key_values=cache, use_cache=True)
+            unseen, cache = [int(out.logits[0, -1].argmax())], out.past_key_values
+            found += unseen
+        return found
 
 
 def simulate(

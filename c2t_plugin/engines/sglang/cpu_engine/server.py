@@ -28,6 +28,7 @@ SMALL_MODEL_FLAGS = (
     "--sleep-on-idle",
 )
 _LOG_TAIL = 30
+_LOG_WIDTH = 500
 _HOST = "127.0.0.1"
 
 Prompt = str | Sequence[int]
@@ -51,7 +52,7 @@ class CpuServer:
         *flags: str,
         log: str | Path,
         env: Mapping[str, str] | None = None,
-        start_timeout: float = 300.0,
+        start_timeout: float = 600.0,
     ) -> None:
         self.model = str(model)
         self.flags = flags
@@ -146,7 +147,7 @@ class CpuServer:
 
     def _end_of_log(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL:]
-        return f"the log {self.log} ends with:\n" + "\n".join(lines)
+        return "\n".join([f"the log {self.log} ends with:", *(line[:_LOG_WIDTH] for line in lines)])
 
     def _stop(self) -> None:
         """Kill the process group and check that the whole session is gone."""
