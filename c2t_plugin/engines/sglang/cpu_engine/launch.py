@@ -16,8 +16,11 @@ USAGE = "c2t cpu-engine -- CMD [ARG...], for example: c2t cpu-engine -- python -
 def main(argv: Sequence[str]) -> NoReturn:
     """Replace this process by the command in `argv` (a leading `--` is dropped), in the CPU engine's environment.
 
-    Raises C2TError if there is no command, or none of that name.
+    --help prints the usage and exits with 0. Raises C2TError if there is no command, or none of that name.
     """
+    if argv[:1] in (["-h"], ["--help"]):
+        print(USAGE)
+        raise SystemExit(0)
     command = list(argv[1:] if argv[:1] == ["--"] else argv)
     if not command:
         raise C2TError(f"no command given: {USAGE}")

@@ -1,0 +1,143 @@
+"""Starting and ending servers of the CPU engine, with small stand-ins for the server itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from c2t_plugin.engines.sglang.cpu_engine import launch, processes
+from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer, ServerError
+from c2t_plugin.errors import C2TError
+
+PATIENCE_S = 30.0
+# A server: it says that it runs, and so does a child that ignores SIGTERM and outlives its parent if nobody cares.
+TWO_PROCESSES = """
+import pathlib, signal, subprocess, sys, time
+folder = pathlib.Path(sys.argv[1])
+if sys.argv[2:] == ["child"]:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+else:
+    subprocess.Popen([sys.executable, __file__, sys.argv[1], "child"])
+(folder / "-".join(["up", *sys.argv[2:]])).touch()
+time.sleep(600)
+"""
+# A test run: starts a supervised server in a session of its own and says which.
+SUPERVISED = """
+import os, subprocess, sys, time
+command = [sys.executable, "-m", "c2t_plugin.engines.sglang.cpu_engine.supervise", str(os.getpid()), *sys.argv[1:]]
+print(subprocess.Popen(command, start_new_session=True).pid, flush=True)
+time.sleep(600)
+"""
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def server_command(tmp_path: Path) -> list[str]:
+    script = tmp_path / "server.py"
+    script.write_text(TWO_PROCESSES)
+    return [sys.executable, str(script), str(tmp_path)]
+
+
+def both_up(folder: Path) -> bool:
+    return (folder / "up").exists() and (folder / "up-child").exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_a_killed_test_run(tmp_path: Path, server_command: list[str], signum: int) -> None:
+    run = subprocess.Popen([sys.executable, "-c", SUPERVISED, *server_command], stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    session = int(run.stdout.readline())
+    wait_for(lambda: both_up(tmp_path))
+    assert len(processes.alive(session)) == 3
+    run.send_signal(signum)
+    run.wait()
+    run.stdout.close()
+    wait_for(lambda: not processes.alive(session))
+
+
+def test_supervisor_of_a_dead_parent_starts_nothing(tmp_path: Path, server_command: list[str]) -> None:
+    module = "c2t_plugin.engines.sglang.cpu_engine.supervise"
+    done = subprocess.run([sys.executable, "-m", module, "1", *server_command], timeout=PATIENCE_S)
+    assert done.returncode == 1
+    assert not (tmp_path / "up").exists()
+
+
+def test_supervisor_hands_on_the_exit_code() -> None:
+    module = "c2t_plugin.engines.sglang.cpu_engine.supervise"
+    command = [sys.executable, "-m", module, str(os.getpid()), sys.executable, "-c", "raise SystemExit(7)"]
+    assert subprocess.run(command, start_new_session=True, timeout=PATIENCE_S).returncode == 7
+
+
+def test_kill_session_ends_children_too(tmp_path: Path, server_command: list[str]) -> None:
+    leader = subprocess.Popen(server_command, start_new_session=True)
+    wait_for(lambda: both_up(tmp_path))
+    assert len(processes.alive(leader.pid)) == 2
+    assert processes.kill_session(leader) == []
+    assert processes.alive(leader.pid) == []
+    assert leader.returncode == -signal.SIGKILL
+
+
+def test_kill_session_removes_shared_memory(tmp_path: Path) -> None:
+    """A mapped file, as SGLang's load snapshots, and a semaphore, which Python's resource tracker removes."""
+    shared = Path("/dev/shm") / f"c2t-test-{os.getpid()}"
+    script = (
+        "import mmap, multiprocessing, sys, time\n"
+        "semaphore = multiprocessing.get_context('spawn').Semaphore()\n"
+        "file = open(sys.argv[1], 'w+b'); file.truncate(4096); memory = mmap.mmap(file.fileno(), 4096)\n"
+        "print(semaphore._semlock.name, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", script, str(shared)]
+    leader = subprocess.Popen(command, stdout=subprocess.PIPE, text=False, start_new_session=True)
+    assert leader.stdout is not None
+    semaphore = Path("/dev/shm") / ("sem." + leader.stdout.readline().decode().strip().lstrip("/"))
+    assert shared.exists()
+    assert semaphore.exists()
+    assert processes.kill_session(leader) == []
+    leader.stdout.close()
+    assert not shared.exists()
+    assert not semaphore.exists()
+
+
+def test_launch_replaces_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, list[str], dict[str, str]]] = []
+    monkeypatch.setattr(os, "execvpe", lambda *arguments: calls.append(arguments))
+    launch.main(["--", sys.executable, "-m", "sglang.launch_server", "--", "x"])
+    [(file, command, env)] = calls
+    assert (file, command) == (sys.executable, [sys.executable, "-m", "sglang.launch_server", "--", "x"])
+    assert env["C2T_CPU_ENGINE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [([], "no command given"), (["--"], "no command given"), (["c2t-no-such-command"], "not found")],
+)
+def test_launch_refuses(argv: list[str], message: str) -> None:
+    with pytest.raises(C2TError, match=message):
+        launch.main(argv)
+
+
+@pytest.mark.sglang
+@pytest.mark.server
+def test_a_server_that_dies_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    server = CpuServer(tmp_path / "no-such-model", log=tmp_path / "log")
+    with (
+        pytest.raises(
+            ServerError, match=r"ended with 1 before it was ready; the log .* ends with:\n(.*\n)*.*no-such-model"
+        ),
+        server,
+    ):
+        pytest.fail("it started")
