@@ -1,0 +1,136 @@
+"""`c2t collect`: grow whole draft trees at the decoding states of a pair and write them, labelled, to a trace file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.plans import DRAFTS, PROMPT_SOURCES, CollectPlan, TreeShape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from transformers import LlamaForCausalLM
+
+    from c2t_plugin.lab.drafts import DraftModel
+    from c2t_plugin.lab.texts import Texts
+    from c2t_plugin.lab.traces import Traces
+    from c2t_plugin.lab.trees import Forest
+
+# About 1,600 distributions at a time: their logits stay near the cache, and matrix products are large enough.
+TEXTS_PER_BATCH = 4
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="c2t collect", description=__doc__)
+    parser.add_argument("--pair", type=Path, help="pair directory (default: C2T_PAIR, else the shipped one)")
+    parser.add_argument("--draft", choices=DRAFTS, required=True, help="which of its drafts")
+    parser.add_argument("--out", type=Path, required=True, help="trace file to write")
+    parser.add_argument("--trees", type=int, default=CollectPlan.trees, help="at least so many; prompts are used whole")
+    parser.add_argument("--k", type=int, default=TreeShape.k, help="children per expanded node, expanded per layer")
+    parser.add_argument("--layers", type=int, default=TreeShape.layers, help="depth; a root's child has depth 1")
+    parser.add_argument("--top-m", type=int, default=TreeShape.top_m, help="probabilities that the entropy sums over")
+    parser.add_argument("--prompts", choices=PROMPT_SOURCES, default=CollectPlan.prompts, help="files they come from")
+    parser.add_argument("--new-tokens", type=int, default=CollectPlan.new_tokens, help="trees per prompt, one a token")
+    parser.add_argument("--seed", type=int, default=CollectPlan.seed, help="choice of prompts")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Run the command and return its exit status."""
+    arguments = _parser().parse_args(argv)
+    plan = CollectPlan(
+        draft=arguments.draft,
+        shape=TreeShape(arguments.k, arguments.layers, arguments.top_m),
+        trees=arguments.trees,
+        prompts=arguments.prompts,
+        new_tokens=arguments.new_tokens,
+        seed=arguments.seed,
+    )
+    from c2t_plugin.lab.traces import save_traces
+    from c2t_plugin.pair import pair_dir
+
+    traces = collect(arguments.pair or pair_dir(), plan)
+    save_traces(traces, arguments.out)
+    per_tree, per_chain = (forest.accepted.sum(1).float().mean() for forest in (traces.tree, traces.chain))
+    print(
+        f"{arguments.out}: {len(traces)} trees of {1 + traces.tree.accepted.shape[1]} nodes, root included; "
+        f"accepted per tree {per_tree:.3f}, per chain of {plan.shape.layers} {per_chain:.3f}; "
+        f"{traces.novel.float().mean():.1%} of the states novel"
+    )
+    return 0
+
+
+def collect(directory: Path, plan: CollectPlan) -> Traces:
+    """Trees and chains of one draft of a pair directory, with a progress bar."""
+    import torch
+
+    from c2t_plugin.lab.pairs import describe_pair, load_pair
+    from c2t_plugin.lab.texts import end_of_text
+    from c2t_plugin.lab.traces import Traces
+    from c2t_plugin.lab.trees import join
+    from c2t_plugin.provenance import RunRecord
+
+    target, draft = load_pair(directory, plan.draft)
+    trees, chains, prompt, step, novel = [], [], [], [], []
+    for texts in _texts(directory, target, plan):
+        tree, chain = grow_both(target, draft, texts, plan.shape)
+        keep = texts.running(end_of_text(target))
+        trees.append(tree[keep])
+        chains.append(chain[keep])
+        prompt.append(texts.numbers.repeat_interleave(len(texts.roots))[keep].int())
+        step.append(torch.arange(len(texts.roots)).repeat(len(texts.numbers))[keep].short())
+        novel.append(texts.novel()[keep])
+    header = {
+        "pair": describe_pair(directory, plan.draft),
+        "top_m": plan.shape.top_m,
+        "prompts": plan.prompts,
+        "new_tokens": plan.new_tokens,
+        "run": RunRecord.capture(seed=plan.seed).to_json(),
+    }
+    return Traces(join(trees), join(chains), torch.cat(prompt), torch.cat(step), torch.cat(novel), header)
+
+
+def grow_both(target: LlamaForCausalLM, model: DraftModel, texts: Texts, shape: TreeShape) -> tuple[Forest, Forest]:
+    """Whole trees and greedy chains at all states of some texts."""
+    import torch
+
+    from c2t_plugin.lab.drafts import BatchDraft
+    from c2t_plugin.lab.trees import grow
+    from c2t_plugin.pair.models import hidden_states
+
+    chains = TreeShape(1, shape.layers, shape.top_m)
+    with torch.inference_mode():
+        states = hidden_states(target, texts.token_ids[:, : texts.roots[-1]])
+        batch = BatchDraft(model, texts.token_ids, states, texts.roots)
+        continuation = texts.continuation(shape.layers)
+        tree, chain = (grow(batch.start(shape.layers), continuation, each) for each in (shape, chains))
+    return tree, chain
+
+
+def _texts(directory: Path, target: LlamaForCausalLM, plan: CollectPlan) -> Iterator[Texts]:
+    """Greedy texts of as many prompts as the trees need, with a progress bar.
+
+    Where the target ends its text early a prompt gives fewer trees; then further prompts follow.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from c2t_plugin.lab.texts import end_of_text, greedy_texts, held_out_prompts, training_prompts
+
+    source = {"train": training_prompts, "held-out": held_out_prompts}[plan.prompts]
+    pool = dict(enumerate(source(directory, -(-plan.trees // plan.new_tokens), plan.seed)))
+    used = found = 0
+    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as progress:
+        bar = progress.add_task(f"{plan.draft} trees", total=plan.trees)
+        while found < plan.trees:
+            if used == len(pool):
+                raise C2TError(f"{used} prompts gave only {found} of {plan.trees} trees; ask for fewer")
+            batch = range(used, min(len(pool), used - (found - plan.trees) // plan.new_tokens))
+            prompts = {number: pool[number] for number in batch}
+            for texts in greedy_texts(target, prompts, plan.new_tokens, plan.shape.layers, TEXTS_PER_BATCH):
+                yield texts
+                found += int(texts.running(end_of_text(target)).sum())
+                progress.update(bar, completed=found)
+            used = batch.stop

@@ -1,0 +1,230 @@
+"""The drafts of a pair as TreeDraft: many decoding states of the same texts, many branches each.
+
+Slot i of a draft's memory holds the text's token i + 1, at position i, as in SGLang: its drafts never read the first
+token. A head reads the target's hidden state of token i beside it, and below the root its own hidden states.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM
+
+from c2t_plugin.pair.models import ChainAttention, EagleHead, head_features
+from c2t_plugin.pair.recipe import HEAD_DIM
+
+
+@dataclass
+class Layer:
+    """Where the nodes now being read sit, shared by all attention layers of a draft.
+
+    visible: (texts, states, slots) bool, the slots of a text that each of its states has. ancestors:
+    (texts, states, branches, nodes read) bool, self included. cos, sin: (states, 1, 1, head_dim).
+    """
+
+    visible: Tensor
+    ancestors: Tensor
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass
+class Memory:
+    """Keys and values of one attention layer, rotated: those of the texts, (texts, heads, slots, head_dim) each, and,
+    after every layer of nodes, theirs: (texts, states, heads, branches, head_dim) each."""
+
+    text_keys: Tensor
+    text_values: Tensor
+    layer: Layer
+    keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+
+
+class TreeAttention(nn.Module):
+    """Attention of tree nodes to their text and to their ancestors, over another attention module's projections."""
+
+    def __init__(self, source: Any, head_dim: int) -> None:
+        """source: has q_proj, k_proj, v_proj and o_proj, as the attention of transformers' Llama and of the heads."""
+        super().__init__()
+        self.q_proj: nn.Linear = source.q_proj
+        self.k_proj: nn.Linear = source.k_proj
+        self.v_proj: nn.Linear = source.v_proj
+        self.o_proj: nn.Linear = source.o_proj
+        self.head_dim = head_dim
+
+    def forward(self, x: Tensor, memory: Memory, first: int = 0) -> Tensor:
+        """x: (texts, states, branches, input) -> (texts, states, branches, hidden); its keys enter the memory.
+
+        first: of the attention whose place this takes in a head; there is nothing to leave out here.
+        """
+        layer = memory.layer
+        q = _rotate(self._split(self.q_proj(x)), layer.cos, layer.sin)
+        repeat = q.shape[2] * self.head_dim // self.k_proj.out_features
+        k = _rotate(self._split(self.k_proj(x)), layer.cos, layer.sin)
+        memory.keys.append(k.repeat_interleave(repeat, dim=2))
+        memory.values.append(self._split(self.v_proj(x)).repeat_interleave(repeat, dim=2))
+        out = _attend(q, memory, torch.cat(memory.keys, dim=3), torch.cat(memory.values, dim=3))
+        return self.o_proj(out.transpose(2, 3).flatten(3))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(2, 3)
+
+
+def _attend(q: Tensor, memory: Memory, keys: Tensor, values: Tensor) -> Tensor:
+    """q: (texts, states, heads, branches, head_dim); keys, values: the nodes'. Returns the shape of q."""
+    states, branches, slots = q.shape[1], q.shape[3], memory.text_keys.shape[2]
+    # All states of a text share its keys, so they are one matrix product.
+    by_text = q.transpose(1, 2).flatten(2, 3)
+    text = (by_text @ memory.text_keys.transpose(-1, -2)).unflatten(2, (states, branches)).transpose(1, 2)
+    text = text.masked_fill(~memory.layer.visible[:, :, None, None], -torch.inf)
+    own = (q @ keys.transpose(-1, -2)).masked_fill(~memory.layer.ancestors[:, :, None], -torch.inf)
+    weights = torch.cat([text, own], dim=-1).mul_(q.shape[-1] ** -0.5).softmax(-1)
+    from_text = weights[..., :slots].transpose(1, 2).flatten(2, 3) @ memory.text_values
+    return from_text.unflatten(2, (states, branches)).transpose(1, 2) + weights[..., slots:] @ values
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    left, right = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-right, left], dim=-1) * sin
+
+
+class DraftModel(Protocol):
+    """What the three kinds of draft have in common."""
+
+    def read_text(self, token_ids: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Read whole texts.
+
+        token_ids: (texts, slots) int64. states: the target's hidden states of the tokens before them, one
+        (texts, slots, hidden) for the input of each layer and one after the final norm.
+        Returns the draft's hidden states (texts, slots, size) and per attention layer the rotated keys and values.
+        """
+
+    def read_nodes(self, token_ids: Tensor, hidden: Tensor, memories: list[Memory]) -> Tensor:
+        """Hidden states (..., size) of nodes (...) from their tokens and their parents' hidden states."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., size) -> (..., vocab)."""
+
+    def rotary(self, slots: int) -> tuple[Tensor, Tensor]:
+        """Cosine and sine (slots, head_dim) of the positions from 0 on."""
+
+
+class StandaloneDraft:
+    """A Llama of its own; it does not look at the target's hidden states."""
+
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        self.model = model
+        layers: Any = model.model.layers
+        self.attentions = [TreeAttention(layer.self_attn, layer.self_attn.head_dim) for layer in layers]
+
+    def read_text(self, token_ids: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        out = self.model.model(input_ids=token_ids, use_cache=True)
+        attention: Any = self.model.model.layers[0].self_attn
+        repeat = attention.num_key_value_groups
+        wide = [
+            (layer.keys.repeat_interleave(repeat, dim=1), layer.values.repeat_interleave(repeat, dim=1))
+            for layer in out.past_key_values.layers
+        ]
+        return out.last_hidden_state, wide
+
+    def read_nodes(self, token_ids: Tensor, hidden: Tensor, memories: list[Memory]) -> Tensor:
+        x = self.model.model.embed_tokens(token_ids)
+        for layer, attention, memory in zip(self.model.model.layers, self.attentions, memories, strict=True):
+            x = x + attention(layer.input_layernorm(x), memory)
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return self.model.model.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.model.lm_head(hidden)
+
+    def rotary(self, slots: int) -> tuple[Tensor, Tensor]:
+        return _rotary(self.model, slots)
+
+
+class HeadDraft:
+    """An EAGLE-3 or EAGLE-1 head on the target's embedding."""
+
+    def __init__(self, head: EagleHead, target: LlamaForCausalLM) -> None:
+        self.head, self.target = head, target
+        self.embedding, self.lm_head = target.model.embed_tokens.weight, target.lm_head.weight
+        # The same weights with another attention: the head's own reads chains along a text only.
+        self.node_head: Any = copy.deepcopy(head)
+        for name, module in list(self.node_head.named_modules()):
+            if isinstance(module, ChainAttention):
+                self.node_head.set_submodule(name, TreeAttention(module, HEAD_DIM))
+
+    def read_text(self, token_ids: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        chain: list[tuple[Tensor, Tensor]] = []
+        features = self.head.start(head_features(self.head, states))
+        return self.head.advance(F.embedding(token_ids, self.embedding), features, chain, 0), chain
+
+    def read_nodes(self, token_ids: Tensor, hidden: Tensor, memories: list[Memory]) -> Tensor:
+        # A head has one layer and hands its memory through unread.
+        return self.node_head.advance(F.embedding(token_ids, self.embedding), hidden, memories[0], 0)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head.logits(hidden, self.lm_head)
+
+    def rotary(self, slots: int) -> tuple[Tensor, Tensor]:
+        # the pair's heads rotate as its target does
+        return _rotary(self.target, slots)
+
+
+def _rotary(model: LlamaForCausalLM, slots: int) -> tuple[Tensor, Tensor]:
+    cos, sin = model.model.rotary_emb(model.lm_head.weight, torch.arange(slots)[None])
+    return cos[0], sin[0]
+
+
+class BatchDraft:
+    """A draft that has read several texts of one length and stands at several states of each; rows are text by text."""
+
+    def __init__(self, model: DraftModel, token_ids: Tensor, states: tuple[Tensor, ...], roots: range) -> None:
+        """token_ids: (texts, length) int64. states: the target's hidden states (texts, length - 1, hidden) each, as in
+        DraftModel.read_text. roots: indices of the root tokens, one state each, consecutive."""
+        self.model, self.texts, self.roots = model, len(token_ids), roots
+        hidden, self.text_memory = model.read_text(token_ids[:, 1 : roots[-1] + 1], states)
+        # The slot that holds the root is one before the root's index.
+        self.hidden = hidden[:, roots[0] - 1 : roots[-1], None]
+        self.rows = self.texts * len(roots)
+
+    def start(self, layers: int) -> Growth:
+        """Begin anew below the roots, for at most `layers` layers of nodes; what was read of the texts is shared."""
+        return Growth(self, layers)
+
+
+class Growth:
+    """One tree per state on its way: a TreeDraft."""
+
+    def __init__(self, batch: BatchDraft, layers: int) -> None:
+        self.batch, self.model = batch, batch.model
+        self.hidden = batch.hidden
+        self.read = 0
+        self.cos, self.sin = self.model.rotary(batch.roots[-1] + layers)
+        self.positions = torch.tensor(list(batch.roots))
+        texts, states, slots = batch.texts, len(batch.roots), batch.text_memory[0][0].shape[2]
+        visible = (torch.arange(slots) < self.positions[:, None]).expand(texts, -1, -1)
+        none_yet = torch.zeros(texts, states, 1, 0, dtype=torch.bool)
+        self.layer = Layer(visible, none_yet, self.cos, self.sin)
+        self.memories = [Memory(keys, values, self.layer) for keys, values in batch.text_memory]
+
+    def root_logits(self) -> Tensor:
+        return self.model.logits(self.hidden).view(self.batch.rows, -1)
+
+    def extend(self, token_ids: Tensor, parents: Tensor) -> Tensor:
+        shape = (self.batch.texts, len(self.batch.roots), -1)
+        parents = parents.view(shape)[..., None]
+        branches = parents.shape[2]
+        inherited = self.layer.ancestors.take_along_dim(parents, dim=2)
+        itself = torch.eye(branches, dtype=torch.bool).expand(*inherited.shape[:2], -1, -1)
+        self.layer.ancestors = torch.cat([inherited, itself], dim=-1)
+        at = self.positions + self.read
+        self.layer.cos, self.layer.sin = self.cos[at][:, None, None], self.sin[at][:, None, None]
+        hidden = self.hidden.take_along_dim(parents, dim=2)
+        self.hidden = self.model.read_nodes(token_ids.view(shape), hidden, self.memories)
+        self.read += 1
+        return self.model.logits(self.hidden).flatten(0, 1)

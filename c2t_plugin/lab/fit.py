@@ -1,0 +1,179 @@
+"""`c2t fit`: train the classifier on recorded trees, report what it is worth, and write the classifier file."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.plans import RECIPES, FitPlan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from c2t_plugin.classifier import NodeClassifier
+    from c2t_plugin.lab.traces import Traces
+    from c2t_plugin.lab.training import Epoch, FitRecipe
+
+EVALUATION_SHARE = 0.05
+
+
+def _ratio(text: str) -> float | None:
+    return None if text == "all" else float(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="c2t fit", description=__doc__)
+    parser.add_argument("traces", type=Path, help="trace file, from `c2t collect`")
+    parser.add_argument("--out", type=Path, required=True, help="classifier file to write")
+    parser.add_argument("--recipe", choices=RECIPES, default=RECIPES[0], help="features, scaling, negatives")
+    parser.add_argument("--features", help="comma-separated, instead of the recipe's")
+    parser.add_argument(
+        "--negatives-per-positive", type=_ratio, default=argparse.SUPPRESS, metavar="N", help="a number, or all"
+    )
+    parser.add_argument(
+        "--depth-origin", type=int, default=FitPlan.depth_origin, help="depth of a root's child, 0 or 1"
+    )
+    parser.add_argument("--d-max", type=int, default=FitPlan.d_max, help="longest chain that the report looks at")
+    parser.add_argument(
+        "--static", type=int, default=FitPlan.static, help="suggest the beta that accepts as much as these"
+    )
+    parser.add_argument("--beta", type=float, default=FitPlan.beta, help="suggested beta, instead of a chosen one")
+    parser.add_argument("--evaluate", type=Path, help="report on these traces too, e.g. of held-out prompts")
+    parser.add_argument("--seed", type=int, default=FitPlan.seed, help="split, negatives, first weights, order of rows")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Run the command and return its exit status."""
+    arguments = _parser().parse_args(argv)
+    plan = FitPlan(arguments.depth_origin, arguments.d_max, arguments.static, arguments.beta, arguments.seed)
+    from c2t_plugin.classifier import save_classifier
+    from c2t_plugin.lab.report import Evaluation, print_epochs, print_evaluation
+    from c2t_plugin.lab.traces import load_traces
+
+    traces = load_traces(arguments.traces)
+    judged = {"prompts split off": traces[split_by_prompt(traces.prompt, plan.seed)]}
+    if arguments.evaluate:
+        judged[arguments.evaluate.name] = further = load_traces(arguments.evaluate)
+        _check_same_draft(arguments, traces, further)
+    classifier, epochs, chosen = fit(traces, recipe_of(arguments), plan)
+    print_epochs(epochs, chosen)
+    evaluations = {title: Evaluation.of(classifier, some, plan.d_max) for title, some in judged.items()}
+    for title, evaluation in evaluations.items():
+        print_evaluation(title, evaluation, classifier.spec.suggested_beta)
+    record = {
+        **classifier.spec.training,
+        "recipe": arguments.recipe,
+        "evaluations": {title: evaluation.to_json() for title, evaluation in evaluations.items()},
+    }
+    classifier.spec = replace(classifier.spec, training=record)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    save_classifier(classifier, arguments.out)
+    spec = classifier.spec
+    print(f"{arguments.out}: {', '.join(spec.features)}; epoch {chosen.number}; suggested beta {spec.suggested_beta}")
+    return 0
+
+
+def recipe_of(arguments: argparse.Namespace) -> FitRecipe:
+    """The named recipe with the parts that were asked for instead."""
+    from c2t_plugin.lab.training import FIT_RECIPES
+
+    recipe = FIT_RECIPES[arguments.recipe]
+    if arguments.features is not None:
+        recipe = replace(recipe, features=tuple(arguments.features.split(",")))
+    if hasattr(arguments, "negatives_per_positive"):
+        recipe = replace(recipe, negatives_per_positive=arguments.negatives_per_positive)
+    return recipe
+
+
+def _check_same_draft(arguments: argparse.Namespace, traces: Traces, further: Traces) -> None:
+    if any(traces.header[name] != further.header[name] for name in ("pair", "top_m")):
+        raise C2TError(f"{arguments.evaluate} and {arguments.traces} are of different drafts or top_m; collect again")
+
+
+def split_by_prompt(prompt: Tensor, seed: int) -> Tensor:
+    """(states,) bool: the states to evaluate on, those of a twentieth of the prompts (C2T B.2), of one at least.
+
+    Whole prompts, because a prompt's states overlap: one token further on, a tree is the accepted branch of the one
+    before. prompt: (states,) prompt numbers. C2TError if there is one prompt only.
+    """
+    import torch
+
+    numbers = prompt.unique()
+    if len(numbers) < 2:
+        raise C2TError(f"the traces hold {len(numbers)} prompt; at least 2 are needed, to train on and to evaluate on")
+    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))
+    return torch.isin(prompt, numbers[order[: max(1, round(EVALUATION_SHARE * len(numbers)))]])
+
+
+def fit(traces: Traces, recipe: FitRecipe, plan: FitPlan) -> tuple[NodeClassifier, list[Epoch], Epoch]:
+    """Train on all prompts but the ones split off, with a progress bar.
+
+    Returns the classifier with the weights of the chosen epoch, all epochs and the chosen one. C2TError if the traces'
+    chains are shorter than plan.d_max.
+    """
+    from c2t_plugin.lab.scores import ChainReplay, suggest_beta
+    from c2t_plugin.lab.training import choose_epoch
+    from c2t_plugin.provenance import RunRecord
+
+    if plan.d_max > traces.chain.layers:
+        raise C2TError(
+            f"d-max is {plan.d_max}, the traces' chains have {traces.chain.layers} tokens; collect deeper ones"
+        )
+    aside = split_by_prompt(traces.prompt, plan.seed)
+    training = traces[~aside]
+    classifier, epochs = _train(training, traces[aside], recipe, plan)
+    chosen = choose_epoch(epochs, recipe.choose)
+    classifier.load_state_dict(chosen.weights)
+    classifier.eval().requires_grad_(False)
+    beta = plan.beta
+    if beta is None:
+        confidence = classifier.confidence(training.chain.stats())
+        beta = suggest_beta(ChainReplay(training, plan.d_max), confidence, plan.static)
+    record = {
+        "epoch": chosen.number,
+        "trees": len(traces),
+        "k": traces.tree.k,
+        "layers": traces.tree.layers,
+        "suggested_beta": "given" if plan.beta is not None else f"accepts what chains of {plan.static} do",
+        "d_max": plan.d_max,
+        "traces": {name: traces.header[name] for name in ("prompts", "new_tokens", "run")},
+        "run": RunRecord.capture(seed=plan.seed).to_json(),
+    }
+    classifier.spec = replace(classifier.spec, suggested_beta=beta, training=record)
+    return classifier, epochs, chosen
+
+
+def _train(
+    training: Traces, evaluation: Traces, recipe: FitRecipe, plan: FitPlan
+) -> tuple[NodeClassifier, list[Epoch]]:
+    import torch
+    from rich.progress import Progress
+
+    from c2t_plugin.lab.report import forest_features, score_trees
+    from c2t_plugin.lab.training import new_classifier, sample_negatives, train
+
+    generator = torch.Generator().manual_seed(plan.seed)
+    features = forest_features(training.tree, recipe.features, plan.depth_origin).flatten(0, 1)
+    accepted = training.tree.accepted.flatten()
+    # the paper drops rows with NA
+    rows = features.isfinite().all(dim=1).nonzero().flatten()
+    rows = rows[sample_negatives(accepted[rows], recipe.negatives_per_positive, generator)]
+    features, accepted = features[rows], accepted[rows]
+    header = training.header
+    spec: dict[str, Any] = {"depth_origin": plan.depth_origin, "top_m": header["top_m"], "pair": header["pair"]}
+    classifier = new_classifier(recipe, features, spec, plan.seed)
+    with Progress() as progress:
+        bar = progress.add_task(f"fitting on {len(features)} nodes")
+        epochs = train(
+            classifier,
+            features,
+            accepted,
+            evaluate=lambda: score_trees(classifier, evaluation.tree),
+            generator=generator,
+            report=lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+    return classifier, epochs

@@ -1,0 +1,76 @@
+"""What `c2t collect` and `c2t fit` are asked to do: frozen, checked, each default in one place, quick to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from c2t_plugin.errors import ConfigError
+
+DRAFTS = ("draft", "eagle3", "eagle1")
+PROMPT_SOURCES = ("train", "held-out")
+RECIPES = ("default", "paper")
+
+
+def _at_least_one(plan: object, *names: str) -> None:
+    for name in names:
+        if getattr(plan, name) < 1:
+            raise ConfigError(f"{name.replace('_', '-')} must be at least 1, got {getattr(plan, name)}")
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """Whole trees; the defaults are the paper's 1,011 nodes with the root (C2T B.1).
+
+    k: children of every expanded node, and expanded nodes per layer. layers: depth of the deepest nodes; a root's child
+    has depth 1. top_m: how many of the largest probabilities the entropy sums over.
+    """
+
+    k: int = 10
+    layers: int = 11
+    top_m: int = 1000
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "k", "layers", "top_m")
+
+
+@dataclass(frozen=True)
+class CollectPlan:
+    """draft: which of the pair's drafts. trees: at least so many; prompts are used whole. prompts: the files to take
+    them from. new_tokens: greedy tokens per prompt, each the root of one tree. seed: choice of prompts."""
+
+    draft: str
+    shape: TreeShape = field(default_factory=TreeShape)
+    trees: int = 10_000
+    prompts: str = "train"
+    new_tokens: int = 40
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "trees", "new_tokens")
+        for name, known in (("draft", DRAFTS), ("prompts", PROMPT_SOURCES)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """What a fit needs besides its recipe.
+
+    depth_origin: depth of a root's child. d_max: longest chain in the report and for the suggested beta.
+    static: the suggested beta accepts what static chains of this length do. beta: suggested instead of that one.
+    seed: split, negatives, weights at the start, order of rows.
+    """
+
+    depth_origin: int = 1
+    d_max: int = 6
+    static: int = 4
+    beta: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.depth_origin not in (0, 1):
+            raise ConfigError(f"depth-origin must be 0 or 1, got {self.depth_origin}")
+        if not 1 <= self.static <= self.d_max:
+            raise ConfigError(f"1 <= static <= d-max must hold, got static {self.static} and d-max {self.d_max}")
+        if self.beta is not None and not 0.0 <= self.beta <= 1.0:
+            raise ConfigError(f"beta must be a number in [0, 1], got {self.beta}")

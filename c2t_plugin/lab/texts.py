@@ -1,0 +1,110 @@
+"""Decoding states to grow trees at: prompts of a pair and the target's own greedy text after them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from c2t_plugin.errors import C2TError
+from c2t_plugin.pair import load_prompts
+from c2t_plugin.pair.acceptance import is_novel
+from c2t_plugin.pair.corpus import read_corpus, standard_library
+from c2t_plugin.pair.load import load_tokenizer
+from c2t_plugin.pair.own_text import continue_rows
+from c2t_plugin.pair.recipe import Recipe
+from c2t_plugin.pair.tokenizer import cut_prompts
+
+PROMPT_TOKENS = (64, 128)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Greedy texts of prompts of one length.
+
+    numbers: (texts,) int64 prompt numbers. token_ids: (texts, length) int64: prompt, new tokens, then `layers` more,
+    which say what the target accepts below the last root. roots: indices of the new tokens; each is a state's root.
+    """
+
+    numbers: Tensor
+    token_ids: Tensor
+    roots: range
+
+    def continuation(self, layers: int) -> Tensor:
+        """(states, layers) int64: the target's tokens after each root, text by text."""
+        windows = self.token_ids[:, self.roots[0] + 1 :].unfold(1, layers, 1)[:, : len(self.roots)]
+        return windows.flatten(0, 1)
+
+    def running(self, end_id: int | None) -> Tensor:
+        """(states,) bool: whether the target had not ended its text at or before the root."""
+        new = self.token_ids[:, self.roots[0] : self.roots[-1] + 1]
+        return ((new == (-1 if end_id is None else end_id)).cumsum(dim=1) == 0).flatten()
+
+    def novel(self) -> Tensor:
+        """(states,) bool: whether the last 8 tokens, root included, occur nowhere earlier in prompt and text.
+
+        A small target falls into loops, in which every draft is right.
+        """
+        return torch.tensor([is_novel(row, root) for row in self.token_ids.tolist() for root in self.roots])
+
+
+def training_prompts(pair: Path, count: int, seed: int) -> list[list[int]]:
+    """At least count distinct prompts of 64-128 tokens from files that the pair's training read, spread over the files.
+
+    The pair's held-out files stay out, so that a classifier can be judged on them.
+    """
+    listing = pair / "held_out_files.json"
+    if not listing.is_file():
+        raise C2TError(f"{listing} is missing: it names the files that must stay out; `c2t pair train` writes it")
+    held_out = set(json.loads(listing.read_text(encoding="utf-8")))
+    corpus = read_corpus(standard_library(), Recipe.held_out_one_in)
+    files = [source for source in (*corpus.train, *corpus.held_out) if source.path not in held_out]
+    random.Random(seed).shuffle(files)
+    # a quarter more than asked for: some repeat each other, and some texts end early
+    cut = cut_prompts(load_tokenizer(pair), files, count + count // 4 + 4, *PROMPT_TOKENS, seed)
+    return _distinct(prompt["ids"] for prompt in cut)
+
+
+def held_out_prompts(pair: Path, count: int, seed: int) -> list[list[int]]:
+    """All distinct prompts that the pair ships, from its held-out files, in random order; C2TError if below count."""
+    prompts = _distinct(prompt["ids"] for prompt in load_prompts(pair))
+    if count > len(prompts):
+        raise C2TError(f"{count} held-out prompts are needed, the pair has {len(prompts)}; ask for fewer trees")
+    random.Random(seed).shuffle(prompts)
+    return prompts
+
+
+def _distinct(prompts: Iterable[list[int]]) -> list[list[int]]:
+    return [list(ids) for ids in dict.fromkeys(tuple(ids) for ids in prompts)]
+
+
+def greedy_texts(
+    target: LlamaForCausalLM, prompts: Mapping[int, list[int]], new: int, layers: int, batch: int
+) -> Iterator[Texts]:
+    """Continue every prompt greedily. prompts: by number. Each result has at most `batch` of them, all of one length:
+    padding would change nothing but the rounding of sums, and without it there is no such difference to think of."""
+    by_length: dict[int, list[int]] = {}
+    for number, prompt in prompts.items():
+        by_length.setdefault(len(prompt), []).append(number)
+    for length, numbers in sorted(by_length.items()):
+        for start in range(0, len(numbers), batch):
+            chosen = numbers[start : start + batch]
+            rows = torch.tensor([prompts[number] for number in chosen])
+            greedy = torch.zeros(len(rows), dtype=torch.bool)
+            text = continue_rows(target, rows, new + layers, sampled=greedy, seed=0)
+            yield Texts(torch.tensor(chosen), text, range(length, length + new))
+
+
+def end_of_text(target: LlamaForCausalLM) -> int | None:
+    """The token that ends a text of this target, if it has one."""
+    end: Any = target.config.eos_token_id
+    if isinstance(end, list):
+        raise C2TError(f"the target has several end tokens ({end}); one is expected")
+    return end
