@@ -2,6 +2,8 @@
 
 Greedy, float32, so that answers can be compared token by token. The C2T servers prefill in small chunks and retract a
 request every few steps: both happen here all the time, while the plain server does neither.
+
+Longer than 300 lines because everything here shares three running servers, whose start is what takes time.
 """
 
 from __future__ import annotations
