@@ -22,6 +22,9 @@ CONCURRENCIES = (1, 8)
 PROMPTS = 16
 # 1: no draft forward at all; 4: the usual length; 8: the longest asked of us.
 DEPTHS = (1, 4, 8)
+# Every other length once.
+SERVERS = [(base, depth) for base in vc.DRAFTS for depth in DEPTHS]
+SERVERS += [("eagle3", 2), ("eagle", 3), ("eagle3", 5), ("eagle", 6), ("standalone", 7)]
 
 
 def varied_prompts() -> list[list[int]]:
@@ -44,9 +47,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     )
 
 
-@pytest.fixture(
-    scope="module", params=[(base, d) for base in vc.DRAFTS for d in DEPTHS], ids=lambda p: f"{p[0]}-{p[1]}"
-)
+@pytest.fixture(scope="module", params=SERVERS, ids=lambda server: f"{server[0]}-{server[1]}")
 def served(request: pytest.FixtureRequest, setting: SimpleNamespace) -> Iterator[SimpleNamespace]:
     """All answers of one server, by (mode, concurrency); modes are C2T, beta 0 and nothing verified."""
     base, d_max = request.param
