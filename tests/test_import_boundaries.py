@@ -89,7 +89,7 @@ def test_only_envs_reads_variables(path: str) -> None:
         ("c2t_plugin/doctor.py", "def late():\n    from vllm import LLM"),
         ("c2t_plugin/classifier.py", "from c2t_plugin.engines import contract"),
         ("c2t_plugin/classifier.py", "from c2t_plugin import pair"),
-        ("kernels/c2t_kernels/reference.py", "from c2t_plugin.features import FEATURES"),
+        ("kernels/c2t_kernels/reference/stats.py", "from c2t_plugin.features import FEATURES"),
         ("c2t_plugin/engines/contract.py", "import torch"),
         ("c2t_plugin/engines/sglang/worker.py", "import benchmarks.record"),
         ("c2t_plugin/lab/fit.py", "import sglang"),

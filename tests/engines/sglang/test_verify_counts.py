@@ -22,8 +22,10 @@ CONCURRENCIES = (1, 8)
 PROMPTS = 16
 # 1: no draft forward at all; 4: the usual length; 8: the longest asked of us.
 DEPTHS = (1, 4, 8)
-# Every other length once.
+# Every other length once as a server of its own, and on every base as a run-time cap on the longest chain.
 SERVERS = [(base, depth) for base in vc.DRAFTS for depth in DEPTHS]
+LONGEST = max(DEPTHS)
+CAPS = range(1, LONGEST)
 SERVERS += [("eagle3", 2), ("eagle", 3), ("eagle3", 5), ("eagle", 6), ("standalone", 7)]
 
 
@@ -49,19 +51,18 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 @pytest.fixture(scope="module", params=SERVERS, ids=lambda server: f"{server[0]}-{server[1]}")
 def served(request: pytest.FixtureRequest, setting: SimpleNamespace) -> Iterator[SimpleNamespace]:
-    """All answers of one server, by (mode, concurrency); modes are C2T, beta 0 and nothing verified."""
+    """All answers of one server, by (mode, concurrency); modes are C2T, beta 0, nothing verified and each cap."""
     base, d_max = request.param
     if not (pair_dir() / vc.DRAFTS[base]).is_dir():
         pytest.skip(f"the pair has no {vc.DRAFTS[base]} draft")
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
     log = setting.folder / f"{base}-{d_max}.log"
+    modes = {"c2t": (vc.BETA, d_max), "static": (0.0, d_max), "nothing": (0.0, 0)}
+    if d_max == LONGEST:
+        modes |= {f"cap-{cap}": (vc.BETA, cap) for cap in CAPS}
     with vc.server(pair_dir(), base, d_max, setting.classifier, log) as running:
-        for mode, values in (
-            ("c2t", {"beta": vc.BETA, "max_depth": d_max}),
-            ("static", {"beta": 0.0, "max_depth": d_max}),
-            ("nothing", {"beta": 0.0, "max_depth": 0}),
-        ):
-            vc.control(running, **values)
+        for mode, (beta, max_depth) in modes.items():
+            vc.control(running, beta=beta, max_depth=max_depth)
             for concurrency in CONCURRENCIES:
                 found[mode, concurrency] = vc.answers(running, setting.prompts, concurrency)
     yield SimpleNamespace(base=base, d_max=d_max, answers=found, log=log)
@@ -91,17 +92,32 @@ def test_nothing_verified_is_one_token_a_step(served: SimpleNamespace, concurren
         assert (found.verify_count, found.draft_lengths) == (steps, ((0, steps),))
 
 
-@pytest.mark.parametrize("concurrency", CONCURRENCIES)
-def test_each_request_is_cut_where_the_classifier_says(
-    served: SimpleNamespace, setting: SimpleNamespace, concurrency: int
-):
-    expected = [setting.oracle.counts(served.base, p, served.d_max, setting.classifier) for p in setting.prompts]
-    found = counts(served, "c2t", concurrency)
+def assert_cut_as_simulated(found: list[vc.Counts], setting: SimpleNamespace, base: str, d_max: int) -> None:
+    expected = [setting.oracle.counts(base, p, d_max, setting.classifier) for p in setting.prompts]
     decided = [(mine, theirs) for mine, theirs in zip(found, expected, strict=True) if theirs is not None]
     assert len(decided) >= PROMPTS - 2, "too many confidences lie at beta: choose another"
     assert [mine for mine, _ in decided] == [theirs for _, theirs in decided]
     lengths = {length for mine, _ in decided for length, _ in mine.draft_lengths}
-    assert len(lengths) >= min(3, served.d_max + 1), f"only lengths {lengths}: beta cuts too little or too much to tell"
+    assert len(lengths) >= min(3, d_max + 1), f"only lengths {lengths}: beta cuts too little or too much to tell"
+
+
+@pytest.mark.parametrize("concurrency", CONCURRENCIES)
+def test_each_request_is_cut_where_the_classifier_says(
+    served: SimpleNamespace, setting: SimpleNamespace, concurrency: int
+):
+    assert_cut_as_simulated(counts(served, "c2t", concurrency), setting, served.base, served.d_max)
+
+
+@pytest.mark.parametrize("concurrency", CONCURRENCIES)
+def test_a_cap_makes_a_shorter_chain_of_the_longest(
+    served: SimpleNamespace, setting: SimpleNamespace, concurrency: int
+):
+    caps = CAPS if served.d_max == LONGEST else ()
+    for cap in caps:
+        found = counts(served, f"cap-{cap}", concurrency)
+        assert [answer.output_ids for answer in found] == setting.plain
+        assert_cut_as_simulated(found, setting, served.base, cap)
+    assert {mode for mode, _ in served.answers} == {"c2t", "static", "nothing", *(f"cap-{cap}" for cap in caps)}
 
 
 def test_the_log_says_what_runs(served: SimpleNamespace, setting: SimpleNamespace):

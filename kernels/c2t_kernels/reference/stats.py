@@ -1,4 +1,4 @@
-"""Every operation in plain float32 torch: short, reads like the paper, and is the judge of every faster one."""
+"""Statistics of draft distributions: most probable tokens, top-M entropy, margin."""
 
 from __future__ import annotations
 
