@@ -1,0 +1,125 @@
+"""Every shipped configuration of every kernel compiles for three GPU generations, without a spill.
+
+Run as a program (`python test_ahead_of_time.py MODULE`) this file is its own compiler: a process of its own, since
+Triton's interpreter, in which the other kernel tests run, cannot be switched off again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+KIB = 1024
+# Shared memory that one block may ask for (CUDA C++ Programming Guide, technical specifications per capability).
+SHARED_LIMIT = {80: 163 * KIB, 90: 227 * KIB, 100: 227 * KIB}
+NOT_KERNELS = ("configuration",)
+
+
+def fused_modules() -> list[str]:
+    spec = importlib.util.find_spec("c2t_kernels")
+    assert spec is not None and spec.submodule_search_locations
+    folder = Path(spec.submodule_search_locations[0]) / "fused"
+    return sorted(item.name for item in pkgutil.iter_modules([str(folder)]) if item.name not in NOT_KERNELS)
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """What cuobjdump says of the one function in a compiled object: registers, bytes of stack and local memory."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = {word: int(number) for word, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
+    assert set(found) == {"REG", "STACK", "LOCAL"}, text
+    return found
+
+
+def compile_module(name: str) -> list[dict[str, Any]]:
+    """Compile a module's CONFIGURATIONS for every capability: one row of resources each."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    module = importlib.import_module(name)
+    rows = []
+    for item in getattr(module, "CONFIGURATIONS", ()):
+        for capability in SHARED_LIMIT:
+            source = ASTSource(item.kernel, dict(item.signature), dict(item.constexprs), item.attributes)
+            options = {"num_warps": item.num_warps, "num_stages": item.num_stages}
+            compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+            rows.append(
+                {
+                    "name": item.name,
+                    "capability": capability,
+                    "shared": compiled.metadata.shared,
+                    **resources(compiled.asm["cubin"]),
+                }
+            )
+    return rows
+
+
+def compiled_rows(module: str, path: str = "") -> list[dict[str, Any]]:
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"} | {"PYTHONPATH": path}
+    done = subprocess.run([sys.executable, __file__, module], capture_output=True, text=True, env=env, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def spilled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    # A Triton kernel has no arrays of its own in memory: stack or local memory can only be spilled registers.
+    return [row for row in rows if row["STACK"] or row["LOCAL"]]
+
+
+@pytest.mark.parametrize("name", fused_modules())
+def test_shipped_configurations_compile_without_a_spill(name: str):
+    rows = compiled_rows(f"c2t_kernels.fused.{name}")
+    assert rows, f"c2t_kernels.fused.{name} has no CONFIGURATIONS"
+    names = {row["name"] for row in rows}
+    assert len(rows) == len(names) * len(SHARED_LIMIT), f"names are not unique: {sorted(names)}"
+    table = "\n".join(map(str, rows))
+    assert not spilled(rows), f"spills in {spilled(rows)}\nof\n{table}"
+    large = [row for row in rows if row["shared"] > SHARED_LIMIT[row["capability"]]]
+    assert not large, f"too much shared memory in {large}\nof\n{table}"
+
+
+def test_a_spill_would_be_seen(tmp_path: Path):
+    (tmp_path / "spilling.py").write_text(SPILLING)
+    rows = compiled_rows("spilling", str(tmp_path))
+    assert len(rows) == len(SHARED_LIMIT)
+    assert spilled(rows) == rows
+
+
+# One warp keeps 512 numbers per thread until their sum is known; a thread has 255 registers.
+SPILLING = """
+import triton
+import triton.language as tl
+from c2t_kernels.fused.configuration import Configuration
+
+
+@triton.jit
+def normalise(p_x, p_y, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    b_x = tl.load(p_x + at)
+    tl.store(p_y + at, b_x / tl.sum(b_x))
+
+
+SIGNATURE = {"p_x": "*fp32", "p_y": "*fp32", "BLOCK": "constexpr"}
+CONFIGURATIONS = (Configuration(normalise, "normalise", SIGNATURE, {"BLOCK": 16384}, num_warps=1),)
+"""
+
+if __name__ == "__main__":
+    print(json.dumps(compile_module(sys.argv[1])))
