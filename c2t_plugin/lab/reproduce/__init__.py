@@ -1,0 +1,1 @@
+"""The papers' tables and figures, run again on the project's own pair."""

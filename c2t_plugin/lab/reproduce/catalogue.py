@@ -1,0 +1,7 @@
+"""Which experiments there are. A module of experiments has EXPERIMENTS: tuple[Experiment, ...]."""
+
+from __future__ import annotations
+
+from c2t_plugin.lab.reproduce.experiment import Registry
+
+REGISTRY = Registry(("c2t_plugin.lab.reproduce.c2t_v1_chains",))

@@ -1,0 +1,94 @@
+"""Experiments' rows on a terminal, and as one Markdown page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.reproduce.experiment import Cell, Experiment, Findings, Registry
+
+ROWS = "rows.jsonl"
+INTRODUCTION = """# The papers' tables and figures, on our pair
+
+Written by `c2t reproduce --page`, from the rows of `c2t reproduce all`; do not edit. Columns that start with *paper*
+are the paper's own figures, every other one was measured with the command below its table. The pair is small
+([pair](pair.md)): a target of 5 layers on Python source. Absolute figures differ from the papers' for that reason
+alone; what can be compared is which rule needs fewer candidates at the same accept length. tau never counts the
+bonus token here unless a column says so.
+"""
+
+
+def text_of(cell: Cell) -> str:
+    """A cell as it is printed: three decimals for a fraction, nothing for None."""
+    if cell is None:
+        return ""
+    return f"{cell:.3f}" if isinstance(cell, float) else str(cell)
+
+
+def show(experiment: Experiment, found: Findings, seconds: float) -> None:
+    """Print one table."""
+    table = Table(title=f"{experiment.title}\n{experiment.source}")
+    for column in experiment.columns:
+        table.add_column(column, overflow="fold")
+    for row in found.rows:
+        table.add_row(*(text_of(row[column]) for column in experiment.columns))
+    console = Console()
+    console.print(table)
+    console.print(f"{found.remark} ({experiment.name}, {seconds:.0f} s)".strip(), highlight=False)
+
+
+def latest(path: Path) -> dict[str, Mapping[str, Any]]:
+    """The last record of every experiment of a rows file that was not `--quick`. C2TError if the file is not one."""
+    if not path.is_file():
+        raise C2TError(f"no rows in {path.parent}: run `c2t reproduce all --out {path.parent}` first")
+    found = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            record = json.loads(line)
+            if not record["quick"]:
+                found[record["experiment"]] = record
+        except (json.JSONDecodeError, KeyError) as error:
+            raise C2TError(f"{path.name}, line {number} is no row of an experiment: {error}") from error
+    return found
+
+
+def write(page: Path, out: Path, registry: Registry) -> int:
+    """Write the page of all experiments that have rows; returns the exit status."""
+    records = latest(out / ROWS)
+    parts = [INTRODUCTION]
+    for experiment in registry.experiments.values():
+        if experiment.name in records:
+            parts.append(section(experiment, records[experiment.name]))
+    missing = [name for name in registry.experiments if name not in records]
+    if missing:
+        parts.append(f"Not run for this page: {', '.join(missing)}.\n")
+    page.write_text("\n".join(parts), encoding="utf-8")
+    return 0
+
+
+def section(experiment: Experiment, record: Mapping[str, Any]) -> str:
+    """One experiment as Markdown. C2TError if the rows are of an older version of it."""
+    run = record["run"]
+    lines = [f"## {experiment.title}", "", f"{experiment.source}.", ""]
+    lines.append("| " + " | ".join(experiment.columns) + " |")
+    lines.append("| " + " | ".join("---" for _ in experiment.columns) + " |")
+    for row in record["rows"]:
+        if set(row) != set(experiment.columns):
+            raise C2TError(f"the rows of {experiment.name} have other columns than it has now; run it again")
+        lines.append("| " + " | ".join(text_of(row[column]) for column in experiment.columns) + " |")
+    if record["remark"]:
+        lines += ["", record["remark"]]
+    state = " with uncommitted changes" if run["dirty"] else ""
+    commit = (run["git_sha"] or "unknown")[:12]
+    lines += [
+        "",
+        f"`c2t reproduce {experiment.name}`, {run['machine']}, {run['utc'][:10]}, commit {commit}{state}.",
+        "",
+    ]
+    return "\n".join(lines)

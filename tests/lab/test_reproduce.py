@@ -1,0 +1,125 @@
+"""`c2t reproduce`: experiments have their columns, rows carry their provenance, the page shows what was run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from c2t_plugin import cli
+from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.reproduce import page
+from c2t_plugin.lab.reproduce.catalogue import REGISTRY
+from c2t_plugin.lab.reproduce.experiment import Bench, Experiment, Findings, Registry
+
+
+def experiment(name: str = "toy", columns: tuple[str, ...] = ("method", "paper tau", "tau")) -> Experiment:
+    rows = [{"method": "static", "paper tau": 1.98, "tau": 2.5}, {"method": "C2T", "paper tau": None, "tau": 2.75}]
+    return Experiment(name, "A toy", "No paper, table 0", columns, lambda bench: Findings(rows, "It is a toy."))
+
+
+def registry(*experiments: Experiment) -> Registry:
+    found = Registry(())
+    found.__dict__["experiments"] = {each.name: each for each in experiments}
+    return found
+
+
+def record(name: str, rows: list[dict], quick: bool = False, dirty: bool = False) -> str:
+    run = {"git_sha": "0123456789abcdef", "dirty": dirty, "machine": "a machine", "utc": "2026-01-02T03:04:05+00:00"}
+    return json.dumps({"experiment": name, "rows": rows, "remark": "", "quick": quick, "run": run}) + "\n"
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "pair", tmp_path / "traces")
+
+
+def test_rows_must_have_the_columns(bench: Bench) -> None:
+    assert len(experiment().findings(bench).rows) == 2
+    with pytest.raises(C2TError, match="'gamma'"):
+        experiment(columns=("method", "gamma")).findings(bench)
+
+
+def test_names_are_known_and_all_means_all() -> None:
+    names = list(REGISTRY.experiments)
+    assert [each.name for each in REGISTRY.chosen(["all"])] == names
+    assert [each.name for each in REGISTRY.chosen(names[:1])] == names[:1]
+    with pytest.raises(C2TError, match=r"no experiment nonsense; .*--list"):
+        REGISTRY.chosen([names[0], "nonsense"])
+
+
+def test_two_experiments_of_one_name_are_refused() -> None:
+    module = REGISTRY.modules[0]
+    with pytest.raises(C2TError, match="one name"):
+        _ = Registry((module, module)).experiments
+
+
+def test_every_experiment_says_where_it_is_from() -> None:
+    for each in REGISTRY.experiments.values():
+        assert each.title and each.columns, each.name
+        assert each.source.startswith(("C2T v1", "C2T v2", "DySpec", "Entropy trees")), each.name
+
+
+def test_the_page_shows_the_last_rows_and_names_what_is_missing(tmp_path: Path) -> None:
+    known = registry(experiment(), experiment("other"))
+    row = {"method": "static", "paper tau": 1.98, "tau": 2.0}
+    rows = record("toy", [row]) + record("toy", [row | {"tau": 2.5}], dirty=True) + record("toy", [row], quick=True)
+    (tmp_path / page.ROWS).write_text(rows)
+    page.write(tmp_path / "page.md", tmp_path, known)
+    text = (tmp_path / "page.md").read_text()
+    assert "| static | 1.980 | 2.500 |" in text and "2.000" not in text
+    assert "`c2t reproduce toy`, a machine, 2026-01-02, commit 0123456789ab with uncommitted changes." in text
+    assert "Not run for this page: other." in text
+
+
+def test_rows_of_an_older_experiment_are_refused(tmp_path: Path) -> None:
+    (tmp_path / page.ROWS).write_text(record("toy", [{"method": "static"}]))
+    with pytest.raises(C2TError, match="run it again"):
+        page.write(tmp_path / "page.md", tmp_path, registry(experiment()))
+    assert not (tmp_path / "page.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name an experiment"),
+        (["nonsense"], "no experiment nonsense"),
+        (["--page", "page.md"], "run `c2t reproduce all"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["reproduce", *arguments]) == cli.USAGE_ERROR
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_broken_rows_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / page.ROWS).write_text('{"experiment": "toy"\n')
+    with pytest.raises(C2TError, match=f"{page.ROWS}, line 1"):
+        page.latest(tmp_path / page.ROWS)
+
+
+@pytest.mark.slow
+def test_the_command_collects_runs_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way on the shipped pair with few trees, then the page refuses rows of a quick run."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["reproduce", "c2t-v1-table-3", "--quick", "--out", "out", "--traces", "traces"]) == 0
+    found = [json.loads(line) for line in (tmp_path / "out" / page.ROWS).read_text().splitlines()]
+    assert [each["experiment"] for each in found] == ["c2t-v1-table-3"]
+    assert found[0]["quick"] and {"command", "git_sha", "machine", "seed"} <= set(found[0]["run"])
+    assert {row["draft"] for row in found[0]["rows"]} == {"EAGLE-1 head", "EAGLE-3 head", "stand-alone"}
+    assert all(0 < row["tau"] < row["length"] for row in found[0]["rows"])
+    assert sorted(path.name for path in (tmp_path / "traces").iterdir()) == sorted(
+        f"{draft}-held-out-quick.traces" for draft in ("draft", "eagle1", "eagle3")
+    )
+    page.write(tmp_path / "page.md", tmp_path / "out", REGISTRY)
+    assert "Not run for this page: " in (tmp_path / "page.md").read_text()
