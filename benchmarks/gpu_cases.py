@@ -1,0 +1,82 @@
+"""What the standing GPU run times: one function a part, which yields cases from the smallest shape to the largest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from c2t_kernels import draft_stats, reference
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One way to compute it. captures: whether it can be captured in a CUDA graph."""
+
+    name: str
+    run: Callable[..., Any]
+    captures: bool = True
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape. inputs: makes one set of arguments from a generator. reference: the judge, called with them.
+
+    error: largest absolute difference of two results. bytes_moved: what the operation must read and write at least.
+    input_bytes: of one set of arguments.
+    """
+
+    shape: Mapping[str, int | str]
+    device: torch.device
+    inputs: Callable[[torch.Generator], tuple[Any, ...]]
+    reference: Callable[..., Any]
+    error: Callable[[Any, Any], float]
+    tolerance: float
+    bytes_moved: int
+    input_bytes: int
+    providers: Sequence[Provider]
+
+
+TOP_M, TOP_K = 1000, 10
+
+
+def stats_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
+    """draft_stats against torch's own softmax, topk(1000) and entropy, and against topk(1000) alone."""
+    batches, vocabs = ((1, 3), (1500,)) if dry_run else ((1, 8, 32, 64, 128, 256), (32_000, 128_256, 151_936))
+    for vocab in vocabs:
+        for dtype in (torch.bfloat16, torch.float32):
+            for batch in batches:
+                size = batch * vocab * dtype.itemsize
+                yield Case(
+                    shape={"bs": batch, "V": vocab, "dtype": str(dtype).removeprefix("torch.")},
+                    device=device,
+                    inputs=_logits(batch, vocab, dtype, device),
+                    reference=lambda logits: reference.draft_stats(logits, TOP_M, TOP_K),
+                    error=_stats_error,
+                    # float32 sums of up to 151,936 terms in another order
+                    tolerance=2e-4,
+                    bytes_moved=size,
+                    input_bytes=size,
+                    providers=(
+                        Provider("fused", lambda logits: draft_stats(logits, TOP_M, TOP_K)),
+                        Provider("torch", lambda logits: reference.draft_stats(logits, TOP_M, TOP_K)),
+                    ),
+                )
+
+
+def _logits(batch: int, vocab: int, dtype: torch.dtype, device: torch.device) -> Callable[..., tuple[Tensor]]:
+    def make(generator: torch.Generator) -> tuple[Tensor]:
+        return ((torch.randn(batch, vocab, generator=generator, device=device) * 3).to(dtype),)
+
+    return make
+
+
+def _stats_error(expected: Any, found: Any) -> float:
+    names = ("log_probs", "entropy", "margin")
+    return max(float((getattr(expected, name) - getattr(found, name)).abs().max()) for name in names)
+
+
+PARTS: dict[str, Callable[[torch.device, bool], Iterator[Case]]] = {"stats": stats_cases}
