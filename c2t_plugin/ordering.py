@@ -1,6 +1,6 @@
 """Node orders of a draft tree, and how many blocks of its attention mask they leave non-zero (DySpec appendix C).
 
-Everything here takes one tree as `parent_ids`: (nodes,) int64, the column of each node's parent, -1 below the root, with
+Everything here takes one tree as `parent_ids`: (nodes,) int64, the column of each node's parent, -1 below the root,
 parents before children. The root is no node. An order is a (nodes,) int64 permutation, parents before children as well:
 position i of the reordered tree holds node `order[i]`.
 """
@@ -66,9 +66,10 @@ def attention_blocks(parent_ids: Tensor, order: Tensor | None = None, block: int
     """Blocks of the tree's attention mask that hold at least one entry to compute.
 
     The mask has a row per node, which is set on the node itself, its ancestors and the whole prefix.
-    order: insertion order if None; here it need not keep parents first. block: side of a block, in tokens; the last row
-    and column of blocks may be cut. prefix: tokens in front of the nodes, the root included; 0 counts the tree's own part
-    alone, without the root (`with_root` makes it a row and a column of the tree's part).
+    order: insertion order if None; here it need not keep parents first.
+    block: side of a block, in tokens; the last row and column of blocks may be cut.
+    prefix: tokens in front of the nodes, the root included; 0 counts the tree's own part alone, without the root
+    (`with_root` makes it a row and a column of the tree's part).
     """
     if block < 1 or prefix < 0:
         raise C2TError(f"attention blocks need block >= 1 and prefix >= 0, got block {block} and prefix {prefix}")

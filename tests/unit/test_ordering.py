@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from c2t_plugin.errors import C2TError
@@ -68,6 +68,7 @@ def test_equal_siblings_stay_in_the_order_of_drafting() -> None:
     assert all(order(star).tolist() == [0, 1, 2, 3, 4] for order in ORDERS.values())
 
 
+@settings(deadline=None)
 @given(trees())
 def test_an_order_is_a_permutation_with_parents_first(parents) -> None:
     for order in ORDERS.values():
@@ -77,6 +78,7 @@ def test_an_order_is_a_permutation_with_parents_first(parents) -> None:
         assert all(p < 0 or place[p] < place[node] for node, p in enumerate(parents.tolist()))
 
 
+@settings(deadline=None)
 @given(trees())
 def test_depth_first_keeps_each_subtree_together(parents) -> None:
     sizes = subtree_sizes(parents).tolist()
@@ -88,6 +90,7 @@ def test_depth_first_keeps_each_subtree_together(parents) -> None:
             assert sorted(place[below[:, node]].tolist()) == list(range(start, start + sizes[node]))
 
 
+@settings(deadline=None)
 @given(trees())
 def test_heavy_paths_are_unbroken_and_light_edges_few(parents) -> None:
     """Sleator and Tarjan: the heavy child comes next, and a path to the root has at most log2(nodes) other edges."""
@@ -104,6 +107,7 @@ def test_heavy_paths_are_unbroken_and_light_edges_few(parents) -> None:
     assert max(light) <= math.log2(len(whole))
 
 
+@settings(deadline=None)
 @given(trees(), st.randoms())
 def test_reordering_keeps_the_tree(parents, random) -> None:
     for order in (depth_first_order(parents), heavy_path_order(parents)):
@@ -112,6 +116,7 @@ def test_reordering_keeps_the_tree(parents, random) -> None:
         assert torch.equal(reorder(moved, order.argsort()), parents)
 
 
+@settings(deadline=None)
 @given(trees(), st.integers(1, 9), st.integers(0, 20))
 def test_blocks_are_those_of_the_full_mask(parents, block, prefix) -> None:
     for order in ORDERS.values():
@@ -120,6 +125,7 @@ def test_blocks_are_those_of_the_full_mask(parents, block, prefix) -> None:
         assert attention_blocks(parents, order(parents), block, prefix) == counted(table, block)
 
 
+@settings(deadline=None)
 @given(trees(12), st.randoms(use_true_random=False))
 def test_any_permutation_can_be_counted(parents, random) -> None:
     order = list(range(len(parents)))
@@ -128,6 +134,7 @@ def test_any_permutation_can_be_counted(parents, random) -> None:
     assert attention_blocks(parents, torch.tensor(order, dtype=torch.int64), block=3) == counted(table, 3)
 
 
+@settings(deadline=None)
 @given(trees())
 def test_the_root_as_a_node_is_seen_by_all(parents) -> None:
     table = np.pad(mask(parents), ((1, 0), (1, 0)))
