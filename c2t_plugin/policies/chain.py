@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -15,8 +18,8 @@ def kept_lengths(confidence: Tensor, beta: Tensor | float, max_depth: Tensor | i
     """How many draft tokens of each chain the target verifies.
 
     confidence: (rows, d_max) float32, confidence[:, i] of the token at depth i + 1; NaN where it is not known.
-    beta: below it a token is dropped; equality keeps, and so does NaN.
-    max_depth: longest chain to verify.
+    beta: below it a token is dropped; equality keeps, and so does NaN. A tensor must broadcast against confidence.
+    max_depth: longest chain to verify, one for all or (rows,).
     Returns (rows,) int32 in [0, max_depth]: the chain ends before its first dropped token.
     """
     kept = ~(confidence < beta)
@@ -51,6 +54,11 @@ class ChainScorer:
         self.beta = torch.empty(1, dtype=torch.float32, device=device)
         self.max_depth = torch.empty(1, dtype=torch.int32, device=device)
         self.non_finite = torch.zeros(1, dtype=torch.int64, device=device)
+        # A request's own beta and longest chain; NaN and -1 where it has none.
+        self._slot_beta = torch.full((slots,), torch.nan, dtype=torch.float32, device=device)
+        self._slot_depth = torch.full((slots,), -1, dtype=torch.int32, device=device)
+        self._any_own = False
+        self._slots = torch.zeros(rows, dtype=torch.int64, device=device)
         # A slot without a seed is NaN: its first token is kept.
         self._seeds = torch.full((3, slots), torch.nan, dtype=torch.float32, device=device)
         self._joint = torch.zeros(rows, dtype=torch.float32, device=device)
@@ -72,6 +80,19 @@ class ChainScorer:
             raise ConfigError(f"max_depth must be between 0 and the draft steps ({self.d_max}), got {max_depth}")
         self.max_depth.fill_(max_depth)
 
+    def set_requests(self, slots: Tensor, betas: Sequence[float | None], max_depths: Sequence[int | None]) -> None:
+        """Give the requests in these slots ((n,) int64) their own beta and longest chain; None means the scorer's.
+
+        To be called whenever a slot gets a new request. A longest chain above d_max is d_max.
+        """
+        if not self._any_own and all(value is None for value in (*betas, *max_depths)):
+            return
+        self._any_own = True
+        own_beta = [math.nan if beta is None else beta for beta in betas]
+        own_depth = [-1 if depth is None else depth for depth in max_depths]
+        self._slot_beta[slots] = torch.tensor(own_beta, dtype=torch.float32).to(self.beta.device, non_blocking=True)
+        self._slot_depth[slots] = torch.tensor(own_depth, dtype=torch.int32).to(self.beta.device, non_blocking=True)
+
     def write_seed(self, slots: Tensor, logits: Tensor) -> None:
         """Keep the statistics of the first token of each request's next draft.
 
@@ -89,6 +110,7 @@ class ChainScorer:
         if self._batch > self._confidence.shape[0]:
             raise ConfigError(f"batch of {self._batch} requests, buffers hold {self._confidence.shape[0]}")
         self._step = 0
+        self._slots[: self._batch] = slots
         self._joint[: self._batch] = 0.0
         self._score(*self._seeds[:, slots])
 
@@ -104,7 +126,11 @@ class ChainScorer:
         """(rows,) int32: draft tokens to verify of the first `rows` requests; counts the ones without a confidence."""
         confidence = self.confidence(rows)
         self.non_finite += confidence.isnan().sum()
-        return kept_lengths(confidence, self.beta, self.max_depth)
+        beta, depth = self._slot_beta[self._slots[:rows]], self._slot_depth[self._slots[:rows]]
+        beta = torch.where(beta.isnan(), self.beta, beta)
+        # The server's own longest chain holds for every request: it is how an operator takes load off.
+        depth = torch.where(depth < 0, self.max_depth, torch.minimum(depth, self.max_depth))
+        return kept_lengths(confidence, beta[:, None], depth)
 
     def _score(self, log_prob: Tensor, entropy: Tensor, margin: Tensor) -> None:
         n, depth = self._batch, self._step + 1

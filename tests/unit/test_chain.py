@@ -170,3 +170,43 @@ def test_set_max_depth_refuses(classifier: NodeClassifier, depth: int):
 def test_a_batch_larger_than_the_buffers_is_an_error(classifier: NodeClassifier):
     with pytest.raises(ConfigError, match="buffers hold 6"):
         scorer_for(classifier).begin(torch.arange(7))
+
+
+def lengths_with(scorer: ChainScorer, slots: list[int], per_step: list[torch.Tensor]) -> list[int]:
+    at = torch.tensor(slots)
+    scorer.write_seed(at, per_step[0])
+    scorer.begin(at)
+    for step_logits in per_step[1:]:
+        scorer.step(step_logits)
+    return scorer.end(len(slots)).tolist()
+
+
+def test_a_request_has_its_own_beta_and_longest_chain(classifier: NodeClassifier):
+    per_step = [logits(seed, 3) for seed in range(4)]
+    confidence = by_hand(classifier, per_step)
+    scorer = scorer_for(classifier, beta=1.0)
+    scorer.set_requests(torch.tensor([5, 2, 0]), [0.0, None, 0.0], [None, None, 2])
+    assert lengths_with(scorer, [5, 2, 0], per_step) == [4, 0, 2]
+    beta = confidence[1][0] * 0.99
+    scorer.set_requests(torch.tensor([2]), [beta], [None])
+    expected = next((i for i, c in enumerate(confidence[1]) if c < beta), 4)
+    assert lengths_with(scorer, [5, 2, 0], per_step) == [4, expected, 2]
+
+
+def test_the_next_request_of_a_slot_starts_without_them(classifier: NodeClassifier):
+    per_step = [logits(seed, 1) for seed in range(4)]
+    scorer = scorer_for(classifier, beta=0.0)
+    scorer.set_requests(torch.tensor([3]), [1.0], [1])
+    assert lengths_with(scorer, [3], per_step) == [0]
+    scorer.set_requests(torch.tensor([3]), [None], [None])
+    assert lengths_with(scorer, [3], per_step) == [4]
+
+
+def test_the_scorers_longest_chain_holds_for_every_request(classifier: NodeClassifier):
+    per_step = [logits(seed, 2) for seed in range(4)]
+    scorer = scorer_for(classifier, beta=0.0)
+    scorer.set_requests(torch.tensor([0, 1]), [None, None], [3, None])
+    scorer.set_max_depth(2)
+    assert lengths_with(scorer, [0, 1], per_step) == [2, 2]
+    scorer.set_max_depth(4)
+    assert lengths_with(scorer, [0, 1], per_step) == [3, 4]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from c2t_plugin.config import BASES, MODES, C2TConfig
+from c2t_plugin.engines.sglang import requests
 
 PREFIX = "speculative_c2t_"
 ATTRIBUTE = "_c2t"
@@ -30,6 +31,7 @@ def register() -> None:
     record = "sglang.srt.server_args.ServerArgs"
     HookRegistry.register(f"{record}.add_cli_args", add_cli_args, HookType.AFTER)
     HookRegistry.register(f"{record}.from_cli_args", from_cli_args, HookType.AROUND)
+    requests.register()
 
 
 def add_cli_args(_result: None, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:

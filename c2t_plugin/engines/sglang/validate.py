@@ -7,7 +7,7 @@ from typing import Any
 
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.contract import check_contract
-from c2t_plugin.engines.sglang import args, checkpoints
+from c2t_plugin.engines.sglang import args, checkpoints, requests
 from c2t_plugin.engines.sglang.contract import SUPPORTED, SYMBOLS
 from c2t_plugin.errors import C2TError, ConfigError
 
@@ -90,6 +90,7 @@ def _resolve(server_args: Any) -> None:
     server_args.speculative_num_steps = steps
     server_args.speculative_eagle_topk = 1
     server_args.speculative_num_draft_tokens = steps + 1
+    requests.activate()
 
 
 def _base(server_args: Any, config: C2TConfig) -> str:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from c2t_plugin.engines.sglang import args, checkpoints
 from c2t_plugin.engines.sglang.layout import cut_links
+from c2t_plugin.engines.sglang.requests import RequestOptions
 from c2t_plugin.policies.chain import ChainScorer
 
 if TYPE_CHECKING:
@@ -139,6 +140,10 @@ class _DraftMixin(_StockDraftWorker):
     def _draft_extend_for_prefill(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
         result = super()._draft_extend_for_prefill(batch, *positional, **keyword)
         self._keep_seed(batch)
+        if not batch.forward_mode.is_idle():
+            options = [RequestOptions.of(req.sampling_params.custom_params) for req in batch.reqs]
+            thresholds, longest = [each.threshold for each in options], [each.longest for each in options]
+            self.scorer.set_requests(batch.req_pool_indices, thresholds, longest)
         return result
 
     def _draft_extend_for_decode(self, batch: Any, *positional: Any, **keyword: Any) -> None:

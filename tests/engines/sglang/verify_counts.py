@@ -109,11 +109,13 @@ class Oracle:
     target: Target
     known: dict[tuple, Counts | None] = field(default_factory=dict)
 
-    def counts(self, base: str, prompt: Sequence[int], d_max: int, rule_path: Path | None) -> Counts | None:
-        """Static chain without rule_path, else C2T at BETA; None if a confidence is too near to beta to tell."""
-        key = (base, tuple(prompt), d_max, rule_path)
+    def counts(
+        self, base: str, prompt: Sequence[int], d_max: int, rule_path: Path | None, beta: float = BETA
+    ) -> Counts | None:
+        """Static chain without rule_path, else C2T at beta; None if a confidence is too near to beta to tell."""
+        key = (base, tuple(prompt), d_max, rule_path, beta)
         if key not in self.known:
-            rule = Rule(rule_path, BETA) if rule_path else None
+            rule = Rule(rule_path, beta) if rule_path else None
             draft = load_draft(self.pair, DRAFTS[base], self.target)
             keep = rule.keep_length if rule else None
             simulation = simulate(self.target, draft, prompt, NEW_TOKENS, d_max, keep)
