@@ -2,6 +2,7 @@
 #   PYTHON=python3.12              take this interpreter instead of the first that works
 #   PIP_ARGS="--index-url ..."     further arguments for pip, e.g. an index that carries PyTorch's CPU build
 #   PYTEST_ARGS="-k kernels -x"    further arguments for pytest
+#   TEST_JOBS=1                    test files that `make test` runs at a time
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -11,6 +12,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?=
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+TEST_JOBS ?= 2
 DEMO_ARGS ?=
 
 VENV := .venv/sglang
@@ -31,7 +33,7 @@ demo: venv-sglang
 	@$(PY) -m benchmarks.demo $(DEMO_ARGS)
 
 test: venv-sglang lint
-	@$(PY) -m pytest $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n $(TEST_JOBS) --dist loadfile $(PYTEST_ARGS)
 
 check: venv-sglang lint
 	@$(PY) -m pytest -q -m "not server and not slow" $(PYTEST_ARGS)
