@@ -33,6 +33,8 @@ class NodeStats(NamedTuple):
 
 FEATURES = ("joint_prob", "joint_log_prob", "entropy", "depth", "prob", "log_prob", "rank", "margin")
 PAPER_FEATURES = ("joint_prob", "entropy", "depth")
+# The paper's three, P as its logarithm, and three more that cost nothing: the draft step has computed them already.
+EXTENDED_FEATURES = ("joint_log_prob", "entropy", "depth", "log_prob", "rank", "margin")
 
 
 def node_features(names: Sequence[str], stats: NodeStats) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--negatives-per-positive", type=_ratio, default=argparse.SUPPRESS, metavar="N", help="a number, or all"
     )
+    parser.add_argument("--hidden", type=int, default=argparse.SUPPRESS, help="hidden units, instead of the recipe's")
+    parser.add_argument(
+        "--chains",
+        action=argparse.BooleanOptionalAction,
+        default=argparse.SUPPRESS,
+        help="train on the nodes of the greedy chains too, or not, instead of as the recipe says",
+    )
+    parser.add_argument(
+        "--prior",
+        action=argparse.BooleanOptionalAction,
+        default=argparse.SUPPRESS,
+        help="make confidences probabilities again after sampling negatives, or not",
+    )
+    parser.add_argument("--init", type=Path, help="fine-tune this classifier file; features and scaling are its own")
+    parser.add_argument(
+        "--share", type=float, default=None, help="of the training prompts to use (1; 0.1 when fine-tuning)"
+    )
+    parser.add_argument("--learning-rate", type=float, default=None, help="at the start (1e-3; 1e-4 when fine-tuning)")
     parser.add_argument(
         "--depth-origin", type=int, default=FitPlan.depth_origin, help="depth of a root's child, 0 or 1"
     )
@@ -49,8 +68,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command and return its exit status."""
     arguments = _parser().parse_args(argv)
-    plan = FitPlan(arguments.depth_origin, arguments.d_max, arguments.static, arguments.beta, arguments.seed)
-    from c2t_plugin.classifier import save_classifier
+    plan = plan_of(arguments)
+    from c2t_plugin.classifier import load_classifier, save_classifier
     from c2t_plugin.lab.report import Evaluation, print_epochs, print_evaluation
     from c2t_plugin.lab.traces import load_traces
 
@@ -59,14 +78,15 @@ def main(argv: list[str]) -> int:
     if arguments.evaluate:
         judged[arguments.evaluate.name] = further = load_traces(arguments.evaluate)
         _check_same_draft(arguments, traces, further)
-    classifier, epochs, chosen = fit(traces, recipe_of(arguments), plan)
+    init = load_classifier(arguments.init) if arguments.init else None
+    classifier, epochs, chosen = fit(traces, recipe_of(arguments), plan, init)
     print_epochs(epochs, chosen)
     evaluations = {title: Evaluation.of(classifier, some, plan.d_max) for title, some in judged.items()}
     for title, evaluation in evaluations.items():
         print_evaluation(title, evaluation, classifier.spec.suggested_beta)
     record = {
         **classifier.spec.training,
-        "recipe": arguments.recipe,
+        "recipe": arguments.recipe if init is None else f"{init.spec.training.get('recipe', 'unknown')}, fine-tuned",
         "evaluations": {title: evaluation.to_json() for title, evaluation in evaluations.items()},
     }
     classifier.spec = replace(classifier.spec, training=record)
@@ -77,6 +97,22 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def plan_of(arguments: argparse.Namespace) -> FitPlan:
+    """The plan that was asked for; fine-tuning has its own share and learning rate (C2T B.4)."""
+    from c2t_plugin.lab.training import FINE_TUNING_RATE, FINE_TUNING_SHARE
+
+    share, rate = (FINE_TUNING_SHARE, FINE_TUNING_RATE) if arguments.init else (1.0, None)
+    return FitPlan(
+        depth_origin=arguments.depth_origin,
+        d_max=arguments.d_max,
+        static=arguments.static,
+        beta=arguments.beta,
+        seed=arguments.seed,
+        share=share if arguments.share is None else arguments.share,
+        learning_rate=rate if arguments.learning_rate is None else arguments.learning_rate,
+    )
+
+
 def recipe_of(arguments: argparse.Namespace) -> FitRecipe:
     """The named recipe with the parts that were asked for instead."""
     from c2t_plugin.lab.training import FIT_RECIPES
@@ -84,9 +120,8 @@ def recipe_of(arguments: argparse.Namespace) -> FitRecipe:
     recipe = FIT_RECIPES[arguments.recipe]
     if arguments.features is not None:
         recipe = replace(recipe, features=tuple(arguments.features.split(",")))
-    if hasattr(arguments, "negatives_per_positive"):
-        recipe = replace(recipe, negatives_per_positive=arguments.negatives_per_positive)
-    return recipe
+    changes = ("negatives_per_positive", "hidden", "chains", "prior")
+    return replace(recipe, **{name: getattr(arguments, name) for name in changes if hasattr(arguments, name)})
 
 
 def _check_same_draft(arguments: argparse.Namespace, traces: Traces, further: Traces) -> None:
@@ -109,11 +144,23 @@ def split_by_prompt(prompt: Tensor, seed: int) -> Tensor:
     return torch.isin(prompt, numbers[order[: max(1, round(EVALUATION_SHARE * len(numbers)))]])
 
 
-def fit(traces: Traces, recipe: FitRecipe, plan: FitPlan) -> tuple[NodeClassifier, list[Epoch], Epoch]:
+def share_of_prompts(prompt: Tensor, share: float, seed: int) -> Tensor:
+    """(states,) bool: the states of a share of the prompts, of one at least. prompt: (states,) prompt numbers."""
+    import torch
+
+    numbers = prompt.unique()
+    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))
+    return torch.isin(prompt, numbers[order[: max(1, round(share * len(numbers)))]])
+
+
+def fit(
+    traces: Traces, recipe: FitRecipe, plan: FitPlan, init: NodeClassifier | None = None
+) -> tuple[NodeClassifier, list[Epoch], Epoch]:
     """Train on all prompts but the ones split off, with a progress bar.
 
+    init: fine-tune a copy of this classifier: its features, scaling, hidden size and depth origin stay.
     Returns the classifier with the weights of the chosen epoch, all epochs and the chosen one. C2TError if the traces'
-    chains are shorter than plan.d_max.
+    chains are shorter than plan.d_max, or of another draft or top_m than init's.
     """
     from c2t_plugin.lab.scores import ChainReplay, suggest_beta
     from c2t_plugin.lab.training import choose_epoch
@@ -123,9 +170,16 @@ def fit(traces: Traces, recipe: FitRecipe, plan: FitPlan) -> tuple[NodeClassifie
         raise C2TError(
             f"d-max is {plan.d_max}, the traces' chains have {traces.chain.layers} tokens; collect deeper ones"
         )
+    if init is not None:
+        if init.spec.top_m != traces.header["top_m"]:
+            raise C2TError(f"the classifier's top_m is {init.spec.top_m}, the traces' {traces.header['top_m']}")
+        recipe = replace(recipe, features=init.spec.features, hidden=init.spec.hidden)
+        plan = replace(plan, depth_origin=init.spec.depth_origin)
     aside = split_by_prompt(traces.prompt, plan.seed)
     training = traces[~aside]
-    classifier, epochs = _train(training, traces[aside], recipe, plan)
+    if plan.share < 1.0:
+        training = training[share_of_prompts(training.prompt, plan.share, plan.seed)]
+    classifier, epochs = _train(training, traces[aside], recipe, plan, init)
     chosen = choose_epoch(epochs, recipe.choose)
     classifier.load_state_dict(chosen.weights)
     classifier.eval().requires_grad_(False)
@@ -135,9 +189,10 @@ def fit(traces: Traces, recipe: FitRecipe, plan: FitPlan) -> tuple[NodeClassifie
         beta = suggest_beta(ChainReplay(training, plan.d_max), confidence, plan.static)
     record = {
         "epoch": chosen.number,
-        "trees": len(traces),
+        "trees": len(training) + int(aside.sum()),
         "k": traces.tree.k,
         "layers": traces.tree.layers,
+        "chains": recipe.chains,
         "suggested_beta": "given" if plan.beta is not None else f"accepts what chains of {plan.static} do",
         "d_max": plan.d_max,
         "traces": {name: traces.header[name] for name in ("prompts", "new_tokens", "run")},
@@ -147,33 +202,60 @@ def fit(traces: Traces, recipe: FitRecipe, plan: FitPlan) -> tuple[NodeClassifie
     return classifier, epochs, chosen
 
 
+def training_rows(traces: Traces, recipe: FitRecipe, depth_origin: int) -> tuple[Tensor, Tensor]:
+    """Features (rows, F) float32 and labels (rows,) bool of all nodes that a recipe trains on, finite rows only."""
+    import torch
+
+    from c2t_plugin.lab.report import forest_features
+
+    forests = (traces.tree, traces.chain) if recipe.chains else (traces.tree,)
+    features = torch.cat([forest_features(each, recipe.features, depth_origin).flatten(0, 1) for each in forests])
+    accepted = torch.cat([each.accepted.flatten() for each in forests])
+    # the paper drops rows with NA
+    finite = features.isfinite().all(dim=1)
+    return (features, accepted) if finite.all() else (features[finite], accepted[finite])
+
+
 def _train(
-    training: Traces, evaluation: Traces, recipe: FitRecipe, plan: FitPlan
+    training: Traces, evaluation: Traces, recipe: FitRecipe, plan: FitPlan, init: NodeClassifier | None
 ) -> tuple[NodeClassifier, list[Epoch]]:
     import torch
     from rich.progress import Progress
 
-    from c2t_plugin.lab.report import forest_features, score_trees
-    from c2t_plugin.lab.training import new_classifier, sample_negatives, train
+    from c2t_plugin.lab.report import score_trees
+    from c2t_plugin.lab.training import LEARNING_RATE, new_classifier, sample_negatives, train
 
     generator = torch.Generator().manual_seed(plan.seed)
-    features = forest_features(training.tree, recipe.features, plan.depth_origin).flatten(0, 1)
-    accepted = training.tree.accepted.flatten()
-    # the paper drops rows with NA
-    rows = features.isfinite().all(dim=1).nonzero().flatten()
-    rows = rows[sample_negatives(accepted[rows], recipe.negatives_per_positive, generator)]
-    features, accepted = features[rows], accepted[rows]
+    features, accepted = training_rows(training, recipe, plan.depth_origin)
+    negatives = int((~accepted).sum())
+    if recipe.negatives_per_positive is not None:
+        rows = sample_negatives(accepted, recipe.negatives_per_positive, generator)
+        features, accepted = features[rows], accepted[rows]
     header = training.header
     spec: dict[str, Any] = {"depth_origin": plan.depth_origin, "top_m": header["top_m"], "pair": header["pair"]}
-    classifier = new_classifier(recipe, features, spec, plan.seed)
+    classifier = new_classifier(recipe, features, spec, plan.seed) if init is None else _copy(init, recipe, spec)
+    kept = int((~accepted).sum()) / max(negatives, 1) if recipe.prior else 1.0
     with Progress() as progress:
         bar = progress.add_task(f"fitting on {len(features)} nodes")
         epochs = train(
             classifier,
             features,
             accepted,
-            evaluate=lambda: score_trees(classifier, evaluation.tree),
+            evaluate=lambda: score_trees(classifier, evaluation.tree, shift=math.log(kept)),
             generator=generator,
             report=lambda done, total: progress.update(bar, completed=done, total=total),
+            learning_rate=plan.learning_rate or LEARNING_RATE,
+            decay=recipe.decay,
         )
+    for epoch in epochs:
+        epoch.weights["out.bias"] += math.log(kept)
     return classifier, epochs
+
+
+def _copy(init: NodeClassifier, recipe: FitRecipe, spec: dict[str, Any]) -> NodeClassifier:
+    """An independent, trainable copy, its spec that of the new training."""
+    from c2t_plugin.classifier import NodeClassifier
+
+    classifier = NodeClassifier(replace(init.spec, negatives_per_positive=recipe.negatives_per_positive, **spec))
+    classifier.load_state_dict(init.state_dict())
+    return classifier

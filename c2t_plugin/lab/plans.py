@@ -8,7 +8,7 @@ from c2t_plugin.errors import ConfigError
 
 DRAFTS = ("draft", "eagle3", "eagle1")
 PROMPT_SOURCES = ("train", "held-out")
-RECIPES = ("default", "paper")
+RECIPES = ("default", "paper", "extended")
 
 
 def _at_least_one(plan: object, *names: str) -> None:
@@ -58,7 +58,8 @@ class FitPlan:
 
     depth_origin: depth of a root's child. d_max: longest chain in the report and for the suggested beta.
     static: the suggested beta accepts what static chains of this length do. beta: suggested instead of that one.
-    seed: split, negatives, weights at the start, order of rows.
+    seed: split, negatives, weights at the start, order of rows. share: of the training prompts that are used.
+    learning_rate: of Adam at the start, None for the paper's.
     """
 
     depth_origin: int = 1
@@ -66,6 +67,8 @@ class FitPlan:
     static: int = 4
     beta: float | None = None
     seed: int = 0
+    share: float = 1.0
+    learning_rate: float | None = None
 
     def __post_init__(self) -> None:
         if self.depth_origin not in (0, 1):
@@ -74,3 +77,7 @@ class FitPlan:
             raise ConfigError(f"1 <= static <= d-max must hold, got static {self.static} and d-max {self.d_max}")
         if self.beta is not None and not 0.0 <= self.beta <= 1.0:
             raise ConfigError(f"beta must be a number in [0, 1], got {self.beta}")
+        if not 0.0 < self.share <= 1.0:
+            raise ConfigError(f"share must be a number in (0, 1], got {self.share}")
+        if self.learning_rate is not None and not 0.0 < self.learning_rate < 1.0:
+            raise ConfigError(f"learning-rate must be a number in (0, 1), got {self.learning_rate}")

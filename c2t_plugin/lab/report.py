@@ -25,10 +25,10 @@ def forest_features(forest: Forest, features: tuple[str, ...], depth_origin: int
 
 
 @torch.no_grad()
-def score_trees(classifier: NodeClassifier, forest: Forest) -> NodeScores:
-    """Judge a classifier on all nodes of whole trees, pooled."""
+def score_trees(classifier: NodeClassifier, forest: Forest, shift: float = 0.0) -> NodeScores:
+    """Judge a classifier on all nodes of whole trees, pooled. shift: added to its logits."""
     spec = classifier.spec
-    logits = classifier(forest_features(forest, spec.features, spec.depth_origin))
+    logits = classifier(forest_features(forest, spec.features, spec.depth_origin)) + shift
     return node_scores(logits.flatten(), forest.joint_log_prob.flatten(), forest.accepted.flatten())
 
 

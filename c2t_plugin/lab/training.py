@@ -1,4 +1,4 @@
-"""Fitting a classifier to labelled nodes: the paper's optimiser and budget (C2T B.2), and two recipes."""
+"""Fitting a classifier to labelled nodes: the paper's optimiser and budget (C2T B.2), and the named recipes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from c2t_plugin.classifier import PAPER_HIDDEN, PAPER_PARAMETERS, ClassifierSpec, NodeClassifier
+from c2t_plugin.classifier import PAPER_HIDDEN, ClassifierSpec, NodeClassifier
 from c2t_plugin.errors import C2TError
-from c2t_plugin.features import FEATURES, PAPER_FEATURES
+from c2t_plugin.features import EXTENDED_FEATURES, FEATURES, PAPER_FEATURES
 from c2t_plugin.lab.scores import NodeScores
 
 EPOCHS = 10
 BATCH = 1024
 LEARNING_RATE = 1e-3
+# Fine-tuning: learning rate and share of the prompts (C2T B.4).
+FINE_TUNING_RATE = 1e-4
+FINE_TUNING_SHARE = 0.1
 # Epochs whose recall is within this of the best count as similar; the paper names no number.
 SIMILAR_RECALL = 0.005
 
@@ -30,12 +33,20 @@ class FitRecipe:
     features: names from FEATURES. standardise: to mean 0 and standard deviation 1 over the training rows.
     negatives_per_positive: rejected nodes kept per accepted one, None keeps all.
     choose: the epoch by "recall" first and then the smaller theta (C2T B.2), or by the smallest "bce".
+    hidden: units of the hidden layer. chains: train on the nodes of the greedy chains beside those of the trees.
+    prior: after training on a sample of the negatives, shift the output by the logarithm of the share that was kept,
+    so that a confidence is a probability among all nodes again (exact for a logistic output).
+    decay: let the learning rate fall to 0 along half a cosine instead of keeping it.
     """
 
     features: tuple[str, ...]
     standardise: bool
     negatives_per_positive: float | None
     choose: str
+    hidden: int = PAPER_HIDDEN
+    chains: bool = False
+    prior: bool = False
+    decay: bool = False
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.features if name not in FEATURES]
@@ -44,12 +55,15 @@ class FitRecipe:
         ratio = self.negatives_per_positive
         if ratio is not None and not (math.isfinite(ratio) and ratio > 0):
             raise C2TError(f"negatives per positive must be a positive number, got {ratio}")
+        if self.hidden < 1:
+            raise C2TError(f"hidden must be at least 1, got {self.hidden}")
 
 
 # The paper names no ratio of negatives; 10 is what the project tried it with.
 FIT_RECIPES = {
     "default": FitRecipe(("joint_log_prob", "entropy", "depth"), True, None, "bce"),
     "paper": FitRecipe(PAPER_FEATURES, False, 10.0, "recall"),
+    "extended": FitRecipe(EXTENDED_FEATURES, True, None, "bce", chains=True, decay=True),
 }
 
 
@@ -65,10 +79,7 @@ def sample_negatives(accepted: Tensor, per_positive: float | None, generator: to
 
 
 def new_classifier(recipe: FitRecipe, features: Tensor, spec: dict[str, Any], seed: int) -> NodeClassifier:
-    """An untrained classifier, its scaling taken from features (rows, F). spec: further fields of ClassifierSpec.
-
-    The paper's three features make the paper's 241 parameters.
-    """
+    """An untrained classifier, its scaling taken from features (rows, F). spec: further fields of ClassifierSpec."""
     shift, scale = torch.zeros(features.shape[1]), torch.ones(features.shape[1])
     if recipe.standardise:
         shift, scale = features.double().mean(0), features.double().std(0)
@@ -76,19 +87,16 @@ def new_classifier(recipe: FitRecipe, features: Tensor, spec: dict[str, Any], se
         scale = torch.where(scale > 0, scale, 1.0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        classifier = NodeClassifier(
+        return NodeClassifier(
             ClassifierSpec(
                 features=recipe.features,
                 shift=tuple(shift.tolist()),
                 scale=tuple(scale.tolist()),
+                hidden=recipe.hidden,
                 negatives_per_positive=recipe.negatives_per_positive,
                 **spec,
             )
         )
-    count = sum(parameter.numel() for parameter in classifier.parameters())
-    assert len(recipe.features) != len(PAPER_FEATURES) or count == PAPER_PARAMETERS, count
-    assert classifier.spec.hidden == PAPER_HIDDEN
-    return classifier
 
 
 @dataclass(frozen=True)
@@ -107,17 +115,24 @@ def train(
     evaluate: Callable[[], NodeScores],
     generator: torch.Generator,
     report: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    learning_rate: float = LEARNING_RATE,
+    decay: bool = False,
 ) -> list[Epoch]:
     """Adam on binary cross-entropy, in place. features: (rows, F) float32. accepted: (rows,) bool.
 
     evaluate: scores of the classifier as it stands. report: called with batches done and in all.
+    decay: see FitRecipe.
     """
-    optimiser = torch.optim.Adam(classifier.parameters(), lr=LEARNING_RATE, fused=True)
+    optimiser = torch.optim.Adam(classifier.parameters(), lr=learning_rate, fused=True)
     labels = accepted.float()
     batches = math.ceil(len(labels) / BATCH)
     epochs = []
     for number in range(1, EPOCHS + 1):
         for done, rows in enumerate(torch.randperm(len(labels), generator=generator).split(BATCH)):
+            if decay:
+                passed = ((number - 1) * batches + done) / (EPOCHS * batches)
+                optimiser.param_groups[0]["lr"] = learning_rate * (1 + math.cos(math.pi * passed)) / 2
             loss = F.binary_cross_entropy_with_logits(classifier(features[rows]), labels[rows])
             optimiser.zero_grad()
             loss.backward()

@@ -64,19 +64,92 @@ def test_every_epoch_keeps_its_own_weights() -> None:
     assert not torch.equal(epochs[0].weights["out.weight"], epochs[-1].weights["out.weight"])
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_three_features_make_241_parameters(name) -> None:
-    classifier = new_classifier(FIT_RECIPES[name], torch.randn(50, 3), {}, seed=0)
-    assert sum(parameter.numel() for parameter in classifier.parameters()) == 241
+@pytest.mark.parametrize(("name", "parameters"), [("default", 241), ("paper", 241), ("extended", 385)])
+def test_recipes_have_the_stated_size(name, parameters) -> None:
+    recipe = FIT_RECIPES[name]
+    classifier = new_classifier(recipe, torch.randn(50, len(recipe.features)), {}, seed=0)
+    assert sum(parameter.numel() for parameter in classifier.parameters()) == parameters
     assert classifier.spec.hidden == 48
 
 
-def test_more_features_keep_the_hidden_size() -> None:
-    recipe = replace(
-        FIT_RECIPES["default"], features=("joint_log_prob", "entropy", "depth", "log_prob", "rank", "margin")
-    )
-    classifier = new_classifier(recipe, torch.randn(50, 6), {}, seed=0)
-    assert sum(parameter.numel() for parameter in classifier.parameters()) == 385
+def test_every_recipe_can_be_asked_for() -> None:
+    assert set(RECIPES) == set(FIT_RECIPES)
+
+
+@pytest.mark.parametrize("hidden", [2, 6, 12])
+def test_hidden_units_can_be_chosen(hidden) -> None:
+    classifier = new_classifier(replace(FIT_RECIPES["default"], hidden=hidden), torch.randn(50, 3), {}, seed=0)
+    assert classifier.spec.hidden == hidden
+    assert sum(parameter.numel() for parameter in classifier.parameters()) == 5 * hidden + 1
+
+
+def test_no_hidden_unit_is_refused() -> None:
+    with pytest.raises(C2TError, match="hidden must be at least 1"):
+        replace(FIT_RECIPES["default"], hidden=0)
+
+
+def test_the_learning_rate_falls_to_nothing() -> None:
+    """With decay, what an epoch changes becomes smaller and smaller; without, it does not."""
+    features, accepted = separable(4000)
+    moved = {}
+    for decay in (True, False):
+        classifier = new_classifier(FIT_RECIPES["default"], features, {}, 0)
+        epochs = train(classifier, features, accepted, lambda: SCORES, torch.Generator().manual_seed(0), decay=decay)
+        weights = [epoch.weights["hidden.weight"] for epoch in epochs]
+        moved[decay] = float((weights[-1] - weights[-2]).norm() / (weights[1] - weights[0]).norm())
+    assert moved[True] < 0.1 < 0.3 < moved[False]
+
+
+def test_chains_are_rows_of_their_own(make_traces) -> None:
+    traces = make_traces()
+    recipe = FIT_RECIPES["extended"]
+    features, accepted = fit.training_rows(traces, recipe, 1)
+    alone, _ = fit.training_rows(traces, replace(recipe, chains=False), 1)
+    assert len(features) - len(alone) == traces.chain.accepted.numel()
+    assert torch.equal(features[: len(alone)], alone)
+    assert torch.equal(accepted[len(alone) :], traces.chain.accepted.flatten())
+    assert (features[len(alone) :, recipe.features.index("rank")] == 0).all()
+
+
+def test_sampling_with_a_corrected_prior_keeps_confidences_probabilities(make_traces) -> None:
+    traces = make_traces(prompts=150, steps=6, k=3)
+    share = float(traces.tree.accepted.float().mean())
+    found = {}
+    for prior in (False, True):
+        recipe = replace(FIT_RECIPES["default"], negatives_per_positive=1.0, prior=prior)
+        classifier, _, _ = fit.fit(traces, recipe, FitPlan(d_max=4))
+        found[prior] = float(classifier.confidence(traces.tree.stats()).mean())
+    assert found[True] == pytest.approx(share, rel=0.1)
+    assert found[False] > 1.5 * share
+
+
+def test_fine_tuning_starts_from_the_file(make_traces) -> None:
+    first, second = make_traces(prompts=30), make_traces(prompts=30, seed=1)
+    init, _, _ = fit.fit(first, replace(FIT_RECIPES["extended"], hidden=6), FitPlan(d_max=4, depth_origin=0))
+    before = {name: value.clone() for name, value in init.state_dict().items()}
+    # so small a rate that nothing moves far
+    plan = FitPlan(d_max=4, share=0.1, learning_rate=1e-6)
+    tuned, _, _ = fit.fit(second, FIT_RECIPES["default"], plan, init)
+    for name in ("features", "shift", "scale", "hidden", "depth_origin"):
+        assert getattr(tuned.spec, name) == getattr(init.spec, name)
+    assert torch.allclose(tuned.hidden.weight, init.hidden.weight, atol=1e-3)
+    assert not torch.equal(tuned.hidden.weight, init.hidden.weight)
+    assert all(torch.equal(value, before[name]) for name, value in init.state_dict().items())
+
+
+def test_fine_tuning_reads_a_tenth_of_the_prompts() -> None:
+    prompt = torch.arange(50).repeat_interleave(3)
+    chosen = fit.share_of_prompts(prompt, 0.1, seed=0)
+    assert len(prompt[chosen].unique()) == 5 and int(chosen.sum()) == 15
+    assert int(fit.share_of_prompts(prompt, 1e-6, seed=0).sum()) == 3
+
+
+def test_fine_tuning_on_another_top_m_is_refused(make_traces) -> None:
+    traces = make_traces()
+    init, _, _ = fit.fit(traces, FIT_RECIPES["default"], FitPlan(d_max=4))
+    other = replace(traces, header={**traces.header, "top_m": 9})
+    with pytest.raises(C2TError, match="top_m is 4, the traces' 9"):
+        fit.fit(other, FIT_RECIPES["default"], FitPlan(d_max=4), init)
 
 
 def test_scaling_is_that_of_the_training_rows() -> None:
@@ -170,7 +243,18 @@ def test_rows_that_are_not_finite_are_dropped(make_traces) -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"static": 7}, {"static": 0}, {"beta": 1.5}, {"beta": float("nan")}, {"depth_origin": 2}], ids=str
+    "values",
+    [
+        {"static": 7},
+        {"static": 0},
+        {"beta": 1.5},
+        {"beta": float("nan")},
+        {"depth_origin": 2},
+        {"share": 0.0},
+        {"share": 1.1},
+        {"learning_rate": 0.0},
+    ],
+    ids=str,
 )
 def test_a_senseless_plan_is_refused(values) -> None:
     with pytest.raises(ConfigError):
@@ -213,6 +297,19 @@ def test_from_a_pair_to_a_classifier_by_command(tiny_pair, tmp_path, capsys) -> 
         assert torch.equal(value, classifier.state_dict()[name])
     printed = capsys.readouterr().out
     assert "suggested beta" in printed and "static" in printed
+
+
+def test_fine_tuning_by_command(make_traces, tmp_path) -> None:
+    save_traces(make_traces(prompts=20), tmp_path / "t")
+    first, second = tmp_path / "first", tmp_path / "second"
+    common = [str(tmp_path / "t"), "--d-max", "4"]
+    assert fit.main([*common, "--recipe", "extended", "--hidden", "6", "--no-chains", "--out", str(first)]) == 0
+    assert fit.main([*common, "--init", str(first), "--out", str(second)]) == 0
+    one, two = load_classifier(first).spec, load_classifier(second).spec
+    assert (one.hidden, one.training["recipe"], one.training["chains"]) == (6, "extended", False)
+    assert (two.hidden, two.training["recipe"], two.features) == (6, "extended, fine-tuned", one.features)
+    # 19 prompts to train on, of which 2, and 1 to evaluate on
+    assert (one.training["trees"], two.training["trees"]) == (100, 15)
 
 
 def test_too_many_trees_for_the_prompts_is_an_error(tiny_pair) -> None:

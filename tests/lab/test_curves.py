@@ -1,0 +1,255 @@
+"""Curves against plain loops over nodes and prompts."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.curves import (
+    Served,
+    censored,
+    compare,
+    eagle2_sweep,
+    gamma_at,
+    interval,
+    kept_nodes,
+    path_minimum,
+    prompt_weights,
+    serve,
+    static_sweep,
+    threshold_sweep,
+    thresholds,
+    top_k_sweep,
+    truncate,
+)
+from c2t_plugin.lab.trees import TABLES, Forest
+
+
+def parents_of(forest: Forest, tree: int) -> list[int]:
+    return [int(forest.parent_ids[tree, node // forest.k]) for node in range(forest.accepted.shape[1])]
+
+
+def kept_by_hand(forest: Forest, tree: int, scores: list[float], beta: float, top_k: int | None = None) -> set[int]:
+    """One layer after another: a node needs a parent that was kept and expanded."""
+    parents, depths = parents_of(forest, tree), forest.depth.int().tolist()
+    kept: set[int] = set()
+    expanded = {-1}
+    for depth in range(1, forest.layers + 1):
+        layer = [
+            node
+            for node, at in enumerate(depths)
+            if at == depth and parents[node] in expanded and not scores[node] < beta
+        ]
+        kept |= set(layer)
+        ordered = sorted(layer, key=lambda node: (-scores[node], node))
+        expanded |= set(ordered if top_k is None else ordered[:top_k])
+    return kept
+
+
+def random_scores(forest: Forest, seed: int = 0) -> torch.Tensor:
+    # in steps of a tenth, so that many are equal
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 11, forest.accepted.shape, generator=generator) / 10
+
+
+@pytest.mark.parametrize("part", ["tree", "chain"])
+def test_a_threshold_keeps_whole_paths(make_traces, part) -> None:
+    forest = getattr(make_traces(k=3), part)
+    scores = random_scores(forest)
+    levels = torch.tensor([0.0, 0.1, 0.35, 0.5, 1.0, torch.inf])
+    found = threshold_sweep(forest, scores, levels)
+    for setting, level in enumerate(levels.tolist()):
+        for tree in range(len(forest)):
+            kept = kept_by_hand(forest, tree, scores[tree].tolist(), level)
+            assert int(found.gamma[setting, tree]) == len(kept)
+            assert int(found.tau[setting, tree]) == sum(bool(forest.accepted[tree, node]) for node in kept)
+    assert 0 < int(found.tau.sum()) < int(found.gamma.sum())
+
+
+def test_a_score_that_is_no_number_keeps_its_node(make_traces) -> None:
+    forest = make_traces().tree
+    scores = torch.zeros(forest.accepted.shape)
+    scores[:, 0] = float("nan")
+    found = threshold_sweep(forest, scores, torch.tensor([0.5]))
+    assert found.gamma.tolist() == [[1] * len(forest)]
+
+
+def test_path_minimum_by_recursion(make_traces) -> None:
+    forest = make_traces(k=3, layers=5).tree
+    scores = random_scores(forest, seed=3)
+    lowest = path_minimum(forest, scores)
+    for tree in range(len(forest)):
+        parents, expected = parents_of(forest, tree), []
+        for node, parent in enumerate(parents):
+            above = expected[parent] if parent >= 0 else math.inf
+            expected.append(min(above, float(scores[tree, node])))
+        assert lowest[tree].tolist() == expected
+
+
+def test_the_failing_token_of_a_chain(make_traces) -> None:
+    chain = make_traces(prompts=6, layers=4).chain
+    scores = random_scores(chain)
+    levels = torch.tensor([0.0, 0.5, torch.inf])
+    dropped, kept = (threshold_sweep(chain, scores, levels, keeps_failing=keeps) for keeps in (False, True))
+    assert torch.equal(kept.gamma, (dropped.gamma + 1).clamp_max(4))
+    assert torch.equal(kept.tau, torch.minimum(kept.gamma, chain.accepted.sum(1).short()))
+    assert not torch.equal(kept.tau, dropped.tau)
+
+
+def test_the_failing_token_of_a_tree_is_refused(make_traces) -> None:
+    forest = make_traces().tree
+    with pytest.raises(C2TError, match="chains only"):
+        threshold_sweep(forest, random_scores(forest), keeps_failing=True)
+
+
+def test_static_chains_have_every_length(make_traces) -> None:
+    chain = make_traces().chain
+    found = static_sweep(chain)
+    runs = chain.accepted.sum(1).tolist()
+    assert found.gamma.tolist() == [[length] * len(chain) for length in (1, 2, 3, 4)]
+    assert found.tau.tolist() == [[min(length, run) for run in runs] for length in (1, 2, 3, 4)]
+
+
+def test_eagle2_keeps_the_most_probable_nodes(make_traces) -> None:
+    forest = make_traces(k=3).tree
+    forest.joint_log_prob[0, 5:9] = forest.joint_log_prob[0, 5]
+    found = eagle2_sweep(forest)
+    for tree in range(len(forest)):
+        probs = forest.joint_log_prob[tree].tolist()
+        order = sorted(range(len(probs)), key=lambda node: (-probs[node], node))
+        hits = np.cumsum([int(forest.accepted[tree, node]) for node in order])
+        assert found.tau[:, tree].tolist() == hits.tolist()
+    assert found.gamma[:, 0].tolist() == list(range(1, forest.accepted.shape[1] + 1))
+
+
+@pytest.mark.parametrize("top_k", [None, 1, 2])
+def test_the_second_top_k(make_traces, top_k) -> None:
+    forest = make_traces(k=3, layers=4).tree
+    scores = random_scores(forest, seed=1)
+    for beta in (0.0, 0.3, 0.6):
+        kept = kept_nodes(forest, scores, beta, top_k)
+        for tree in range(len(forest)):
+            expected = kept_by_hand(forest, tree, scores[tree].tolist(), beta, top_k)
+            assert set(kept[tree].nonzero().flatten().tolist()) == expected
+
+
+def test_without_second_top_k_both_ways_agree(make_traces) -> None:
+    forest = make_traces(k=3, layers=4).tree
+    scores = random_scores(forest, seed=2)
+    betas = [0.0, 0.2, 0.5, 0.9]
+    slow, fast = top_k_sweep(forest, scores, betas, None), threshold_sweep(forest, scores, torch.tensor(betas))
+    assert torch.equal(slow.gamma, fast.gamma) and torch.equal(slow.tau, fast.tau)
+    fewer = top_k_sweep(forest, scores, betas, 1)
+    assert (fewer.gamma <= fast.gamma).all() and not torch.equal(fewer.gamma, fast.gamma)
+
+
+def test_where_the_record_ends(make_traces) -> None:
+    forest = make_traces(k=3, layers=4).tree
+    kept = kept_nodes(forest, random_scores(forest), 0.3)
+    inner = blind = states = 0
+    for tree in range(len(forest)):
+        expanded = set(forest.parent_ids[tree].tolist())
+        nodes = [node for node in kept[tree].nonzero().flatten().tolist() if forest.depth[node] < forest.layers]
+        inner += len(nodes)
+        blind += sum(node not in expanded for node in nodes)
+        hits = [node for node in kept[tree].nonzero().flatten().tolist() if forest.accepted[tree, node]]
+        if hits and hits[-1] in nodes and hits[-1] not in expanded:
+            states += 1
+    found = censored(forest, kept)
+    assert found.nodes == pytest.approx(blind / inner) and 0 < blind < inner
+    assert found.states == pytest.approx(states / len(forest))
+
+
+def test_a_truncated_tree_is_the_shallower_one(make_traces) -> None:
+    deep, shallow = make_traces(layers=4).tree, make_traces(layers=3).tree
+    found = truncate(deep, 3)
+    for name in TABLES:
+        # what the target says depends on how far it was asked
+        if name != "accepted":
+            assert torch.equal(getattr(found, name), getattr(shallow, name)), name
+    assert torch.equal(found.accepted, deep.accepted[:, deep.depth <= 3])
+    assert torch.equal(truncate(deep, 4).accepted, deep.accepted)
+
+
+@pytest.mark.parametrize("depth", [0, 5])
+def test_a_depth_that_was_not_recorded_is_refused(make_traces, depth) -> None:
+    with pytest.raises(C2TError, match="between 1 and the recorded 4"):
+        truncate(make_traces().tree, depth)
+
+
+def visited(traces, gamma, tau, prompt: int) -> tuple[int, int, int]:
+    rows = [row for row, number in enumerate(traces.prompt.tolist()) if number == prompt]
+    steps = verified = hits = at = 0
+    while at < len(rows):
+        row = rows[at]
+        steps, verified, hits = steps + 1, verified + gamma[row], hits + tau[row]
+        at += tau[row] + 1
+    return steps, verified, hits
+
+
+@pytest.mark.parametrize("every_state", [False, True])
+def test_serving_visits_what_a_server_would(make_traces, every_state) -> None:
+    traces = make_traces(prompts=7, steps=9, k=3)
+    sweep = threshold_sweep(traces.tree, random_scores(traces.tree), torch.tensor([0.0, 0.3, torch.inf]))
+    found = serve(traces, sweep, every_state)
+    for setting in range(3):
+        gamma, tau = sweep.gamma[setting].tolist(), sweep.tau[setting].tolist()
+        for prompt in range(7):
+            rows = range(9 * prompt, 9 * prompt + 9)
+            expected = (
+                (9, sum(gamma[row] for row in rows), sum(tau[row] for row in rows))
+                if every_state
+                else visited(traces, gamma, tau, prompt)
+            )
+            assert tuple(part[setting, prompt] for part in (found.steps, found.verified, found.accepted)) == expected
+
+
+def test_thresholds_reach_from_everything_to_nothing(make_traces) -> None:
+    forest = make_traces(prompts=8).tree
+    found = threshold_sweep(forest, random_scores(forest))
+    assert found.settings.tolist() == sorted(set(found.settings.tolist()))
+    assert found.gamma[0].tolist() == [forest.accepted.shape[1]] * len(forest)
+    assert found.gamma[-1].tolist() == [0] * len(forest)
+
+
+def test_thresholds_need_a_number() -> None:
+    with pytest.raises(C2TError, match="no finite score"):
+        thresholds(torch.full((3,), float("nan")))
+
+
+def test_gamma_between_two_settings() -> None:
+    tau, gamma = np.array([2.0, 1.0, 1.5]), np.array([4.0, 1.0, 5.0])
+    # 1.5 for 5 is not chosen: 2.0 costs less
+    assert gamma_at(tau, gamma, np.array([0.5, 1.0, 1.25, 1.5, 2.0])).tolist() == [0.5, 1.0, 2.5, 4.0, 4.0]
+    assert math.isnan(gamma_at(tau, gamma, 2.01))
+
+
+def test_the_same_rule_saves_nothing_in_any_replicate(make_traces) -> None:
+    traces = make_traces(prompts=12, steps=6)
+    served = serve(traces, static_sweep(traces.chain))
+    found = compare(served, served, [0.3, 0.5], prompt_weights(12, 50))
+    assert found.ratio == [1.0, 1.0]
+    assert found.ratio_interval == [(1.0, 1.0)] * 2
+    low, high = found.gamma_interval[1]
+    assert low < found.gamma[1] < high
+
+
+def test_replicates_draw_whole_prompts() -> None:
+    weights = prompt_weights(5, 2000, seed=1)
+    assert (weights.sum(1) == 5).all()
+    # the mean of 2,000 draws of variance 0.8 has a standard deviation of 0.02; five of them
+    assert np.abs(weights.mean(0) - 1).max() < 0.1
+    served = Served(np.array([1.0]), *(np.array([[2.0, 1.0]]), np.array([[4.0, 6.0]]), np.array([[2.0, 1.0]])))
+    tau, gamma = served.curve(np.array([[2.0, 0.0], [1.0, 1.0]]))
+    assert tau.tolist() == [[1.0], [1.0]] and gamma.tolist() == [[2.0], [10 / 3]]
+
+
+def test_an_interval_that_is_mostly_out_of_reach_is_none() -> None:
+    values = np.arange(100.0)
+    assert interval(values) == pytest.approx((2.475, 96.525))
+    values[:6] = np.nan
+    assert all(math.isnan(end) for end in interval(values))
