@@ -1,0 +1,95 @@
+"""Serving replayed from recorded chains under a given cost curve: what an arm's choices would bring, without a GPU.
+
+Only the decisions and the acceptance are real. Prefill, scheduling and everything else that a cost curve leaves out
+are not simulated, so the figures compare arms and predict no server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from c2t_plugin.lab.traces import Traces
+from c2t_plugin.planner import CostCurve, Planner
+from c2t_plugin.policies.chain import kept_lengths
+
+
+@dataclass(frozen=True)
+class Arm:
+    """How a server chooses. depth: requests -> draft passes. keep: (requests, drafted) acceptance probabilities ->
+    (requests,) int64 draft tokens to verify."""
+
+    name: str
+    depth: Callable[[int], int]
+    keep: Callable[[Tensor], Tensor]
+
+
+def plain() -> Arm:
+    """No draft."""
+    return Arm("plain", lambda requests: 0, lambda acceptance: torch.zeros(len(acceptance), dtype=torch.int64))
+
+
+def static(length: int) -> Arm:
+    """Chains of one length, all verified."""
+    return Arm(f"static {length}", lambda requests: length, lambda a: torch.full((len(a),), a.shape[1]))
+
+
+def fixed_beta(beta: float, d_max: int) -> Arm:
+    """The paper's chain mode: each chain ends before its first token below beta (C2T v1 5.5)."""
+    return Arm(f"beta {beta:g}", lambda requests: d_max, lambda a: kept_lengths(a, beta, a.shape[1]).long())
+
+
+def planned(curve: CostCurve, d_max: int) -> Arm:
+    """The planner, which knows the cost curve."""
+    planner = Planner(curve, d_max)
+    return Arm("planned", planner.depth, planner.keep)
+
+
+@dataclass(frozen=True)
+class Served:
+    """seconds: simulated. tokens: output, bonus tokens included. steps: decoding steps of the batch. tau: accepted
+    draft tokens per request and step, bonus excluded. gamma: draft tokens verified per request and step."""
+
+    seconds: float
+    tokens: int
+    steps: int
+    tau: float
+    gamma: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+def serve(traces: Traces, acceptance: Tensor, curve: CostCurve, arm: Arm, slots: int) -> Served:
+    """All recorded prompts through `slots` places, a new prompt taking each place that falls free.
+
+    acceptance: (states, recorded depth) the probabilities that the arm sees, of the recorded chains' tokens.
+    """
+    hits = traces.chain.accepted.int().cumprod(1).sum(1)
+    starts = torch.ones(len(traces), dtype=torch.bool)
+    starts[1:] = traces.prompt[1:] != traces.prompt[:-1]
+    first = starts.nonzero().flatten()
+    end = torch.cat([first[1:], torch.tensor([len(traces)])])
+    at, until, waiting = first[:slots].clone(), end[:slots].clone(), slots
+    seconds, tokens, steps, verified, accepted_in_all, turns = 0.0, 0, 0, 0, 0, 0
+    while len(at):
+        requests = len(at)
+        drafted = arm.depth(requests)
+        kept = arm.keep(acceptance[at, :drafted])
+        accepted = torch.minimum(hits[at], kept)
+        total = torch.tensor(requests + int(kept.sum()))
+        seconds += float(curve.verify_s(total)) + drafted * curve.draft_s(requests) + curve.fixed + curve.keep_up
+        tokens += int(torch.minimum(accepted + 1, until - at).sum())
+        steps, turns = steps + 1, turns + requests
+        verified, accepted_in_all = verified + int(kept.sum()), accepted_in_all + int(accepted.sum())
+        at = at + accepted + 1
+        running = at < until
+        free = int((~running).sum())
+        fresh = slice(waiting, waiting + free)
+        at, until = torch.cat([at[running], first[fresh]]), torch.cat([until[running], end[fresh]])
+        waiting += free
+    return Served(seconds, tokens, steps, accepted_in_all / turns, verified / turns)

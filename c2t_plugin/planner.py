@@ -1,0 +1,190 @@
+"""How deep to draft and how many draft tokens to verify, so that output tokens per second are most.
+
+A fixed beta answers neither question: what a candidate costs depends on the machine and on how many requests share a
+step. With acceptance probabilities and a cost curve both have an answer, and plain decoding is one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from c2t_plugin.errors import ConfigError
+
+FORMAT = "c2t-cost-curve"
+# Steps between two looks at what one more draft token would bring.
+PROBE_EVERY = 64
+# Weight of the newest step in the running means of acceptance by depth.
+FORGET = 0.1
+# Acceptance of a token below an accepted one, before anything was observed.
+UNKNOWN = 0.5
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """Seconds of the parts of one decoding step on one machine.
+
+    verify: (tokens, seconds) of the target's forward pass over so many tokens in all, roots included; at least two
+    points. draft: (requests, seconds) of one draft forward pass. fixed: seconds of a step that depend on neither.
+    keep_up: seconds that a step costs for the draft to read what was accepted, without which it cannot draft later;
+    spent in plain decoding too.
+
+    Points are joined by straight lines, and continued by the last one. A point below an earlier one is taken at its
+    height: a larger pass that measured faster is noise, and would make the planner verify tokens for nothing.
+    """
+
+    verify: tuple[tuple[int, float], ...]
+    draft: tuple[tuple[int, float], ...]
+    fixed: float = 0.0
+    keep_up: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("verify", "draft"):
+            points = getattr(self, name)
+            counts = [count for count, _ in points]
+            if len(points) < 2 or counts != sorted(set(counts)) or counts[0] < 1:
+                raise ConfigError(
+                    f"cost curve: {name} needs two or more points of rising counts from 1 on, got {counts}"
+                )
+            if not all(math.isfinite(seconds) and seconds > 0 for _, seconds in points):
+                raise ConfigError(
+                    f"cost curve: every time of {name} must be a positive number of seconds, got {points}"
+                )
+        if not all(math.isfinite(value) and value >= 0 for value in (self.fixed, self.keep_up)):
+            raise ConfigError(f"cost curve: fixed and keep_up must be 0 or more, got {self.fixed} and {self.keep_up}")
+
+    def verify_s(self, tokens: Tensor) -> Tensor:
+        """Seconds of target passes over `tokens` tokens: any shape, any number type -> float64."""
+        return _interpolate(self.verify, tokens)
+
+    def draft_s(self, requests: int) -> float:
+        """Seconds of one draft pass for so many requests."""
+        return float(_interpolate(self.draft, torch.tensor(requests)))
+
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        record = {"format": FORMAT, "verify": self.verify, "draft": self.draft}
+        path.write_text(json.dumps({**record, "fixed": self.fixed, "keep_up": self.keep_up}, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> CostCurve:
+        """Read what `save` wrote. Raises ConfigError if the file is missing or is not a cost curve."""
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ConfigError(f"{path} is no readable cost curve: {error}") from error
+        names = {"format", "verify", "draft", "fixed", "keep_up"}
+        if not isinstance(found, Mapping) or set(found) != names or found["format"] != FORMAT:
+            raise ConfigError(
+                f"{path} is no cost curve: it needs exactly {', '.join(sorted(names))}, format {FORMAT!r}"
+            )
+        try:
+            points = {name: tuple((int(count), float(s)) for count, s in found[name]) for name in ("verify", "draft")}
+            return cls(**points, fixed=float(found["fixed"]), keep_up=float(found["keep_up"]))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{path} is no cost curve: {error}") from error
+
+
+def _interpolate(points: Sequence[tuple[int, float]], at: Tensor) -> Tensor:
+    counts = torch.tensor([count for count, _ in points], dtype=torch.float64)
+    seconds = torch.tensor([s for _, s in points], dtype=torch.float64).cummax(0).values
+    x = at.double()
+    right = torch.searchsorted(counts, x).clamp(1, len(points) - 1)
+    left = right - 1
+    slope = (seconds[right] - seconds[left]) / (counts[right] - counts[left])
+    # below the first point a pass costs what the first one does: weights have to be read anyway
+    return torch.where(x < counts[0], seconds[0], seconds[left] + slope * (x - counts[left]))
+
+
+class Budget(NamedTuple):
+    """kept: (requests,) int64 draft tokens to verify of each. rate: expected output tokens per second of this step."""
+
+    kept: Tensor
+    rate: float
+
+
+def spend(acceptance: Tensor, curve: CostCurve, drafted: int, longest: Tensor | None = None) -> Budget:
+    """Share the target's pass out over all requests' draft tokens.
+
+    acceptance: (requests, depth) float, the calibrated probability that the target accepts the token *and* all before
+    it; a value above an earlier one of its chain is taken at that one's height, and NaN (not known) counts as certain.
+    drafted: draft passes that were run, already paid for. longest: (requests,) int64 limits of single requests.
+
+    Tokens are taken by falling probability, of equal ones by lower depth and then lower row, which keeps every chain's
+    kept tokens together. As many are taken as make expected output tokens (the accepted ones and one bonus token a
+    request) per second most; the fewest, if several counts do.
+    """
+    requests, depth = acceptance.shape
+    chain = acceptance.double().nan_to_num(1.0).clamp(0.0, 1.0).cummin(1).values
+    if longest is not None:
+        chain = chain.masked_fill(torch.arange(depth) >= longest[:, None], -1.0)
+    # column by column, so that a stable sort puts the lower depth first
+    order = chain.T.flatten().argsort(descending=True, stable=True)
+    gains = chain.T.flatten()[order]
+    gains = gains[gains >= 0]
+    expected = requests + torch.cat([gains.new_zeros(1), gains.cumsum(0)])
+    seconds = curve.verify_s(requests + torch.arange(len(gains) + 1))
+    rates = expected / (seconds + drafted * curve.draft_s(requests) + curve.fixed + curve.keep_up)
+    count = int(rates.argmax())
+    kept = torch.bincount(order[:count] % requests, minlength=requests)
+    return Budget(kept, float(rates[count]))
+
+
+class Planner:
+    """Chooses each step's draft depth before it drafts, and each request's kept tokens after.
+
+    The depth comes from running means of how often a token is accepted if the one before it is, by depth. One step of
+    PROBE_EVERY drafts one token more than seems best, so that a change for the better is noticed; from depth 0, plain
+    decoding, too.
+    """
+
+    def __init__(self, curve: CostCurve, d_max: int) -> None:
+        if d_max < 1:
+            raise ConfigError(f"the planner needs at least 1 draft step, got {d_max}")
+        self.curve = curve
+        self.d_max = d_max
+        # of the token at depth i + 1, given the one before it
+        self._accepted = torch.full((d_max,), UNKNOWN, dtype=torch.float64)
+        self._seen = 0
+        self._short_steps = 0
+
+    def depth(self, requests: int) -> int:
+        """Draft passes for the next step of so many requests; 0 is plain decoding."""
+        gains = self._accepted.cumprod(0).repeat_interleave(requests)
+        expected = requests + torch.cat([gains.new_zeros(1), gains.cumsum(0)])
+        counts = torch.arange(len(expected))
+        drafted = torch.arange(self.d_max + 1)[:, None]
+        seconds = self.curve.verify_s(requests + counts) + drafted * self.curve.draft_s(requests)
+        rates = expected / (seconds + self.curve.fixed + self.curve.keep_up)
+        best = int(rates.masked_fill(counts > drafted * requests, -1.0).amax(1).argmax())
+        if best == self.d_max:
+            return best
+        self._short_steps += 1
+        return best + (self._short_steps % PROBE_EVERY == 0)
+
+    def keep(self, acceptance: Tensor, longest: Tensor | None = None) -> Tensor:
+        """(requests,) int64 draft tokens to verify; see `spend`. acceptance: (requests, drafted) of this step."""
+        drafted = acceptance.shape[1]
+        if acceptance.numel():
+            self._observe(acceptance.double().nan_to_num(1.0).clamp(0.0, 1.0).cummin(1).values.mean(0))
+        return spend(acceptance, self.curve, drafted, longest).kept
+
+    def _observe(self, chain: Tensor) -> None:
+        """chain: (drafted,) mean acceptance by depth."""
+        drafted = len(chain)
+        above = torch.cat([chain.new_ones(1), chain[:-1]])
+        found = torch.where(above > 0, chain / above, 0.0)
+        before = self._accepted[:drafted]
+        first = torch.arange(drafted) >= self._seen
+        self._accepted[:drafted] = torch.where(first, found, before + FORGET * (found - before))
+        if drafted > self._seen:
+            self._seen = drafted
+            # what lies deeper was never seen: as likely as the deepest that was
+            self._accepted[drafted:] = found[-1]

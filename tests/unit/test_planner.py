@@ -1,0 +1,168 @@
+"""The planner against brute force, and the cost curve against bad files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from c2t_plugin.errors import ConfigError
+from c2t_plugin.planner import PROBE_EVERY, CostCurve, Planner, spend
+
+FREE = CostCurve(verify=((1, 1.0), (1000, 1.0)), draft=((1, 1e-6), (1000, 1e-6)))
+# every token costs the same, nothing else costs anything to speak of
+DEAR = CostCurve(verify=((1, 1.0), (1000, 1000.0)), draft=((1, 0.1), (1000, 0.1)))
+USUAL = CostCurve(verify=((1, 1.0), (32, 1.0), (512, 8.0)), draft=((1, 0.05), (512, 0.2)), fixed=0.02, keep_up=0.03)
+
+probabilities = st.lists(
+    st.lists(st.floats(0, 1) | st.just(math.nan), min_size=3, max_size=3), min_size=1, max_size=3
+).map(torch.tensor)
+
+
+def chain(acceptance: torch.Tensor) -> list[list[float]]:
+    return [list(itertools.accumulate((1.0 if math.isnan(p) else p for p in row), min)) for row in acceptance.tolist()]
+
+
+def rate(chains: list[list[float]], kept: tuple[int, ...], curve: CostCurve, drafted: int) -> float:
+    expected = len(chains) + sum(sum(row[:count]) for row, count in zip(chains, kept, strict=True))
+    seconds = float(curve.verify_s(torch.tensor(len(chains) + sum(kept)))) + drafted * curve.draft_s(len(chains))
+    return expected / (seconds + curve.fixed + curve.keep_up)
+
+
+@given(acceptance=probabilities, curve=st.sampled_from([FREE, DEAR, USUAL]))
+def test_no_other_choice_of_kept_tokens_is_faster(acceptance: torch.Tensor, curve: CostCurve):
+    chains, drafted = chain(acceptance), acceptance.shape[1]
+    found = spend(acceptance, curve, drafted)
+    every = itertools.product(range(drafted + 1), repeat=len(chains))
+    best = max(rate(chains, kept, curve, drafted) for kept in every)
+    assert found.rate == pytest.approx(best, rel=1e-9)
+    assert rate(chains, tuple(found.kept.tolist()), curve, drafted) == pytest.approx(best, rel=1e-9)
+
+
+def test_free_tokens_are_all_verified_and_dear_ones_never():
+    acceptance = torch.tensor([[0.7, 0.6, 0.1], [0.5, 0.4, 0.3]])
+    assert spend(acceptance, FREE, 3).kept.tolist() == [3, 3]
+    assert spend(acceptance, DEAR, 3).kept.tolist() == [0, 0]
+
+
+def test_a_confidence_that_rises_along_the_chain_does_not_count():
+    """The tail is worth no more than what stands before it: the target must accept both."""
+    curve = CostCurve(verify=((1, 1.0), (2, 1.0), (3, 1.4), (10, 9.0)), draft=((1, 1e-9), (9, 1e-9)))
+    assert spend(torch.tensor([[0.3, 0.99]]), curve, 2).kept.tolist() == [1]
+    assert spend(torch.tensor([[0.99, 0.97]]), curve, 2).kept.tolist() == [2]
+
+
+def test_a_single_requests_limit_holds():
+    acceptance = torch.full((3, 4), 0.9)
+    kept = spend(acceptance, FREE, 4, torch.tensor([0, 2, 9])).kept
+    assert kept.tolist() == [0, 2, 4]
+
+
+def test_of_equal_tokens_the_shallow_ones_go_first():
+    # two tokens are free, the third is not worth its price
+    curve = CostCurve(verify=((1, 1.0), (5, 1.0), (6, 9.0), (9, 99.0)), draft=((1, 1e-9), (9, 1e-9)))
+    kept = spend(torch.full((3, 4), 0.8), curve, 4).kept
+    assert kept.tolist() == [1, 1, 0]
+
+
+@given(
+    accepted=st.lists(st.floats(0, 1), min_size=4, max_size=4),
+    requests=st.integers(1, 5),
+    curve=st.sampled_from([FREE, DEAR, USUAL]),
+)
+def test_the_depth_is_the_one_whose_best_budget_is_fastest(accepted: list[float], requests: int, curve: CostCurve):
+    chain = torch.tensor(accepted, dtype=torch.float64).cumprod(0)
+    planner = Planner(curve, 4)
+    planner.keep(chain[None])
+    rates = [spend(chain[:drafted].expand(requests, drafted), curve, drafted).rate for drafted in range(5)]
+    assert rates[planner.depth(requests)] == pytest.approx(max(rates), rel=1e-9)
+
+
+def test_drafting_is_deep_where_it_pays_and_stops_where_it_loses():
+    likely, hopeless = torch.full((4, 6), 0.95), torch.full((4, 6), 0.02)
+    for curve, acceptance, expected in ((USUAL, likely, 6), (USUAL, hopeless, 0), (DEAR, likely, 0)):
+        planner = Planner(curve, 6)
+        for _ in range(40):
+            planner.keep(acceptance)
+        assert planner.depth(4) == expected
+
+
+def test_plain_decoding_looks_now_and_then_whether_drafting_would_pay():
+    planner = Planner(USUAL, 6)
+    for _ in range(40):
+        planner.keep(torch.full((4, 6), 0.02))
+    depths = [planner.depth(4) for _ in range(2 * PROBE_EVERY)]
+    assert [step + 1 for step, depth in enumerate(depths) if depth] == [PROBE_EVERY, 2 * PROBE_EVERY]
+    assert {depth for depth in depths if depth} == {1}
+
+
+def test_it_comes_back_from_plain_decoding():
+    planner = Planner(USUAL, 6)
+    for _ in range(40):
+        planner.keep(torch.full((4, 6), 0.02))
+    for _ in range(12 * PROBE_EVERY):
+        depth = planner.depth(4)
+        planner.keep(torch.full((4, 6), 0.95)[:, :depth])
+    assert planner.depth(4) >= 4
+
+
+def test_depths_that_were_never_drafted_are_forecast_from_the_last_ratio():
+    """At .8 and then .9 of what is left, four free-standing draft passes pay; at .8 and then .1, one does."""
+    curve = CostCurve(verify=((1, 1.0), (64, 1.0)), draft=((1, 0.2), (64, 0.2)))
+    for second, expected in ((0.72, 4), (0.08, 1)):
+        planner = Planner(curve, 4)
+        planner.keep(torch.tensor([[0.8, second]]))
+        assert planner.depth(1) == expected
+
+
+def test_no_requests_and_no_drafts():
+    assert spend(torch.zeros(2, 0), USUAL, 0).kept.tolist() == [0, 0]
+    assert Planner(USUAL, 3).keep(torch.zeros(2, 0)).tolist() == [0, 0]
+
+
+def test_a_curve_is_monotone_and_goes_on_after_its_points():
+    curve = CostCurve(verify=((2, 1.0), (4, 3.0), (8, 2.0), (16, 5.0)), draft=((1, 1.0), (2, 1.0)))
+    counts = torch.tensor([1, 2, 3, 4, 6, 8, 16, 24])
+    assert curve.verify_s(counts).tolist() == pytest.approx([1.0, 1.0, 2.0, 3.0, 3.0, 3.0, 5.0, 7.0])
+
+
+def test_a_curve_survives_its_file(tmp_path: Path):
+    USUAL.save(tmp_path / "curve.json")
+    assert CostCurve.load(tmp_path / "curve.json") == USUAL
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"verify": [[1, 1.0]]}, "two or more points"),
+        ({"verify": [[4, 1.0], [2, 1.0]]}, "rising"),
+        ({"verify": [[0, 1.0], [2, 1.0]]}, "from 1 on"),
+        ({"draft": [[1, 0.0], [2, 1.0]]}, "positive"),
+        ({"draft": [[1, "fast"], [2, 1.0]]}, "no cost curve"),
+        ({"fixed": -1}, "0 or more"),
+        ({"keep_up": "nan"}, "0 or more"),
+        ({"format": "something"}, "needs exactly"),
+        ({"more": 1}, "needs exactly"),
+    ],
+)
+def test_a_bad_curve_is_refused(tmp_path: Path, change: dict, message: str):
+    path = tmp_path / "curve.json"
+    USUAL.save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ConfigError, match=message):
+        CostCurve.load(path)
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path):
+    for content in (None, b"", b"[]", b"\xff\xfe"):
+        path = tmp_path / "curve.json"
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"curve\.json is no"):
+            CostCurve.load(path)
