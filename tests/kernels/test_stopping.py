@@ -6,11 +6,12 @@ import math
 
 import pytest
 import torch
-from c2t_kernels.fused import stopping
-from c2t_kernels.reference.stopping import early_stop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+
+from c2t_kernels.fused import stopping
+from c2t_kernels.reference.stopping import early_stop
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # The interpreter takes some 30 ms for a batch with a budget.
@@ -68,7 +69,7 @@ def test_links_end_at_the_last_kept_node():
 
 
 def test_budget_drops_the_tail_of_lowest_confidence():
-    # running minima .9 .6 .6 and .8 .7 .7: the last token of the first row is worth .6, though its own confidence is .99
+    # running minima .9 .6 .6 and .8 .7 .7: the first row's last token is worth .6, whatever its own confidence
     confidence = table([[0.9, 0.6, 0.99], [0.8, 0.7, 0.9]])
     assert early_stop(confidence, 0.5, 3, budget=5).tolist() == [2, 3]
     assert early_stop(confidence, 0.5, 3, budget=4).tolist() == [1, 3]
@@ -110,7 +111,7 @@ def test_a_kept_length_is_the_longest_prefix_at_or_above_beta(batch: tuple[Tenso
 @QUIET
 @given(batch=batches(), budget=st.integers(0, 40))
 def test_budget_is_met_exactly_and_drops_nothing_better_than_it_keeps(batch: tuple, budget: int):
-    confidence, beta, depth = batch
+    confidence = batch[0]
     free, clipped = early_stop(*batch), early_stop(*batch, budget=budget)
     assert clipped.sum() == min(int(free.sum()), budget)
     assert (clipped <= free).all()
