@@ -138,6 +138,14 @@ def test_layer_order_has_the_same_nodes(forest) -> None:
         assert depths == sorted(depths)
 
 
+def test_a_certain_child_stays_behind_its_parent(toy_draft) -> None:
+    # every joint probability is 1
+    sure = toy_draft(2, lambda state, path: [0.0, -math.inf])
+    forest = grow(sure, torch.zeros(2, 40, dtype=torch.int64), TreeShape(1, 40, 2))
+    for tree in blocks.recorded_trees(forest, 40, greedy=True):
+        assert tree.tolist() == list(range(-1, 39))
+
+
 @pytest.mark.parametrize("nodes", [0, 1_000])
 def test_more_nodes_than_recorded_are_refused(forest, nodes) -> None:
     with pytest.raises(C2TError, match="are asked for"):
