@@ -12,7 +12,7 @@ from torch import Tensor
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.features import NodeStats
-from c2t_plugin.grow import Distributions, Growth
+from c2t_plugin.grow import Distributions, Growth, LogitDistributions
 from c2t_plugin.tree import ROOT, TokenTree, pack
 
 PAPER_TOP_M = 1000
@@ -60,7 +60,7 @@ class Confidence:
             return self.classifier.confidence(stats)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerPolicy:
     """Drafts from all newest live nodes until d_max, and lets the target verify all live nodes.
 
@@ -91,6 +91,32 @@ class LayerPolicy:
 def top_children(growth: Growth, distributions: Distributions, top_m: int, k: int) -> TokenTree:
     """The k most probable children of every node of the frontier; their scores are joint probabilities."""
     return growth.children(*distributions.stats(top_m, k))
+
+
+def sampled_children(
+    growth: Growth, distributions: Distributions, top_m: int, k: int, temperature: float, replacement: bool
+) -> TokenTree:
+    """k children of every node of the frontier, drawn from softmax(logits / temperature), in the order drawn.
+
+    replacement: independent draws, so that siblings may be equal; else fewer than k where words run out. Probabilities
+    and statistics are those of the distribution at that temperature. Randomness comes from the growth's generator.
+    """
+    logits = distributions.logits().float() / temperature
+    batch, width, vocab = logits.shape
+    stats = LogitDistributions(logits).stats(top_m, 1)
+    log_probs = logits.log_softmax(-1)
+    probs = log_probs.exp().nan_to_num(0.0)
+    if replacement:
+        # a row without a distribution must not stop the others; its log probabilities are NaN, so its children are dead
+        probs[probs.sum(-1) == 0] = 1.0
+        tokens = torch.multinomial(probs.flatten(0, 1), k, True, generator=growth.generator).unflatten(
+            0, (batch, width)
+        )
+    else:
+        # the largest p / e with e exponential is a draw from p, the next one a draw from the rest
+        race = probs / torch.empty_like(probs).exponential_(generator=growth.generator)
+        tokens = race.topk(min(k, vocab), dim=-1).indices
+    return growth.children(tokens, log_probs.gather(-1, tokens), stats.entropy, stats.margin)
 
 
 def scored(block: TokenTree, score: Score) -> TokenTree:
