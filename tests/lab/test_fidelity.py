@@ -61,3 +61,19 @@ def test_the_papers_rows_include_the_roots() -> None:
     trees, rows = 8880, 8_977_680
     assert rows == trees * (node_count(10, 11) + 1)
     assert rows - trees == trees * node_count(10, 11) == 8_968_800
+
+
+def test_table_1_rounds_gamma_down() -> None:
+    """C2T v1 tables 1, 5 and 6: LLaMA-2 7B on MT-bench, tau 3.92, in candidate tokens."""
+    table_1, table_5, table_6, eagle2 = 0.7e6, 781_806, 781_613, 1.0e6
+    assert round(table_5, -5) == round(table_6, -5) == 0.8e6 > table_1
+    # the abstract: 75 to 80% of the tokens
+    assert 0.75 < table_6 / eagle2 < 0.8
+
+
+def test_seconds_and_percentages_of_figure_2_have_two_baselines() -> None:
+    """S4: time saved, static tree, simple cutoff, dynamic width and depth, dynamic width; tokens per second."""
+    saved = (0.023, 0.0443, 0.0665, 0.0716)
+    rates = (10.351, 10.556, 10.83, 10.88)
+    assert [abs(1 - 10.078 / rate - share) < 0.005 for rate, share in zip(rates, saved, strict=True)] == [True] * 4
+    assert 1.07 / saved[0] > 1.5 * 2.07 / saved[-1]
