@@ -1,8 +1,9 @@
-"""docs/fidelity.md: every line names tests that exist, and the lines that no other test pins."""
+"""docs/fidelity.md: every line names code and tests that exist; and the lines that no other test pins."""
 
 from __future__ import annotations
 
 import ast
+import pkgutil
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from c2t_plugin.lab.trees import node_count
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/fidelity.md").read_text(encoding="utf-8")
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+CODE = re.compile(r"`(c2t_(?:plugin|kernels)[\w.]+)`")
 # lines of a table with a `test` column
 LINES = [
     line
@@ -30,11 +32,22 @@ def names_in(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.split("|")[1].strip())
 def test_a_line_names_tests_that_exist(line: str) -> None:
-    assert len(line.split(" | ")) == 4
+    assert len(line.split(" | ")) == 5
     named = NAMED.findall(line.split(" | ")[-1])
     assert named
     missing = [f"{file}::{name}" for file, name in named if name not in names_in(ROOT / file)]
     assert missing == []
+
+
+@pytest.mark.parametrize("name", sorted(set(CODE.findall(PAGE))))
+def test_code_that_is_named_exists(name: str) -> None:
+    assert pkgutil.resolve_name(name) is not None
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.split("|")[1].strip())
+def test_a_line_names_code_or_none(line: str) -> None:
+    cell = line.split(" | ")[-2]
+    assert CODE.findall(cell) or cell == "none"
 
 
 def test_the_page_was_read() -> None:
