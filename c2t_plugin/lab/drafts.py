@@ -1,4 +1,4 @@
-"""The drafts of a pair as TreeDraft: many decoding states of the same texts, many branches each.
+"""The drafts of a pair as Drafter: many decoding states of the same texts, many branches each.
 
 Slot i of a draft's memory holds the text's token i + 1, at position i, as in SGLang: its drafts never read the first
 token. A head reads the target's hidden state of token i beside it, and below the root its own hidden states.
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
+from c2t_plugin.grow import LogitDistributions
 from c2t_plugin.pair.models import ChainAttention, EagleHead, head_features
 from c2t_plugin.pair.recipe import HEAD_DIM
 
@@ -24,7 +25,7 @@ class Layer:
     """Where the nodes now being read sit, shared by all attention layers of a draft.
 
     visible: (texts, states, slots) bool, the slots of a text that each of its states has. ancestors:
-    (texts, states, branches, nodes read) bool, self included. cos, sin: (states, 1, 1, head_dim).
+    (texts, states, branches, nodes read) bool, self included. cos, sin: (texts, states, 1, branches, head_dim).
     """
 
     visible: Tensor
@@ -193,38 +194,41 @@ class BatchDraft:
         self.rows = self.texts * len(roots)
 
     def start(self, layers: int) -> Growth:
-        """Begin anew below the roots, for at most `layers` layers of nodes; what was read of the texts is shared."""
+        """Begin anew below the roots, for nodes of depth at most `layers`; what was read of the texts is shared."""
         return Growth(self, layers)
 
 
 class Growth:
-    """One tree per state on its way: a TreeDraft."""
+    """One tree per state on its way: a Drafter."""
 
     def __init__(self, batch: BatchDraft, layers: int) -> None:
         self.batch, self.model = batch, batch.model
-        self.hidden = batch.hidden
-        self.read = 0
         self.cos, self.sin = self.model.rotary(batch.roots[-1] + layers)
-        self.positions = torch.tensor(list(batch.roots))
         texts, states, slots = batch.texts, len(batch.roots), batch.text_memory[0][0].shape[2]
-        visible = (torch.arange(slots) < self.positions[:, None]).expand(texts, -1, -1)
-        none_yet = torch.zeros(texts, states, 1, 0, dtype=torch.bool)
-        self.layer = Layer(visible, none_yet, self.cos, self.sin)
+        # Of all nodes read so far, the root first: (texts, states, 1 + nodes, ...). The root is nobody's ancestor here,
+        # since it belongs to the text.
+        self.hidden = batch.hidden
+        self.positions = (torch.tensor(list(batch.roots)) - 1).expand(texts, -1)[..., None]
+        self.ancestors = torch.zeros(texts, states, 1, 0, dtype=torch.bool)
+        visible = torch.arange(slots) < self.positions + 1
+        self.layer = Layer(visible, self.ancestors, self.cos, self.sin)
         self.memories = [Memory(keys, values, self.layer) for keys, values in batch.text_memory]
 
-    def root_logits(self) -> Tensor:
-        return self.model.logits(self.hidden).view(self.batch.rows, -1)
+    def root(self) -> LogitDistributions:
+        return LogitDistributions(self.model.logits(self.hidden).flatten(0, 1))
 
-    def extend(self, token_ids: Tensor, parents: Tensor) -> Tensor:
+    def extend(self, token_ids: Tensor, parents: Tensor) -> LogitDistributions:
         shape = (self.batch.texts, len(self.batch.roots), -1)
-        parents = parents.view(shape)[..., None]
+        parents = parents.view(shape) + 1
         branches = parents.shape[2]
-        inherited = self.layer.ancestors.take_along_dim(parents, dim=2)
+        inherited = self.ancestors.take_along_dim(parents[..., None], dim=2)
         itself = torch.eye(branches, dtype=torch.bool).expand(*inherited.shape[:2], -1, -1)
         self.layer.ancestors = torch.cat([inherited, itself], dim=-1)
-        at = self.positions + self.read
-        self.layer.cos, self.layer.sin = self.cos[at][:, None, None], self.sin[at][:, None, None]
-        hidden = self.hidden.take_along_dim(parents, dim=2)
-        self.hidden = self.model.read_nodes(token_ids.view(shape), hidden, self.memories)
-        self.read += 1
-        return self.model.logits(self.hidden).flatten(0, 1)
+        self.ancestors = torch.cat([F.pad(self.ancestors, (0, branches)), self.layer.ancestors], dim=2)
+        at = self.positions.take_along_dim(parents, dim=2) + 1
+        self.positions = torch.cat([self.positions, at], dim=2)
+        self.layer.cos, self.layer.sin = self.cos[at][:, :, None], self.sin[at][:, :, None]
+        hidden = self.hidden.take_along_dim(parents[..., None], dim=2)
+        hidden = self.model.read_nodes(token_ids.view(shape), hidden, self.memories)
+        self.hidden = torch.cat([self.hidden, hidden], dim=2)
+        return LogitDistributions(self.model.logits(hidden).flatten(0, 1))

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import sys
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from c2t_kernels import draft_stats
 from c2t_plugin.errors import C2TError
 from c2t_plugin.features import NodeStats
+from c2t_plugin.grow import Distributions, Drafter, Growth, grow_tree
 from c2t_plugin.lab.plans import TreeShape
-
-
-class TreeDraft(Protocol):
-    """A draft model at many decoding states at once; it answers for one layer of nodes after another."""
-
-    def root_logits(self) -> Tensor:
-        """(states, vocab) logits of the token after the root."""
-
-    def extend(self, token_ids: Tensor, parents: Tensor) -> Tensor:
-        """Read one node per branch.
-
-        token_ids, parents: (states, branches) int64; parents index the branches of the previous call (0, the root, in
-        the first). Returns (states, branches, vocab) logits of the token after each node.
-        """
+from c2t_plugin.policies.base import no_columns
+from c2t_plugin.policies.eagle2 import Eagle2
+from c2t_plugin.tree import TokenTree
 
 
 def node_count(k: int, layers: int) -> int:
@@ -114,36 +103,43 @@ def join(forests: list[Forest]) -> Forest:
     return Forest(first.k, first.layers, **tables)
 
 
-def grow(draft: TreeDraft, continuation: Tensor, shape: TreeShape) -> Forest:
+@dataclass(frozen=True, kw_only=True)
+class WholeTree(Eagle2):
+    """EAGLE-2's tree in the fixed shape of a Forest: words of probability 0 have columns too, none is reranked away,
+    and the distributions stand in the order of their nodes' joint probability."""
+
+    max_nodes: int = sys.maxsize
+
+    def branch(self, growth: Growth, distributions: Distributions) -> TokenTree:
+        block = super().branch(growth, distributions)
+        return replace(block, alive=torch.ones_like(block.alive))
+
+    def expand(self, growth: Growth) -> Tensor:
+        if growth.depth == self.d_max:
+            return no_columns(growth)
+        order = growth.newest.joint_log_probs.argsort(dim=1, descending=True, stable=True)
+        return growth.first + order[:, : self.k]
+
+
+def grow(draft: Drafter, continuation: Tensor, shape: TreeShape) -> Forest:
     """One whole tree per decoding state.
 
     continuation: (states, layers) int64, the target's own next tokens after the root; greedy acceptance follows it.
     Every expanded node gets its k most probable children; the k nodes of a layer with the highest joint probability
     are expanded. With k = 1 this is the chain of a greedy draft.
     """
-    k, layers = shape.k, shape.layers
-    logits = draft.root_logits()[:, None]
-    rows = len(logits)
-    joint = logits.new_zeros(rows, 1, dtype=torch.float32)
-    owners = torch.full((rows, 1), -1, dtype=torch.int64)
-    alive = torch.ones(rows, 1, dtype=torch.bool)
-    offset = 0
-    parts: dict[str, list[Tensor]] = {name: [] for name in TABLES}
-    for layer in range(layers):
-        stats = draft_stats(logits.flatten(0, 1), shape.top_m, k)
-        log_prob = stats.log_probs.reshape(rows, -1, k)
-        token_ids = stats.token_ids.reshape(rows, -1)
-        children = (joint[..., None] + log_prob).flatten(1)
-        hit = token_ids == continuation[:, layer, None]
-        accepted = alive.repeat_interleave(k, dim=1) & hit
-        per_distribution = (stats.entropy.view(rows, -1), stats.margin.view(rows, -1), owners)
-        found = (children, log_prob.flatten(1), *per_distribution, token_ids, accepted)
-        for name, value in zip(TABLES, found, strict=True):
-            parts[name].append(value)
-        if layer + 1 < layers:
-            joint, best = children.topk(k, dim=1)
-            owners, alive = offset + best, accepted.gather(1, best)
-            offset += children.shape[1]
-            logits = draft.extend(token_ids.gather(1, best), best // k)
-    tables = {name: torch.cat(values, dim=1) for name, values in parts.items()}
-    return Forest(k, layers, **{name: value.to(DTYPES.get(name, value.dtype)) for name, value in tables.items()})
+    grown = grow_tree(draft, WholeTree(d_max=shape.layers, k=shape.k, top_m=shape.top_m))
+    tree = grown.tree
+    first = tree.rank[0] == 0
+    tables = {
+        "joint_log_prob": tree.joint_log_probs,
+        "log_prob": tree.log_probs,
+        "entropy": tree.entropy[:, first],
+        "margin": tree.margin[:, first],
+        "parent_ids": tree.parent_ids[:, first],
+        "token_ids": tree.token_ids,
+        "accepted": tree.closed(tree.token_ids == continuation.gather(1, tree.depths - 1)),
+    }
+    return Forest(
+        shape.k, shape.layers, **{name: value.to(DTYPES.get(name, value.dtype)) for name, value in tables.items()}
+    )

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from c2t_plugin.grow import LogitDistributions
 from c2t_plugin.lab.plans import TreeShape
 from c2t_plugin.lab.traces import Traces
 from c2t_plugin.lab.trees import grow
@@ -28,27 +29,30 @@ HEADER = {
 
 @dataclass
 class ToyDraft:
-    """A TreeDraft whose logits are a function of the state's number and the path of tokens below the root."""
+    """A Drafter whose logits are a function of the state's number and the path of tokens below the root."""
 
     states: int
     logits: Callable[[int, Path_], Sequence[float]]
     paths: list[list[Path_]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.paths = [[()] for _ in range(self.states)]
+        self.paths = [[] for _ in range(self.states)]
 
-    def root_logits(self) -> Tensor:
-        return self._answer()[:, 0]
+    def root(self) -> LogitDistributions:
+        return self._answer([[()]] * self.states)
 
-    def extend(self, token_ids: Tensor, parents: Tensor) -> Tensor:
-        self.paths = [
-            [(*self.paths[row][parent], token) for token, parent in zip(tokens, above, strict=True)]
-            for row, (tokens, above) in enumerate(zip(token_ids.tolist(), parents.tolist(), strict=True))
+    def extend(self, token_ids: Tensor, parents: Tensor) -> LogitDistributions:
+        new = [
+            [(*(known[parent] if parent >= 0 else ()), token) for token, parent in zip(tokens, above, strict=True)]
+            for known, tokens, above in zip(self.paths, token_ids.tolist(), parents.tolist(), strict=True)
         ]
-        return self._answer()
+        for known, paths in zip(self.paths, new, strict=True):
+            known += paths
+        return self._answer(new)
 
-    def _answer(self) -> Tensor:
-        return torch.tensor([[self.logits(row, path) for path in paths] for row, paths in enumerate(self.paths)])
+    def _answer(self, paths: list[list[Path_]]) -> LogitDistributions:
+        rows = [[self.logits(row, path) for path in each] for row, each in enumerate(paths)]
+        return LogitDistributions(torch.tensor(rows))
 
 
 def random_logits(vocab: int, seed: int) -> Callable[[int, Path_], Sequence[float]]:

@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.collect import grow_both
-from c2t_plugin.lab.drafts import HeadDraft
+from c2t_plugin.lab.drafts import BatchDraft, HeadDraft
 from c2t_plugin.lab.pairs import load_pair
 from c2t_plugin.lab.plans import TreeShape
 from c2t_plugin.lab.texts import Texts, greedy_texts
@@ -103,6 +103,34 @@ def test_every_feature_of_sampled_nodes(grown) -> None:
         found = {name: float(getattr(stats, name)[row, node]) for name in expected}
         # float32 sums in another order, through a few layers with logits of some tens
         assert found == pytest.approx(expected, abs=5e-4, rel=1e-5)
+
+
+def test_nodes_may_be_read_in_any_order(grown) -> None:
+    """As a heap reads them: one call holds nodes of different depths, and old nodes get children late."""
+    target, model, texts, _, _ = grown
+    with torch.no_grad():
+        states = hidden_states(target, texts.token_ids[:, : texts.roots[-1]])
+        growth = BatchDraft(model, texts.token_ids, states, texts.roots).start(4)
+        rows, count = growth.batch.rows, len(texts.roots)
+        found = [growth.root().logits()]
+        # node numbers in reading order; -1 is the root
+        calls = [[-1, -1], [0], [2, -1, 1], [3, 0, 4]]
+        rng = random.Random(1)
+        paths: list[list[list[int]]] = [[] for _ in range(rows)]
+        for parents in calls:
+            tokens = [[rng.randrange(1, 300) for _ in parents] for _ in range(rows)]
+            for known, new in zip(paths, tokens, strict=True):
+                known += [[*(known[up] if up >= 0 else []), token] for up, token in zip(parents, new, strict=True)]
+            found.append(growth.extend(torch.tensor(tokens), torch.tensor([parents] * rows)).logits())
+    answers = torch.cat(found[1:], dim=1)
+    assert {len(path) for path in paths[0]} == {1, 2, 3, 4}
+    for row in (0, count - 1, rows - 1):
+        known = texts.token_ids[row // count, : texts.roots[row % count] + 1].tolist()
+        # float32 products in another order, through a few layers with logits of some tens
+        torch.testing.assert_close(found[0][row, 0], plain_logits(target, model, known, []), atol=5e-4, rtol=1e-5)
+        for node, path in enumerate(paths[row]):
+            expected = plain_logits(target, model, known, path)
+            torch.testing.assert_close(answers[row, node], expected, atol=5e-4, rtol=1e-5)
 
 
 def test_chain_statistics_are_those_of_the_most_probable_path(grown) -> None:
