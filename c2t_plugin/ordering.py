@@ -1,18 +1,21 @@
 """Node orders of a draft tree, and how many blocks of its attention mask they leave non-zero (DySpec appendix C).
 
-Everything here takes one tree as `parent_ids`: (nodes,) int64, the column of each node's parent, -1 below the root,
-parents before children. The root is no node. An order is a (nodes,) int64 permutation, parents before children as well:
-position i of the reordered tree holds node `order[i]`.
+All but `reorder_tree` take one tree as `parent_ids`: (nodes,) int64, the column of each node's parent, -1 below the
+root, parents before children. The root is no node. An order is a (nodes,) int64 permutation, parents before children
+as well: position i of the reordered tree holds node `order[i]`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import fields
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from c2t_plugin.errors import C2TError
+from c2t_plugin.tree import TokenTree
 
 # of the Triton kernel that DySpec measured (its C.1)
 PAPER_BLOCK = 32
@@ -50,6 +53,23 @@ def reorder(parent_ids: Tensor, order: Tensor) -> Tensor:
     # the last entry is what parent -1 reads
     moved = torch.cat([place, torch.tensor([-1])])[parents[torch.as_tensor(order)]]
     return _checked(moved)
+
+
+def reorder_tree(tree: TokenTree, order: Callable[[Tensor], Tensor]) -> TokenTree:
+    """The live nodes of every tree of a batch in an order from ORDERS, at the left; dead columns behind them.
+
+    As wide as the largest tree.
+    """
+    tree = tree.compact()
+    columns = torch.arange(tree.nodes).repeat(tree.batch, 1)
+    parent_ids = tree.parent_ids.cpu().clone()
+    for row, size in enumerate(tree.sizes().tolist()):
+        parents = parent_ids[row, :size].clone()
+        columns[row, :size] = order(parents)
+        parent_ids[row, :size] = reorder(parents, columns[row, :size])
+    columns = columns.to(tree.alive.device)
+    moved = {item.name: getattr(tree, item.name).gather(1, columns) for item in fields(tree)}
+    return TokenTree(**{**moved, "parent_ids": parent_ids.to(tree.alive.device)})
 
 
 def with_root(parent_ids: Tensor) -> Tensor:

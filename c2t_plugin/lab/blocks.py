@@ -1,7 +1,7 @@
 """Non-zero attention blocks of random and of recorded draft trees: DySpec's table 5 and figure 9.
 
 The paper does not say how it drew its "random tree structure". Of the generators below, uniform attachment with the
-root counted comes nearest to its figures, and its "reorder" is then plain depth-first order rather than heavy paths.
+root counted is the only one that its figures do not rule out, and its "reorder" is then plain depth-first order.
 """
 
 from __future__ import annotations

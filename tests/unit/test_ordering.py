@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from c2t_plugin.errors import C2TError
@@ -19,9 +19,11 @@ from c2t_plugin.ordering import (
     heavy_path_order,
     insertion_order,
     reorder,
+    reorder_tree,
     subtree_sizes,
     with_root,
 )
+from c2t_plugin.tree import TokenTree
 
 # root -> 0, 1; 0 -> 2; 1 -> 3, 4; 4 -> 5, 6
 TREE = torch.tensor([-1, -1, 0, 1, 1, 4, 4])
@@ -68,7 +70,6 @@ def test_equal_siblings_stay_in_the_order_of_drafting() -> None:
     assert all(order(star).tolist() == [0, 1, 2, 3, 4] for order in ORDERS.values())
 
 
-@settings(deadline=None)
 @given(trees())
 def test_an_order_is_a_permutation_with_parents_first(parents) -> None:
     for order in ORDERS.values():
@@ -78,7 +79,6 @@ def test_an_order_is_a_permutation_with_parents_first(parents) -> None:
         assert all(p < 0 or place[p] < place[node] for node, p in enumerate(parents.tolist()))
 
 
-@settings(deadline=None)
 @given(trees())
 def test_depth_first_keeps_each_subtree_together(parents) -> None:
     sizes = subtree_sizes(parents).tolist()
@@ -90,7 +90,6 @@ def test_depth_first_keeps_each_subtree_together(parents) -> None:
             assert sorted(place[below[:, node]].tolist()) == list(range(start, start + sizes[node]))
 
 
-@settings(deadline=None)
 @given(trees())
 def test_heavy_paths_are_unbroken_and_light_edges_few(parents) -> None:
     """Sleator and Tarjan: the heavy child comes next, and a path to the root has at most log2(nodes) other edges."""
@@ -107,7 +106,6 @@ def test_heavy_paths_are_unbroken_and_light_edges_few(parents) -> None:
     assert max(light) <= math.log2(len(whole))
 
 
-@settings(deadline=None)
 @given(trees(), st.randoms())
 def test_reordering_keeps_the_tree(parents, random) -> None:
     for order in (depth_first_order(parents), heavy_path_order(parents)):
@@ -116,7 +114,34 @@ def test_reordering_keeps_the_tree(parents, random) -> None:
         assert torch.equal(reorder(moved, order.argsort()), parents)
 
 
-@settings(deadline=None)
+def nodes_by_path(tree: TokenTree, row: int) -> dict[tuple[int, ...], tuple[float, ...]]:
+    """Every live node's other fields under its path of tokens."""
+    paths, found = {-1: ()}, {}
+    for node in tree.alive[row].nonzero().flatten().tolist():
+        paths[node] = (*paths[int(tree.parent_ids[row, node])], int(tree.token_ids[row, node]))
+        names = ("depths", "log_probs", "joint_log_probs", "entropy", "margin", "rank", "scores")
+        found[paths[node]] = tuple(float(getattr(tree, name)[row, node]) for name in names)
+    return found
+
+
+@given(st.lists(trees(12), min_size=1, max_size=3), st.randoms(use_true_random=False))
+def test_a_batch_is_reordered_row_by_row(rows, random) -> None:
+    made = [TokenTree.from_parents(range(len(row)), row.tolist(), [random.uniform(-3, 0) for _ in row]) for row in rows]
+    batch = TokenTree.stack(made)
+    batch = batch.keep(
+        batch.closed(torch.tensor([random.random() < 0.8 for _ in range(batch.nodes)], dtype=torch.bool)[None])
+    )
+    for order in ORDERS.values():
+        moved = reorder_tree(batch, order).validate()
+        assert moved.sizes().tolist() == batch.sizes().tolist()
+        for row, size in enumerate(batch.sizes().tolist()):
+            assert nodes_by_path(moved, row) == nodes_by_path(batch, row)
+            live = moved.parent_ids[row, :size]
+            # it is in that order already, up to siblings of equal size
+            assert attention_blocks(live, order(live), 3) == attention_blocks(live, block=3)
+            assert moved.alive[row].tolist() == [column < size for column in range(moved.nodes)]
+
+
 @given(trees(), st.integers(1, 9), st.integers(0, 20))
 def test_blocks_are_those_of_the_full_mask(parents, block, prefix) -> None:
     for order in ORDERS.values():
@@ -125,7 +150,6 @@ def test_blocks_are_those_of_the_full_mask(parents, block, prefix) -> None:
         assert attention_blocks(parents, order(parents), block, prefix) == counted(table, block)
 
 
-@settings(deadline=None)
 @given(trees(12), st.randoms(use_true_random=False))
 def test_any_permutation_can_be_counted(parents, random) -> None:
     order = list(range(len(parents)))
@@ -134,7 +158,6 @@ def test_any_permutation_can_be_counted(parents, random) -> None:
     assert attention_blocks(parents, torch.tensor(order, dtype=torch.int64), block=3) == counted(table, 3)
 
 
-@settings(deadline=None)
 @given(trees())
 def test_the_root_as_a_node_is_seen_by_all(parents) -> None:
     table = np.pad(mask(parents), ((1, 0), (1, 0)))
