@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
@@ -53,13 +54,21 @@ def fit_platt(logits: Tensor, accepted: Tensor, rounds: int = 50) -> tuple[float
         raise C2TError("a calibration needs accepted and rejected nodes")
     x = torch.stack([logits.double(), torch.ones_like(label)], dim=1)
     found = torch.tensor([1.0, 0.0], dtype=torch.float64)
+
+    def loss(at: Tensor) -> float:
+        return float(F.binary_cross_entropy_with_logits(x @ at, label, reduction="sum"))
+
     for _ in range(rounds):
         predicted = torch.sigmoid(x @ found)
         weight = predicted * (1 - predicted)
         # the ridge keeps separable data finite
         curvature = x.T @ (x * weight[:, None]) + 1e-6 * torch.eye(2, dtype=torch.float64)
         step = torch.linalg.solve(curvature, x.T @ (label - predicted))
-        found = found + step / max(1.0, float(step.abs().max()))
+        # far from the optimum a whole step may lead away from it
+        before = loss(found)
+        while loss(found + step) > before and float(step.abs().max()) > 1e-9:
+            step = step / 2
+        found = found + step
         if float(step.abs().max()) < 1e-9:
             break
     slope, shift = (float(value) for value in found)

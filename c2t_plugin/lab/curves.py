@@ -199,11 +199,14 @@ class Served:
         return accepted / steps, verified / steps
 
 
-def serve(traces: Traces, sweep: Sweep, every_state: bool = False) -> Served:
+def serve(traces: Traces, sweep: Sweep, every_state: bool = False, starts: int = 1) -> Served:
     """Replay the prompts: after a verification that accepts a, the state a + 1 tokens later is the next (ChainReplay).
 
-    every_state: instead, every recorded state counts once, also those that a server would skip.
+    starts: replay from so many of a prompt's first states and add up; one replay is a small sample of what is visited.
+    every_state: instead, every recorded state counts once, also those that a server would rarely visit.
     """
+    if starts < 1:
+        raise C2TError(f"starts must be at least 1, got {starts}")
     changes = torch.ones(len(traces), dtype=torch.bool)
     changes[1:] = traces.prompt[1:] != traces.prompt[:-1]
     first = changes.nonzero().flatten()
@@ -214,7 +217,8 @@ def serve(traces: Traces, sweep: Sweep, every_state: bool = False) -> Served:
         for part, value in zip(parts, (torch.ones_like(sweep.gamma), sweep.gamma, sweep.tau), strict=True):
             part.index_add_(1, owner, value.double())
     else:
-        parts = _visit(sweep, first, end)
+        replays = [_visit(sweep, first + start, end) for start in range(starts)]
+        parts = [torch.stack(part).sum(0) for part in zip(*replays, strict=True)]
     return Served(sweep.settings.numpy(), *(part.numpy() for part in parts))
 
 
@@ -261,12 +265,17 @@ def interval(values: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Compared:
-    """gamma of a rule at each wanted tau, and its ratio to a baseline's there; (taus,) lists, intervals (low, high)."""
+    """gamma of a rule at each wanted tau, and its ratio to a baseline's there; (taus,) lists, intervals (low, high).
+
+    mean: of the ratios, over the taus that both reach.
+    """
 
     gamma: list[float]
     gamma_interval: list[tuple[float, float]]
     ratio: list[float]
     ratio_interval: list[tuple[float, float]]
+    mean: float
+    mean_interval: tuple[float, float]
 
 
 def compare(rule: Served, baseline: Served, taus: Sequence[float], weights: np.ndarray) -> Compared:
@@ -275,11 +284,14 @@ def compare(rule: Served, baseline: Served, taus: Sequence[float], weights: np.n
     point = [gamma_at(*each.curve(), wanted) for each in (rule, baseline)]
     drawn = [_replicates(each, wanted, weights) for each in (rule, baseline)]
     ratio, ratios = point[0] / point[1], drawn[0] / drawn[1]
+    reached = ~np.isnan(ratio)
     return Compared(
         gamma=point[0].tolist(),
         gamma_interval=[interval(column) for column in drawn[0].T],
         ratio=ratio.tolist(),
         ratio_interval=[interval(column) for column in ratios.T],
+        mean=float(ratio[reached].mean()) if reached.any() else float("nan"),
+        mean_interval=interval(np.nanmean(ratios[:, reached], axis=1)) if reached.any() else (float("nan"),) * 2,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.lab.plans import RECIPES, FitPlan
+from c2t_plugin.lab.plans import CALIBRATIONS, RECIPES, FitPlan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from c2t_plugin.classifier import NodeClassifier
     from c2t_plugin.lab.traces import Traces
     from c2t_plugin.lab.training import Epoch, FitRecipe
+    from c2t_plugin.lab.trees import Forest
 
 EVALUATION_SHARE = 0.05
 
@@ -52,6 +53,12 @@ def _parser() -> argparse.ArgumentParser:
         "--share", type=float, default=None, help="of the training prompts to use (1; 0.1 when fine-tuning)"
     )
     parser.add_argument("--learning-rate", type=float, default=None, help="at the start (1e-3; 1e-4 when fine-tuning)")
+    parser.add_argument(
+        "--calibrate",
+        choices=CALIBRATIONS,
+        default=FitPlan.calibrate,
+        help="make confidences probabilities on these training nodes, by a monotone map inside the network",
+    )
     parser.add_argument(
         "--depth-origin", type=int, default=FitPlan.depth_origin, help="depth of a root's child, 0 or 1"
     )
@@ -110,6 +117,7 @@ def plan_of(arguments: argparse.Namespace) -> FitPlan:
         seed=arguments.seed,
         share=share if arguments.share is None else arguments.share,
         learning_rate=rate if arguments.learning_rate is None else arguments.learning_rate,
+        calibrate=arguments.calibrate,
     )
 
 
@@ -183,6 +191,8 @@ def fit(
     chosen = choose_epoch(epochs, recipe.choose)
     classifier.load_state_dict(chosen.weights)
     classifier.eval().requires_grad_(False)
+    if plan.calibrate != "none":
+        classifier = _calibrated(classifier, training.chain if plan.calibrate == "chain" else training.tree)
     beta = plan.beta
     if beta is None:
         confidence = classifier.confidence(training.chain.stats())
@@ -193,6 +203,7 @@ def fit(
         "k": traces.tree.k,
         "layers": traces.tree.layers,
         "chains": recipe.chains,
+        "calibrated": plan.calibrate,
         "suggested_beta": "given" if plan.beta is not None else f"accepts what chains of {plan.static} do",
         "d_max": plan.d_max,
         "traces": {name: traces.header[name] for name in ("prompts", "new_tokens", "run")},
@@ -250,6 +261,17 @@ def _train(
     for epoch in epochs:
         epoch.weights["out.bias"] += math.log(kept)
     return classifier, epochs
+
+
+def _calibrated(classifier: NodeClassifier, forest: Forest) -> NodeClassifier:
+    """The same order of nodes, with confidences that are probabilities on those of a forest."""
+    from c2t_plugin.lab.calibration import fit_platt, fold
+    from c2t_plugin.lab.report import forest_features
+
+    spec = classifier.spec
+    logits = classifier(forest_features(forest, spec.features, spec.depth_origin)).flatten()
+    finite = logits.isfinite()
+    return fold(classifier, *fit_platt(logits[finite], forest.accepted.flatten()[finite]))
 
 
 def _copy(init: NodeClassifier, recipe: FitRecipe, spec: dict[str, Any]) -> NodeClassifier:

@@ -9,6 +9,7 @@ from c2t_plugin.errors import ConfigError
 DRAFTS = ("draft", "eagle3", "eagle1")
 PROMPT_SOURCES = ("train", "held-out")
 RECIPES = ("default", "paper", "extended")
+CALIBRATIONS = ("none", "tree", "chain")
 
 
 def _at_least_one(plan: object, *names: str) -> None:
@@ -59,7 +60,8 @@ class FitPlan:
     depth_origin: depth of a root's child. d_max: longest chain in the report and for the suggested beta.
     static: the suggested beta accepts what static chains of this length do. beta: suggested instead of that one.
     seed: split, negatives, weights at the start, order of rows. share: of the training prompts that are used.
-    learning_rate: of Adam at the start, None for the paper's.
+    learning_rate: of Adam at the start, None for the paper's. calibrate: on which of the training nodes the output is
+    made a probability afterwards.
     """
 
     depth_origin: int = 1
@@ -69,6 +71,7 @@ class FitPlan:
     seed: int = 0
     share: float = 1.0
     learning_rate: float | None = None
+    calibrate: str = CALIBRATIONS[0]
 
     def __post_init__(self) -> None:
         if self.depth_origin not in (0, 1):
@@ -79,5 +82,7 @@ class FitPlan:
             raise ConfigError(f"beta must be a number in [0, 1], got {self.beta}")
         if not 0.0 < self.share <= 1.0:
             raise ConfigError(f"share must be a number in (0, 1], got {self.share}")
+        if self.calibrate not in CALIBRATIONS:
+            raise ConfigError(f"calibrate must be one of {', '.join(CALIBRATIONS)}, got {self.calibrate!r}")
         if self.learning_rate is not None and not 0.0 < self.learning_rate < 1.0:
             raise ConfigError(f"learning-rate must be a number in (0, 1), got {self.learning_rate}")

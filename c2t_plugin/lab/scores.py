@@ -31,6 +31,23 @@ def auc(scores: Tensor, accepted: Tensor) -> float:
     return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
 
 
+def weighted_auc(scores: Tensor, accepted: Tensor, owner: Tensor, weights: np.ndarray) -> np.ndarray:
+    """auc() where each row counts as often as its prompt was drawn: (replicates,) float64.
+
+    scores, accepted: (rows,). owner: (rows,) int64, column of weights. weights: (replicates, prompts).
+    """
+    values, inverse = scores.unique(return_inverse=True)
+    place, hit, column = inverse.numpy(), accepted.numpy(), owner.numpy()
+    found = np.empty(len(weights))
+    for index, drawn in enumerate(weights):
+        row = drawn[column]
+        positives = np.bincount(place[hit], row[hit], minlength=len(values))
+        negatives = np.bincount(place[~hit], row[~hit], minlength=len(values))
+        below = negatives.cumsum() - negatives / 2
+        found[index] = (positives * below).sum() / (positives.sum() * negatives.sum())
+    return found
+
+
 @dataclass(frozen=True)
 class NodeScores:
     """Of all nodes of whole trees, pooled (C2T B.2).

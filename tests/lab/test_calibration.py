@@ -31,11 +31,11 @@ def labelled(slope: float, shift: float) -> tuple[torch.Tensor, torch.Tensor]:
     return logits, torch.rand(len(logits), generator=generator) < torch.sigmoid(slope * logits + shift)
 
 
-@pytest.mark.parametrize(("slope", "shift"), [(1.0, 0.0), (0.5, 1.0), (2.0, -3.0)])
+@pytest.mark.parametrize(("slope", "shift"), [(1.0, 0.0), (0.5, 1.0), (2.0, -3.0), (0.3, 6.0)])
 def test_a_distortion_is_found_again(slope, shift) -> None:
     logits, accepted = labelled(slope, shift)
-    # 200,000 rows leave standard errors below .015
-    assert fit_platt(logits, accepted) == pytest.approx((slope, shift), abs=0.06)
+    # 200,000 rows leave standard errors below .05, where most are accepted
+    assert fit_platt(logits, accepted) == pytest.approx((slope, shift), abs=0.15)
 
 
 def test_the_map_removes_the_error() -> None:

@@ -181,9 +181,10 @@ def test_a_depth_that_was_not_recorded_is_refused(make_traces, depth) -> None:
         truncate(make_traces().tree, depth)
 
 
-def visited(traces, gamma, tau, prompt: int) -> tuple[int, int, int]:
+def visited(traces, gamma, tau, prompt: int, start: int = 0) -> tuple[int, int, int]:
     rows = [row for row, number in enumerate(traces.prompt.tolist()) if number == prompt]
-    steps = verified = hits = at = 0
+    steps = verified = hits = 0
+    at = start
     while at < len(rows):
         row = rows[at]
         steps, verified, hits = steps + 1, verified + gamma[row], hits + tau[row]
@@ -206,6 +207,22 @@ def test_serving_visits_what_a_server_would(make_traces, every_state) -> None:
                 else visited(traces, gamma, tau, prompt)
             )
             assert tuple(part[setting, prompt] for part in (found.steps, found.verified, found.accepted)) == expected
+
+
+def test_replays_from_several_starts_are_added(make_traces) -> None:
+    traces = make_traces(prompts=4, steps=9, k=3)
+    sweep = threshold_sweep(traces.tree, random_scores(traces.tree), torch.tensor([0.1, 0.4]))
+    found = serve(traces, sweep, starts=3)
+    for setting in range(2):
+        gamma, tau = sweep.gamma[setting].tolist(), sweep.tau[setting].tolist()
+        for prompt in range(4):
+            each = [visited(traces, gamma, tau, prompt, start) for start in range(3)]
+            expected = tuple(sum(part) for part in zip(*each, strict=True))
+            assert tuple(part[setting, prompt] for part in (found.steps, found.verified, found.accepted)) == expected
+    one = make_traces(prompts=3, steps=2)
+    assert serve(one, static_sweep(one.chain), starts=5).steps.sum(1).max() <= 3 * 3
+    with pytest.raises(C2TError, match="starts"):
+        serve(traces, sweep, starts=0)
 
 
 def test_thresholds_reach_from_everything_to_nothing(make_traces) -> None:

@@ -112,7 +112,7 @@ def test_chains_are_rows_of_their_own(make_traces) -> None:
 
 
 def test_sampling_with_a_corrected_prior_keeps_confidences_probabilities(make_traces) -> None:
-    traces = make_traces(prompts=150, steps=6, k=3)
+    traces = make_traces(prompts=60, steps=6)
     share = float(traces.tree.accepted.float().mean())
     found = {}
     for prior in (False, True):
@@ -121,6 +121,31 @@ def test_sampling_with_a_corrected_prior_keeps_confidences_probabilities(make_tr
         found[prior] = float(classifier.confidence(traces.tree.stats()).mean())
     assert found[True] == pytest.approx(share, rel=0.1)
     assert found[False] > 1.5 * share
+
+
+def test_calibrating_makes_confidences_true_on_average(make_traces) -> None:
+    traces = make_traces(prompts=60)
+    recipe = replace(FIT_RECIPES["default"], negatives_per_positive=1.0)
+    plain, _, _ = fit.fit(traces, recipe, FitPlan(d_max=4))
+    found, _, _ = fit.fit(traces, recipe, FitPlan(d_max=4, calibrate="tree"))
+    training = traces[~fit.split_by_prompt(traces.prompt, 0)]
+    stats, accepted = training.tree.stats(), float(training.tree.accepted.float().mean())
+    # the intercept of a logistic regression makes the means equal
+    assert float(found.confidence(stats).mean()) == pytest.approx(accepted, abs=1e-3)
+    assert float(plain.confidence(stats).mean()) > 1.5 * accepted
+    # the order stays, but for the rounding of sums
+    ordered = found.confidence(stats).flatten()[plain.confidence(stats).flatten().argsort()]
+    assert float(ordered.diff().min()) > -1e-5
+    assert found.spec.training["calibrated"] == "tree"
+
+
+def test_calibrating_on_chains_looks_at_chains(make_traces, monkeypatch) -> None:
+    traces, seen = make_traces(prompts=10), []
+    monkeypatch.setattr(fit, "_calibrated", lambda classifier, forest: seen.append(forest) or classifier)
+    for calibrate in ("none", "chain", "tree"):
+        fit.fit(traces, FIT_RECIPES["default"], FitPlan(d_max=4, calibrate=calibrate))
+    assert [forest.k for forest in seen] == [1, 2]
+    assert len(seen[0]) == len(traces) - 5
 
 
 def test_fine_tuning_starts_from_the_file(make_traces) -> None:
@@ -253,6 +278,7 @@ def test_rows_that_are_not_finite_are_dropped(make_traces) -> None:
         {"share": 0.0},
         {"share": 1.1},
         {"learning_rate": 0.0},
+        {"calibrate": "all"},
     ],
     ids=str,
 )

@@ -1,0 +1,158 @@
+"""`c2t evaluate`: classifiers and their rivals on recorded traces: AUC, calibration, and candidates at equal tau."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from c2t_plugin.errors import C2TError, ConfigError
+
+if TYPE_CHECKING:
+    from c2t_plugin.classifier import NodeClassifier
+    from c2t_plugin.lab.judging import Evaluation
+    from c2t_plugin.lab.traces import Traces
+
+FORMAT = "c2t-evaluation"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class EvaluatePlan:
+    """d_max: longest chain. tree_depth: deepest node of a tree. taus: accept lengths (bonus excluded) to compare trees
+    at, None for eight between a fifth and nine tenths of what all reach. second_top_k: also C2T's trees with at most so
+    many nodes expanded per layer. starts: replay each prompt from so many of its first states. every_state: instead,
+    count each recorded state once. replicates, seed: of the bootstrap."""
+
+    d_max: int = 6
+    tree_depth: int = 6
+    taus: tuple[float, ...] | None = None
+    second_top_k: int | None = None
+    starts: int = 8
+    every_state: bool = False
+    replicates: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("tree_depth", "replicates", "starts"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        if self.d_max < 2:
+            raise ConfigError(f"d-max must be at least 2, got {self.d_max}")
+        if self.second_top_k is not None and self.second_top_k < 1:
+            raise ConfigError(f"second-top-k must be at least 1, got {self.second_top_k}")
+        if self.taus is not None and not (self.taus and all(tau > 0.0 for tau in self.taus)):
+            raise ConfigError(f"taus must be positive numbers, got {self.taus}")
+
+
+def _taus(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="c2t evaluate", description=__doc__)
+    parser.add_argument("classifiers", nargs="*", metavar="[NAME=]FILE", help="classifier files; without: rivals only")
+    parser.add_argument("--traces", type=Path, required=True, help="traces of held-out prompts, from `c2t collect`")
+    parser.add_argument("--rivals-from", type=Path, help="training traces that vLLM's estimator learns from")
+    parser.add_argument("--d-max", type=int, default=EvaluatePlan.d_max, help="longest chain")
+    parser.add_argument("--tree-depth", type=int, default=EvaluatePlan.tree_depth, help="deepest node of a tree")
+    parser.add_argument("--taus", type=_taus, default=None, help="accept lengths to compare trees at, comma-separated")
+    parser.add_argument("--second-top-k", type=int, default=None, help="also trees with so many expanded per layer")
+    parser.add_argument(
+        "--starts", type=int, default=EvaluatePlan.starts, help="replays per prompt, from its first states on"
+    )
+    parser.add_argument("--every-state", action="store_true", help="every recorded state once, not the visited ones")
+    parser.add_argument("--replicates", type=int, default=EvaluatePlan.replicates, help="of the bootstrap over prompts")
+    parser.add_argument("--seed", type=int, default=EvaluatePlan.seed, help="of the bootstrap")
+    parser.add_argument("--json", type=Path, help="write all figures, with provenance, to this file")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Run the command and return its exit status."""
+    arguments = _parser().parse_args(argv)
+    plan = EvaluatePlan(
+        d_max=arguments.d_max,
+        tree_depth=arguments.tree_depth,
+        taus=arguments.taus,
+        second_top_k=arguments.second_top_k,
+        starts=arguments.starts,
+        every_state=arguments.every_state,
+        replicates=arguments.replicates,
+        seed=arguments.seed,
+    )
+    from c2t_plugin.lab.evaluate_tables import print_chains, print_trees
+    from c2t_plugin.lab.judging import evaluate_chains, evaluate_trees
+    from c2t_plugin.lab.traces import load_traces
+
+    traces = load_traces(arguments.traces)
+    training = load_traces(arguments.rivals_from) if arguments.rivals_from else None
+    if training is not None and training.header["pair"] != traces.header["pair"]:
+        raise C2TError(f"{arguments.rivals_from} and {arguments.traces} are of different drafts; collect again")
+    classifiers = named_classifiers(arguments.classifiers, traces)
+    chains = evaluate_chains(classifiers, traces, training, plan)
+    print_chains(chains, traces, plan)
+    trees = evaluate_trees(classifiers, traces, plan)
+    print_trees(trees, traces, plan)
+    if arguments.json:
+        write_json(arguments.json, to_json(chains, trees, traces, plan))
+    return 0
+
+
+def named_classifiers(texts: list[str], traces: Traces) -> dict[str, NodeClassifier]:
+    """NAME=FILE or FILE, named after the file, or after its folder if the file has the shipped name.
+
+    C2TError if a name comes twice or a file was fitted on entropies over another top_m.
+    """
+    from c2t_plugin.classifier import FILE_NAME, load_classifier
+
+    found: dict[str, NodeClassifier] = {}
+    for text in texts:
+        name, equals, file = text.partition("=")
+        path = Path(file if equals else text)
+        if not equals:
+            name = path.resolve().parent.name if path.name == FILE_NAME else path.stem
+        if name in found:
+            raise C2TError(f"two classifiers are named {name}; give names: NAME=FILE")
+        found[name] = load_classifier(path)
+        if found[name].spec.top_m != traces.header["top_m"]:
+            raise C2TError(f"{path} has top_m {found[name].spec.top_m}, the traces {traces.header['top_m']}")
+    return found
+
+
+def to_json(chains: Evaluation, trees: Evaluation, traces: Traces, plan: EvaluatePlan) -> dict[str, Any]:
+    """All figures with what they were made from."""
+    from c2t_plugin.provenance import RunRecord
+
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "run": RunRecord.capture(seed=plan.seed).to_json(),
+        "plan": asdict(plan),
+        "traces": {
+            "prompts": len(traces.prompt.unique()),
+            "states": len(traces),
+            "header": dict(traces.header),
+        },
+        "intervals": "95%, bootstrap over prompts; the traces do not know files",
+        "chains": asdict(chains),
+        "trees": asdict(trees),
+    }
+
+
+def write_json(path: Path, record: dict[str, Any]) -> None:
+    """Whole or not at all; NaN, which JSON has no word for, becomes null."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(json.dumps(_plain(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and value != value else value

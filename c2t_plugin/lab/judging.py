@@ -1,0 +1,188 @@
+"""Classifiers and their rivals judged on recorded traces, for `c2t evaluate`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.lab.calibration import calibration
+from c2t_plugin.lab.curves import (
+    Served,
+    censored,
+    compare,
+    eagle2_sweep,
+    gamma_at,
+    interval,
+    kept_nodes,
+    prompt_weights,
+    serve,
+    static_sweep,
+    threshold_sweep,
+    thresholds,
+    top_k_sweep,
+    truncate,
+)
+from c2t_plugin.lab.evaluate import EvaluatePlan
+from c2t_plugin.lab.rivals import CHAIN_RIVALS, OnlineLogistic
+from c2t_plugin.lab.scores import auc, weighted_auc
+from c2t_plugin.lab.traces import Traces
+from c2t_plugin.lab.trees import Forest
+
+# Drafts verified at once when vLLM's estimator reads the training traces; it refits every 100 steps.
+ESTIMATOR_BATCH = 16
+# The second top-K needs a pass of its own per threshold.
+TOP_K_POINTS = 100
+
+
+@dataclass(frozen=True)
+class RuleResult:
+    """One rule on chains or on trees. Intervals are (low, high), of 95%.
+
+    auc: over all nodes. calibration: means and expected calibration error, None of rules that give no probability.
+    compared: curves.Compared per baseline name. censored: of trees, where the record ends first, at the middle tau.
+    nodes_per_second: of trees, recorded nodes replayed at all thresholds, per second of processor time on one core.
+    """
+
+    name: str
+    auc: float
+    auc_interval: tuple[float, float]
+    auc_gain: float | None = None
+    auc_gain_interval: tuple[float, float] | None = None
+    calibration: dict[str, float] | None = None
+    compared: dict[str, dict[str, Any]] = field(default_factory=dict)
+    censored: dict[str, float] | None = None
+    nodes_per_second: float | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """taus: accept lengths, bonus excluded. baselines: name -> gamma at each tau. rules: in order of the tables.
+    reference: rule that AUC gains are over, None if it is not there."""
+
+    taus: list[float]
+    baselines: dict[str, list[float]]
+    rules: list[RuleResult]
+    reference: str | None = None
+
+
+def evaluate_chains(
+    classifiers: Mapping[str, NodeClassifier], traces: Traces, training: Traces | None, plan: EvaluatePlan
+) -> Evaluation:
+    """At the accept lengths of static chains below d_max; there is nothing to save at d_max itself."""
+    chain = truncate(traces.chain, plan.d_max)
+    weights = prompt_weights(len(traces.prompt.unique()), plan.replicates, plan.seed)
+    scores = {rule.name: (rule.score(chain), rule.keeps_failing) for rule in CHAIN_RIVALS}
+    probabilities = {"P": scores["P"][0].exp()}
+    reference = None
+    if training is not None:
+        reference = "vLLM's estimator, whole"
+        online = OnlineLogistic(plan.d_max).fit(training.chain, plan.d_max, ESTIMATOR_BATCH)
+        whole = OnlineLogistic(plan.d_max).fit_whole(training.chain, plan.d_max)
+        for name, model in (("vLLM's estimator, online", online), (reference, whole)):
+            scores[name] = (model.survival(chain), False)
+            probabilities[name] = scores[name][0].exp()
+    for name, classifier in classifiers.items():
+        probabilities[name] = classifier.confidence(chain.stats())
+        scores[name] = (probabilities[name], False)
+    static = serve(traces, static_sweep(chain), plan.every_state, plan.starts)
+    taus = static.curve()[0][:-1].tolist()
+    curves = {
+        name: serve(traces, threshold_sweep(chain, score, keeps_failing=keeps), plan.every_state, plan.starts)
+        for name, (score, keeps) in scores.items()
+    }
+    aucs = {name: _auc(score, chain.accepted, traces, weights) for name, (score, _) in scores.items()}
+    rules = []
+    for name, curve in curves.items():
+        compared = {"static": asdict(compare(curve, static, taus, weights))}
+        if name != "P":
+            compared["P"] = asdict(compare(curve, curves["P"], taus, weights))
+        rules.append(
+            RuleResult(
+                name,
+                **_auc_fields(aucs[name], aucs.get(reference or "")),
+                calibration=_calibration(probabilities.get(name), chain.accepted),
+                compared=compared,
+            )
+        )
+    return Evaluation(taus, {"static": gamma_at(*static.curve(), np.asarray(taus)).tolist()}, rules, reference)
+
+
+def evaluate_trees(classifiers: Mapping[str, NodeClassifier], traces: Traces, plan: EvaluatePlan) -> Evaluation:
+    """Threshold on P and classifiers against EAGLE-2's top N by P, on trees that EAGLE-2 expanded."""
+    forest = truncate(traces.tree, plan.tree_depth)
+    weights = prompt_weights(len(traces.prompt.unique()), plan.replicates, plan.seed)
+    scores = {"P": forest.joint_log_prob.exp()}
+    scores |= {name: classifier.confidence(forest.stats()) for name, classifier in classifiers.items()}
+    baseline = serve(traces, eagle2_sweep(forest), plan.every_state, plan.starts)
+    curves, speed = {}, {}
+    for name, score in scores.items():
+        started = time.process_time()
+        curves[name] = serve(traces, threshold_sweep(forest, score), plan.every_state, plan.starts)
+        speed[name] = forest.accepted.numel() / (time.process_time() - started)
+    judged = dict(scores)
+    if plan.second_top_k is not None:
+        for name in classifiers:
+            title = f"{name}, second top-{plan.second_top_k}"
+            betas = thresholds(scores[name], TOP_K_POINTS).tolist()
+            sweep = top_k_sweep(forest, scores[name], betas, plan.second_top_k)
+            curves[title] = serve(traces, sweep, plan.every_state, plan.starts)
+            judged[title] = scores[name]
+    taus = list(plan.taus) if plan.taus else _spread([baseline, *curves.values()])
+    rules = []
+    for name, curve in curves.items():
+        compared = {"EAGLE-2": asdict(compare(curve, baseline, taus, weights))}
+        if name != "P":
+            compared["P"] = asdict(compare(curve, curves["P"], taus, weights))
+        rules.append(
+            RuleResult(
+                name,
+                **_auc_fields(_auc(judged[name], forest.accepted, traces, weights[:0]), None),
+                calibration=_calibration(judged[name], forest.accepted),
+                compared=compared,
+                censored=_censored(forest, judged[name], curve, taus[len(taus) // 2]),
+                nodes_per_second=speed.get(name),
+            )
+        )
+    return Evaluation(taus, {"EAGLE-2": gamma_at(*baseline.curve(), np.asarray(taus)).tolist()}, rules)
+
+
+def _spread(curves: list[Served]) -> list[float]:
+    reached = min(float(curve.curve()[0].max()) for curve in curves)
+    return sorted({round(float(tau), 2) for tau in np.linspace(0.2, 0.9, 8) * reached})
+
+
+def _auc(scores: Tensor, accepted: Tensor, traces: Traces, weights: np.ndarray) -> tuple[float, np.ndarray]:
+    """Over all nodes, and of bootstrap replicates over prompts."""
+    flat, label = scores.flatten(), accepted.flatten()
+    owner = traces.prompt.unique(return_inverse=True)[1].repeat_interleave(scores.shape[1])
+    return auc(flat, label), weighted_auc(flat, label, owner, weights)
+
+
+def _auc_fields(own: tuple[float, np.ndarray], reference: tuple[float, np.ndarray] | None) -> dict[str, Any]:
+    """auc and auc_interval; with another rule as reference, auc_gain and auc_gain_interval too."""
+    around = interval(own[1]) if len(own[1]) else (float("nan"),) * 2
+    found = {"auc": own[0], "auc_interval": around}
+    if reference is not None and reference is not own:
+        gain = interval(np.subtract(own[1], reference[1]))
+        found |= {"auc_gain": own[0] - reference[0], "auc_gain_interval": gain}
+    return found
+
+
+def _calibration(confidence: Tensor | None, accepted: Tensor) -> dict[str, float] | None:
+    if confidence is None:
+        return None
+    found = calibration(confidence.flatten(), accepted.flatten())
+    return {"error": found.error, "confidence": found.confidence, "accepted": found.accepted}
+
+
+def _censored(forest: Forest, confidence: Tensor, curve: Served, tau: float) -> dict[str, float]:
+    """At the largest threshold that reaches tau."""
+    fitting = curve.settings[curve.curve()[0] >= tau]
+    beta = float(fitting.max()) if len(fitting) else float(curve.settings.min())
+    return {"beta": beta, **asdict(censored(forest, kept_nodes(forest, confidence, beta)))}
