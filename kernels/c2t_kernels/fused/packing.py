@@ -286,6 +286,7 @@ def _words(name: str, bs: int, width: int) -> Configuration:
 def _rows(kernel: object, name: str, dtype: str, hidden: int) -> Configuration:
     block_h, num_warps = _block(hidden)
     blocks = {"WIDTH": 6, "BLOCK_H": block_h}
+    arguments: tuple[str, ...]
     if kernel is pack_rows_kernel:
         arguments = ("p_source", "p_packed", "p_cu_seqlens", "pad", "request_stride", "row_stride", "bs", "hidden")
     else:
