@@ -90,3 +90,20 @@ def test_seconds_and_percentages_of_figure_2_have_two_baselines() -> None:
     rates = (10.351, 10.556, 10.83, 10.88)
     assert [abs(1 - 10.078 / rate - share) < 0.005 for rate, share in zip(rates, saved, strict=True)] == [True] * 4
     assert 1.07 / saved[0] > 1.5 * 2.07 / saved[-1]
+
+
+def test_table_3_gains_over_eagle() -> None:
+    """C2T v2, batches of 64, 128, 256: seconds of plain decoding, EAGLE, C2T; then the printed speed-ups, in percent."""
+    table = {
+        "8B": ((38.05, 34.90, 32.17), (33.41, 34.47, 32.82), (31.79, 31.12, 29.24), (113, 101, 98), (119, 112, 110)),
+        "70B": ((126.22, 99.93, 98.84), (90.37, 81.24, 80.77), (84.44, 71.68, 71.82), (140, 123, 122), (149, 139, 137)),
+    }
+    gains, cut_off = {}, 0
+    for size, (plain, eagle, c2t, *speedups) in table.items():
+        for seconds, shown in zip((eagle, c2t), speedups, strict=True):
+            found = [100 * p / s for p, s in zip(plain, seconds, strict=True)]
+            assert max(abs(ours - paper) for ours, paper in zip(found, shown, strict=True)) < 1
+            cut_off += sum(round(ours) > paper for ours, paper in zip(found, shown, strict=True))
+        gains[size] = [round(100 * (e / c - 1)) for e, c in zip(eagle, c2t, strict=True)]
+    assert gains == {"8B": [5, 11, 12], "70B": [7, 13, 12]}
+    assert cut_off == 3
