@@ -93,7 +93,7 @@ def test_seconds_and_percentages_of_figure_2_have_two_baselines() -> None:
 
 
 def test_table_3_gains_over_eagle() -> None:
-    """C2T v2, batches of 64, 128, 256: seconds of plain decoding, EAGLE, C2T; then the printed speed-ups, in percent."""
+    """C2T v2, batches of 64, 128, 256: seconds of plain decoding, EAGLE, C2T; then printed speed-ups, in percent."""
     table = {
         "8B": ((38.05, 34.90, 32.17), (33.41, 34.47, 32.82), (31.79, 31.12, 29.24), (113, 101, 98), (119, 112, 110)),
         "70B": ((126.22, 99.93, 98.84), (90.37, 81.24, 80.77), (84.44, 71.68, 71.82), (140, 123, 122), (149, 139, 137)),
