@@ -341,7 +341,7 @@ def _blocks(slots: int, bucket: int, order: str) -> dict[str, int]:
         "BLOCK_S": triton.next_power_of_2(slots),
         "BLOCK_N": triton.next_power_of_2(bucket),
         # Nodes that all others are compared with at a time: the table of both has to fit in registers.
-        "TILE": 16 if bucket <= 128 else 8,
+        "TILE": 16 if bucket <= 128 else 8 if bucket <= 256 else 4,
         "BLOCK_FILL": BLOCK_FILL,
     }
 
