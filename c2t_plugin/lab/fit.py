@@ -37,10 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--hidden", type=int, default=argparse.SUPPRESS, help="hidden units, instead of the recipe's")
     parser.add_argument(
-        "--chains",
-        action=argparse.BooleanOptionalAction,
-        default=argparse.SUPPRESS,
-        help="train on the nodes of the greedy chains too, or not, instead of as the recipe says",
+        "--chains", type=int, default=argparse.SUPPRESS, metavar="N", help="train on every chain node N times"
     )
     parser.add_argument(
         "--prior",
@@ -219,7 +216,7 @@ def training_rows(traces: Traces, recipe: FitRecipe, depth_origin: int) -> tuple
 
     from c2t_plugin.lab.report import forest_features
 
-    forests = (traces.tree, traces.chain) if recipe.chains else (traces.tree,)
+    forests = (traces.tree, *[traces.chain] * recipe.chains)
     features = torch.cat([forest_features(each, recipe.features, depth_origin).flatten(0, 1) for each in forests])
     accepted = torch.cat([each.accepted.flatten() for each in forests])
     # the paper drops rows with NA

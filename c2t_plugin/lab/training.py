@@ -33,7 +33,8 @@ class FitRecipe:
     features: names from FEATURES. standardise: to mean 0 and standard deviation 1 over the training rows.
     negatives_per_positive: rejected nodes kept per accepted one, None keeps all.
     choose: the epoch by "recall" first and then the smaller theta (C2T B.2), or by the smallest "bce".
-    hidden: units of the hidden layer. chains: train on the nodes of the greedy chains beside those of the trees.
+    hidden: units of the hidden layer. chains: how often each node of the greedy chains is trained on beside those of
+    the trees, 0 not at all; they are few, and serving chains sees no others.
     prior: after training on a sample of the negatives, shift the output by the logarithm of the share that was kept,
     so that a confidence is a probability among all nodes again (exact for a logistic output).
     decay: let the learning rate fall to 0 along half a cosine instead of keeping it.
@@ -44,7 +45,7 @@ class FitRecipe:
     negatives_per_positive: float | None
     choose: str
     hidden: int = PAPER_HIDDEN
-    chains: bool = False
+    chains: int = 0
     prior: bool = False
     decay: bool = False
 
@@ -55,6 +56,8 @@ class FitRecipe:
         ratio = self.negatives_per_positive
         if ratio is not None and not (math.isfinite(ratio) and ratio > 0):
             raise C2TError(f"negatives per positive must be a positive number, got {ratio}")
+        if self.chains < 0:
+            raise C2TError(f"chains must be at least 0, got {self.chains}")
         if self.hidden < 1:
             raise C2TError(f"hidden must be at least 1, got {self.hidden}")
 
@@ -63,7 +66,7 @@ class FitRecipe:
 FIT_RECIPES = {
     "default": FitRecipe(("joint_log_prob", "entropy", "depth"), True, None, "bce"),
     "paper": FitRecipe(PAPER_FEATURES, False, 10.0, "recall"),
-    "extended": FitRecipe(EXTENDED_FEATURES, True, None, "bce", chains=True, decay=True),
+    "extended": FitRecipe(EXTENDED_FEATURES, True, None, "bce", chains=5, decay=True),
 }
 
 

@@ -83,9 +83,10 @@ def test_hidden_units_can_be_chosen(hidden) -> None:
     assert sum(parameter.numel() for parameter in classifier.parameters()) == 5 * hidden + 1
 
 
-def test_no_hidden_unit_is_refused() -> None:
-    with pytest.raises(C2TError, match="hidden must be at least 1"):
-        replace(FIT_RECIPES["default"], hidden=0)
+@pytest.mark.parametrize(("field", "value", "least"), [("hidden", 0, 1), ("chains", -1, 0)])
+def test_a_senseless_size_is_refused(field, value, least) -> None:
+    with pytest.raises(C2TError, match=f"{field} must be at least {least}"):
+        replace(FIT_RECIPES["default"], **{field: value})
 
 
 def test_the_learning_rate_falls_to_nothing() -> None:
@@ -104,10 +105,10 @@ def test_chains_are_rows_of_their_own(make_traces) -> None:
     traces = make_traces()
     recipe = FIT_RECIPES["extended"]
     features, accepted = fit.training_rows(traces, recipe, 1)
-    alone, _ = fit.training_rows(traces, replace(recipe, chains=False), 1)
-    assert len(features) - len(alone) == traces.chain.accepted.numel()
+    alone, _ = fit.training_rows(traces, replace(recipe, chains=0), 1)
+    assert len(features) - len(alone) == 5 * traces.chain.accepted.numel()
     assert torch.equal(features[: len(alone)], alone)
-    assert torch.equal(accepted[len(alone) :], traces.chain.accepted.flatten())
+    assert torch.equal(accepted[len(alone) :], traces.chain.accepted.flatten().repeat(5))
     assert (features[len(alone) :, recipe.features.index("rank")] == 0).all()
 
 
@@ -329,10 +330,10 @@ def test_fine_tuning_by_command(make_traces, tmp_path) -> None:
     save_traces(make_traces(prompts=20), tmp_path / "t")
     first, second = tmp_path / "first", tmp_path / "second"
     common = [str(tmp_path / "t"), "--d-max", "4"]
-    assert fit.main([*common, "--recipe", "extended", "--hidden", "6", "--no-chains", "--out", str(first)]) == 0
+    assert fit.main([*common, "--recipe", "extended", "--hidden", "6", "--chains", "0", "--out", str(first)]) == 0
     assert fit.main([*common, "--init", str(first), "--out", str(second)]) == 0
     one, two = load_classifier(first).spec, load_classifier(second).spec
-    assert (one.hidden, one.training["recipe"], one.training["chains"]) == (6, "extended", False)
+    assert (one.hidden, one.training["recipe"], one.training["chains"]) == (6, "extended", 0)
     assert (two.hidden, two.training["recipe"], two.features) == (6, "extended, fine-tuned", one.features)
     # 19 prompts to train on, of which 2, and 1 to evaluate on
     assert (one.training["trees"], two.training["trees"]) == (100, 15)
