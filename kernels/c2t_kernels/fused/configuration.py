@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -26,7 +26,7 @@ class Configuration:
     constexprs: Mapping[str, Any]
     num_warps: int = 4
     num_stages: int = 3
-    aligned: tuple[str, ...] = field(default=())
+    aligned: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         arguments = list(self.kernel.arg_names)

@@ -25,18 +25,20 @@ class DraftStats(NamedTuple):
     margin: Tensor
 
 
-def draft_stats(logits: Tensor, top_m: int, k: int = 1) -> DraftStats:
+def draft_stats(logits: Tensor, top_m: int | Tensor, k: int = 1) -> DraftStats:
     """Entropy, most probable tokens and margin of each row's softmax at temperature 1 (C2T 4.1, equations 2-3).
 
     logits: (rows, vocab) any float dtype; -inf marks words that the draft vocabulary lacks.
-    top_m: how many of the largest probabilities the entropy sums over; >= vocab means the full entropy.
-    k: how many tokens to return, 1 <= k <= vocab.
+    top_m: how many of the largest probabilities the entropy sums over, an int or one int32 in a tensor; >= vocab
+        means the full entropy.
+    k: how many tokens to return, 1 <= k <= vocab. The order of equal logits is not defined here; the kernel's is that
+        of their ids.
 
     The sum is over the top_m probabilities as they are, not renormalised, as in the paper's equation 3.
     """
     if logits.dim() != 2 or logits.shape[1] < 1:
         raise ValueError(f"draft_stats: logits must be (rows, vocab), got shape {tuple(logits.shape)}")
-    vocab = logits.shape[1]
+    vocab, top_m = logits.shape[1], int(top_m)
     if top_m < 1:
         raise ValueError(f"draft_stats: top_m must be at least 1, got {top_m}")
     if not 1 <= k <= vocab:

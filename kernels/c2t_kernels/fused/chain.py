@@ -1,0 +1,192 @@
+# mypy: disable-error-code="import-untyped, no-untyped-def"
+"""score_chain in one launch: one draft step for a batch, the classifier's hidden layer in registers."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from c2t_kernels.fused.configuration import Configuration
+from c2t_kernels.reference.chain import FEATURES, MIN_LOG_PROB, ChainClassifier, ChainState, check_chain
+
+ROWS = 32  # requests of one program: with 64 hidden units 16 numbers per thread
+NUM_WARPS = 4
+CODE_BITS = 3
+
+_MIN_LOG_PROB = tl.constexpr(MIN_LOG_PROB)
+_INFINITY = tl.constexpr(float("inf"))
+
+
+@triton.jit
+def _feature(CODE: tl.constexpr, b_joint, b_log_prob, b_entropy, b_margin, depth_value):
+    """The feature whose place in FEATURES is CODE."""
+    if CODE == 0:
+        b_value = tl.exp(b_joint)
+    elif CODE == 1:
+        b_value = tl.maximum(b_joint, _MIN_LOG_PROB)
+    elif CODE == 2:
+        b_value = b_entropy
+    elif CODE == 3:
+        b_value = tl.zeros_like(b_joint) + depth_value
+    elif CODE == 4:
+        b_value = tl.exp(b_log_prob)
+    elif CODE == 5:
+        b_value = tl.maximum(b_log_prob, _MIN_LOG_PROB)
+    elif CODE == 6:
+        b_value = tl.zeros_like(b_joint)
+    else:
+        b_value = tl.minimum(b_margin, -_MIN_LOG_PROB)
+    return b_value
+
+
+@triton.jit
+def score_chain_kernel(
+    p_log_prob,
+    p_entropy,
+    p_margin,
+    p_beta,
+    p_joint,
+    p_alive,
+    p_kept,
+    p_confidence,
+    p_non_finite,
+    p_shift,
+    p_scale,
+    p_hidden_weight,
+    p_hidden_bias,
+    p_out_weight,
+    p_out_bias,
+    rows,
+    log_prob_stride,
+    entropy_stride,
+    margin_stride,
+    beta_stride,
+    confidence_stride,
+    depth,
+    depth_origin,
+    hidden,
+    CODES: tl.constexpr,
+    N_FEATURES: tl.constexpr,
+    HIDDEN_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    b_row32 = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    b_live = b_row32 < rows
+    b_row = b_row32.to(tl.int64)
+    b_log_prob = tl.load(p_log_prob + b_row * log_prob_stride, mask=b_live, other=0.0)
+    b_entropy = tl.load(p_entropy + b_row * entropy_stride, mask=b_live, other=0.0)
+    b_margin = tl.load(p_margin + b_row * margin_stride, mask=b_live, other=0.0)
+    b_beta = tl.load(p_beta + b_row * beta_stride, mask=b_live, other=0.0)
+    # a comparison with NaN is False
+    b_finite = (tl.abs(b_log_prob) < _INFINITY) & (tl.abs(b_entropy) < _INFINITY)
+    b_later = b_live & (depth > 1)
+    b_joint = tl.load(p_joint + b_row, mask=b_later, other=0.0) + tl.where(b_finite, b_log_prob, 0.0)
+    b_alive = tl.load(p_alive + b_row, mask=b_later, other=1) != 0
+    b_kept = tl.load(p_kept + b_row, mask=b_later, other=0)
+
+    b_unit = tl.arange(0, HIDDEN_PAD)
+    b_used = b_unit < hidden
+    b_bias = tl.load(p_hidden_bias + b_unit, mask=b_used, other=0.0)
+    b_hidden = tl.zeros((BLOCK, HIDDEN_PAD), tl.float32) + b_bias[None, :]
+    depth_value = (depth + depth_origin - 1).to(tl.float32)
+    for i in tl.static_range(N_FEATURES):
+        b_value = _feature((CODES >> (3 * i)) & 7, b_joint, b_log_prob, b_entropy, b_margin, depth_value)
+        b_scaled = (b_value - tl.load(p_shift + i)) / tl.load(p_scale + i)
+        b_weight = tl.load(p_hidden_weight + b_unit * N_FEATURES + i, mask=b_used, other=0.0)
+        b_hidden += b_scaled[:, None] * b_weight[None, :]
+    b_out = tl.load(p_out_weight + b_unit, mask=b_used, other=0.0)
+    b_logit = tl.sum(tl.maximum(b_hidden, 0.0) * b_out[None, :], axis=1) + tl.load(p_out_bias)
+    b_confidence = tl.where(b_finite, 1.0 / (1.0 + tl.exp(-b_logit)), float("nan"))
+
+    b_alive = b_alive & ((b_confidence >= b_beta) | (b_confidence != b_confidence))
+    tl.store(p_joint + b_row, b_joint, mask=b_live)
+    tl.store(p_alive + b_row, b_alive.to(tl.int8), mask=b_live)
+    tl.store(p_kept + b_row, b_kept + b_alive.to(tl.int32), mask=b_live)
+    tl.store(p_confidence + b_row * confidence_stride + (depth - 1), b_confidence, mask=b_live)
+    unknown = tl.sum((b_live & (b_finite == 0)).to(tl.int64), axis=0)
+    if unknown > 0:
+        tl.atomic_add(p_non_finite, unknown)
+
+
+def score_chain(
+    state: ChainState,
+    classifier: ChainClassifier,
+    log_prob: Tensor,
+    entropy: Tensor,
+    margin: Tensor,
+    beta: Tensor,
+    depth: int,
+) -> None:
+    """As c2t_kernels.reference.chain.score_chain, in one launch; beta is read on the device."""
+    check_chain(state, classifier, log_prob, entropy, margin, beta, depth)
+    rows = log_prob.shape[0]
+    if rows == 0:
+        return
+    hidden = classifier.hidden_weight.shape[0]
+    score_chain_kernel[(triton.cdiv(rows, ROWS),)](
+        log_prob,
+        entropy,
+        margin,
+        beta,
+        state.joint_log_prob,
+        # Triton reads and writes torch's bool as bytes of 0 and 1
+        state.alive.view(torch.int8),
+        state.kept,
+        state.confidence,
+        state.non_finite,
+        classifier.shift,
+        classifier.scale,
+        classifier.hidden_weight,
+        classifier.hidden_bias,
+        classifier.out_weight,
+        classifier.out_bias,
+        rows,
+        log_prob.stride(0),
+        entropy.stride(0),
+        margin.stride(0),
+        beta.stride(0) if beta.shape[0] == rows else 0,
+        state.confidence.stride(0),
+        depth,
+        classifier.depth_origin,
+        hidden,
+        CODES=feature_codes(classifier.features),
+        N_FEATURES=len(classifier.features),
+        HIDDEN_PAD=max(16, triton.next_power_of_2(hidden)),
+        BLOCK=ROWS,
+        num_warps=NUM_WARPS,
+    )
+
+
+def feature_codes(features: tuple[str, ...]) -> int:
+    """Three bits per feature, the first lowest: its place in FEATURES."""
+    return sum(FEATURES.index(name) << (CODE_BITS * i) for i, name in enumerate(features))
+
+
+def _configuration(features: tuple[str, ...], hidden: int) -> Configuration:
+    floats = ("log_prob", "entropy", "margin", "beta", "joint")
+    weights = ("shift", "scale", "hidden_weight", "hidden_bias", "out_weight", "out_bias")
+    strides = ("log_prob_stride", "entropy_stride", "margin_stride", "beta_stride", "confidence_stride")
+    return Configuration(
+        score_chain_kernel,
+        f"score_chain_{len(features)}_features_{hidden}_hidden",
+        {
+            **{f"p_{name}": "*fp32" for name in floats},
+            "p_alive": "*i8",
+            "p_kept": "*i32",
+            "p_confidence": "*fp32",
+            "p_non_finite": "*i64",
+            **{f"p_{name}": "*fp32" for name in weights},
+            "rows": "i32",
+            **{name: "i32" for name in strides},
+            **{name: "i32" for name in ("depth", "depth_origin", "hidden")},
+            **{name: "constexpr" for name in ("CODES", "N_FEATURES", "HIDDEN_PAD", "BLOCK")},
+        },
+        {"CODES": feature_codes(features), "N_FEATURES": len(features), "HIDDEN_PAD": hidden, "BLOCK": ROWS},
+        num_warps=NUM_WARPS,
+    )
+
+
+# the paper's classifier and the largest that a file may hold
+CONFIGURATIONS = (_configuration(("joint_prob", "entropy", "depth"), 64), _configuration(FEATURES, 64))

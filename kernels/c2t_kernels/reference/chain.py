@@ -1,0 +1,165 @@
+"""One draft step of chain mode: joint probability, confidence and kept length of every request (C2T 4.1 and 5.5)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from c2t_kernels.checks import check_int, check_tensor
+
+# A feature's code is its place here; the core's list of what a classifier file may name has the same order.
+FEATURES = ("joint_prob", "joint_log_prob", "entropy", "depth", "prob", "log_prob", "rank", "margin")
+MIN_LOG_PROB = -50.0
+MAX_HIDDEN = 64
+
+
+@dataclass(frozen=True)
+class ChainClassifier:
+    """A classifier as the kernels take it: two layers, ReLU, sigmoid; every tensor float32, contiguous, on one device.
+
+    features: names from FEATURES; feature i enters as (value - shift[i]) / scale[i].
+    shift, scale: (n_features,). hidden_weight: (hidden, n_features), hidden <= 64. hidden_bias, out_weight: (hidden,).
+    out_bias: (1,). depth_origin: the number that a chain's first token has as its depth, 0 or 1.
+    """
+
+    features: tuple[str, ...]
+    shift: Tensor
+    scale: Tensor
+    hidden_weight: Tensor
+    hidden_bias: Tensor
+    out_weight: Tensor
+    out_bias: Tensor
+    depth_origin: int
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.features if name not in FEATURES]
+        if unknown or not self.features or len(set(self.features)) != len(self.features):
+            raise ValueError(f"ChainClassifier: features {self.features} must be of {FEATURES}, each at most once")
+        check_int("ChainClassifier: depth_origin", self.depth_origin, 0, 1)
+        check_tensor("ChainClassifier: hidden_weight", self.hidden_weight, shape=(None, len(self.features)))
+        hidden, n_features = self.hidden_weight.shape
+        check_int("ChainClassifier: hidden", hidden, 1, MAX_HIDDEN)
+        shapes = {
+            "shift": (n_features,),
+            "scale": (n_features,),
+            "hidden_weight": (hidden, n_features),
+            "hidden_bias": (hidden,),
+            "out_weight": (hidden,),
+            "out_bias": (1,),
+        }
+        for name, shape in shapes.items():
+            value = getattr(self, name)
+            check_tensor(f"ChainClassifier: {name}", value, dtype=torch.float32, shape=shape, device=self.shift.device)
+            if not value.is_contiguous():
+                raise ValueError(f"ChainClassifier: {name} must be contiguous, got strides {value.stride()}")
+
+
+class ChainState(NamedTuple):
+    """What a draft keeps between its steps; score_chain writes it in place, and depth 1 starts it anew.
+
+    joint_log_prob: (rows,) float32, natural log of the product of draft probabilities so far.
+    alive: (rows,) bool, False from the first token under beta on.
+    kept: (rows,) int32, tokens before that one.
+    confidence: (rows, d_max) float32, column d - 1 of the token at depth d; NaN without finite statistics.
+    non_finite: (1,) int64, counts the tokens without finite statistics; never set back.
+    """
+
+    joint_log_prob: Tensor
+    alive: Tensor
+    kept: Tensor
+    confidence: Tensor
+    non_finite: Tensor
+
+    @classmethod
+    def create(cls, rows: int, d_max: int, device: torch.device | str) -> ChainState:
+        """State for `rows` requests and drafts of up to d_max tokens."""
+        return cls(
+            joint_log_prob=torch.zeros(rows, dtype=torch.float32, device=device),
+            alive=torch.ones(rows, dtype=torch.bool, device=device),
+            kept=torch.zeros(rows, dtype=torch.int32, device=device),
+            confidence=torch.full((rows, d_max), math.nan, dtype=torch.float32, device=device),
+            non_finite=torch.zeros(1, dtype=torch.int64, device=device),
+        )
+
+
+def check_chain(
+    state: ChainState,
+    classifier: ChainClassifier,
+    log_prob: Tensor,
+    entropy: Tensor,
+    margin: Tensor,
+    beta: Tensor,
+    depth: int,
+) -> None:
+    """Raise unless these are arguments of score_chain."""
+    check_tensor("score_chain: log_prob", log_prob, dtype=torch.float32, shape=(None,), contiguous_last=False)
+    rows, device = log_prob.shape[0], log_prob.device
+    for name, value in (("entropy", entropy), ("margin", margin)):
+        check_tensor(
+            f"score_chain: {name}", value, dtype=torch.float32, shape=(rows,), device=device, contiguous_last=False
+        )
+    check_tensor("score_chain: beta", beta, dtype=torch.float32, shape=(None,), device=device)
+    if beta.shape[0] not in (1, rows):
+        raise ValueError(f"score_chain: beta must have 1 entry or one per row ({rows}), got {beta.shape[0]}")
+    for name, dtype in (("joint_log_prob", torch.float32), ("alive", torch.bool), ("kept", torch.int32)):
+        check_tensor(f"score_chain: state.{name}", getattr(state, name), dtype=dtype, shape=(None,), device=device)
+        if getattr(state, name).shape[0] < rows:
+            raise ValueError(f"score_chain: state.{name} holds {getattr(state, name).shape[0]} rows, got {rows}")
+    check_tensor("score_chain: state.confidence", state.confidence, dtype=torch.float32, shape=(None, None))
+    if state.confidence.shape[0] < rows:
+        raise ValueError(f"score_chain: state.confidence holds {state.confidence.shape[0]} rows, got {rows}")
+    check_tensor("score_chain: state.non_finite", state.non_finite, dtype=torch.int64, shape=(1,), device=device)
+    check_int("score_chain: depth", depth, 1, state.confidence.shape[1])
+    check_tensor("score_chain: classifier.shift", classifier.shift, device=device)
+
+
+def score_chain(
+    state: ChainState,
+    classifier: ChainClassifier,
+    log_prob: Tensor,
+    entropy: Tensor,
+    margin: Tensor,
+    beta: Tensor,
+    depth: int,
+) -> None:
+    """Score the token at `depth` of every chain and write the state of the first `rows` requests in place.
+
+    log_prob, entropy, margin: (rows,) float32 of any stride, draft_stats of the logits that the token is the argmax
+        of; a sibling's rank is 0 on a chain.
+    beta: (1,) or (rows,) float32 on the device; a token below it ends the chain, equality keeps.
+    depth: 1 for the first token of a draft.
+
+    A token whose log_prob or entropy is not finite is kept and counted, and its probability counts as 1.
+    """
+    check_chain(state, classifier, log_prob, entropy, margin, beta, depth)
+    rows = log_prob.shape[0]
+    if depth == 1:
+        state.joint_log_prob[:rows] = 0.0
+        state.alive[:rows] = True
+        state.kept[:rows] = 0
+    finite = torch.isfinite(log_prob) & torch.isfinite(entropy)
+    state.joint_log_prob[:rows] += torch.where(finite, log_prob, 0.0)
+    joint = state.joint_log_prob[:rows]
+    values = {
+        "joint_prob": joint.exp(),
+        "joint_log_prob": joint.clamp_min(MIN_LOG_PROB),
+        "entropy": entropy,
+        "depth": torch.full_like(joint, depth + classifier.depth_origin - 1),
+        "prob": log_prob.exp(),
+        "log_prob": log_prob.clamp_min(MIN_LOG_PROB),
+        "rank": torch.zeros_like(joint),
+        "margin": margin.clamp_max(-MIN_LOG_PROB),
+    }
+    features = torch.stack([values[name] for name in classifier.features], dim=-1)
+    scaled = (features - classifier.shift) / classifier.scale
+    hidden = torch.relu(scaled @ classifier.hidden_weight.T + classifier.hidden_bias)
+    confidence = torch.sigmoid(hidden @ classifier.out_weight + classifier.out_bias)
+    confidence = torch.where(finite, confidence, torch.nan)
+    state.confidence[:rows, depth - 1] = confidence
+    state.alive[:rows] &= ~(confidence < beta)
+    state.kept[:rows] += state.alive[:rows].int()
+    state.non_finite.add_((~finite).sum())

@@ -1,0 +1,183 @@
+"""score_chain against its twin, and the twin against the core's chain scorer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from c2t_kernels.fused import chain as fused
+from c2t_kernels.reference import chain as reference
+from c2t_kernels.reference.chain import FEATURES, ChainClassifier, ChainState
+from c2t_plugin import features as core_features
+from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
+from c2t_plugin.policies.chain import ChainScorer
+
+PAPER = ("joint_prob", "entropy", "depth")
+D_MAX = 4
+
+
+def classifier(features: tuple[str, ...], hidden: int, device: str, depth_origin: int = 1) -> ChainClassifier:
+    generator = torch.Generator().manual_seed(hidden)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(device)
+
+    n = len(features)
+    # a last layer that leaves confidences between the extremes, where a beta cuts some
+    last = draw(hidden) / (4 * hidden)
+    return ChainClassifier(
+        features, draw(n), draw(n).abs() + 0.5, draw(hidden, n), draw(hidden), last, draw(1) / 4, depth_origin
+    )
+
+
+def statistics(rows: int, device: str, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """log_prob (strided, as a column of a wider tensor), entropy, margin."""
+    generator = torch.Generator().manual_seed(seed)
+    log_prob = -torch.rand(rows, 3, generator=generator) * 3
+    entropy, margin = torch.rand(2, rows, generator=generator) * 6
+    return log_prob.to(device)[:, 1], entropy.to(device), margin.to(device)
+
+
+def assert_states_equal(found: ChainState, expected: ChainState) -> None:
+    # Sums of up to 64 products in another order, and two approximations of exp: some units of float32's last place.
+    torch.testing.assert_close(found.confidence, expected.confidence, atol=5e-6, rtol=0, equal_nan=True)
+    torch.testing.assert_close(found.joint_log_prob, expected.joint_log_prob, atol=0, rtol=0)
+    for name in ("alive", "kept", "non_finite"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+
+
+# 1: the smallest; 257: several programs and a last one with a single row
+@pytest.mark.parametrize("rows", [1, 257])
+# 1 and 64: both ends; 48: the paper's, which no power of two is
+@pytest.mark.parametrize(("features", "hidden"), [(PAPER, 48), (FEATURES, 64), (("margin", "depth"), 1)])
+def test_a_draft_matches_the_reference(rows: int, features: tuple[str, ...], hidden: int, device: str):
+    net = classifier(features, hidden, device, depth_origin=hidden % 2)
+    found, expected = (ChainState.create(rows + 2, D_MAX, device) for _ in range(2))
+    for state in (found, expected):
+        # what the last draft left must not reach this one, nor this one the rows of others
+        state.joint_log_prob.fill_(-7.0)
+        state.kept.fill_(9)
+        state.alive.fill_(False)
+    beta = torch.linspace(0, 1, rows).to(device)
+    for depth in range(1, D_MAX + 1):
+        log_prob, entropy, margin = statistics(rows, device, depth)
+        if depth == 2:
+            log_prob[0], margin[-1] = math.nan, math.inf
+        fused.score_chain(found, net, log_prob, entropy, margin, beta, depth)
+        reference.score_chain(expected, net, log_prob, entropy, margin, beta, depth)
+    assert_states_equal(found, expected)
+    assert found.kept[rows:].tolist() == [9, 9] and found.non_finite.item() == 1
+    assert rows == 1 or 0 < expected.kept[:rows].sum() < rows * D_MAX, "the case would not notice a wrong cut"
+
+
+@pytest.mark.parametrize("op", [reference.score_chain, fused.score_chain], ids=["reference", "fused"])
+def test_equality_with_beta_keeps(op: Any, device: str):
+    net = classifier(PAPER, 8, device)
+    state = ChainState.create(3, 1, device)
+    log_prob, entropy, margin = (x[:1].expand(3) for x in statistics(1, device))
+    op(state, net, log_prob, entropy, margin, torch.zeros(1, device=device), 1)
+    own = state.confidence[0, 0]
+    beta = torch.stack([own, torch.nextafter(own, own + 1), own * 0])
+    op(state, net, log_prob, entropy, margin, beta, 1)
+    assert state.kept.tolist() == [1, 0, 1] and state.alive.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("op", [reference.score_chain, fused.score_chain], ids=["reference", "fused"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_token_without_statistics_is_kept_and_counted(op: Any, bad: float, device: str):
+    net = classifier(PAPER, 8, device)
+    state = ChainState.create(2, 2, device)
+    beta = torch.ones(1, device=device)
+    log_prob, entropy, margin = statistics(2, device)
+    entropy[0] = bad
+    op(state, net, log_prob, entropy, margin, beta, 1)
+    assert state.kept.tolist() == [1, 0] and state.non_finite.item() == 1
+    assert state.confidence[0, 0].isnan() and state.joint_log_prob[0] == 0.0
+    log_prob[0] = bad
+    op(state, net, log_prob, entropy, margin, beta, 2)
+    assert state.kept.tolist() == [2, 0] and state.non_finite.item() == 2
+    assert state.joint_log_prob[0] == 0.0 and state.joint_log_prob[1].isfinite()
+
+
+@pytest.mark.parametrize("op", [reference.score_chain, fused.score_chain], ids=["reference", "fused"])
+def test_equals_the_core_chain_scorer(op: Any, device: str):
+    torch.manual_seed(5)
+    spec = ClassifierSpec(FEATURES, (0.1,) * 8, (1.5,) * 8, hidden=48, depth_origin=0, top_m=20)
+    node_classifier = NodeClassifier(spec).requires_grad_(False)
+    rows, beta = 5, 0.45
+    scorer = ChainScorer(node_classifier, slots=rows, rows=rows, max_depth=D_MAX, beta=beta, device=device)
+    net = ChainClassifier(
+        spec.features,
+        node_classifier.shift,
+        node_classifier.scale,
+        node_classifier.hidden.weight,
+        node_classifier.hidden.bias,
+        node_classifier.out.weight[0],
+        node_classifier.out.bias,
+        spec.depth_origin,
+    )
+    state = ChainState.create(rows, D_MAX, device)
+    slots = torch.arange(rows, device=device)
+    logits = torch.randn(D_MAX, rows, 50, generator=torch.Generator().manual_seed(6)).to(device) * 3
+    logits[1, 3, 7] = math.nan
+    logits[2, 4, 1:] = -math.inf  # margin is infinite
+    scorer.write_seed(slots, logits[0])
+    scorer.begin(slots)
+    for depth in range(1, D_MAX + 1):
+        if depth > 1:
+            scorer.step(logits[depth - 1])
+        stats = core_stats(logits[depth - 1], spec.top_m)
+        op(state, net, *stats, torch.tensor([beta], device=device), depth)
+    kept = scorer.end(rows)
+    torch.testing.assert_close(state.confidence, scorer.confidence(rows), atol=5e-6, rtol=0, equal_nan=True)
+    assert state.kept.tolist() == kept.tolist() and 0 < kept.sum() < rows * D_MAX
+    assert state.non_finite.item() == scorer.non_finite.item() == 1
+
+
+def core_stats(logits: torch.Tensor, top_m: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    from c2t_kernels.reference.stats import draft_stats
+
+    stats = draft_stats(logits, top_m)
+    return stats.log_probs[:, 0], stats.entropy, stats.margin
+
+
+def test_feature_codes_are_those_of_the_core():
+    assert FEATURES == core_features.FEATURES
+    assert reference.MIN_LOG_PROB == core_features.MIN_LOG_PROB
+
+
+def test_an_empty_batch_changes_nothing(device: str):
+    state = ChainState.create(2, 2, device)
+    none = torch.zeros(0, device=device)
+    fused.score_chain(state, classifier(PAPER, 8, device), none, none, none, torch.ones(1, device=device), 1)
+    assert state.kept.tolist() == [0, 0] and state.confidence.isnan().all()
+
+
+@pytest.mark.parametrize("op", [reference.score_chain, fused.score_chain], ids=["reference", "fused"])
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"depth": 3}, ValueError, "depth must be between 1 and 2"),
+        ({"depth": 0}, ValueError, "depth"),
+        ({"beta": torch.ones(3)}, ValueError, "beta must have 1 entry or one per row"),
+        ({"beta": torch.ones(1).double()}, TypeError, "beta must be float32"),
+        ({"beta": 0.5}, TypeError, "beta must be a tensor"),
+        ({"entropy": torch.ones(5)}, ValueError, "entropy must have shape"),
+        ({"log_prob": torch.ones(9), "entropy": torch.ones(9), "margin": torch.ones(9)}, ValueError, "holds 4 rows"),
+    ],
+)
+def test_refuses_and_names_the_argument(op: Any, changes: dict[str, Any], error: type[Exception], says: str):
+    given: dict[str, Any] = {name: torch.ones(4) for name in ("log_prob", "entropy", "margin")}
+    given |= {"beta": torch.ones(1), "depth": 1} | changes
+    with pytest.raises(error, match=says):
+        op(ChainState.create(4, 2, "cpu"), classifier(PAPER, 4, "cpu"), **given)
+
+
+def test_a_classifier_that_no_kernel_can_hold_is_refused():
+    with pytest.raises(ValueError, match="features"):
+        classifier(("depth", "colour"), 4, "cpu")
+    with pytest.raises(ValueError, match="hidden"):
+        classifier(PAPER, 65, "cpu")
