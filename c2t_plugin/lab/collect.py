@@ -10,11 +10,14 @@ from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.plans import DRAFTS, PROMPT_SOURCES, CollectPlan, TreeShape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from torch import Tensor
     from transformers import LlamaForCausalLM
 
-    from c2t_plugin.lab.drafts import DraftModel
+    from c2t_plugin.grow import TreePolicy
+    from c2t_plugin.lab.drafts import BatchDraft, DraftModel
+    from c2t_plugin.lab.replay import Outcomes
     from c2t_plugin.lab.texts import Texts
     from c2t_plugin.lab.traces import Traces
     from c2t_plugin.lab.trees import Forest
@@ -93,21 +96,56 @@ def collect(directory: Path, plan: CollectPlan) -> Traces:
     return Traces(join(trees), join(chains), torch.cat(prompt), torch.cat(step), torch.cat(novel), header)
 
 
+def run_live(
+    directory: Path, plan: CollectPlan, policies: Mapping[str, TreePolicy]
+) -> tuple[Tensor, dict[str, Outcomes]]:
+    """What policies do, drafting live, at the very states that collect() records with this plan, with a progress bar.
+
+    For rules that ask for what no record holds: fixed shapes, wide layers, sampled tokens. The target is greedy.
+    plan.shape.layers bounds the depth of their trees; its k and top_m are not used.
+    Returns the prompt number of each state, (states,) int32, as replay.serve takes it, and the outcomes by name.
+    """
+    import torch
+
+    from c2t_plugin.lab.pairs import load_pair
+    from c2t_plugin.lab.replay import concatenate, grow_live
+    from c2t_plugin.lab.texts import end_of_text
+
+    target, model = load_pair(directory, plan.draft)
+    # one each, so that what one policy draws does not depend on the others
+    generators = {name: torch.Generator().manual_seed(plan.seed) for name in policies}
+    prompt: list[Tensor] = []
+    found: dict[str, list[Outcomes]] = {name: [] for name in policies}
+    for texts in _texts(directory, target, plan):
+        keep = texts.running(end_of_text(target))
+        prompt.append(texts.numbers.repeat_interleave(len(texts.roots))[keep].int())
+        with torch.inference_mode():
+            batch, continuation = _read(target, model, texts), texts.continuation(plan.shape.layers)
+            for name, policy in policies.items():
+                grown = grow_live(batch.start(plan.shape.layers), policy, continuation, generators[name])
+                found[name].append(grown.outcomes()[keep])
+    return torch.cat(prompt), {name: concatenate(parts) for name, parts in found.items()}
+
+
 def grow_both(target: LlamaForCausalLM, model: DraftModel, texts: Texts, shape: TreeShape) -> tuple[Forest, Forest]:
     """Whole trees and greedy chains at all states of some texts."""
     import torch
 
-    from c2t_plugin.lab.drafts import BatchDraft
     from c2t_plugin.lab.trees import grow
-    from c2t_plugin.pair.models import hidden_states
 
     chains = TreeShape(1, shape.layers, shape.top_m)
     with torch.inference_mode():
-        states = hidden_states(target, texts.token_ids[:, : texts.roots[-1]])
-        batch = BatchDraft(model, texts.token_ids, states, texts.roots)
-        continuation = texts.continuation(shape.layers)
+        batch, continuation = _read(target, model, texts), texts.continuation(shape.layers)
         tree, chain = (grow(batch.start(shape.layers), continuation, each) for each in (shape, chains))
     return tree, chain
+
+
+def _read(target: LlamaForCausalLM, model: DraftModel, texts: Texts) -> BatchDraft:
+    """The draft at all states of some texts."""
+    from c2t_plugin.lab.drafts import BatchDraft
+    from c2t_plugin.pair.models import hidden_states
+
+    return BatchDraft(model, texts.token_ids, hidden_states(target, texts.token_ids[:, : texts.roots[-1]]), texts.roots)
 
 
 def _texts(directory: Path, target: LlamaForCausalLM, plan: CollectPlan) -> Iterator[Texts]:

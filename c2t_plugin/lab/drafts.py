@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
+from c2t_plugin.errors import C2TError
 from c2t_plugin.grow import LogitDistributions
 from c2t_plugin.pair.models import ChainAttention, EagleHead, head_features
 from c2t_plugin.pair.recipe import HEAD_DIM
@@ -226,6 +227,8 @@ class Growth:
         self.layer.ancestors = torch.cat([inherited, itself], dim=-1)
         self.ancestors = torch.cat([F.pad(self.ancestors, (0, branches)), self.layer.ancestors], dim=2)
         at = self.positions.take_along_dim(parents, dim=2) + 1
+        if int(at.max()) >= len(self.cos):
+            raise C2TError("a node is deeper than the layers that the draft was started for; start it for more")
         self.positions = torch.cat([self.positions, at], dim=2)
         self.layer.cos, self.layer.sin = self.cos[at][:, :, None], self.sin[at][:, :, None]
         hidden = self.hidden.take_along_dim(parents[..., None], dim=2)

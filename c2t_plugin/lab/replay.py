@@ -8,6 +8,7 @@ chains: a tree need not hold the greedy path to its end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -132,6 +133,15 @@ class Outcomes:
     wasted: Tensor
     missing: Tensor
 
+    def __getitem__(self, rows: Tensor) -> Outcomes:
+        """The states of these rows (bool mask or int64 indices)."""
+        return Outcomes(*(getattr(self, item.name)[rows] for item in fields(self)))
+
+
+def concatenate(parts: Sequence[Outcomes]) -> Outcomes:
+    """All states of all parts, in order."""
+    return Outcomes(*(torch.cat([getattr(part, item.name) for part in parts]) for item in fields(Outcomes)))
+
 
 def replay_trees(forest: Forest, policy: TreePolicy, top_m: int, vocab: int | None = None) -> Replayed:
     """The trees that the policy grows on all states of a forest at once, with their acceptance.
@@ -149,8 +159,7 @@ def replay_trees(forest: Forest, policy: TreePolicy, top_m: int, vocab: int | No
 def replay(forest: Forest, policy: TreePolicy, top_m: int, vocab: int | None = None) -> Outcomes:
     """As replay_trees, in chunks of states, without keeping the trees."""
     rows = torch.arange(len(forest)).split(max(1, NODES_PER_CHUNK // forest.accepted.shape[1]))
-    parts = [replay_trees(forest[chunk], policy, top_m, vocab).outcomes() for chunk in rows]
-    return Outcomes(*(torch.cat([getattr(part, item.name) for part in parts]) for item in fields(Outcomes)))
+    return concatenate([replay_trees(forest[chunk], policy, top_m, vocab).outcomes() for chunk in rows])
 
 
 def grow_live(draft: Drafter, policy: TreePolicy, continuation: Tensor, generator: torch.Generator | None) -> Replayed:

@@ -11,9 +11,10 @@ import torch
 from c2t_plugin.errors import C2TError
 from c2t_plugin.grow import grow_tree
 from c2t_plugin.lab import replay as replay_module
+from c2t_plugin.lab.collect import collect, run_live
 from c2t_plugin.lab.drafts import BatchDraft
 from c2t_plugin.lab.pairs import load_pair
-from c2t_plugin.lab.plans import TreeShape
+from c2t_plugin.lab.plans import CollectPlan, TreeShape
 from c2t_plugin.lab.replay import (
     Outcomes,
     RecordedDraft,
@@ -157,6 +158,29 @@ def test_replay_is_live_growth_on_a_pair(tiny_pair, kind) -> None:
                 a, b = (grown.tree.joint_log_probs[row][grown.tree.alive[row]] for grown in (recorded, live))
                 # float32 products of another shape
                 torch.testing.assert_close(a, b, atol=5e-4, rtol=0)
+
+
+def test_running_live_visits_the_states_that_are_recorded(tiny_pair) -> None:
+    plan = CollectPlan("eagle3", TreeShape(k=3, layers=3, top_m=20), trees=9, prompts="held-out", new_tokens=3)
+    traces = collect(tiny_pair, plan)
+    policies = {
+        "eagle2": Eagle2(d_max=3, k=3, max_nodes=7, top_m=20),
+        "chain": StaticChain(d_max=3, top_m=20),
+        "wide": FixedBranching(width=3, depth=3),
+        "drawn": StaticChain(d_max=2, temperature=1.0),
+    }
+    prompt, outcomes = run_live(tiny_pair, plan, policies)
+    assert torch.equal(prompt, traces.prompt)
+    for name, forest in (("eagle2", traces.tree), ("chain", traces.chain)):
+        recorded = replay(forest, policies[name], 20)
+        assert all(torch.equal(getattr(outcomes[name], item.name), getattr(recorded, item.name))
+                   for item in fields(Outcomes))  # fmt: skip
+    assert outcomes["wide"].gamma.tolist() == [3 + 9 + 27] * len(traces)
+    assert outcomes["wide"].accept_len.ge(outcomes["chain"].accept_len).all()
+    alone = run_live(tiny_pair, plan, {"drawn": policies["drawn"]})[1]["drawn"]
+    assert torch.equal(alone.accept_len, outcomes["drawn"].accept_len)
+    with pytest.raises(C2TError, match="deeper than the layers"):
+        run_live(tiny_pair, plan, {"deep": StaticChain(d_max=5)})
 
 
 def test_chains_agree_with_the_replay_of_cut_chains(make_traces) -> None:

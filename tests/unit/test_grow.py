@@ -88,6 +88,15 @@ def test_nodes_may_be_read_long_after_their_layer(path_draft, from_table, paths)
         grown.logits_after(0, 5)
 
 
+def test_every_node_is_drawn_from_the_distribution_after_its_own_path(path_draft, at_random, paths) -> None:
+    logits = at_random(5, 6)
+    grown = grow_tree(path_draft(2, logits), Wide(d_max=4, k=2))
+    for row in (0, 1):
+        for column, path in enumerate(paths(grown.tree, row)):
+            above = torch.tensor(logits(row, path[:-1])).log_softmax(-1)
+            assert float(grown.tree.log_probs[row, column]) == pytest.approx(float(above[path[-1]]), abs=1e-6)
+
+
 def test_states_that_end_early_are_padded(path_draft, at_random, paths) -> None:
     @dataclass(frozen=True)
     class Uneven(Wide):

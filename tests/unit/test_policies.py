@@ -16,6 +16,7 @@ from c2t_plugin.errors import ConfigError
 from c2t_plugin.grow import grow_tree
 from c2t_plugin.policies.base import JointProb
 from c2t_plugin.policies.c2t import C2TTree, ThresholdTree
+from c2t_plugin.policies.chain import ChainScorer
 from c2t_plugin.policies.chains import C2TChain, DyJoint, DyMax, EntropyStop, StaticChain
 from c2t_plugin.policies.eagle2 import Eagle2
 from c2t_plugin.policies.entropy import DynamicWidth, DynamicWidthDepth, NaiveWidth
@@ -99,6 +100,25 @@ def test_c2t_chain_drops_the_first_token_below_beta(grown) -> None:
     assert len(grown(C2TChain(d_max=5, classifier=classifier, beta=0.5))[0]) == 2
     assert len(grown(C2TChain(d_max=5, classifier=classifier, beta=0.5, keep_failing=True))[0]) == 3
     assert C2TChain(d_max=5, classifier=classifier, beta=0.5).top_m == 3
+
+
+@given(st.integers(0, 10), st.floats(0, 1), st.integers(1, 5))
+def test_c2t_chains_are_as_long_as_the_serving_scorer_makes_them(path_draft, at_random, seed, beta, d_max) -> None:
+    classifier = classifier_of("joint_prob", "entropy", "depth", "margin", weights=(3.0, -0.4, -0.3, 0.2), top_m=4)
+    states, logits = 6, at_random(VOCAB, seed)
+    tree = grow_tree(path_draft(states, logits), C2TChain(d_max=d_max, classifier=classifier, beta=beta)).tree
+    scorer = ChainScorer(classifier, slots=states, rows=states, max_depth=d_max, beta=beta, device="cpu")
+    greedy: list[tuple[int, ...]] = [()] * states
+    slots = torch.arange(states)
+    for depth in range(d_max):
+        rows = torch.tensor([logits(state, path) for state, path in enumerate(greedy)])
+        if depth == 0:
+            scorer.write_seed(slots, rows)
+            scorer.begin(slots)
+        else:
+            scorer.step(rows)
+        greedy = [(*path, int(token)) for path, token in zip(greedy, rows.argmax(-1), strict=True)]
+    assert tree.sizes().tolist() == scorer.end(states).tolist()
 
 
 def test_a_sampled_chain_follows_the_draft_at_its_temperature(path_draft, from_table) -> None:
