@@ -1,0 +1,30 @@
+"""From a batch of grown trees to what the verifications take."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from c2t_plugin.grow import Grown
+from c2t_plugin.tree import ROOT
+from c2t_plugin.verify.walk import DraftTree, probabilities
+
+
+def one_tree(grown: Grown, row: int, temperature: float) -> tuple[DraftTree, Tensor]:
+    """One tree without its dead nodes, and the distributions that its children were drawn from.
+
+    temperature: the draft's when it drew, 0 for the most likely word.
+    Returns the tree and draft_probs (nodes + 1, vocab) float64; rows of nodes without children are zeros, nothing was
+    drawn from them. Raises C2TError if the drafter knows statistics only.
+    """
+    single = grown.tree
+    columns = single.alive[row].nonzero().flatten()
+    place = torch.full((single.nodes + 1,), ROOT, dtype=torch.int64)
+    place[columns] = torch.arange(len(columns))
+    # the last place belongs to the root, whose column is -1
+    parents = single.parent_ids[row, columns]
+    tree = DraftTree(single.token_ids[row, columns], place[parents])
+    draft_probs = torch.zeros(len(columns) + 1, grown.logits_after(row, ROOT).shape[-1], dtype=torch.float64)
+    for parent in {ROOT, *parents.tolist()}:
+        draft_probs[int(place[parent]) + 1] = probabilities(grown.logits_after(row, parent).double(), temperature)
+    return tree, draft_probs
