@@ -4,4 +4,11 @@ from __future__ import annotations
 
 from c2t_plugin.lab.reproduce.experiment import Registry
 
-REGISTRY = Registry(("c2t_plugin.lab.reproduce.c2t_v1_chains",))
+REGISTRY = Registry(
+    (
+        "c2t_plugin.lab.reproduce.c2t_v1_trees",
+        "c2t_plugin.lab.reproduce.c2t_v1_chains",
+        "c2t_plugin.lab.reproduce.c2t_v1_pictures",
+        "c2t_plugin.lab.reproduce.c2t_v2_tables",
+    )
+)
