@@ -1,0 +1,117 @@
+"""One layer of a C2T tree: score the frontier's children, prune them, choose the next frontier (C2T algorithm 1)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from c2t_kernels.reference.chain import MIN_LOG_PROB, ChainClassifier
+from c2t_kernels.reference.stats import DraftStats
+
+
+class GrownLayer(NamedTuple):
+    """Children of a frontier of `slots` nodes, k each, and the next frontier of `width` places, best child first.
+
+    confidence: (bs, slots * k) float32, of child rank j of slot i in column i * k + j; NaN where the statistics are not
+        finite, the word is impossible or the slot is dead.
+    kept: (bs, slots * k) bool, children that belong to the tree. `kept & confidence.isnan()` are those kept unscored.
+    children: (bs, width) int32, column of each frontier node above; -1 in a dead place.
+    parents: (bs, width) int32, slot of its parent; -1 in a dead place.
+    token_ids: (bs, width) int64; 0 in a dead place.
+    joint_log_prob: (bs, width) float32; -inf in a dead place.
+    alive: (bs, width) bool, False in a dead place.
+    """
+
+    confidence: Tensor
+    kept: Tensor
+    children: Tensor
+    parents: Tensor
+    token_ids: Tensor
+    joint_log_prob: Tensor
+    alive: Tensor
+
+
+def grow_layer(
+    classifier: ChainClassifier,
+    joint_log_prob: Tensor,
+    alive: Tensor,
+    stats: DraftStats,
+    beta: Tensor | float,
+    depth: int,
+    *,
+    width: int,
+    prune: bool = True,
+    select: bool = True,
+) -> GrownLayer:
+    """Grow one layer of a batch of trees.
+
+    joint_log_prob: (bs, slots) float32 of the frontier; 0 for a root. alive: (bs, slots) bool.
+    stats: draft_stats of the frontier's logits, bs * slots rows; its k tokens are the children (the first topK).
+    beta: one number, or (bs,) float32: a child below it is cut; equality keeps, and so does an unknown confidence.
+    depth: of the children, 1 below the root.
+    width: places of the next frontier.
+    prune: cut by beta (4.2.1). select: of what is left, only the `width` children of highest confidence belong to the
+        tree (the second topK, 4.2.2). Without it all of them do, and the frontier holds the `width` best.
+
+    Of equal confidences the lower column is better; an unknown one is better than all. A word of probability 0 is no
+    child. The probability of an unscored child counts as 1.
+    """
+    bs, slots = joint_log_prob.shape
+    shape = (bs, slots, stats.log_probs.shape[1])
+    log_prob, token_ids = stats.log_probs.reshape(shape), stats.token_ids.reshape(shape)
+    entropy, margin = (x.reshape(bs, slots, 1).expand(shape) for x in (stats.entropy, stats.margin))
+    finite = torch.isfinite(log_prob) & torch.isfinite(entropy)
+    possible = (alive[..., None] & (log_prob != -math.inf)).flatten(1)
+    joint = joint_log_prob[..., None] + torch.where(finite, log_prob, 0.0)
+    confidence = _confidence(classifier, joint, log_prob, entropy, margin, depth).flatten(1)
+    confidence = torch.where(possible & finite.flatten(1), confidence, torch.nan)
+    kept, children = select_children(confidence, possible, beta, width, prune=prune, select=select)
+    live, column = children >= 0, children.clamp_min(0).long()
+    return GrownLayer(
+        confidence=confidence,
+        kept=kept,
+        children=children,
+        parents=torch.where(live, children // shape[2], -1),
+        token_ids=torch.where(live, token_ids.flatten(1).gather(1, column), 0).long(),
+        joint_log_prob=torch.where(live, joint.flatten(1).gather(1, column), -math.inf),
+        alive=live,
+    )
+
+
+def select_children(
+    confidence: Tensor, possible: Tensor, beta: Tensor | float, width: int, *, prune: bool = True, select: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The pruning of grow_layer alone: (bs, n) float32 and bool -> kept (bs, n) bool, children (bs, width) int32."""
+    passing = possible
+    if prune:
+        passing = possible & ~(confidence < torch.as_tensor(beta).reshape(-1, 1))
+    key = confidence.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(~passing, -math.inf)
+    order = key.sort(dim=1, descending=True, stable=True).indices[:, :width]
+    children = torch.where(passing.gather(1, order), order, -1)
+    missing = max(width - children.shape[1], 0)
+    children = torch.nn.functional.pad(children, (0, missing), value=-1).int()
+    kept = torch.zeros_like(passing).scatter(1, order, True) & passing if select else passing
+    return kept, children
+
+
+def _confidence(
+    classifier: ChainClassifier, joint: Tensor, log_prob: Tensor, entropy: Tensor, margin: Tensor, depth: int
+) -> Tensor:
+    """Confidence of every child, all tensors (bs, slots, k); meaningless where the statistics are not finite."""
+    values = {
+        "joint_prob": joint.exp(),
+        "joint_log_prob": joint.clamp_min(MIN_LOG_PROB),
+        "entropy": entropy,
+        "depth": torch.full_like(joint, depth + classifier.depth_origin - 1),
+        "prob": log_prob.exp(),
+        "log_prob": log_prob.clamp_min(MIN_LOG_PROB),
+        "rank": torch.arange(joint.shape[2], device=joint.device).float().expand(joint.shape),
+        "margin": margin.clamp_max(-MIN_LOG_PROB),
+    }
+    features = torch.stack([values[name] for name in classifier.features], dim=-1)
+    scaled = (features - classifier.shift) / classifier.scale
+    hidden = torch.relu(scaled @ classifier.hidden_weight.T + classifier.hidden_bias)
+    return torch.sigmoid(hidden @ classifier.out_weight + classifier.out_bias)
