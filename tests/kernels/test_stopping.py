@@ -150,6 +150,13 @@ def test_kernel_equals_reference(batch: tuple, budget: int | None, tiers: list[i
     assert torch.equal(found_links, expected_links)
 
 
+@pytest.mark.parametrize("budget", range(7))
+def test_kernel_breaks_ties_as_the_reference(budget: int, device: str):
+    confidence = torch.full((3, 2), 0.7, device=device)
+    expected = early_stop(confidence, 0.5, 2, budget=budget)
+    assert torch.equal(stopping.early_stop(confidence, 0.5, 2, budget=budget), expected)
+
+
 # 1: one request; 257: more rows than a power of two, several programs where nothing orders the batch
 @pytest.mark.parametrize("bs", [1, 257])
 @pytest.mark.parametrize("budget", [None, 300], ids=["free", "budget"])
