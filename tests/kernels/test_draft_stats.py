@@ -57,7 +57,8 @@ def test_single_word_vocabulary_is_certain():
 def test_missing_words_count_nothing():
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
     padded = torch.cat([logits, torch.full((4, 100), -math.inf)], dim=1)
-    assert torch.equal(draft_stats(padded, 1000).entropy, draft_stats(logits, 1000).entropy)
+    # the zeros change the order of the sum, by which a float32 sum of 300 terms moves in its last places
+    assert draft_stats(padded, 1000).entropy.tolist() == pytest.approx(draft_stats(logits, 1000).entropy, abs=2e-6)
 
 
 def test_ties_are_counted_exactly():
