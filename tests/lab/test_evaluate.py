@@ -13,9 +13,10 @@ import torch
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier
 from c2t_plugin.errors import C2TError, ConfigError
 from c2t_plugin.lab import evaluate, judging
-from c2t_plugin.lab.curves import eagle2_sweep, gamma_at, serve, threshold_sweep
+from c2t_plugin.lab.curves import eagle2_sweep, gamma_at, serve, threshold_sweep, truncate
 from c2t_plugin.lab.evaluate import EvaluatePlan, named_classifiers
 from c2t_plugin.lab.judging import evaluate_chains, evaluate_trees
+from c2t_plugin.lab.rivals import OnlineLogistic
 from c2t_plugin.lab.scores import ChainReplay, auc, weighted_auc
 from c2t_plugin.lab.traces import save_traces
 
@@ -67,6 +68,11 @@ def test_chains_are_judged_at_the_taus_of_static_ones(traces) -> None:
     assert ours["static"]["ratio"] == pytest.approx([first / 1, second / 2])
     assert ours["P"]["gamma"] == ours["static"]["gamma"]
     assert by_name["DyMax"].calibration is None
+    # the estimator drops the token that fails
+    chain = truncate(traces.chain, 3)
+    survival = OnlineLogistic(3).fit_whole(traces.chain, 3).survival(chain)
+    curve = serve(traces, threshold_sweep(chain, survival)).curve()
+    assert by_name[found.reference].compared["static"]["gamma"] == gamma_at(*curve, np.array(found.taus)).tolist()
     assert by_name["ours"].calibration["accepted"] == pytest.approx(float(traces.chain.accepted[:, :3].float().mean()))
 
 
