@@ -77,6 +77,9 @@ def special_rows(vocab: int) -> dict[str, torch.Tensor]:
     # all that counts lies in one place, so that few groups hold it
     clustered = torch.randn(vocab, generator=torch.Generator().manual_seed(5))
     clustered[64 : vocab // 4] += 20
+    # more than M words are left, in fewer than M groups
+    neighbours = torch.full((vocab,), -math.inf)
+    neighbours[64:200] = torch.randn(136, generator=torch.Generator().manual_seed(6))
     return dict(
         uniform=uniform,
         one_hot=one_hot,
@@ -86,6 +89,7 @@ def special_rows(vocab: int) -> dict[str, torch.Tensor]:
         extreme=extreme,
         sure=sure,
         clustered=clustered,
+        neighbours=neighbours,
     )
 
 
