@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -286,6 +287,21 @@ def test_same_seed_same_tree() -> None:
     ]
     assert by_path(trees[0]) == by_path(trees[1])
     assert by_path(trees[0]) != by_path(trees[2])
+
+
+def test_one_tree_leaves_out_dead_nodes_and_other_rows() -> None:
+    """Columns move, parents with them, and each row of draft_probs is what the children were drawn from."""
+    models = (toy.model(2, 4), toy.model(3, 4))
+    grown = grow_tree(ToyDrafter(*models), greedy(10, temperature=0.5))
+    inner = grown.tree.closed(grown.tree.token_ids != int(grown.tree.token_ids[1, 0]))
+    assert 0 < int(inner[0].sum()) < 10
+    pruned = replace(grown, tree=grown.tree.keep(inner))
+    tree, draft_probs = one_tree(pruned, 0, 0.5)
+    prefixes = toy.prefixes(tree)
+    assert set(prefixes[1:]) == set(by_path(pruned))
+    for node, prefix in enumerate(prefixes, start=ROOT):
+        expected = models[0](prefix) ** 2 / (models[0](prefix) ** 2).sum()
+        assert torch.allclose(draft_probs[node + 1], expected * bool(tree.children(node)))
 
 
 @pytest.mark.parametrize(
