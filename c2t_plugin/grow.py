@@ -34,7 +34,10 @@ class Distributions(Protocol):
         """(batch, width)."""
 
     def stats(self, top_m: int, k: int) -> FrontierStats:
-        """The k most probable tokens (all of a smaller vocabulary) and the entropy over the top_m probabilities."""
+        """The k most probable tokens (all of a smaller vocabulary) and the entropy over the top_m probabilities.
+
+        Of equally probable tokens the order is that of draft_stats.
+        """
 
     def logits(self) -> Tensor:
         """(batch, width, vocab) any float dtype. C2TError where only statistics are known."""

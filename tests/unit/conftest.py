@@ -12,7 +12,8 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
-from c2t_plugin.grow import LogitDistributions
+from c2t_plugin.grow import LogitDistributions, grow_tree
+from tests.unit.policy_toys import AFTER, ROOT
 
 # a busy machine is no defect
 settings.register_profile("unit", deadline=None)
@@ -91,3 +92,14 @@ def paths() -> Callable[..., list[Path_]]:
         return [path for path, alive in zip(found, tree.alive[row].tolist(), strict=True) if alive]
 
     return of
+
+
+@pytest.fixture
+def grown(path_draft, paths):
+    """Paths that a policy verifies on the hand-written draft, and the growth."""
+
+    def run(policy, root=ROOT, after=AFTER):
+        found = grow_tree(path_draft(1, table_logits(root, after)), policy)
+        return paths(found.tree.validate()), found
+
+    return run
