@@ -1,15 +1,19 @@
-"""What the standing GPU run times: one function a part, which yields cases from the smallest shape to the largest."""
+"""Cases of the standing GPU run: what one is, and those of draft_stats. Other parts are in modules of their own."""
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from c2t_kernels import draft_stats, reference
+from c2t_kernels import reference
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ TOP_M, TOP_K = 1000, 10
 
 def stats_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
     """draft_stats against torch's own softmax, topk(1000) and entropy, and against topk(1000) alone."""
+    ours = operation(fused_or_reference(device), "stats", "draft_stats")
     batches, vocabs = ((1, 3), (1500,)) if dry_run else ((1, 8, 32, 64, 128, 256), (32_000, 128_256, 151_936))
     for vocab in vocabs:
         for dtype in (torch.bfloat16, torch.float32):
@@ -61,7 +66,7 @@ def stats_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
                     bytes_moved=size,
                     input_bytes=size,
                     providers=(
-                        Provider("fused", lambda logits: draft_stats(logits, TOP_M, TOP_K)),
+                        Provider("fused", partial(ours, top_m=TOP_M, k=TOP_K)),
                         Provider("torch", lambda logits: reference.draft_stats(logits, TOP_M, TOP_K)),
                     ),
                 )
@@ -79,4 +84,31 @@ def _stats_error(expected: Any, found: Any) -> float:
     return max(float((getattr(expected, name) - getattr(found, name)).abs().max()) for name in names)
 
 
-PARTS: dict[str, Callable[[torch.device, bool], Iterator[Case]]] = {"stats": stats_cases}
+def fused_or_reference(device: torch.device) -> str:
+    """Which of ours is timed: the kernels on a GPU and in Triton's interpreter, else the reference."""
+    return "fused" if device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1" else "reference"
+
+
+def operation(kind: str, module: str, name: str) -> Callable[..., Any]:
+    """c2t_kernels.<kind>.<module>.<name>; kind is "fused" or "reference"."""
+    return getattr(import_module(f"c2t_kernels.{kind}.{module}"), name)
+
+
+def largest_error(expected: Any, found: Any) -> float:
+    """Largest absolute difference of two tensors, or of two sequences of them.
+
+    Infinite if shapes differ, or anything but a float does. Equal infinities and NaN beside NaN are no difference.
+    """
+    if not isinstance(expected, Tensor):
+        return max(largest_error(mine, theirs) for mine, theirs in zip(expected, found, strict=True))
+    if expected.shape != found.shape:
+        return math.inf
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(expected, found.to(expected.dtype)) else math.inf
+    a, b = expected.double(), found.double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    return (
+        float((a - b).masked_fill(same, 0.0).abs().nan_to_num(nan=math.inf, posinf=math.inf).max())
+        if a.numel()
+        else 0.0
+    )

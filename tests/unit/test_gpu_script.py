@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from benchmarks.gpu_cases import PARTS, Provider
+from benchmarks.gpu import PARTS
+from benchmarks.gpu_cases import Provider, largest_error
 from benchmarks.timing import CALLS_PER_GRAPH, copies_to_outgrow_cache
 
 CPU = torch.device("cpu")
@@ -73,3 +74,14 @@ def test_inputs_rotate_until_the_cache_is_outgrown():
     assert copies_to_outgrow_cache(input_bytes=10, cache_bytes=10) == 2
     assert copies_to_outgrow_cache(input_bytes=1000, cache_bytes=10) == 1
     assert copies_to_outgrow_cache(input_bytes=1, cache_bytes=10**9) == CALLS_PER_GRAPH
+
+
+def test_errors_are_of_floats_and_anything_else_must_be_equal():
+    nan, inf = math.nan, math.inf
+    a = torch.tensor([1.0, nan, -inf, 2.0])
+    assert largest_error(a, torch.tensor([1.0, nan, -inf, 2.5])) == 0.5
+    for other in ([nan, nan, -inf, 2.0], [1.0, 0.0, -inf, 2.0], [1.0, nan, inf, 2.0]):
+        assert largest_error(a, torch.tensor(other)) == inf
+    assert largest_error(a, a[:3]) == inf
+    assert largest_error((a, torch.tensor([1])), (a, torch.tensor([2]))) == inf
+    assert largest_error((a, torch.tensor([1])), (a, torch.tensor([1], dtype=torch.int32))) == 0.0

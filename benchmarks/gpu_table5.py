@@ -1,0 +1,94 @@
+"""Cases of the standing GPU run that repeat DySpec's table 5: attention of large trees, as drafted and reordered.
+
+The paper's setting: 64 heads, head_dim 128, blocks of 32, no prefix, random trees of 256 to 2048 nodes. Its generator
+is not said; uniform attachment gives its block counts (docs/fidelity.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.gpu_cases import Case, Provider, fused_or_reference, largest_error, operation
+from c2t_plugin.lab.blocks import uniform_attachment
+from c2t_plugin.ordering import attention_blocks, depth_first_order, heavy_path_order, insertion_order, reorder
+
+HEADS, HEAD_DIM, BLOCK = 64, 128, 32
+ORDERS = {"drafted": insertion_order, "depth-first": depth_first_order, "heavy paths": heavy_path_order}
+
+
+def table5_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
+    """One tree a size, in three orders of its nodes."""
+    for nodes in (40,) if dry_run else (256, 512, 1024, 2048):
+        drafted = torch.tensor(uniform_attachment(nodes, np.random.default_rng(0)))
+        for name, order in ORDERS.items():
+            yield _case(device, reorder(drafted, order(drafted)), name)
+
+
+def _case(device: torch.device, parent_ids: Tensor, order: str) -> Case:
+    nodes = len(parent_ids)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    size = 4 * nodes * HEADS * HEAD_DIM * dtype.itemsize + nodes * nodes
+    mask = ancestor_mask(parent_ids).to(device)
+    whole = torch.tensor([0, nodes], device=device)
+    none = torch.zeros(2, dtype=torch.int64, device=device)
+
+    def inputs(generator: torch.Generator) -> tuple[Any, ...]:
+        shape = (nodes, HEADS, HEAD_DIM)
+        q, k, v = (torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(3))
+        pool = k.new_zeros(1, HEADS, HEAD_DIM)
+        return q, k, v, pool, pool, whole, none, none[:0], mask.flatten(), whole * nodes
+
+    return Case(
+        shape={"nodes": nodes, "order": order, "blocks": attention_blocks(parent_ids, block=BLOCK)},
+        device=device,
+        inputs=inputs,
+        reference=operation("reference", "attention", "tree_attention"),
+        error=largest_error,
+        # bf16 holds 8 bits of an output near 1
+        tolerance=2e-2 if device.type == "cuda" else 1e-4,
+        bytes_moved=size,
+        input_bytes=size,
+        providers=(
+            *_fused(device, nodes),
+            Provider("manual", _manual),
+            Provider("sdpa with a mask", _sdpa),
+        ),
+    )
+
+
+def _fused(device: torch.device, nodes: int) -> tuple[Provider, ...]:
+    if fused_or_reference(device) == "reference":
+        return (Provider("fused", operation("reference", "attention", "tree_attention")),)
+    from c2t_kernels.fused.attention import Launch, tree_attention
+
+    paper = partial(tree_attention, max_nodes=nodes, launch=Launch(BLOCK, BLOCK))
+    return Provider("fused", partial(tree_attention, max_nodes=nodes)), Provider("fused, blocks of 32", paper)
+
+
+def _manual(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+    """Two matrix products and a softmax over all scores."""
+    mask = rest[5].view(len(q), len(q))
+    scores = torch.einsum("nhd,khd->hnk", q, k) * HEAD_DIM**-0.5
+    return torch.einsum("hnk,khd->nhd", scores.masked_fill(~mask, -torch.inf).softmax(-1), v)
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+    mask = rest[5].view(1, 1, len(q), len(q))
+    q, k, v = (each.transpose(0, 1)[None] for each in (q, k, v))
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask)[0].transpose(0, 1)
+
+
+def ancestor_mask(parent_ids: Tensor) -> Tensor:
+    """(nodes, nodes) bool: a node sees itself and its ancestors."""
+    mask = torch.eye(len(parent_ids), dtype=torch.bool)
+    for node, parent in enumerate(parent_ids.tolist()):
+        if parent >= 0:
+            mask[node] |= mask[parent]
+    return mask

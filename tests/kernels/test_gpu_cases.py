@@ -1,0 +1,17 @@
+"""The standing GPU run calls the kernels as they want to be called: every part's small cases, in the interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.gpu import PARTS, measure_one
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_our_kernels_pass_the_checks_of_the_gpu_run(part: str, device: str):
+    cases = list(PARTS[part](torch.device(device), True))
+    assert cases
+    for case in cases[:2]:
+        rows = [measure_one(part, case, each, {}, None) for each in case.providers if each.name.startswith("fused")]
+        assert rows and all(row.fault == "" for row in rows), rows
