@@ -13,9 +13,8 @@ import torch
 
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.lab.curves import Sweep
-from c2t_plugin.lab.replay import Served
 from c2t_plugin.lab.reproduce import c2t_v1_common as common
-from c2t_plugin.lab.reproduce.c2t_v1_common import Curve, Ground
+from c2t_plugin.lab.reproduce.c2t_v1_common import Brought, Curve, Ground
 from c2t_plugin.lab.reproduce.c2t_v1_pictures import by_entropy_and_rank
 from c2t_plugin.lab.reproduce.c2t_v2_tables import accepted_by_depth, candidates
 from c2t_plugin.lab.reproduce.catalogue import REGISTRY
@@ -107,7 +106,7 @@ def test_a_threshold_on_p_is_compared_at_equal_tau(bench: Bench) -> None:
 def test_beta_is_the_largest_that_accepts_enough(bench: Bench) -> None:
     classifier, traces = bench.classifier("draft"), bench.traces("draft")
 
-    def at(beta: float) -> Served:
+    def at(beta: float) -> Brought:
         return common.served(traces, C2TTree(classifier=classifier, beta=beta, first_k=4, second_k=4, d_max=4))
 
     wanted = at(0.0).tau / 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -29,8 +29,7 @@ from c2t_plugin.lab.curves import (
 )
 from c2t_plugin.lab.fit import fit
 from c2t_plugin.lab.plans import FitPlan
-from c2t_plugin.lab.replay import Served, replay
-from c2t_plugin.lab.replay import serve as serve_outcomes
+from c2t_plugin.lab.replay import replay
 from c2t_plugin.lab.reproduce.experiment import Bench
 from c2t_plugin.lab.traces import Traces
 from c2t_plugin.lab.training import FINE_TUNING_SHARE, FIT_RECIPES, Epoch, FitRecipe
@@ -55,6 +54,9 @@ OUR_RECIPE = replace(FIT_RECIPES["default"], negatives_per_positive=20.0, prior=
 RECIPES = {"paper's": PAPER_RECIPE, "ours": OUR_RECIPE}
 SAMPLED = f"At most {HELD_OUT_PROMPTS} held-out prompts; classifiers fitted here see at most {TRAINING_PROMPTS} others."
 
+# Columns of a rule that is cut where it accepts what EAGLE-2 does; a setting is a threshold, or nodes.
+AT_EQUAL_TAU = ("setting", "tau", "gamma / EAGLE-2", "missing")
+
 
 def first_prompts(traces: Traces, count: int) -> Traces:
     """The states of the first `count` prompts."""
@@ -76,11 +78,6 @@ def tuning(bench: Bench, draft: str) -> Traces:
     """The tenth of a draft's training prompts that fine-tuning sees (C2T B.4)."""
     traces = bench.traces(draft, "train")
     return first_prompts(traces, max(MIN_PROMPTS, round(FINE_TUNING_SHARE * len(traces.prompt.unique()))))
-
-
-def with_features(recipe: FitRecipe, features: tuple[str, ...]) -> FitRecipe:
-    """The recipe with other features."""
-    return replace(recipe, features=features)
 
 
 def small_fit(
@@ -107,6 +104,17 @@ def confidence(classifier: NodeClassifier, forest: Forest) -> Tensor:
     """(trees, nodes) confidences of all nodes."""
     with torch.no_grad():
         return by_trees(forest, lambda part: classifier.confidence(part.stats()))
+
+
+class HasTau(Protocol):
+    """What a rule brings, in whatever form."""
+
+    @property
+    def tau(self) -> float:
+        """Accepted draft tokens per verification, bonus excluded."""
+
+
+Tau = TypeVar("Tau", bound=HasTau)
 
 
 class Point(NamedTuple):
@@ -176,27 +184,52 @@ class Ground:
         """(trees, nodes) confidences of all nodes."""
         return confidence(classifier, self.forest)
 
-    def against(self, score: Tensor, base: Point) -> dict[str, float | None]:
-        """A threshold on the score, where it accepts what EAGLE-2 does at `base`: cells of a row.
+    def cells(self, score: Tensor, curve: Curve, base: Point) -> dict[str, float | None]:
+        """A threshold on the score, where it accepts what EAGLE-2 does at `base`: cells of a row, AT_EQUAL_TAU.
 
-        missing: share of the states where the rule's tree might be accepted beyond the record.
+        curve: threshold(score). missing: share of the states where the tree might be accepted beyond the record.
         """
-        found = self.threshold(score).cheapest(base.tau)
+        found = curve.cheapest(base.tau)
         if found is None:
-            return dict.fromkeys(("setting", "tau", "gamma / EAGLE-2", "missing"))
+            return dict.fromkeys(AT_EQUAL_TAU)
         cut = censored(self.forest, kept_nodes(self.forest, score, found.setting)).states
-        share = found.per_token / base.per_token
-        return {"setting": found.setting, "tau": found.tau, "gamma / EAGLE-2": share, "missing": cut}
+        cells = found.setting, found.tau, found.per_token / base.per_token, cut
+        return dict(zip(AT_EQUAL_TAU, cells, strict=True))
+
+    def against(self, score: Tensor, base: Point) -> dict[str, float | None]:
+        """cells() where one comparison is all that is wanted."""
+        return self.cells(score, self.threshold(score), base)
 
 
-def served(traces: Traces, policy: TreePolicy) -> Served:
+class Brought(NamedTuple):
+    """What a rule brings at one setting; see Point. missing: share of the states whose tree has a node below one that
+    the record did not expand; tau and gamma are too small there."""
+
+    tau: float
+    gamma: float
+    missing: float
+
+    @property
+    def per_token(self) -> float:
+        """As Point.per_token."""
+        return self.gamma / (self.tau + 1.0)
+
+
+def at_setting(traces: Traces, sweep: Sweep, at: int = 0) -> Brought:
+    """One setting of a sweep in which nothing is missing."""
+    curve = Curve.of(traces, sweep)
+    return Brought(float(curve.tau[at]), float(curve.gamma[at]), 0.0)
+
+
+def served(traces: Traces, policy: TreePolicy) -> Brought:
     """A policy through the growth loop, on the recorded trees."""
     header = traces.header
-    outcomes = replay(traces.tree, policy, header["top_m"], header["pair"]["draft_vocab_size"])
-    return serve_outcomes(outcomes, traces.prompt)
+    found = replay(traces.tree, policy, header["top_m"], header["pair"]["draft_vocab_size"])
+    sweep = Sweep(torch.zeros(1), found.gamma[None].short(), found.accept_len[None].short())
+    return at_setting(traces, sweep)._replace(missing=float((found.missing > 0).float().mean()))
 
 
-def beta_at(serve_at: Callable[[float], Served], tau: float, rounds: int = 9) -> tuple[float, Served]:
+def beta_at(serve_at: Callable[[float], Tau], tau: float, rounds: int = 9) -> tuple[float, Tau]:
     """Bisect for the largest beta that accepts at least tau; beta 0, which may accept less, if none does.
 
     serve_at: beta -> what it brings; tau falls as beta rises.
