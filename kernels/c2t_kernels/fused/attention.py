@@ -3,6 +3,8 @@
 One program takes a tile of (node, query head of one key/value head) rows, so that the prefix is read once per key/value
 head and not once per query head. It reads its share of the prefix without any mask, and then, if its share is the last
 one, the blocks of the request's own nodes that hold something. Shares are combined by a second kernel.
+
+Longer than most files, as the kernel, the checks of its many arguments and its compiled forms belong together.
 """
 
 from __future__ import annotations
@@ -150,14 +152,15 @@ def tree_attention_kernel(
         tl.atomic_add(p_visits + i_request, visits)
 
     b_empty = b_sum == 0.0
-    b_acc = b_acc / tl.where(b_empty, 1.0, b_sum)[:, None]
+    b_total = tl.where(b_empty, 1.0, b_sum)
+    b_acc = b_acc / b_total[:, None]
     at_out = (first_row + b_node) * heads + b_head
     if p_partial is None:
         p_target = p_out + at_out[:, None] * HEAD_DIM + b_dim[None, :]
         tl.store(p_target, b_acc.to(p_out.dtype.element_ty), mask=b_live[:, None])
     else:
         at_part = at_out * splits + i_split
-        b_lse = tl.where(b_empty, float("-inf"), b_max + tl.log2(b_sum))
+        b_lse = tl.where(b_empty, float("-inf"), b_max + tl.log2(b_total))
         tl.store(p_partial_lse + at_part, b_lse, mask=b_live)
         # the combining kernel does not read the output of a share without weight
         p_target = p_partial + at_part[:, None] * HEAD_DIM + b_dim[None, :]
