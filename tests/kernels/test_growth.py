@@ -137,6 +137,14 @@ def test_an_unknown_confidence_is_kept_first_and_an_impossible_word_never():
     assert grown.joint_log_prob.tolist() == [[0.0, -0.5, -INF]]
 
 
+def test_kernel_keeps_a_confidence_of_just_beta(device: str):
+    # logits 0, -1 and 0 again
+    stats = statistics(torch.tensor([[-1.0, -2.0, -1.0]], device=device), torch.tensor([0.5], device=device))
+    root = (torch.zeros(1, 1, device=device), torch.ones(1, 1, dtype=torch.bool, device=device))
+    grown = growth.grow_layer(exact_classifier(device), *root, stats, 0.5, 1, width=3)
+    assert grown.kept.tolist() == [[True, False, True]] and grown.children.tolist() == [[0, 2, -1]]
+
+
 @QUIET
 @given(layer=exact_layers(), width=st.integers(1, 18), prune=st.booleans(), select=st.booleans())
 def test_pruning_keeps_the_best_that_pass(layer: tuple, width: int, prune: bool, select: bool):
