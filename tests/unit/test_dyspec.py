@@ -289,13 +289,14 @@ def test_same_seed_same_tree() -> None:
     assert by_path(trees[0]) != by_path(trees[2])
 
 
-def test_one_tree_leaves_out_dead_nodes_and_other_rows() -> None:
+@pytest.mark.parametrize("cut", range(9))
+def test_one_tree_leaves_out_dead_nodes_and_other_rows(cut: int) -> None:
     """Columns move, parents with them, and each row of draft_probs is what the children were drawn from."""
     models = (toy.model(2, 4), toy.model(3, 4))
     grown = grow_tree(ToyDrafter(*models), greedy(10, temperature=0.5))
-    inner = grown.tree.closed(grown.tree.token_ids != int(grown.tree.token_ids[1, 0]))
-    assert 0 < int(inner[0].sum()) < 10
-    pruned = replace(grown, tree=grown.tree.keep(inner))
+    kept = torch.ones_like(grown.tree.alive)
+    kept[0, cut] = False
+    pruned = replace(grown, tree=grown.tree.keep(grown.tree.closed(kept)))
     tree, draft_probs = one_tree(pruned, 0, 0.5)
     prefixes = toy.prefixes(tree)
     assert set(prefixes[1:]) == set(by_path(pruned))
