@@ -98,14 +98,17 @@ class Growth:
 
     generator: for policies that sample. frontier: (batch, width) int64 columns last drafted from, -1 the root or
     padding. frontier_alive: (batch, width) bool, False for padding. memory: what a policy keeps between layers.
-    asked: per draft call the frontier and its distributions. passes: (batch,) int64 draft calls of each state.
+    asked: per draft call the frontier and its distributions, if they are kept. passes: (batch,) int64 draft calls of
+    each state. depth: draft calls so far; layer by layer this is the depth of the newest nodes.
     """
 
     generator: torch.Generator | None
     frontier: Tensor
     frontier_alive: Tensor
     passes: Tensor
+    depth: int = 1
     memory: Any = None
+    keep_distributions: bool = True
     asked: list[tuple[Tensor, Distributions]] = field(default_factory=list)
     _blocks: list[TokenTree] = field(default_factory=list)
     _joined: TokenTree | None = None
@@ -113,21 +116,19 @@ class Growth:
     _reads: int = 0
 
     @classmethod
-    def at_root(cls, distributions: Distributions, generator: torch.Generator | None) -> Growth:
+    def at_root(
+        cls, distributions: Distributions, generator: torch.Generator | None, keep_distributions: bool
+    ) -> Growth:
         batch = distributions.shape[0]
         frontier = torch.full((batch, 1), ROOT)
-        growth = cls(generator, frontier, torch.ones(batch, 1, dtype=torch.bool), torch.ones(batch, dtype=torch.int64))
-        growth.asked.append((frontier, distributions))
+        alive, passes = torch.ones(batch, 1, dtype=torch.bool), torch.ones(batch, dtype=torch.int64)
+        growth = cls(generator, frontier, alive, passes, keep_distributions=keep_distributions)
+        growth._note(frontier, distributions)
         return growth
 
     @property
     def batch(self) -> int:
         return len(self.passes)
-
-    @property
-    def depth(self) -> int:
-        """Draft calls so far; layer by layer this is the depth of the newest nodes."""
-        return len(self.asked)
 
     @property
     def newest(self) -> TokenTree:
@@ -196,21 +197,28 @@ class Growth:
         numbers = torch.arange(self._reads, self._reads + frontier.shape[1]).expand_as(frontier)
         rows = live.nonzero(as_tuple=True)
         read[rows[0], frontier[rows]] = numbers[rows]
+        if (live & (read.gather(1, columns) != numbers)).any():
+            raise C2TError("the policy asks to draft from a node twice at once")
         self._read, self._reads = read, self._reads + frontier.shape[1]
         self.frontier, self.frontier_alive = frontier, live
-        self.passes = self.passes + live.any(1)
+        self.passes, self.depth = self.passes + live.any(1), self.depth + 1
         distributions = drafter.extend(
             tree.token_ids.gather(1, columns).masked_fill(~live, 0), above.masked_fill(~live, ROOT)
         )
-        self.asked.append((frontier, distributions))
+        self._note(frontier, distributions)
         return distributions
+
+    def _note(self, frontier: Tensor, distributions: Distributions) -> None:
+        if self.keep_distributions:
+            self.asked.append((frontier, distributions))
 
 
 @dataclass(frozen=True)
 class Grown:
     """Grown trees. tree: only what the target verifies is alive. drafted: (batch, nodes) bool, what the policy had at
     hand before `finish`. passes: (batch,) int64 draft forward passes, the one that read the root included.
-    asked: per draft call the columns drafted from ((batch, width) int64; -1 the root or padding) and what followed.
+    asked: per draft call the columns drafted from ((batch, width) int64; -1 the root or padding) and what followed;
+    empty if the distributions were not kept.
     """
 
     tree: TokenTree
@@ -233,16 +241,20 @@ class Grown:
             # after the first call -1 is padding
             if len(found) and (column >= 0 or call == 0):
                 return distributions.logits()[row, int(found[0])]
-        raise C2TError(f"node {column} of tree {row} was not drafted from")
+        kept = "" if self.asked else ": the distributions were not kept"
+        raise C2TError(f"node {column} of tree {row} was not drafted from{kept}")
 
 
-def grow_tree(drafter: Drafter, policy: TreePolicy, generator: torch.Generator | None = None) -> Grown:
+def grow_tree(
+    drafter: Drafter, policy: TreePolicy, generator: torch.Generator | None = None, keep_distributions: bool = True
+) -> Grown:
     """Grow one tree per decoding state of the drafter, as the policy wants it.
 
-    generator: where a policy that samples takes its randomness from.
+    generator: where a policy that samples takes its randomness from. keep_distributions: verification by rejection
+    needs them afterwards; of a live draft they are one logit per word for every node drafted from.
     """
     distributions = drafter.root()
-    growth = Growth.at_root(distributions, generator)
+    growth = Growth.at_root(distributions, generator, keep_distributions)
     while True:
         growth.add(policy.branch(growth, distributions))
         frontier = policy.expand(growth)

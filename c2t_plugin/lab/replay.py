@@ -168,7 +168,7 @@ def grow_live(draft: Drafter, policy: TreePolicy, continuation: Tensor, generato
     continuation: (states, layers) int64, the target's own next tokens after the root; greedy acceptance follows it.
     generator: as in grow_tree. Raises C2TError if a tree is deeper than the continuation is long.
     """
-    grown = grow_tree(draft, policy, generator)
+    grown = grow_tree(draft, policy, generator, keep_distributions=False)
     tree, longest = grown.tree, continuation.shape[1]
     if (tree.alive & (tree.depths > longest)).any():
         raise C2TError(f"a tree is deeper than the {longest} tokens known of the target's text; continue it further")

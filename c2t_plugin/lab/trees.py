@@ -128,8 +128,8 @@ def grow(draft: Drafter, continuation: Tensor, shape: TreeShape) -> Forest:
     Every expanded node gets its k most probable children; the k nodes of a layer with the highest joint probability
     are expanded. With k = 1 this is the chain of a greedy draft.
     """
-    grown = grow_tree(draft, WholeTree(d_max=shape.layers, k=shape.k, top_m=shape.top_m))
-    tree = grown.tree
+    whole = WholeTree(d_max=shape.layers, k=shape.k, top_m=shape.top_m)
+    tree = grow_tree(draft, whole, keep_distributions=False).tree
     first = tree.rank[0] == 0
     tables = {
         "joint_log_prob": tree.joint_log_probs,

@@ -17,8 +17,6 @@ from c2t_plugin.policies.base import (
     alive_where,
     at_least,
     between,
-    newest_columns,
-    no_columns,
     sampled_children,
     top_children,
 )
@@ -107,9 +105,6 @@ class LayerBranches(LayerPolicy):
         if self.temperature:
             return sampled_children(growth, distributions, self.top_m, k, self.temperature, self.replacement)
         return top_children(growth, distributions, self.top_m, k)
-
-    def expand(self, growth: Growth) -> Tensor:
-        return newest_columns(growth, growth.newest.alive) if growth.depth < self.d_max else no_columns(growth)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,6 +162,24 @@ def test_a_policy_may_not_draft_from_a_dead_node_or_twice(path_draft, at_random)
         with pytest.raises(C2TError, match="dead or was drafted from before"):
             grow_tree(path_draft(1, at_random(3, 3)), Stubborn(d_max=3, column=column))
 
+    @dataclass(frozen=True)
+    class Double(Wide):
+        def expand(self, growth):
+            return torch.zeros(growth.batch, 2, dtype=torch.int64)
+
+    with pytest.raises(C2TError, match="twice at once"):
+        grow_tree(path_draft(1, at_random(3, 3)), Double(d_max=3))
+
+
+def test_distributions_need_not_be_kept(path_draft, at_random) -> None:
+    kept, freed = (
+        grow_tree(path_draft(2, at_random(4, 5)), Wide(d_max=3), keep_distributions=keep) for keep in (True, False)
+    )
+    assert torch.equal(kept.tree.token_ids, freed.tree.token_ids)
+    assert len(kept.asked) == 3 and not freed.asked
+    with pytest.raises(C2TError, match="were not kept"):
+        freed.logits_after(0, -1)
+
 
 def test_a_finish_that_is_not_ancestor_closed_is_refused(path_draft, at_random) -> None:
     @dataclass(frozen=True)
