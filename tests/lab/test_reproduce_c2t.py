@@ -18,8 +18,8 @@ from c2t_plugin.lab.reproduce.c2t_v1_common import Brought, Curve, Ground
 from c2t_plugin.lab.reproduce.c2t_v1_pictures import by_entropy_and_rank
 from c2t_plugin.lab.reproduce.c2t_v2_tables import accepted_by_depth, candidates
 from c2t_plugin.lab.reproduce.catalogue import REGISTRY
-from c2t_plugin.lab.reproduce.experiment import Bench
-from c2t_plugin.lab.traces import Traces
+from c2t_plugin.lab.reproduce.experiment import QUICK_TREES, Bench
+from c2t_plugin.lab.traces import Traces, save_traces
 from c2t_plugin.policies.c2t import C2TTree
 
 TABLES = [name for name in REGISTRY.experiments if name.startswith("c2t-")]
@@ -50,7 +50,11 @@ class ToyBench:
 
 @pytest.fixture
 def bench(make_traces: Callable[..., Traces], tmp_path: Path) -> Bench:
-    return cast(Bench, ToyBench(make_traces, tmp_path))
+    found = ToyBench(make_traces, tmp_path)
+    # table 6 would collect these from the pair's models
+    for top_m in (4, 6):
+        save_traces(found.traces("eagle3"), tmp_path / f"eagle3-held-out-top-{top_m}-{QUICK_TREES}.traces")
+    return cast(Bench, found)
 
 
 @pytest.mark.parametrize("name", TABLES)

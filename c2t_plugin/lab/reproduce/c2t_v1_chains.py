@@ -1,15 +1,22 @@
-"""C2T v1, section 5.5: chains (table 3, which v2 prints again as table 7)."""
+"""C2T v1's tables of chains: 3 (which v2 prints again as table 7) and 7 (another head)."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.lab.curves import static_sweep, threshold_sweep, truncate
+from c2t_plugin.lab.reproduce import c2t_v1_common as common
+from c2t_plugin.lab.reproduce.c2t_v1_common import Brought
 from c2t_plugin.lab.reproduce.experiment import Bench, Experiment, Findings, Row
 from c2t_plugin.lab.scores import ChainReplay, ChainYield
 from c2t_plugin.lab.traces import Traces
+from c2t_plugin.policies.c2t import C2TTree
+from c2t_plugin.policies.eagle2 import Eagle2
 
 D_MAX = 10
 # method -> paper's average length, tau, gamma: candidates of all 80 MT-bench prompts
@@ -82,6 +89,67 @@ def table_3(bench: Bench) -> Findings:
     )
 
 
+# head -> paper's tau and gamma of a chain, C2T on it, EAGLE-2 with N = 90, C2T's tree
+TABLE_7 = {
+    "eagle1": ("EAGLE", (1.96, 161_020), (1.97, 104_141), (3.68, 935_280), (3.70, 800_848)),
+    "eagle3": ("MTP", (2.12, 156_040), (2.10, 98_141), (3.86, 900_090), (3.84, 724_913)),
+}
+TABLE_7_N = 90
+# of the static chain's tau; the paper's C2T has .99 and 1.005 of it, and all of it needs the whole chain
+CHAIN_SHARE = 0.99
+
+
+def table_7(bench: Bench) -> Findings:
+    classifier = bench.classifier("eagle1")
+    rows: list[Row] = []
+    for draft, (name, *paper) in TABLE_7.items():
+        found = _table_7_rules(common.held_out(bench, draft), classifier)
+        for at, (rule, beta, ours) in enumerate(found):
+            # a rule of C2T stands after the one that it is combined with
+            base = at - at % 2
+            rows.append(
+                {
+                    "head": DRAFTS[draft],
+                    "paper head": name,
+                    "rule": rule,
+                    "beta": beta,
+                    "paper tau": paper[at][0],
+                    "paper gamma / without": paper[at][1] / paper[base][1],
+                    "tau": ours.tau,
+                    "gamma / without": common.ratio(ours.per_token, found[base][2].per_token),
+                    "missing": ours.missing,
+                }
+            )
+    return Findings(
+        rows,
+        f"The classifier of the EAGLE-1 head, frozen, on both heads: the pair has no MTP head, the EAGLE-3 head stands "
+        f"for one. Chains of {D_MAX}, with C2T at {CHAIN_SHARE:.0%} of their tau; trees with C2T (K = 10, second top-K "
+        f"too) where they accept what EAGLE-2 does with {TABLE_7_N} nodes. {common.SAMPLED}",
+    )
+
+
+def _table_7_rules(traces: Traces, classifier: NodeClassifier) -> list[tuple[str, float | None, Brought]]:
+    chain = truncate(traces.chain, min(D_MAX, traces.chain.layers))
+    confidence = classifier.confidence(chain.stats())
+    k, depth = min(common.K, traces.tree.k), min(D_MAX, traces.tree.layers)
+
+    def cut(beta: float) -> Brought:
+        return common.at_setting(traces, threshold_sweep(chain, confidence, torch.tensor([beta])))
+
+    def tree(beta: float) -> Brought:
+        return common.served(traces, C2TTree(classifier=classifier, beta=beta, first_k=k, second_k=k, d_max=depth))
+
+    whole = common.at_setting(traces, static_sweep(chain), chain.layers - 1)
+    policy = Eagle2(max_nodes=TABLE_7_N - 1, k=k, d_max=depth, top_m=traces.header["top_m"])
+    eagle2 = common.served(traces, policy)
+    return [
+        ("chain", None, whole),
+        ("chain + C2T", *common.beta_at(cut, CHAIN_SHARE * whole.tau, rounds=12)),
+        ("EAGLE-2", None, eagle2),
+        ("C2T", *common.beta_at(tree, eagle2.tau)),
+    ]
+
+
 EXPERIMENTS = (
     Experiment(
         name="c2t-v1-table-3",
@@ -98,5 +166,22 @@ EXPERIMENTS = (
             "gamma / static 5",
         ),
         run=table_3,
+    ),
+    Experiment(
+        name="c2t-v1-table-7",
+        title="The classifier of one head on another, in chains and trees",
+        source="C2T v1 table 7; tau without bonus",
+        columns=(
+            "head",
+            "paper head",
+            "rule",
+            "beta",
+            "paper tau",
+            "paper gamma / without",
+            "tau",
+            "gamma / without",
+            "missing",
+        ),
+        run=table_7,
     ),
 )

@@ -11,7 +11,7 @@ from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.lab import printed
 from c2t_plugin.lab.reproduce import c2t_v1_common as common
 from c2t_plugin.lab.reproduce.c2t_v1_common import AT_EQUAL_TAU, RECIPES, TITLES, Brought, Ground, Point
-from c2t_plugin.lab.reproduce.experiment import Bench, Experiment, Findings, Row
+from c2t_plugin.lab.reproduce.experiment import Bench, Cell, Experiment, Findings, Row
 from c2t_plugin.lab.traces import Traces
 from c2t_plugin.lab.training import FINE_TUNING_RATE, FINE_TUNING_SHARE
 from c2t_plugin.policies.c2t import C2TTree

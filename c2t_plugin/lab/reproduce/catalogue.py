@@ -11,6 +11,7 @@ REGISTRY = Registry(
         "c2t_plugin.lab.reproduce.dyspec_overhead",
         "c2t_plugin.lab.reproduce.dyspec_blocks",
         "c2t_plugin.lab.reproduce.c2t_v1_pictures",
+        "c2t_plugin.lab.reproduce.c2t_v1_training",
         "c2t_plugin.lab.reproduce.c2t_v2_tables",
         "c2t_plugin.lab.reproduce.c2t_v2_equations",
     )
