@@ -55,7 +55,8 @@ def test_depth_origin_shifts_the_depth():
     one = NodeClassifier(ClassifierSpec(depth_origin=1))
     zero = NodeClassifier(ClassifierSpec(depth_origin=0))
     zero.load_state_dict(one.state_dict())
-    s = stats()
+    # whole numbers, as depths are: adding 1 and taking it off again leaves them as they were
+    s = stats()._replace(depth=torch.arange(1.0, 6.0))
     assert torch.equal(zero.confidence(s._replace(depth=s.depth + 1)), one.confidence(s))
     assert not torch.equal(zero.confidence(s), one.confidence(s))
 
