@@ -16,6 +16,8 @@ COMMANDS = {
     "pair": ("train or inspect the project's own target and drafts", "c2t_plugin.pair.cli"),
     "collect": ("record draft trees of a pair, with their acceptance", "c2t_plugin.lab.collect"),
     "fit": ("train a classifier from recorded trees", "c2t_plugin.lab.fit"),
+    "tune": ("choose a classifier's beta from recorded trees", "c2t_plugin.lab.tune"),
+    "evaluate": ("judge classifiers and their rivals on recorded trees", "c2t_plugin.lab.evaluate"),
     "show": ("draw one recorded step and what each policy did", "c2t_plugin.lab.show"),
     "reproduce": ("run the papers' tables and figures on the project's pair", "c2t_plugin.lab.reproduce.command"),
 }
