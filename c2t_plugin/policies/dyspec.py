@@ -1,4 +1,7 @@
-"""DySpec's trees: always the sampling that is most likely to be reached next (Xiong et al., 2024)."""
+"""DySpec's trees: always the sampling that is most likely to be reached next (Xiong et al., 2024).
+
+One file for both constructions, because they differ only in the order in which they take the same steps.
+"""
 
 from __future__ import annotations
 
@@ -39,19 +42,42 @@ class Position:
 
     column: the node, -1 the root. depth, joint_log_prob: of that node. reach: v of algorithm 1, the estimated
     probability that the next sampling here is made: the path to the node is accepted, the siblings so far rejected.
-    probs: (vocab,) float64 D after the node, None until it is drafted from. left: R of algorithm 1, D without the
-    siblings so far, renormalised. entropy, margin: of D. taken: siblings so far.
+    tokens: (words,) int64 and probs: (words,) float64, D after the node, None until it is drafted from. left: (words,)
+    R of algorithm 1, D without the siblings so far, renormalised. beyond: R's mass on words that are not listed.
+    entropy, margin: of D. taken: siblings so far.
     """
 
     column: int
     depth: int
     joint_log_prob: float
     reach: float
+    tokens: Tensor | None = None
     probs: Tensor | None = None
     left: Tensor | None = None
+    beyond: float = 0.0
     entropy: float = 0.0
     margin: float = 0.0
     taken: int = 0
+
+
+class Known(NamedTuple):
+    """Distributions of a frontier at the draft's temperature, listed in part or whole.
+
+    tokens: (batch, width, words) int64. probs: (batch, width, words) float64. entropy, margin: (batch, width) float32.
+    """
+
+    tokens: Tensor
+    probs: Tensor
+    entropy: Tensor
+    margin: Tensor
+
+    def fill(self, position: Position, row: int, branch: int) -> None:
+        """Give a position its distribution; one that is not finite leaves no word to take."""
+        position.tokens = self.tokens[row, branch]
+        position.probs = self.probs[row, branch].nan_to_num(0.0)
+        position.left = position.probs
+        position.beyond = max(0.0, 1.0 - float(position.probs.sum()))
+        position.entropy, position.margin = float(self.entropy[row, branch]), float(self.margin[row, branch])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +91,8 @@ class DySpec:
         whatever token comes of it. "joint" (appendix D.1): its joint probability v * R[y], which a tree of most
         probable words may look at; a sampled one may not, or the output would be biased.
     d_max: depth of the deepest nodes; None is no limit, as in the paper. top_m: as for every policy's entropy.
+    max_children: most siblings below one node; None is no limit, as in the paper. With it, most probable words at
+        temperature 1 need nothing but statistics, so that a record without logits can be replayed.
 
     Scores of the nodes are their values. Siblings stand in the order they were taken in.
     """
@@ -74,10 +102,12 @@ class DySpec:
     reading: str = "reach"
     d_max: int | None = None
     top_m: int = PAPER_TOP_M
+    max_children: int | None = None
 
     def __post_init__(self) -> None:
         between(0.0, math.inf, self, "temperature")
-        at_least(1, self, "top_m", *(["d_max"] if self.d_max is not None else []))
+        limits = [name for name in ("d_max", "max_children") if getattr(self, name) is not None]
+        at_least(1, self, "top_m", *limits)
         name = type(self).__name__
         if self.reading not in READINGS:
             raise ConfigError(f"{name}: reading must be one of {', '.join(READINGS)}, got {self.reading!r}")
@@ -100,6 +130,15 @@ class DySpec:
             raise ConfigError(f"{type(self).__name__}(sampled=True) draws tokens: give grow_tree a generator")
         return Sampler(growth.generator)
 
+    def ask(self, distributions: Distributions) -> Known:
+        """The distributions of the frontier, all words of them or as many as a node may have children."""
+        if self.max_children is not None and not self.sampled and self.temperature == 1:
+            stats = distributions.stats(self.top_m, self.max_children)
+            return Known(stats.token_ids, stats.log_probs.double().exp(), stats.entropy, stats.margin)
+        probs = probabilities(distributions.logits().double(), self.temperature)
+        stats = LogitDistributions(probs.log()).stats(self.top_m, 1)
+        return Known(torch.arange(probs.shape[-1]).expand_as(probs), probs, stats.entropy, stats.margin)
+
     def deepest(self, depth: int) -> bool:
         """Whether nodes of this depth have no children."""
         return self.d_max is not None and depth >= self.d_max
@@ -108,6 +147,8 @@ class DySpec:
         """Of the next sampling; before the distribution is known, the most that it can be. 0 if no word is left."""
         if position.left is None:
             return position.reach
+        if position.taken == self.max_children:
+            return 0.0
         largest = float(position.left.max())
         return position.reach * largest if self.reading == "joint" or not largest else position.reach
 
@@ -116,14 +157,14 @@ class DySpec:
 
         There is no sampling where no word is left: its value is 0 then.
         """
-        assert position.probs is not None and position.left is not None
+        assert position.tokens is not None and position.probs is not None and position.left is not None
         value, left = self.value(position), position.left
         # argmax does not promise the first of several equal words
-        token = int((left == left.max()).nonzero()[0]) if chance is None else chance.draw(left)
-        log_prob, accepted = float(position.probs[token].log()), float(left[token])
+        word = int((left == left.max()).nonzero()[0]) if chance is None else chance.draw(left)
+        log_prob, accepted = float(position.probs[word].log()), float(left[word])
         child_reach = position.reach * accepted
         node = Node(
-            token_ids=token,
+            token_ids=int(position.tokens[word]),
             parent_ids=position.column,
             depths=position.depth + 1,
             log_probs=log_prob,
@@ -135,8 +176,11 @@ class DySpec:
         )
         position.reach *= 1 - accepted
         rest = left.clone()
-        rest[token] = 0
-        position.left = rest / rest.sum() if rest.sum() > 0 else rest
+        rest[word] = 0
+        total = float(rest.sum()) + position.beyond
+        if total > 0:
+            rest, position.beyond = rest / total, position.beyond / total
+        position.left = rest
         position.taken += 1
         return node, child_reach
 
@@ -169,14 +213,14 @@ class DySpecGreedy(DySpec):
         at_least(1, self, "max_nodes")
 
     def branch(self, growth: Growth, distributions: Distributions) -> TokenTree:
-        known = _Known.of(distributions, self.temperature, self.top_m)
+        known = self.ask(distributions)
         chance = self.chance(growth)
         if growth.memory is None:
             growth.memory = [Heap([], waiting=Position(ROOT, 0, 0.0, 1.0)) for _ in range(growth.batch)]
         first = growth.tree.nodes
         return _block([self._advance(heap, known, row, chance, first) for row, heap in enumerate(growth.memory)])
 
-    def _advance(self, heap: Heap, known: _Known, row: int, chance: Chance | None, first: int) -> list[Node]:
+    def _advance(self, heap: Heap, known: Known, row: int, chance: Chance | None, first: int) -> list[Node]:
         """Add nodes until the tree is full or the best position has to be drafted from first."""
         if heap.waiting is None:
             return []
@@ -230,7 +274,7 @@ class DySpecThreshold(DySpec):
             at_least(1, self, "max_nodes")
 
     def branch(self, growth: Growth, distributions: Distributions) -> TokenTree:
-        known = _Known.of(distributions, self.temperature, self.top_m)
+        known = self.ask(distributions)
         chance = self.chance(growth)
         if growth.memory is None:
             growth.memory = [{ROOT: Position(ROOT, 0, 0.0, 1.0)} for _ in range(growth.batch)]
@@ -274,26 +318,6 @@ class DySpecThreshold(DySpec):
             for column in positions:
                 mask[row, column - growth.first] = not full[row]
         return newest_columns(growth, mask)
-
-
-class _Known(NamedTuple):
-    """Distributions of a frontier at the draft's temperature: (batch, width, vocab) float64; entropy, margin."""
-
-    probs: Tensor
-    entropy: Tensor
-    margin: Tensor
-
-    @classmethod
-    def of(cls, distributions: Distributions, temperature: float, top_m: int) -> _Known:
-        probs = probabilities(distributions.logits().double(), temperature)
-        stats = LogitDistributions(probs.log()).stats(top_m, 1)
-        return cls(probs, stats.entropy, stats.margin)
-
-    def fill(self, position: Position, row: int, branch: int) -> None:
-        """Give a position its distribution; one that is not finite leaves no word to take."""
-        position.probs = self.probs[row, branch].nan_to_num(0.0)
-        position.left = position.probs
-        position.entropy, position.margin = float(self.entropy[row, branch]), float(self.margin[row, branch])
 
 
 def _block(rows: list[list[Node]]) -> TokenTree:

@@ -224,9 +224,10 @@ def test_node_fields_are_those_of_the_draft_at_its_temperature() -> None:
     [
         DySpecGreedy(max_nodes=3, temperature=0.9, sampled=True, d_max=2),
         DySpecThreshold(threshold=0.35, temperature=0.9, sampled=True, d_max=2),
+        DySpecGreedy(max_nodes=3, temperature=0.9, sampled=True, d_max=2, max_children=2),
         DySpecThreshold(threshold=0.2, temperature=0.9, sampled=True, d_max=2, max_nodes=2),
     ],
-    ids=["greedy", "threshold", "threshold, cut off"],
+    ids=["greedy", "threshold", "greedy, 2 children", "threshold, cut off"],
 )
 def test_sampled_construction_and_verification_are_exact(policy: DySpec) -> None:
     """The policies themselves under exact enumeration, with algorithm 3."""
@@ -289,6 +290,34 @@ def test_same_seed_same_tree() -> None:
     assert by_path(trees[0]) != by_path(trees[2])
 
 
+class StatisticsOnly(ToyDrafter):
+    """A record: probabilities of the most probable words, no logits."""
+
+    def _after(self, prefixes: list[list[toy.Prefix]]) -> Distributions:
+        return NoLogits(super()._after(prefixes).logits())
+
+
+class NoLogits(LogitDistributions):
+    def logits(self) -> Tensor:
+        raise AssertionError("only statistics are known")
+
+
+@pytest.mark.parametrize("reading", ["reach", "joint"])
+@pytest.mark.parametrize("make", [greedy, lambda size, **options: DySpecThreshold(threshold=1 / size, **options)])
+def test_statistics_are_enough_for_limited_siblings(make: object, reading: str) -> None:
+    """Temperature 1: the same tree from k probabilities as from all of them, where k siblings are enough."""
+    options = {"temperature": 1.0, "d_max": 3, "reading": reading}
+    model = toy.model(12, 6)
+    whole = by_path(grow_tree(ToyDrafter(model), make(12, **options)))  # type: ignore[operator]
+    widest = max(sum(path[:-1] == other[:-1] for other in whole) for path in whole)
+    assert widest < 6
+    record = make(12, **options, max_children=widest)  # type: ignore[operator]
+    assert by_path(grow_tree(StatisticsOnly(model), record)) == pytest.approx(whole, rel=1e-5)
+    narrow = make(12, **options, max_children=1)  # type: ignore[operator]
+    chain = by_path(grow_tree(StatisticsOnly(model), narrow))
+    assert [len(path) for path in chain] == list(range(1, len(chain) + 1))
+
+
 @pytest.mark.parametrize("cut", range(9))
 def test_one_tree_leaves_out_dead_nodes_and_other_rows(cut: int) -> None:
     """Columns move, parents with them, and each row of draft_probs is what the children were drawn from."""
@@ -313,6 +342,7 @@ def test_one_tree_leaves_out_dead_nodes_and_other_rows(cut: int) -> None:
         (lambda: DySpecGreedy(max_nodes=4, d_max=0), "d_max"),
         (lambda: DySpecGreedy(max_nodes=4, reading="both"), "reading"),
         (lambda: DySpecGreedy(max_nodes=4, reading="joint", sampled=True), "looks at the token drawn"),
+        (lambda: DySpecGreedy(max_nodes=4, max_children=0), "max_children"),
         (lambda: DySpecThreshold(threshold=0.0), "threshold"),
         (lambda: DySpecThreshold(threshold=1.5), "threshold"),
         (lambda: DySpecThreshold(threshold=0.1, max_nodes=0), "max_nodes"),
