@@ -6,9 +6,9 @@ do. tau excludes the bonus token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ from c2t_plugin.lab.traces import Traces
 from c2t_plugin.lab.training import FINE_TUNING_SHARE, FIT_RECIPES, Epoch, FitRecipe
 from c2t_plugin.lab.trees import Forest
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 TITLES = {"eagle3": "EAGLE-3 head", "eagle1": "EAGLE-1 head", "draft": "stand-alone"}
 # Of the recorded trees; the papers' is 15.
 K = 10
@@ -43,6 +46,8 @@ TRAINING_PROMPTS = 40
 # A fit splits one prompt off to choose its epoch by.
 MIN_PROMPTS = 2
 POINTS = 400
+# of ten, of the smallest beta that is looked for
+LEAST_POWER = -5.0
 # A prompt's first states that a replay starts from: one replay visits a small sample of the states.
 STARTS = 8
 # Confidences of so many trees at a time keep the hidden layer in memory.
@@ -52,7 +57,8 @@ PAPER_RECIPE = FIT_RECIPES["paper"]
 # The shipped recipe on a sample of the negatives, which its prior undoes: as good on few prompts, and much faster.
 OUR_RECIPE = replace(FIT_RECIPES["default"], negatives_per_positive=20.0, prior=True)
 RECIPES = {"paper's": PAPER_RECIPE, "ours": OUR_RECIPE}
-SAMPLED = f"At most {HELD_OUT_PROMPTS} held-out prompts; classifiers fitted here see at most {TRAINING_PROMPTS} others."
+SAMPLED = f"At most {HELD_OUT_PROMPTS} held-out prompts."
+FITTED = f"{SAMPLED} Classifiers fitted here see at most {TRAINING_PROMPTS} training prompts."
 
 # Columns of a rule that is cut where it accepts what EAGLE-2 does; a setting is a threshold, or nodes.
 AT_EQUAL_TAU = ("setting", "tau", "gamma / EAGLE-2", "missing")
@@ -229,27 +235,44 @@ def served(traces: Traces, policy: TreePolicy) -> Brought:
     return at_setting(traces, sweep)._replace(missing=float((found.missing > 0).float().mean()))
 
 
-def beta_at(serve_at: Callable[[float], Tau], tau: float, rounds: int = 9) -> tuple[float, Tau]:
+def beta_at(serve_at: Callable[[float], Tau], tau: float, rounds: int = 10) -> tuple[float, Tau]:
     """Bisect for the largest beta that accepts at least tau; beta 0, which may accept less, if none does.
 
-    serve_at: beta -> what it brings; tau falls as beta rises.
+    serve_at: beta -> what it brings; tau falls as beta rises. In powers of ten: most nodes have a tiny confidence.
     """
-    low, high = 0.0, 1.0
+    low, high = LEAST_POWER, 0.0
     found = None
     for _ in range(rounds):
         middle = (low + high) / 2
-        at = serve_at(middle)
+        at = serve_at(10.0**middle)
         if at.tau >= tau:
             low, found = middle, at
         else:
             high = middle
-    return low, found or serve_at(low)
+    return (10.0**low, found) if found else (0.0, serve_at(0.0))
 
 
 def listed(values: Sequence[float | None], digits: int = 2) -> str:
     """Smallest to largest, for a remark."""
     known = [value for value in values if value is not None]
     return f"{min(known):.{digits}f} to {max(known):.{digits}f}" if known else "nothing"
+
+
+def curves_figure(pictures: Mapping[str, Mapping[str, Curve]]) -> Figure:
+    """gamma over tau, one panel per title, one line per rule; points alone for a name with `second` in it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7 * len(pictures), 5), layout="constrained")
+    axes = figure.subplots(1, len(pictures), squeeze=False)[0]
+    for axis, (title, curves) in zip(axes, pictures.items(), strict=True):
+        for name, curve in curves.items():
+            style = "x" if "second" in name else "-"
+            axis.plot(curve.tau, curve.gamma, style, label=name, linewidth=1.2, markersize=5)
+        axis.set(title=title, xlabel="tau, bonus excluded", ylabel="gamma per verification", yscale="log")
+        axis.set_ylim(bottom=0.5)
+        axis.legend(fontsize="small")
+        axis.grid(alpha=0.3)
+    return figure
 
 
 def mean(values: Sequence[float | None]) -> float | None:

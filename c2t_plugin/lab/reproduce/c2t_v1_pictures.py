@@ -105,7 +105,7 @@ def _heat_maps(found: dict[str, ByRank]) -> Figure:
         )
         for axis, (what, values, options) in zip(line, maps, strict=True):
             image = axis.imshow(values, aspect="auto", **options)
-            axis.set(title=f"{title}: {what}", xlabel="rank", ylabel="entropy, nats")
+            axis.set(title=f"{title}: {what}", xlabel="rank, 0 the most probable", ylabel="entropy, nats")
             axis.set_yticks(range(len(INTERVALS)), INTERVALS)
             figure.colorbar(image, ax=axis)
     return figure
@@ -114,9 +114,8 @@ def _heat_maps(found: dict[str, ByRank]) -> Figure:
 D_MAX = 10
 # C2T v2 appendix F, an average over tau and six corpora
 PAPER_MEAN = 0.75
-SECOND_K = (3, 5, 10)
-SCATTER_PROMPTS = 16
-SCATTER_BETAS = 6
+SECOND_K = (3, 10)
+SCATTER_BETAS = 5
 
 
 def figure_4(bench: Bench) -> Findings:
@@ -142,8 +141,8 @@ def figure_4(bench: Bench) -> Findings:
     return Findings(
         rows,
         "gamma per verification, interpolated between settings; a draft's last row is the mean over tau. C2T needs "
-        f"{means}. The picture adds second top-K at {SECOND_K} on at most {SCATTER_PROMPTS} prompts. {common.SAMPLED}",
-        _scatter(pictures),
+        f"{means}. The picture adds second top-K at {SECOND_K}. {common.FITTED}",
+        common.curves_figure(pictures),
     )
 
 
@@ -173,9 +172,8 @@ def _figure_4_rows(title: str, curves: dict[str, Curve]) -> list[Row]:
 
 def second_k_points(ground: Ground, classifier: NodeClassifier, curve: Curve) -> dict[str, Curve]:
     """C2T's trees with at most K nodes per layer, at a few of the curve's betas."""
-    traces = common.first_prompts(ground.traces, SCATTER_PROMPTS)
-    usable = curve.settings[np.isfinite(curve.settings) & (curve.tau > 0)]
-    betas = usable[np.linspace(0, len(usable) - 1, SCATTER_BETAS).astype(int)]
+    wanted = [curve.cheapest(float(share * curve.tau.max())) for share in np.linspace(0.2, 0.95, SCATTER_BETAS)]
+    betas = np.array([point.setting for point in wanted if point is not None])
     k = min(common.K, ground.forest.k)
     found = {}
     for second_k in SECOND_K:
@@ -183,25 +181,10 @@ def second_k_points(ground: Ground, classifier: NodeClassifier, curve: Curve) ->
             C2TTree(classifier=classifier, beta=float(beta), first_k=k, second_k=second_k, d_max=ground.forest.layers)
             for beta in betas
         ]
-        points = [common.served(traces, policy) for policy in policies]
+        points = [common.served(ground.traces, policy) for policy in policies]
         tau, gamma = np.array([point.tau for point in points]), np.array([point.gamma for point in points])
         found[f"C2T, second K = {second_k}"] = Curve(betas, tau, gamma)
     return found
-
-
-def _scatter(pictures: dict[str, dict[str, Curve]]) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7 * len(pictures), 5), layout="constrained")
-    axes = figure.subplots(1, len(pictures), squeeze=False)[0]
-    for axis, (title, curves) in zip(axes, pictures.items(), strict=True):
-        for name, curve in curves.items():
-            style = "x" if "second" in name else "-"
-            axis.plot(curve.tau, curve.gamma, style, label=name, linewidth=1.2, markersize=5)
-        axis.set(title=title, xlabel="tau, bonus excluded", ylabel="gamma per verification", yscale="log")
-        axis.legend(fontsize="small")
-        axis.grid(alpha=0.3)
-    return figure
 
 
 SURFACE_PROBS = (0.05, 0.3, 0.9)
@@ -239,7 +222,7 @@ def figure_10(bench: Bench) -> Findings:
         "A classifier of the paper's recipe, EAGLE-3 head. On a grid of P in (0, 1], H in [0, 10] and d in [1, 10] "
         f"its confidence rises with P at {shares[0]:.0%} of the steps, with H at {shares[1]:.0%}, and falls with d at "
         f"{shares[2]:.0%}; the paper finds it rising with P, with H above 1, and falling with d. Not all of the grid "
-        f"can occur: a P near 1 and a large H exclude each other at d = 1. {common.SAMPLED}",
+        f"can occur: a P near 1 and a large H exclude each other at d = 1. {common.FITTED}",
         _surfaces(classifier),
     )
 
@@ -247,7 +230,7 @@ def figure_10(bench: Bench) -> Findings:
 def _surfaces(classifier: NodeClassifier) -> Figure:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(15, 5), layout="constrained")
+    figure = Figure(figsize=(16, 5.5))
     prob, entropy, depth = torch.linspace(0.02, 1, 40), torch.linspace(0, 10, 40), torch.linspace(1, 10, 40)
     panels = (
         ("P", SURFACE_PROBS, "H", entropy, "d", depth),
@@ -262,6 +245,7 @@ def _surfaces(classifier: NodeClassifier) -> Figure:
             axis.plot_surface(*np.meshgrid(x, y, indexing="ij"), heights.numpy(), alpha=0.5)
         axis.set(title=f"{fixed} = {', '.join(f'{level:g}' for level in levels)}", xlabel=across, ylabel=along)
         axis.set_zlabel("confidence")
+    figure.subplots_adjust(left=0.02, right=0.96, bottom=0.05, top=0.93, wspace=0.12)
     return figure
 
 

@@ -80,7 +80,7 @@ def figure_6(bench: Bench) -> Findings:
     return Findings(
         rows,
         f"EAGLE-3 head; recall and theta at a confidence of .5, of the chosen epoch, on {JUDGED_PROMPTS} held-out "
-        f"prompts; gamma at the accept length of EAGLE-2 with {N} nodes. {_best_sizes(rows)} {common.SAMPLED}",
+        f"prompts; gamma at the accept length of EAGLE-2 with {N} nodes. {_best_sizes(rows)} {common.FITTED}",
         _progress(runs),
     )
 
@@ -139,7 +139,7 @@ def figure_7(bench: Bench) -> Findings:
                     **ground.against(ground.confidence(classifier), base),
                 }
             )
-    return Findings(rows, f"{_figure_7_remark(rows)} {common.SAMPLED}", _progress(runs))
+    return Findings(rows, f"{_figure_7_remark(rows)} {common.FITTED}", _progress(runs))
 
 
 def _figure_7_remark(rows: Sequence[Row]) -> str:
@@ -202,7 +202,7 @@ def figure_8(bench: Bench) -> Findings:
         rows,
         f"One recipe, ours, on four kinds of text, judged on other held-out files at the accept length of EAGLE-2 with "
         f"{N} nodes. The pair knows one language, so these kinds are nearer to each other than the paper's corpora. "
-        f"Spread of gamma / EAGLE-2: {spread}. The paper: nearly identical. {common.SAMPLED}",
+        f"Spread of gamma / EAGLE-2: {spread}. The paper: nearly identical. {common.FITTED}",
     )
 
 

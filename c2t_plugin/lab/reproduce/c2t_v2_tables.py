@@ -159,7 +159,7 @@ def table_2(bench: Bench) -> Findings:
         f"The paper's means over three models and six corpora, tau as printed. C2T is {DEEPER} deeper than what it is "
         "combined with and has K = 10 for both top-K; gamma is per output token, the speeds are left out. At equal tau "
         f"C2T needs {common.listed(known)} of the candidates. Chains of {TABLE_2[0].length} stand for the paper's SD, "
-        f"whose length is not printed. {common.SAMPLED}",
+        f"whose length is not printed. {common.FITTED}",
     )
 
 

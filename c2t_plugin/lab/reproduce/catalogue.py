@@ -6,10 +6,13 @@ from c2t_plugin.lab.reproduce.experiment import Registry
 
 REGISTRY = Registry(
     (
+        "c2t_plugin.lab.reproduce.c2t_v1_features",
         "c2t_plugin.lab.reproduce.c2t_v1_trees",
         "c2t_plugin.lab.reproduce.c2t_v1_chains",
         "c2t_plugin.lab.reproduce.dyspec_overhead",
         "c2t_plugin.lab.reproduce.dyspec_blocks",
+        "c2t_plugin.lab.reproduce.entropy_trees_entropy",
+        "c2t_plugin.lab.reproduce.entropy_trees_shapes",
         "c2t_plugin.lab.reproduce.c2t_v1_pictures",
         "c2t_plugin.lab.reproduce.c2t_v1_training",
         "c2t_plugin.lab.reproduce.c2t_v2_tables",
