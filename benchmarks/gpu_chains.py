@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_cases import Case, Provider, fused_or_reference, largest_error, operation
-from c2t_kernels import ChainClassifier, ChainState
+from c2t_kernels import ChainState, ScoringNetwork
 
 D_MAX = 6
 HIDDEN = 48
 FEATURES = ("joint_log_prob", "entropy", "depth")
 
 
-def classifier_of(generator: torch.Generator, device: torch.device) -> ChainClassifier:
+def network_of(generator: torch.Generator, device: torch.device) -> ScoringNetwork:
     """The paper's 3-48-1 with random weights."""
 
     def random(*shape: int) -> Tensor:
@@ -24,7 +24,7 @@ def classifier_of(generator: torch.Generator, device: torch.device) -> ChainClas
 
     ones = torch.ones(len(FEATURES), device=device)
     hidden, out = random(HIDDEN, len(FEATURES)), random(HIDDEN)
-    return ChainClassifier(FEATURES, 0 * ones, ones, hidden, random(HIDDEN), out, random(1), 1)
+    return ScoringNetwork(FEATURES, 0 * ones, ones, hidden, random(HIDDEN), out, random(1), 1)
 
 
 def chain_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
@@ -42,13 +42,13 @@ def chain_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
             stats = (-random(batch), 8 * random(batch), random(batch))
             beta = torch.full((batch,), 0.4, device=device)
             longest = torch.full((batch,), D_MAX, dtype=torch.int32, device=device)
-            return state, classifier_of(generator, device), *stats, beta, longest, links
+            return state, network_of(generator, device), *stats, beta, longest, links
 
         def both(kind: str) -> Any:
             score, stop = operation(kind, "chain", "score_chain"), operation(kind, "stopping", "early_stop")
 
-            def run(state: Any, classifier: Any, p: Any, h: Any, m: Any, beta: Any, longest: Any, links: Any) -> Any:
-                score(state, classifier, p, h, m, beta, 1)
+            def run(state: Any, network: Any, p: Any, h: Any, m: Any, beta: Any, longest: Any, links: Any) -> Any:
+                score(state, network, p, h, m, beta, 1)
                 lengths = stop(state.confidence, beta, longest, next_token=links)
                 return state.confidence, state.joint_log_prob, lengths, links
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu_cases import Case, Provider, fused_or_reference, largest_error, operation
-from benchmarks.gpu_chains import classifier_of
+from benchmarks.gpu_chains import network_of
 from c2t_kernels import DraftStats
 
 WIDTH = 10
@@ -36,13 +36,13 @@ def growth_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
             parents = (random(batch, nodes) * torch.arange(nodes, device=device)).long() - 1
             tokens, roots = ids.view(-1)[:nodes].repeat(batch, 1), torch.zeros(batch, dtype=torch.int64, device=device)
             keep = torch.ones(batch, nodes, dtype=torch.bool, device=device)
-            return classifier_of(generator, device), joint, alive, stats, parents, keep, tokens, roots, roots + 500
+            return network_of(generator, device), joint, alive, stats, parents, keep, tokens, roots, roots + 500
 
         def both(kind: str) -> Callable[..., Any]:
             grow, build = operation(kind, "growth", "grow_layer"), operation(kind, "layout", "build_tree")
 
-            def run(classifier: Any, joint: Any, alive: Any, stats: Any, parents: Any, keep: Any, *rest: Any) -> Any:
-                layer = grow(classifier, joint, alive, stats, 0.4, 2, width=WIDTH)
+            def run(network: Any, joint: Any, alive: Any, stats: Any, parents: Any, keep: Any, *rest: Any) -> Any:
+                layer = grow(network, joint, alive, stats, 0.4, 2, width=WIDTH)
                 return *layer, *build(parents, keep, *rest, bucket=nodes + 1)
 
             return run

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from c2t_kernels import reference
-from c2t_kernels.reference import ChainClassifier, ChainState, DraftStats
+from c2t_kernels.reference import ChainState, DraftStats, ScoringNetwork
 
-__all__ = ["ChainClassifier", "ChainState", "DraftStats", "draft_stats", "score_chain"]
+__all__ = ["ChainState", "DraftStats", "ScoringNetwork", "draft_stats", "score_chain"]
 
 # Triton is imported where a tensor on a GPU arrives, so that nothing else needs it.
 
@@ -26,7 +26,7 @@ def draft_stats(logits: Tensor, top_m: int | Tensor, k: int = 1) -> DraftStats:
 
 def score_chain(
     state: ChainState,
-    classifier: ChainClassifier,
+    network: ScoringNetwork,
     log_prob: Tensor,
     entropy: Tensor,
     margin: Tensor,
@@ -37,5 +37,5 @@ def score_chain(
     if log_prob.is_cuda:
         from c2t_kernels.fused import chain
 
-        return chain.score_chain(state, classifier, log_prob, entropy, margin, beta, depth)
-    return reference.score_chain(state, classifier, log_prob, entropy, margin, beta, depth)
+        return chain.score_chain(state, network, log_prob, entropy, margin, beta, depth)
+    return reference.score_chain(state, network, log_prob, entropy, margin, beta, depth)

@@ -77,5 +77,26 @@ def output(
     return given
 
 
+def per_request(
+    name: str, value: Tensor | float, rows: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, int]:
+    """A number, a 1-element tensor or one element per row, as (tensor, stride between rows).
+
+    A Python float must be in [0, 1], an int must not be negative; what a tensor holds cannot be checked without waiting
+    for the device.
+    """
+    if not isinstance(value, Tensor):
+        if dtype == torch.float32:
+            check_fraction(name, value)
+        else:
+            check_int(name, value, 0)
+        return torch.full((1,), value, dtype=dtype, device=device), 0
+    check_tensor(name, value, dtype=dtype, device=device, contiguous_last=False)
+    if value.numel() == 1:
+        return value, 0
+    check_tensor(name, value, shape=(rows,), contiguous_last=False)
+    return value, value.stride(0)
+
+
 def _fits(found: Sequence[int], wanted: Sequence[int | None]) -> bool:
     return len(found) == len(wanted) and all(w is None or w == f for f, w in zip(found, wanted, strict=True))

@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ import pytest
 KIB = 1024
 # Shared memory that one block may ask for (CUDA C++ Programming Guide, technical specifications per capability).
 SHARED_LIMIT = {80: 163 * KIB, 90: 227 * KIB, 100: 227 * KIB}
-NOT_KERNELS = ("configuration",)
+ONES = "_ones"
+NOT_KERNELS = ("configuration", "network")
 
 
 def fused_modules() -> list[str]:
@@ -49,15 +51,20 @@ def resources(cubin: bytes) -> dict[str, int]:
 
 
 def compile_module(name: str) -> list[dict[str, Any]]:
-    """Compile a module's CONFIGURATIONS for every capability: one row of resources each."""
+    """Compile a module's CONFIGURATIONS for every capability: one row of resources each.
+
+    A launch with an integer of 1 is compiled apart, with a constant in its place, which is no tensor and has no
+    methods: each kernel is therefore compiled once more with all of them 1, for one capability.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    module = importlib.import_module(name)
     rows = []
-    for item in getattr(module, "CONFIGURATIONS", ()):
-        for capability in SHARED_LIMIT:
+    configurations = getattr(importlib.import_module(name), "CONFIGURATIONS", ())
+    ones = {item.kernel: with_ones(item) for item in configurations}
+    for item in (*configurations, *ones.values()):
+        for capability in SHARED_LIMIT if item in configurations else (90,):
             source = ASTSource(item.kernel, dict(item.signature), dict(item.constexprs), item.attributes)
             options = {"num_warps": item.num_warps, "num_stages": item.num_stages}
             compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
@@ -70,6 +77,15 @@ def compile_module(name: str) -> list[dict[str, Any]]:
                 }
             )
     return rows
+
+
+def with_ones(item: Any) -> Any:
+    """The same launch with 1 for every integer that Triton may specialise."""
+    free = {parameter.name for parameter in item.kernel.params if not parameter.do_not_specialize}
+    integers = {name for name, kind in item.signature.items() if kind in ("i32", "i64") and name in free}
+    signature = {name: "constexpr" if name in integers else kind for name, kind in item.signature.items()}
+    constants = {**item.constexprs, **dict.fromkeys(integers, 1)}
+    return replace(item, name=f"{item.name}{ONES}", signature=signature, constexprs=constants, aligned=())
 
 
 def compiled_rows(module: str, path: str = "") -> list[dict[str, Any]]:
@@ -88,8 +104,9 @@ def spilled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_shipped_configurations_compile_without_a_spill(name: str):
     rows = compiled_rows(f"c2t_kernels.fused.{name}")
     assert rows, f"c2t_kernels.fused.{name} has no CONFIGURATIONS"
-    names = {row["name"] for row in rows}
-    assert len(rows) == len(names) * len(SHARED_LIMIT), f"names are not unique: {sorted(names)}"
+    names = {row["name"] for row in rows if not row["name"].endswith(ONES)}
+    ones = {row["name"] for row in rows} - names
+    assert ones and len(rows) == len(names) * len(SHARED_LIMIT) + len(ones), f"names are not unique: {sorted(names)}"
     table = "\n".join(map(str, rows))
     assert not spilled(rows), f"spills in {spilled(rows)}\nof\n{table}"
     large = [row for row in rows if row["shared"] > SHARED_LIMIT[row["capability"]]]
@@ -99,8 +116,15 @@ def test_shipped_configurations_compile_without_a_spill(name: str):
 def test_a_spill_would_be_seen(tmp_path: Path):
     (tmp_path / "spilling.py").write_text(SPILLING)
     rows = compiled_rows("spilling", str(tmp_path))
-    assert len(rows) == len(SHARED_LIMIT)
+    # the three generations, and with ones
+    assert len(rows) == len(SHARED_LIMIT) + 1
     assert spilled(rows) == rows
+
+
+def test_a_kernel_that_a_1_breaks_would_be_seen(tmp_path: Path):
+    (tmp_path / "breaking.py").write_text(BREAKING)
+    with pytest.raises(AssertionError, match="has no attribute 'to'"):
+        compiled_rows("breaking", str(tmp_path))
 
 
 # One warp keeps 512 numbers per thread until their sum is known; a thread has 255 registers.
@@ -119,6 +143,21 @@ def normalise(p_x, p_y, BLOCK: tl.constexpr):
 
 SIGNATURE = {"p_x": "*fp32", "p_y": "*fp32", "BLOCK": "constexpr"}
 CONFIGURATIONS = (Configuration(normalise, "normalise", SIGNATURE, {"BLOCK": 16384}, num_warps=1),)
+"""
+
+# In a launch with n = 1 Triton puts a constant for n, which cannot be converted.
+BREAKING = """
+import triton
+import triton.language as tl
+from c2t_kernels.fused.configuration import Configuration
+
+
+@triton.jit
+def shift(p_x, n):
+    tl.store(p_x, n.to(tl.float32))
+
+
+CONFIGURATIONS = (Configuration(shift, "shift", {"p_x": "*fp32", "n": "i32"}, {}, num_warps=1),)
 """
 
 if __name__ == "__main__":

@@ -12,34 +12,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from c2t_kernels.fused import growth
-from c2t_kernels.reference.chain import FEATURES, ChainClassifier
 from c2t_kernels.reference.growth import GrownLayer, grow_layer, select_children
+from c2t_kernels.reference.network import FEATURES, ScoringNetwork
 from c2t_kernels.reference.stats import DraftStats
+from tests.kernels.networks import PAPER, random_network
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # The interpreter takes some 20 ms for each request.
 INTERPRETED = settings(QUIET, max_examples=15)
 NAN, INF = math.nan, math.inf
-PAPER = ("joint_prob", "entropy", "depth")
 
 
-def classifier(features: tuple[str, ...], hidden: int, device: str, depth_origin: int = 1) -> ChainClassifier:
-    generator = torch.Generator().manual_seed(hidden)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(device)
-
-    n = len(features)
-    scale = random(n).abs() + 0.5
-    return ChainClassifier(
-        features, random(n), scale, random(hidden, n), random(hidden), random(hidden) / 4, random(1), depth_origin
-    )
-
-
-def exact_classifier(device: str) -> ChainClassifier:
+def exact_network(device: str) -> ScoringNetwork:
     """Logit 2 * entropy + log_prob: inputs in eighths make every sum exact, so that both sides tie alike."""
     one = torch.ones(1, device=device)
-    return ChainClassifier(
+    return ScoringNetwork(
         features=("entropy", "log_prob"),
         shift=torch.tensor([0.0, -16.0], device=device),
         scale=torch.tensor([0.5, 1.0], device=device),
@@ -100,7 +87,7 @@ def test_a_layer_worked_by_hand():
     log_probs = torch.tensor([[-0.5, -1.5], [-0.5, -1.5], [-1.0, -3.0]])
     stats = statistics(log_probs, torch.tensor([0.5, 0.5, 0.5]))
     joint, alive = torch.tensor([[-1.0, 0.0, -2.0]]), torch.tensor([[True, False, True]])
-    grown = grow_layer(exact_classifier("cpu"), joint, alive, stats, 0.5, 2, width=3)
+    grown = grow_layer(exact_network("cpu"), joint, alive, stats, 0.5, 2, width=3)
     expected = torch.sigmoid(torch.tensor([0.5, -0.5, NAN, NAN, 0.0, -2.0]))
     assert torch.equal(grown.confidence[0, [0, 1, 4, 5]], expected[[0, 1, 4, 5]])
     assert grown.confidence[0, 2:4].isnan().all()
@@ -116,7 +103,7 @@ def test_switches_of_the_two_prunings():
     root = (torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool))
     kept = {
         (prune, select): grow_layer(
-            exact_classifier("cpu"), *root, stats, 0.5, 1, width=1, prune=prune, select=select
+            exact_network("cpu"), *root, stats, 0.5, 1, width=1, prune=prune, select=select
         ).kept.tolist()[0]
         for prune in (True, False)
         for select in (True, False)
@@ -132,7 +119,7 @@ def test_switches_of_the_two_prunings():
 def test_an_unknown_confidence_is_kept_first_and_an_impossible_word_never():
     stats = statistics(torch.tensor([[-0.5, NAN, -INF]]), torch.tensor([0.5]))
     root = (torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool))
-    grown = grow_layer(exact_classifier("cpu"), *root, stats, 0.0, 1, width=3)
+    grown = grow_layer(exact_network("cpu"), *root, stats, 0.0, 1, width=3)
     assert grown.children.tolist() == [[1, 0, -1]] and grown.kept.tolist() == [[True, True, False]]
     assert grown.joint_log_prob.tolist() == [[0.0, -0.5, -INF]]
 
@@ -141,7 +128,7 @@ def test_kernel_keeps_a_confidence_of_just_beta(device: str):
     # logits 0, -1 and 0 again
     stats = statistics(torch.tensor([[-1.0, -2.0, -1.0]], device=device), torch.tensor([0.5], device=device))
     root = (torch.zeros(1, 1, device=device), torch.ones(1, 1, dtype=torch.bool, device=device))
-    grown = growth.grow_layer(exact_classifier(device), *root, stats, 0.5, 1, width=3)
+    grown = growth.grow_layer(exact_network(device), *root, stats, 0.5, 1, width=3)
     assert grown.kept.tolist() == [[True, False, True]] and grown.children.tolist() == [[0, 2, -1]]
 
 
@@ -149,7 +136,7 @@ def test_kernel_keeps_a_confidence_of_just_beta(device: str):
 @given(layer=exact_layers(), width=st.integers(1, 18), prune=st.booleans(), select=st.booleans())
 def test_pruning_keeps_the_best_that_pass(layer: tuple, width: int, prune: bool, select: bool):
     joint, alive, stats, beta = layer
-    grown = grow_layer(exact_classifier("cpu"), joint, alive, stats, beta, 1, width=width, prune=prune, select=select)
+    grown = grow_layer(exact_network("cpu"), joint, alive, stats, beta, 1, width=width, prune=prune, select=select)
     k = stats.log_probs.shape[1]
     possible = (stats.log_probs != -INF).view(len(beta), -1) & alive.repeat_interleave(k, dim=1)
     for i in range(len(beta)):
@@ -168,7 +155,7 @@ def test_pruning_keeps_the_best_that_pass(layer: tuple, width: int, prune: bool,
 def test_kernel_equals_reference_where_sums_are_exact(layer: tuple, width: int, prune: bool, select: bool, device: str):
     joint, alive, beta = (tensor.to(device) for tensor in (layer[0], layer[1], layer[3]))
     stats = DraftStats(*(tensor.to(device) for tensor in layer[2]))
-    arguments = (exact_classifier(device), joint, alive, stats, beta, 1)
+    arguments = (exact_network(device), joint, alive, stats, beta, 1)
     expected = grow_layer(*arguments, width=width, prune=prune, select=select)
     found = growth.grow_layer(*arguments, width=width, prune=prune, select=select)
     assert close(found.confidence, expected.confidence)
@@ -185,7 +172,7 @@ def test_kernel_equals_reference_where_sums_are_exact(layer: tuple, width: int, 
 def test_kernel_on_real_valued_networks(
     features: tuple[str, ...], hidden: int, slots: int, k: int, depth_origin: int, device: str
 ):
-    arguments = (classifier(features, hidden, device, depth_origin), *random_layer(2, slots, k, device))
+    arguments = (random_network(features, hidden, device, depth_origin), *random_layer(2, slots, k, device))
     expected = grow_layer(*arguments, 0.5, 3, width=k)
     found = growth.grow_layer(*arguments, 0.5, 3, width=k)
     assert close(found.confidence, expected.confidence)
@@ -202,7 +189,7 @@ def test_kernel_on_257_requests_with_strided_rows_and_given_buffers(device: str)
     joint, alive, stats = random_layer(257, 1, 2, device)
     wide = torch.cat([stats.log_probs, stats.log_probs - 1], dim=1)
     strided = stats._replace(log_probs=wide[:, :2], token_ids=stats.token_ids.repeat(1, 2)[:, 1:3])
-    arguments = (exact_classifier(device), joint, alive, strided, torch.full((1,), 0.5, device=device), 1)
+    arguments = (exact_network(device), joint, alive, strided, torch.full((1,), 0.5, device=device), 1)
     expected = grow_layer(*arguments, width=1)
     out = GrownLayer(*(torch.empty_like(tensor) for tensor in expected))
     found = growth.grow_layer(*arguments, width=1, out=out)
@@ -214,7 +201,7 @@ def test_kernel_on_257_requests_with_strided_rows_and_given_buffers(device: str)
 
 def test_an_empty_batch_is_no_error(device: str):
     joint, alive, stats = random_layer(0, 2, 3, device)
-    assert growth.grow_layer(exact_classifier(device), joint, alive, stats, 0.5, 1, width=2).alive.shape == (0, 2)
+    assert growth.grow_layer(exact_network(device), joint, alive, stats, 0.5, 1, width=2).alive.shape == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +222,7 @@ def test_an_empty_batch_is_no_error(device: str):
 )
 def test_refuses_what_it_cannot_take(change: dict[str, Any], error: type[Exception], message: str):
     arguments = {
-        "classifier": exact_classifier("cpu"),
+        "network": exact_network("cpu"),
         "joint_log_prob": torch.zeros(2, 2),
         "alive": torch.ones(2, 2, dtype=torch.bool),
         "stats": statistics(torch.zeros(4, 2), torch.zeros(4)),

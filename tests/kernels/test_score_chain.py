@@ -10,27 +10,18 @@ import torch
 
 from c2t_kernels.fused import chain as fused
 from c2t_kernels.reference import chain as reference
-from c2t_kernels.reference.chain import FEATURES, ChainClassifier, ChainState
+from c2t_kernels.reference import network
+from c2t_kernels.reference.chain import ChainState
+from c2t_kernels.reference.network import FEATURES
 from c2t_plugin import features as core_features
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.policies.chain import ChainScorer
+from tests.kernels.networks import PAPER, network_of, random_network
 
-PAPER = ("joint_prob", "entropy", "depth")
 D_MAX = 4
 
-
-def classifier(features: tuple[str, ...], hidden: int, device: str, depth_origin: int = 1) -> ChainClassifier:
-    generator = torch.Generator().manual_seed(hidden)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator).to(device)
-
-    n = len(features)
-    # a last layer that leaves confidences between the extremes, where a beta cuts some
-    last = draw(hidden) / (4 * hidden)
-    return ChainClassifier(
-        features, draw(n), draw(n).abs() + 0.5, draw(hidden, n), draw(hidden), last, draw(1) / 4, depth_origin
-    )
+# the interpreter computes with numpy, which warns of the infinities that some of these tests are about
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 
 
 def statistics(rows: int, device: str, seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -54,7 +45,7 @@ def assert_states_equal(found: ChainState, expected: ChainState) -> None:
 # 1 and 64: both ends; 48: the paper's, which no power of two is
 @pytest.mark.parametrize(("features", "hidden"), [(PAPER, 48), (FEATURES, 64), (("margin", "depth"), 1)])
 def test_a_draft_matches_the_reference(rows: int, features: tuple[str, ...], hidden: int, device: str):
-    net = classifier(features, hidden, device, depth_origin=hidden % 2)
+    net = random_network(features, hidden, device, depth_origin=hidden % 2)
     found, expected = (ChainState.create(rows + 2, D_MAX, device) for _ in range(2))
     for state in (found, expected):
         # what the last draft left must not reach this one, nor this one the rows of others
@@ -75,7 +66,7 @@ def test_a_draft_matches_the_reference(rows: int, features: tuple[str, ...], hid
 
 @pytest.mark.parametrize("op", [reference.score_chain, fused.score_chain], ids=["reference", "fused"])
 def test_equality_with_beta_keeps(op: Any, device: str):
-    net = classifier(PAPER, 8, device)
+    net = random_network(PAPER, 8, device)
     state = ChainState.create(3, 1, device)
     log_prob, entropy, margin = (x[:1].expand(3) for x in statistics(1, device))
     op(state, net, log_prob, entropy, margin, torch.zeros(1, device=device), 1)
@@ -88,7 +79,7 @@ def test_equality_with_beta_keeps(op: Any, device: str):
 @pytest.mark.parametrize("op", [reference.score_chain, fused.score_chain], ids=["reference", "fused"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_token_without_statistics_is_kept_and_counted(op: Any, bad: float, device: str):
-    net = classifier(PAPER, 8, device)
+    net = random_network(PAPER, 8, device)
     state = ChainState.create(2, 2, device)
     beta = torch.ones(1, device=device)
     log_prob, entropy, margin = statistics(2, device)
@@ -109,16 +100,7 @@ def test_equals_the_core_chain_scorer(op: Any, device: str):
     node_classifier = NodeClassifier(spec).requires_grad_(False)
     rows, beta = 5, 0.45
     scorer = ChainScorer(node_classifier, slots=rows, rows=rows, max_depth=D_MAX, beta=beta, device=device)
-    net = ChainClassifier(
-        spec.features,
-        node_classifier.shift,
-        node_classifier.scale,
-        node_classifier.hidden.weight,
-        node_classifier.hidden.bias,
-        node_classifier.out.weight[0],
-        node_classifier.out.bias,
-        spec.depth_origin,
-    )
+    net = network_of(node_classifier)
     state = ChainState.create(rows, D_MAX, device)
     slots = torch.arange(rows, device=device)
     logits = torch.randn(D_MAX, rows, 50, generator=torch.Generator().manual_seed(6)).to(device) * 3
@@ -146,13 +128,13 @@ def core_stats(logits: torch.Tensor, top_m: int) -> tuple[torch.Tensor, torch.Te
 
 def test_feature_codes_are_those_of_the_core():
     assert FEATURES == core_features.FEATURES
-    assert reference.MIN_LOG_PROB == core_features.MIN_LOG_PROB
+    assert network.MIN_LOG_PROB == core_features.MIN_LOG_PROB
 
 
 def test_an_empty_batch_changes_nothing(device: str):
     state = ChainState.create(2, 2, device)
     none = torch.zeros(0, device=device)
-    fused.score_chain(state, classifier(PAPER, 8, device), none, none, none, torch.ones(1, device=device), 1)
+    fused.score_chain(state, random_network(PAPER, 8, device), none, none, none, torch.ones(1, device=device), 1)
     assert state.kept.tolist() == [0, 0] and state.confidence.isnan().all()
 
 
@@ -173,11 +155,11 @@ def test_refuses_and_names_the_argument(op: Any, changes: dict[str, Any], error:
     given: dict[str, Any] = {name: torch.ones(4) for name in ("log_prob", "entropy", "margin")}
     given |= {"beta": torch.ones(1), "depth": 1} | changes
     with pytest.raises(error, match=says):
-        op(ChainState.create(4, 2, "cpu"), classifier(PAPER, 4, "cpu"), **given)
+        op(ChainState.create(4, 2, "cpu"), random_network(PAPER, 4, "cpu"), **given)
 
 
-def test_a_classifier_that_no_kernel_can_hold_is_refused():
+def test_a_network_that_no_kernel_can_hold_is_refused():
     with pytest.raises(ValueError, match="features"):
-        classifier(("depth", "colour"), 4, "cpu")
+        random_network(("depth", "colour"), 4, "cpu")
     with pytest.raises(ValueError, match="hidden"):
-        classifier(PAPER, 65, "cpu")
+        random_network(PAPER, 65, "cpu")

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, no-untyped-def"
 """score_chain in one launch: one draft step for a batch, the classifier's hidden layer in registers."""
 
 from __future__ import annotations
@@ -9,39 +8,18 @@ import triton.language as tl
 from torch import Tensor
 
 from c2t_kernels.fused.configuration import Configuration
-from c2t_kernels.reference.chain import FEATURES, MIN_LOG_PROB, ChainClassifier, ChainState, check_chain
+from c2t_kernels.fused.network import feature, feature_codes
+from c2t_kernels.reference.chain import ChainState, check_chain
+from c2t_kernels.reference.network import FEATURES, ScoringNetwork
 
 ROWS = 32  # requests of one program: with 64 hidden units 16 numbers per thread
 NUM_WARPS = 4
-CODE_BITS = 3
 
-_MIN_LOG_PROB = tl.constexpr(MIN_LOG_PROB)
 _INFINITY = tl.constexpr(float("inf"))
 
 
-@triton.jit
-def _feature(CODE: tl.constexpr, b_joint, b_log_prob, b_entropy, b_margin, depth_value):
-    """The feature whose place in FEATURES is CODE."""
-    if CODE == 0:
-        b_value = tl.exp(b_joint)
-    elif CODE == 1:
-        b_value = tl.maximum(b_joint, _MIN_LOG_PROB)
-    elif CODE == 2:
-        b_value = b_entropy
-    elif CODE == 3:
-        b_value = tl.zeros_like(b_joint) + depth_value
-    elif CODE == 4:
-        b_value = tl.exp(b_log_prob)
-    elif CODE == 5:
-        b_value = tl.maximum(b_log_prob, _MIN_LOG_PROB)
-    elif CODE == 6:
-        b_value = tl.zeros_like(b_joint)
-    else:
-        b_value = tl.minimum(b_margin, -_MIN_LOG_PROB)
-    return b_value
-
-
-@triton.jit
+# Every depth is the same kernel.
+@triton.jit(do_not_specialize=["depth"])
 def score_chain_kernel(
     p_log_prob,
     p_entropy,
@@ -90,9 +68,10 @@ def score_chain_kernel(
     b_used = b_unit < hidden
     b_bias = tl.load(p_hidden_bias + b_unit, mask=b_used, other=0.0)
     b_hidden = tl.zeros((BLOCK, HIDDEN_PAD), tl.float32) + b_bias[None, :]
-    depth_value = (depth + depth_origin - 1).to(tl.float32)
+    b_rank = tl.zeros_like(b_joint)
+    depth_value = depth + depth_origin - 1
     for i in tl.static_range(N_FEATURES):
-        b_value = _feature((CODES >> (3 * i)) & 7, b_joint, b_log_prob, b_entropy, b_margin, depth_value)
+        b_value = feature((CODES >> (3 * i)) & 7, b_joint, b_log_prob, b_entropy, b_margin, b_rank, depth_value)
         b_scaled = (b_value - tl.load(p_shift + i)) / tl.load(p_scale + i)
         b_weight = tl.load(p_hidden_weight + b_unit * N_FEATURES + i, mask=b_used, other=0.0)
         b_hidden += b_scaled[:, None] * b_weight[None, :]
@@ -112,7 +91,7 @@ def score_chain_kernel(
 
 def score_chain(
     state: ChainState,
-    classifier: ChainClassifier,
+    network: ScoringNetwork,
     log_prob: Tensor,
     entropy: Tensor,
     margin: Tensor,
@@ -120,11 +99,11 @@ def score_chain(
     depth: int,
 ) -> None:
     """As c2t_kernels.reference.chain.score_chain, in one launch; beta is read on the device."""
-    check_chain(state, classifier, log_prob, entropy, margin, beta, depth)
+    check_chain(state, network, log_prob, entropy, margin, beta, depth)
     rows = log_prob.shape[0]
     if rows == 0:
         return
-    hidden = classifier.hidden_weight.shape[0]
+    hidden = network.hidden_weight.shape[0]
     score_chain_kernel[(triton.cdiv(rows, ROWS),)](
         log_prob,
         entropy,
@@ -136,12 +115,12 @@ def score_chain(
         state.kept,
         state.confidence,
         state.non_finite,
-        classifier.shift,
-        classifier.scale,
-        classifier.hidden_weight,
-        classifier.hidden_bias,
-        classifier.out_weight,
-        classifier.out_bias,
+        network.shift,
+        network.scale,
+        network.hidden_weight,
+        network.hidden_bias,
+        network.out_weight,
+        network.out_bias,
         rows,
         log_prob.stride(0),
         entropy.stride(0),
@@ -149,19 +128,14 @@ def score_chain(
         beta.stride(0) if beta.shape[0] == rows else 0,
         state.confidence.stride(0),
         depth,
-        classifier.depth_origin,
+        network.depth_origin,
         hidden,
-        CODES=feature_codes(classifier.features),
-        N_FEATURES=len(classifier.features),
+        CODES=feature_codes(network.features),
+        N_FEATURES=len(network.features),
         HIDDEN_PAD=max(16, triton.next_power_of_2(hidden)),
         BLOCK=ROWS,
         num_warps=NUM_WARPS,
     )
-
-
-def feature_codes(features: tuple[str, ...]) -> int:
-    """Three bits per feature, the first lowest: its place in FEATURES."""
-    return sum(FEATURES.index(name) << (CODE_BITS * i) for i, name in enumerate(features))
 
 
 def _configuration(features: tuple[str, ...], hidden: int) -> Configuration:

@@ -7,11 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from c2t_kernels.checks import check_int, check_tensor, output
+from c2t_kernels.checks import check_int, check_tensor, output, per_request
 from c2t_kernels.fused.configuration import Configuration
-from c2t_kernels.fused.stopping import per_request
-from c2t_kernels.reference.chain import FEATURES, ChainClassifier
+from c2t_kernels.fused.network import feature, feature_codes
 from c2t_kernels.reference.growth import GrownLayer
+from c2t_kernels.reference.network import FEATURES, ScoringNetwork
 from c2t_kernels.reference.stats import DraftStats
 
 MAX_CHILDREN = 1024
@@ -19,29 +19,8 @@ MAX_WIDTH = 128
 MAX_TABLE = 4096  # children times hidden units that one program holds at a time
 
 
-@triton.jit
-def _feature(CODE: tl.constexpr, b_joint, b_log_prob, b_entropy, depth, b_rank, b_margin):
-    """The feature at place CODE of c2t_kernels.reference.chain.FEATURES."""
-    if CODE == 0:
-        b_value = tl.exp(b_joint)
-    elif CODE == 1:
-        b_value = tl.maximum(b_joint, -50.0)
-    elif CODE == 2:
-        b_value = b_entropy
-    elif CODE == 3:
-        b_value = tl.zeros_like(b_joint) + depth
-    elif CODE == 4:
-        b_value = tl.exp(b_log_prob)
-    elif CODE == 5:
-        b_value = tl.maximum(b_log_prob, -50.0)
-    elif CODE == 6:
-        b_value = b_rank.to(tl.float32)
-    else:
-        b_value = tl.minimum(b_margin, 50.0)
-    return b_value
-
-
-@triton.jit
+# Every depth is the same kernel.
+@triton.jit(do_not_specialize=["depth"])
 def grow_layer_kernel(
     p_joint,
     p_alive,
@@ -99,13 +78,14 @@ def grow_layer_kernel(
     b_possible = b_inside & b_alive & (b_log_prob != float("-inf"))
     b_joint = b_above + tl.where(b_finite, b_log_prob, 0.0)
 
+    b_rank_value = b_rank.to(tl.float32)
     b_logit = tl.zeros((BLOCK_N,), tl.float32) + tl.load(p_out_bias)
     for first in range(0, HIDDEN, BLOCK_H):
         b_unit = first + tl.arange(0, BLOCK_H)
         b_bias = tl.load(p_hidden_bias + b_unit, mask=b_unit < HIDDEN, other=0.0)
         b_hidden = tl.zeros((BLOCK_N, BLOCK_H), tl.float32) + b_bias[None, :]
         for i in tl.static_range(N_FEATURES):
-            b_value = _feature((CODES >> (3 * i)) & 7, b_joint, b_log_prob, b_entropy, depth, b_rank, b_margin)
+            b_value = feature((CODES >> (3 * i)) & 7, b_joint, b_log_prob, b_entropy, b_margin, b_rank_value, depth)
             b_value = (b_value - tl.load(p_shift + i)) / tl.load(p_scale + i)
             b_weight = tl.load(p_hidden_weight + b_unit * N_FEATURES + i, mask=b_unit < HIDDEN, other=0.0)
             b_hidden += b_value[:, None] * b_weight[None, :]
@@ -153,7 +133,7 @@ def grow_layer_kernel(
 
 
 def grow_layer(
-    classifier: ChainClassifier,
+    network: ScoringNetwork,
     joint_log_prob: Tensor,
     alive: Tensor,
     stats: DraftStats,
@@ -184,7 +164,7 @@ def grow_layer(
         check_tensor(
             f"grow_layer: stats.{name}", value, dtype=torch.float32, shape=row, device=device, contiguous_last=False
         )
-    check_tensor("grow_layer: classifier.shift", classifier.shift, device=device)
+    check_tensor("grow_layer: network.shift", network.shift, device=device)
     beta, beta_stride = per_request("grow_layer: beta", beta, bs, torch.float32, device)
     check_int("grow_layer: depth", depth, 1)
     check_int("grow_layer: width", width, 1, MAX_WIDTH)
@@ -192,7 +172,7 @@ def grow_layer(
     made = _layer(out, bs, slots * k, width, device)
     if bs == 0:
         return made
-    blocks, num_warps = _blocks(slots, k, width, classifier.features, len(classifier.hidden_bias))
+    blocks, num_warps = _blocks(slots, k, width, network.features, len(network.hidden_bias))
     grow_layer_kernel[(bs,)](
         joint_log_prob,
         alive.view(torch.uint8),
@@ -201,12 +181,12 @@ def grow_layer(
         stats.entropy,
         stats.margin,
         beta,
-        classifier.shift,
-        classifier.scale,
-        classifier.hidden_weight,
-        classifier.hidden_bias,
-        classifier.out_weight,
-        classifier.out_bias,
+        network.shift,
+        network.scale,
+        network.hidden_weight,
+        network.hidden_bias,
+        network.out_weight,
+        network.out_bias,
         made.confidence,
         made.kept.view(torch.uint8),
         made.children,
@@ -221,7 +201,7 @@ def grow_layer(
         stats.entropy.stride(0),
         stats.margin.stride(0),
         beta_stride,
-        depth + classifier.depth_origin - 1,
+        depth + network.depth_origin - 1,
         PRUNE=prune,
         SELECT=select,
         **blocks,
@@ -249,8 +229,7 @@ def _blocks(slots: int, k: int, width: int, features: tuple[str, ...], hidden: i
         "SLOTS": slots,
         "K": k,
         "WIDTH": width,
-        # Three bits a feature, first feature lowest.
-        "CODES": sum(FEATURES.index(name) << (3 * i) for i, name in enumerate(features)),
+        "CODES": feature_codes(features),
         "N_FEATURES": len(features),
         "HIDDEN": hidden,
         "BLOCK_N": block_n,

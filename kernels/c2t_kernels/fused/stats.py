@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, no-untyped-def"
 """draft_stats in two launches that read the logits once from memory, and those that could count again from the cache.
 
 How, for a row of `vocab` logits cut into groups of `GROUP` neighbours (at most 8,192 groups) and chunks of 8,192

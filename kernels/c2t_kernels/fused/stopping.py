@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from c2t_kernels.checks import check_fraction, check_int, check_tensor, output
+from c2t_kernels.checks import check_tensor, output, per_request
 from c2t_kernels.fused.configuration import Configuration
 
 MAX_TOKENS = 8192  # slots of one batch that one program can order, both sides rounded up to a power of two
@@ -166,27 +166,6 @@ def early_stop(
         num_warps=num_warps,
     )
     return out
-
-
-def per_request(
-    name: str, value: Tensor | float, rows: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, int]:
-    """A number, a 1-element tensor or one element per row, as (tensor, stride between rows).
-
-    A Python float must be in [0, 1], an int must not be negative; what a tensor holds cannot be checked without waiting
-    for the device.
-    """
-    if not isinstance(value, Tensor):
-        if dtype == torch.float32:
-            check_fraction(name, value)
-        else:
-            check_int(name, value, 0)
-        return torch.full((1,), value, dtype=dtype, device=device), 0
-    check_tensor(name, value, dtype=dtype, device=device, contiguous_last=False)
-    if value.numel() == 1:
-        return value, 0
-    check_tensor(name, value, shape=(rows,), contiguous_last=False)
-    return value, value.stride(0)
 
 
 def _check_links(next_token: Tensor | None, bs: int, d_max: int, device: torch.device) -> int:

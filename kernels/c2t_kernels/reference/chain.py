@@ -3,59 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from c2t_kernels.checks import check_int, check_tensor
-
-# A feature's code is its place here; the core's list of what a classifier file may name has the same order.
-FEATURES = ("joint_prob", "joint_log_prob", "entropy", "depth", "prob", "log_prob", "rank", "margin")
-MIN_LOG_PROB = -50.0
-MAX_HIDDEN = 64
-
-
-@dataclass(frozen=True)
-class ChainClassifier:
-    """A classifier as the kernels take it: two layers, ReLU, sigmoid; every tensor float32, contiguous, on one device.
-
-    features: names from FEATURES; feature i enters as (value - shift[i]) / scale[i].
-    shift, scale: (n_features,). hidden_weight: (hidden, n_features), hidden <= 64. hidden_bias, out_weight: (hidden,).
-    out_bias: (1,). depth_origin: the number that a chain's first token has as its depth, 0 or 1.
-    """
-
-    features: tuple[str, ...]
-    shift: Tensor
-    scale: Tensor
-    hidden_weight: Tensor
-    hidden_bias: Tensor
-    out_weight: Tensor
-    out_bias: Tensor
-    depth_origin: int
-
-    def __post_init__(self) -> None:
-        unknown = [name for name in self.features if name not in FEATURES]
-        if unknown or not self.features or len(set(self.features)) != len(self.features):
-            raise ValueError(f"ChainClassifier: features {self.features} must be of {FEATURES}, each at most once")
-        check_int("ChainClassifier: depth_origin", self.depth_origin, 0, 1)
-        check_tensor("ChainClassifier: hidden_weight", self.hidden_weight, shape=(None, len(self.features)))
-        hidden, n_features = self.hidden_weight.shape
-        check_int("ChainClassifier: hidden", hidden, 1, MAX_HIDDEN)
-        shapes = {
-            "shift": (n_features,),
-            "scale": (n_features,),
-            "hidden_weight": (hidden, n_features),
-            "hidden_bias": (hidden,),
-            "out_weight": (hidden,),
-            "out_bias": (1,),
-        }
-        for name, shape in shapes.items():
-            value = getattr(self, name)
-            check_tensor(f"ChainClassifier: {name}", value, dtype=torch.float32, shape=shape, device=self.shift.device)
-            if not value.is_contiguous():
-                raise ValueError(f"ChainClassifier: {name} must be contiguous, got strides {value.stride()}")
+from c2t_kernels.reference.network import ScoringNetwork, confidence_of
 
 
 class ChainState(NamedTuple):
@@ -88,7 +42,7 @@ class ChainState(NamedTuple):
 
 def check_chain(
     state: ChainState,
-    classifier: ChainClassifier,
+    network: ScoringNetwork,
     log_prob: Tensor,
     entropy: Tensor,
     margin: Tensor,
@@ -114,12 +68,12 @@ def check_chain(
         raise ValueError(f"score_chain: state.confidence holds {state.confidence.shape[0]} rows, got {rows}")
     check_tensor("score_chain: state.non_finite", state.non_finite, dtype=torch.int64, shape=(1,), device=device)
     check_int("score_chain: depth", depth, 1, state.confidence.shape[1])
-    check_tensor("score_chain: classifier.shift", classifier.shift, device=device)
+    check_tensor("score_chain: network.shift", network.shift, device=device)
 
 
 def score_chain(
     state: ChainState,
-    classifier: ChainClassifier,
+    network: ScoringNetwork,
     log_prob: Tensor,
     entropy: Tensor,
     margin: Tensor,
@@ -135,7 +89,7 @@ def score_chain(
 
     A token whose log_prob or entropy is not finite is kept and counted, and its probability counts as 1.
     """
-    check_chain(state, classifier, log_prob, entropy, margin, beta, depth)
+    check_chain(state, network, log_prob, entropy, margin, beta, depth)
     rows = log_prob.shape[0]
     if depth == 1:
         state.joint_log_prob[:rows] = 0.0
@@ -144,20 +98,15 @@ def score_chain(
     finite = torch.isfinite(log_prob) & torch.isfinite(entropy)
     state.joint_log_prob[:rows] += torch.where(finite, log_prob, 0.0)
     joint = state.joint_log_prob[:rows]
-    values = {
-        "joint_prob": joint.exp(),
-        "joint_log_prob": joint.clamp_min(MIN_LOG_PROB),
-        "entropy": entropy,
-        "depth": torch.full_like(joint, depth + classifier.depth_origin - 1),
-        "prob": log_prob.exp(),
-        "log_prob": log_prob.clamp_min(MIN_LOG_PROB),
-        "rank": torch.zeros_like(joint),
-        "margin": margin.clamp_max(-MIN_LOG_PROB),
-    }
-    features = torch.stack([values[name] for name in classifier.features], dim=-1)
-    scaled = (features - classifier.shift) / classifier.scale
-    hidden = torch.relu(scaled @ classifier.hidden_weight.T + classifier.hidden_bias)
-    confidence = torch.sigmoid(hidden @ classifier.out_weight + classifier.out_bias)
+    confidence = confidence_of(
+        network,
+        joint_log_prob=joint,
+        log_prob=log_prob,
+        entropy=entropy,
+        margin=margin,
+        rank=torch.zeros_like(joint),
+        depth=depth,
+    )
     confidence = torch.where(finite, confidence, torch.nan)
     state.confidence[:rows, depth - 1] = confidence
     state.alive[:rows] &= ~(confidence < beta)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from c2t_kernels.reference.chain import MIN_LOG_PROB, ChainClassifier
+from c2t_kernels.reference.network import ScoringNetwork, confidence_of
 from c2t_kernels.reference.stats import DraftStats
 
 
@@ -35,7 +35,7 @@ class GrownLayer(NamedTuple):
 
 
 def grow_layer(
-    classifier: ChainClassifier,
+    network: ScoringNetwork,
     joint_log_prob: Tensor,
     alive: Tensor,
     stats: DraftStats,
@@ -66,7 +66,15 @@ def grow_layer(
     finite = torch.isfinite(log_prob) & torch.isfinite(entropy)
     possible = (alive[..., None] & (log_prob != -math.inf)).flatten(1)
     joint = joint_log_prob[..., None] + torch.where(finite, log_prob, 0.0)
-    confidence = _confidence(classifier, joint, log_prob, entropy, margin, depth).flatten(1)
+    confidence = confidence_of(
+        network,
+        joint_log_prob=joint,
+        log_prob=log_prob,
+        entropy=entropy,
+        margin=margin,
+        rank=torch.arange(shape[2], device=joint.device).float().expand(shape),
+        depth=depth,
+    ).flatten(1)
     confidence = torch.where(possible & finite.flatten(1), confidence, torch.nan)
     kept, children = select_children(confidence, possible, beta, width, prune=prune, select=select)
     live, column = children >= 0, children.clamp_min(0).long()
@@ -95,23 +103,3 @@ def select_children(
     children = torch.nn.functional.pad(children, (0, missing), value=-1).int()
     kept = torch.zeros_like(passing).scatter(1, order, True) & passing if select else passing
     return kept, children
-
-
-def _confidence(
-    classifier: ChainClassifier, joint: Tensor, log_prob: Tensor, entropy: Tensor, margin: Tensor, depth: int
-) -> Tensor:
-    """Confidence of every child, all tensors (bs, slots, k); meaningless where the statistics are not finite."""
-    values = {
-        "joint_prob": joint.exp(),
-        "joint_log_prob": joint.clamp_min(MIN_LOG_PROB),
-        "entropy": entropy,
-        "depth": torch.full_like(joint, depth + classifier.depth_origin - 1),
-        "prob": log_prob.exp(),
-        "log_prob": log_prob.clamp_min(MIN_LOG_PROB),
-        "rank": torch.arange(joint.shape[2], device=joint.device).float().expand(joint.shape),
-        "margin": margin.clamp_max(-MIN_LOG_PROB),
-    }
-    features = torch.stack([values[name] for name in classifier.features], dim=-1)
-    scaled = (features - classifier.shift) / classifier.scale
-    hidden = torch.relu(scaled @ classifier.hidden_weight.T + classifier.hidden_bias)
-    return torch.sigmoid(hidden @ classifier.out_weight + classifier.out_bias)
