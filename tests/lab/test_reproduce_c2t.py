@@ -12,12 +12,15 @@ import pytest
 import torch
 
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
+from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.curves import Sweep
 from c2t_plugin.lab.report import score_trees
 from c2t_plugin.lab.reproduce import c2t_v1_common as common
+from c2t_plugin.lab.reproduce import c2t_v1_training
 from c2t_plugin.lab.reproduce.c2t_v1_common import Brought, Curve, Ground
 from c2t_plugin.lab.reproduce.c2t_v1_features import relation
-from c2t_plugin.lab.reproduce.c2t_v1_pictures import by_entropy_and_rank, surface
+from c2t_plugin.lab.reproduce.c2t_v1_pictures import by_entropy_and_rank
+from c2t_plugin.lab.reproduce.c2t_v1_surface import surface
 from c2t_plugin.lab.reproduce.c2t_v1_training import corpora, scores_by_epoch, top_m_traces
 from c2t_plugin.lab.reproduce.c2t_v2_equations import DRAWS, lemma_2_rows
 from c2t_plugin.lab.reproduce.c2t_v2_tables import TABLE_2, Scores, accepted_by_depth, candidates, kept_at_recall
@@ -36,6 +39,7 @@ class ToyBench:
 
     make: Callable[..., Traces]
     traces_dir: Path
+    pair: Path = Path("toy")
     seed: int = 0
     quick: bool = True
     known: dict[tuple[str, str], Traces] = field(default_factory=dict)
@@ -54,8 +58,10 @@ class ToyBench:
 
 
 @pytest.fixture
-def bench(make_traces: Callable[..., Traces], tmp_path: Path) -> Bench:
+def bench(make_traces: Callable[..., Traces], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     found = ToyBench(make_traces, tmp_path)
+    pair = found.traces("eagle3").header["pair"]
+    monkeypatch.setattr(c2t_v1_training, "describe_pair", lambda directory, draft: pair)
     # table 6 would collect these from the pair's models
     for top_m in (4, 6):
         save_traces(found.traces("eagle3"), tmp_path / f"eagle3-held-out-top-{top_m}-{QUICK_TREES}.traces")
@@ -214,14 +220,17 @@ def test_what_is_judged_is_not_fitted_on(bench: Bench) -> None:
     assert len(kinds["novel text"]) + len(kinds["repeated text"]) == len(train) == len(held)
 
 
-def test_entropies_over_other_probabilities_are_read_back(bench: Bench) -> None:
+def test_entropies_over_other_probabilities_are_read_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     for top_m in (4, 6):
         found = top_m_traces(bench, "eagle3", top_m)
         assert torch.equal(found.tree.entropy, bench.traces("eagle3").tree.entropy)
     rows = REGISTRY.experiments["c2t-v1-table-6"].findings(bench).rows
-    # the same traces stand for every M here
+    # the same traces stand for every M here; other weights are refused
     assert [row["gamma / all"] for row in rows] == [1.0] * 4
     assert [row["probabilities"] for row in rows] == [6] * 4
+    monkeypatch.setattr(c2t_v1_training, "describe_pair", lambda directory, draft: {"target": "another"})
+    with pytest.raises(C2TError, match="other weights"):
+        top_m_traces(bench, "eagle3", 4)
 
 
 def test_lemma_2_is_acceptance_drawn_at_random() -> None:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.collect import collect
 from c2t_plugin.lab.curves import threshold_sweep
+from c2t_plugin.lab.pairs import describe_pair
 from c2t_plugin.lab.plans import CollectPlan, TreeShape
 from c2t_plugin.lab.report import score_trees
 from c2t_plugin.lab.reproduce import c2t_v1_common as common
@@ -217,7 +219,10 @@ def top_m_traces(bench: Bench, draft: str, top_m: int) -> Traces:
     trees = QUICK_TREES if bench.quick else TABLE_6_TREES
     path = bench.traces_dir / f"{draft}-held-out-top-{top_m}-{trees}.traces"
     if path.is_file():
-        return load_traces(path)
+        traces = load_traces(path)
+        if traces.header["pair"] != describe_pair(bench.pair, draft):
+            raise C2TError(f"{path} was recorded with other weights than {bench.pair}; remove it")
+        return traces
     shape = TreeShape(top_m=top_m)
     traces = collect(
         bench.pair, CollectPlan(draft=draft, shape=shape, trees=trees, prompts="held-out", seed=bench.seed)
@@ -249,6 +254,7 @@ def table_6(bench: Bench) -> Findings:
                 "tau": found.tau,
                 "gamma": found.gamma,
                 "gamma per token": found.per_token,
+                "gamma / EAGLE-2 at its tau": common.ratio(found.gamma, other.eagle2.gamma_at(found.tau)),
             }
         )
     whole = float(rows[-1]["gamma per token"] or 1.0)
@@ -277,6 +283,7 @@ EXPERIMENTS = (
             "gamma",
             "gamma per token",
             "gamma / all",
+            "gamma / EAGLE-2 at its tau",
         ),
         run=table_6,
     ),
