@@ -9,9 +9,19 @@ import pytest
 import torch
 
 from c2t_plugin.lab import blocks
-from c2t_plugin.lab.reproduce import dyspec_blocks, dyspec_overhead
+from c2t_plugin.lab.replay import Outcomes
+from c2t_plugin.lab.reproduce import dyspec_blocks, dyspec_overhead, dyspec_trees
 from c2t_plugin.lab.reproduce.experiment import Bench
 from c2t_plugin.lab.traces import Traces
+from c2t_plugin.verify import (
+    Drafting,
+    Draw,
+    Pruning,
+    Verification,
+    compatible,
+    verify_multi_round,
+    verify_without_replacement,
+)
 
 PARENTS = torch.tensor([-1, 0, 0, 1])
 
@@ -72,3 +82,74 @@ def test_random_trees_stand_beside_table_5(bench: Bench) -> None:
     found = dyspec_blocks.EXPERIMENTS[0].findings(bench)
     assert {row["generator"] for row in found.rows} == set(blocks.GENERATORS)
     assert found.figure is not None and "nearest generator" in found.remark
+
+
+# ---- tables 1 to 4
+
+
+def test_printed_tokens_stand_beside_the_rule_they_are_of() -> None:
+    trees = dyspec_trees
+    assert trees.printed_tokens(3, 0.0, trees.GREEDY) == {"C4": 9.1, "OWT": 7.23, "CNN": 6.93}
+    assert trees.printed_tokens(4, 0.6, trees.THRESHOLD) == {"C4": 7.14, "OWT": 7.66, "CNN": 7.02}
+    assert trees.printed_tokens(4, 0.6, trees.GREEDY) == {} == trees.printed_tokens(1, 0.0, trees.EAGLE2)
+    assert trees.printed_tokens(2, 0.6, trees.SEQUENCES) == {"C4": 3.15, "OWT": 2.75, "CNN": 2.84}
+
+
+def test_no_rule_has_more_nodes_than_the_table_says() -> None:
+    acceptance = torch.tensor([0.5, 0.2, 0.1] + [0.0] * 13, dtype=torch.float64)
+    for nodes, setting in dyspec_trees.SETTINGS.items():
+        found = dyspec_trees.rules(setting, acceptance)
+        assert len(found[dyspec_trees.SEQUOIA].policy.paths) == nodes
+        for shape in (setting.sequences, setting.branches):
+            assert len(shape) <= setting.depth
+            width, total = 1, 0
+            for branches in shape:
+                width *= branches
+                total += width
+            assert 0.95 * nodes <= total <= nodes
+        for rule in found.values():
+            if rule.rejection is not None:
+                assert rule.policy.temperature == 0.6
+
+
+def test_every_rule_meets_a_verification_it_is_exact_for() -> None:
+    setting = dyspec_trees.SETTINGS[64]
+    names = {verify_without_replacement: Verification.WITHOUT_REPLACEMENT, verify_multi_round: Verification.MULTI_ROUND}
+    for name, rule in dyspec_trees.rules(setting, torch.tensor([0.5, 0.3])).items():
+        draw = Draw.INDEPENDENT if "SpecInfer" in name else Draw.WITHOUT_REPLACEMENT
+        drafting = getattr(rule.policy, "drafting", Drafting(draw, Pruning.BEFORE_SIBLINGS))
+        if rule.rejection is not None:
+            compatible(drafting, names[rule.rejection])
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_tables_run_on_a_tiny_pair(tmp_path: Path, tiny_pair: Path, index: int) -> None:
+    found = dyspec_trees.EXPERIMENTS[index].findings(Bench(tiny_pair, tmp_path, quick=True))
+    assert [row["target temperature"] for row in found.rows] == [0.0] * 7 + [0.6] * 7
+    for row in found.rows:
+        assert 1 <= row["low"] <= row["tokens per step"] <= row["high"] <= 5
+        assert 0 < row["nodes per tree"] <= 8
+    assert found.remark.startswith("At target temperature 0: most tokens per step")
+
+
+def test_serving_is_pooled_over_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dyspec_trees, "STARTS", 2)
+    accept_len = torch.tensor([1, 0, 2, 0, 0, 3])
+    same = torch.full_like(accept_len, 4)
+    outcomes = Outcomes(same, accept_len, same, same, same)
+    found = dyspec_trees.Measured.of(outcomes, torch.tensor([5, 5, 5, 5, 9, 9]))
+    # prompt 5: states 0 and 2, then 1 and 2; prompt 9: 4 and 5, then 5
+    assert found.steps.tolist() == [4, 3]
+    assert found.tokens.tolist() == [2 + 3 + 1 + 3, 1 + 4 + 4]
+    assert found.per_step == pytest.approx(18 / 7) and found.gamma == 4
+    low, high = found.bounds()
+    assert low == pytest.approx(9 / 4) and high == pytest.approx(9 / 3)
+
+
+def test_acceptance_by_draw_counts_ranks(tmp_path: Path, tiny_pair: Path) -> None:
+    """Of a greedy target every draw but one is refused; all words together hold its word."""
+    bench = Bench(tiny_pair, tmp_path, quick=True)
+    every = dyspec_trees.acceptance_by_draw(bench, 0.0, 300, 0)
+    assert float(every.sum()) == pytest.approx(1.0)
+    few = dyspec_trees.acceptance_by_draw(bench, 0.6, 3, 0)
+    assert len(few) == 3 and 0 <= float(few.sum()) <= 1

@@ -128,11 +128,15 @@ def figure_2(bench: Bench) -> Findings:
         sums = {method: Sums.of(found, prompt).all() for method, found in outcomes.items()}
         mine = [_row(title, method, sums[method], sums[BASELINE]) for method in METHODS]
         order = sorted(METHODS, key=lambda method: float(sums[method].time()))
-        said.append(f"{title}: {order[0]} first, {order[-1]} last, {BASELINE} number {order.index(BASELINE) + 1}")
+        widest = max(mine, key=lambda row: float(row["candidates per step"] or 0.0))
+        said.append(
+            f"{title}: {order[0]} first, {order[-1]} last, {BASELINE} number {order.index(BASELINE) + 1}; "
+            f"{widest['method']} verifies {widest['candidates per step']:.0f} candidates a step"
+        )
         rows += mine
     remark = (
         f"By modelled time, of {len(METHODS)}: {'; '.join(said)}. Target temperature {TEMPERATURE}, "
-        f"{QUICK_PROMPTS if bench.quick else PROMPTS} prompts. Wide trees cost the model nothing: see candidates."
+        f"{QUICK_PROMPTS if bench.quick else PROMPTS} prompts. The model charges nothing for candidates."
     )
     return Findings(rows, remark)
 

@@ -34,8 +34,9 @@ Rejection = Callable[[DraftTree, Tensor, Tensor, Chance], Verified]
 
 @dataclass(frozen=True)
 class Plan:
-    """prompts: held-out ones, the first of the seed's order. new: states of each, consecutive tokens of its text.
-    layers: depth of the deepest nodes. temperature: of the target. together: texts that are drafted for at once."""
+    """prompts: held-out ones, in the seed's order, the first `skip` left out. new: states of each, consecutive tokens
+    of its text. layers: depth of the deepest nodes. temperature: of the target. together: texts that are drafted for at
+    once."""
 
     prompts: int
     new: int
@@ -43,6 +44,7 @@ class Plan:
     temperature: float
     together: int = 4
     seed: int = 0
+    skip: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ class Site:
 def sites(pair: Path, draft: str, plan: Plan) -> Iterator[Site]:
     """The states of a plan, some texts at a time; C2TError if the pair has fewer prompts."""
     target, model = load_pair(pair, draft)
-    prompts = dict(enumerate(held_out_prompts(pair, plan.prompts, plan.seed)[: plan.prompts]))
+    last = plan.skip + plan.prompts
+    prompts = dict(list(enumerate(held_out_prompts(pair, last, plan.seed)[:last]))[plan.skip :])
     end = end_of_text(target)
     for texts in written(target, prompts, plan):
         prompt = texts.numbers.repeat_interleave(len(texts.roots)).int()
@@ -184,6 +187,26 @@ def accept_lengths(
         above = torch.full_like(token, call - 1).masked_fill(~going[:, None], ROOT)
         distributions = target.extend(token, above)
     raise C2TError("a path is longer than its tree has nodes; its parents are no tree")
+
+
+def accepted_children(
+    grown: Grown,
+    after: Distributions,
+    verification: Rejection,
+    draft_temperature: float,
+    target_temperature: float,
+    chance: Chance,
+) -> Tensor:
+    """Rank of the root's child that is accepted in each tree, -1 for none: (states,) int64.
+
+    after: the target's distributions after the roots.
+    """
+    probs = probabilities(after.logits()[:, 0].double(), target_temperature)
+    found = torch.full((grown.tree.batch,), ROOT)
+    for row in range(grown.tree.batch):
+        node = _next(grown, row, ROOT, probs[row], verification, draft_temperature, chance)
+        found[row] = ROOT if node == ROOT else grown.tree.rank[row, node]
+    return found
 
 
 def _next(
