@@ -17,6 +17,7 @@ from torch import Tensor
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.traces import Traces
 from c2t_plugin.lab.trees import Forest, node_count
+from c2t_plugin.tree import best
 
 POINTS = 200
 REPLICATES = 1000
@@ -123,27 +124,39 @@ def eagle2_sweep(forest: Forest) -> Sweep:
 def kept_nodes(forest: Forest, confidence: Tensor, beta: float, top_k: int | None = None) -> Tensor:
     """C2T's tree at one beta (C2T 4.2, algorithm 1): (trees, nodes) bool.
 
-    A node is kept if its confidence is at least beta (or NaN), its parent is kept and its parent was expanded. Of each
-    layer's kept nodes the top_k most confident are expanded (second top-K); None expands them all. Below nodes that the
-    record did not expand nothing is known, so they stay leaves: see censored().
+    A node is kept if its confidence is at least beta (or NaN, which counts as infinity), its parent is kept and, with
+    top_k, it is among the top_k most confident of these in its layer (second top-K: line 21 and 4.2.2 put only those
+    into the tree). Of equal ones the lower column of the tree that C2T itself grows is kept, which lists children in
+    the order of their parents; the record lists them by the probability of their parents. Below nodes that the record
+    did not expand nothing is known, so they stay leaves: see censored().
     """
     passes = ~(confidence < beta)
+    ranked = confidence.nan_to_num(nan=torch.inf)
     kept = torch.zeros_like(passes)
-    k, start, stop = forest.k, 0, forest.k
-    expanded = torch.zeros_like(passes)
+    k, start, stop, above = forest.k, 0, forest.k, 0
+    place = torch.arange(k).expand(len(forest), -1)
     while start < passes.shape[1]:
         layer = passes[:, start:stop]
         if start:
             parents = forest.parent_ids[:, start // k : stop // k].long()
-            layer = layer & expanded.gather(1, parents).repeat_interleave(k, dim=1)
+            layer = layer & kept.gather(1, parents).repeat_interleave(k, dim=1)
+            place = _grown_order(place.gather(1, parents - above), k)
+        if top_k is not None:
+            column = place.argsort(dim=1)
+            chosen = best(ranked[:, start:stop].gather(1, column), layer.gather(1, column), top_k)
+            layer = chosen.gather(1, place)
         kept[:, start:stop] = layer
-        expanded[:, start:stop] = layer
-        if top_k is not None and top_k < stop - start:
-            ranked = torch.where(layer, confidence[:, start:stop].nan_to_num(nan=torch.inf), -torch.inf)
-            best = ranked.argsort(dim=1, descending=True, stable=True)[:, :top_k]
-            expanded[:, start:stop] = layer & torch.zeros_like(layer).scatter_(1, best, True)
-        start, stop = stop, min(stop + k * k, passes.shape[1])
+        start, stop, above = stop, min(stop + k * k, passes.shape[1]), start
     return kept
+
+
+def _grown_order(parents: Tensor, k: int) -> Tensor:
+    """Places of a layer's nodes when they stand in the order of their parents, then by rank, 0 the first.
+
+    parents: (trees, distributions) int64 places of the parents. Returns (trees, distributions * k) int64.
+    """
+    earlier = parents.argsort(dim=1).argsort(dim=1)
+    return (earlier[..., None] * k + torch.arange(k)).flatten(1)
 
 
 def top_k_sweep(forest: Forest, confidence: Tensor, betas: Sequence[float], top_k: int | None) -> Sweep:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
 from c2t_plugin.errors import C2TError
+from c2t_plugin.features import NodeStats
 from c2t_plugin.lab.curves import (
     Served,
     censored,
@@ -26,7 +28,9 @@ from c2t_plugin.lab.curves import (
     top_k_sweep,
     truncate,
 )
+from c2t_plugin.lab.replay import replay_trees
 from c2t_plugin.lab.trees import TABLES, Forest
+from c2t_plugin.policies.c2t import ThresholdTree
 
 
 def parents_of(forest: Forest, tree: int) -> list[int]:
@@ -34,20 +38,19 @@ def parents_of(forest: Forest, tree: int) -> list[int]:
 
 
 def kept_by_hand(forest: Forest, tree: int, scores: list[float], beta: float, top_k: int | None = None) -> set[int]:
-    """One layer after another: a node needs a parent that was kept and expanded."""
+    """One layer after another: a node needs a parent that was kept; of these, the top_k most confident of a layer."""
     parents, depths = parents_of(forest, tree), forest.depth.int().tolist()
-    kept: set[int] = set()
-    expanded = {-1}
+    # ranks from the root: in this order the tree that is grown lists a layer's nodes
+    paths: list[tuple[int, ...]] = []
+    for node, parent in enumerate(parents):
+        paths.append((*(paths[parent] if parent >= 0 else ()), node % forest.k))
+    kept: list[int] = [-1]
     for depth in range(1, forest.layers + 1):
         layer = [
-            node
-            for node, at in enumerate(depths)
-            if at == depth and parents[node] in expanded and not scores[node] < beta
+            node for node, at in enumerate(depths) if at == depth and parents[node] in kept and not scores[node] < beta
         ]
-        kept |= set(layer)
-        ordered = sorted(layer, key=lambda node: (-scores[node], node))
-        expanded |= set(ordered if top_k is None else ordered[:top_k])
-    return kept
+        kept += sorted(layer, key=lambda node: (-scores[node], paths[node]))[:top_k]
+    return set(kept[1:])
 
 
 def random_scores(forest: Forest, seed: int = 0) -> torch.Tensor:
@@ -126,7 +129,7 @@ def test_eagle2_keeps_the_most_probable_nodes(make_traces) -> None:
     assert found.gamma[:, 0].tolist() == list(range(1, forest.accepted.shape[1] + 1))
 
 
-@pytest.mark.parametrize("top_k", [None, 1, 2])
+@pytest.mark.parametrize("top_k", [None, 1, 2, 4])
 def test_the_second_top_k(make_traces, top_k) -> None:
     forest = make_traces(k=3, layers=4).tree
     scores = random_scores(forest, seed=1)
@@ -135,6 +138,57 @@ def test_the_second_top_k(make_traces, top_k) -> None:
         for tree in range(len(forest)):
             expected = kept_by_hand(forest, tree, scores[tree].tolist(), beta, top_k)
             assert set(kept[tree].nonzero().flatten().tolist()) == expected
+
+
+def test_a_confidence_that_is_no_number_comes_first(make_traces) -> None:
+    forest = make_traces(k=3).tree
+    scores = torch.ones(forest.accepted.shape)
+    scores[:, 2] = float("nan")
+    kept = kept_nodes(forest, scores, 0.5, top_k=1)
+    assert kept[:, :3].tolist() == [[False, False, True]] * len(forest)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """P rounded down to steps, so that many nodes are equal, or the draft probability, which grows from node to node
+    where P does not."""
+
+    joint: bool
+    steps: int
+
+    def __call__(self, stats: NodeStats) -> torch.Tensor:
+        return ((stats.joint_log_prob if self.joint else stats.log_prob).exp() * self.steps).floor() / self.steps
+
+
+@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("steps", [4, 10, 2**20])
+@pytest.mark.parametrize("second_k", [None, 1, 2, 3, 5])
+def test_c2t_trees_are_the_replayed_ones(make_traces, joint, steps, second_k) -> None:
+    forest, score = make_traces(prompts=8, k=3).tree, Steps(joint, steps)
+    compared = 0
+    for beta in (0.0, 0.02, 0.25):
+        policy = ThresholdTree(d_max=4, score=score, beta=beta, first_k=3, second_k=second_k, top_m=4)
+        replayed = replay_trees(forest, policy, 4)
+        kept = kept_nodes(forest, score(forest.stats()), beta, second_k)
+        whole = replayed.missing == 0
+        outcomes = replayed.outcomes()
+        assert torch.equal((kept & forest.accepted).sum(1)[whole], outcomes.accept_len[whole])
+        for row in whole.nonzero().flatten().tolist():
+            columns = kept[row].nonzero().flatten().tolist()
+            found = paths_of(forest.token_ids[row].tolist(), parents_of(forest, row))
+            tree = replayed.tree
+            grown = paths_of(tree.token_ids[row].tolist(), tree.parent_ids[row].tolist())
+            alive = tree.alive[row].nonzero().flatten().tolist()
+            assert sorted(found[column] for column in columns) == sorted(grown[column] for column in alive)
+            compared += len(columns)
+    assert compared
+
+
+def paths_of(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return found
 
 
 def test_without_second_top_k_both_ways_agree(make_traces) -> None:
