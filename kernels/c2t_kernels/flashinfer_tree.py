@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from c2t_kernels import pack_mask_bits
 from c2t_kernels.checks import check_int, check_tensor
 
 BITS = 8
@@ -37,15 +37,9 @@ def pack_mask(mask: Tensor, lengths: Sequence[int] | None = None) -> tuple[Tenso
         raise ValueError(
             f"pack_mask: lengths must be at least 0 and add up to {len(mask)} mask elements, got {lengths}"
         )
-    packed = [_pack(segment) for segment in mask.split(lengths)]
+    packed = [pack_mask_bits(segment != 0) for segment in mask.split(lengths)]
     begins = torch.tensor([0, *(len(segment) for segment in packed)]).cumsum(0)
     return torch.cat([mask.new_zeros(0, dtype=torch.uint8), *packed]), begins.to(mask.device, torch.int32)
-
-
-def _pack(segment: Tensor) -> Tensor:
-    weights = 2 ** torch.arange(BITS, device=segment.device, dtype=torch.uint8)
-    bits = pad(segment != 0, (0, -len(segment) % BITS)).view(-1, BITS)
-    return (bits * weights).sum(dim=1, dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -230,7 +224,7 @@ class _Bucket:
         self.seen[:nodes, prefix : prefix + nodes] = mask != 0
         # a padding row that saw nothing would be 0/0
         self.seen[nodes:, 0] = True
-        self.packed.copy_(_pack(self.seen.view(-1)))
+        self.packed.copy_(pack_mask_bits(self.seen.view(-1)))
 
     def run(self, q: Tensor, k_pool: Tensor, v_pool: Tensor) -> Tensor:
         self.q[: len(q)] = q

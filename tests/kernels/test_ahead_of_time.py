@@ -25,7 +25,7 @@ KIB = 1024
 # Shared memory that one block may ask for (CUDA C++ Programming Guide, technical specifications per capability).
 SHARED_LIMIT = {80: 163 * KIB, 90: 227 * KIB, 100: 227 * KIB}
 ONES = "_ones"
-NOT_KERNELS = ("configuration", "network")
+NOT_KERNELS = ("configuration", "network", "stats_largest")
 
 
 def fused_modules() -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from c2t_kernels.fused import stats as fused
+from c2t_kernels.fused import stats_scan
 from c2t_kernels.fused.stats import DraftStatsWorkspace, draft_stats
 from c2t_kernels.reference import stats as reference
 from c2t_kernels.reference.stats import DraftStats
@@ -170,10 +170,10 @@ def test_an_empty_batch_has_empty_statistics(device: str):
 
 @pytest.mark.parametrize("vocab", [1, 2, 8192, 8193, 32_000, 128_256, 151_936, 262_144])
 def test_groups_cover_the_vocabulary_within_the_workspace(vocab: int):
-    group = fused.group_size(vocab)
-    assert math.ceil(vocab / group) <= fused.GROUPS
-    assert math.ceil(vocab / fused.CHUNK) <= fused.CHUNKS
-    assert fused.CHUNK % group == 0
+    group = stats_scan.group_size(vocab)
+    assert math.ceil(vocab / group) <= stats_scan.GROUPS
+    assert math.ceil(vocab / stats_scan.CHUNK) <= stats_scan.CHUNKS
+    assert stats_scan.CHUNK % group == 0
 
 
 @pytest.mark.parametrize(

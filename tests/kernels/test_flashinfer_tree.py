@@ -184,7 +184,7 @@ def test_the_bucket_unused_for_longest_is_dropped():
 
 @pytest.mark.parametrize("fault", ["big_endian", "prefix_hidden", "mask_ignored"])
 def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch):
-    sound = flashinfer_tree._pack
+    sound = flashinfer_tree.pack_mask_bits
 
     def broken(segment: Tensor) -> Tensor:
         if fault == "big_endian":
@@ -196,7 +196,7 @@ def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch):
             whole[5:, 1] = True
         return sound(whole.flatten())
 
-    monkeypatch.setattr(flashinfer_tree, "_pack", broken)
+    monkeypatch.setattr(flashinfer_tree, "pack_mask_bits", broken)
     out, expected = step(FlashInferTree(SHAPE, "cpu", wrapper=Wrapper), 30, 5, 0)
     with pytest.raises(AssertionError, match="not close"):
         assert_close(out, expected)

@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from c2t_kernels.fused import layout
-from c2t_kernels.reference.layout import ORDERS, TreeLayout, build_tree, full_mask, pack_mask_bits
+from c2t_kernels.fused import layout, masks
+from c2t_kernels.reference.layout import ORDERS, TreeLayout, build_tree
+from c2t_kernels.reference.masks import full_mask, pack_mask_bits
 
 QUIET = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # The interpreter takes some 30 ms for each tree.
@@ -198,7 +199,7 @@ def test_full_mask_kernel_equals_reference(forest: tuple[Trees, int], ragged: bo
     needed = int(full_mask(tree.mask, prefix_lens, capacity=1, counts=counts)[1][-1])
     capacity = max(needed - short, 1)
     expected, expected_indptr = full_mask(tree.mask, prefix_lens, capacity=capacity, counts=counts)
-    found, indptr = layout.full_mask(tree.mask, prefix_lens, capacity=capacity, counts=counts)
+    found, indptr = masks.full_mask(tree.mask, prefix_lens, capacity=capacity, counts=counts)
     assert torch.equal(indptr, expected_indptr) and torch.equal(found, expected)
     for i in range(len(tree.counts)):
         size = int(tree.counts[i]) if ragged else bucket
@@ -221,11 +222,11 @@ def test_bits_kernel_equals_reference_and_unpacks(columns: int, device: str):
     mask = (torch.rand(2, 3, columns + 2, generator=torch.Generator().manual_seed(columns)) < 0.5).to(device)
     rows = mask[:, 0, 1 : columns + 1]
     expected = pack_mask_bits(rows)
-    assert torch.equal(layout.pack_mask_bits(rows), expected)
+    assert torch.equal(masks.pack_mask_bits(rows), expected)
     unpacked = (expected[..., None] >> torch.arange(8, device=device)) & 1
     assert torch.equal(unpacked.flatten(-2)[:, :columns].bool(), rows)
     whole = mask.contiguous()
-    assert torch.equal(layout.pack_mask_bits(whole), pack_mask_bits(whole))
+    assert torch.equal(masks.pack_mask_bits(whole), pack_mask_bits(whole))
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from c2t_kernels.checks import FLOATS, check_int, check_tensor, output
+from c2t_kernels.checks import FLOATS, INTEGERS, check_int, check_tensor, output
 from c2t_kernels.fused.attention_split import BLOCKS, Launch, combine, default_launch
 from c2t_kernels.fused.configuration import Configuration
 
-INTEGERS = (torch.int32, torch.int64)
 HEAD_DIMS = (64, 128, 256)
 
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from c2t_kernels.checks import check_int, check_tensor, output, per_request
+from c2t_kernels.checks import INTEGERS, check_int, check_tensor, output, per_request
 from c2t_kernels.fused.configuration import Configuration
 from c2t_kernels.fused.network import feature, feature_codes
 from c2t_kernels.reference.growth import GrownLayer
@@ -157,9 +157,8 @@ def grow_layer(
     check_tensor("grow_layer: stats.log_probs", stats.log_probs, dtype=torch.float32, shape=(None, None))
     k = stats.log_probs.shape[1]
     table, row = (bs * slots, k), (bs * slots,)
-    integers = (torch.int32, torch.int64)
     check_tensor("grow_layer: stats.log_probs", stats.log_probs, shape=table, device=device)
-    check_tensor("grow_layer: stats.token_ids", stats.token_ids, dtype=integers, shape=table, device=device)
+    check_tensor("grow_layer: stats.token_ids", stats.token_ids, dtype=INTEGERS, shape=table, device=device)
     for name, value in (("entropy", stats.entropy), ("margin", stats.margin)):
         check_tensor(
             f"grow_layer: stats.{name}", value, dtype=torch.float32, shape=row, device=device, contiguous_last=False

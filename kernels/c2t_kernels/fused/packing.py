@@ -1,4 +1,4 @@
-"""Ragged packing: words (ids, positions, slots) of a batch in one launch, wide rows (logits, hidden) in tiles."""
+"""Ragged packing and its inverse; words (ids, positions, slots) of a batch are packed in one launch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from c2t_kernels.checks import check_int, check_tensor, output
 from c2t_kernels.fused.configuration import Configuration
+from c2t_kernels.fused.packing_rows import as_number, pack_rows, scatter_rows
 from c2t_kernels.reference.packing import Packed
 
 WORDS = 3  # sources that one launch packs beside each other
 BLOCK_PAD = 128  # rows past the last request that one program fills
-MAX_BLOCK_H = 4096  # elements of a wide row that one program copies
 MAX_REQUESTS = 4096
 ANY = (torch.int32, torch.int64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -86,58 +86,6 @@ def pack_words_kernel(
             _pad_words(p_packed2, pad2, b_row, b_free)
 
 
-@triton.jit(do_not_specialize=["pad"])
-def pack_rows_kernel(
-    p_source,
-    p_packed,
-    p_cu_seqlens,
-    pad,
-    request_stride,
-    row_stride,
-    bs,
-    hidden,
-    WIDTH: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-):
-    i_row = tl.program_id(0)
-    b_at = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    b_inside = b_at < hidden
-    if i_row < bs * WIDTH:
-        i_request, i_node = i_row // WIDTH, i_row % WIDTH
-        row = tl.load(p_cu_seqlens + i_request) + i_node
-        if row < tl.load(p_cu_seqlens + i_request + 1):
-            p_row = p_source + i_request.to(tl.int64) * request_stride + i_node.to(tl.int64) * row_stride
-            b_values = tl.load(p_row + b_at, mask=b_inside)
-            tl.store(p_packed + row.to(tl.int64) * hidden + b_at, b_values, mask=b_inside)
-    else:
-        row = i_row - bs * WIDTH
-        if row >= tl.load(p_cu_seqlens + bs):
-            b_pad = tl.full((BLOCK_H,), pad, p_packed.dtype.element_ty)
-            tl.store(p_packed + row.to(tl.int64) * hidden + b_at, b_pad, mask=b_inside)
-
-
-@triton.jit(do_not_specialize=["fill"])
-def scatter_rows_kernel(
-    p_packed,
-    p_strided,
-    p_cu_seqlens,
-    fill,
-    packed_stride,
-    hidden,
-    WIDTH: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-):
-    i_row = tl.program_id(0)
-    b_at = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    b_inside = b_at < hidden
-    row = tl.load(p_cu_seqlens + i_row // WIDTH) + i_row % WIDTH
-    own = row < tl.load(p_cu_seqlens + i_row // WIDTH + 1)
-    p_row = p_packed + row.to(tl.int64) * packed_stride
-    b_values = tl.load(p_row + b_at, mask=b_inside & own, other=0)
-    b_values = tl.where(own, b_values, tl.full((BLOCK_H,), fill, p_strided.dtype.element_ty))
-    tl.store(p_strided + i_row.to(tl.int64) * hidden + b_at, b_values, mask=b_inside)
-
-
 def pack_ragged(
     kept: Tensor,
     sources: Sequence[Tensor],
@@ -181,7 +129,7 @@ def pack_ragged(
         _pack_words(kept, cu_seqlens, group, width, capacity)
     for source, target, pad in zip(sources, packed, pads, strict=True):
         if source.dim() == 3:
-            _pack_rows(source, target, cu_seqlens, pad)
+            pack_rows(source, target, cu_seqlens, pad)
     return Packed(tuple(packed), cu_seqlens)
 
 
@@ -201,21 +149,8 @@ def scatter_ragged(packed: Tensor, cu_seqlens: Tensor, width: int, *, fill: floa
     if bs < 0:
         raise ValueError("scatter_ragged: cu_seqlens must have bs + 1 entries, got none")
     out = output("scatter_ragged: out", out, (bs, width, *packed.shape[1:]), packed.dtype, packed.device)
-    hidden = packed.shape[1] if packed.dim() == 2 else 1
-    if out.numel() == 0:
-        return out
-    block_h, num_warps = _block(hidden)
-    scatter_rows_kernel[(bs * width, triton.cdiv(hidden, block_h))](
-        packed,
-        out,
-        cu_seqlens,
-        _as(fill, packed.dtype),
-        packed.stride(0),
-        hidden,
-        WIDTH=width,
-        BLOCK_H=block_h,
-        num_warps=num_warps,
-    )
+    if out.numel() > 0:
+        scatter_rows(packed, out, cu_seqlens, fill)
     return out
 
 
@@ -228,7 +163,7 @@ def _pack_words(
         cu_seqlens,
         *([source for source, _, _ in group] + [None] * missing),
         *([target for _, target, _ in group] + [None] * missing),
-        *([_as(pad, source.dtype) for source, _, pad in group] + [0] * missing),
+        *([as_number(pad, source.dtype) for source, _, pad in group] + [0] * missing),
         *([source.stride(0) for source, _, _ in group] + [0] * missing),
         kept.stride(0),
         bs,
@@ -239,34 +174,6 @@ def _pack_words(
         BLOCK_PAD=BLOCK_PAD,
         num_warps=1 if bs <= 1024 else 4,
     )
-
-
-def _pack_rows(source: Tensor, packed: Tensor, cu_seqlens: Tensor, pad: float) -> None:
-    bs, width, hidden = source.shape
-    block_h, num_warps = _block(hidden)
-    pack_rows_kernel[(bs * width + packed.shape[0], triton.cdiv(hidden, block_h))](
-        source,
-        packed,
-        cu_seqlens,
-        _as(pad, source.dtype),
-        source.stride(0),
-        source.stride(1),
-        bs,
-        hidden,
-        WIDTH=width,
-        BLOCK_H=block_h,
-        num_warps=num_warps,
-    )
-
-
-def _as(value: float, dtype: torch.dtype) -> float:
-    return float(value) if dtype.is_floating_point else int(value)
-
-
-def _block(hidden: int) -> tuple[int, int]:
-    """Elements of a row that one program copies, and its warps."""
-    block_h = min(triton.next_power_of_2(hidden), MAX_BLOCK_H)
-    return block_h, 4 if block_h >= 1024 else 1
 
 
 def _words(name: str, bs: int, width: int) -> Configuration:
@@ -283,30 +190,4 @@ def _words(name: str, bs: int, width: int) -> Configuration:
     return Configuration(pack_words_kernel, name, signature, blocks, num_warps=1)
 
 
-def _rows(kernel: object, name: str, dtype: str, hidden: int) -> Configuration:
-    block_h, num_warps = _block(hidden)
-    blocks = {"WIDTH": 6, "BLOCK_H": block_h}
-    arguments: tuple[str, ...]
-    if kernel is pack_rows_kernel:
-        arguments = ("p_source", "p_packed", "p_cu_seqlens", "pad", "request_stride", "row_stride", "bs", "hidden")
-    else:
-        arguments = ("p_packed", "p_strided", "p_cu_seqlens", "fill", "packed_stride", "hidden")
-    kinds = {"p_cu_seqlens": "*i32", "pad": "fp32", "fill": "fp32"}
-    signature = {
-        **{a: kinds.get(a, f"*{dtype}" if a.startswith("p_") else "i32") for a in arguments},
-        **dict.fromkeys(blocks, "constexpr"),
-    }
-    aligned = ("hidden", "request_stride", "row_stride", "packed_stride")
-    return Configuration(
-        kernel, name, signature, blocks, num_warps, aligned=tuple(a for a in aligned if a in arguments)
-    )
-
-
-CONFIGURATIONS = (
-    _words("words_256", 256, 6),
-    _words("words_512", 512, 17),
-    _rows(pack_rows_kernel, "pack_bf16", "bf16", 4096),
-    _rows(pack_rows_kernel, "pack_fp32", "fp32", 128256),
-    _rows(scatter_rows_kernel, "scatter_bf16", "bf16", 4096),
-    _rows(scatter_rows_kernel, "scatter_fp32", "fp32", 128256),
-)
+CONFIGURATIONS = (_words("words_256", 256, 6), _words("words_512", 512, 17))

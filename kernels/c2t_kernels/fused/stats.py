@@ -29,72 +29,16 @@ from torch import Tensor
 
 from c2t_kernels.checks import FLOATS, check_int, check_tensor, output
 from c2t_kernels.fused.configuration import Configuration
+from c2t_kernels.fused.stats_largest import PACKED, leading_ids, top_m_entropy
+from c2t_kernels.fused.stats_scan import CHUNK, CHUNKS, GROUPS, MAX_VOCAB, group_size, merge, scan
 from c2t_kernels.reference.stats import DraftStats
 
-MAX_VOCAB = 262_144
 MAX_K = 32
-GROUPS = 8192  # most groups of a row
-PACKED = 4096  # most logits that are packed
-CHUNK = 8192  # logits that a program scans: 32 per thread
-CHUNKS = MAX_VOCAB // CHUNK
-SCAN_WARPS = 8
 SELECT_WARPS = 16
 
 _GROUPS = tl.constexpr(GROUPS)
 _PACKED = tl.constexpr(PACKED)
-_CHUNKS = tl.constexpr(CHUNKS)
 _INFINITY = tl.constexpr(float("inf"))
-_NO_KEY = tl.constexpr(-(2**63))
-_LOW_WORD = tl.constexpr(2**32 - 1)
-
-
-@triton.jit
-def scan_kernel(p_logits, row_stride, p_partial, p_group_max, vocab, GROUP: tl.constexpr, CHUNK: tl.constexpr):
-    """Step 1. A chunk with NaN or +inf reports NaN as its maximum."""
-    i_chunk = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    p_row = p_logits + row * row_stride
-    p_partial += row * (4 * _CHUNKS)
-    p_group_max += row * _GROUPS
-    IN_CHUNK: tl.constexpr = CHUNK // GROUP
-    b_group = i_chunk * IN_CHUNK + tl.arange(0, IN_CHUNK)
-    b_col = b_group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    b_x = tl.load(p_row + b_col, mask=b_col < vocab, other=-_INFINITY).to(tl.float32)
-    b_broken = (b_x != b_x) | (b_x == _INFINITY)
-    b_x = tl.where(b_broken, -_INFINITY, b_x)
-    b_max = tl.max(b_x, axis=1)
-    tl.store(p_group_max + b_group, b_max, mask=b_group < _GROUPS)
-    top = tl.max(b_max, axis=0)
-    base = tl.where(top == -_INFINITY, 0.0, top)
-    b_e = tl.exp(b_x - base)
-    # -inf and logits too far below have weight 0, and their distance must not turn that into NaN
-    b_ex = b_e * tl.where(b_e > 0, b_x - base, 0.0)
-    broken = tl.max(tl.max(b_broken.to(tl.int32), axis=1), axis=0) > 0
-    tl.store(p_partial + i_chunk, tl.where(broken, float("nan"), top))
-    tl.store(p_partial + _CHUNKS + i_chunk, tl.sum(tl.sum(b_e, axis=1), axis=0))
-    tl.store(p_partial + 2 * _CHUNKS + i_chunk, tl.sum(tl.sum(b_ex, axis=1), axis=0))
-    b_finite = (b_x > -_INFINITY).to(tl.int32)
-    tl.store(p_partial + 3 * _CHUNKS + i_chunk, tl.sum(tl.sum(b_finite, axis=1), axis=0).to(tl.float32))
-
-
-@triton.jit
-def _merge(p_partial, chunks):
-    """The chunks' parts as one: maximum (NaN if the row is broken), log-sum-exp, full entropy, finite logits."""
-    b_at = tl.arange(0, _CHUNKS)
-    b_live = b_at < chunks
-    b_top = tl.load(p_partial + b_at, mask=b_live, other=-_INFINITY)
-    b_sum = tl.load(p_partial + _CHUNKS + b_at, mask=b_live, other=0.0)
-    b_sum_x = tl.load(p_partial + 2 * _CHUNKS + b_at, mask=b_live, other=0.0)
-    finite = tl.sum(tl.load(p_partial + 3 * _CHUNKS + b_at, mask=b_live, other=0.0), axis=0).to(tl.int32)
-    broken = tl.max((b_top != b_top).to(tl.int32), axis=0) > 0
-    top = tl.max(tl.where(b_top != b_top, -_INFINITY, b_top), axis=0)
-    b_some = b_top > -_INFINITY
-    b_shift = tl.where(b_some, b_top - top, 0.0)
-    b_scale = tl.where(b_some, tl.exp(b_shift), 0.0)
-    total = tl.sum(b_scale * b_sum, axis=0)
-    total_x = tl.sum(b_scale * (b_sum_x + tl.where(b_scale > 0, b_shift, 0.0) * b_sum), axis=0)
-    entropy = tl.log(total) - total_x / total
-    return tl.where(broken, float("nan"), top), top + tl.log(total), entropy, finite
 
 
 @triton.jit
@@ -144,84 +88,6 @@ def _gather(p_row, p_hits, p_packed, p_packed_ids, b_group_max, bound, vocab, GR
 
 
 @triton.jit
-def _block(p_x, start, n, SHIFT: tl.constexpr):
-    """Logits of one block, -inf behind the end, and their keys: integers of 32 - SHIFT bits in the logits' order."""
-    b_at = start + tl.arange(0, _PACKED)
-    b_x = tl.load(p_x + b_at, mask=b_at < n, other=-_INFINITY).to(tl.float32)
-    # both zeros are one value
-    b_bits = tl.where(b_x == 0, 0.0, b_x).to(tl.int32, bitcast=True)
-    return b_x, (b_bits ^ ((b_bits >> 31) & 0x7FFFFFFF)) >> SHIFT
-
-
-@triton.jit
-def _count(p_x, n, key, SHIFT: tl.constexpr):
-    count = 0
-    for start in range(0, n, _PACKED):
-        b_x, b_key = _block(p_x, start, n, SHIFT)
-        count += tl.sum(((b_key >= key) & (b_x > -_INFINITY)).to(tl.int32), axis=0)
-    return count
-
-
-@triton.jit
-def _entropy(p_x, n, log_sum_exp, top_m, SHIFT: tl.constexpr):
-    """Sum of -p ln p over the top_m largest of n logits, more than top_m of them finite."""
-    low = tl.full((), 2**31 - 1, tl.int64)
-    high = tl.full((), -(2**31), tl.int64)
-    for start in range(0, n, _PACKED):
-        b_x, b_key = _block(p_x, start, n, SHIFT)
-        low = tl.minimum(low, tl.min(tl.where(b_x > -_INFINITY, b_key, 2**31 - 1), axis=0).to(tl.int64))
-        high = tl.maximum(high, tl.max(tl.where(b_x > -_INFINITY, b_key, -(2**31)), axis=0).to(tl.int64) + 1)
-    # at least top_m logits have a key >= low, fewer than top_m one >= high
-    reached = n
-    while (high - low > 1) & (reached != top_m):
-        middle = (low + high) >> 1
-        count = _count(p_x, n, middle, SHIFT)
-        reached = tl.where(count >= top_m, count, reached)
-        low = tl.where(count >= top_m, middle, low)
-        high = tl.where(count >= top_m, high, middle)
-    above = tl.where(reached == top_m, low, high)
-    total = 0.0
-    count = 0
-    tie = -_INFINITY
-    for start in range(0, n, _PACKED):
-        b_x, b_key = _block(p_x, start, n, SHIFT)
-        b_above = (b_key >= above) & (b_x > -_INFINITY)
-        b_p = tl.exp(b_x - log_sum_exp)
-        total += tl.sum(b_p * tl.where(b_above & (b_p > 0), log_sum_exp - b_x, 0.0), axis=0)
-        count += tl.sum(b_above.to(tl.int32), axis=0)
-        tie = tl.maximum(tie, tl.max(tl.where(b_key == low, b_x, -_INFINITY), axis=0))
-    p = tl.exp(tie - log_sum_exp)
-    return total + tl.where(p > 0, (top_m - count) * p * (log_sum_exp - tie), 0.0)
-
-
-@triton.jit
-def _leading(p_x, p_ids, n, HAS_IDS: tl.constexpr, TOP: tl.constexpr, TOP_PAD: tl.constexpr):
-    """Ids of the TOP largest of n logits, equal ones in the order of their ids, those of -inf last."""
-    b_place = tl.arange(0, TOP_PAD)
-    b_ids = tl.full((TOP_PAD,), -1, tl.int32)
-    last = tl.full((), 2**63 - 1, tl.int64)
-    for i in range(TOP):
-        best = tl.full((), _NO_KEY, tl.int64)
-        for start in range(0, n, _PACKED):
-            b_x, b_key = _block(p_x, start, n, 0)
-            b_id = start + tl.arange(0, _PACKED)
-            if HAS_IDS:
-                b_id = tl.load(p_ids + b_id, mask=b_id < n, other=0)
-            b_packed = (b_key.to(tl.int64) << 32) | (b_id.to(tl.int64) ^ _LOW_WORD)
-            b_packed = tl.where((b_x > -_INFINITY) & (b_packed < last), b_packed, _NO_KEY)
-            best = tl.maximum(best, tl.max(b_packed, axis=0))
-        chosen = ((best & _LOW_WORD) ^ _LOW_WORD).to(tl.int32)
-        if best == _NO_KEY:
-            # no finite logit is left, so every id that was not chosen has -inf: the lowest is next
-            b_free = tl.arange(0, 2 * TOP_PAD)
-            b_taken = tl.max((b_free[:, None] == b_ids[None, :]).to(tl.int32), axis=1)
-            chosen = tl.min(tl.where(b_taken > 0, 2 * TOP_PAD, b_free), axis=0)
-        last = best
-        b_ids = tl.where(b_place == i, chosen, b_ids)
-    return b_ids
-
-
-@triton.jit
 def select_kernel(
     p_logits,
     row_stride,
@@ -254,7 +120,7 @@ def select_kernel(
     m = top_m
     if TOP_M_IN_MEMORY:
         m = tl.maximum(tl.load(top_m), 1)
-    top, log_sum_exp, entropy, finite = _merge(p_partial + row * (4 * _CHUNKS), tl.cdiv(vocab, CHUNK))
+    top, log_sum_exp, entropy, finite = merge(p_partial, row, tl.cdiv(vocab, CHUNK))
     b_place = tl.arange(0, TOP_PAD)
     b_ids = b_place
     b_x = tl.full((TOP_PAD,), float("nan"), tl.float32)
@@ -266,13 +132,13 @@ def select_kernel(
         bound = _bound(b_group_max, top, wanted)
         packed = _gather(p_row, p_hits, p_packed, p_packed_ids, b_group_max, bound, vocab, GROUP)
         if packed <= _PACKED:
-            b_ids = _leading(p_packed, p_packed_ids, packed, True, TOP, TOP_PAD)
+            b_ids = leading_ids(p_packed, p_packed_ids, packed, True, TOP, TOP_PAD)
             if m < finite:
-                entropy = _entropy(p_packed, packed, log_sum_exp, m, SHIFT)
+                entropy = top_m_entropy(p_packed, packed, log_sum_exp, m, SHIFT)
         else:
-            b_ids = _leading(p_row, p_packed_ids, vocab, False, TOP, TOP_PAD)
+            b_ids = leading_ids(p_row, p_packed_ids, vocab, False, TOP, TOP_PAD)
             if m < finite:
-                entropy = _entropy(p_row, vocab, log_sum_exp, m, SHIFT)
+                entropy = top_m_entropy(p_row, vocab, log_sum_exp, m, SHIFT)
         b_x = tl.load(p_row + b_ids, mask=b_ids < vocab, other=-_INFINITY).to(tl.float32) - log_sum_exp
     else:
         entropy = float("nan")
@@ -305,11 +171,6 @@ class DraftStatsWorkspace:
             packed=torch.empty(rows, PACKED, dtype=torch.float32, device=device),
             packed_ids=torch.empty(rows, PACKED, dtype=torch.int32, device=device),
         )
-
-
-def group_size(vocab: int) -> int:
-    """Logits per group: a power of two that depends on the vocabulary alone."""
-    return triton.next_power_of_2(triton.cdiv(vocab, GROUPS))
 
 
 # bits of a float32 that are the same in every value that came from this type
@@ -366,17 +227,7 @@ def draft_stats(
 
 def _launch(logits: Tensor, top_m: int | Tensor, k: int, result: DraftStats, workspace: DraftStatsWorkspace) -> None:
     rows, vocab = logits.shape
-    group = group_size(vocab)
-    scan_kernel[(triton.cdiv(vocab, CHUNK), rows)](
-        logits,
-        logits.stride(0),
-        workspace.partial,
-        workspace.group_max,
-        vocab,
-        GROUP=group,
-        CHUNK=CHUNK,
-        num_warps=SCAN_WARPS,
-    )
+    scan(logits, workspace.partial, workspace.group_max)
     select_kernel[(rows,)](
         logits,
         logits.stride(0),
@@ -389,7 +240,7 @@ def _launch(logits: Tensor, top_m: int | Tensor, k: int, result: DraftStats, wor
         top_m,
         vocab,
         K=k,
-        GROUP=group,
+        GROUP=group_size(vocab),
         CHUNK=CHUNK,
         SHIFT=SHIFTS[logits.dtype],
         TOP_M_IN_MEMORY=isinstance(top_m, Tensor),
@@ -397,20 +248,11 @@ def _launch(logits: Tensor, top_m: int | Tensor, k: int, result: DraftStats, wor
     )
 
 
-def _configurations(dtype: torch.dtype, word: str, vocab: int, k: int, in_memory: bool) -> tuple[Configuration, ...]:
-    group = group_size(vocab)
+def _configuration(dtype: torch.dtype, word: str, vocab: int, k: int, in_memory: bool) -> Configuration:
     aligned = ("row_stride", "vocab") if vocab % 16 == 0 else ()
     logits = {"p_logits": f"*{word}", "row_stride": "i32"}
     parts = {"p_partial": "*fp32", "p_group_max": "*fp32"}
-    scan = Configuration(
-        scan_kernel,
-        f"scan_{word}_{vocab}_k{k}",
-        {**logits, **parts, "vocab": "i32", "GROUP": "constexpr", "CHUNK": "constexpr"},
-        {"GROUP": group, "CHUNK": CHUNK},
-        num_warps=SCAN_WARPS,
-        aligned=aligned,
-    )
-    select = Configuration(
+    return Configuration(
         select_kernel,
         f"select_{word}_{vocab}_k{k}{'_memory' * in_memory}",
         {
@@ -425,20 +267,19 @@ def _configurations(dtype: torch.dtype, word: str, vocab: int, k: int, in_memory
             "vocab": "i32",
             **{name: "constexpr" for name in ("K", "GROUP", "CHUNK", "SHIFT", "TOP_M_IN_MEMORY")},
         },
-        {"K": k, "GROUP": group, "CHUNK": CHUNK, "SHIFT": SHIFTS[dtype], "TOP_M_IN_MEMORY": in_memory},
+        {"K": k, "GROUP": group_size(vocab), "CHUNK": CHUNK, "SHIFT": SHIFTS[dtype], "TOP_M_IN_MEMORY": in_memory},
         num_warps=SELECT_WARPS,
         aligned=aligned,
     )
-    return scan, select
 
 
 # One per type, and one per group size (1, 4, 16 and 32); the rest differ in k alone.
 CONFIGURATIONS = (
-    *_configurations(torch.bfloat16, "bf16", 128_256, 1, True),
-    *_configurations(torch.float16, "fp16", 128_256, 1, False),
-    *_configurations(torch.float32, "fp32", 128_256, 1, True),
-    *_configurations(torch.float32, "fp32", 1023, 2, False),
-    *_configurations(torch.bfloat16, "bf16", 32_000, 8, True),
-    *_configurations(torch.bfloat16, "bf16", 151_936, 32, True),
-    *_configurations(torch.float32, "fp32", 262_144, 32, False),
+    _configuration(torch.bfloat16, "bf16", 128_256, 1, True),
+    _configuration(torch.float16, "fp16", 128_256, 1, False),
+    _configuration(torch.float32, "fp32", 128_256, 1, True),
+    _configuration(torch.float32, "fp32", 1023, 2, False),
+    _configuration(torch.bfloat16, "bf16", 32_000, 8, True),
+    _configuration(torch.bfloat16, "bf16", 151_936, 32, True),
+    _configuration(torch.float32, "fp32", 262_144, 32, False),
 )

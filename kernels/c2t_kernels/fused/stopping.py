@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from c2t_kernels.checks import check_tensor, output, per_request
+from c2t_kernels.checks import INTEGERS, check_tensor, output, per_request
 from c2t_kernels.fused.configuration import Configuration
 
 MAX_TOKENS = 8192  # slots of one batch that one program can order, both sides rounded up to a power of two
@@ -172,7 +172,7 @@ def _check_links(next_token: Tensor | None, bs: int, d_max: int, device: torch.d
     if next_token is None:
         return 0
     name = "early_stop: next_token"
-    check_tensor(name, next_token, dtype=(torch.int32, torch.int64), shape=(bs, None), device=device)
+    check_tensor(name, next_token, dtype=INTEGERS, shape=(bs, None), device=device)
     width = next_token.shape[1]
     if width <= d_max:
         raise ValueError(f"{name} must have a column for the root and {d_max} draft tokens, got {width}")
