@@ -6,14 +6,13 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from c2t_kernels import reference
+from c2t_kernels import DraftStats, reference
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,8 @@ TOP_M, TOP_K = 1000, 10
 
 def stats_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
     """draft_stats against torch's own softmax, topk(1000) and entropy, and against topk(1000) alone."""
-    ours = operation(fused_or_reference(device), "stats", "draft_stats")
+    kind = fused_or_reference(device)
+    ours = operation(kind, "stats", "draft_stats")
     batches, vocabs = ((1, 3), (1500,)) if dry_run else ((1, 8, 32, 64, 128, 256), (32_000, 128_256, 151_936))
     for vocab in vocabs:
         for dtype in (torch.bfloat16, torch.float32):
@@ -58,23 +58,33 @@ def stats_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
                 yield Case(
                     shape={"bs": batch, "V": vocab, "dtype": str(dtype).removeprefix("torch.")},
                     device=device,
-                    inputs=_logits(batch, vocab, dtype, device),
-                    reference=lambda logits: reference.draft_stats(logits, TOP_M, TOP_K),
+                    inputs=_logits(batch, vocab, dtype, device, kind),
+                    reference=lambda logits, _: reference.draft_stats(logits, TOP_M, TOP_K),
                     error=_stats_error,
                     # float32 sums of up to 151,936 terms in another order
                     tolerance=2e-4,
                     bytes_moved=size,
                     input_bytes=size,
                     providers=(
-                        Provider("fused", partial(ours, top_m=TOP_M, k=TOP_K)),
-                        Provider("torch", lambda logits: reference.draft_stats(logits, TOP_M, TOP_K)),
+                        Provider("fused", lambda logits, buffers: ours(logits, TOP_M, TOP_K, **buffers)),
+                        Provider("torch", lambda logits, _: reference.draft_stats(logits, TOP_M, TOP_K)),
                     ),
                 )
 
 
-def _logits(batch: int, vocab: int, dtype: torch.dtype, device: torch.device) -> Callable[..., tuple[Tensor]]:
-    def make(generator: torch.Generator) -> tuple[Tensor]:
-        return ((torch.randn(batch, vocab, generator=generator, device=device) * 3).to(dtype),)
+def _logits(
+    batch: int, vocab: int, dtype: torch.dtype, device: torch.device, kind: str
+) -> Callable[..., tuple[Tensor, dict[str, Any]]]:
+    """Logits, and the buffers that the kernel writes into."""
+
+    def make(generator: torch.Generator) -> tuple[Tensor, dict[str, Any]]:
+        logits = (torch.randn(batch, vocab, generator=generator, device=device) * 3).to(dtype)
+        if kind == "reference":
+            return logits, {}
+        ids = torch.zeros(batch, TOP_K, dtype=torch.int64, device=device)
+        out = DraftStats(ids, ids.float(), ids[:, 0].float(), ids[:, 1].float())
+        workspace = operation(kind, "stats", "DraftStatsWorkspace").create(batch, device)
+        return logits, {"out": spoiled(out), "workspace": workspace}
 
     return make
 
@@ -89,9 +99,16 @@ def fused_or_reference(device: torch.device) -> str:
     return "fused" if device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1" else "reference"
 
 
-def operation(kind: str, module: str, name: str) -> Callable[..., Any]:
+def operation(kind: str, module: str, name: str) -> Any:
     """c2t_kernels.<kind>.<module>.<name>; kind is "fused" or "reference"."""
     return getattr(import_module(f"c2t_kernels.{kind}.{module}"), name)
+
+
+def spoiled(result: Any) -> Any:
+    """Buffers of the shapes and dtypes of a result's tensors, with nothing in them that could be right."""
+    if not isinstance(result, Tensor):
+        return type(result)(*map(spoiled, result))
+    return ~result if result.dtype == torch.bool else torch.full_like(result, -77)
 
 
 def largest_error(expected: Any, found: Any) -> float:

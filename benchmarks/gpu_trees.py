@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.gpu_cases import Case, Provider, fused_or_reference, largest_error, operation
+from benchmarks.gpu_cases import Case, Provider, fused_or_reference, largest_error, operation, spoiled
 from benchmarks.gpu_chains import network_of
 from c2t_kernels import DraftStats
 
@@ -21,7 +21,7 @@ HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 
 def growth_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
     """grow_layer of a frontier of 10 nodes with 10 children each, then build_tree of a tree of 64."""
-    nodes = 8 if dry_run else 64
+    nodes, ours = 8 if dry_run else 64, fused_or_reference(device)
     for batch in (2,) if dry_run else (1, 4, 16, 64):
 
         def inputs(generator: torch.Generator, batch: int = batch) -> tuple[Any, ...]:
@@ -36,14 +36,16 @@ def growth_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
             parents = (random(batch, nodes) * torch.arange(nodes, device=device)).long() - 1
             tokens, roots = ids.view(-1)[:nodes].repeat(batch, 1), torch.zeros(batch, dtype=torch.int64, device=device)
             keep = torch.ones(batch, nodes, dtype=torch.bool, device=device)
-            return network_of(generator, device), joint, alive, stats, parents, keep, tokens, roots, roots + 500
+            layer = network_of(generator, device), joint, alive, stats, torch.full((1,), 0.4, device=device)
+            tree = parents, keep, tokens, roots, roots + 500
+            return layer, tree, *(_buffers(layer, tree, nodes) if ours == "fused" else ({}, {}))
 
         def both(kind: str) -> Callable[..., Any]:
             grow, build = operation(kind, "growth", "grow_layer"), operation(kind, "layout", "build_tree")
 
-            def run(network: Any, joint: Any, alive: Any, stats: Any, parents: Any, keep: Any, *rest: Any) -> Any:
-                layer = grow(network, joint, alive, stats, 0.4, 2, width=WIDTH)
-                return *layer, *build(parents, keep, *rest, bucket=nodes + 1)
+            def run(layer: Any, tree: Any, grown: Any, built: Any) -> Any:
+                grown, built = (grown, built) if kind == ours else ({}, {})
+                return *grow(*layer, 2, width=WIDTH, **grown), *build(*tree, bucket=nodes + 1, **built)
 
             return run
 
@@ -59,8 +61,16 @@ def growth_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
             bytes_moved=size,
             input_bytes=size,
             # the reference of build_tree walks nodes in Python: a judge, no rival
-            providers=(Provider("fused", both(fused_or_reference(device))),),
+            providers=(Provider("fused", both(ours)),),
         )
+
+
+def _buffers(layer: tuple[Any, ...], tree: tuple[Any, ...], nodes: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the kernels write into, with nothing in it that could be right."""
+    grown = operation("fused", "growth", "grow_layer")(*layer, 2, width=WIDTH)
+    built = operation("fused", "layout", "build_tree")(*tree, bucket=nodes + 1)
+    scratch = torch.zeros(len(tree[1]), nodes + 4 * (nodes + 1), dtype=torch.int32, device=built.mask.device)
+    return {"out": spoiled(grown)}, {"out": spoiled(built), "scratch": spoiled(scratch)}
 
 
 def attention_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
