@@ -10,7 +10,7 @@ import torch
 
 from c2t_plugin.lab import blocks
 from c2t_plugin.lab.replay import Outcomes
-from c2t_plugin.lab.reproduce import dyspec_blocks, dyspec_overhead, dyspec_trees
+from c2t_plugin.lab.reproduce import dyspec_acceptance, dyspec_blocks, dyspec_overhead, dyspec_trees
 from c2t_plugin.lab.reproduce.experiment import Bench
 from c2t_plugin.lab.traces import Traces
 from c2t_plugin.verify import (
@@ -153,3 +153,34 @@ def test_acceptance_by_draw_counts_ranks(tmp_path: Path, tiny_pair: Path) -> Non
     assert float(every.sum()) == pytest.approx(1.0)
     few = dyspec_trees.acceptance_by_draw(bench, 0.6, 3, 0)
     assert len(few) == 3 and 0 <= float(few.sum()) <= 1
+
+
+# ---- figures 2 and 5
+
+
+def test_bins_by_hand() -> None:
+    draft = torch.tensor([0.02, 0.1, 0.15, 0.9, 1.0], dtype=torch.float64)
+    target = torch.tensor([0.01, 0.3, 0.01, 0.45, 1.0], dtype=torch.float64)
+    accepted = (target / draft).clamp_max(1)
+    rows = {row["draft probability from"]: row for row in dyspec_acceptance.bins(draft, target, accepted)}
+    assert sum(row["words"] for row in rows.values()) == 5
+    assert rows[0.1]["words"] == 2 and rows[0.1]["acceptance"] == pytest.approx((1 + 0.01 / 0.15) / 2)
+    assert rows[0.1]["accepted always"] == rows[0.1]["accepted below .1"] == 0.5
+    # the last bin has its upper end
+    assert rows[0.9]["acceptance"] == pytest.approx(0.75) and rows[0.9]["target probability"] == pytest.approx(0.725)
+    assert rows[0.5]["words"] == 0 and rows[0.5]["acceptance"] is None
+
+
+def test_densities_sum_to_one_by_column() -> None:
+    draft = torch.tensor([0.01, 0.02, 0.99, 1.0], dtype=torch.float64)
+    found = dyspec_acceptance.density(draft, torch.tensor([0.0, 1.0, 1.0, 1.0], dtype=torch.float64))
+    assert found[0, 0] == found[0, -1] == 0.5 and found[-1, -1] == 1 and float(found.sum()) == 2
+
+
+def test_acceptance_figures_run_on_a_tiny_pair(tmp_path: Path, tiny_pair: Path) -> None:
+    bench = Bench(tiny_pair, tmp_path, quick=True)
+    second, fifth = (experiment.findings(bench) for experiment in dyspec_acceptance.EXPERIMENTS)
+    assert sum(row["words"] for row in second.rows) == len(dyspec_acceptance.words(bench)[0])
+    assert [row["threshold"] for row in fifth.rows] == [0.1, 0.03]
+    assert fifth.rows[0]["mean size"] < fifth.rows[1]["mean size"] and fifth.rows[0]["smallest"] >= 1
+    assert second.figure is not None and fifth.figure is not None
