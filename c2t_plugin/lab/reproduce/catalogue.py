@@ -15,6 +15,7 @@ REGISTRY = Registry(
         "c2t_plugin.lab.reproduce.c2t_v2_tables",
         "c2t_plugin.lab.reproduce.c2t_v2_equations",
         "c2t_plugin.lab.reproduce.dyspec_overhead",
+        "c2t_plugin.lab.reproduce.dyspec_acceptance",
         "c2t_plugin.lab.reproduce.dyspec_trees",
         "c2t_plugin.lab.reproduce.dyspec_blocks",
         "c2t_plugin.lab.reproduce.entropy_trees_entropy",
