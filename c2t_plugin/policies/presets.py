@@ -1,7 +1,8 @@
 """The papers' settings by name, each with its source; the only place where their constants are written down.
 
-v1, v2: C2T, first and second version. S4: entropy-shaped trees (Gunjur and Waitz). An N of EAGLE-2's counts the root
-(v1 B.1: 1011 = 1 + 10 + 10 * 100), our max_nodes does not. Published betas hold for classifiers of the paper's recipe.
+v1, v2: C2T, first and second version. Dy: DySpec. S4: entropy-shaped trees (Gunjur and Waitz). An N of EAGLE-2's
+counts the root (v1 B.1: 1011 = 1 + 10 + 10 * 100), our max_nodes does not; DySpec's tree sizes are taken as draft
+nodes. Published betas hold for classifiers of the paper's recipe.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from c2t_plugin.errors import ConfigError
 from c2t_plugin.grow import TreePolicy
 from c2t_plugin.policies.c2t import C2TTree
 from c2t_plugin.policies.chains import C2TChain, DyJoint, DyMax, EntropyStop, StaticChain
+from c2t_plugin.policies.dyspec import DySpecGreedy, DySpecThreshold
 from c2t_plugin.policies.eagle2 import Eagle2
 from c2t_plugin.policies.entropy import DynamicWidth, DynamicWidthDepth, NaiveWidth
 from c2t_plugin.policies.specinfer import SpecInfer
@@ -66,6 +68,11 @@ def _c2t(beta: float, first_k: int, second_k: int | None, d_max: int, source: st
     return Preset(C2TTree, {"beta": beta, "first_k": first_k, "second_k": second_k, "d_max": d_max}, source)
 
 
+def _dyspec(kind: type, max_nodes: int, source: str, **options: Any) -> Preset:
+    # sampled, as algorithm 1 is; temperature: Dy 5.1, of the draft
+    return Preset(kind, {"max_nodes": max_nodes, "temperature": 0.6, "sampled": True, **options}, source)
+
+
 # model: EAGLE-2's N, C2T's beta, beta of the fine-tuned classifier
 _TABLE_2 = {
     "llama2-7b": (290, 0.3, None),
@@ -104,6 +111,9 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "c2t-without-prob": _c2t(0.5, 15, 15, 10, "v1 table 1, a classifier of H and d"),
         "c2t-on-eagle2": _c2t(0.5, 10, 10, 8, "v2 5.1: EAGLE-2's own depth plus two, beta 0.5"),
         **_table_2(),
+        "dyspec-64": _dyspec(DySpecGreedy, 64, "Dy tables 1 to 3"),
+        "dyspec-768": _dyspec(DySpecGreedy, 768, "Dy table 4's size; the paper itself had to build it by threshold"),
+        "dyspec-threshold": _dyspec(DySpecThreshold, 768, "Dy table 4 and figure 5, mean size 551.79", threshold=0.001),
         "specinfer": Preset(SpecInfer, {"branches": (1, 1, 3, 1, 1, 1, 1, 1)}, "SpecInfer (arXiv 2305.09781) 6.1"),
         "static-width": Preset(FixedBranching, {"width": 2, "depth": 4}, "S4 4, the static tree"),
         "naive-width": Preset(NaiveWidth, {"k": 4, "max_entropy": 1.0, "d_max": 4}, "S4 3.1", ("k",)),

@@ -14,6 +14,7 @@ from c2t_plugin.grow import grow_tree
 from c2t_plugin.policies.base import JointProb
 from c2t_plugin.policies.c2t import ThresholdTree
 from c2t_plugin.policies.chains import DyJoint, DyMax, EntropyStop, StaticChain
+from c2t_plugin.policies.dyspec import DySpec, DySpecGreedy, DySpecThreshold
 from c2t_plugin.policies.eagle2 import Eagle2
 from c2t_plugin.policies.entropy import DynamicWidth, NaiveWidth
 from c2t_plugin.policies.presets import PRESETS, preset
@@ -26,8 +27,11 @@ def every_policy():
     classifier = classifier_of("joint_prob", "entropy", "depth", weights=(6.0, 0.3, -0.2), bias=-2.5, top_m=5)
     for name, item in PRESETS.items():
         changes = {} if item.needs_classifier else {"top_m": 5}
-        # the others of table 2 differ in one number
-        if not name.endswith(("70b", "13b", "33b")):
+        if issubclass(item.kind, DySpec):
+            # without limits their trees over few words are deep and slow
+            changes |= {"max_nodes": 40, "d_max": 6}
+        # the others of table 2, and DySpec's sizes, differ in one number
+        if not name.endswith(("70b", "13b", "33b", "768")):
             yield pytest.param(item.policy(classifier, **changes), id=name)
     yield pytest.param(IndependentSequences(sequences=3, length=2), id="sequences")
     yield pytest.param(StaticChain(d_max=3, temperature=0.7), id="sampled-chain")
@@ -45,7 +49,8 @@ def test_every_policy_keeps_the_trees_promises(policy, vocab, path_draft, at_ran
     tree = grown.tree.validate()
     d_max = getattr(policy, "d_max", None)
     assert int((tree.depths * tree.alive).max()) <= d_max
-    assert int(grown.passes.max()) <= d_max
+    # one by one, or layer by layer
+    assert int(grown.passes.max()) <= (policy.max_nodes if isinstance(policy, DySpecGreedy) else d_max)
     assert int(tree.sizes().max()) <= getattr(policy, "max_nodes", math.inf)
     assert torch.isfinite(tree.joint_log_probs[tree.alive]).all()
     siblings = Counter(zip(*(value[tree.alive].tolist() for value in (tree.parent_ids, tree.rank)), strict=True))
@@ -87,3 +92,13 @@ def test_every_policy_keeps_the_trees_promises(policy, vocab, path_draft, at_ran
 def test_bad_settings_are_refused(make, message) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_dyspecs_presets_hold_its_constants() -> None:
+    found = {name: item.policy() for name, item in PRESETS.items() if issubclass(item.kind, DySpec)}
+    assert found == {
+        "dyspec-64": DySpecGreedy(max_nodes=64, temperature=0.6, sampled=True),
+        "dyspec-768": DySpecGreedy(max_nodes=768, temperature=0.6, sampled=True),
+        "dyspec-threshold": DySpecThreshold(threshold=0.001, max_nodes=768, temperature=0.6, sampled=True),
+    }
+    assert preset("dyspec-64").policy(sampled=False).sampled is False
