@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
+from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.curves import Sweep
 from c2t_plugin.lab.report import score_trees
@@ -39,7 +39,7 @@ class ToyBench:
 
     make: Callable[..., Traces]
     traces_dir: Path
-    pair: Path = Path("toy")
+    pair: Path
     seed: int = 0
     quick: bool = True
     known: dict[tuple[str, str], Traces] = field(default_factory=dict)
@@ -59,7 +59,10 @@ class ToyBench:
 
 @pytest.fixture
 def bench(make_traces: Callable[..., Traces], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    found = ToyBench(make_traces, tmp_path)
+    found = ToyBench(make_traces, tmp_path, tmp_path)
+    for draft in common.TITLES:
+        (tmp_path / draft).mkdir()
+        save_classifier(found.classifier(draft), tmp_path / draft / common.PAPER_FEATURES_FILE)
     pair = found.traces("eagle3").header["pair"]
     monkeypatch.setattr(c2t_v1_training, "describe_pair", lambda directory, draft: pair)
     # table 6 would collect these from the pair's models
@@ -112,11 +115,12 @@ def test_eagle2s_point_counts_the_root_as_the_paper_does(bench: Bench) -> None:
 
 def test_a_threshold_on_p_is_compared_at_equal_tau(bench: Bench) -> None:
     ground = Ground.of(bench.traces("draft"), 4)
-    base = ground.eagle2_at(10)
+    # an accept length that no setting has exactly
+    base = common.Point(4.0, ground.eagle2_at(10).tau - 0.001, 4.0)
     cells = ground.against(ground.forest.joint_log_prob.exp(), base)
     assert set(cells) == {"setting", "tau", "gamma / EAGLE-2", "missing"}
     beta = cells["setting"]
-    assert beta is not None and cells["tau"] is not None and cells["tau"] >= base.tau
+    assert beta is not None and cells["tau"] is not None and cells["tau"] > base.tau + 0.0005
     kept = ground.forest.joint_log_prob.exp() >= beta
     sweep = Sweep(torch.tensor([beta]), kept.sum(1)[None].short(), (kept & ground.forest.accepted).sum(1)[None].short())
     by_hand = Curve.of(ground.traces, sweep)

@@ -65,7 +65,7 @@ def table_3(bench: Bench) -> Findings:
     rows: list[Row] = []
     for draft, title in DRAFTS.items():
         traces = bench.traces(draft)
-        confidence = bench.classifier(draft).confidence(traces.chain.stats())
+        confidence = common.paper_features(bench, draft).confidence(traces.chain.stats())
         found = yields(traces, confidence)
         base = found["static 5"].gamma_per_token
         for method, (length, tau, gamma) in PAPER.items():
@@ -100,7 +100,7 @@ CHAIN_SHARE = 0.99
 
 
 def table_7(bench: Bench) -> Findings:
-    classifier = bench.classifier("eagle1")
+    classifier = common.paper_features(bench, "eagle1")
     rows: list[Row] = []
     for draft, (name, *paper) in TABLE_7.items():
         found = _table_7_rules(common.held_out(bench, draft), classifier)

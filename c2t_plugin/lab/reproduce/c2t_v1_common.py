@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.classifier import NodeClassifier, load_classifier
 from c2t_plugin.grow import TreePolicy
 from c2t_plugin.lab.curves import (
     Sweep,
@@ -46,6 +46,7 @@ TRAINING_PROMPTS = 40
 # A fit splits one prompt off to choose its epoch by.
 MIN_PROMPTS = 2
 POINTS = 400
+PAPER_FEATURES_FILE = "c2t_classifier_paper_features.safetensors"
 # of ten, of the smallest beta that is looked for
 LEAST_POWER = -5.0
 # A prompt's first states that a replay starts from: one replay visits a small sample of the states.
@@ -84,6 +85,11 @@ def tuning(bench: Bench, draft: str) -> Traces:
     """The tenth of a draft's training prompts that fine-tuning sees (C2T B.4)."""
     traces = bench.traces(draft, "train")
     return first_prompts(traces, max(MIN_PROMPTS, round(FINE_TUNING_SHARE * len(traces.prompt.unique()))))
+
+
+def paper_features(bench: Bench, draft: str) -> NodeClassifier:
+    """The shipped classifier of P, H and d alone; Bench.classifier() is the one that the project recommends."""
+    return load_classifier(bench.pair / draft / PAPER_FEATURES_FILE)
 
 
 def small_fit(

@@ -112,7 +112,7 @@ def table_2(bench: Bench) -> Findings:
         rows,
         "Drafts stand for the paper's models. C2T without second top-K is cut where it accepts what EAGLE-2 does with "
         f"N nodes; gamma is per output token. Mean gamma / EAGLE-2 {'; '.join(said)}. Classifiers are the shipped "
-        f"ones; fine-tuned on {FINE_TUNING_SHARE:.0%} of the training prompts. {common.SAMPLED}",
+        f"ones of P, H and d; fine-tuned on {FINE_TUNING_SHARE:.0%} of the training prompts. {common.SAMPLED}",
         common.curves_figure(pictures),
     )
 
@@ -120,7 +120,7 @@ def table_2(bench: Bench) -> Findings:
 def _transfers(bench: Bench, target: str) -> Iterator[tuple[str, str, NodeClassifier]]:
     """Source, relation and classifier of everything that is used on a target."""
     for source in TITLES:
-        classifier, kind = bench.classifier(source), relation(source, target)
+        classifier, kind = common.paper_features(bench, source), relation(source, target)
         yield source, kind, classifier
         if kind == "other family":
             tuned, _ = common.small_fit(

@@ -44,7 +44,7 @@ def table_4(bench: Bench) -> Findings:
     rows: list[Row] = []
     for draft, title in TITLES.items():
         traces = common.held_out(bench, draft)
-        found = _table_4_trees(traces, bench.classifier(draft))
+        found = _table_4_trees(traces, common.paper_features(bench, draft))
         one = found["E-1"]
         for name, rival in TABLE_4.items():
             ours = found[name]
@@ -119,7 +119,7 @@ def table_5(bench: Bench) -> Findings:
     for draft in ("eagle3", "draft"):
         traces = common.first_prompts(common.held_out(bench, draft), TABLE_5_PROMPTS)
         ground = Ground.of(traces, D_MAX)
-        classifier = bench.classifier(draft)
+        classifier = common.paper_features(bench, draft)
         curve = ground.threshold(ground.confidence(classifier))
         for paper_beta, paper_rows in TABLE_5.items():
             base = ground.eagle2_at(TABLE_5_N[paper_beta])

@@ -149,7 +149,7 @@ def table_2(bench: Bench) -> Findings:
         base, at = kind(traces, method, fitted)
         rows.append(_table_2_row(method, method.name, None, base, base, paper=False))
         rows.append(_table_2_row(method, f"{method.name} + C, paper's recipe", PAPER_BETA, at(PAPER_BETA), base))
-        _, at = kind(traces, method, bench.classifier(method.draft))
+        _, at = kind(traces, method, common.paper_features(bench, method.draft))
         beta, found = common.beta_at(at, base.tau)
         rows.append(_table_2_row(method, f"{method.name} + C, equal tau", beta, found, base))
     shares = [row["gamma / without"] for row in rows if str(row["method"]).endswith("equal tau")]
@@ -221,7 +221,7 @@ def table_5(bench: Bench) -> Findings:
         forest = truncate(traces.tree, min(TABLE_5_LAYERS, traces.tree.layers))
         eagle2 = candidates(forest, EAGLE2_N)
         recall = Scores.of(eagle2.flatten(), forest.accepted.flatten()).recall
-        c2t = kept_at_recall(forest, common.confidence(bench.classifier(draft), forest), recall or 1.0)
+        c2t = kept_at_recall(forest, common.confidence(common.paper_features(bench, draft), forest), recall or 1.0)
         rows += _table_5_rows(TITLES[draft], forest, {"E2": eagle2, "C2T": c2t})
     totals = "; ".join(
         f"{row['draft']} {row['E2 precision']:.3f} and {row['C2T precision']:.3f}"
