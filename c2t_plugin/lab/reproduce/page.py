@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,12 +60,18 @@ def latest(path: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def write(page: Path, out: Path, registry: Registry) -> int:
-    """Write the page of all experiments that have rows; returns the exit status."""
+    """Write the page of all experiments that have rows, its pictures in a folder of its name. Returns the exit status."""
     records = latest(out / ROWS)
     parts = [INTRODUCTION]
     for experiment in registry.experiments.values():
         if experiment.name in records:
             parts.append(section(experiment, records[experiment.name]))
+            picture = out / f"{experiment.name}.png"
+            if picture.is_file():
+                folder = page.with_suffix("")
+                folder.mkdir(exist_ok=True)
+                shutil.copyfile(picture, folder / picture.name)
+                parts.append(f"![{experiment.title}]({folder.name}/{picture.name})\n")
     missing = [name for name in registry.experiments if name not in records]
     if missing:
         parts.append(f"Not run for this page: {', '.join(missing)}.\n")
