@@ -60,7 +60,7 @@ def latest(path: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def write(page: Path, out: Path, registry: Registry) -> int:
-    """Write the page of all experiments that have rows, its pictures in a folder of its name. Returns the exit status."""
+    """Write the page of all experiments that have rows, with pictures in a folder of its name; returns 0."""
     records = latest(out / ROWS)
     parts = [INTRODUCTION]
     for experiment in registry.experiments.values():
