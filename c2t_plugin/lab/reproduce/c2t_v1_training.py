@@ -262,9 +262,9 @@ def table_6(bench: Bench) -> Findings:
     return Findings(
         rows,
         f"EAGLE-3 head, the shipped classifier of P, H and d at beta {beta:.4f}, which accepts what EAGLE-2 does with "
-        f"{N} nodes, on {len(reference)} held-out trees. The classifier was fitted with M = {classifier.spec.top_m}; whether the "
-        f"paper's was fitted again is not said. The pair has {vocab} words: 10,000 and all are the same here. entropy "
-        f"is the mean over distributions, nats.",
+        f"{N} nodes, on {len(reference)} held-out trees. The classifier was fitted with M = {classifier.spec.top_m}; "
+        f"whether the paper's was fitted again is not said. 10,000 and all are the {vocab} words of the pair here. "
+        "entropy is the mean over distributions, nats.",
     )
 
 
