@@ -67,7 +67,7 @@ class Setting:
 # DySpec 4.3: depth typically below 10 at 64 nodes, usually below 30 at 768.
 SETTINGS = {
     SMALL: Setting(SMALL, 16, 16, 30, (8,) + (1,) * 7, (2, 2, 2, 2, 2), 10, 16, 4),
-    LARGE: Setting(LARGE, 30, 3, 10, (25,) + (1,) * 29, (4, 4, 3, 2, 2, 1, 1), 15, 32, 1),
+    LARGE: Setting(LARGE, 30, 4, 6, (25,) + (1,) * 29, (4, 4, 3, 2, 2, 1, 1), 15, 32, 1),
 }
 QUICK = Setting(8, 4, 2, 3, (2, 1, 1, 1), (2, 2), 3, 3, 2)
 
@@ -236,7 +236,7 @@ def remark(found: Mapping[float, Mapping[str, Measured]], setting: Setting) -> s
         )
     return (
         f"At {'; at '.join(parts)}. {setting.prompts * setting.new} states of {setting.prompts} held-out prompts per "
-        f"temperature, serving replayed from {STARTS} of each; 95% intervals over prompts; draft temperature "
+        f"temperature, serving replayed from {min(STARTS, setting.new)} of each; 95% intervals over prompts; draft temperature "
         f"{DRAFT_TEMPERATURE}. Mean over the paper's datasets where it has one column."
     )
 
