@@ -236,8 +236,8 @@ def remark(found: Mapping[float, Mapping[str, Measured]], setting: Setting) -> s
         )
     return (
         f"At {'; at '.join(parts)}. {setting.prompts * setting.new} states of {setting.prompts} held-out prompts per "
-        f"temperature, serving replayed from {min(STARTS, setting.new)} of each; 95% intervals over prompts; draft temperature "
-        f"{DRAFT_TEMPERATURE}. Mean over the paper's datasets where it has one column."
+        f"temperature, serving replayed from {min(STARTS, setting.new)} of each; 95% intervals over prompts; draft "
+        f"temperature {DRAFT_TEMPERATURE}. Mean over the paper's datasets where it has one column."
     )
 
 
