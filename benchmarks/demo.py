@@ -36,6 +36,7 @@ DRAFTS = {"standalone": "draft", "eagle3": "eagle3"}
 WARM_UP = 2
 START_TIMEOUT_S = 600.0
 SEED = 0
+PIPE_WIDTH = 140
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,8 @@ def main(argv: list[str]) -> int:
         "--out", type=Path, default=Path("build/demo"), help="directory of rows, picture and server logs"
     )
     options = parser.parse_args(argv)
-    console = Console()
+    # a pipe has no width of its own, and 80 columns break words
+    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     logs = options.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.reproduce.experiment import Cell, Experiment, Findings, Registry
 
 ROWS = "rows.jsonl"
+PIPE_WIDTH = 160
 INTRODUCTION = """# The papers' tables and figures, on our pair
 
 Written by `c2t reproduce --page`, from the rows of `c2t reproduce all`; do not edit. Columns that start with *paper*
@@ -39,7 +41,8 @@ def show(experiment: Experiment, found: Findings, seconds: float) -> None:
         table.add_column(column, overflow="fold")
     for row in found.rows:
         table.add_row(*(text_of(row[column]) for column in experiment.columns))
-    console = Console()
+    # a pipe has no width of its own, and 80 columns break words
+    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
     console.print(table)
     console.print(f"{found.remark} ({experiment.name}, {seconds:.0f} s)".strip(), highlight=False)
 
