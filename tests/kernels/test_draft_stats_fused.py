@@ -163,6 +163,20 @@ def test_statistics_do_not_depend_on_the_batch(device: str):
     assert all(torch.equal(a[1:2], b) for a, b in zip(together, alone, strict=True))
 
 
+def test_more_rows_than_a_grid_is_high(monkeypatch: pytest.MonkeyPatch):
+    grids = []
+
+    class Recorder:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            grids.append(grid)
+            return lambda *args, **kwargs: None
+
+    monkeypatch.setattr(stats_scan, "scan_kernel", Recorder())
+    stats_scan.scan(torch.zeros(1, 8193).expand(70_000, -1), torch.zeros(0), torch.zeros(0))
+    # CUDA's limit of every dimension but the first
+    assert math.prod(grids[0]) == 140_000 and all(size <= 65_535 for size in grids[0][1:])
+
+
 def test_an_empty_batch_has_empty_statistics(device: str):
     found = draft_stats(torch.zeros(0, 50, device=device), 10, 3)
     assert found.token_ids.shape == (0, 3) and found.entropy.shape == (0,)

@@ -7,6 +7,9 @@ import torch
 
 from benchmarks.gpu import PARTS, measure_one
 
+# lanes behind the end of a row hold -inf, of which numpy warns where the interpreter computes what is then masked out
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning:triton")
+
 
 @pytest.mark.parametrize("part", PARTS)
 def test_our_kernels_pass_the_checks_of_the_gpu_run(part: str, device: str):

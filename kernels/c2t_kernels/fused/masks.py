@@ -95,8 +95,9 @@ def full_mask(
 
 @triton.jit
 def pack_mask_bits_kernel(p_mask, p_bytes, row_stride, columns, row_bytes, BLOCK_BYTES: tl.constexpr):
-    i_row = tl.program_id(0).to(tl.int64)
-    b_byte = tl.program_id(1) * BLOCK_BYTES + tl.arange(0, BLOCK_BYTES)
+    blocks = tl.cdiv(row_bytes, BLOCK_BYTES)
+    i_row = (tl.program_id(0) // blocks).to(tl.int64)
+    b_byte = (tl.program_id(0) % blocks) * BLOCK_BYTES + tl.arange(0, BLOCK_BYTES)
     b_bit = tl.arange(0, 8)
     b_column = b_byte.to(tl.int64)[:, None] * 8 + b_bit[None, :]
     b_seen = tl.load(p_mask + i_row * row_stride + b_column, mask=b_column < columns, other=0).to(tl.int32)
@@ -119,7 +120,8 @@ def pack_mask_bits(mask: Tensor, *, out: Tensor | None = None) -> Tensor:
     if out.numel() == 0:
         return out
     rows = mask.reshape(-1, columns)
-    pack_mask_bits_kernel[(len(rows), triton.cdiv(row_bytes, BLOCK_BYTES))](
+    # one dimension, since a grid's second one ends at 65,535
+    pack_mask_bits_kernel[(len(rows) * triton.cdiv(row_bytes, BLOCK_BYTES),)](
         rows.view(torch.uint8), out, rows.stride(0), columns, row_bytes, BLOCK_BYTES=BLOCK_BYTES
     )
     return out

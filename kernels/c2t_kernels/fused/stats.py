@@ -3,15 +3,17 @@
 How, for a row of `vocab` logits cut into groups of `GROUP` neighbours (at most 8,192 groups) and chunks of 8,192
 logits:
 
-1. Scan, a launch with one program per chunk, which holds it in registers: maximum, sum of exponentials, sum for the
-   full entropy, and the maximum of every group. Steps 2-4 are one more launch with one program per row.
+1. Scan (stats_scan.py), a launch with one program per chunk, which holds it in registers: maximum, sum of
+   exponentials, sum for the full entropy, and the maximum of every group. Steps 2-4 are one more launch with one
+   program per row.
 2. Bound. The M-th largest *group maximum* is never above the M-th largest logit, so any L that at least M group
    maxima reach is a lower bound. L is found by halving an interval, until little more than M groups reach it.
 3. Gather. Only the groups that reach L can hold a logit of the M largest. They are read again, and the logits that
    reach L are packed: with M = 1000 and 8,000 groups about 1,070 of them, if large logits are spread over the row,
    and a tenth more for the bound's coarseness.
-4. Select. Halving an interval of the logits' bits finds, by counting, the threshold that the M largest reach; a value
-   that several words share at the threshold counts as often as is left of M. The top k follow one by one.
+4. Select (stats_largest.py). Halving an interval of the logits' bits finds, by counting, the threshold that the M
+   largest reach; a value that several words share at the threshold counts as often as is left of M. The top k follow
+   one by one.
 
 A row whose packed logits would exceed 4,096 (many equal logits, M above about 3,500 and below vocab) takes step 4 over
 the row itself: the same result, slowly. The order of every sum depends on the vocabulary alone, so that a row's

@@ -22,8 +22,9 @@ _INFINITY = tl.constexpr(float("inf"))
 @triton.jit
 def scan_kernel(p_logits, row_stride, p_partial, p_group_max, vocab, GROUP: tl.constexpr, CHUNK: tl.constexpr):
     """A chunk with NaN or +inf reports NaN as its maximum."""
-    i_chunk = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
+    chunks = tl.cdiv(vocab, CHUNK)
+    i_chunk = tl.program_id(0) % chunks
+    row = (tl.program_id(0) // chunks).to(tl.int64)
     p_row = p_logits + row * row_stride
     p_partial += row * (4 * _CHUNKS)
     p_group_max += row * _GROUPS
@@ -56,7 +57,8 @@ def scan(logits: Tensor, partial: Tensor, group_max: Tensor) -> None:
     group_max: (rows, GROUPS) float32.
     """
     rows, vocab = logits.shape
-    scan_kernel[(triton.cdiv(vocab, CHUNK), rows)](
+    # one dimension, since a grid's second one ends at 65,535
+    scan_kernel[(triton.cdiv(vocab, CHUNK) * rows,)](
         logits,
         logits.stride(0),
         partial,
