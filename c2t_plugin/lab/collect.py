@@ -35,7 +35,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--k", type=int, default=TreeShape.k, help="children per expanded node, expanded per layer")
     parser.add_argument("--layers", type=int, default=TreeShape.layers, help="depth; a root's child has depth 1")
     parser.add_argument("--top-m", type=int, default=TreeShape.top_m, help="probabilities that the entropy sums over")
-    parser.add_argument("--prompts", choices=PROMPT_SOURCES, default=CollectPlan.prompts, help="files they come from")
+    parser.add_argument(
+        "--prompts", choices=PROMPT_SOURCES, default=CollectPlan.prompts, help="text that they come from"
+    )
     parser.add_argument("--new-tokens", type=int, default=CollectPlan.new_tokens, help="trees per prompt, one a token")
     parser.add_argument("--seed", type=int, default=CollectPlan.seed, help="choice of prompts")
     return parser
@@ -155,10 +157,10 @@ def _texts(directory: Path, target: LlamaForCausalLM, plan: CollectPlan) -> Iter
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from c2t_plugin.lab.texts import end_of_text, greedy_texts, held_out_prompts, training_prompts
+    from c2t_plugin.lab.corpora import SOURCES
+    from c2t_plugin.lab.texts import end_of_text, greedy_texts
 
-    source = {"train": training_prompts, "held-out": held_out_prompts}[plan.prompts]
-    pool = dict(enumerate(source(directory, -(-plan.trees // plan.new_tokens), plan.seed)))
+    pool = dict(enumerate(SOURCES[plan.prompts](directory, -(-plan.trees // plan.new_tokens), plan.seed)))
     used = found = 0
     with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as progress:
         bar = progress.add_task(f"{plan.draft} trees", total=plan.trees)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from c2t_plugin.errors import ConfigError
 
 DRAFTS = ("draft", "eagle3", "eagle1")
-PROMPT_SOURCES = ("train", "held-out")
+PROMPT_SOURCES = ("train", "held-out", "docstrings", "tests", "arithmetic", "dialogue")
 RECIPES = ("default", "paper", "extended")
 CALIBRATIONS = ("none", "tree", "chain")
 
@@ -36,8 +36,9 @@ class TreeShape:
 
 @dataclass(frozen=True)
 class CollectPlan:
-    """draft: which of the pair's drafts. trees: at least so many; prompts are used whole. prompts: the files to take
-    them from. new_tokens: greedy tokens per prompt, each the root of one tree. seed: choice of prompts."""
+    """draft: which of the pair's drafts. trees: at least so many; prompts are used whole. prompts: where they
+    come from, see corpora.SOURCES. new_tokens: greedy tokens per prompt, each the root of one tree. seed: choice of
+    prompts."""
 
     draft: str
     shape: TreeShape = field(default_factory=TreeShape)

@@ -55,33 +55,39 @@ class Texts:
         return torch.tensor([is_novel(row, root) for row in self.token_ids.tolist() for root in self.roots])
 
 
+def held_out_paths(pair: Path) -> frozenset[str]:
+    """Files of the standard library, by relative path, that no model of the pair was trained on."""
+    listing = pair / "held_out_files.json"
+    if not listing.is_file():
+        raise C2TError(f"{listing} is missing: it names the files that must stay out; `c2t pair train` writes it")
+    return frozenset(json.loads(listing.read_text(encoding="utf-8")))
+
+
 def training_prompts(pair: Path, count: int, seed: int) -> list[list[int]]:
     """At least count distinct prompts of 64-128 tokens from files that the pair's training read, spread over the files.
 
     The pair's held-out files stay out, so that a classifier can be judged on them.
     """
-    listing = pair / "held_out_files.json"
-    if not listing.is_file():
-        raise C2TError(f"{listing} is missing: it names the files that must stay out; `c2t pair train` writes it")
-    held_out = set(json.loads(listing.read_text(encoding="utf-8")))
+    held_out = held_out_paths(pair)
     corpus = read_corpus(standard_library(), Recipe.held_out_one_in)
     files = [source for source in (*corpus.train, *corpus.held_out) if source.path not in held_out]
     random.Random(seed).shuffle(files)
     # a quarter more than asked for: some repeat each other, and some texts end early
     cut = cut_prompts(load_tokenizer(pair), files, count + count // 4 + 4, *PROMPT_TOKENS, seed)
-    return _distinct(prompt["ids"] for prompt in cut)
+    return distinct(prompt["ids"] for prompt in cut)
 
 
 def held_out_prompts(pair: Path, count: int, seed: int) -> list[list[int]]:
     """All distinct prompts that the pair ships, from its held-out files, in random order; C2TError if below count."""
-    prompts = _distinct(prompt["ids"] for prompt in load_prompts(pair))
+    prompts = distinct(prompt["ids"] for prompt in load_prompts(pair))
     if count > len(prompts):
         raise C2TError(f"{count} held-out prompts are needed, the pair has {len(prompts)}; ask for fewer trees")
     random.Random(seed).shuffle(prompts)
     return prompts
 
 
-def _distinct(prompts: Iterable[list[int]]) -> list[list[int]]:
+def distinct(prompts: Iterable[list[int]]) -> list[list[int]]:
+    """The prompts in order, each once."""
     return [list(ids) for ids in dict.fromkeys(tuple(ids) for ids in prompts)]
 
 
