@@ -98,6 +98,12 @@ def test_a_layer_worked_by_hand():
     assert grown.joint_log_prob.tolist() == [[-1.5, -3.0, -INF]] and grown.alive.tolist() == [[True, True, False]]
 
 
+def test_a_number_for_beta_meets_confidences_on_any_device():
+    # meta stands for a GPU, which a plain tensor of a number is not on either
+    confidence = torch.zeros(2, 3, device="meta")
+    assert select_children(confidence, confidence.bool(), 0.5, 2)[1].device.type == "meta"
+
+
 def test_switches_of_the_two_prunings():
     stats = statistics(torch.tensor([[-0.5, -1.0, -2.0]]), torch.tensor([0.5]))
     root = (torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool))

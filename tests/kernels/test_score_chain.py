@@ -97,7 +97,7 @@ def test_a_token_without_statistics_is_kept_and_counted(op: Any, bad: float, dev
 def test_equals_the_core_chain_scorer(op: Any, device: str):
     torch.manual_seed(5)
     spec = ClassifierSpec(FEATURES, (0.1,) * 8, (1.5,) * 8, hidden=48, depth_origin=0, top_m=20)
-    node_classifier = NodeClassifier(spec).requires_grad_(False)
+    node_classifier = NodeClassifier(spec).requires_grad_(False).to(device)
     rows, beta = 5, 0.45
     scorer = ChainScorer(node_classifier, slots=rows, rows=rows, max_depth=D_MAX, beta=beta, device=device)
     net = network_of(node_classifier)

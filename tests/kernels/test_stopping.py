@@ -61,6 +61,11 @@ def test_beta_and_depth_of_each_request():
     assert early_stop(confidence, beta, depth).tolist() == [3, 2, 0, 0]
 
 
+def test_numbers_meet_confidences_on_any_device():
+    # meta stands for a GPU, which a plain tensor of a number is not on either
+    assert early_stop(torch.zeros(2, 3, device="meta"), 0.5, 3).device.type == "meta"
+
+
 def test_links_end_at_the_last_kept_node():
     next_token = links(3, 4)
     lengths = early_stop(table([[0.9, 0.9, 0.9], [0.9, 0.1, 0.9], [0.1, 0.1, 0.1]]), 0.5, 3, next_token=next_token)

@@ -95,7 +95,7 @@ def select_children(
     """The pruning of grow_layer alone: (bs, n) float32 and bool -> kept (bs, n) bool, children (bs, width) int32."""
     passing = possible
     if prune:
-        passing = possible & ~(confidence < torch.as_tensor(beta).reshape(-1, 1))
+        passing = possible & ~(confidence < torch.as_tensor(beta, device=confidence.device).reshape(-1, 1))
     key = confidence.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(~passing, -math.inf)
     order = key.sort(dim=1, descending=True, stable=True).indices[:, :width]
     children = torch.where(passing.gather(1, order), order, -1)

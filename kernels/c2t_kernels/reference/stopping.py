@@ -34,8 +34,9 @@ def early_stop(
     needs; of equals the shallower is better, then the one of the lower row. An unknown confidence counts as infinite.
     """
     bs, d_max = confidence.shape
-    beta, max_depth = torch.as_tensor(beta).reshape(-1, 1), torch.as_tensor(max_depth).reshape(-1, 1)
-    depth = torch.arange(d_max, device=confidence.device)
+    device = confidence.device
+    beta, max_depth = (torch.as_tensor(value, device=device).reshape(-1, 1) for value in (beta, max_depth))
+    depth = torch.arange(d_max, device=device)
     allowed = (depth < max_depth).expand(bs, d_max)
     kept = allowed & (~(confidence < beta)).int().cumprod(dim=1).bool()
     key = confidence.nan_to_num(nan=math.inf, posinf=math.inf).cummin(dim=1).values
