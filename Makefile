@@ -2,7 +2,7 @@
 #   PYTHON=python3.12              take this interpreter instead of the first that works
 #   PIP_ARGS="--index-url ..."     further arguments for pip, e.g. an index that carries PyTorch's CPU build
 #   PYTEST_ARGS="-k kernels -x"    further arguments for pytest
-#   TEST_JOBS=1                    test files that `make test` runs at a time
+#   TEST_JOBS=1                    test files that `make test` and `make check` run at a time
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -36,7 +36,7 @@ test: venv-sglang lint
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -n $(TEST_JOBS) --dist loadfile $(PYTEST_ARGS)
 
 check: venv-sglang lint
-	@$(PY) -m pytest -q -m "not server and not slow" $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "not server and not slow" $(PYTEST_ARGS)
 
 lint: venv-sglang
 	@$(PY) -m ruff check .

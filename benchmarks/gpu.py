@@ -40,7 +40,9 @@ PARTS: dict[str, Callable[[torch.device, bool], Iterator[Case]]] = {
     "table5": table5_cases,
 }
 ROWS = "gpu.jsonl"
-BUDGET_S = 520.0
+# together under nine minutes
+TESTS_S = 240.0
+TIMING_S = 270.0
 COPY_BYTES = 1 << 30
 
 
@@ -77,8 +79,8 @@ def main() -> int:
         print("no CUDA GPU here; --dry-run shows that the script works", file=sys.stderr)
         return 2
     arguments.out.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + BUDGET_S
     failed = not arguments.no_tests and not arguments.dry_run and not kernel_tests(arguments.out)
+    deadline = time.monotonic() + TIMING_S
     rows = []
     with (arguments.out / ROWS).open("w", encoding="utf-8") as handle:
         for row in measure(arguments.parts, arguments.dry_run, deadline):
@@ -94,11 +96,23 @@ def main() -> int:
 
 
 def kernel_tests(out: Path) -> bool:
-    """Run tests/kernels on the GPU; the log goes beside the rows."""
+    """Run tests/kernels on the GPU; the log goes beside the rows. What is compiled ahead of time needs no GPU."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "tests/kernels", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "kernels:."})
-    (out / "kernel_tests.log").write_text(done.stdout + done.stderr, encoding="utf-8")
-    print("\n".join((done.stdout + done.stderr).splitlines()[-3:]))
+    command += ["--ignore", "tests/kernels/test_ahead_of_time.py"]
+    log = out / "kernel_tests.log"
+    with log.open("w", encoding="utf-8") as handle:
+        try:
+            done = subprocess.run(
+                command,
+                stdout=handle,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": "kernels:."},
+                timeout=TESTS_S,
+            )
+        except subprocess.TimeoutExpired:
+            print(f"kernel tests: not done after {TESTS_S:.0f} s")
+            return False
+    print("\n".join(log.read_text(encoding="utf-8").splitlines()[-3:]))
     return done.returncode == 0
 
 

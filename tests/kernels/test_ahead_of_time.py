@@ -100,6 +100,7 @@ def spilled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["STACK"] or row["LOCAL"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", fused_modules())
 def test_shipped_configurations_compile_without_a_spill(name: str):
     rows = compiled_rows(f"c2t_kernels.fused.{name}")
