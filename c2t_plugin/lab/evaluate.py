@@ -23,7 +23,7 @@ VERSION = 1
 class EvaluatePlan:
     """d_max: longest chain. tree_depth: deepest node of a tree. taus: accept lengths (bonus excluded) to compare trees
     at, None for eight between a fifth and nine tenths of what all reach. second_top_k: also C2T's trees with at most so
-    many nodes expanded per layer. starts: replay each prompt from so many of its first states. every_state: instead,
+    many nodes kept per layer. starts: replay each prompt from so many of its first states. every_state: instead,
     count each recorded state once. replicates, seed: of the bootstrap."""
 
     d_max: int = 6
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--d-max", type=int, default=EvaluatePlan.d_max, help="longest chain")
     parser.add_argument("--tree-depth", type=int, default=EvaluatePlan.tree_depth, help="deepest node of a tree")
     parser.add_argument("--taus", type=_taus, default=None, help="accept lengths to compare trees at, comma-separated")
-    parser.add_argument("--second-top-k", type=int, default=None, help="also trees with so many expanded per layer")
+    parser.add_argument("--second-top-k", type=int, default=None, help="also trees that keep so many nodes per layer")
     parser.add_argument(
         "--starts", type=int, default=EvaluatePlan.starts, help="replays per prompt, from its first states on"
     )

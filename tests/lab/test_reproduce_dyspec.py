@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from c2t_plugin.errors import ConfigError
 from c2t_plugin.lab import blocks
 from c2t_plugin.lab.replay import Outcomes
 from c2t_plugin.lab.reproduce import dyspec_acceptance, dyspec_blocks, dyspec_overhead, dyspec_trees
@@ -115,11 +116,17 @@ def test_no_rule_has_more_nodes_than_the_table_says() -> None:
 def test_every_rule_meets_a_verification_it_is_exact_for() -> None:
     setting = dyspec_trees.SETTINGS[64]
     names = {verify_without_replacement: Verification.WITHOUT_REPLACEMENT, verify_multi_round: Verification.MULTI_ROUND}
+    verified = 0
     for name, rule in dyspec_trees.rules(setting, torch.tensor([0.5, 0.3])).items():
         draw = Draw.INDEPENDENT if "SpecInfer" in name else Draw.WITHOUT_REPLACEMENT
         drafting = getattr(rule.policy, "drafting", Drafting(draw, Pruning.BEFORE_SIBLINGS))
         if rule.rejection is not None:
             compatible(drafting, names[rule.rejection])
+            (other,) = {*names.values()} - {names[rule.rejection]}
+            with pytest.raises(ConfigError):
+                compatible(drafting, other)
+            verified += 1
+    assert verified
 
 
 @pytest.mark.parametrize("index", [0, 1])
