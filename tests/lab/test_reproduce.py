@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from c2t_plugin import cli
 from c2t_plugin.errors import C2TError
@@ -66,9 +67,10 @@ def test_the_page_shows_the_last_rows_and_names_what_is_missing(tmp_path: Path) 
     row = {"method": "static", "paper tau": 1.98, "tau": 2.0}
     rows = record("toy", [row]) + record("toy", [row | {"tau": 2.5}], dirty=True) + record("toy", [row], quick=True)
     (tmp_path / page.ROWS).write_text(rows)
-    (tmp_path / "toy.png").write_bytes(b"a picture")
+    Image.new("RGB", (30, 20), "red").save(tmp_path / "toy.png")
     page.write(tmp_path / "page.md", tmp_path, known)
-    assert (tmp_path / "page" / "toy.png").read_bytes() == b"a picture"
+    with Image.open(tmp_path / "page" / "toy.png") as picture:
+        assert picture.size == (30, 20) and picture.convert("RGB").getpixel((3, 3)) == (255, 0, 0)
     text = (tmp_path / "page.md").read_text()
     assert "| static | 1.980 | 2.500 |" in text and "2.000" not in text
     assert "`c2t reproduce toy`, a machine, 2026-01-02, commit 0123456789ab with uncommitted changes." in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from c2t_plugin.lab.reproduce.experiment import Cell, Experiment, Findings, Regi
 
 ROWS = "rows.jsonl"
 PIPE_WIDTH = 160
+COLOURS = 64
 INTRODUCTION = """# The papers' tables and figures, on our pair
 
 Written by `c2t reproduce --page`, from the rows of `c2t reproduce all`; do not edit. Columns that start with *paper*
@@ -73,7 +73,7 @@ def write(page: Path, out: Path, registry: Registry) -> int:
             if picture.is_file():
                 folder = page.with_suffix("")
                 folder.mkdir(exist_ok=True)
-                shutil.copyfile(picture, folder / picture.name)
+                _save_small(picture, folder / picture.name)
                 parts.append(f"![{experiment.title}]({folder.name}/{picture.name})\n")
     missing = [name for name in registry.experiments if name not in records]
     if missing:
@@ -102,3 +102,11 @@ def section(experiment: Experiment, record: Mapping[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _save_small(picture: Path, target: Path) -> None:
+    """The picture in few colours, which a repository can carry in every version."""
+    from PIL import Image
+
+    with Image.open(picture) as image:
+        image.convert("RGB").quantize(COLOURS).save(target, optimize=True)
