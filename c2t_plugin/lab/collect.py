@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import LlamaForCausalLM
 
+    from c2t_plugin.forest import Forest
     from c2t_plugin.grow import TreePolicy
     from c2t_plugin.lab.drafts import BatchDraft, DraftModel
     from c2t_plugin.lab.replay import Outcomes
     from c2t_plugin.lab.texts import Texts
-    from c2t_plugin.lab.traces import Traces
-    from c2t_plugin.lab.trees import Forest
+    from c2t_plugin.traces import Traces
 
 # About 1,600 distributions at a time: their logits stay near the cache, and matrix products are large enough.
 TEXTS_PER_BATCH = 4
@@ -54,8 +54,8 @@ def main(argv: list[str]) -> int:
         new_tokens=arguments.new_tokens,
         seed=arguments.seed,
     )
-    from c2t_plugin.lab.traces import save_traces
     from c2t_plugin.pair import pair_dir
+    from c2t_plugin.traces import save_traces
 
     traces = collect(arguments.pair or pair_dir(), plan)
     save_traces(traces, arguments.out)
@@ -72,11 +72,11 @@ def collect(directory: Path, plan: CollectPlan) -> Traces:
     """Trees and chains of one draft of a pair directory, with a progress bar."""
     import torch
 
+    from c2t_plugin.forest import join
     from c2t_plugin.lab.pairs import describe_pair, load_pair
     from c2t_plugin.lab.texts import end_of_text
-    from c2t_plugin.lab.traces import Traces
-    from c2t_plugin.lab.trees import join
     from c2t_plugin.provenance import RunRecord
+    from c2t_plugin.traces import Traces
 
     target, draft = load_pair(directory, plan.draft)
     trees, chains, prompt, step, novel = [], [], [], [], []

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.lab.traces import Traces
-from c2t_plugin.lab.trees import Forest, node_count
+from c2t_plugin.forest import Forest, node_count
+from c2t_plugin.traces import Traces
 from c2t_plugin.tree import best
 
 POINTS = 200

@@ -13,7 +13,7 @@ from c2t_plugin.errors import C2TError, ConfigError
 if TYPE_CHECKING:
     from c2t_plugin.classifier import NodeClassifier
     from c2t_plugin.lab.judging import Evaluation
-    from c2t_plugin.lab.traces import Traces
+    from c2t_plugin.traces import Traces
 
 FORMAT = "c2t-evaluation"
 VERSION = 1
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
     )
     from c2t_plugin.lab.evaluate_tables import print_chains, print_trees
     from c2t_plugin.lab.judging import evaluate_chains, evaluate_trees
-    from c2t_plugin.lab.traces import load_traces
+    from c2t_plugin.traces import load_traces
 
     traces = load_traces(arguments.traces)
     training = load_traces(arguments.rivals_from) if arguments.rivals_from else None

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from c2t_plugin.lab.evaluate import EvaluatePlan
 from c2t_plugin.lab.judging import Evaluation, RuleResult
-from c2t_plugin.lab.traces import Traces
+from c2t_plugin.traces import Traces
 
 
 def _console() -> Console:

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.forest import Forest
 from c2t_plugin.lab.calibration import calibration
 from c2t_plugin.lab.curves import (
     Served,
@@ -31,8 +32,7 @@ from c2t_plugin.lab.curves import (
 from c2t_plugin.lab.evaluate import EvaluatePlan
 from c2t_plugin.lab.rivals import CHAIN_RIVALS, OnlineLogistic
 from c2t_plugin.lab.scores import auc, weighted_auc
-from c2t_plugin.lab.traces import Traces
-from c2t_plugin.lab.trees import Forest
+from c2t_plugin.traces import Traces
 
 # Drafts verified at once when vLLM's estimator reads the training traces; it refits every 100 steps.
 ESTIMATOR_BATCH = 16

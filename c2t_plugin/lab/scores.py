@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from c2t_plugin.lab.traces import Traces
 from c2t_plugin.policies.chain import kept_lengths
+from c2t_plugin.traces import Traces
 
 THRESHOLD = 0.5
 BETAS = tuple(round(0.05 * i, 2) for i in range(1, 20))

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from c2t_plugin.lab.traces import Traces
 from c2t_plugin.planner import CostCurve, Planner
 from c2t_plugin.policies.chain import kept_lengths
+from c2t_plugin.traces import Traces
 
 
 @dataclass(frozen=True)

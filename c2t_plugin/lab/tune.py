@@ -11,7 +11,7 @@ from c2t_plugin.errors import C2TError, ConfigError
 
 if TYPE_CHECKING:
     from c2t_plugin.classifier import NodeClassifier
-    from c2t_plugin.lab.traces import Traces
+    from c2t_plugin.traces import Traces
 
 STEPS = 100
 # Rows printed on each side of the chosen beta, and how far apart they are.
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
     names = ("tau", "static", "tree", "depth", "replicates", "seed")
     plan = TunePlan(**{name: getattr(arguments, name) for name in names})
     from c2t_plugin.classifier import load_classifier, save_classifier
-    from c2t_plugin.lab.traces import load_traces
+    from c2t_plugin.traces import load_traces
 
     classifier, traces = load_classifier(arguments.classifier), load_traces(arguments.traces)
     found = tune(classifier, traces, plan)

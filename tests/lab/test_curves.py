@@ -11,6 +11,7 @@ import torch
 
 from c2t_plugin.errors import C2TError
 from c2t_plugin.features import NodeStats
+from c2t_plugin.forest import TABLES, Forest
 from c2t_plugin.lab.curves import (
     Served,
     censored,
@@ -29,7 +30,6 @@ from c2t_plugin.lab.curves import (
     truncate,
 )
 from c2t_plugin.lab.replay import replay_trees
-from c2t_plugin.lab.trees import TABLES, Forest
 from c2t_plugin.policies.c2t import ThresholdTree
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from c2t_plugin.errors import C2TError
+from c2t_plugin.forest import Forest
 from c2t_plugin.grow import grow_tree
 from c2t_plugin.lab import replay as replay_module
 from c2t_plugin.lab.collect import collect, run_live
@@ -27,7 +28,7 @@ from c2t_plugin.lab.replay import (
 )
 from c2t_plugin.lab.scores import ChainReplay
 from c2t_plugin.lab.texts import greedy_texts, held_out_prompts
-from c2t_plugin.lab.trees import Forest, grow
+from c2t_plugin.lab.trees import grow
 from c2t_plugin.pair import load_prompts
 from c2t_plugin.pair.models import hidden_states
 from c2t_plugin.policies.base import Certainty, JointProb, LayerPolicy, alive_where, top_children

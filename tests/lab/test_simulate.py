@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from c2t_plugin.forest import Forest
 from c2t_plugin.lab.simulate import Arm, fixed_beta, plain, planned, serve, static
-from c2t_plugin.lab.traces import Traces
-from c2t_plugin.lab.trees import Forest
 from c2t_plugin.planner import CostCurve
+from c2t_plugin.traces import Traces
 
 DEPTH = 8
 # a target that is free up to 96 tokens a pass and then costs by the token, as on a GPU

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.lab.traces import FORMAT, STATES, VERSION, checksum, load_traces, save_traces
-from c2t_plugin.lab.trees import TABLES
+from c2t_plugin.forest import TABLES
+from c2t_plugin.traces import FORMAT, STATES, VERSION, checksum, load_traces, save_traces
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_an_interrupted_write_leaves_the_old_file(saved, monkeypatch) -> None:
         filename.write_bytes(before[: len(before) // 2])
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("c2t_plugin.lab.traces.save_file", half)
+    monkeypatch.setattr("c2t_plugin.traces.save_file", half)
     with pytest.raises(OSError, match="no space"):
         save_traces(traces, path)
     assert path.read_bytes() == before

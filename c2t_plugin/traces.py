@@ -20,13 +20,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from c2t_plugin import forest
 from c2t_plugin.errors import C2TError
-from c2t_plugin.lab import trees
-from c2t_plugin.lab.trees import TABLES, Forest
+from c2t_plugin.forest import TABLES, Forest
 
 FORMAT = "c2t-traces"
 VERSION = "1"
-DTYPES = {**trees.DTYPES, "accepted": torch.bool}
+DTYPES = {**forest.DTYPES, "accepted": torch.bool}
 STATES = {"prompt": torch.int32, "step": torch.int16, "novel": torch.bool}
 
 
