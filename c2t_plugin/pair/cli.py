@@ -11,7 +11,7 @@ from c2t_plugin.pair.recipe import PRESETS
 
 def register(subparsers: argparse._SubParsersAction) -> None:
     """Add `train` and `evaluate`; each sets `func`, which takes the parsed arguments and returns an exit status."""
-    train = subparsers.add_parser("train", help="train target, stand-alone draft, EAGLE-3 and EAGLE-1 heads")
+    train = subparsers.add_parser("train", help="train the targets, the stand-alone draft and the heads")
     train.add_argument("--out", type=Path, required=True, help="pair directory to write")
     train.add_argument("--work", type=Path, help="directory of saved state (default: OUT.work)")
     train.add_argument("--preset", choices=sorted(PRESETS), default="cpu", help="budgets (default: cpu)")
