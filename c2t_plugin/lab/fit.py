@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from c2t_plugin.classifier import NodeClassifier
-    from c2t_plugin.lab.traces import Traces
+    from c2t_plugin.forest import Forest
     from c2t_plugin.lab.training import Epoch, FitRecipe
-    from c2t_plugin.lab.trees import Forest
+    from c2t_plugin.traces import Traces
 
 EVALUATION_SHARE = 0.05
 
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
     plan = plan_of(arguments)
     from c2t_plugin.classifier import load_classifier, save_classifier
     from c2t_plugin.lab.report import Evaluation, print_epochs, print_evaluation
-    from c2t_plugin.lab.traces import load_traces
+    from c2t_plugin.traces import load_traces
 
     traces = load_traces(arguments.traces)
     judged = {"prompts split off": traces[split_by_prompt(traces.prompt, plan.seed)]}

@@ -13,7 +13,6 @@ from c2t_plugin.lab import collect, fit
 from c2t_plugin.lab.plans import RECIPES, CollectPlan, FitPlan
 from c2t_plugin.lab.report import Evaluation, forest_features
 from c2t_plugin.lab.scores import NodeScores, auc
-from c2t_plugin.lab.traces import load_traces, save_traces
 from c2t_plugin.lab.training import (
     EPOCHS,
     FIT_RECIPES,
@@ -24,6 +23,7 @@ from c2t_plugin.lab.training import (
     sample_negatives,
     train,
 )
+from c2t_plugin.traces import load_traces, save_traces
 
 SCORES = NodeScores(recall=0.0, theta=0.0, auc=0.0, bce=0.0, auc_joint_prob=0.0, recall_joint_prob=0.0)
 

@@ -19,8 +19,8 @@ from c2t_plugin.lab.reproduce import c2t_v1_common as common
 from c2t_plugin.lab.reproduce.c2t_v1_common import AT_EQUAL_TAU, OUR_RECIPE, PAPER_RECIPE, TITLES, Ground
 from c2t_plugin.lab.reproduce.experiment import QUICK_TREES, Bench, Experiment, Findings, Row
 from c2t_plugin.lab.scores import NodeScores
-from c2t_plugin.lab.traces import Traces, load_traces, save_traces
 from c2t_plugin.lab.training import FINE_TUNING_RATE, Epoch
+from c2t_plugin.traces import Traces, load_traces, save_traces
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

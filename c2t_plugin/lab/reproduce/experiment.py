@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from c2t_plugin.classifier import NodeClassifier
-    from c2t_plugin.lab.traces import Traces
+    from c2t_plugin.traces import Traces
 
 Cell = str | int | float | None
 Row = Mapping[str, Cell]
@@ -51,7 +51,7 @@ class Bench:
     def _load_or_collect(self, draft: str, prompts: str) -> Traces:
         from c2t_plugin.lab.collect import collect
         from c2t_plugin.lab.pairs import describe_pair
-        from c2t_plugin.lab.traces import load_traces, save_traces
+        from c2t_plugin.traces import load_traces, save_traces
 
         path = self.traces_dir / self._file_name(draft, prompts)
         if path.is_file():
