@@ -12,6 +12,7 @@ from c2t_plugin.errors import ConfigError
 
 BASES = ("auto", "eagle", "eagle3", "standalone")
 MODES = ("chain",)
+RAGGED = ("auto", "triton", "fa3", "cpu", "off")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class C2TConfig:
     base: the engine's own algorithm that drafts and verifies; auto reads the draft checkpoint.
     mode: how drafts are laid out; chain is one sequence per request.
     top_m: how many probabilities the entropy sums over; it must be what the classifier was trained with.
+    ragged: attention that verifies only kept tokens; auto takes the server's where it can, off verifies the whole window.
     """
 
     classifier: str | None = None
@@ -30,6 +32,7 @@ class C2TConfig:
     base: str = "auto"
     mode: str = "chain"
     top_m: int | None = None
+    ragged: str = "auto"
 
     def __post_init__(self) -> None:
         if self.beta is not None and not (math.isfinite(self.beta) and 0.0 <= self.beta <= 1.0):
@@ -38,6 +41,8 @@ class C2TConfig:
             raise ConfigError(f"base must be one of {', '.join(BASES)}, got {self.base!r}")
         if self.mode not in MODES:
             raise ConfigError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
+        if self.ragged not in RAGGED:
+            raise ConfigError(f"ragged must be one of {', '.join(RAGGED)}, got {self.ragged!r}")
         if self.top_m is not None and self.top_m < 1:
             raise ConfigError(f"top_m must be at least 1, got {self.top_m}")
 
