@@ -104,9 +104,8 @@ class ChainReplay:
         """d_max: longest chain, at most the recorded depth."""
         self.d_max = d_max
         self.accepted = traces.chain.accepted[:, :d_max].int().cumprod(1).sum(1)
-        starts = torch.ones(len(traces), dtype=torch.bool)
-        starts[1:] = traces.prompt[1:] != traces.prompt[:-1]
-        self.first = starts.nonzero().flatten()
+        self.traces = traces
+        self.first = traces.first
         self.end = torch.cat([self.first[1:], torch.tensor([len(traces)])])
 
     def run(self, lengths: Tensor) -> ChainYield:
@@ -118,7 +117,7 @@ class ChainReplay:
             steps += len(at)
             kept += int(lengths[at].sum())
             hits += int(accepted[at].sum())
-            at = at + accepted[at] + 1
+            at = self.traces.following(at, accepted[at])
             at, end = at[at < end], end[at < end]
         return ChainYield(tau=hits / steps, gamma=kept / steps, gamma_per_token=kept / (hits + steps))
 

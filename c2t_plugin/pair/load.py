@@ -22,7 +22,7 @@ ARCHITECTURES = {
     "draft": "LlamaForCausalLM",
     "eagle3": "LlamaForCausalLMEagle3",
     "eagle1": "LlamaForCausalLMEagle",
-    # served as a part of the checkpoint that mimo.py writes, never from its own directory
+    # engines load it as a part of the checkpoint that export.py writes
     "mtp": "MiMoMTP",
     "small_target": "LlamaForCausalLM",
 }
@@ -72,6 +72,11 @@ def save_checkpoint(kind: str, module: nn.Module, recipe: Recipe, tokenizer: Tok
     if recipe.shape(kind).tied:
         # tied to the embedding
         state.pop("lm_head.weight")
+    save_weights(state, directory)
+
+
+def save_weights(state: dict[str, torch.Tensor], directory: Path) -> None:
+    """Write or replace model.safetensors of a checkpoint directory."""
     temporary = directory / "model.safetensors.part"
     save_file(state, temporary, metadata={"format": "pt"})
     # safetensors writes files that only their owner can read
