@@ -12,7 +12,7 @@ import dataclasses
 from typing import Any
 
 import torch
-from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+from sglang.srt.layers.attention.triton_backend import ForwardMetadata, TritonAttnBackend
 from torch import Tensor
 
 
@@ -25,6 +25,7 @@ class RaggedTritonAttnBackend(TritonAttnBackend):
     # (rows,) bool of the running verify forward, True for padding; None where nothing is ragged.
     _padding: Tensor | None = None
     _captured_padding: Tensor
+    forward_metadata: ForwardMetadata
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int, *positional: Any, **keyword: Any) -> None:
         super().init_cuda_graph_state(max_bs, max_num_tokens, *positional, **keyword)
