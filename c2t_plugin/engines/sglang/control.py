@@ -1,7 +1,7 @@
 """Run-time control over SGLang's own routes: read and change beta and the longest chain of a running server.
 
 POST /set_internal_state {"server_args": {"speculative_c2t_beta": 0.4, "speculative_c2t_max_depth": 3}}
-GET /get_server_info lists them under "c2t".
+GET /get_server_info lists them under "c2t", and under "c2t_verification" what the target has computed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from c2t_plugin.engines.sglang.ragged import RaggedVerify
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.policies.chain import ChainScorer
 
@@ -55,6 +56,7 @@ def _getter(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_internal_state(self: Any, recv_req: Any) -> Any:
         output = original(self, recv_req)
         output.internal_state["c2t"] = state(self.draft_worker.scorer)
+        output.internal_state["c2t_verification"] = verification(self.draft_worker.ragged)
         return output
 
     return get_internal_state
@@ -84,3 +86,10 @@ def state(scorer: ChainScorer) -> dict[str, float | int]:
         "d_max": scorer.d_max,
         "non_finite": int(scorer.non_finite),
     }
+
+
+def verification(ragged: RaggedVerify | None) -> dict[str, str | int]:
+    """Which ragged attention verifies, the roots and kept draft tokens so far, and the rows computed for them."""
+    if ragged is None:
+        return {"ragged": "off"}
+    return {"ragged": ragged.backend, "rows_kept": ragged.rows_kept, "rows_computed": ragged.rows_computed}

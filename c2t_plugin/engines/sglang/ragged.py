@@ -91,6 +91,23 @@ def _obstacle(server_args: Any, runner: Any, backend: str) -> str | None:
     return None
 
 
+def install(wanted: str) -> None:
+    """Have SGLang build our Triton backend in place of its own. To be called before it builds attention backends."""
+    if wanted not in ("auto", "triton"):
+        return
+    from sglang.srt.layers.attention import attention_registry
+
+    stock = attention_registry.ATTENTION_BACKENDS["triton"]
+
+    def create(runner: Any) -> Any:
+        from c2t_plugin.engines.sglang.triton_ragged import RaggedTritonAttnBackend
+
+        # SGLang's own refuses these, with its reason.
+        return stock(runner) if runner.model_config.is_encoder_decoder else RaggedTritonAttnBackend(runner)
+
+    attention_registry.register_attention_backend("triton")(create)
+
+
 def prepare(algorithm: Any, choice: Choice) -> None:
     """Have SGLang capture its target graphs for packed rows. To be called before it captures them."""
     if choice.backend is None:
