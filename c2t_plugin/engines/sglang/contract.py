@@ -55,7 +55,7 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         f"{_SPEC}/eagle_worker_common.py",
         "run_eagle_verify",
         ("batch", "target_worker"),
-        ("target_worker.forward_batch_generation(", "eagle_sample(\n        verify_input,\n        batch,"),
+        ("target_worker.forward_batch_generation(", "eagle_sample("),
     ),
     EngineSymbol(
         "srt/managers/tp_worker.py", "TpModelWorker.forward_batch_generation", ("batch", "forward_batch", "is_verify")
