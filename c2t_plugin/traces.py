@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,16 @@ class Traces:
         # a step fits 16 bits
         place = self.owner * 2**17 + self.step.long()
         return torch.searchsorted(place, place[rows] + accepted + 1)
+
+
+def join_traces(parts: Sequence[Traces], header: Mapping[str, Any]) -> Traces:
+    """One of all states, in order. C2TError if some parts have groups and others none, or a prompt is in two parts."""
+    kinds = {tuple(part.states()) for part in parts}
+    if len(kinds) != 1:
+        raise C2TError("some of the traces to join have groups and others none; collect them the same way")
+    states = {name: torch.cat([part.states()[name] for part in parts]) for name in parts[0].states()}
+    tree, chain = (forest.join([getattr(part, name) for part in parts]) for name in ("tree", "chain"))
+    return Traces(tree, chain, header=header, **states)
 
 
 def save_traces(traces: Traces, path: str | os.PathLike[str]) -> None:
