@@ -24,7 +24,7 @@ class C2TConfig:
     base: the engine's own algorithm that drafts and verifies; auto reads the draft checkpoint.
     mode: how drafts are laid out; chain is one sequence per request.
     top_m: how many probabilities the entropy sums over; it must be what the classifier was trained with.
-    ragged: attention that verifies only kept tokens; auto takes the server's where it can, off verifies the whole window.
+    ragged: attention that verifies kept tokens only; auto: the server's, where it can; off: the uniform window.
     """
 
     classifier: str | None = None
