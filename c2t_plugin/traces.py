@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from c2t_plugin.forest import TABLES, Forest
 
 FORMAT = "c2t-traces"
 VERSION = "1"
+# of the files that a server writes
+SUFFIX = ".traces"
 DTYPES = {**forest.DTYPES, "accepted": torch.bool}
 STATES = {"prompt": torch.int32, "step": torch.int16, "novel": torch.bool}
 
@@ -36,7 +38,8 @@ class Traces:
 
     tree: whole trees. chain: the greedy chains, which a tree need not hold to the end. prompt: (states,) int32 number
     of the prompt. step: (states,) int16 new tokens before the root; the states of a prompt are consecutive and in this
-    order. novel: (states,) bool, see Texts.novel. header: draft, pair, top_m, prompts, seed, provenance.
+    order, of consecutive tokens if `c2t collect` wrote them, of those that were drafted at if a server did.
+    novel: (states,) bool, see `novel_tokens`. header: draft, pair, top_m, prompts, seed, provenance.
     """
 
     tree: Forest
@@ -54,6 +57,47 @@ class Traces:
         return Traces(
             self.tree[rows], self.chain[rows], self.prompt[rows], self.step[rows], self.novel[rows], self.header
         )
+
+
+# A small target falls into loops, in which every draft is right; so many repeated tokens are one.
+NOVELTY = 8
+
+
+def novel_tokens(token_ids: Sequence[int], size: int = NOVELTY) -> list[bool]:
+    """Of every token, whether it and the size - 1 before it occur together nowhere earlier; the first ones do not."""
+    seen: set[tuple[int, ...]] = set()
+    found = [True] * min(size - 1, len(token_ids))
+    for end in range(size, len(token_ids) + 1):
+        gram = tuple(token_ids[end - size : end])
+        found.append(gram not in seen)
+        seen.add(gram)
+    return found
+
+
+def join_traces(parts: Sequence[Traces]) -> Traces:
+    """All states of several traces of one draft; their prompts are numbered anew. The header is the first one's.
+
+    Raises C2TError unless all have the same pair, top_m and shapes.
+    """
+    first = parts[0]
+    for part in parts[1:]:
+        same = all(part.header[name] == first.header[name] for name in ("pair", "top_m"))
+        if not same or (part.tree.k, part.tree.layers, part.chain.layers) != (
+            *(first.tree.k, first.tree.layers, first.chain.layers),
+        ):
+            raise C2TError("traces of different drafts, top_m or shapes cannot be joined; take them one by one")
+    numbers, offset = [], 0
+    for part in parts:
+        numbers.append(part.prompt + offset)
+        offset = int(numbers[-1].max()) + 1 if len(part) else offset
+    return replace(
+        first,
+        tree=forest.join([part.tree for part in parts]),
+        chain=forest.join([part.chain for part in parts]),
+        prompt=torch.cat(numbers),
+        step=torch.cat([part.step for part in parts]),
+        novel=torch.cat([part.novel for part in parts]),
+    )
 
 
 def save_traces(traces: Traces, path: str | os.PathLike[str]) -> None:
@@ -78,8 +122,13 @@ def save_traces(traces: Traces, path: str | os.PathLike[str]) -> None:
 
 
 def load_traces(path: str | os.PathLike[str]) -> Traces:
-    """Read a trace file. C2TError if it is missing, damaged or of another format."""
+    """Read a trace file, or all of a directory as one. C2TError if one is missing, damaged or of another format."""
     path = Path(path)
+    if path.is_dir():
+        files = sorted(path.glob(f"*{SUFFIX}"))
+        if not files:
+            raise C2TError(f"{path} holds no trace file (*{SUFFIX})")
+        return join_traces([load_traces(file) for file in files])
     if not path.is_file():
         raise C2TError(f"trace file not found: {path}; write one with `c2t collect`")
     tensors: dict[str, Tensor] = {}

@@ -46,8 +46,10 @@ class ChainScorer:
         max_depth: int,
         beta: float,
         device: torch.device | str,
+        keep_stats: bool = False,
     ) -> None:
-        """slots: seeds are kept per request slot. rows: largest batch. max_depth: draft steps."""
+        """slots: seeds are kept per request slot. rows: largest batch. max_depth: draft steps. keep_stats: for
+        `stats`."""
         self.classifier = classifier.to(device)
         self.top_m = classifier.spec.top_m
         self.d_max = max_depth
@@ -63,6 +65,8 @@ class ChainScorer:
         self._seeds = torch.full((3, slots), torch.nan, dtype=torch.float32, device=device)
         self._joint = torch.zeros(rows, dtype=torch.float32, device=device)
         self._confidence = torch.full((rows, max_depth), torch.nan, dtype=torch.float32, device=device)
+        # joint log P, log P, entropy and margin of every token of the last draft
+        self._stats = torch.zeros((rows, max_depth, 4), device=device) if keep_stats else None
         self._step = 0
         self._batch = 0
         self.set_beta(beta)
@@ -122,6 +126,11 @@ class ChainScorer:
         """(rows, steps scored) float32 view of the last draft's confidences; NaN where statistics were not finite."""
         return self._confidence[:rows, : self._step]
 
+    def stats(self, rows: int) -> Tensor | None:
+        """(rows, steps scored, 4) float32 copy of the last draft's joint log P, log P, entropy and margin; None unless
+        they are kept."""
+        return None if self._stats is None else self._stats[:rows, : self._step].clone()
+
     def end(self, rows: int) -> Tensor:
         """(rows,) int32: draft tokens to verify of the first `rows` requests; counts the ones without a confidence."""
         confidence = self.confidence(rows)
@@ -138,6 +147,8 @@ class ChainScorer:
         # An unknown probability counts as 1, so that it does not spoil the rest of the chain.
         self._joint[:n] += torch.where(finite, log_prob, 0.0)
         joint = self._joint[:n]
+        if self._stats is not None:
+            self._stats[:n, self._step] = torch.stack((joint, log_prob, entropy, margin), dim=-1)
         depths = torch.full_like(joint, float(depth))
         stats = NodeStats(joint, log_prob, entropy, depths, rank=torch.zeros_like(joint), margin=margin)
         self._confidence[:n, self._step] = torch.where(finite, self.classifier.confidence(stats), torch.nan)
