@@ -12,6 +12,7 @@ from c2t_plugin.errors import ConfigError
 
 BASES = ("auto", "eagle", "eagle3", "standalone")
 MODES = ("chain",)
+RAGGED = ("auto", "triton", "fa3", "cpu", "off")
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class C2TConfig:
     top_m: how many probabilities the entropy sums over; it must be what the classifier was trained with.
     trace_dir: directory that chains of served requests are recorded into, without their text; None records none.
     trace_share: share of the requests that is recorded, in (0, 1].
+    ragged: attention that verifies only kept tokens; auto takes the server's where it can, off verifies the whole
+        window.
     """
 
     classifier: str | None = None
@@ -34,6 +37,7 @@ class C2TConfig:
     top_m: int | None = None
     trace_dir: str | None = None
     trace_share: float = 0.05
+    ragged: str = "auto"
 
     def __post_init__(self) -> None:
         if self.beta is not None and not (math.isfinite(self.beta) and 0.0 <= self.beta <= 1.0):
@@ -42,6 +46,8 @@ class C2TConfig:
             raise ConfigError(f"base must be one of {', '.join(BASES)}, got {self.base!r}")
         if self.mode not in MODES:
             raise ConfigError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
+        if self.ragged not in RAGGED:
+            raise ConfigError(f"ragged must be one of {', '.join(RAGGED)}, got {self.ragged!r}")
         if self.top_m is not None and self.top_m < 1:
             raise ConfigError(f"top_m must be at least 1, got {self.top_m}")
         if not 0.0 < self.trace_share <= 1.0:

@@ -1,4 +1,4 @@
-"""Recorded draft trees of one shape, whole, with the acceptance of every node."""
+"""Whole trees of one shape as tables: what traces record and replays read."""
 
 from __future__ import annotations
 

@@ -75,6 +75,8 @@ class TraceRecorder:
         if step > torch.iinfo(STATES["step"]).max or not bool(stats[:, :3].isfinite().all()):
             return
         request = self._open.setdefault(request_id, _Open())
+        if request.steps and step <= request.steps[-1]:
+            return
         if len(self._open) > OPEN_REQUESTS:
             self.dropped += len(self._open.popitem(last=False)[1].steps)
         if len(request.steps) < STATES_PER_REQUEST:

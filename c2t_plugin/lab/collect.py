@@ -10,7 +10,7 @@ from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.plans import DRAFTS, PROMPT_SOURCES, CollectPlan, TreeShape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
     from transformers import LlamaForCausalLM
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from c2t_plugin.grow import TreePolicy
     from c2t_plugin.lab.drafts import BatchDraft, DraftModel
     from c2t_plugin.lab.replay import Outcomes
-    from c2t_plugin.lab.texts import Texts
+    from c2t_plugin.lab.texts import Prompt, Texts
     from c2t_plugin.traces import Traces
 
 # About 1,600 distributions at a time: their logits stay near the cache, and matrix products are large enough.
@@ -79,13 +79,17 @@ def collect(directory: Path, plan: CollectPlan) -> Traces:
     from c2t_plugin.traces import Traces
 
     target, draft = load_pair(directory, plan.draft)
-    trees, chains, prompt, step, novel = [], [], [], [], []
-    for texts in _texts(directory, target, plan):
+    trees, chains, prompt, step, novel, group = [], [], [], [], [], []
+    pool = _pool(directory, plan)
+    sources = {source: number for number, source in enumerate(dict.fromkeys(each.source for each in pool))}
+    groups = torch.tensor([sources[each.source] for each in pool])
+    for texts in _texts(target, pool, plan):
         tree, chain = grow_both(target, draft, texts, plan.shape)
         keep = texts.running(end_of_text(target))
         trees.append(tree[keep])
         chains.append(chain[keep])
         prompt.append(texts.numbers.repeat_interleave(len(texts.roots))[keep].int())
+        group.append(groups[prompt[-1]].int())
         step.append(torch.arange(len(texts.roots)).repeat(len(texts.numbers))[keep].short())
         novel.append(texts.novel()[keep])
     header = {
@@ -95,7 +99,8 @@ def collect(directory: Path, plan: CollectPlan) -> Traces:
         "new_tokens": plan.new_tokens,
         "run": RunRecord.capture(seed=plan.seed).to_json(),
     }
-    return Traces(join(trees), join(chains), torch.cat(prompt), torch.cat(step), torch.cat(novel), header)
+    joined = join(trees), join(chains), torch.cat(prompt), torch.cat(step), torch.cat(novel)
+    return Traces(*joined, header, torch.cat(group))
 
 
 def run_live(
@@ -118,7 +123,7 @@ def run_live(
     generators = {name: torch.Generator().manual_seed(plan.seed) for name in policies}
     prompt: list[Tensor] = []
     found: dict[str, list[Outcomes]] = {name: [] for name in policies}
-    for texts in _texts(directory, target, plan):
+    for texts in _texts(target, _pool(directory, plan), plan):
         keep = texts.running(end_of_text(target))
         prompt.append(texts.numbers.repeat_interleave(len(texts.roots))[keep].int())
         with torch.inference_mode():
@@ -150,17 +155,22 @@ def _read(target: LlamaForCausalLM, model: DraftModel, texts: Texts) -> BatchDra
     return BatchDraft(model, texts.token_ids, hidden_states(target, texts.token_ids[:, : texts.roots[-1]]), texts.roots)
 
 
-def _texts(directory: Path, target: LlamaForCausalLM, plan: CollectPlan) -> Iterator[Texts]:
-    """Greedy texts of as many prompts as the trees need, with a progress bar.
+def _pool(directory: Path, plan: CollectPlan) -> list[Prompt]:
+    """The prompts that a plan may use; a prompt's number is its place."""
+    from c2t_plugin.lab.corpora import SOURCES
+
+    return SOURCES[plan.prompts](directory, -(-plan.trees // plan.new_tokens), plan.seed)
+
+
+def _texts(target: LlamaForCausalLM, pool: Sequence[Prompt], plan: CollectPlan) -> Iterator[Texts]:
+    """Greedy texts of as many prompts of the pool as the trees need, with a progress bar.
 
     Where the target ends its text early a prompt gives fewer trees; then further prompts follow.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from c2t_plugin.lab.corpora import SOURCES
     from c2t_plugin.lab.texts import end_of_text, greedy_texts
 
-    pool = dict(enumerate(SOURCES[plan.prompts](directory, -(-plan.trees // plan.new_tokens), plan.seed)))
     used = found = 0
     with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as progress:
         bar = progress.add_task(f"{plan.draft} trees", total=plan.trees)
@@ -168,7 +178,7 @@ def _texts(directory: Path, target: LlamaForCausalLM, plan: CollectPlan) -> Iter
             if used == len(pool):
                 raise C2TError(f"{used} prompts gave only {found} of {plan.trees} trees; ask for fewer")
             batch = range(used, min(len(pool), used - (found - plan.trees) // plan.new_tokens))
-            prompts = {number: pool[number] for number in batch}
+            prompts = {number: pool[number].token_ids for number in batch}
             for texts in greedy_texts(target, prompts, plan.new_tokens, plan.shape.layers, TEXTS_PER_BATCH):
                 yield texts
                 found += int(texts.running(end_of_text(target)).sum())

@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         "--starts", type=int, default=EvaluatePlan.starts, help="replays per prompt, from its first states on"
     )
     parser.add_argument("--every-state", action="store_true", help="every recorded state once, not the visited ones")
-    parser.add_argument("--replicates", type=int, default=EvaluatePlan.replicates, help="of the bootstrap over prompts")
+    parser.add_argument("--replicates", type=int, default=EvaluatePlan.replicates, help="of the bootstrap")
     parser.add_argument("--seed", type=int, default=EvaluatePlan.seed, help="of the bootstrap")
     parser.add_argument("--json", type=Path, help="write all figures, with provenance, to this file")
     return parser
@@ -124,6 +124,7 @@ def named_classifiers(texts: list[str], traces: Traces) -> dict[str, NodeClassif
 
 def to_json(chains: Evaluation, trees: Evaluation, traces: Traces, plan: EvaluatePlan) -> dict[str, Any]:
     """All figures with what they were made from."""
+    from c2t_plugin.lab.curves import bootstrap_unit
     from c2t_plugin.provenance import RunRecord
 
     return {
@@ -132,11 +133,11 @@ def to_json(chains: Evaluation, trees: Evaluation, traces: Traces, plan: Evaluat
         "run": RunRecord.capture(seed=plan.seed).to_json(),
         "plan": asdict(plan),
         "traces": {
-            "prompts": len(traces.prompt.unique()),
+            "prompts": len(traces.first),
             "states": len(traces),
             "header": dict(traces.header),
         },
-        "intervals": "95%, bootstrap over prompts; the traces do not know files",
+        "intervals": f"95%, bootstrap over {bootstrap_unit(traces)}",
         "chains": asdict(chains),
         "trees": asdict(trees),
     }

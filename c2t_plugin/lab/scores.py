@@ -98,20 +98,15 @@ class ChainYield:
 
 class ChainReplay:
     """Serves the recorded prompts again, greedily: after a verification that accepts a, the state a + 1 tokens later
-    is the next, so that states inside an accepted run are skipped, as a server skips them. If that state was not
-    recorded, because the traces are a server's, the next one that was takes its place."""
+    is the next, so that states inside an accepted run are skipped, as a server skips them."""
 
     def __init__(self, traces: Traces, d_max: int) -> None:
         """d_max: longest chain, at most the recorded depth."""
         self.d_max = d_max
         self.accepted = traces.chain.accepted[:, :d_max].int().cumprod(1).sum(1)
-        starts = torch.ones(len(traces), dtype=torch.bool)
-        starts[1:] = traces.prompt[1:] != traces.prompt[:-1]
-        self.first = starts.nonzero().flatten()
+        self.traces = traces
+        self.first = traces.first
         self.end = torch.cat([self.first[1:], torch.tensor([len(traces)])])
-        # places in all texts laid end to end, so far apart that a step ends at the next text's first state at most
-        stride = int(traces.step.max()) + d_max + 2
-        self.place = (starts.cumsum(0) - 1) * stride + traces.step
 
     def run(self, lengths: Tensor) -> ChainYield:
         """lengths: (states,) draft tokens that a policy would verify at each state."""
@@ -122,7 +117,7 @@ class ChainReplay:
             steps += len(at)
             kept += int(lengths[at].sum())
             hits += int(accepted[at].sum())
-            at = torch.searchsorted(self.place, self.place[at] + accepted[at] + 1)
+            at = self.traces.following(at, accepted[at])
             at, end = at[at < end], end[at < end]
         return ChainYield(tau=hits / steps, gamma=kept / steps, gamma_per_token=kept / (hits + steps))
 

@@ -65,14 +65,13 @@ class Served:
 
 
 def serve(traces: Traces, acceptance: Tensor, curve: CostCurve, arm: Arm, slots: int) -> Served:
-    """All recorded prompts through `slots` places, a new prompt taking each place that falls free.
+    """All recorded prompts, each token of them a state, through `slots` places; a new prompt takes each place that
+    falls free.
 
     acceptance: (states, recorded depth) the probabilities that the arm sees, of the recorded chains' tokens.
     """
     hits = traces.chain.accepted.int().cumprod(1).sum(1)
-    starts = torch.ones(len(traces), dtype=torch.bool)
-    starts[1:] = traces.prompt[1:] != traces.prompt[:-1]
-    first = starts.nonzero().flatten()
+    first = traces.first
     end = torch.cat([first[1:], torch.tensor([len(traces)])])
     at, until, waiting = first[:slots].clone(), end[:slots].clone(), slots
     seconds, tokens, steps, verified, accepted_in_all, turns = 0.0, 0, 0, 0, 0, 0

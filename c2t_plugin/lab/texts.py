@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,14 @@ from c2t_plugin.pair.tokenizer import cut_prompts
 from c2t_plugin.traces import novel_tokens
 
 PROMPT_TOKENS = (64, 128)
+
+
+class Prompt(NamedTuple):
+    """token_ids: the prompt. source: what it was cut from, a file's path; prompts of one source are alike. A
+    prompt that was written for itself has a source of its own."""
+
+    token_ids: list[int]
+    source: str
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,7 @@ def held_out_paths(pair: Path) -> frozenset[str]:
     return frozenset(json.loads(listing.read_text(encoding="utf-8")))
 
 
-def training_prompts(pair: Path, count: int, seed: int) -> list[list[int]]:
+def training_prompts(pair: Path, count: int, seed: int) -> list[Prompt]:
     """At least count distinct prompts of 64-128 tokens from files that the pair's training read, spread over the files.
 
     The pair's held-out files stay out, so that a classifier can be judged on them.
@@ -72,21 +80,24 @@ def training_prompts(pair: Path, count: int, seed: int) -> list[list[int]]:
     random.Random(seed).shuffle(files)
     # a quarter more than asked for: some repeat each other, and some texts end early
     cut = cut_prompts(load_tokenizer(pair), files, count + count // 4 + 4, *PROMPT_TOKENS, seed)
-    return distinct(prompt["ids"] for prompt in cut)
+    return distinct(Prompt(prompt["ids"], prompt["file"]) for prompt in cut)
 
 
-def held_out_prompts(pair: Path, count: int, seed: int) -> list[list[int]]:
+def held_out_prompts(pair: Path, count: int, seed: int) -> list[Prompt]:
     """All distinct prompts that the pair ships, from its held-out files, in random order; C2TError if below count."""
-    prompts = distinct(prompt["ids"] for prompt in load_prompts(pair))
+    prompts = distinct(Prompt(prompt["ids"], prompt["file"]) for prompt in load_prompts(pair))
     if count > len(prompts):
         raise C2TError(f"{count} held-out prompts are needed, the pair has {len(prompts)}; ask for fewer trees")
     random.Random(seed).shuffle(prompts)
     return prompts
 
 
-def distinct(prompts: Iterable[list[int]]) -> list[list[int]]:
-    """The prompts in order, each once."""
-    return [list(ids) for ids in dict.fromkeys(tuple(ids) for ids in prompts)]
+def distinct(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """The prompts in order, each once: of equal ones the first."""
+    found: dict[tuple[int, ...], Prompt] = {}
+    for prompt in prompts:
+        found.setdefault(tuple(prompt.token_ids), prompt)
+    return list(found.values())
 
 
 def greedy_texts(

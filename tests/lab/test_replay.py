@@ -164,7 +164,7 @@ def test_replay_is_live_growth_on_a_pair(tiny_pair, kind) -> None:
 def test_running_live_visits_the_states_that_are_recorded(tiny_pair, monkeypatch) -> None:
     plan = CollectPlan("eagle3", TreeShape(k=3, layers=3, top_m=20), trees=9, prompts="held-out", new_tokens=3)
     first = held_out_prompts(tiny_pair, 3, plan.seed)[0]
-    texts = next(greedy_texts(load_pair(tiny_pair, "eagle3")[0], {0: first}, 3, 3, batch=1))
+    texts = next(greedy_texts(load_pair(tiny_pair, "eagle3")[0], {0: first.token_ids}, 3, 3, batch=1))
     # one text ends at its first new token, so that its states are left out
     monkeypatch.setattr("c2t_plugin.lab.texts.end_of_text", lambda target: int(texts.token_ids[0, texts.roots[0]]))
     traces = collect(tiny_pair, plan)

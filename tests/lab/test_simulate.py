@@ -31,8 +31,8 @@ def traces_of(accepted: torch.Tensor, prompt: torch.Tensor) -> Traces:
         parents = torch.full(shape, -1, dtype=torch.int16)
         return Forest(1, columns, blank, blank, blank, blank, parents, torch.zeros(shape, dtype=torch.int32), own)
 
-    steps = torch.zeros(states, dtype=torch.int16)
-    return Traces(forest(1), forest(accepted.shape[1]), prompt, steps, steps.bool(), {})
+    steps = torch.arange(states, dtype=torch.int16)
+    return Traces(forest(1), forest(accepted.shape[1]), prompt, steps, torch.zeros(states, dtype=torch.bool), {})
 
 
 def random_traces(prompts: int, each: int, sharpness: float, seed: int) -> tuple[Traces, torch.Tensor]:

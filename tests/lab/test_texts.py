@@ -52,7 +52,7 @@ def test_greedy_texts_cover_all_prompts_once_and_are_greedy(tiny_pair) -> None:
 
 def test_held_out_prompts_are_the_ones_shipped(tiny_pair) -> None:
     shipped = {tuple(prompt["ids"]) for prompt in load_prompts(tiny_pair)}
-    assert {tuple(ids) for ids in held_out_prompts(tiny_pair, 4, seed=1)} == shipped
+    assert {tuple(each.token_ids) for each in held_out_prompts(tiny_pair, 4, seed=1)} == shipped
     with pytest.raises(C2TError, match="7 held-out prompts are needed, the pair has 6"):
         held_out_prompts(tiny_pair, 7, seed=1)
 
@@ -73,10 +73,11 @@ def test_training_prompts_keep_away_from_the_held_out_files(library) -> None:
     from c2t_plugin.pair.load import load_tokenizer
 
     prompts = training_prompts(library, 6, seed=3)
-    texts = [load_tokenizer(library).decode(ids) for ids in prompts]
+    texts = [load_tokenizer(library).decode(each.token_ids) for each in prompts]
     assert len(prompts) >= 6
-    assert len({tuple(ids) for ids in prompts}) == len(prompts)
-    assert all(64 <= len(ids) <= 128 for ids in prompts)
+    assert len({tuple(each.token_ids) for each in prompts}) == len(prompts)
+    assert all(64 <= len(each.token_ids) <= 128 for each in prompts)
+    assert all(each.source.removesuffix(".py") in text for each, text in zip(prompts, texts, strict=True))
     assert {"one" in text for text in texts} == {True, False}
     assert not any("held" in text for text in texts)
     assert prompts == training_prompts(library, 6, seed=3) != training_prompts(library, 6, seed=4)

@@ -113,7 +113,7 @@ def test_a_draft_that_is_the_target_is_always_accepted(target: LlamaForCausalLM)
     assert [v.accepted for v in visits] == [(4.0, 4.0, 4.0)] * 3
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1", "mtp"])
 @torch.no_grad()
 def test_head_guesses_are_what_a_chain_on_its_own_tokens_drafts(kind: str, target: LlamaForCausalLM) -> None:
     """Along the text the guesses must equal a chain that feeds back its own tokens, as long as these match."""

@@ -5,8 +5,9 @@ taken from the logits here. The first token of a draft is the argmax of logits t
 (in draft extend), so their statistics are relayed per request slot. And the draft loop returns a fixed tuple, so scores
 are kept in buffers beside it (ChainScorer).
 
-Verification is the stock one over the uniform width: links behind a request's cut are taken out, so that acceptance
-never passes it. Output is what the target alone would give; only which candidates are tried changes.
+Links behind a request's cut are taken out, so that acceptance never passes it. Output is what the target alone would
+give; only which candidates are tried changes. Where the attention backend takes requests of different lengths the
+target computes kept tokens only (ragged.py), elsewhere the uniform window.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorker
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker, StandaloneWorkerV2
 from torch import Tensor
 
-from c2t_plugin.engines.sglang import args, checkpoints, results
+from c2t_plugin.engines.sglang import args, checkpoints, ragged, results
 from c2t_plugin.engines.sglang.layout import cut_links
+from c2t_plugin.engines.sglang.ragged import RaggedVerify
 from c2t_plugin.engines.sglang.requests import RequestOptions
 from c2t_plugin.policies.chain import ChainScorer
 from c2t_plugin.recording import TraceRecorder
@@ -76,8 +78,7 @@ class _DraftMixin(_StockDraftWorker):
             self.recorder = results.start_recorder(config, self.server_args, base, spec, self.scorer.d_max)
         self._wrap_draft_runner()
         logger.info(
-            "C2T: base %s, chains of at most %d, beta %s, classifier %s (%s; features %s, top-M %d); "
-            "verification over the uniform width",
+            "C2T: base %s, chains of at most %d, beta %s, classifier %s (%s; features %s, top-M %d)",
             base,
             self.scorer.d_max,
             beta,
@@ -178,18 +179,36 @@ class _VerifyMixin(_StockWorker):
 
     _draft_class: type
     _draft_worker: Any
+    ragged: RaggedVerify | None = None
 
     def __init__(self, *positional: Any, **keyword: Any) -> None:
         with _constructing(self._draft_class):
             super().__init__(*positional, **keyword)
 
+    def init_attention_backends(self) -> None:
+        super().init_attention_backends()
+        runner = self.target_worker.model_runner
+        choice = ragged.choose(args.config_of(self.server_args).ragged, self.server_args, runner)
+        ragged.prepare(runner.spec_algorithm, choice)
+        if choice.backend is None:
+            logger.info("C2T: verification over the uniform width (%s)", choice.reason)
+        else:
+            self.ragged = RaggedVerify(self.target_worker, self.speculative_num_draft_tokens, choice.backend)
+            logger.info("C2T: verification of kept tokens only, ragged %s (%s)", choice.backend, choice.reason)
+
     def verify(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
         kept, drafted = (getattr(batch.spec_info, name, None) for name in ("c2t_kept", "c2t_drafted"))
-        result = super().verify(batch, *positional, **keyword)
-        if kept is not None:
-            result.cap_lens = kept + 1
-        if drafted is not None:
-            result.c2t_drafted = drafted
+        if kept is None:
+            return super().verify(batch, *positional, **keyword)
+        if self.ragged is None:
+            result = super().verify(batch, *positional, **keyword)
+        else:
+            with self.ragged.verifying(batch, kept):
+                result = super().verify(batch, *positional, **keyword)
+            # SGLang asked for a graph of the uniform window, which there is none of.
+            result.can_run_cuda_graph = self.ragged.ran_graph
+        result.cap_lens = kept + 1
+        result.c2t_drafted = drafted
         return result
 
     @property

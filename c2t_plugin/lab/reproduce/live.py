@@ -89,7 +89,8 @@ def sites(pair: Path, draft: str, plan: Plan) -> Iterator[Site]:
     """The states of a plan, some texts at a time; C2TError if the pair has fewer prompts."""
     target, model = load_pair(pair, draft)
     last = plan.skip + plan.prompts
-    prompts = dict(list(enumerate(held_out_prompts(pair, last, plan.seed)[:last]))[plan.skip :])
+    pool = held_out_prompts(pair, last, plan.seed)
+    prompts = {number: pool[number].token_ids for number in range(plan.skip, last)}
     end = end_of_text(target)
     for texts in written(target, prompts, plan):
         prompt = texts.numbers.repeat_interleave(len(texts.roots)).int()
