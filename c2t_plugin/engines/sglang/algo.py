@@ -73,7 +73,8 @@ def _handle_server_args(_self: Any, server_args: Any) -> None:
 
 
 def _worker_class(base: str, _server_args: Any) -> type:
-    from c2t_plugin.engines.sglang import control, worker
+    from c2t_plugin.engines.sglang import control, results, worker
 
     control.install()
+    results.install()
     return worker.worker_class(base)

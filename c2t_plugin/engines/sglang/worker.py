@@ -24,11 +24,12 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorker
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker, StandaloneWorkerV2
 from torch import Tensor
 
-from c2t_plugin.engines.sglang import args, checkpoints, ragged
+from c2t_plugin.engines.sglang import args, checkpoints, ragged, results
 from c2t_plugin.engines.sglang.layout import cut_links
 from c2t_plugin.engines.sglang.ragged import RaggedVerify
 from c2t_plugin.engines.sglang.requests import RequestOptions
 from c2t_plugin.policies.chain import ChainScorer
+from c2t_plugin.recording import TraceRecorder
 
 if TYPE_CHECKING:
 
@@ -48,6 +49,7 @@ class _DraftMixin(_StockDraftWorker):
     """Over a stock draft worker: scores each draft step, relays seeds, cuts the links of the verify input."""
 
     scorer: ChainScorer
+    recorder: TraceRecorder | None = None
     _scoring = False
     _last_logits_output: Any = None
 
@@ -70,7 +72,10 @@ class _DraftMixin(_StockDraftWorker):
             max_depth=self.speculative_num_steps,
             beta=beta,
             device=self.device,
+            keep_stats=config.trace_dir is not None,
         )
+        if config.trace_dir is not None and get_tp_group().rank_in_group == 0:
+            self.recorder = results.start_recorder(config, self.server_args, base, spec, self.scorer.d_max)
         self._wrap_draft_runner()
         logger.info(
             "C2T: base %s, chains of at most %d, beta %s, classifier %s (%s; features %s, top-M %d)",
@@ -131,7 +136,17 @@ class _DraftMixin(_StockDraftWorker):
             kept = self._agree(self.scorer.end(verify_input.retrieve_next_token.shape[0]))
             cut_links(verify_input.retrieve_next_token, kept)
             verify_input.c2t_kept = kept
+            verify_input.c2t_drafted = self._drafted(batch, verify_input)
         return result
+
+    def _drafted(self, batch: Any, verify_input: Any) -> results.Drafted | None:
+        """The draft, if a request of the batch is recorded."""
+        if self.recorder is None or not results.any_chosen(batch.reqs, self.recorder):
+            return None
+        rows, width = verify_input.retrieve_next_token.shape
+        stats = self.scorer.stats(rows)
+        assert stats is not None
+        return results.Drafted(stats, verify_input.draft_token.view(rows, width)[:, 1:].clone())
 
     def _agree(self, kept: Tensor) -> Tensor:
         # Ranks may round the same logits differently; a different cut would desynchronise them.
@@ -182,7 +197,7 @@ class _VerifyMixin(_StockWorker):
             logger.info("C2T: verification of kept tokens only, ragged %s (%s)", choice.backend, choice.reason)
 
     def verify(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
-        kept = getattr(batch.spec_info, "c2t_kept", None)
+        kept, drafted = (getattr(batch.spec_info, name, None) for name in ("c2t_kept", "c2t_drafted"))
         if kept is None:
             return super().verify(batch, *positional, **keyword)
         if self.ragged is None:
@@ -193,11 +208,16 @@ class _VerifyMixin(_StockWorker):
             # SGLang asked for a graph of the uniform window, which there is none of.
             result.can_run_cuda_graph = self.ragged.ran_graph
         result.cap_lens = kept + 1
+        result.c2t_drafted = drafted
         return result
 
     @property
     def scorer(self) -> ChainScorer:
         return self._draft_worker.scorer
+
+    @property
+    def recorder(self) -> TraceRecorder | None:
+        return self._draft_worker.recorder
 
 
 class C2TEagleDraftWorker(_DraftMixin, EagleDraftWorker):
