@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import replace
+import zlib
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from c2t_plugin.classifier import NodeClassifier
     from c2t_plugin.forest import Forest
     from c2t_plugin.lab.training import Epoch, FitRecipe
+    from c2t_plugin.lab.unfinished import Unfinished
     from c2t_plugin.traces import Traces
 
 EVALUATION_SHARE = 0.05
@@ -75,6 +77,7 @@ def main(argv: list[str]) -> int:
     plan = plan_of(arguments)
     from c2t_plugin.classifier import load_classifier, save_classifier
     from c2t_plugin.lab.report import Evaluation, print_epochs, print_evaluation
+    from c2t_plugin.lab.unfinished import Unfinished
     from c2t_plugin.traces import load_traces
 
     traces = load_traces(arguments.traces)
@@ -83,7 +86,12 @@ def main(argv: list[str]) -> int:
         judged[arguments.evaluate.name] = further = load_traces(arguments.evaluate)
         _check_same_draft(arguments, traces, further)
     init = load_classifier(arguments.init) if arguments.init else None
-    classifier, epochs, chosen = fit(traces, recipe_of(arguments), plan, init)
+    recipe = recipe_of(arguments)
+    inputs = {"traces": arguments.traces, "init": arguments.init}
+    checksums = {name: path and zlib.crc32(path.read_bytes()) for name, path in inputs.items()}
+    settings = {"recipe": asdict(recipe), "plan": asdict(plan), **checksums}
+    unfinished = Unfinished.begin(arguments.out, settings, plan.seed)
+    classifier, epochs, chosen = fit(traces, recipe, plan, init, unfinished)
     print_epochs(epochs, chosen)
     evaluations = {title: Evaluation.of(classifier, some, plan.d_max) for title, some in judged.items()}
     for title, evaluation in evaluations.items():
@@ -96,6 +104,7 @@ def main(argv: list[str]) -> int:
     classifier.spec = replace(classifier.spec, training=record)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     save_classifier(classifier, arguments.out)
+    unfinished.finish()
     spec = classifier.spec
     print(f"{arguments.out}: {', '.join(spec.features)}; epoch {chosen.number}; suggested beta {spec.suggested_beta}")
     return 0
@@ -159,11 +168,16 @@ def share_of_prompts(prompt: Tensor, share: float, seed: int) -> Tensor:
 
 
 def fit(
-    traces: Traces, recipe: FitRecipe, plan: FitPlan, init: NodeClassifier | None = None
+    traces: Traces,
+    recipe: FitRecipe,
+    plan: FitPlan,
+    init: NodeClassifier | None = None,
+    unfinished: Unfinished | None = None,
 ) -> tuple[NodeClassifier, list[Epoch], Epoch]:
     """Train on all prompts but the ones split off, with a progress bar.
 
     init: fine-tune a copy of this classifier: its features, scaling, hidden size and depth origin stay.
+    unfinished: where finished epochs are kept and, after an interruption, taken from.
     Returns the classifier with the weights of the chosen epoch, all epochs and the chosen one. C2TError if the traces'
     chains are shorter than plan.d_max, or of another draft or top_m than init's.
     """
@@ -184,7 +198,8 @@ def fit(
     training = traces[~aside]
     if plan.share < 1.0:
         training = training[share_of_prompts(training.prompt, plan.share, plan.seed)]
-    classifier, epochs = _train(training, traces[aside], recipe, plan, init)
+    state = None if unfinished is None else unfinished.folder / "epochs.pt"
+    classifier, epochs = _train(training, traces[aside], recipe, plan, init, state)
     chosen = choose_epoch(epochs, recipe.choose)
     classifier.load_state_dict(chosen.weights)
     classifier.eval().requires_grad_(False)
@@ -204,7 +219,7 @@ def fit(
         "suggested_beta": "given" if plan.beta is not None else f"accepts what chains of {plan.static} do",
         "d_max": plan.d_max,
         "traces": {name: traces.header[name] for name in ("prompts", "new_tokens", "run")},
-        "run": RunRecord.capture(seed=plan.seed).to_json(),
+        "run": RunRecord.capture(seed=plan.seed).to_json() if unfinished is None else dict(unfinished.run),
     }
     classifier.spec = replace(classifier.spec, suggested_beta=beta, training=record)
     return classifier, epochs, chosen
@@ -225,7 +240,12 @@ def training_rows(traces: Traces, recipe: FitRecipe, depth_origin: int) -> tuple
 
 
 def _train(
-    training: Traces, evaluation: Traces, recipe: FitRecipe, plan: FitPlan, init: NodeClassifier | None
+    training: Traces,
+    evaluation: Traces,
+    recipe: FitRecipe,
+    plan: FitPlan,
+    init: NodeClassifier | None,
+    state: Path | None,
 ) -> tuple[NodeClassifier, list[Epoch]]:
     import torch
     from rich.progress import Progress
@@ -254,6 +274,7 @@ def _train(
             report=lambda done, total: progress.update(bar, completed=done, total=total),
             learning_rate=plan.learning_rate or LEARNING_RATE,
             decay=recipe.decay,
+            state=state,
         )
     for epoch in epochs:
         epoch.weights["out.bias"] += math.log(kept)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -121,17 +122,18 @@ def train(
     *,
     learning_rate: float = LEARNING_RATE,
     decay: bool = False,
+    state: Path | None = None,
 ) -> list[Epoch]:
     """Adam on binary cross-entropy, in place. features: (rows, F) float32. accepted: (rows,) bool.
 
     evaluate: scores of the classifier as it stands. report: called with batches done and in all.
-    decay: see FitRecipe.
+    decay: see FitRecipe. state: file that holds what the finished epochs left; if it is there, they are not run again.
     """
     optimiser = torch.optim.Adam(classifier.parameters(), lr=learning_rate, fused=True)
     labels = accepted.float()
     batches = math.ceil(len(labels) / BATCH)
-    epochs = []
-    for number in range(1, EPOCHS + 1):
+    epochs = [] if state is None else _go_on(state, classifier, optimiser, generator)
+    for number in range(len(epochs) + 1, EPOCHS + 1):
         for done, rows in enumerate(torch.randperm(len(labels), generator=generator).split(BATCH)):
             if decay:
                 passed = ((number - 1) * batches + done) / (EPOCHS * batches)
@@ -144,6 +146,33 @@ def train(
                 report((number - 1) * batches + done, EPOCHS * batches)
         weights = {name: value.detach().clone() for name, value in classifier.state_dict().items()}
         epochs.append(Epoch(number, evaluate(), weights))
+        if state is not None:
+            _keep(state, epochs, optimiser, generator)
+    return epochs
+
+
+def _keep(state: Path, epochs: Sequence[Epoch], optimiser: torch.optim.Optimizer, generator: torch.Generator) -> None:
+    temporary = state.with_suffix(".part")
+    kept = {
+        "epochs": [asdict(epoch) for epoch in epochs],
+        "optimiser": optimiser.state_dict(),
+        "generator": generator.get_state(),
+    }
+    torch.save(kept, temporary)
+    temporary.replace(state)
+
+
+def _go_on(
+    state: Path, classifier: NodeClassifier, optimiser: torch.optim.Optimizer, generator: torch.Generator
+) -> list[Epoch]:
+    """The finished epochs; classifier, optimiser and generator as the last of them left them."""
+    if not state.is_file():
+        return []
+    kept = torch.load(state, weights_only=True)
+    epochs = [Epoch(each["number"], NodeScores(**each["scores"]), each["weights"]) for each in kept["epochs"]]
+    classifier.load_state_dict(epochs[-1].weights)
+    optimiser.load_state_dict(kept["optimiser"])
+    generator.set_state(kept["generator"])
     return epochs
 
 
