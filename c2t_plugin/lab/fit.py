@@ -45,7 +45,13 @@ def _parser() -> argparse.ArgumentParser:
         "--prior",
         action=argparse.BooleanOptionalAction,
         default=argparse.SUPPRESS,
-        help="make confidences probabilities again after sampling negatives, or not",
+        help="make confidences probabilities again after sampling negatives or weighting, or not",
+    )
+    parser.add_argument(
+        "--positive-weight", type=float, default=argparse.SUPPRESS, metavar="W", help="an accepted row counts W times"
+    )
+    parser.add_argument(
+        "--monotone", type=float, default=argparse.SUPPRESS, metavar="W", help="weight of a penalty on rising paths"
     )
     parser.add_argument("--init", type=Path, help="fine-tune this classifier file; features and scaling are its own")
     parser.add_argument(
@@ -134,7 +140,7 @@ def recipe_of(arguments: argparse.Namespace) -> FitRecipe:
     recipe = FIT_RECIPES[arguments.recipe]
     if arguments.features is not None:
         recipe = replace(recipe, features=tuple(arguments.features.split(",")))
-    changes = ("negatives_per_positive", "hidden", "chains", "prior")
+    changes = ("negatives_per_positive", "hidden", "chains", "prior", "positive_weight", "monotone")
     return replace(recipe, **{name: getattr(arguments, name) for name in changes if hasattr(arguments, name)})
 
 
@@ -215,6 +221,8 @@ def fit(
         "k": traces.tree.k,
         "layers": traces.tree.layers,
         "chains": recipe.chains,
+        "positive_weight": recipe.positive_weight,
+        "monotone": recipe.monotone,
         "calibrated": plan.calibrate,
         "suggested_beta": "given" if plan.beta is not None else f"accepts what chains of {plan.static} do",
         "d_max": plan.d_max,
@@ -239,6 +247,20 @@ def training_rows(traces: Traces, recipe: FitRecipe, depth_origin: int) -> tuple
     return (features, accepted) if finite.all() else (features[finite], accepted[finite])
 
 
+def parent_rows(traces: Traces, recipe: FitRecipe) -> Tensor:
+    """Of every node that training_rows() lists, finite or not, the row of its parent, of itself below the root: (rows,)
+    int64."""
+    import torch
+
+    parts, start = [], 0
+    for forest in (traces.tree, *[traces.chain] * recipe.chains):
+        rows = torch.arange(forest.accepted.numel()).view_as(forest.accepted)
+        parents = forest.parent_ids.long().repeat_interleave(forest.k, dim=1)
+        parts.append(start + torch.where(parents < 0, rows, rows[:, :1] + parents).flatten())
+        start += rows.numel()
+    return torch.cat(parts)
+
+
 def _train(
     training: Traces,
     evaluation: Traces,
@@ -255,6 +277,9 @@ def _train(
 
     generator = torch.Generator().manual_seed(plan.seed)
     features, accepted = training_rows(training, recipe, plan.depth_origin)
+    parents = parent_rows(training, recipe) if recipe.monotone else None
+    if parents is not None and len(parents) != len(features):
+        raise C2TError("monotone needs the parents of all nodes, and some statistics are not finite; collect again")
     negatives = int((~accepted).sum())
     if recipe.negatives_per_positive is not None:
         rows = sample_negatives(accepted, recipe.negatives_per_positive, generator)
@@ -262,22 +287,25 @@ def _train(
     header = training.header
     spec: dict[str, Any] = {"depth_origin": plan.depth_origin, "top_m": header["top_m"], "pair": header["pair"]}
     classifier = new_classifier(recipe, features, spec, plan.seed) if init is None else _copy(init, recipe, spec)
-    kept = int((~accepted).sum()) / max(negatives, 1) if recipe.prior else 1.0
+    prior = math.log(int((~accepted).sum()) / max(negatives, 1) / recipe.positive_weight) if recipe.prior else 0.0
     with Progress() as progress:
         bar = progress.add_task(f"fitting on {len(features)} nodes")
         epochs = train(
             classifier,
             features,
             accepted,
-            evaluate=lambda: score_trees(classifier, evaluation.tree, shift=math.log(kept)),
+            evaluate=lambda: score_trees(classifier, evaluation.tree, shift=prior),
             generator=generator,
             report=lambda done, total: progress.update(bar, completed=done, total=total),
             learning_rate=plan.learning_rate or LEARNING_RATE,
             decay=recipe.decay,
+            positive_weight=recipe.positive_weight,
+            monotone=recipe.monotone,
+            parents=parents,
             state=state,
         )
     for epoch in epochs:
-        epoch.weights["out.bias"] += math.log(kept)
+        epoch.weights["out.bias"] += prior
     return classifier, epochs
 
 
