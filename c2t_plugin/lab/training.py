@@ -144,8 +144,8 @@ def train(
 
     evaluate: scores of the classifier as it stands. report: called with batches done and in all.
     decay, positive_weight, monotone: see FitRecipe. parents: (rows,) int64 row of each row's parent, of itself below
-    the root; needed for monotone only. state: file of what the finished epochs left; where it is there, they are not run
-    again.
+    the root; needed for monotone only. state: file of what the finished epochs left; where it is there, they are not
+    run again.
     """
     optimiser = torch.optim.Adam(classifier.parameters(), lr=learning_rate, fused=True)
     labels, weight = accepted.float(), torch.tensor(positive_weight)
