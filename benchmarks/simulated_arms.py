@@ -13,9 +13,9 @@ from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.lab.curves import eagle2_sweep, kept_nodes, truncate
 from c2t_plugin.lab.rivals import OnlineLogistic, joint_prob
 from c2t_plugin.lab.simulate import Arm, fixed_beta, plain, planned, static
-from c2t_plugin.lab.traces import Traces
 from c2t_plugin.lab.trees import Forest
 from c2t_plugin.planner import CostCurve
+from c2t_plugin.traces import Traces
 
 STATIC = (1, 2, 4, 6)
 THRESHOLDS = (0.1, 0.3, 0.5)

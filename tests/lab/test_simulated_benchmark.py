@@ -17,8 +17,8 @@ from benchmarks.simulation import Replay, play
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.errors import C2TError, ConfigError
 from c2t_plugin.lab.simulate import plain, serve
-from c2t_plugin.lab.traces import Traces, save_traces
 from c2t_plugin.planner import CostCurve
+from c2t_plugin.traces import Traces, save_traces
 
 L40 = Machine(GPUS["L40"])
 LLAMA = MODELS["llama-3.1-8b"]
