@@ -58,12 +58,19 @@ def _with_drafts(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _settling(original: Callable[..., Any]) -> Callable[..., Any]:
     def process_batch_result(self: Any, batch: Any, result: Any) -> Any:
-        drafted = getattr(result, "c2t_drafted", None)
+        if getattr(result, "c2t_rows", None) is None:
+            return original(self, batch, result)
         # With the overlap scheduler a request that has ended is in one more batch; that row means nothing.
-        rows = [] if drafted is None else _recorded_rows(batch.reqs)
+        running = [row for row, req in enumerate(batch.reqs) if not (req.finished() or req.is_retracted)]
+        roots = [len(req.output_ids) - 1 for req in batch.reqs]
         settled = original(self, batch, result)
-        if drafted is not None:
-            record(self.draft_worker.recorder, batch.reqs, rows, drafted)
+        verified, accepted = result.cap_lens.tolist(), result.accept_lens.tolist()
+        self.draft_worker.counts.add(
+            [verified[row] - 1 for row in running], [accepted[row] - 1 for row in running], result.c2t_rows
+        )
+        if result.c2t_drafted is not None:
+            chosen = [row for row in running if batch.reqs[row].c2t_chosen]
+            record(self.draft_worker.recorder, batch.reqs, chosen, roots, result.c2t_drafted)
         return settled
 
     process_batch_result.c2t = True  # type: ignore[attr-defined]
@@ -78,20 +85,16 @@ def any_chosen(reqs: Sequence[Any], recorder: TraceRecorder) -> bool:
     return any(req.c2t_chosen for req in reqs)
 
 
-def _recorded_rows(reqs: Sequence[Any]) -> list[tuple[int, int]]:
-    """Row and root's step of the chosen requests that still run, before the result's tokens are added to them."""
-    return [
-        (row, len(req.output_ids) - 1)
-        for row, req in enumerate(reqs)
-        if getattr(req, "c2t_chosen", False) and not (req.finished() or req.is_retracted)
-    ]
+def record(
+    recorder: TraceRecorder, reqs: Sequence[Any], rows: Sequence[int], roots: Sequence[int], drafted: Drafted
+) -> None:
+    """Hand the drafts of these rows over, and the texts of the requests that have ended with them.
 
-
-def record(recorder: TraceRecorder, reqs: Sequence[Any], rows: Sequence[tuple[int, int]], drafted: Drafted) -> None:
-    """Hand the drafts of these rows over, and the texts of the requests that have ended with them."""
-    for row, step in rows:
+    roots: of every row, new tokens before the root.
+    """
+    for row in rows:
         req = reqs[row]
-        recorder.add(req.rid, step, drafted.stats[row], drafted.tokens[row].tolist())
+        recorder.add(req.rid, roots[row], drafted.stats[row], drafted.tokens[row].tolist())
         if req.finished():
             recorder.finish(req.rid, req.origin_input_ids, req.output_ids)
 
