@@ -164,5 +164,5 @@ def replayed(traces: Traces, hits: Tensor, rows: Tensor, request: Tensor) -> Tra
     """The traces that `lab.simulate.serve` walks through: only how much of each chain is accepted matters to it."""
     layers = traces.chain.layers
     chain = replace(traces.chain, accepted=torch.arange(layers) < hits[:, None])[rows]
-    states = {"step": traces.step[rows], "novel": traces.novel[rows]}
-    return Traces(chain, chain, request.int(), **states, header=traces.header)
+    steps = torch.cat([torch.arange(int(n)) for n in request.unique_consecutive(return_counts=True)[1]])
+    return Traces(chain, chain, request.int(), steps.short(), traces.novel[rows], header=traces.header)
