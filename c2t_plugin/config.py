@@ -25,6 +25,8 @@ class C2TConfig:
     mode: how drafts are laid out; chain is one sequence per request.
     top_m: how many probabilities the entropy sums over; it must be what the classifier was trained with.
     ragged: attention that verifies kept tokens only; auto: the server's, where it can; off: the uniform window.
+    trace_dir: directory that chains of served requests are recorded into, without their text; None records none.
+    trace_share: share of the requests that is recorded, in (0, 1].
     """
 
     classifier: str | None = None
@@ -32,6 +34,8 @@ class C2TConfig:
     base: str = "auto"
     mode: str = "chain"
     top_m: int | None = None
+    trace_dir: str | None = None
+    trace_share: float = 0.05
     ragged: str = "auto"
 
     def __post_init__(self) -> None:
@@ -45,6 +49,8 @@ class C2TConfig:
             raise ConfigError(f"ragged must be one of {', '.join(RAGGED)}, got {self.ragged!r}")
         if self.top_m is not None and self.top_m < 1:
             raise ConfigError(f"top_m must be at least 1, got {self.top_m}")
+        if not 0.0 < self.trace_share <= 1.0:
+            raise ConfigError(f"trace_share must be a number above 0 and at most 1, got {self.trace_share}")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> C2TConfig:
@@ -67,7 +73,7 @@ class C2TConfig:
 
 
 def _typed(name: str, value: Any) -> Any:
-    convert = {"beta": float, "top_m": int}.get(name, str)
+    convert = {"beta": float, "top_m": int, "trace_share": float}.get(name, str)
     if isinstance(value, bool) or (convert is str and not isinstance(value, str)):
         raise ConfigError(f"{name} has a value of the wrong type: {value!r}")
     try:

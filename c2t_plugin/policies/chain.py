@@ -34,8 +34,10 @@ class ChainScorer:
         max_depth: int,
         beta: float,
         device: torch.device | str,
+        keep_stats: bool = False,
     ) -> None:
-        """slots: seeds are kept per request slot. rows: largest batch. max_depth: draft steps."""
+        """slots: seeds are kept per request slot. rows: largest batch. max_depth: draft steps. keep_stats: for
+        `stats`."""
         self.network = classifier.network(device)
         self.d_max = max_depth
         self.beta = torch.empty(1, dtype=torch.float32, device=device)
@@ -50,6 +52,8 @@ class ChainScorer:
         self._seeds = torch.full((3, slots), torch.nan, dtype=torch.float32, device=device)
         self._state = ChainState.create(rows, max_depth, device)
         self._draft_stats = _statistics(rows, classifier.spec.top_m, torch.device(device))
+        # joint log P, log P, entropy and margin of every token of the last draft
+        self._stats = torch.zeros((rows, max_depth, 4), device=device) if keep_stats else None
         self._step = 0
         self._batch = 0
         self.set_beta(beta)
@@ -108,6 +112,11 @@ class ChainScorer:
         """(rows, steps scored) float32 view of the last draft's confidences; NaN where statistics were not finite."""
         return self._state.confidence[:rows, : self._step]
 
+    def stats(self, rows: int) -> Tensor | None:
+        """(rows, steps scored, 4) float32 copy of the last draft's joint log P, log P, entropy and margin; None unless
+        they are kept."""
+        return None if self._stats is None else self._stats[:rows, : self._step].clone()
+
     def end(self, rows: int) -> Tensor:
         """(rows,) int32: draft tokens to verify of the first `rows` requests; counts the ones without a confidence."""
         confidence = self.confidence(rows)
@@ -123,6 +132,10 @@ class ChainScorer:
         self._step += 1
         # Which tokens are kept is decided in `end`, where requests have betas of their own.
         score_chain(self._state, self.network, log_prob, entropy, margin, self.beta, self._step)
+        if self._stats is not None:
+            n = self._batch
+            joint = self._state.joint_log_prob[:n]
+            self._stats[:n, self._step - 1] = torch.stack((joint, log_prob, entropy, margin), dim=-1)
 
     def _statistics_of(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         stats = self._draft_stats(logits)

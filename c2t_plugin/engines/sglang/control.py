@@ -1,7 +1,7 @@
 """Run-time control over SGLang's own routes: read and change beta and the longest chain of a running server.
 
 POST /set_internal_state {"server_args": {"speculative_c2t_beta": 0.4, "speculative_c2t_max_depth": 3}}
-GET /get_server_info lists them under "c2t", and under "c2t_verification" what the target has computed.
+GET /get_server_info lists them under "c2t", with what has been counted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.engines.sglang.ragged import RaggedVerify
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.policies.chain import ChainScorer
 
@@ -42,6 +41,7 @@ def _setter(original: Callable[..., Any]) -> Callable[..., Any]:
             return SetInternalStateReqOutput(updated=False)
         try:
             apply(self.draft_worker.scorer, ours)
+            publish(self.draft_worker)
         except ConfigError as error:
             logger.warning("C2T: %s", error)
             return SetInternalStateReqOutput(updated=False)
@@ -55,8 +55,7 @@ def _setter(original: Callable[..., Any]) -> Callable[..., Any]:
 def _getter(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_internal_state(self: Any, recv_req: Any) -> Any:
         output = original(self, recv_req)
-        output.internal_state["c2t"] = state(self.draft_worker.scorer)
-        output.internal_state["c2t_verification"] = verification(self.draft_worker.ragged)
+        output.internal_state["c2t"] = report(self.draft_worker)
         return output
 
     return get_internal_state
@@ -78,6 +77,26 @@ def apply(scorer: ChainScorer, values: dict[str, float]) -> None:
         raise
 
 
+def publish(worker: Any) -> None:
+    """Tell Prometheus the settings."""
+    exporter, found = worker.counts.exporter, state(worker.scorer)
+    if exporter is not None:
+        for name in ("beta", "max_depth"):
+            exporter.set(name, found[name])
+
+
+def report(worker: Any) -> dict[str, Any]:
+    """Settings, counts and the whole configuration of a running worker."""
+    recorder = worker.recorder
+    traces = None if recorder is None else {"recorded": recorder.recorded, "dropped": recorder.dropped}
+    return {
+        **state(worker.scorer),
+        **worker.counts.state(),
+        "traces": traces,
+        "configuration": worker.configuration,
+    }
+
+
 def state(scorer: ChainScorer) -> dict[str, float | int]:
     """beta, longest chain, draft steps, and how many tokens were kept for want of finite statistics."""
     return {
@@ -86,10 +105,3 @@ def state(scorer: ChainScorer) -> dict[str, float | int]:
         "d_max": scorer.d_max,
         "non_finite": int(scorer.non_finite),
     }
-
-
-def verification(ragged: RaggedVerify | None) -> dict[str, str | int]:
-    """Which ragged attention verifies, the roots and kept draft tokens so far, and the rows computed for them."""
-    if ragged is None:
-        return {"ragged": "off"}
-    return {"ragged": ragged.backend, "rows_kept": ragged.rows_kept, "rows_computed": ragged.rows_computed}

@@ -138,15 +138,13 @@ def _with_capture_layout(original: Callable[..., Any]) -> Callable[..., Any]:
 class RaggedVerify:
     """Packs the target's verify forwards of one server process.
 
-    rows_kept: roots and kept draft tokens so far. rows_computed: rows that the target computed for them, padding to the
-    next graph size included.
+    rows: that the target computed in the last one, padding to the next tier included. ran_graph: whether from a graph.
     """
 
     target_worker: Any
     width: int
     backend: str
-    rows_kept: int = 0
-    rows_computed: int = 0
+    rows: int = 0
     ran_graph: bool = False
     _step: tuple[Any, Tensor] | None = field(default=None, repr=False)
 
@@ -184,9 +182,7 @@ class RaggedVerify:
         window: Any = batch.spec_info
         # The one wait of a step: the host chooses the graph. SGLang's preparation ran while the draft was computed.
         needed = int(kept.sum()) + len(kept)
-        rows = rows_to_compute(needed, len(kept) * self.width, self._captured())
-        self.rows_kept += needed
-        self.rows_computed += rows
+        self.rows = rows = rows_to_compute(needed, len(kept) * self.width, self._captured())
         sources = [part.view(-1, self.width) for part in (window.draft_token, window.positions, batch.out_cache_loc)]
         # A row of nobody is token 0 at position 0, written to slot 0, which no request owns.
         (tokens, positions, slots), cu_seqlens = pack_ragged(kept, sources, capacity=rows, pads=(0, 0, 0))
