@@ -72,17 +72,10 @@ def _handle_server_args(_self: Any, server_args: Any) -> None:
     resolved.base.handle_server_args(server_args)
 
 
-<<<<<<< HEAD
 def _worker_class(base: str, server_args: Any) -> type:
-    from c2t_plugin.engines.sglang import args, control, ragged, worker
-
-    control.install()
-    ragged.install(args.config_of(server_args).ragged)
-=======
-def _worker_class(base: str, _server_args: Any) -> type:
-    from c2t_plugin.engines.sglang import control, results, worker
+    from c2t_plugin.engines.sglang import args, control, ragged, results, worker
 
     control.install()
     results.install()
->>>>>>> main
+    ragged.install(args.config_of(server_args).ragged)
     return worker.worker_class(base)
