@@ -14,8 +14,8 @@ from torch import Tensor
 
 from c2t_plugin.grow import LogitDistributions
 from c2t_plugin.lab.plans import TreeShape
-from c2t_plugin.lab.traces import Traces
 from c2t_plugin.lab.trees import grow
+from c2t_plugin.traces import Traces
 
 Path_ = tuple[int, ...]
 HEADER = {
