@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from benchmarks.record import BenchRow
+from benchmarks.spans import PHASES
 
 # what a setting calls the number of requests that run at once
 LOADS = ("requests_in_flight", "concurrency")
@@ -17,6 +18,7 @@ METRICS = {
     "gamma_per_token": ("gamma per output token", ".2f"),
     "ratio_to_plain": ("ratio to plain", ".2f"),
     "ratio_to_best_static": ("ratio to best static", ".2f"),
+    **{f"{phase}_ms": (f"{phase}, ms/step", ".2f") for phase in PHASES},
 }
 Block = tuple[tuple[str, str | int | float | None], ...]
 
