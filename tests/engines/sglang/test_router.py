@@ -1,4 +1,4 @@
-"""SGLang's own router in front of two C2T servers: requests spread, metrics add up, a killed server loses no request."""
+"""SGLang's own router before two C2T servers: requests spread, metrics add up, a killed server loses no request."""
 
 from __future__ import annotations
 
