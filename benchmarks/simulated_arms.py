@@ -13,9 +13,9 @@ from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.lab.curves import eagle2_sweep, kept_nodes, truncate
 from c2t_plugin.lab.rivals import OnlineLogistic, joint_prob
 from c2t_plugin.lab.simulate import Arm, fixed_beta, plain, planned, static
-from c2t_plugin.lab.traces import Traces
 from c2t_plugin.lab.trees import Forest
 from c2t_plugin.planner import CostCurve
+from c2t_plugin.traces import Traces
 
 STATIC = (1, 2, 4, 6)
 THRESHOLDS = (0.1, 0.3, 0.5)
@@ -164,5 +164,5 @@ def replayed(traces: Traces, hits: Tensor, rows: Tensor, request: Tensor) -> Tra
     """The traces that `lab.simulate.serve` walks through: only how much of each chain is accepted matters to it."""
     layers = traces.chain.layers
     chain = replace(traces.chain, accepted=torch.arange(layers) < hits[:, None])[rows]
-    states = {"step": traces.step[rows], "novel": traces.novel[rows]}
-    return Traces(chain, chain, request.int(), **states, header=traces.header)
+    steps = torch.cat([torch.arange(int(n)) for n in request.unique_consecutive(return_counts=True)[1]])
+    return Traces(chain, chain, request.int(), steps.short(), traces.novel[rows], header=traces.header)

@@ -12,8 +12,8 @@ from c2t_plugin.classifier import FILE_NAME, NodeClassifier, load_classifier
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.rivals import OnlineLogistic
 from c2t_plugin.lab.simulate import Served, serve
-from c2t_plugin.lab.traces import Traces, load_traces
 from c2t_plugin.pair import pair_dir
+from c2t_plugin.traces import Traces, load_traces
 
 # Drafts of one refit of vLLM's estimator: requests that verify together.
 ESTIMATOR_BATCH = 8

@@ -12,13 +12,13 @@ import torch
 from benchmarks import simulate, table3
 from benchmarks.record import BenchRow, read_rows
 from benchmarks.roofline import GPUS, MODELS, Assumptions, Machine, Measured, draft_of
-from benchmarks.simulated_arms import Setting, SglangAdaptive, chain_arms, requests_of
+from benchmarks.simulated_arms import Setting, SglangAdaptive, chain_arms, replayed, requests_of
 from benchmarks.simulation import Replay, play
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.errors import C2TError, ConfigError
 from c2t_plugin.lab.simulate import plain, serve
-from c2t_plugin.lab.traces import Traces, save_traces
 from c2t_plugin.planner import CostCurve
+from c2t_plugin.traces import Traces, save_traces
 
 L40 = Machine(GPUS["L40"])
 LLAMA = MODELS["llama-3.1-8b"]
@@ -130,7 +130,7 @@ def test_plain_decoding_takes_as_long_as_the_simulation_says(replay: Replay):
     lengths = [3, 8, 1, 5, 13, 2, 2]
     machine = Machine(GPUS["L40"], assumed=Assumptions(context=0))
     rows, request = requests_of(replay.traces, lengths)
-    traces = replace(replay.traces[rows], prompt=request.int())
+    traces = replayed(replay.traces, torch.zeros(len(replay.traces), dtype=torch.long), rows, request)
     found = serve(traces, torch.ones(len(rows), 1), machine.curve(LLAMA, None, 3), plain(), slots=3)
     prefill = table3.prefill_seconds(machine, LLAMA.name)
     assert found.tokens == sum(lengths)
