@@ -69,7 +69,7 @@ def prompts_of(
     """
     if scenario.own:
         found = SOURCES[scenario.own](pair, scenario.each, seed)[: scenario.each]
-        return found * scenario.repeat
+        return [prompt.token_ids for prompt in found] * scenario.repeat
     missing = [name for name in scenario.data if name not in paths]
     if missing:
         raise C2TError(f"{scenario.name} needs --data {' '.join(f'{name}=PATH' for name in missing)}")

@@ -113,7 +113,7 @@ def test_by_command_with_provenance(traces, tmp_path, capsys) -> None:
     arguments = ["--traces", str(tmp_path / "held.traces"), "--d-max", "4", "--tree-depth", "3", "--replicates", "10"]
     assert evaluate.main([*files, *arguments, "--json", str(out), "--seed", "7"]) == 0
     record = json.loads(out.read_text(encoding="utf-8"))
-    assert (record["format"], record["version"], record["run"]["seed"]) == ("c2t-evaluation", 1, 7)
+    assert (record["format"], record["version"], record["run"]["seed"]) == ("c2t-evaluation", 2, 7)
     assert record["traces"]["prompts"] == 30 and record["plan"]["tree_depth"] == 3
     assert [rule["name"] for rule in record["trees"]["rules"]] == ["P", "eagle3", "other"]
     assert str(tmp_path) not in out.read_text(encoding="utf-8")

@@ -266,18 +266,14 @@ def listed(values: Sequence[float | None], digits: int = 2) -> str:
 
 def curves_figure(pictures: Mapping[str, Mapping[str, Curve]]) -> Figure:
     """gamma over tau, one panel per title, one line per rule; points alone for a name with `second` in it."""
-    from matplotlib.figure import Figure
+    from c2t_plugin.lab.pictures import gamma_over_tau, panels
 
-    figure = Figure(figsize=(7 * len(pictures), 5), layout="constrained")
-    axes = figure.subplots(1, len(pictures), squeeze=False)[0]
+    figure, axes = panels(len(pictures), 7.0)
     for axis, (title, curves) in zip(axes, pictures.items(), strict=True):
         for name, curve in curves.items():
             style = "x" if "second" in name else "-"
             axis.plot(curve.tau, curve.gamma, style, label=name, linewidth=1.2, markersize=5)
-        axis.set(title=title, xlabel="tau, bonus excluded", ylabel="gamma per verification", yscale="log")
-        axis.set_ylim(bottom=0.5)
-        axis.legend(fontsize="small")
-        axis.grid(alpha=0.3)
+        gamma_over_tau(axis, title, log=True)
     return figure
 
 
