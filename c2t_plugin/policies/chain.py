@@ -126,11 +126,20 @@ class ChainScorer:
         """(rows,) int32: draft tokens to verify of the first `rows` requests; counts the ones without a confidence."""
         confidence = self.confidence(rows)
         self.non_finite += confidence.isnan().sum()
+        beta, depth = self._limits(rows)
+        return kept_lengths(confidence, beta, depth)
+
+    def any_alive(self) -> bool:
+        """Whether a chain of this batch may still grow. Asks the device, so not for a captured graph."""
+        beta, depth = self._limits(self._batch)
+        whole = kept_lengths(self.confidence(self._batch), beta, depth) == self._step
+        return bool((whole & (depth > self._step)).any())
+
+    def _limits(self, rows: int) -> tuple[Tensor, Tensor]:
         beta, depth = self._slot_beta[self._slots[:rows]], self._slot_depth[self._slots[:rows]]
         beta = torch.where(beta.isnan(), self.beta, beta)
         # The server's own longest chain holds for every request: it is how an operator takes load off.
-        depth = torch.where(depth < 0, self.max_depth, torch.minimum(depth, self.max_depth))
-        return kept_lengths(confidence, beta[:, None], depth)
+        return beta[:, None], torch.where(depth < 0, self.max_depth, torch.minimum(depth, self.max_depth))
 
     def _score(self, log_prob: Tensor, entropy: Tensor, margin: Tensor) -> None:
         n, depth = self._batch, self._step + 1
