@@ -93,10 +93,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--add", type=Path, help="rows to publish, e.g. build/demo/rows.jsonl")
     options = parser.parse_args(argv)
     try:
-        added = read_rows(options.add) if options.add else []
+        added = read_rows(options.add, ServingRow) if options.add else []
         if options.add and not added:
             raise C2TError(f"{options.add} holds no rows; `make demo` writes build/demo/rows.jsonl")
-        text = render(README.read_text(encoding="utf-8"), [*read_rows(RESULTS), *added])
+        text = render(README.read_text(encoding="utf-8"), [*read_rows(RESULTS, ServingRow), *added])
     except C2TError as error:
         print(f"report: {error}", file=sys.stderr)
         return 2

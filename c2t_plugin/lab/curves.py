@@ -1,5 +1,5 @@
 """What a rule verifies (gamma) for what is accepted (tau, bonus token excluded): swept over its settings, on recorded
-states, with bootstrap intervals over prompts.
+states, with bootstrap intervals over the sources of prompts.
 
 A rule that scores nodes and keeps those at or above a threshold is swept in one pass: a node is kept with all of its
 ancestors or not at all, so it is kept exactly where the smallest score on its path is at or above the threshold.
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.lab.traces import Traces
-from c2t_plugin.lab.trees import Forest, node_count
+from c2t_plugin.forest import Forest, node_count
+from c2t_plugin.traces import Traces
 from c2t_plugin.tree import best
 
 POINTS = 200
@@ -204,7 +204,7 @@ class Served:
     def curve(self, weights: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """tau and gamma per verification, (settings,) each, or (replicates, settings) with weights.
 
-        weights: (replicates, prompts), how often each prompt counts.
+        weights: (replicates, prompts), how often each prompt counts: bootstrap_weights.
         """
         if weights is None:
             weights = np.ones(self.steps.shape[1])
@@ -220,22 +220,19 @@ def serve(traces: Traces, sweep: Sweep, every_state: bool = False, starts: int =
     """
     if starts < 1:
         raise C2TError(f"starts must be at least 1, got {starts}")
-    changes = torch.ones(len(traces), dtype=torch.bool)
-    changes[1:] = traces.prompt[1:] != traces.prompt[:-1]
-    first = changes.nonzero().flatten()
+    first = traces.first
     end = torch.cat([first[1:], torch.tensor([len(traces)])])
     if every_state:
-        owner = changes.cumsum(0) - 1
         parts = [torch.zeros(len(sweep.settings), len(first)).double() for _ in range(3)]
         for part, value in zip(parts, (torch.ones_like(sweep.gamma), sweep.gamma, sweep.tau), strict=True):
-            part.index_add_(1, owner, value.double())
+            part.index_add_(1, traces.owner, value.double())
     else:
-        replays = [_visit(sweep, first + start, end) for start in range(starts)]
+        replays = [_visit(traces, sweep, first + start, end) for start in range(starts)]
         parts = [torch.stack(part).sum(0) for part in zip(*replays, strict=True)]
     return Served(sweep.settings.numpy(), *(part.numpy() for part in parts))
 
 
-def _visit(sweep: Sweep, first: Tensor, end: Tensor) -> list[Tensor]:
+def _visit(traces: Traces, sweep: Sweep, first: Tensor, end: Tensor) -> list[Tensor]:
     at = first.expand(len(sweep.settings), -1).clone()
     parts = [torch.zeros(at.shape).double() for _ in range(3)]
     while True:
@@ -246,7 +243,7 @@ def _visit(sweep: Sweep, first: Tensor, end: Tensor) -> list[Tensor]:
         hits = sweep.tau.gather(1, here).long()
         for part, value in zip(parts, (torch.ones_like(hits), sweep.gamma.gather(1, here), hits), strict=True):
             part += torch.where(live, value, 0)
-        at = torch.where(live, at + hits + 1, at)
+        at = torch.where(live, traces.following(here, hits), at)
 
 
 def gamma_at(tau: np.ndarray, gamma: np.ndarray, wanted: np.ndarray | float) -> np.ndarray:
@@ -262,10 +259,19 @@ def gamma_at(tau: np.ndarray, gamma: np.ndarray, wanted: np.ndarray | float) -> 
     return np.asarray(np.interp(wanted, taus, cheapest, right=np.nan))
 
 
-def prompt_weights(prompts: int, replicates: int = REPLICATES, seed: int = 0) -> np.ndarray:
-    """(replicates, prompts): how often each prompt is drawn when as many are drawn with replacement."""
-    share = np.full(prompts, 1 / prompts)
-    return np.random.default_rng(seed).multinomial(prompts, share, size=replicates).astype(float)
+def bootstrap_weights(groups: Tensor, replicates: int = REPLICATES, seed: int = 0) -> np.ndarray:
+    """(replicates, prompts): how often each prompt counts when as many groups as there are are drawn with replacement.
+
+    groups: (prompts,) int64 as Traces.groups. Prompts of one group count together: those of one file are alike.
+    """
+    count = int(groups.max()) + 1
+    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=replicates)
+    return drawn[:, groups.numpy()].astype(float)
+
+
+def bootstrap_unit(traces: Traces) -> str:
+    """What bootstrap_weights draws, in words."""
+    return "prompts" if traces.group is None else f"their {int(traces.groups.max()) + 1} sources"
 
 
 def interval(values: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
@@ -292,7 +298,7 @@ class Compared:
 
 
 def compare(rule: Served, baseline: Served, taus: Sequence[float], weights: np.ndarray) -> Compared:
-    """Both at the same tau. The replicates are paired: each draws the same prompts for rule and baseline."""
+    """Both at the same tau. The replicates are paired: each draws the same groups for rule and baseline."""
     wanted = np.asarray(taus)
     point = [gamma_at(*each.curve(), wanted) for each in (rule, baseline)]
     drawn = [_replicates(each, wanted, weights) for each in (rule, baseline)]

@@ -11,16 +11,17 @@ import numpy as np
 from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.forest import Forest
 from c2t_plugin.lab.calibration import calibration
 from c2t_plugin.lab.curves import (
     Served,
+    bootstrap_weights,
     censored,
     compare,
     eagle2_sweep,
     gamma_at,
     interval,
     kept_nodes,
-    prompt_weights,
     serve,
     static_sweep,
     threshold_sweep,
@@ -31,8 +32,7 @@ from c2t_plugin.lab.curves import (
 from c2t_plugin.lab.evaluate import EvaluatePlan
 from c2t_plugin.lab.rivals import CHAIN_RIVALS, OnlineLogistic
 from c2t_plugin.lab.scores import auc, weighted_auc
-from c2t_plugin.lab.traces import Traces
-from c2t_plugin.lab.trees import Forest
+from c2t_plugin.traces import Traces
 
 # Drafts verified at once when vLLM's estimator reads the training traces; it refits every 100 steps.
 ESTIMATOR_BATCH = 16
@@ -76,7 +76,7 @@ def evaluate_chains(
 ) -> Evaluation:
     """At the accept lengths of static chains below d_max; there is nothing to save at d_max itself."""
     chain = truncate(traces.chain, plan.d_max)
-    weights = prompt_weights(len(traces.prompt.unique()), plan.replicates, plan.seed)
+    weights = bootstrap_weights(traces.groups, plan.replicates, plan.seed)
     scores = {rule.name: (rule.score(chain), rule.keeps_failing) for rule in CHAIN_RIVALS}
     probabilities = {"P": scores["P"][0].exp()}
     reference = None
@@ -116,7 +116,7 @@ def evaluate_chains(
 def evaluate_trees(classifiers: Mapping[str, NodeClassifier], traces: Traces, plan: EvaluatePlan) -> Evaluation:
     """Threshold on P and classifiers against EAGLE-2's top N by P, on trees that EAGLE-2 expanded."""
     forest = truncate(traces.tree, plan.tree_depth)
-    weights = prompt_weights(len(traces.prompt.unique()), plan.replicates, plan.seed)
+    weights = bootstrap_weights(traces.groups, plan.replicates, plan.seed)
     scores = {"P": forest.joint_log_prob.exp()}
     scores |= {name: classifier.confidence(forest.stats()) for name, classifier in classifiers.items()}
     baseline = serve(traces, eagle2_sweep(forest), plan.every_state, plan.starts)
@@ -158,9 +158,9 @@ def _spread(curves: list[Served]) -> list[float]:
 
 
 def _auc(scores: Tensor, accepted: Tensor, traces: Traces, weights: np.ndarray) -> tuple[float, np.ndarray]:
-    """Over all nodes, and of bootstrap replicates over prompts."""
+    """Over all nodes, and of bootstrap replicates."""
     flat, label = scores.flatten(), accepted.flatten()
-    owner = traces.prompt.unique(return_inverse=True)[1].repeat_interleave(scores.shape[1])
+    owner = traces.owner.repeat_interleave(scores.shape[1])
     return auc(flat, label), weighted_auc(flat, label, owner, weights)
 
 

@@ -13,7 +13,6 @@ from c2t_plugin.lab import collect, fit
 from c2t_plugin.lab.plans import RECIPES, CollectPlan, FitPlan
 from c2t_plugin.lab.report import Evaluation, forest_features
 from c2t_plugin.lab.scores import NodeScores, auc
-from c2t_plugin.lab.traces import load_traces, save_traces
 from c2t_plugin.lab.training import (
     EPOCHS,
     FIT_RECIPES,
@@ -24,6 +23,7 @@ from c2t_plugin.lab.training import (
     sample_negatives,
     train,
 )
+from c2t_plugin.traces import load_traces, save_traces
 
 SCORES = NodeScores(recall=0.0, theta=0.0, auc=0.0, bce=0.0, auc_joint_prob=0.0, recall_joint_prob=0.0)
 
@@ -122,6 +122,67 @@ def test_sampling_with_a_corrected_prior_keeps_confidences_probabilities(make_tr
         found[prior] = float(classifier.confidence(traces.tree.stats()).mean())
     assert found[True] == pytest.approx(share, rel=0.1)
     assert found[False] > 1.5 * share
+
+
+def test_weights_with_a_corrected_prior_keep_confidences_probabilities(make_traces) -> None:
+    traces = make_traces(prompts=60, steps=6)
+    share = float(traces.tree.accepted.float().mean())
+    found = {}
+    for prior in (False, True):
+        recipe = replace(FIT_RECIPES["default"], positive_weight=8.0, prior=prior)
+        classifier, _, _ = fit.fit(traces, recipe, FitPlan(d_max=4))
+        found[prior] = float(classifier.confidence(traces.tree.stats()).mean())
+        assert classifier.spec.training["positive_weight"] == 8.0
+    assert found[True] == pytest.approx(share, rel=0.15)
+    assert found[False] > 2 * share
+
+
+def test_parents_are_found_in_trees_and_chains(make_traces) -> None:
+    traces, recipe = make_traces(prompts=2, steps=2), replace(FIT_RECIPES["extended"], chains=2)
+    features, _ = fit.training_rows(traces, recipe, 1)
+    parents = fit.parent_rows(traces, recipe)
+    joint, own, depth = (recipe.features.index(name) for name in ("joint_log_prob", "log_prob", "depth"))
+    below_root = features[:, depth] == 1
+    assert len(parents) == len(features)
+    assert torch.equal(parents[below_root], torch.arange(len(features))[below_root])
+    # a node's P is its parent's times its own probability
+    expected = features[parents][~below_root, joint] + features[~below_root, own]
+    torch.testing.assert_close(features[~below_root, joint], expected)
+    assert torch.equal(features[parents][~below_root, depth], features[~below_root, depth] - 1)
+
+
+def test_the_penalty_makes_paths_fall() -> None:
+    features, accepted = separable(20_000)
+    # every second row is the child of the one before, whatever the two hold
+    parents = torch.arange(len(features)) // 2 * 2
+    rises = {}
+    for weight in (0.0, 10.0):
+        classifier = new_classifier(FIT_RECIPES["default"], features, {}, 0)
+        train(
+            classifier, features, accepted, lambda: SCORES, torch.Generator().manual_seed(0), monotone=weight,
+            parents=parents if weight else None,
+        )  # fmt: skip
+        with torch.no_grad():
+            confidence = torch.sigmoid(classifier(features))
+        rises[weight] = float((confidence - confidence[parents]).relu().mean())
+    assert rises[10.0] < 0.2 * rises[0.0]
+
+
+def test_a_penalty_without_all_parents_is_refused(make_traces) -> None:
+    with pytest.raises(C2TError, match="monotone needs all negatives, got 3"):
+        replace(FIT_RECIPES["default"], monotone=1.0, negatives_per_positive=3.0)
+    traces = make_traces()
+    traces.tree.entropy[::3, 1] = float("nan")
+    with pytest.raises(C2TError, match="not finite"):
+        fit.fit(traces, replace(FIT_RECIPES["default"], monotone=1.0), FitPlan(d_max=4))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("positive_weight", 0.0), ("positive_weight", float("nan")), ("monotone", -1.0)]
+)
+def test_a_senseless_weight_is_refused(field, value) -> None:
+    with pytest.raises(C2TError, match=field.replace("_", " ")):
+        replace(FIT_RECIPES["default"], **{field: value})
 
 
 def test_calibrating_makes_confidences_true_on_average(make_traces) -> None:

@@ -13,7 +13,7 @@ from c2t_plugin.lab import blocks
 from c2t_plugin.lab.replay import Outcomes
 from c2t_plugin.lab.reproduce import dyspec_acceptance, dyspec_blocks, dyspec_overhead, dyspec_trees
 from c2t_plugin.lab.reproduce.experiment import Bench
-from c2t_plugin.lab.traces import Traces
+from c2t_plugin.traces import Traces
 from c2t_plugin.verify import (
     Drafting,
     Draw,

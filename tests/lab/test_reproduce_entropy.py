@@ -19,10 +19,10 @@ from c2t_plugin.lab.reproduce import entropy_trees_entropy as entropies
 from c2t_plugin.lab.reproduce import entropy_trees_shapes as shapes
 from c2t_plugin.lab.reproduce import live
 from c2t_plugin.lab.reproduce.experiment import Bench
-from c2t_plugin.lab.traces import Traces
 from c2t_plugin.policies.chains import StaticChain
 from c2t_plugin.policies.specinfer import SpecInfer
 from c2t_plugin.policies.static import StaticTree
+from c2t_plugin.traces import Traces
 from c2t_plugin.verify import Sampler, verify_chain, verify_multi_round, verify_without_replacement
 
 

@@ -16,7 +16,7 @@ from c2t_plugin.pair.models import new_target
 from c2t_plugin.pair.optimisers import parameter_kind
 from c2t_plugin.pair.recipe import PRESETS, OwnText, Recipe, Stage
 from c2t_plugin.pair.stage import StageRun
-from c2t_plugin.pair.train import Training
+from c2t_plugin.pair.train import ALL_STAGES, Training
 from c2t_plugin.pair.train_target import target_loss
 
 TINY_STAGE = Stage(steps=4, batch=2, muon_lr=0.02, embed_lr=0.01, head_lr=0.003, warmup=2)
@@ -29,11 +29,16 @@ TINY = Recipe(
     captured=(1, 2, 3),
     draft_hidden=64,
     draft_intermediate=64,
+    small_hidden=64,
+    small_layers=2,
+    small_intermediate=64,
     held_out_one_in=4,
     target=TINY_STAGE,
     draft=TINY_STAGE,
     eagle3=TINY_STAGE,
     eagle1=TINY_STAGE,
+    mtp=TINY_STAGE,
+    small_target=TINY_STAGE,
     own_text=OwnText(sequences=6, batch=4, prompt=8, new=8, greedy_new=4),
 )
 
@@ -138,9 +143,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(24):
         lines = [f"def function_{chr(97 + number)}_{chr(97 + i)}(value):\n    return value\n" for i in range(26)]
         (library / f"module_{chr(97 + number)}.py").write_text("".join(lines), encoding="utf-8")
-    Training(TINY, base / "out", base / "work", library).run(
-        ["tokenizer", "target", "own_text", "draft", "eagle3", "eagle1"]
-    )
+    Training(TINY, base / "out", base / "work", library).run(ALL_STAGES)
     return base
 
 

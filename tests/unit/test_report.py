@@ -56,7 +56,7 @@ TEXT = f"# title\n\n{BEGIN}\nold\n{END}\n\nrest\n"
 
 def test_the_readme_shows_the_committed_rows() -> None:
     text = README.read_text(encoding="utf-8")
-    assert render(text, read_rows(RESULTS)) == text
+    assert render(text, read_rows(RESULTS, ServingRow)) == text
 
 
 def test_rows_survive_the_file(tmp_path: Path) -> None:
@@ -64,11 +64,11 @@ def test_rows_survive_the_file(tmp_path: Path) -> None:
     rows = [ServingRow(**PLAIN), ServingRow(**C2T)]
     append_rows(path, rows[:1])
     append_rows(path, rows[1:])
-    assert read_rows(path) == rows
+    assert read_rows(path, ServingRow) == rows
 
 
 def test_a_missing_file_has_no_rows(tmp_path: Path) -> None:
-    assert read_rows(tmp_path / "none.jsonl") == []
+    assert read_rows(tmp_path / "none.jsonl", ServingRow) == []
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_bad_line_names_its_place(line: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(asdict(ServingRow(**PLAIN))) + "\n" + line + "\n", encoding="utf-8")
     with pytest.raises(C2TError, match=r"rows\.jsonl, line 2"):
-        read_rows(path)
+        read_rows(path, ServingRow)
 
 
 def test_the_table_holds_what_the_rows_hold() -> None:
@@ -160,7 +160,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_adding_rows_publishes_them(files: Path) -> None:
     assert report.main(["--add", str(files / "measured.jsonl")]) == 0
-    assert read_rows(files / "results.jsonl") == [ServingRow(**PLAIN)]
+    assert read_rows(files / "results.jsonl", ServingRow) == [ServingRow(**PLAIN)]
     assert "plain decoding" in (files / "README.md").read_text(encoding="utf-8")
 
 

@@ -54,6 +54,7 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     ),
     EngineSymbol("srt/distributed/parallel_state.py", "get_tp_group"),
     EngineSymbol("srt/distributed/parallel_state.py", "GroupCoordinator.broadcast", ("input_", "src")),
+    EngineSymbol("srt/distributed/parallel_state.py", "GroupCoordinator.rank_in_group"),
     EngineSymbol("srt/managers/schedule_batch.py", "ScheduleBatch.reqs"),
     EngineSymbol("srt/managers/schedule_batch.py", "ScheduleBatch.req_pool_indices"),
     EngineSymbol("srt/sampling/sampling_params.py", "SamplingParams.custom_params"),
@@ -64,6 +65,17 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         contains=("sampling_params.verify(",),
     ),
     EngineSymbol("srt/managers/utils.py", "GenerationBatchResult.cap_lens"),
+    EngineSymbol(
+        "srt/managers/utils.py", "GenerationBatchResult.copy_to_cpu", contains=("self.cap_lens =", "copy_done.record()")
+    ),
+    EngineSymbol("srt/managers/scheduler.py", "Scheduler.process_batch_result", ("batch", "result")),
+    EngineSymbol("srt/managers/schedule_batch.py", "Req.finished"),
+    EngineSymbol(
+        "srt/managers/schedule_batch.py",
+        "Req.__init__",
+        ("rid", "origin_input_ids"),
+        ("self.rid = rid", "self.output_ids", "self.is_retracted = "),
+    ),
     EngineSymbol("srt/managers/scheduler.py", "Scheduler.set_internal_state", ("recv_req",)),
     EngineSymbol("srt/managers/scheduler.py", "Scheduler.get_internal_state", ("recv_req",)),
     EngineSymbol("srt/managers/io_struct.py", "SetInternalStateReq.server_args"),

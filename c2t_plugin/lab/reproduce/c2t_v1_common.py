@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier, load_classifier
+from c2t_plugin.forest import Forest
 from c2t_plugin.grow import TreePolicy
 from c2t_plugin.lab.curves import (
     Sweep,
@@ -31,9 +32,8 @@ from c2t_plugin.lab.fit import fit
 from c2t_plugin.lab.plans import FitPlan
 from c2t_plugin.lab.replay import replay
 from c2t_plugin.lab.reproduce.experiment import Bench
-from c2t_plugin.lab.traces import Traces
 from c2t_plugin.lab.training import FINE_TUNING_SHARE, FIT_RECIPES, Epoch, FitRecipe
-from c2t_plugin.lab.trees import Forest
+from c2t_plugin.traces import Traces
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from c2t_plugin.grow import TreePolicy, grow_tree
 from c2t_plugin.lab import printed
-from c2t_plugin.lab.curves import interval, prompt_weights
+from c2t_plugin.lab.curves import bootstrap_weights, interval
 from c2t_plugin.lab.replay import Outcomes, concatenate, visited
 from c2t_plugin.lab.reproduce import live
 from c2t_plugin.lab.reproduce.experiment import Bench, Cell, Experiment, Findings
@@ -153,7 +153,7 @@ class Measured:
 
     def bounds(self) -> tuple[float, float]:
         """95% interval of per_step over prompts."""
-        weights = torch.from_numpy(prompt_weights(len(self.steps)))
+        weights = torch.from_numpy(bootstrap_weights(torch.arange(len(self.steps))))
         return interval(((weights @ self.tokens) / (weights @ self.steps)).numpy())
 
 
