@@ -68,8 +68,8 @@ def prompts_of(
     paths: where each data set lies. tokenizer: the target's directory. C2TError if a path is missing.
     """
     if scenario.own:
-        found = SOURCES[scenario.own](pair, scenario.each, seed)[: scenario.each]
-        return [prompt.token_ids for prompt in found] * scenario.repeat
+        found = [prompt.token_ids for prompt in SOURCES[scenario.own](pair, scenario.each, seed)][: scenario.each]
+        return found * scenario.repeat
     missing = [name for name in scenario.data if name not in paths]
     if missing:
         raise C2TError(f"{scenario.name} needs --data {' '.join(f'{name}=PATH' for name in missing)}")
