@@ -13,25 +13,20 @@ from torch import Tensor
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.forest import Forest
 from c2t_plugin.lab.calibration import calibration
-from c2t_plugin.lab.curves import (
-    Served,
-    bootstrap_weights,
+from c2t_plugin.lab.curves import Served, bootstrap_weights, compare, gamma_at, interval, serve
+from c2t_plugin.lab.evaluate import EvaluatePlan
+from c2t_plugin.lab.rivals import CHAIN_RIVALS, OnlineLogistic
+from c2t_plugin.lab.scores import auc, weighted_auc
+from c2t_plugin.lab.sweeps import (
     censored,
-    compare,
     eagle2_sweep,
-    gamma_at,
-    interval,
     kept_nodes,
-    serve,
     static_sweep,
     threshold_sweep,
     thresholds,
     top_k_sweep,
     truncate,
 )
-from c2t_plugin.lab.evaluate import EvaluatePlan
-from c2t_plugin.lab.rivals import CHAIN_RIVALS, OnlineLogistic
-from c2t_plugin.lab.scores import auc, weighted_auc
 from c2t_plugin.traces import Traces
 
 # Drafts verified at once when vLLM's estimator reads the training traces; it refits every 100 steps.

@@ -13,11 +13,12 @@ import torch
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier
 from c2t_plugin.errors import C2TError, ConfigError
 from c2t_plugin.lab import evaluate, judging
-from c2t_plugin.lab.curves import eagle2_sweep, gamma_at, serve, threshold_sweep, truncate
+from c2t_plugin.lab.curves import gamma_at, serve
 from c2t_plugin.lab.evaluate import EvaluatePlan, named_classifiers
 from c2t_plugin.lab.judging import evaluate_chains, evaluate_trees
 from c2t_plugin.lab.rivals import OnlineLogistic
 from c2t_plugin.lab.scores import ChainReplay, auc, weighted_auc
+from c2t_plugin.lab.sweeps import eagle2_sweep, threshold_sweep, truncate
 from c2t_plugin.traces import save_traces
 
 PLAN = EvaluatePlan(d_max=4, tree_depth=4, taus=(0.4, 0.8), replicates=20, starts=1)

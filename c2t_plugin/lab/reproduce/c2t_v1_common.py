@@ -17,21 +17,12 @@ from torch import Tensor
 from c2t_plugin.classifier import NodeClassifier, load_classifier
 from c2t_plugin.forest import Forest
 from c2t_plugin.grow import TreePolicy
-from c2t_plugin.lab.curves import (
-    Sweep,
-    censored,
-    eagle2_sweep,
-    gamma_at,
-    kept_nodes,
-    serve,
-    threshold_sweep,
-    thresholds,
-    truncate,
-)
+from c2t_plugin.lab.curves import gamma_at, serve
 from c2t_plugin.lab.fit import fit
 from c2t_plugin.lab.plans import FitPlan
 from c2t_plugin.lab.replay import replay
 from c2t_plugin.lab.reproduce.experiment import Bench
+from c2t_plugin.lab.sweeps import Sweep, censored, eagle2_sweep, kept_nodes, threshold_sweep, thresholds, truncate
 from c2t_plugin.lab.training import FINE_TUNING_SHARE, FIT_RECIPES, Epoch, FitRecipe
 from c2t_plugin.traces import Traces
 
