@@ -36,7 +36,7 @@ def test_beta_inside_it(beta: object):
         ({"top_m": "many"}, "top_m must be an integer"),
         ({"top_m": 0}, "top_m must be at least 1"),
         ({"base": "medusa"}, "base must be one of auto, eagle, eagle3, standalone"),
-        ({"mode": "forest"}, "mode must be one of chain"),
+        ({"mode": "forest"}, "mode must be one of chain, tree"),
         ({"classifier": 3}, "wrong type"),
         ({"betta": 0.5}, "unknown option betta; known: base, beta"),
     ],

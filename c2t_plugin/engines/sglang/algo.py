@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.engines.sglang import validate
+from c2t_plugin.engines.sglang import args, validate
 
 GENERIC = "C2T"
 BASES = ("EAGLE", "EAGLE3", "STANDALONE")
@@ -69,8 +69,10 @@ def _handle_server_args(_self: Any, server_args: Any) -> None:
     resolved.base.handle_server_args(server_args)
 
 
-def _worker_class(base: str, _server_args: Any) -> type:
+def _worker_class(base: str, server_args: Any) -> type:
     from c2t_plugin.engines.sglang import control, worker
+    from c2t_plugin.engines.sglang.trees import worker as tree_worker
 
     control.install()
-    return worker.worker_class(base)
+    mode = args.config_of(server_args).mode
+    return (tree_worker if mode == "tree" else worker).worker_class(base)
