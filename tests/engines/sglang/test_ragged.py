@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang.layout import ROW_STEP, rows_to_compute
 from c2t_plugin.engines.sglang.ragged import Choice, choose
 from c2t_plugin.errors import ConfigError
@@ -48,7 +49,7 @@ def runner(backend: Any, **changes: Any) -> SimpleNamespace:
     ],
 )
 def test_choice(wanted: str, backend: Any, expected: str | None):
-    choice = choose(wanted, SimpleNamespace(), runner(backend))
+    choice = choose(C2TConfig(ragged=wanted), SimpleNamespace(), runner(backend))
     assert choice.backend == expected
     assert choice.reason
 
@@ -67,19 +68,24 @@ def test_choice(wanted: str, backend: Any, expected: str | None):
 )
 def test_what_keeps_the_uniform_window(server_args: dict[str, Any], changes: dict[str, Any], reason: str):
     record, model = SimpleNamespace(**server_args), runner(RaggedAttention(), **changes)
-    choice = choose("auto", record, model)
+    choice = choose(C2TConfig(ragged="auto"), record, model)
     assert choice.backend is None
     assert reason in choice.reason
     with pytest.raises(ConfigError, match=f"--speculative-c2t-ragged triton cannot be had: .*{reason}"):
-        choose("triton", record, model)
+        choose(C2TConfig(ragged="triton"), record, model)
 
 
 def test_a_backend_that_the_server_does_not_run():
     with pytest.raises(ConfigError, match="ragged triton cannot be had: TorchNativeAttnBackend verifies"):
-        choose("triton", SimpleNamespace(), runner(TorchNativeAttnBackend()))
+        choose(C2TConfig(ragged="triton"), SimpleNamespace(), runner(TorchNativeAttnBackend()))
     with pytest.raises(ConfigError, match="ragged fa3 cannot be had: the attention backend is RaggedAttention"):
-        choose("fa3", SimpleNamespace(), runner(RaggedAttention()))
-    assert choose("off", SimpleNamespace(), runner(TorchNativeAttnBackend())) == Choice(None, "as asked for")
+        choose(C2TConfig(ragged="fa3"), SimpleNamespace(), runner(RaggedAttention()))
+    with pytest.raises(ConfigError, match="ragged triton cannot be had: trees have masks"):
+        choose(C2TConfig(ragged="triton", mode="tree"), SimpleNamespace(), runner(RaggedAttention()))
+    assert choose(C2TConfig(mode="tree"), SimpleNamespace(), runner(RaggedAttention())).backend is None
+    assert choose(C2TConfig(ragged="off"), SimpleNamespace(), runner(TorchNativeAttnBackend())) == Choice(
+        None, "as asked for"
+    )
 
 
 @pytest.mark.parametrize(
