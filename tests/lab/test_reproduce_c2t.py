@@ -16,6 +16,7 @@ from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.report import score_trees
 from c2t_plugin.lab.reproduce import c2t_v1_common as common
 from c2t_plugin.lab.reproduce import c2t_v1_training
+from c2t_plugin.lab.reproduce.c2t_recent import PRIOR, WINDOW, recent_acceptance
 from c2t_plugin.lab.reproduce.c2t_v1_common import Brought, Curve, Ground
 from c2t_plugin.lab.reproduce.c2t_v1_corpora import KINDS, corpora, halves
 from c2t_plugin.lab.reproduce.c2t_v1_features import relation
@@ -242,6 +243,23 @@ def test_lemma_2_is_acceptance_drawn_at_random() -> None:
     for row in lemma_2_rows(seed=3):
         # five standard deviations of a mean of so many draws
         assert abs(row["paper"] - row["ours"]) < 5 * 0.5 / DRAWS**0.5
+
+
+def test_recent_acceptance_by_hand(make_traces) -> None:
+    traces = make_traces(prompts=2, steps=6)
+    traces.chain.accepted[:] = False
+    traces.chain.accepted[0, :2] = True
+    # the first prompt is verified at 0 (2 accepted), 3, 4 and 5; what is not over yet does not count
+    found = recent_acceptance(traces, d_max=4)
+    expected = [2, 2, 2, (2 + 2) / 2, (2 + 2) / 3, (2 + 2) / 4]
+    assert found[:6].tolist() == pytest.approx(expected)
+    assert found[6:].tolist() == pytest.approx([2 / (1 + verified) for verified in range(6)])
+
+
+def test_recent_acceptance_forgets(make_traces) -> None:
+    traces = make_traces(prompts=1, steps=20)
+    traces.chain.accepted[:] = False
+    assert recent_acceptance(traces, 4)[WINDOW:].tolist() == pytest.approx([PRIOR / (WINDOW + 1)] * (20 - WINDOW))
 
 
 def test_no_prompt_is_fitted_and_judged_on(make_traces) -> None:
