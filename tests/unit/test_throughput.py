@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
 
-from benchmarks import measuring, server, throughput
+from benchmarks import server, throughput
 from benchmarks.arms import SGLANG, chosen, threshold_beta, write_threshold_classifier
 from benchmarks.measuring import Outcome, measure, metrics_of, ratio
 from benchmarks.record import BenchRow, read_rows
@@ -52,7 +52,6 @@ class FakeClient:
 
     def __init__(self, url: str, max_tokens: int) -> None:
         self.speculates = bool(url)
-        self.concurrency = 0
 
     def __enter__(self) -> FakeClient:
         return self
@@ -67,21 +66,17 @@ class FakeClient:
     def run(
         self, prompts: Sequence[Sequence[int]], concurrency: int, advance: Callable[[], None], temperature: float
     ) -> Pass:
-        self.concurrency = concurrency
-        # the watcher looks every now and then
-        time.sleep(measuring.WATCH_S * 4)
-        completions = tuple(self.complete(prompt) for prompt in prompts)
-        return Pass(completions, 0.5 if self.speculates else 1.0)
-
-    def running(self) -> int:
-        return min(self.concurrency, self.limit)
+        together = min(concurrency, self.limit)
+        completions = [
+            replace(self.complete(prompt), sent_s=float(place // together)) for place, prompt in enumerate(prompts)
+        ]
+        return Pass(tuple(completions), 0.5 if self.speculates else 1.0)
 
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> type[FakeServer]:
     monkeypatch.setattr(throughput, "Server", FakeServer)
     monkeypatch.setattr(throughput, "Client", FakeClient)
-    monkeypatch.setattr(measuring, "WATCH_S", 0.005)
     monkeypatch.setattr(FakeServer, "started", [])
     return FakeServer
 
