@@ -23,8 +23,6 @@ FORMAT = "c2t-cost-curve"
 PROBE_EVERY = 64
 # Weight of the newest step in the running means of acceptance by depth.
 FORGET = 0.1
-# Acceptance of a token below an accepted one, before anything was observed.
-UNKNOWN = 0.5
 
 
 @dataclass(frozen=True)
@@ -141,8 +139,9 @@ class Planner:
     """Chooses each step's draft depth before it drafts, and each request's kept tokens after.
 
     The depth comes from running means of how often a token is accepted if the one before it is, by depth; `forget` is
-    the newest step's weight in them. One step of `probe_every` drafts one token more than seems best, so that a change
-    for the better is noticed; from depth 0, plain decoding, too.
+    the newest step's weight in them. The first step drafts as deep as it may, since a guess that is too low would be
+    corrected by probes only. One step of `probe_every` drafts one token more than seems best, so that a change for the
+    better is noticed; from depth 0, plain decoding, too.
     """
 
     def __init__(self, curve: CostCurve, d_max: int, probe_every: int = PROBE_EVERY, forget: float = FORGET) -> None:
@@ -155,12 +154,14 @@ class Planner:
         self.probe_every = probe_every
         self.forget = forget
         # of the token at depth i + 1, given the one before it
-        self._accepted = torch.full((d_max,), UNKNOWN, dtype=torch.float64)
+        self._accepted = torch.zeros(d_max, dtype=torch.float64)
         self._seen = 0
         self._short_steps = 0
 
     def depth(self, requests: int) -> int:
         """Draft passes for the next step of so many requests; 0 is plain decoding."""
+        if not self._seen:
+            return self.d_max
         gains = self._accepted.cumprod(0).repeat_interleave(requests)
         expected = requests + torch.cat([gains.new_zeros(1), gains.cumsum(0)])
         counts = torch.arange(len(expected))

@@ -26,7 +26,8 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorker
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker, StandaloneWorkerV2
 from torch import Tensor
 
-from c2t_plugin.engines.sglang import args, checkpoints, control, ragged, results
+from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
+from c2t_plugin.engines.sglang import args, control, ragged, results
 from c2t_plugin.engines.sglang.layout import cut_links
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter
 from c2t_plugin.engines.sglang.ragged import RaggedVerify
@@ -65,8 +66,8 @@ class _DraftMixin(_StockDraftWorker):
     def _c2t_init(self) -> None:
         config = args.config_of(self.server_args)
         base = self.speculative_algorithm.base.name
-        path, origin = checkpoints.find_classifier(config, base, self.server_args.speculative_draft_model_path)
-        classifier = checkpoints.load_fitting_classifier(path, config)
+        path, origin = find_classifier(config, base.lower(), self.server_args.speculative_draft_model_path)
+        classifier = load_fitting_classifier(path, config)
         spec = classifier.spec
         beta = spec.suggested_beta if config.beta is None else config.beta
         slots = self.req_to_token_pool.req_to_token.shape[0]
