@@ -113,9 +113,11 @@ class ChainScorer(RequestLimits):
 
 
 def _statistics(rows: int, top_m: int, device: torch.device) -> Callable[[Tensor], DraftStats]:
-    """draft_stats of up to `rows` rows, on a GPU with a workspace of its own, which every captured graph shares."""
-    if device.type != "cuda":
-        return lambda logits: draft_stats(logits, top_m)
+    return _fused_statistics(rows, top_m, device) if device.type == "cuda" else lambda x: draft_stats(x, top_m)
+
+
+def _fused_statistics(rows: int, top_m: int, device: torch.device) -> Callable[[Tensor], DraftStats]:
+    """draft_stats with a workspace for up to `rows` rows, which every captured graph shares."""
     from c2t_kernels.fused.stats import DraftStatsWorkspace
     from c2t_kernels.fused.stats import draft_stats as fused
 

@@ -105,6 +105,7 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
     "trace_share_of_nothing": (["--speculative-c2t-trace-share", "0"], {}, "trace_share must be a number above 0"),
     "trace_dir_that_is_a_file": (["--speculative-c2t-trace-dir", __file__], {}, "trace_dir .* cannot be made"),
     "unknown_mode": (["--speculative-c2t-mode", "star"], {}, "mode must be one of .*, got 'star'"),
+    "unknown_ragged_attention": (["--speculative-c2t-ragged", "fast"], {}, "ragged must be one of .*, got 'fast'"),
     "unknown_base": (["--speculative-c2t-base", "medusa"], {}, "base must be one of .*, got 'medusa'"),
     "rejection_sampling": (["--speculative-use-rejection-sampling"], {}, "--speculative-use-rejection-sampling .*bias"),
     "adaptive": (["--speculative-adaptive"], {}, "--speculative-adaptive cannot be combined"),
