@@ -26,8 +26,7 @@ class C2TConfig:
     top_m: how many probabilities the entropy sums over; it must be what the classifier was trained with.
     trace_dir: directory that chains of served requests are recorded into, without their text; None records none.
     trace_share: share of the requests that is recorded, in (0, 1].
-    ragged: attention that verifies only kept tokens; auto takes the server's where it can, off verifies the whole
-        window.
+    ragged: attention that verifies kept tokens only; auto: the server's, where it can; off: the uniform window.
     """
 
     classifier: str | None = None

@@ -15,7 +15,7 @@ import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -134,27 +134,28 @@ def novel_tokens(token_ids: Sequence[int], size: int = NOVELTY) -> list[bool]:
     return found
 
 
-def join_traces(parts: Sequence[Traces]) -> Traces:
-    """All states of several traces of one draft; their prompts are numbered anew. The header is the first one's.
+def join_traces(parts: Sequence[Traces], header: Mapping[str, Any]) -> Traces:
+    """One of all states, in order. C2TError if some parts have groups and others none, or a prompt is in two parts."""
+    kinds = {tuple(part.states()) for part in parts}
+    if len(kinds) != 1:
+        raise C2TError("some of the traces to join have groups and others none; collect them the same way")
+    states = {name: torch.cat([part.states()[name] for part in parts]) for name in parts[0].states()}
+    tree, chain = (forest.join([getattr(part, name) for part in parts]) for name in ("tree", "chain"))
+    return Traces(tree, chain, header=header, **states)
 
-    Groups are kept only where all have them, and then mean the same. Raises C2TError unless all have the same pair,
-    top_m and shapes.
-    """
+
+def pool_traces(parts: Sequence[Traces]) -> Traces:
+    """The same of traces that were numbered apart: prompts are numbered anew, the header is the first one's, groups are
+    left out. Raises C2TError unless all have the same pair, top_m and shapes."""
     kinds = [
         ([part.header[name] for name in ("pair", "top_m")], part.tree.k, part.tree.layers, part.chain.layers)
         for part in parts
     ]
     if any(kind != kinds[0] for kind in kinds):
         raise C2TError("traces of different drafts, top_m or shapes cannot be joined; take them one by one")
-    before = [0, *itertools.accumulate(len(part.first) for part in parts)]
-    states = {
-        name: torch.cat([part.states()[name] for part in parts])
-        for name in (*STATES, *OPTIONAL)
-        if all(name in part.states() for part in parts)
-    }
-    states["prompt"] = torch.cat([(part.owner + n).int() for part, n in zip(parts, before, strict=False)])
-    tree, chain = (forest.join([getattr(part, name) for part in parts]) for name in ("tree", "chain"))
-    return Traces(tree, chain, header=parts[0].header, **states)
+    before = itertools.accumulate((len(part.first) for part in parts), initial=0)
+    anew = [replace(part, prompt=(part.owner + n).int(), group=None) for part, n in zip(parts, before, strict=False)]
+    return join_traces(anew, parts[0].header)
 
 
 def save_traces(traces: Traces, path: str | os.PathLike[str]) -> None:
@@ -190,7 +191,7 @@ def load_traces(path: str | os.PathLike[str]) -> Traces:
         files = sorted(path.glob(f"*{SUFFIX}"))
         if not files:
             raise C2TError(f"{path} holds no trace file (*{SUFFIX})")
-        return join_traces([load_traces(file) for file in files])
+        return pool_traces([load_traces(file) for file in files])
     if not path.is_file():
         raise C2TError(f"trace file not found: {path}; write one with `c2t collect`")
     tensors, metadata = read_tensors(path, FORMAT, READABLE, REMEDY)

@@ -7,6 +7,7 @@ dialogue are written from a seed. So every machine has all of them, given the sa
 from __future__ import annotations
 
 import ast
+import json
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -82,6 +83,27 @@ def dialogue_prompts(pair: Path, count: int, seed: int) -> list[Prompt]:
         return str(template.apply_chat_template([dict(turn) for turn in turns], tokenize=False))
 
     return _written(load_tokenizer(pair), count, f"dialogue {seed}", dialogue, render)
+
+
+def file_prompts(pair: Path, path: Path) -> list[Prompt]:
+    """Prompts of a file of JSON lines, in its order: {"text": ..., "source": ...}, whole texts in the target's tokens.
+
+    source: what the text was cut from, a document for example; without it each line is its own. C2TError for a line
+    that is none of these, and for a text of less than two tokens.
+    """
+    if not path.is_file():
+        raise C2TError(f"prompt file not found: {path}; it holds a JSON object with a `text` per line")
+    tokenizer, prompts = load_tokenizer(pair), []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+            ids = tokenizer.encode(entry["text"]).ids
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise C2TError(f"{path}, line {number}: a JSON object with a `text` is expected ({error})") from error
+        if len(ids) < 2:
+            raise C2TError(f"{path}, line {number}: the text has {len(ids)} tokens, at least 2 are needed")
+        prompts.append(Prompt(ids, str(entry.get("source", f"line {number}"))))
+    return distinct(prompts)
 
 
 SOURCES: Mapping[str, Callable[[Path, int, int], list[Prompt]]] = MappingProxyType(

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from c2t_kernels import early_stop
 from c2t_plugin.planner import CostCurve, Planner
-from c2t_plugin.policies.chain import kept_lengths
 from c2t_plugin.traces import Traces
 
 
@@ -39,7 +39,7 @@ def static(length: int) -> Arm:
 
 def fixed_beta(beta: float, d_max: int) -> Arm:
     """The paper's chain mode: each chain ends before its first token below beta (C2T v1 5.5)."""
-    return Arm(f"beta {beta:g}", lambda requests: d_max, lambda a: kept_lengths(a, beta, a.shape[1]).long())
+    return Arm(f"beta {beta:g}", lambda requests: d_max, lambda a: early_stop(a, beta, a.shape[1]).long())
 
 
 def planned(curve: CostCurve, d_max: int) -> Arm:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.causal import check_positions
 from c2t_plugin.pair import load_prompts
 from c2t_plugin.pair.corpus import read_corpus, standard_library
 from c2t_plugin.pair.load import load_tokenizer
@@ -50,10 +51,10 @@ class Texts:
         windows = self.token_ids[:, self.roots[0] + 1 :].unfold(1, layers, 1)[:, : len(self.roots)]
         return windows.flatten(0, 1)
 
-    def running(self, end_id: int | None) -> Tensor:
+    def running(self, end_ids: Sequence[int]) -> Tensor:
         """(states,) bool: whether the target had not ended its text at or before the root."""
         new = self.token_ids[:, self.roots[0] : self.roots[-1] + 1]
-        return ((new == (-1 if end_id is None else end_id)).cumsum(dim=1) == 0).flatten()
+        return (torch.isin(new, torch.tensor(end_ids, dtype=torch.int64)).cumsum(dim=1) == 0).flatten()
 
     def novel(self) -> Tensor:
         """(states,) bool: whether the last 8 tokens, root included, occur nowhere earlier in prompt and text."""
@@ -100,26 +101,35 @@ def distinct(prompts: Iterable[Prompt]) -> list[Prompt]:
     return list(found.values())
 
 
-def greedy_texts(
-    target: LlamaForCausalLM, prompts: Mapping[int, list[int]], new: int, layers: int, batch: int
-) -> Iterator[Texts]:
-    """Continue every prompt greedily. prompts: by number. Each result has at most `batch` of them, all of one length:
-    padding would change nothing but the rounding of sums, and without it there is no such difference to think of."""
+def of_equal_length(prompts: Mapping[int, list[int]], batch: int) -> Iterator[list[int]]:
+    """Numbers of prompts to read together: at most `batch`, all of one length, shorter ones first.
+
+    Padding would change nothing but the rounding of sums, and without it there is no such difference to think of.
+    """
     by_length: dict[int, list[int]] = {}
     for number, prompt in prompts.items():
         by_length.setdefault(len(prompt), []).append(number)
-    for length, numbers in sorted(by_length.items()):
+    for _, numbers in sorted(by_length.items()):
         for start in range(0, len(numbers), batch):
-            chosen = numbers[start : start + batch]
-            rows = torch.tensor([prompts[number] for number in chosen])
-            greedy = torch.zeros(len(rows), dtype=torch.bool)
-            text = continue_rows(target, rows, new + layers, sampled=greedy, seed=0)
-            yield Texts(torch.tensor(chosen), text, range(length, length + new))
+            yield numbers[start : start + batch]
 
 
-def end_of_text(target: LlamaForCausalLM) -> int | None:
-    """The token that ends a text of this target, if it has one."""
-    end: Any = target.config.eos_token_id
-    if isinstance(end, list):
-        raise C2TError(f"the target has several end tokens ({end}); one is expected")
-    return end
+def greedy_text(target: PreTrainedModel, prompts: Mapping[int, list[int]], new: int, layers: int) -> Texts:
+    """Continue prompts of one length greedily. prompts: by number. C2TError if the target has too few positions."""
+    rows = torch.tensor(list(prompts.values()))
+    length = rows.shape[1]
+    check_positions(target, length + new + layers)
+    greedy = torch.zeros(len(rows), dtype=torch.bool)
+    # the pair's own training names its own kind of model
+    model: Any = target
+    text = continue_rows(model, rows, new + layers, sampled=greedy, seed=0)
+    return Texts(torch.tensor(list(prompts)), text, range(length, length + new))
+
+
+def end_of_text(target: PreTrainedModel) -> list[int]:
+    """The tokens that end a text of this target."""
+    found: set[int] = set()
+    for config in (target.config, target.generation_config):
+        end: Any = getattr(config, "eos_token_id", None)
+        found.update([] if end is None else end if isinstance(end, list) else [end])
+    return sorted(found)

@@ -5,6 +5,7 @@ The drafts belong to the target; the stand-alone one is also measured over the s
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections import Counter
@@ -34,9 +35,20 @@ def evaluate(directory: Path, work: Path | None, prompts: int, seed: int, device
     path = directory / "provenance.json"
     previous = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     training = previous.get("training", {}) | (_records(work) if work else {})
-    provenance = {"evaluation": began.to_json(), "acceptance": results, "training": training}
+    provenance = {
+        "evaluation": began.to_json(),
+        "weights": weights_digests(directory),
+        "acceptance": results,
+        "training": training,
+    }
     path.write_text(json.dumps(provenance, indent=1) + "\n", encoding="utf-8")
     return results
+
+
+def weights_digests(directory: Path) -> dict[str, str]:
+    """SHA-256 of the weights of every checkpoint in a pair directory."""
+    present = [kind for kind in load.ARCHITECTURES if _has_weights(directory / kind)]
+    return {kind: hashlib.sha256(load.weights_path(directory / kind).read_bytes()).hexdigest() for kind in present}
 
 
 def measure(directory: Path, prompts: int, seed: int, device: str) -> dict[str, Any]:
@@ -78,7 +90,7 @@ def _measure_over(
 
 
 def _has_weights(checkpoint: Path) -> bool:
-    return (checkpoint / "model.safetensors").is_file()
+    return load.weights_path(checkpoint).is_file()
 
 
 def summarise(greedy: list[Visits], sampled: list[Visits]) -> dict[str, Any]:

@@ -77,11 +77,16 @@ def save_checkpoint(kind: str, module: nn.Module, recipe: Recipe, tokenizer: Tok
 
 def save_weights(state: dict[str, torch.Tensor], directory: Path) -> None:
     """Write or replace model.safetensors of a checkpoint directory."""
-    temporary = directory / "model.safetensors.part"
+    temporary = weights_path(directory).with_suffix(".part")
     save_file(state, temporary, metadata={"format": "pt"})
     # safetensors writes files that only their owner can read
     temporary.chmod(0o644)
-    temporary.replace(directory / "model.safetensors")
+    temporary.replace(weights_path(directory))
+
+
+def weights_path(directory: Path) -> Path:
+    """The file that holds the weights of a checkpoint directory."""
+    return directory / "model.safetensors"
 
 
 def load_llama(kind: str, recipe: Recipe, directory: Path, device: str = "cpu") -> LlamaForCausalLM:
@@ -117,7 +122,7 @@ def load_recipe(directory: Path) -> Recipe:
 
 def read_weights(directory: Path) -> dict[str, torch.Tensor]:
     """All tensors of a checkpoint directory of a pair, as shipped."""
-    path = directory / "model.safetensors"
+    path = weights_path(directory)
     if not path.is_file():
         raise C2TError(f"{path} is missing; run `c2t pair train` for that stage first")
     return load_file(path)

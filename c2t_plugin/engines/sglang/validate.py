@@ -99,7 +99,7 @@ def _base(server_args: Any, config: C2TConfig) -> str:
     chosen = "" if config.base == "auto" else config.base.upper()
     if named and chosen and named != chosen:
         raise ConfigError(f"algorithm C2T_{named} contradicts --speculative-c2t-base {config.base}; give one of them")
-    return named or chosen or checkpoints.detect_base(server_args.speculative_draft_model_path)
+    return named or chosen or checkpoints.detect_base(server_args.speculative_draft_model_path, server_args.model_path)
 
 
 def _refuse(server_args: Any) -> None:

@@ -17,15 +17,14 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import DynamicCache, LlamaForCausalLM
+from transformers import DynamicCache, PreTrainedModel
 
 from c2t_plugin.errors import C2TError
 from c2t_plugin.grow import Distributions, Drafter, Grown, TreePolicy, grow_tree
-from c2t_plugin.lab.drafts import BatchDraft, DraftModel, StandaloneDraft
-from c2t_plugin.lab.pairs import load_pair
+from c2t_plugin.lab.drafts import DraftModel, ReadTexts
+from c2t_plugin.lab.pairs import load_pair, stand_alone
 from c2t_plugin.lab.replay import Outcomes, concatenate, grow_live
-from c2t_plugin.lab.texts import Texts, end_of_text, held_out_prompts
-from c2t_plugin.pair.models import hidden_states
+from c2t_plugin.lab.texts import Texts, end_of_text, held_out_prompts, of_equal_length
 from c2t_plugin.tree import ROOT
 from c2t_plugin.verify import Chance, DraftTree, Sampler, Verified, probabilities
 
@@ -55,22 +54,21 @@ class Site:
     """
 
     texts: Texts
-    target: LlamaForCausalLM
+    target: PreTrainedModel
     model: DraftModel
     layers: int
     prompt: Tensor
     running: Tensor
 
     @cached_property
-    def _draft(self) -> BatchDraft:
-        ids, roots = self.texts.token_ids, self.texts.roots
-        return BatchDraft(self.model, ids, hidden_states(self.target, ids[:, : roots[-1]]), roots)
+    def _draft(self) -> ReadTexts:
+        return self.model.at(self.texts.token_ids, self.texts.roots)
 
     @cached_property
-    def _target(self) -> BatchDraft:
+    def _target(self) -> ReadTexts:
         # drafts never read a text's first token, the target does: it becomes the second
         ids, roots = F.pad(self.texts.token_ids, (1, 0)), self.texts.roots
-        return BatchDraft(StandaloneDraft(self.target), ids, (), range(roots.start + 1, roots.stop + 1))
+        return stand_alone(self.target).at(ids, range(roots.start + 1, roots.stop + 1))
 
     def drafter(self) -> Drafter:
         """The draft, at the start of new trees."""
@@ -97,23 +95,18 @@ def sites(pair: Path, draft: str, plan: Plan) -> Iterator[Site]:
         yield Site(texts, target, model, plan.layers, prompt, texts.running(end))
 
 
-def written(target: LlamaForCausalLM, prompts: Mapping[int, list[int]], plan: Plan) -> Iterator[Texts]:
-    """The target's texts after prompts, by number; as `lab.texts.greedy_texts`, at the plan's temperature."""
-    by_length: dict[int, list[int]] = {}
-    for number, prompt in prompts.items():
-        by_length.setdefault(len(prompt), []).append(number)
+def written(target: PreTrainedModel, prompts: Mapping[int, list[int]], plan: Plan) -> Iterator[Texts]:
+    """The target's texts after prompts, by number; as `lab.texts.greedy_text`, at the plan's temperature."""
     generator = torch.Generator().manual_seed(plan.seed)
-    for length, numbers in sorted(by_length.items()):
-        for start in range(0, len(numbers), plan.together):
-            chosen = numbers[start : start + plan.together]
-            rows = torch.tensor([prompts[number] for number in chosen])
-            text = _continue(target, rows, plan.new + plan.layers, plan.temperature, generator)
-            yield Texts(torch.tensor(chosen), text, range(length, length + plan.new))
+    for chosen in of_equal_length(prompts, plan.together):
+        rows = torch.tensor([prompts[number] for number in chosen])
+        text = _continue(target, rows, plan.new + plan.layers, plan.temperature, generator)
+        yield Texts(torch.tensor(chosen), text, range(rows.shape[1], rows.shape[1] + plan.new))
 
 
 @torch.inference_mode()
 def _continue(
-    target: LlamaForCausalLM, rows: Tensor, new: int, temperature: float, generator: torch.Generator
+    target: PreTrainedModel, rows: Tensor, new: int, temperature: float, generator: torch.Generator
 ) -> Tensor:
     """(texts, length) int64 -> (texts, length + new), each token drawn from softmax(logits / temperature)."""
     cache = DynamicCache(config=target.config)

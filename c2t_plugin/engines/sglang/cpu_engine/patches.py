@@ -31,11 +31,11 @@ def apply() -> None:
     from sglang.srt.speculative import eagle_utils
 
     _replace(eagle_utils, _SAMPLED_VERIFICATION)
-    attention_registry.register_attention_backend("intel_amx")(_ragged_attention)
+    attention_registry.register_attention_backend("intel_amx")(lambda runner: ragged_attention(runner))
 
 
-def _ragged_attention(runner: Any) -> Any:
-    # Imported when a model runner exists: it imports the pool classes, which an argument parser does not need.
+def ragged_attention(runner: Any) -> Any:
+    """The target's attention backend, imported when its model runner exists: it imports SGLang's memory pools."""
     from c2t_plugin.engines.sglang.cpu_engine.ragged_attention import RaggedCpuAttnBackend
 
     return RaggedCpuAttnBackend(runner)
