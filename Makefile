@@ -14,18 +14,20 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 TEST_JOBS ?= 2
 DEMO_ARGS ?=
+SOAK_REQUESTS ?= 10000
 
 VENV := .venv/sglang
 PY := $(VENV)/bin/python
 # The stamp names the directory: a moved or copied checkout must not import the code of the one it came from.
 STAMP := $(VENV)/.installed-$(firstword $(shell pwd -P | cksum))
 
-.PHONY: help demo test check lint report venv-sglang clean
+.PHONY: help demo test check lint soak report venv-sglang clean
 
 help:
 	@echo "make demo    serve the shipped pair on stock SGLang with and without C2T; table and picture in build/demo"
 	@echo "make test    everything: lint, types, all tests, servers included"
 	@echo "make check   the quick loop: lint, types, core tests"
+	@echo "make soak    10,000 requests that are aborted, retracted and chunked at random, and nothing lost"
 	@echo "make report  rewrite the README's table from benchmarks/results"
 	@echo "make clean   remove build output and caches (environments stay: rm -r .venv removes them)"
 
@@ -42,6 +44,9 @@ lint: venv-sglang
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+
+soak: venv-sglang
+	@OMP_NUM_THREADS=1 SOAK_REQUESTS=$(SOAK_REQUESTS) $(PY) -m pytest -q tests/engines/sglang/test_soak.py $(PYTEST_ARGS)
 
 report: venv-sglang
 	@$(PY) -m benchmarks.report

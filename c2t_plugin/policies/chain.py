@@ -117,6 +117,10 @@ class ChainScorer:
         they are kept."""
         return None if self._stats is None else self._stats[:rows, : self._step].clone()
 
+    def own_beta(self, rows: int) -> Tensor:
+        """(rows,) bool: which of the first `rows` requests have a threshold of their own."""
+        return ~self._slot_beta[self._slots[:rows]].isnan()
+
     def end(self, rows: int) -> Tensor:
         """(rows,) int32: draft tokens to verify of the first `rows` requests; counts the ones without a confidence."""
         confidence = self.confidence(rows)

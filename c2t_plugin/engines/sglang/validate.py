@@ -7,7 +7,7 @@ from typing import Any
 
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.contract import check_contract
-from c2t_plugin.engines.sglang import args, checkpoints, requests, results
+from c2t_plugin.engines.sglang import args, checkpoints, requests, results, startup
 from c2t_plugin.engines.sglang.contract import SUPPORTED, SYMBOLS
 from c2t_plugin.errors import C2TError, ConfigError
 
@@ -86,6 +86,7 @@ def _resolve(server_args: Any) -> None:
     path, _ = checkpoints.find_classifier(config, base, server_args.speculative_draft_model_path)
     checkpoints.load_fitting_classifier(path, config)
     results.check_directory(config)
+    startup.check_curve(config)
     server_args.speculative_algorithm = f"C2T_{base}"
     steps = server_args.speculative_num_steps or DEFAULT_STEPS
     server_args.speculative_num_steps = steps
