@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +37,8 @@ SERVING = "serving"
 # Nine minutes less what starting processes takes
 TOTAL_S = 520.0
 TESTS_S = 200.0
+TEST_PROCESSES = 6
+AHEAD_OF_TIME = "tests/kernels/test_ahead_of_time.py"
 # For the measurement that is under way when a part's time ends
 GRACE_S = 20.0
 # FlashInfer compiles its top-k for minutes when it is first called
@@ -69,7 +72,7 @@ def main(argv: list[str]) -> int:
     outcomes = []
     with flashinfer_build(not options.dry_run and "stats" in options.parts):
         if not options.no_tests and not options.dry_run:
-            outcomes.append(child("tests", tests_command(), options.out, TESTS_S))
+            outcomes += kernel_tests(options.out)
         outcomes += run_parts(options, deadline)
     rows = read(options.out / ROWS)
     print_table(rows)
@@ -94,10 +97,17 @@ def flashinfer_build(wanted: bool) -> Iterator[None]:
         build.wait()
 
 
-def tests_command() -> list[str]:
-    """pytest on tests/kernels; what is compiled ahead of time needs no GPU."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "tests/kernels", "-p", "no:cacheprovider"]
-    return [*command, "--ignore", "tests/kernels/test_ahead_of_time.py"]
+def kernel_tests(out: Path) -> list[Outcome]:
+    """Run tests/kernels, and beside it what is compiled ahead of time, which needs no GPU, on the processor's cores."""
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    # the first launch of every kernel is a compilation of a second or so on one core
+    spread = ["-n", str(TEST_PROCESSES), "--dist", "loadfile"] if find_spec("xdist") else []
+    commands = {
+        "tests": [*pytest, *spread, "tests/kernels", "--ignore", AHEAD_OF_TIME],
+        "ahead_of_time": [*pytest, *(["-n", str(TEST_PROCESSES)] if find_spec("xdist") else []), AHEAD_OF_TIME],
+    }
+    with ThreadPoolExecutor(len(commands)) as pool:
+        return list(pool.map(lambda name: child(name, commands[name], out, TESTS_S), commands))
 
 
 def part_command(part: str, options: argparse.Namespace, seconds: float) -> list[str]:

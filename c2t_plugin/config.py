@@ -26,9 +26,9 @@ class C2TConfig:
     base: the engine's own algorithm that drafts and verifies; auto reads the draft checkpoint.
     mode: how drafts are laid out; chain is one sequence per request.
     top_m: how many probabilities the entropy sums over; it must be what the classifier was trained with.
+    ragged: attention that verifies kept tokens only; auto: the server's, where it can; off: the uniform window.
     trace_dir: directory that chains of served requests are recorded into, without their text; None records none.
     trace_share: share of the requests that is recorded, in (0, 1].
-    ragged: attention that verifies kept tokens only; auto: the server's, where it can; off: the uniform window.
     """
 
     classifier: str | None = None

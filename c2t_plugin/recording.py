@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from c2t_plugin.forest import DTYPES, Forest
-from c2t_plugin.traces import STATES, SUFFIX, Traces, novel_tokens, pool_traces, save_traces
+from c2t_plugin.traces import STATES, SUFFIX, Traces, merge_traces, novel_tokens, save_traces
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class TraceRecorder:
                 waiting, self._waiting = self._waiting, []
             if not waiting:
                 continue
-            file = pool_traces([*self._file, *waiting])
+            file = merge_traces([*self._file, *waiting])
             path = self.directory / f"{self._name}-{self._number:05d}{SUFFIX}"
             try:
                 save_traces(file, path)

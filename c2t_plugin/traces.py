@@ -10,12 +10,13 @@ named.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -144,18 +145,25 @@ def join_traces(parts: Sequence[Traces], header: Mapping[str, Any]) -> Traces:
     return Traces(tree, chain, header=header, **states)
 
 
-def pool_traces(parts: Sequence[Traces]) -> Traces:
-    """The same of traces that were numbered apart: prompts are numbered anew, the header is the first one's, groups are
-    left out. Raises C2TError unless all have the same pair, top_m and shapes."""
+def merge_traces(parts: Sequence[Traces]) -> Traces:
+    """All states of several recordings of one draft; their prompts are numbered anew. The header is the first one's.
+
+    Groups are kept only where all have them, and then mean the same. Raises C2TError unless all have the same pair,
+    top_m and shapes.
+    """
     kinds = [
         ([part.header[name] for name in ("pair", "top_m")], part.tree.k, part.tree.layers, part.chain.layers)
         for part in parts
     ]
     if any(kind != kinds[0] for kind in kinds):
         raise C2TError("traces of different drafts, top_m or shapes cannot be joined; take them one by one")
-    before = itertools.accumulate((len(part.first) for part in parts), initial=0)
-    anew = [replace(part, prompt=(part.owner + n).int(), group=None) for part, n in zip(parts, before, strict=False)]
-    return join_traces(anew, parts[0].header)
+    before = [0, *itertools.accumulate(len(part.first) for part in parts)]
+    grouped = all(part.group is not None for part in parts)
+    numbered = [
+        dataclasses.replace(part, prompt=(part.owner + n).int(), group=part.group if grouped else None)
+        for part, n in zip(parts, before, strict=False)
+    ]
+    return join_traces(numbered, parts[0].header)
 
 
 def save_traces(traces: Traces, path: str | os.PathLike[str]) -> None:
@@ -191,7 +199,7 @@ def load_traces(path: str | os.PathLike[str]) -> Traces:
         files = sorted(path.glob(f"*{SUFFIX}"))
         if not files:
             raise C2TError(f"{path} holds no trace file (*{SUFFIX})")
-        return pool_traces([load_traces(file) for file in files])
+        return merge_traces([load_traces(file) for file in files])
     if not path.is_file():
         raise C2TError(f"trace file not found: {path}; write one with `c2t collect`")
     tensors, metadata = read_tensors(path, FORMAT, READABLE, REMEDY)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,22 +43,24 @@ def fixed_beta(beta: float, d_max: int) -> Arm:
     return Arm(f"beta {beta:g}", lambda requests: d_max, lambda a: early_stop(a, beta, a.shape[1]).long())
 
 
-def planned(curve: CostCurve, d_max: int) -> Arm:
-    """The planner, which knows the cost curve."""
-    planner = Planner(curve, d_max)
+def planned(curve: CostCurve, d_max: int, **tuning: Any) -> Arm:
+    """The planner, which knows the cost curve. tuning: probe_every and forget, where not the planner's own."""
+    planner = Planner(curve, d_max, **tuning)
     return Arm("planned", planner.depth, planner.keep)
 
 
 @dataclass(frozen=True)
 class Served:
     """seconds: simulated. tokens: output, bonus tokens included. steps: decoding steps of the batch. tau: accepted
-    draft tokens per request and step, bonus excluded. gamma: draft tokens verified per request and step."""
+    draft tokens per request and step, bonus excluded. gamma: draft tokens verified per request and step. requests: mean
+    number of requests per step."""
 
     seconds: float
     tokens: int
     steps: int
     tau: float
     gamma: float
+    requests: float
 
     @property
     def tokens_per_s(self) -> float:
@@ -91,4 +94,4 @@ def serve(traces: Traces, acceptance: Tensor, curve: CostCurve, arm: Arm, slots:
         fresh = slice(waiting, waiting + free)
         at, until = torch.cat([at[running], first[fresh]]), torch.cat([until[running], end[fresh]])
         waiting += free
-    return Served(seconds, tokens, steps, accepted_in_all / turns, verified / turns)
+    return Served(seconds, tokens, steps, accepted_in_all / turns, verified / turns, turns / steps)

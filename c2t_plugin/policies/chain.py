@@ -126,18 +126,27 @@ class ChainScorer:
         confidence = self.confidence(rows)
         # The kernel counts too, but also the rows that only pad a captured batch.
         self.non_finite += confidence.isnan().sum()
+        beta, depth = self._limits(rows)
+        return early_stop(confidence, beta, depth)
+
+    def any_alive(self) -> bool:
+        """Whether a chain of this batch may still grow. Asks the device, so not for a captured graph."""
+        beta, depth = self._limits(self._batch)
+        whole = early_stop(self.confidence(self._batch), beta, depth) == self._step
+        return bool((whole & (depth > self._step)).any())
+
+    def _limits(self, rows: int) -> tuple[Tensor, Tensor]:
         beta, depth = self._slot_beta[self._slots[:rows]], self._slot_depth[self._slots[:rows]]
         beta = torch.where(beta.isnan(), self.beta, beta)
         # The server's own longest chain holds for every request: it is how an operator takes load off.
-        depth = torch.where(depth < 0, self.max_depth, torch.minimum(depth, self.max_depth))
-        return early_stop(confidence, beta, depth)
+        return beta, torch.where(depth < 0, self.max_depth, torch.minimum(depth, self.max_depth))
 
     def _score(self, log_prob: Tensor, entropy: Tensor, margin: Tensor) -> None:
         self._step += 1
         # Which tokens are kept is decided in `end`, where requests have betas of their own.
         score_chain(self._state, self.network, log_prob, entropy, margin, self.beta, self._step)
         if self._stats is not None:
-            n = len(log_prob)
+            n = self._batch
             joint = self._state.joint_log_prob[:n]
             self._stats[:n, self._step - 1] = torch.stack((joint, log_prob, entropy, margin), dim=-1)
 

@@ -8,14 +8,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from c2t_plugin.classifier import load_classifier
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab import collect as module
+from c2t_plugin.lab import fit, training
 from c2t_plugin.lab.collect import collect_to
 from c2t_plugin.lab.plans import CollectPlan, TreeShape
 from c2t_plugin.lab.unfinished import SETTINGS, Unfinished
 from c2t_plugin.provenance import RunRecord
 from c2t_plugin.tensor_file import read_tensors
-from c2t_plugin.traces import FORMAT, VERSION
+from c2t_plugin.traces import FORMAT, VERSION, save_traces
 
 PLAN = CollectPlan("eagle3", TreeShape(k=3, layers=3, top_m=20), trees=15, prompts="held-out", new_tokens=3)
 
@@ -65,6 +67,38 @@ def test_a_collection_goes_on_bit_for_bit(tiny_pair, tmp_path, same_run, batches
     assert about == also
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith("x.")] == ["x.traces"]
+
+
+def test_a_fit_goes_on_bit_for_bit(make_traces, tmp_path, same_run, monkeypatch) -> None:
+    save_traces(make_traces(prompts=20), tmp_path / "t")
+    whole, out = tmp_path / "whole", tmp_path / "c"
+    command = [str(tmp_path / "t"), "--d-max", "4", "--recipe", "extended", "--out"]
+    assert fit.main([*command, str(whole)]) == 0
+    keep = training._keep
+    for stop in (3, 7):
+
+        def interrupted(state, epochs, *rest, stop=stop):
+            keep(state, epochs, *rest)
+            if len(epochs) == stop:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(training, "_keep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fit.main([*command, str(out)])
+        assert not out.exists()
+    with pytest.raises(C2TError, match="interrupted run with another recipe, plan; run"):
+        fit.main([*command, str(out), "--hidden", "5", "--seed", "4"])
+    save_traces(make_traces(prompts=21), tmp_path / "t2")
+    with pytest.raises(C2TError, match="another traces"):
+        fit.main([str(tmp_path / "t2"), *command[1:], str(out)])
+    worked: list[int] = []
+    monkeypatch.setattr(training, "_keep", lambda state, epochs, *rest: worked.append(len(epochs)))
+    assert fit.main([*command, str(out)]) == 0
+    assert worked == [8, 9, 10]
+    one, other = load_classifier(out), load_classifier(whole)
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())
+    assert one.spec == other.spec
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["c", "t", "t2", "whole"]
 
 
 CHANGES = {

@@ -199,9 +199,18 @@ def test_failed_kernel_tests_fail_the_run_and_name_the_log(tmp_path: Path, capsy
     assert "FAILED: tests: ended with 1; tests.log ends with: 1 failed" in capsys.readouterr().out
 
 
-def test_the_kernel_tests_are_run_without_what_needs_no_gpu():
-    command = gpu.tests_command()
-    assert "tests/kernels" in command and Path(command[command.index("--ignore") + 1]).is_file()
+def test_the_kernel_tests_are_run_with_what_needs_no_gpu_beside_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    commands = {}
+
+    def child(name: str, command: list[str], out: Path, seconds: float) -> gpu.Outcome:
+        commands[name] = command
+        return gpu.Outcome(name, "broken" * (name == "tests"))
+
+    monkeypatch.setattr(gpu, "child", child)
+    assert [outcome.fault for outcome in gpu.kernel_tests(tmp_path)] == ["broken", ""]
+    tests, ahead_of_time = commands["tests"], commands["ahead_of_time"]
+    assert "tests/kernels" in tests and tests[tests.index("--ignore") + 1] == ahead_of_time[-1]
+    assert Path(ahead_of_time[-1]).is_file()
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

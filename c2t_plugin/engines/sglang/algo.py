@@ -72,9 +72,10 @@ def _handle_server_args(_self: Any, server_args: Any) -> None:
     resolved.base.handle_server_args(server_args)
 
 
-def _worker_class(base: str, _server_args: Any) -> type:
-    from c2t_plugin.engines.sglang import control, results, worker
+def _worker_class(base: str, server_args: Any) -> type:
+    from c2t_plugin.engines.sglang import args, control, ragged, results, worker
 
     control.install()
     results.install()
+    ragged.install(args.config_of(server_args).ragged)
     return worker.worker_class(base)

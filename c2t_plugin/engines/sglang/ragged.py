@@ -91,6 +91,23 @@ def _obstacle(server_args: Any, runner: Any, backend: str) -> str | None:
     return None
 
 
+def install(wanted: str) -> None:
+    """Have SGLang build our Triton backend in place of its own. To be called before it builds attention backends."""
+    if wanted not in ("auto", "triton"):
+        return
+    from sglang.srt.layers.attention import attention_registry
+
+    stock = attention_registry.ATTENTION_BACKENDS["triton"]
+
+    def create(runner: Any) -> Any:
+        from c2t_plugin.engines.sglang.triton_ragged import RaggedTritonAttnBackend
+
+        # SGLang's own refuses these, with its reason.
+        return stock(runner) if runner.model_config.is_encoder_decoder else RaggedTritonAttnBackend(runner)
+
+    attention_registry.register_attention_backend("triton")(create)
+
+
 def prepare(algorithm: Any, choice: Choice) -> None:
     """Have SGLang capture its target graphs for packed rows. To be called before it captures them."""
     if choice.backend is None:
@@ -121,15 +138,13 @@ def _with_capture_layout(original: Callable[..., Any]) -> Callable[..., Any]:
 class RaggedVerify:
     """Packs the target's verify forwards of one server process.
 
-    rows_kept: roots and kept draft tokens so far. rows_computed: rows that the target computed for them, padding to the
-    next graph size included.
+    rows: that the target computed in the last one, padding to the next tier included. ran_graph: whether from a graph.
     """
 
     target_worker: Any
     width: int
     backend: str
-    rows_kept: int = 0
-    rows_computed: int = 0
+    rows: int = 0
     ran_graph: bool = False
     _step: tuple[Any, Tensor] | None = field(default=None, repr=False)
 
@@ -167,9 +182,7 @@ class RaggedVerify:
         window: Any = batch.spec_info
         # The one wait of a step: the host chooses the graph. SGLang's preparation ran while the draft was computed.
         needed = int(kept.sum()) + len(kept)
-        rows = rows_to_compute(needed, len(kept) * self.width, self.sizes())
-        self.rows_kept += needed
-        self.rows_computed += rows
+        self.rows = rows = rows_to_compute(needed, len(kept) * self.width, self.sizes())
         sources = [part.view(-1, self.width) for part in (window.draft_token, window.positions, batch.out_cache_loc)]
         # A row of nobody is token 0 at position 0, written to slot 0, which no request owns.
         (tokens, positions, slots), cu_seqlens = pack_ragged(kept, sources, capacity=rows, pads=(0, 0, 0))

@@ -11,7 +11,8 @@ import torch
 
 from c2t_plugin.classifier import ClassifierSpec
 from c2t_plugin.config import AUTO, C2TConfig
-from c2t_plugin.engines.sglang import args, checkpoints, results
+from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
+from c2t_plugin.engines.sglang import args, results
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter
 from c2t_plugin.engines.sglang.planning import StepPlanner
 from c2t_plugin.errors import ConfigError
@@ -36,8 +37,8 @@ class Made:
 def prepare(server_args: Any, base: str, *, slots: int, d_max: int, device: torch.device | str, leads: bool) -> Made:
     """For one rank; `leads` is the one that reports and records."""
     config = args.config_of(server_args)
-    path, origin = checkpoints.find_classifier(config, base, server_args.speculative_draft_model_path)
-    classifier = checkpoints.load_fitting_classifier(path, config)
+    path, origin = find_classifier(config, base.lower(), server_args.speculative_draft_model_path)
+    classifier = load_fitting_classifier(path, config)
     spec = classifier.spec
     beta = spec.suggested_beta if config.beta is None else config.beta
     scorer = ChainScorer(

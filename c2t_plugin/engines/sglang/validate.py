@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from c2t_plugin.config import C2TConfig
+from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
 from c2t_plugin.engines.contract import check_contract
 from c2t_plugin.engines.sglang import args, checkpoints, requests, results, startup
 from c2t_plugin.engines.sglang.contract import SUPPORTED, SYMBOLS
@@ -83,8 +84,8 @@ def _resolve(server_args: Any) -> None:
     base = _base(server_args, config)
     _refuse(server_args)
     checkpoints.check_vocabulary(server_args, base)
-    path, _ = checkpoints.find_classifier(config, base, server_args.speculative_draft_model_path)
-    checkpoints.load_fitting_classifier(path, config)
+    path, _ = find_classifier(config, base.lower(), server_args.speculative_draft_model_path)
+    load_fitting_classifier(path, config)
     results.check_directory(config)
     startup.check_curve(config)
     server_args.speculative_algorithm = f"C2T_{base}"

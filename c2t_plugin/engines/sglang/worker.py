@@ -210,13 +210,10 @@ class _VerifyMixin(_StockWorker):
             rows = len(kept) * self.speculative_num_draft_tokens
             result = super().verify(batch, *positional, **keyword)
         else:
-            before = self.ragged.rows_computed
-            with (
-                self._draft_worker.timed("verify", lambda: self.ragged.rows_computed - before),
-                self.ragged.verifying(batch, kept),
-            ):
+            verifying = self.ragged.verifying(batch, kept)
+            with self._draft_worker.timed("verify", lambda: self.ragged.rows), verifying:
                 result = super().verify(batch, *positional, **keyword)
-            rows = self.ragged.rows_computed - before
+            rows = self.ragged.rows
             # SGLang asked for a graph of the uniform window, which there is none of.
             result.can_run_cuda_graph = self.ragged.ran_graph
         result.cap_lens = kept + 1

@@ -11,7 +11,6 @@ import torch
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.collect import collect_to
-from c2t_plugin.lab.curves import threshold_sweep
 from c2t_plugin.lab.pairs import describe_pair
 from c2t_plugin.lab.plans import CollectPlan, TreeShape
 from c2t_plugin.lab.report import score_trees
@@ -19,6 +18,7 @@ from c2t_plugin.lab.reproduce import c2t_v1_common as common
 from c2t_plugin.lab.reproduce.c2t_v1_common import AT_EQUAL_TAU, OUR_RECIPE, PAPER_RECIPE, TITLES, Ground
 from c2t_plugin.lab.reproduce.experiment import QUICK_TREES, Bench, Experiment, Findings, Row
 from c2t_plugin.lab.scores import NodeScores
+from c2t_plugin.lab.sweeps import threshold_sweep
 from c2t_plugin.lab.training import FINE_TUNING_RATE, Epoch
 from c2t_plugin.traces import Traces, load_traces
 
