@@ -187,7 +187,7 @@ class RaggedVerify:
         window: Any = batch.spec_info
         # The one wait of a step: the host chooses the graph. SGLang's preparation ran while the draft was computed.
         needed = int(kept.sum()) + len(kept)
-        self.rows = rows = rows_to_compute(needed, len(kept) * self.width, self._captured())
+        self.rows = rows = rows_to_compute(needed, len(kept) * self.width, self.sizes())
         sources = [part.view(-1, self.width) for part in (window.draft_token, window.positions, batch.out_cache_loc)]
         # A row of nobody is token 0 at position 0, written to slot 0, which no request owns.
         (tokens, positions, slots), cu_seqlens = pack_ragged(kept, sources, capacity=rows, pads=(0, 0, 0))
@@ -219,6 +219,7 @@ class RaggedVerify:
             if packed is not None:
                 setattr(output, name, scatter_ragged(packed, cu_seqlens, self.width, fill=0).flatten(0, 1))
 
-    def _captured(self) -> list[int]:
+    def sizes(self) -> list[int]:
+        """Token counts of the captured graphs, rising."""
         runner = self.target_worker.model_runner.decode_cuda_graph_runner
         return runner.capture_num_tokens if getattr(runner, "ragged_verify_mode", False) else []
