@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.record import BenchRow
-from benchmarks.tables import Block, grid, latest_blocks, listing, losers
+from benchmarks.tables import Block, grid, latest_blocks, listing, load_of, losers
 
 HEAD = """# Results
 
@@ -81,7 +81,7 @@ def _section(head: str, tables: Sequence[str], *pictures: str) -> list[str]:
 def _table3(rows: Sequence[BenchRow]) -> str:
     first = rows[0].setting
     title = f"### {first['target']} on {first['column']}, acceptance of the draft `{first['draft']}`"
-    tail = f"Outputs of {first['mean_output']:g} tokens on average, spread {first['spread']:g}."
+    tail = f"{how_far(rows)} Outputs of {first['mean_output']:g} tokens on average, spread {first['spread']:g}."
     return _block(title, grid(rows, table3_cell), tail, rows)
 
 
@@ -89,6 +89,24 @@ def table3_cell(row: BenchRow) -> str:
     """ratio (the paper's); for plain decoding seconds (the paper's)."""
     name, shown = ("seconds", "paper_seconds") if row.arm == "plain" else ("ratio_to_plain", "paper_ratio")
     return f"{row.metrics[name]:.2f} ({row.metrics[shown]:.2f})"
+
+
+def how_far(rows: Sequence[BenchRow]) -> str:
+    """How far one column of table 3 is from the paper's: EAGLE's ratios, and what the best C2T arm gains over EAGLE."""
+    by_arm: dict[str, list[BenchRow]] = {}
+    for row in sorted(rows, key=load_of):
+        by_arm.setdefault(row.arm, []).append(row)
+    static = [(row.metrics["ratio_to_plain"] or 0.0, row.metrics["paper_ratio"] or 0.0) for row in by_arm["static 4"]]
+    cut = [found for arm, found in by_arm.items() if arm.startswith("C2T")]
+    gains, printed = [], []
+    for place, (ours, papers) in enumerate(static):
+        gains.append(max(found[place].metrics["ratio_to_plain"] or 0.0 for found in cut) / ours)
+        printed.append((cut[0][place].metrics["paper_ratio"] or 0.0) / papers)
+    off = ", ".join(f"{ours - papers:+.2f}" for ours, papers in static)
+    return (
+        f"static 4 is {off} off the paper's EAGLE; the best C2T arm gains "
+        f"{', '.join(f'{gain:.2f}' for gain in gains)} over it (the paper's: {', '.join(f'{x:.2f}' for x in printed)})."
+    )
 
 
 def title_of(setting: Mapping[str, Any]) -> str:
