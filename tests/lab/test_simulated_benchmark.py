@@ -190,7 +190,7 @@ def test_the_papers_table_has_both_columns(
     assert eagle == [1.13, 1.01, 0.98, 1.40, 1.23, 1.22]
     table3.show_table(rows, Console(width=200))
     shown = capsys.readouterr().out
-    assert "the best C2T arm gains" in shown and "(the paper's: 1.05, 1.11, 1.12)" in shown
+    assert "the best fixed beta gains" in shown and "the paper's C2T 1.05, 1.11, 1.12." in shown
 
 
 def test_output_lengths_have_the_mean_that_was_asked_for():
