@@ -104,10 +104,11 @@ def how_far(rows: Sequence[BenchRow]) -> str:
         gains.append(max(found[place].metrics["ratio_to_plain"] or 0.0 for found in betas) / ours)
         choices.append((planned[place].metrics["ratio_to_plain"] or 0.0) / ours)
         printed.append((planned[place].metrics["paper_ratio"] or 0.0) / papers)
+    off = _list(f"{ours - papers:+.2f}" for ours, papers in static)
+    gain, choice, paper = (_list(f"{x:.2f}" for x in each) for each in (gains, choices, printed))
     return (
-        f"static 4 is {_list(f'{ours - papers:+.2f}' for ours, papers in static)} off the paper's EAGLE. Over it "
-        f"the best fixed beta gains {_list(f'{x:.2f}' for x in gains)}, the planner {_list(f'{x:.2f}' for x in choices)}, "
-        f"the paper's C2T {_list(f'{x:.2f}' for x in printed)}."
+        f"static 4 is {off} off the paper's EAGLE. "
+        f"Over it the best fixed beta gains {gain}, the planner {choice}, the paper's C2T {paper}."
     )
 
 
