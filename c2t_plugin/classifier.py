@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from c2t_kernels.reference.network import MAX_HIDDEN, ScoringNetwork
 from c2t_plugin.errors import ClassifierError
 from c2t_plugin.features import FEATURES, PAPER_FEATURES, NodeStats, node_features
 from c2t_plugin.tensor_file import read_tensors
@@ -110,6 +111,28 @@ class NodeClassifier(nn.Module):
         """Confidence in [0, 1] of each node: stats of shape (...) -> (...) float32; NaN where stats are not finite."""
         shifted = stats._replace(depth=stats.depth + (self.spec.depth_origin - 1))
         return torch.sigmoid(self(node_features(self.spec.features, shifted)))
+
+    def network(self, device: torch.device | str) -> ScoringNetwork:
+        """This classifier as the kernels take it, on that device. Raises ClassifierError if it is too wide for them."""
+        if self.spec.hidden > MAX_HIDDEN:
+            raise ClassifierError(
+                f"the classifier has {self.spec.hidden} hidden units, an engine takes at most {MAX_HIDDEN}: "
+                "fit it with fewer (c2t fit --hidden)"
+            )
+
+        def as_tensor(weight: Tensor) -> Tensor:
+            return weight.detach().float().contiguous().to(device)
+
+        return ScoringNetwork(
+            self.spec.features,
+            as_tensor(self.shift),
+            as_tensor(self.scale),
+            as_tensor(self.hidden.weight),
+            as_tensor(self.hidden.bias),
+            as_tensor(self.out.weight.flatten()),
+            as_tensor(self.out.bias),
+            self.spec.depth_origin,
+        )
 
 
 def save_classifier(classifier: NodeClassifier, path: str | os.PathLike[str]) -> None:

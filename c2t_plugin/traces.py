@@ -10,6 +10,8 @@ named.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import os
 import zlib
@@ -33,6 +35,8 @@ VERSION = "2"
 # Version 1 knew no groups.
 READABLE = ("1", VERSION)
 REMEDY = "collect it again"
+# of the files that a server writes
+SUFFIX = ".traces"
 DTYPES = {**forest.DTYPES, "accepted": torch.bool}
 STATES = {"prompt": torch.int32, "step": torch.int16, "novel": torch.bool}
 OPTIONAL = {"group": torch.int32}
@@ -47,7 +51,7 @@ class Traces:
     prompt: (states,) int32 number of the prompt. The states of a prompt are consecutive rows.
     step: (states,) int16 new tokens before the root, ascending within a prompt. A server visits some states only: then
     steps are left out.
-    novel: (states,) bool, see Texts.novel.
+    novel: (states,) bool, see novel_tokens.
     header: draft, pair, top_m, prompts, seed, provenance.
     group: (states,) int32 number of the source that the prompt comes from, a file for example, the same for all states
     of a prompt; None where that is not known. Prompts of one group are alike, so intervals are drawn over groups.
@@ -120,6 +124,21 @@ class Traces:
         return self.owner * 2**17 + self.step.long()
 
 
+# A small target falls into loops, in which every draft is right; so many repeated tokens are one.
+NOVELTY = 8
+
+
+def novel_tokens(token_ids: Sequence[int], size: int = NOVELTY) -> list[bool]:
+    """Of every token, whether it and the size - 1 before it occur together nowhere earlier; the first ones do not."""
+    seen: set[tuple[int, ...]] = set()
+    found = [True] * min(size - 1, len(token_ids))
+    for end in range(size, len(token_ids) + 1):
+        gram = tuple(token_ids[end - size : end])
+        found.append(gram not in seen)
+        seen.add(gram)
+    return found
+
+
 def join_traces(parts: Sequence[Traces], header: Mapping[str, Any]) -> Traces:
     """One of all states, in order. C2TError if some parts have groups and others none, or a prompt is in two parts."""
     kinds = {tuple(part.states()) for part in parts}
@@ -128,6 +147,27 @@ def join_traces(parts: Sequence[Traces], header: Mapping[str, Any]) -> Traces:
     states = {name: torch.cat([part.states()[name] for part in parts]) for name in parts[0].states()}
     tree, chain = (forest.join([getattr(part, name) for part in parts]) for name in ("tree", "chain"))
     return Traces(tree, chain, header=header, **states)
+
+
+def merge_traces(parts: Sequence[Traces]) -> Traces:
+    """All states of several recordings of one draft; their prompts are numbered anew. The header is the first one's.
+
+    Groups are kept only where all have them, and then mean the same. Raises C2TError unless all have the same pair,
+    top_m and shapes.
+    """
+    kinds = [
+        ([part.header[name] for name in ("pair", "top_m")], part.tree.k, part.tree.layers, part.chain.layers)
+        for part in parts
+    ]
+    if any(kind != kinds[0] for kind in kinds):
+        raise C2TError("traces of different drafts, top_m or shapes cannot be joined; take them one by one")
+    before = [0, *itertools.accumulate(len(part.first) for part in parts)]
+    grouped = all(part.group is not None for part in parts)
+    numbered = [
+        dataclasses.replace(part, prompt=(part.owner + n).int(), group=part.group if grouped else None)
+        for part, n in zip(parts, before, strict=False)
+    ]
+    return join_traces(numbered, parts[0].header)
 
 
 def save_traces(traces: Traces, path: str | os.PathLike[str]) -> None:
@@ -154,8 +194,16 @@ def save_traces(traces: Traces, path: str | os.PathLike[str]) -> None:
 
 
 def load_traces(path: str | os.PathLike[str]) -> Traces:
-    """Read a trace file of this version or an older one. C2TError if it is missing, damaged or of another format."""
+    """Read a trace file of this version or an older one, or all of a directory as one.
+
+    C2TError if a file is missing, damaged or of another format.
+    """
     path = Path(path)
+    if path.is_dir():
+        files = sorted(path.glob(f"*{SUFFIX}"))
+        if not files:
+            raise C2TError(f"{path} holds no trace file (*{SUFFIX})")
+        return merge_traces([load_traces(file) for file in files])
     if not path.is_file():
         raise C2TError(f"trace file not found: {path}; write one with `c2t collect`")
     tensors, metadata = read_tensors(path, FORMAT, READABLE, REMEDY)

@@ -166,7 +166,7 @@ class StandaloneDraft(TreeDraft):
 
 
 class HeadDraft(TreeDraft):
-    """An EAGLE-3 or EAGLE-1 head on the target's embedding."""
+    """An EAGLE-3, EAGLE-1 or MTP head on the target's embedding."""
 
     def __init__(self, head: EagleHead, target: LlamaForCausalLM) -> None:
         self.head, self.target = head, target

@@ -25,7 +25,7 @@ from c2t_plugin.pair.recipe import Recipe
 
 
 def load_pair(directory: Path, kind: str) -> tuple[PreTrainedModel, DraftModel]:
-    """Target and draft in float32. kind: draft (stand-alone), eagle3 or eagle1.
+    """Target and draft in float32. kind: draft (stand-alone), eagle3, eagle1 or mtp.
 
     C2TError if a checkpoint is missing, the draft has another vocabulary than the target, or a head's target is no
     Llama.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from c2t_plugin.errors import ConfigError
 
-DRAFTS = ("draft", "eagle3", "eagle1")
+DRAFTS = ("draft", "eagle3", "eagle1", "mtp")
 PROMPT_SOURCES = ("train", "held-out", "docstrings", "tests", "arithmetic", "dialogue")
 PROMPT_FILE = ".jsonl"
 RECIPES = ("default", "paper", "extended")

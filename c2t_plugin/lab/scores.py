@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from c2t_plugin.policies.chain import kept_lengths
+from c2t_kernels import early_stop
 from c2t_plugin.traces import Traces
 
 THRESHOLD = 0.5
@@ -127,7 +127,7 @@ class ChainReplay:
 
     def cut(self, scores: Tensor, threshold: float) -> ChainYield:
         """Every chain ends before its first token that scores below the threshold. scores: (states, >= d_max)."""
-        return self.run(kept_lengths(scores[:, : self.d_max], threshold, self.d_max).long())
+        return self.run(early_stop(scores[:, : self.d_max], threshold, self.d_max).long())
 
     def gamma_at(self, scores: Tensor, tau: float, points: int = 200) -> float:
         """Verified draft tokens per verification at a given tau, interpolated between thresholds; NaN out of reach.

@@ -16,12 +16,12 @@ from transformers import PreTrainedModel
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.causal import check_positions
 from c2t_plugin.pair import load_prompts
-from c2t_plugin.pair.acceptance import is_novel
 from c2t_plugin.pair.corpus import read_corpus, standard_library
 from c2t_plugin.pair.load import load_tokenizer
 from c2t_plugin.pair.own_text import continue_rows
 from c2t_plugin.pair.recipe import Recipe
 from c2t_plugin.pair.tokenizer import cut_prompts
+from c2t_plugin.traces import novel_tokens
 
 PROMPT_TOKENS = (64, 128)
 
@@ -57,11 +57,9 @@ class Texts:
         return (torch.isin(new, torch.tensor(end_ids, dtype=torch.int64)).cumsum(dim=1) == 0).flatten()
 
     def novel(self) -> Tensor:
-        """(states,) bool: whether the last 8 tokens, root included, occur nowhere earlier in prompt and text.
-
-        A small target falls into loops, in which every draft is right.
-        """
-        return torch.tensor([is_novel(row, root) for row in self.token_ids.tolist() for root in self.roots])
+        """(states,) bool: whether the last 8 tokens, root included, occur nowhere earlier in prompt and text."""
+        rows = torch.tensor([novel_tokens(row) for row in self.token_ids.tolist()])
+        return rows[:, self.roots[0] : self.roots[-1] + 1].flatten()
 
 
 def held_out_paths(pair: Path) -> frozenset[str]:

@@ -16,9 +16,9 @@ from c2t_plugin.lab.plans import TreeShape
 from c2t_plugin.lab.texts import Texts, greedy_text, of_equal_length
 from c2t_plugin.pair import load_prompts
 from c2t_plugin.pair.acceptance import accepted_runs, draft_guesses
-from c2t_plugin.pair.models import head_features, hidden_states
+from c2t_plugin.pair.models import MtpHead, head_features, hidden_states
 
-KINDS = ("draft", "eagle3", "eagle1")
+KINDS = ("draft", "eagle3", "eagle1", "mtp")
 SHAPE = TreeShape(k=3, layers=4, top_m=20)
 NEW = 3
 
@@ -61,6 +61,12 @@ def plain_layer(target, head, ids: list[int], hidden: torch.Tensor) -> torch.Ten
     if hasattr(head, "midlayer"):
         layer = head.midlayer
         x = torch.cat([layer.input_layernorm(embeds), layer.hidden_norm(hidden)], dim=-1)
+    elif isinstance(head, MtpHead):
+        layer = head
+        # the engines blank the embedding at position 0
+        embeds = embeds * (torch.arange(len(ids)) > 0)[:, None]
+        hidden = head.input_proj(torch.cat([head.hidden_layernorm(hidden), head.token_layernorm(embeds)], dim=-1))
+        x = head.input_layernorm(hidden)
     else:
         layer = head.layers[0]
         x = hidden = head.fc(torch.cat([embeds, hidden], dim=-1))
@@ -69,7 +75,8 @@ def plain_layer(target, head, ids: list[int], hidden: torch.Tensor) -> torch.Ten
         setattr(attention, name, getattr(layer.self_attn, name))
     positions = torch.arange(len(ids))[None]
     hidden = hidden + attention(x, target.model.rotary_emb(x, positions), None)[0]
-    return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+    out = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+    return head.final_layernorm(out) if isinstance(head, MtpHead) else out
 
 
 def lineage(forest, tree: int, node: int) -> list[int]:
