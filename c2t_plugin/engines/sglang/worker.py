@@ -209,7 +209,7 @@ class _VerifyMixin(_StockWorker):
     def init_attention_backends(self) -> None:
         super().init_attention_backends()
         runner = self.target_worker.model_runner
-        choice = ragged.choose(args.config_of(self.server_args).ragged, self.server_args, runner)
+        choice = ragged.choose(args.config_of(self.server_args), self.server_args, runner)
         ragged.prepare(runner.spec_algorithm, choice)
         if choice.backend is None:
             logger.info("C2T: verification over the uniform width (%s)", choice.reason)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang.layout import ROW_STEP, rows_to_compute
 from c2t_plugin.engines.sglang.ragged import Choice, RaggedVerify, _with_capture_layout, choose
 from c2t_plugin.errors import ConfigError
@@ -26,13 +27,9 @@ class TorchNativeAttnBackend:
 
 
 def runner(backend: Any, **changes: Any) -> SimpleNamespace:
-    plain = {"use_mla_backend": False, "sliding_window_size": None, "mrope": False}
-    chosen = {**plain, **changes}
-    return SimpleNamespace(
-        attn_backend=backend,
-        model_config=SimpleNamespace(model_is_mrope=chosen.pop("mrope")),
-        **chosen,
-    )
+    plain = {"use_mla_backend": False, "sliding_window_size": None, "attention_chunk_size": None}
+    model_config = SimpleNamespace(model_is_mrope=changes.pop("mrope", False))
+    return SimpleNamespace(attn_backend=backend, model_config=model_config, **{**plain, **changes})
 
 
 @pytest.mark.parametrize(
@@ -48,7 +45,7 @@ def runner(backend: Any, **changes: Any) -> SimpleNamespace:
     ],
 )
 def test_choice(wanted: str, backend: Any, expected: str | None):
-    choice = choose(wanted, SimpleNamespace(), runner(backend))
+    choice = choose(C2TConfig(ragged=wanted), SimpleNamespace(), runner(backend))
     assert choice.backend == expected
     assert choice.reason
 
@@ -63,23 +60,34 @@ def test_choice(wanted: str, backend: Any, expected: str | None):
         ({}, {"mrope": True}, "three axes"),
         ({}, {"use_mla_backend": True}, "latent"),
         ({}, {"sliding_window_size": 512}, "sliding-window"),
+        ({}, {"attention_chunk_size": 8192}, "chunked"),
     ],
 )
 def test_what_keeps_the_uniform_window(server_args: dict[str, Any], changes: dict[str, Any], reason: str):
     record, model = SimpleNamespace(**server_args), runner(RaggedAttention(), **changes)
-    choice = choose("auto", record, model)
+    choice = choose(C2TConfig(), record, model)
     assert choice.backend is None
     assert reason in choice.reason
     with pytest.raises(ConfigError, match=f"--speculative-c2t-ragged triton cannot be had: .*{reason}"):
-        choose("triton", record, model)
+        choose(C2TConfig(ragged="triton"), record, model)
+
+
+def test_only_chains_are_packed():
+    config = C2TConfig()
+    # another mode may not exist yet
+    object.__setattr__(config, "mode", "tree")
+    choice = choose(config, SimpleNamespace(), runner(RaggedAttention()))
+    assert choice == Choice(None, "mode tree: only chains are packed")
 
 
 def test_a_backend_that_the_server_does_not_run():
     with pytest.raises(ConfigError, match="ragged triton cannot be had: TorchNativeAttnBackend verifies"):
-        choose("triton", SimpleNamespace(), runner(TorchNativeAttnBackend()))
+        choose(C2TConfig(ragged="triton"), SimpleNamespace(), runner(TorchNativeAttnBackend()))
     with pytest.raises(ConfigError, match="ragged fa3 cannot be had: the attention backend is RaggedAttention"):
-        choose("fa3", SimpleNamespace(), runner(RaggedAttention()))
-    assert choose("off", SimpleNamespace(), runner(TorchNativeAttnBackend())) == Choice(None, "as asked for")
+        choose(C2TConfig(ragged="fa3"), SimpleNamespace(), runner(RaggedAttention()))
+    assert choose(C2TConfig(ragged="off"), SimpleNamespace(), runner(TorchNativeAttnBackend())) == Choice(
+        None, "as asked for"
+    )
 
 
 @pytest.mark.parametrize(
