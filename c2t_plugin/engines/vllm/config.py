@@ -6,6 +6,7 @@ vLLM made of the rest and writes the settings that every worker reads: `addition
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,13 @@ class Settings:
         found = additional.get(KEY) if isinstance(additional, Mapping) else None
         return None if found is None else cls(found["classifier"], found["origin"], found["beta"])
 
+    def log(self, logger: logging.Logger, method: str, d_max: int, where: str) -> None:
+        """Say what runs."""
+        text = "C2T: base %s, chains of at most %d, beta %s, classifier %s (%s); %s"
+        logger.info(text, method, d_max, self.beta, self.classifier, self.origin, where)
+        if self.origin.startswith("shipped"):
+            logger.warning("C2T: this classifier was fitted on another pair; fit your own: c2t collect, then c2t fit")
+
     def to_json(self) -> dict[str, Any]:
         return {"classifier": self.classifier, "origin": self.origin, "beta": self.beta}
 
@@ -114,13 +122,13 @@ def _options(arguments: Any) -> dict[str, Any] | None:
 
 
 def _without_async(arguments: Any) -> None:
-    """Chains of unequal length need the scheduler to wait for them, unless vLLM's adaptive verification cuts."""
+    """Chains of unequal length need the scheduler to wait for them, unless vLLM's adaptive verification cuts them."""
     if arguments.speculative_config.get("enable_adaptive_verification"):
-        raise ConfigError("enable_adaptive_verification cannot be combined with C2T yet: leave it out")
+        return
     if arguments.async_scheduling:
         raise ConfigError(
-            "--async-scheduling cannot be combined with C2T: it fixes the number of drafts before they are "
-            "scored; leave it out"
+            "--async-scheduling fixes the number of drafts before they are scored: leave it out, or let vLLM cut by "
+            "C2T's confidences with enable_adaptive_verification in --speculative-config"
         )
     arguments.async_scheduling = False
 
@@ -136,6 +144,8 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
             raise ConfigError(f"{what} cannot be combined with C2T (method {spec.method!r}): {reason}")
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         raise ConfigError("--pipeline-parallel-size above 1 cannot be combined with C2T: it was never tried")
+    if spec.enable_adaptive_verification and not vllm_config.use_v2_model_runner:
+        raise ConfigError("enable_adaptive_verification needs vLLM's model runner V2, this engine has V1: leave it out")
     worker = vllm_config.parallel_config.worker_cls
     if worker not in WORKERS:
         raise ConfigError(f"vLLM chose the worker {worker}, C2T knows {', '.join(WORKERS)}: use a CPU or CUDA device")

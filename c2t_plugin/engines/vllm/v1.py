@@ -57,14 +57,7 @@ class _ChainMixin(_StockProposer):
         self.drafts = self.draft_steps = 0
         self._scored = 0
         self._sampled: list[tuple[Tensor, Tensor | None]] = []
-        logger.info(
-            "C2T: base %s, chains of at most %d, beta %s, classifier %s (%s)",
-            self.method,
-            self.scorer.d_max,
-            settings.beta,
-            settings.classifier,
-            settings.origin,
-        )
+        settings.log(logger, self.method, self.scorer.d_max, "model runner V1")
 
     def load_model(self, *positional: Any, **keyword: Any) -> None:
         with without_classifier_files():
