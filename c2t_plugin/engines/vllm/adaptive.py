@@ -23,8 +23,8 @@ from c2t_plugin.policies.chain import ChainScorer, kept_lengths
 class StepScorer(ChainScorer):
     """Confidences of a batch's chains; rows are places in the batch, columns draft steps.
 
-    `predict` and `step` have the arguments of vLLM's OnlineAcceptanceEstimator. Nothing is learnt while serving: the
-    classifier file was fitted and calibrated before.
+    `predict` and `observe` have the arguments of `predict` and `step` of vLLM's OnlineAcceptanceEstimator. Nothing is
+    learnt while serving: the classifier file was fitted and calibrated before.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class StepScorer(ChainScorer):
         """(rows,) int32: how many of the last draft's first `steps` tokens to verify."""
         return kept_lengths(self._confidence[:rows, :steps], self.beta, self.max_depth)
 
-    def step(self, idx_mapping: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> None:
+    def observe(self, idx_mapping: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> None:
         """Count what became of the last drafts. num_sampled: (requests,) accepted drafts and the bonus token, 0 for
         a request that is still in its prompt; num_rejected: (requests,) verified drafts that were not accepted."""
         accepted = (num_sampled - 1).clamp_min(0)

@@ -7,6 +7,7 @@ the lists are cut. The stock draft loop always runs to its end.
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -46,7 +47,7 @@ class _ScoringMixin(_StockSpeculator):
             beta=settings.beta,
             device=self.device,
         )
-        self.acceptance_estimator = self.scorer
+        self.acceptance_estimator = SimpleNamespace(predict=self.scorer.predict, step=self.scorer.observe)
         settings.log(logger, self.method, self.num_speculative_steps, "model runner V2")
 
 

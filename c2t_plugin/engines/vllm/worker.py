@@ -18,11 +18,11 @@ class WorkerMixin(_StockWorker):
 
     def init_device(self) -> None:
         if self.use_v2_model_runner:
-            from c2t_plugin.engines.vllm import v2 as runner
+            from c2t_plugin.engines.vllm.v2 import substitutes
         else:
-            from c2t_plugin.engines.vllm import v1 as runner
+            from c2t_plugin.engines.vllm.v1 import substitutes
         # The runner's constructor names the classes of its drafter.
-        with standing_in(runner.substitutes()):
+        with standing_in(substitutes()):
             super().init_device()
 
     def load_model(self, *positional: Any, **keyword: Any) -> None:

@@ -111,7 +111,7 @@ def test_what_was_verified_is_counted(classifier: NodeClassifier):
     scorer = scorer_for(classifier)
     # three accepted and the bonus; one of two accepted; none of two; a plain step; a request in its prompt
     sampled, rejected = torch.tensor([4, 2, 1, 1, 0]), torch.tensor([0, 1, 2, 0, 0])
-    scorer.step(torch.arange(ROWS), sampled, rejected)
+    scorer.observe(torch.arange(ROWS), sampled, rejected)
     assert scorer.verified.tolist() == [0, 0, 2, 1, 0]
     assert scorer.accepted.item() == 4
 
