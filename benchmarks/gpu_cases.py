@@ -1,27 +1,41 @@
-"""Cases of the standing GPU run: what one is, and those of draft_stats. Other parts are in modules of their own."""
+"""What a case of the standing GPU run is, and what all parts share; each part's cases are in a module of their own."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from c2t_kernels import DraftStats, reference
+
+def unchanged(*inputs: Any) -> tuple[Any, ...]:
+    """The inputs as they are, for a provider that takes them so."""
+    return inputs
 
 
 @dataclass(frozen=True)
 class Provider:
-    """One way to compute it. captures: whether it can be captured in a CUDA graph."""
+    """One way to compute it.
+
+    run: called with what `prepare` makes of a case's inputs. It imports what it needs beside torch by itself.
+    prepare: once for each set of inputs, outside of the time: planning, other layouts, masks built per step.
+    captures: whether it can be captured in a CUDA graph.
+    judge: its error against the reference's result where it computes only a part of it; else the case's own.
+    absent: why it cannot run here, which its row then says; empty where it can.
+    """
 
     name: str
     run: Callable[..., Any]
+    prepare: Callable[..., tuple[Any, ...]] = unchanged
     captures: bool = True
+    judge: Callable[[Any, Any], float] | None = None
+    absent: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,55 +57,16 @@ class Case:
     providers: Sequence[Provider]
 
 
-TOP_M, TOP_K = 1000, 10
+def needs(package: str, provider: Provider, device: torch.device | None = None) -> Provider:
+    """The provider, or in its place one that says what is missing: a rival must not vanish from the table.
 
-
-def stats_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
-    """draft_stats against torch's own softmax, topk(1000) and entropy, and against topk(1000) alone."""
-    kind = fused_or_reference(device)
-    ours = operation(kind, "stats", "draft_stats")
-    batches, vocabs = ((1, 3), (1500,)) if dry_run else ((1, 8, 32, 64, 128, 256), (32_000, 128_256, 151_936))
-    for vocab in vocabs:
-        for dtype in (torch.bfloat16, torch.float32):
-            for batch in batches:
-                size = batch * vocab * dtype.itemsize
-                yield Case(
-                    shape={"bs": batch, "V": vocab, "dtype": str(dtype).removeprefix("torch.")},
-                    device=device,
-                    inputs=_logits(batch, vocab, dtype, device, kind),
-                    reference=lambda logits, _: reference.draft_stats(logits, TOP_M, TOP_K),
-                    error=_stats_error,
-                    # float32 sums of up to 151,936 terms in another order
-                    tolerance=2e-4,
-                    bytes_moved=size,
-                    input_bytes=size,
-                    providers=(
-                        Provider("fused", lambda logits, buffers: ours(logits, TOP_M, TOP_K, **buffers)),
-                        Provider("torch", lambda logits, _: reference.draft_stats(logits, TOP_M, TOP_K)),
-                    ),
-                )
-
-
-def _logits(
-    batch: int, vocab: int, dtype: torch.dtype, device: torch.device, kind: str
-) -> Callable[..., tuple[Tensor, dict[str, Any]]]:
-    """Logits, and the buffers that the kernel writes into."""
-
-    def make(generator: torch.Generator) -> tuple[Tensor, dict[str, Any]]:
-        logits = (torch.randn(batch, vocab, generator=generator, device=device) * 3).to(dtype)
-        if kind == "reference":
-            return logits, {}
-        ids = torch.zeros(batch, TOP_K, dtype=torch.int64, device=device)
-        out = DraftStats(ids, ids.float(), ids[:, 0].float(), ids[:, 1].float())
-        workspace = operation(kind, "stats", "DraftStatsWorkspace").create(batch, device)
-        return logits, {"out": spoiled(out), "workspace": workspace}
-
-    return make
-
-
-def _stats_error(expected: Any, found: Any) -> float:
-    names = ("log_probs", "entropy", "margin")
-    return max(float((getattr(expected, name) - getattr(found, name)).abs().max()) for name in names)
+    package: what it needs beside torch. device: where the case is, if the provider can run on a GPU alone.
+    """
+    if find_spec(package) is None:
+        return replace(provider, absent=f"{package} is not installed")
+    if device is not None and device.type != "cuda":
+        return replace(provider, absent="needs a GPU")
+    return provider
 
 
 def fused_or_reference(device: torch.device) -> str:

@@ -6,20 +6,26 @@ is not said; uniform attachment gives its block counts (docs/fidelity.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.gpu_cases import Case, Provider, fused_or_reference, largest_error, operation
+from benchmarks.gpu_cases import Case, Provider, fused_or_reference, largest_error, needs, operation
 from c2t_plugin.lab.blocks import uniform_attachment
 from c2t_plugin.ordering import attention_blocks, depth_first_order, heavy_path_order, insertion_order, reorder
 
 HEADS, HEAD_DIM, BLOCK = 64, 128, 32
+FLEX_BLOCK = 128
+# one for each size and block, and room for orders that it tells apart
+COMPILATIONS = 64
 ORDERS = {"drafted": insertion_order, "depth-first": depth_first_order, "heavy paths": heavy_path_order}
 
 
@@ -58,7 +64,11 @@ def _case(device: torch.device, parent_ids: Tensor, order: str, heads: int) -> C
         providers=(
             *_fused(device, nodes),
             Provider("manual", _manual),
-            Provider("sdpa with a mask", _sdpa),
+            Provider("sdpa with a mask", _sdpa, prepare=heads_first),
+            Provider("sdpa, memory-efficient", _efficient, prepare=heads_first),
+            Provider("FlexAttention", _flex(device), prepare=partial(flex_inputs, FLEX_BLOCK)),
+            Provider("FlexAttention, blocks of 32", _flex(device), prepare=partial(flex_inputs, BLOCK)),
+            needs("xformers", Provider("xFormers", _xformers, prepare=xformers_inputs), device),
         ),
     )
 
@@ -79,10 +89,58 @@ def _manual(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
     return torch.einsum("hnk,khd->nhd", scores.masked_fill(~mask, -torch.inf).softmax(-1), v)
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
-    mask = rest[5].view(1, 1, len(q), len(q))
-    q, k, v = (each.transpose(0, 1)[None] for each in (q, k, v))
+def heads_first(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """q, k, v as (1, heads, nodes, head_dim), torch's own layout, and the mask as (1, 1, nodes, nodes)."""
+    return *(each.transpose(0, 1)[None].contiguous() for each in (q, k, v)), rest[5].view(1, 1, len(q), len(q))
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return scaled_dot_product_attention(q, k, v, attn_mask=mask)[0].transpose(0, 1)
+
+
+def _efficient(*inputs: Tensor) -> Tensor:
+    """torch's build of the kernel that is xFormers' memory-efficient attention; elsewhere than on a GPU its own."""
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION] if inputs[0].is_cuda else [SDPBackend.MATH]):
+        return _sdpa(*inputs)
+
+
+def flex_inputs(block: int, *inputs: Any) -> tuple[Any, ...]:
+    """q, k, v as heads_first, FlexAttention's blocks of the mask, made once per tree, and the kernel's tile."""
+    q, k, v, mask = heads_first(*inputs)
+    tree = mask[0, 0]
+
+    def seen(_batch: Tensor, _head: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        return tree[row, column]
+
+    nodes = len(tree)
+    blocks = create_block_mask(seen, None, None, nodes, nodes, device=str(tree.device), BLOCK_SIZE=block)
+    # tiles of its own choice do not divide smaller blocks
+    return q, k, v, blocks, {} if block == FLEX_BLOCK else {"BLOCK_M": block, "BLOCK_N": block}
+
+
+def _flex(device: torch.device) -> Callable[..., Tensor]:
+    """FlexAttention, compiled for each size on a GPU; its row's first_s holds the compilation."""
+    torch._dynamo.config.recompile_limit = COMPILATIONS
+    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True) if device.type == "cuda" else flex_attention
+
+    def run(q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask, tile: Any) -> Tensor:
+        out: Tensor = compiled(q, k, v, block_mask=blocks, kernel_options=tile)
+        return out[0].transpose(0, 1)
+
+    return run
+
+
+def xformers_inputs(*inputs: Any) -> tuple[Tensor, ...]:
+    """q, k, v as (1, nodes, heads, head_dim), and the mask as a bias whose rows begin at multiples of 8 elements."""
+    q, k, v, mask = heads_first(*inputs)
+    nodes, heads = mask.shape[-1], q.shape[1]
+    bias = q.new_zeros(1, 1, nodes, -(-nodes // 8) * 8)[..., :nodes].masked_fill_(~mask, -torch.inf)
+    return *(each.transpose(1, 2).contiguous() for each in (q, k, v)), bias.expand(1, heads, nodes, nodes)
+
+
+def _xformers(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    out: Tensor = import_module("xformers.ops").memory_efficient_attention(q, k, v, attn_bias=bias)
+    return out[0]
 
 
 def ancestor_mask(parent_ids: Tensor) -> Tensor:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu_cases import Case, Provider, fused_or_reference, largest_error, operation, spoiled
 from benchmarks.gpu_chains import network_of
+from benchmarks.gpu_rivals import attention_rivals
 from c2t_kernels import DraftStats
 
 WIDTH = 10
@@ -108,9 +106,6 @@ def attention_case(device: torch.device, batch: int, prefix: int, nodes: int) ->
         limit = {"max_nodes": nodes} if kind == "fused" else {}
         return lambda *arguments: attend(*arguments, **limit)
 
-    providers = [Provider("fused", fused()), Provider("sdpa, gathered", _sdpa(batch, prefix, nodes))]
-    if device.type == "cuda" and find_spec("sglang") is not None:
-        providers.append(Provider("sglang extend", _stock_extend(prefix, nodes)))
     return Case(
         shape={"bs": batch, "prefix": prefix, "nodes": nodes},
         device=device,
@@ -121,7 +116,7 @@ def attention_case(device: torch.device, batch: int, prefix: int, nodes: int) ->
         tolerance=2e-2 if device.type == "cuda" else 1e-4,
         bytes_moved=size,
         input_bytes=size,
-        providers=providers,
+        providers=(Provider("fused", fused()), *attention_rivals(device, batch, prefix, nodes)),
     )
 
 
@@ -134,51 +129,3 @@ def random_trees(batch: int, nodes: int, generator: torch.Generator, device: tor
     for node in range(1, nodes):
         mask[:, node] |= mask[rows, parents[:, node]]
     return mask
-
-
-def _sdpa(batch: int, prefix: int, nodes: int) -> Callable[..., Tensor]:
-    """torch's own attention over keys and values gathered beforehand into one tensor a request.
-
-    The gathering is part of the call: torch has no attention over pages.
-    """
-
-    def run(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        k_pool: Tensor,
-        v_pool: Tensor,
-        _1: Any,
-        _2: Any,
-        pages: Tensor,
-        mask: Tensor,
-        _3: Any,
-    ) -> Tensor:
-        def whole(pool: Tensor, new: Tensor) -> Tensor:
-            old = pool[pages].view(batch, prefix, KV_HEADS, HEAD_DIM)
-            return torch.cat([old, new.view(batch, nodes, KV_HEADS, HEAD_DIM)], dim=1).transpose(1, 2)
-
-        seen = torch.cat([mask.new_ones(batch, nodes, prefix), mask.view(batch, nodes, nodes)], dim=2)[:, None]
-        queries = q.view(batch, nodes, HEADS, HEAD_DIM).transpose(1, 2)
-        out = scaled_dot_product_attention(queries, whole(k_pool, k), whole(v_pool, v), attn_mask=seen, enable_gqa=True)
-        return out.transpose(1, 2).reshape(q.shape)
-
-    return run
-
-
-def _stock_extend(prefix: int, nodes: int) -> Callable[..., Tensor]:
-    """SGLang's Triton extend kernel with its full mask, which holds the prefix too (0.5.17 and 0.5.23)."""
-    extend = import_module("sglang.kernels.ops.attention.extend_attention").extend_attention_fwd
-
-    def run(
-        q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, rows: Tensor, pages_at: Tensor, pages: Tensor,
-        mask: Tensor, _: Any,
-    ) -> Tensor:  # fmt: skip
-        out, batch = torch.empty_like(q), len(rows) - 1
-        tree = mask.view(batch, nodes, nodes)
-        full = torch.cat([tree.new_ones(batch, nodes, prefix), tree], dim=2)
-        at = torch.arange(batch + 1, device=q.device) * nodes * (prefix + nodes)
-        extend(q, k, v, out, k_pool, v_pool, rows, pages_at, pages, full.flatten(), True, at, nodes, 1.0, 1.0)
-        return out
-
-    return run

@@ -7,17 +7,72 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from c2t_plugin.errors import C2TError
 
 ARMS = ("plain", "static", "c2t")
 BASES = ("none", "standalone", "eagle", "eagle3")
 SCENARIOS = ("demo", "sweep")
+# simulated: arithmetic on recorded drafts. functional: a CPU run, whose times say nothing. measured: on a GPU.
+KINDS = ("simulated", "functional", "measured")
+PROVENANCE = ("command", "git_sha", "dirty", "versions", "machine", "seed", "utc")
+
+
+def check_run(run: Mapping[str, Any]) -> None:
+    """C2TError unless this is RunRecord.to_json() of some run."""
+    missing = set(PROVENANCE) - set(run)
+    if missing:
+        raise C2TError(f"a row needs its provenance; missing: {', '.join(sorted(missing))}")
+
+
+class JsonRow:
+    """A frozen dataclass that is one JSON object."""
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Inverse of asdict. Raises C2TError on unknown or missing keys."""
+        known = {item.name for item in fields(cls)}  # type: ignore[arg-type]
+        if set(values) != known:
+            raise C2TError(f"a row has the keys {sorted(known)}, got {sorted(values)}")
+        return cls(**values)
 
 
 @dataclass(frozen=True)
-class ServingRow:
+class BenchRow(JsonRow):
+    """What one arm did under one setting.
+
+    scenario: the workload's name. kind: one of KINDS. arm: what the table calls the contestant.
+    setting: all else that tells this row from others, e.g. gpu, target, concurrency.
+    metrics: numbers by name; empty if the arm could not run, and `error` says in one line why.
+    run: RunRecord.to_json() of the process that measured or simulated.
+    """
+
+    scenario: str
+    kind: str
+    arm: str
+    setting: Mapping[str, str | int | float | None]
+    metrics: Mapping[str, float | None]
+    error: str
+    run: Mapping[str, Any] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise C2TError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
+        if not self.scenario or not self.arm:
+            raise C2TError(f"a row needs a scenario and an arm, got {self}")
+        if bool(self.metrics) == bool(self.error) or "\n" in self.error:
+            raise C2TError(f"a row has metrics, or an error of one line; got {self}")
+        wrong = [name for name, value in self.metrics.items() if value is not None and not math.isfinite(value)]
+        if wrong:
+            raise C2TError(f"metrics must be finite, or None where there is none: {', '.join(wrong)} of {self}")
+        check_run(self.run)
+        if self.kind == "measured" and "no GPU" in self.run["machine"]:
+            raise C2TError(f"{self.run['machine']} measures no GPU: the row must be functional")
+
+
+@dataclass(frozen=True)
+class ServingRow(JsonRow):
     """One pass of all prompts through one server at one concurrency, greedy.
 
     scenario: demo is a row of the table, sweep a point of the picture.
@@ -59,34 +114,30 @@ class ServingRow:
         numbers = (self.gamma_per_token, self.output_tokens_per_s, self.tau or 0.0, self.beta or 0.0)
         if not all(math.isfinite(number) and number >= 0 for number in numbers):
             raise C2TError(f"measured values must be finite and not negative: {self}")
-        missing = {"command", "git_sha", "dirty", "versions", "machine", "seed", "utc"} - set(self.run)
-        if missing:
-            raise C2TError(f"a row needs its provenance; missing: {', '.join(sorted(missing))}")
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> ServingRow:
-        """Inverse of asdict. Raises C2TError on unknown or missing keys."""
-        known = {item.name for item in fields(cls)}
-        if set(values) != known:
-            raise C2TError(f"a row has the keys {sorted(known)}, got {sorted(values)}")
-        return cls(**values)
+        check_run(self.run)
 
 
-def append_rows(path: Path, rows: Iterable[ServingRow]) -> None:
-    """Append rows to a JSONL file, which is made if it is missing."""
+Row = TypeVar("Row", BenchRow, ServingRow)
+
+
+def append_rows(path: Path, rows: Iterable[BenchRow | ServingRow]) -> None:
+    """Append rows to a JSONL file, which is made if it is missing and there are any."""
+    lines = [json.dumps(asdict(row), sort_keys=True) + "\n" for row in rows]
+    if not lines:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as handle:
-        handle.writelines(json.dumps(asdict(row), sort_keys=True) + "\n" for row in rows)
+        handle.writelines(lines)
 
 
-def read_rows(path: Path) -> list[ServingRow]:
+def read_rows(path: Path, row: type[Row]) -> list[Row]:
     """All rows of a JSONL file in their order; none if the file does not exist. Raises C2TError on a bad line."""
     if not path.is_file():
         return []
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
-            rows.append(ServingRow.from_json(json.loads(line)))
+            rows.append(row.from_json(json.loads(line)))
         except (json.JSONDecodeError, TypeError, C2TError) as error:
             raise C2TError(f"{path.name}, line {number}: {error}") from error
     return rows

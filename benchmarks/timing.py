@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -11,8 +12,12 @@ Call = Callable[[], object]
 
 WARM_UP = 3
 REPLAYS = 25
-# Calls of one graph: enough that its own launch, some microseconds, is spread over many.
+FEWEST_REPLAYS = 5
+# Most of one measurement's time: slow work needs no 25 repetitions.
+MEASUREMENT_S = 0.25
+# Calls of one graph: enough that its own launch, some microseconds, is spread over many, or so much work.
 CALLS_PER_GRAPH = 20
+GRAPH_US = 20_000.0
 
 
 def copies_to_outgrow_cache(input_bytes: int, cache_bytes: int) -> int:
@@ -25,17 +30,25 @@ def cache_bytes() -> int:
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
 
 
+def first_call_s(call: Call) -> tuple[object, float]:
+    """What a call returns, and its wall-clock seconds, compilations included, until the GPU is done."""
+    start = time.perf_counter()
+    result = call()
+    torch.cuda.synchronize()
+    return result, time.perf_counter() - start
+
+
 def graph_us(calls: Sequence[Call]) -> float:
     """Median microseconds of one call, the calls taken in turn inside a captured graph.
 
     calls: the same operation on different inputs, already warmed up and safe to capture.
     """
-    rounds = -(-CALLS_PER_GRAPH // len(calls))
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for call in calls:
             call()
+        rounds = rounds_of_graph(len(calls), _event_us(calls[0]))
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -55,16 +68,26 @@ def eager_us(calls: Sequence[Call]) -> float:
     return _median_us(all_calls) / len(calls)
 
 
+def rounds_of_graph(calls: int, us: float) -> int:
+    """How often a graph holds its `calls` calls of about `us` microseconds each: more than once if they are short."""
+    return max(1, min(-(-CALLS_PER_GRAPH // calls), int(GRAPH_US / (max(us, 1.0) * calls))))
+
+
+def replays_within(us: float, seconds: float = MEASUREMENT_S) -> int:
+    """How often to repeat work of `us` microseconds: REPLAYS times if that fits, never fewer than FEWEST_REPLAYS."""
+    return min(REPLAYS, max(FEWEST_REPLAYS, int(seconds * 1e6 / max(us, 1.0))))
+
+
 def _median_us(work: Callable[[], object]) -> float:
     for _ in range(WARM_UP):
-        work()
-    torch.cuda.synchronize()
-    found = []
-    for _ in range(REPLAYS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        found.append(start.elapsed_time(end) * 1e3)
-    return statistics.median(found)
+        last = _event_us(work)
+    return statistics.median(_event_us(work) for _ in range(replays_within(last)))
+
+
+def _event_us(work: Callable[[], object]) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from c2t_kernels.reference.network import MAX_HIDDEN, ScoringNetwork
 from c2t_plugin.errors import ClassifierError
 from c2t_plugin.features import FEATURES, PAPER_FEATURES, NodeStats, node_features
+from c2t_plugin.tensor_file import read_tensors
 
 FORMAT = "c2t-classifier"
 VERSION = "1"
@@ -111,6 +112,28 @@ class NodeClassifier(nn.Module):
         shifted = stats._replace(depth=stats.depth + (self.spec.depth_origin - 1))
         return torch.sigmoid(self(node_features(self.spec.features, shifted)))
 
+    def network(self, device: torch.device | str) -> ScoringNetwork:
+        """This classifier as the kernels take it, on that device. Raises ClassifierError if it is too wide for them."""
+        if self.spec.hidden > MAX_HIDDEN:
+            raise ClassifierError(
+                f"the classifier has {self.spec.hidden} hidden units, an engine takes at most {MAX_HIDDEN}: "
+                "fit it with fewer (c2t fit --hidden)"
+            )
+
+        def as_tensor(weight: Tensor) -> Tensor:
+            return weight.detach().float().contiguous().to(device)
+
+        return ScoringNetwork(
+            self.spec.features,
+            as_tensor(self.shift),
+            as_tensor(self.scale),
+            as_tensor(self.hidden.weight),
+            as_tensor(self.hidden.bias),
+            as_tensor(self.out.weight.flatten()),
+            as_tensor(self.out.bias),
+            self.spec.depth_origin,
+        )
+
 
 def save_classifier(classifier: NodeClassifier, path: str | os.PathLike[str]) -> None:
     """Write weights and spec as one safetensors file."""
@@ -127,17 +150,7 @@ def load_classifier(path: str | os.PathLike[str]) -> NodeClassifier:
     path = Path(path)
     if not path.is_file():
         raise ClassifierError(f"classifier file not found: {path}; fit one with `c2t fit` or name another")
-    tensors: dict[str, Tensor] = {}
-    try:
-        with safe_open(path, framework="pt") as handle:
-            metadata = handle.metadata() or {}
-            for name in handle.keys():  # noqa: SIM118 -- safe_open is no mapping
-                tensors[name] = handle.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise ClassifierError(f"{path} is not a readable safetensors file ({error}); fit it again") from error
-    if metadata.get("format") != FORMAT or metadata.get("version") != VERSION:
-        found = f"format {metadata.get('format')!r} version {metadata.get('version')!r}"
-        raise ClassifierError(f"{path} has {found}, this build reads {FORMAT!r} version {VERSION!r}; fit it again")
+    tensors, metadata = read_tensors(path, FORMAT, (VERSION,), "fit it again", ClassifierError)
     spec = ClassifierSpec.from_json(metadata.get("spec", ""))
     classifier = NodeClassifier(spec)
     _check_tensors(path, tensors, classifier.state_dict())

@@ -12,6 +12,7 @@ from c2t_plugin.errors import ConfigError
 
 BASES = ("auto", "eagle", "eagle3", "standalone")
 MODES = ("chain",)
+RAGGED = ("auto", "triton", "fa3", "cpu", "off")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,9 @@ class C2TConfig:
     base: the engine's own algorithm that drafts and verifies; auto reads the draft checkpoint.
     mode: how drafts are laid out; chain is one sequence per request.
     top_m: how many probabilities the entropy sums over; it must be what the classifier was trained with.
+    ragged: attention that verifies kept tokens only; auto: the server's, where it can; off: the uniform window.
+    trace_dir: directory that chains of served requests are recorded into, without their text; None records none.
+    trace_share: share of the requests that is recorded, in (0, 1].
     """
 
     classifier: str | None = None
@@ -30,6 +34,9 @@ class C2TConfig:
     base: str = "auto"
     mode: str = "chain"
     top_m: int | None = None
+    trace_dir: str | None = None
+    trace_share: float = 0.05
+    ragged: str = "auto"
 
     def __post_init__(self) -> None:
         if self.beta is not None and not (math.isfinite(self.beta) and 0.0 <= self.beta <= 1.0):
@@ -38,8 +45,12 @@ class C2TConfig:
             raise ConfigError(f"base must be one of {', '.join(BASES)}, got {self.base!r}")
         if self.mode not in MODES:
             raise ConfigError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
+        if self.ragged not in RAGGED:
+            raise ConfigError(f"ragged must be one of {', '.join(RAGGED)}, got {self.ragged!r}")
         if self.top_m is not None and self.top_m < 1:
             raise ConfigError(f"top_m must be at least 1, got {self.top_m}")
+        if not 0.0 < self.trace_share <= 1.0:
+            raise ConfigError(f"trace_share must be a number above 0 and at most 1, got {self.trace_share}")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> C2TConfig:
@@ -62,7 +73,7 @@ class C2TConfig:
 
 
 def _typed(name: str, value: Any) -> Any:
-    convert = {"beta": float, "top_m": int}.get(name, str)
+    convert = {"beta": float, "top_m": int, "trace_share": float}.get(name, str)
     if isinstance(value, bool) or (convert is str and not isinstance(value, str)):
         raise ConfigError(f"{name} has a value of the wrong type: {value!r}")
     try:

@@ -23,8 +23,6 @@ FORMAT = "c2t-cost-curve"
 PROBE_EVERY = 64
 # Weight of the newest step in the running means of acceptance by depth.
 FORGET = 0.1
-# Acceptance of a token below an accepted one, before anything was observed.
-UNKNOWN = 0.5
 
 
 @dataclass(frozen=True)
@@ -140,23 +138,30 @@ def spend(acceptance: Tensor, curve: CostCurve, drafted: int, longest: Tensor | 
 class Planner:
     """Chooses each step's draft depth before it drafts, and each request's kept tokens after.
 
-    The depth comes from running means of how often a token is accepted if the one before it is, by depth. One step of
-    PROBE_EVERY drafts one token more than seems best, so that a change for the better is noticed; from depth 0, plain
-    decoding, too.
+    The depth comes from running means of how often a token is accepted if the one before it is, by depth; `forget` is
+    the newest step's weight in them. The first step drafts as deep as it may, since a guess that is too low would be
+    corrected by probes only. One step of `probe_every` drafts one token more than seems best, so that a change for the
+    better is noticed; from depth 0, plain decoding, too.
     """
 
-    def __init__(self, curve: CostCurve, d_max: int) -> None:
+    def __init__(self, curve: CostCurve, d_max: int, probe_every: int = PROBE_EVERY, forget: float = FORGET) -> None:
         if d_max < 1:
             raise ConfigError(f"the planner needs at least 1 draft step, got {d_max}")
+        if probe_every < 1 or not 0.0 < forget <= 1.0:
+            raise ConfigError(f"probe_every must be at least 1 and forget in (0, 1], got {probe_every} and {forget}")
         self.curve = curve
         self.d_max = d_max
+        self.probe_every = probe_every
+        self.forget = forget
         # of the token at depth i + 1, given the one before it
-        self._accepted = torch.full((d_max,), UNKNOWN, dtype=torch.float64)
+        self._accepted = torch.zeros(d_max, dtype=torch.float64)
         self._seen = 0
         self._short_steps = 0
 
     def depth(self, requests: int) -> int:
         """Draft passes for the next step of so many requests; 0 is plain decoding."""
+        if not self._seen:
+            return self.d_max
         gains = self._accepted.cumprod(0).repeat_interleave(requests)
         expected = requests + torch.cat([gains.new_zeros(1), gains.cumsum(0)])
         counts = torch.arange(len(expected))
@@ -167,7 +172,7 @@ class Planner:
         if best == self.d_max:
             return best
         self._short_steps += 1
-        return best + (self._short_steps % PROBE_EVERY == 0)
+        return best + (self._short_steps % self.probe_every == 0)
 
     def keep(self, acceptance: Tensor, longest: Tensor | None = None) -> Tensor:
         """(requests,) int64 draft tokens to verify; see `spend`. acceptance: (requests, drafted) of this step."""
@@ -183,7 +188,7 @@ class Planner:
         found = torch.where(above > 0, chain / above, 0.0)
         before = self._accepted[:drafted]
         first = torch.arange(drafted) >= self._seen
-        self._accepted[:drafted] = torch.where(first, found, before + FORGET * (found - before))
+        self._accepted[:drafted] = torch.where(first, found, before + self.forget * (found - before))
         if drafted > self._seen:
             self._seen = drafted
             # what lies deeper was never seen: as likely as the deepest that was

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.lab.trees import Forest
+from c2t_plugin.forest import Forest
 from c2t_plugin.ordering import ORDERS, PAPER_BLOCK, attention_blocks
 
 Row = dict[str, Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,20 +11,23 @@ from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.plans import DRAFTS, PROMPT_SOURCES, CollectPlan, TreeShape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence, Sized
 
     from torch import Tensor
-    from transformers import LlamaForCausalLM
+    from transformers import PreTrainedModel
 
+    from c2t_plugin.forest import Forest
     from c2t_plugin.grow import TreePolicy
-    from c2t_plugin.lab.drafts import BatchDraft, DraftModel
+    from c2t_plugin.lab.drafts import DraftModel
     from c2t_plugin.lab.replay import Outcomes
-    from c2t_plugin.lab.texts import Texts
-    from c2t_plugin.lab.traces import Traces
-    from c2t_plugin.lab.trees import Forest
+    from c2t_plugin.lab.texts import Prompt, Texts
+    from c2t_plugin.lab.unfinished import Unfinished
+    from c2t_plugin.traces import Traces
 
-# About 1,600 distributions at a time: their logits stay near the cache, and matrix products are large enough.
+# About 1,600 distributions over the shipped pair's words at a time: their logits stay near the cache, and matrix
+# products are large enough.
 TEXTS_PER_BATCH = 4
+WORDS_PER_BATCH = TEXTS_PER_BATCH * 4096
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -36,7 +40,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--layers", type=int, default=TreeShape.layers, help="depth; a root's child has depth 1")
     parser.add_argument("--top-m", type=int, default=TreeShape.top_m, help="probabilities that the entropy sums over")
     parser.add_argument(
-        "--prompts", choices=PROMPT_SOURCES, default=CollectPlan.prompts, help="text that they come from"
+        "--prompts",
+        default=CollectPlan.prompts,
+        metavar="KIND|FILE",
+        help=f"text that they come from: {', '.join(PROMPT_SOURCES)}, or a file of JSON lines with a `text` each",
     )
     parser.add_argument("--new-tokens", type=int, default=CollectPlan.new_tokens, help="trees per prompt, one a token")
     parser.add_argument("--seed", type=int, default=CollectPlan.seed, help="choice of prompts")
@@ -54,11 +61,9 @@ def main(argv: list[str]) -> int:
         new_tokens=arguments.new_tokens,
         seed=arguments.seed,
     )
-    from c2t_plugin.lab.traces import save_traces
     from c2t_plugin.pair import pair_dir
 
-    traces = collect(arguments.pair or pair_dir(), plan)
-    save_traces(traces, arguments.out)
+    traces = collect_to(arguments.out, arguments.pair or pair_dir(), plan)
     per_tree, per_chain = (forest.accepted.sum(1).float().mean() for forest in (traces.tree, traces.chain))
     print(
         f"{arguments.out}: {len(traces)} trees of {1 + traces.tree.accepted.shape[1]} nodes, root included; "
@@ -68,34 +73,72 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def collect(directory: Path, plan: CollectPlan) -> Traces:
+def collect_to(out: Path, directory: Path, plan: CollectPlan) -> Traces:
+    """collect() into a trace file. What an interrupted run had finished is kept beside it and used again."""
+    from c2t_plugin.lab.pairs import describe_pair
+    from c2t_plugin.lab.unfinished import Unfinished
+    from c2t_plugin.traces import save_traces
+
+    settings = {"plan": asdict(plan), "pair": describe_pair(directory, plan.draft)}
+    unfinished = Unfinished.begin(out, settings, plan.seed)
+    traces = collect(directory, plan, unfinished)
+    save_traces(traces, out)
+    unfinished.finish()
+    return traces
+
+
+def collect(directory: Path, plan: CollectPlan, unfinished: Unfinished | None = None) -> Traces:
     """Trees and chains of one draft of a pair directory, with a progress bar."""
     import torch
 
     from c2t_plugin.lab.pairs import describe_pair, load_pair
-    from c2t_plugin.lab.texts import end_of_text
-    from c2t_plugin.lab.traces import Traces
-    from c2t_plugin.lab.trees import join
     from c2t_plugin.provenance import RunRecord
+    from c2t_plugin.traces import join_traces, load_traces, save_traces
 
     target, draft = load_pair(directory, plan.draft)
-    trees, chains, prompt, step, novel = [], [], [], [], []
-    for texts in _texts(directory, target, plan):
-        tree, chain = grow_both(target, draft, texts, plan.shape)
-        keep = texts.running(end_of_text(target))
-        trees.append(tree[keep])
-        chains.append(chain[keep])
-        prompt.append(texts.numbers.repeat_interleave(len(texts.roots))[keep].int())
-        step.append(torch.arange(len(texts.roots)).repeat(len(texts.numbers))[keep].short())
-        novel.append(texts.novel()[keep])
+    pool = _pool(directory, plan)
+    sources = {source: number for number, source in enumerate(dict.fromkeys(each.source for each in pool))}
+    groups = torch.tensor([sources[each.source] for each in pool], dtype=torch.int32)
     header = {
         "pair": describe_pair(directory, plan.draft),
         "top_m": plan.shape.top_m,
-        "prompts": plan.prompts,
+        "prompts": Path(plan.prompts).name,
         "new_tokens": plan.new_tokens,
-        "run": RunRecord.capture(seed=plan.seed).to_json(),
+        "run": RunRecord.capture(seed=plan.seed).to_json() if unfinished is None else dict(unfinished.run),
     }
-    return Traces(join(trees), join(chains), torch.cat(prompt), torch.cat(step), torch.cat(novel), header)
+    parts: list[Traces] = []
+    for prompts in _batches(target, pool, plan, parts):
+        path = None if unfinished is None else unfinished.folder / f"{len(parts):05}.traces"
+        if path is not None and path.is_file():
+            parts.append(load_traces(path))
+            continue
+        parts.append(_record(target, draft, prompts, groups, plan, header))
+        if path is not None:
+            save_traces(parts[-1], path)
+    return join_traces(parts, header)
+
+
+def _record(
+    target: PreTrainedModel,
+    draft: DraftModel,
+    prompts: Mapping[int, list[int]],
+    groups: Tensor,
+    plan: CollectPlan,
+    header: Mapping[str, object],
+) -> Traces:
+    """What a draft proposes at all states of some prompts of one length. groups: (prompts of the pool,) int32."""
+    import torch
+
+    from c2t_plugin.lab.texts import end_of_text, greedy_text
+    from c2t_plugin.traces import Traces
+
+    texts = greedy_text(target, prompts, plan.new_tokens, plan.shape.layers)
+    tree, chain = grow_both(draft, texts, plan.shape)
+    states = len(texts.roots)
+    prompt = texts.numbers.repeat_interleave(states)
+    step = torch.arange(states).repeat(len(texts.numbers)).short()
+    whole = Traces(tree, chain, prompt.int(), step, texts.novel(), header, groups[prompt])
+    return whole[texts.running(end_of_text(target))]
 
 
 def run_live(
@@ -111,25 +154,26 @@ def run_live(
 
     from c2t_plugin.lab.pairs import load_pair
     from c2t_plugin.lab.replay import concatenate, grow_live
-    from c2t_plugin.lab.texts import end_of_text
+    from c2t_plugin.lab.texts import end_of_text, greedy_text
 
     target, model = load_pair(directory, plan.draft)
     # one each, so that what one policy draws does not depend on the others
     generators = {name: torch.Generator().manual_seed(plan.seed) for name in policies}
     prompt: list[Tensor] = []
     found: dict[str, list[Outcomes]] = {name: [] for name in policies}
-    for texts in _texts(directory, target, plan):
+    for prompts in _batches(target, _pool(directory, plan), plan, prompt):
+        texts = greedy_text(target, prompts, plan.new_tokens, plan.shape.layers)
         keep = texts.running(end_of_text(target))
         prompt.append(texts.numbers.repeat_interleave(len(texts.roots))[keep].int())
         with torch.inference_mode():
-            batch, continuation = _read(target, model, texts), texts.continuation(plan.shape.layers)
+            batch, continuation = model.at(texts.token_ids, texts.roots), texts.continuation(plan.shape.layers)
             for name, policy in policies.items():
                 grown = grow_live(batch.start(plan.shape.layers), policy, continuation, generators[name])
                 found[name].append(grown.outcomes()[keep])
     return torch.cat(prompt), {name: concatenate(parts) for name, parts in found.items()}
 
 
-def grow_both(target: LlamaForCausalLM, model: DraftModel, texts: Texts, shape: TreeShape) -> tuple[Forest, Forest]:
+def grow_both(model: DraftModel, texts: Texts, shape: TreeShape) -> tuple[Forest, Forest]:
     """Whole trees and greedy chains at all states of some texts."""
     import torch
 
@@ -137,40 +181,41 @@ def grow_both(target: LlamaForCausalLM, model: DraftModel, texts: Texts, shape: 
 
     chains = TreeShape(1, shape.layers, shape.top_m)
     with torch.inference_mode():
-        batch, continuation = _read(target, model, texts), texts.continuation(shape.layers)
+        batch, continuation = model.at(texts.token_ids, texts.roots), texts.continuation(shape.layers)
         tree, chain = (grow(batch.start(shape.layers), continuation, each) for each in (shape, chains))
     return tree, chain
 
 
-def _read(target: LlamaForCausalLM, model: DraftModel, texts: Texts) -> BatchDraft:
-    """The draft at all states of some texts."""
-    from c2t_plugin.lab.drafts import BatchDraft
-    from c2t_plugin.pair.models import hidden_states
+def _pool(directory: Path, plan: CollectPlan) -> list[Prompt]:
+    """The prompts that a plan may use; a prompt's number is its place."""
+    from c2t_plugin.lab.corpora import SOURCES, file_prompts
 
-    return BatchDraft(model, texts.token_ids, hidden_states(target, texts.token_ids[:, : texts.roots[-1]]), texts.roots)
+    if plan.prompts in SOURCES:
+        return SOURCES[plan.prompts](directory, -(-plan.trees // plan.new_tokens), plan.seed)
+    return file_prompts(directory, Path(plan.prompts))
 
 
-def _texts(directory: Path, target: LlamaForCausalLM, plan: CollectPlan) -> Iterator[Texts]:
-    """Greedy texts of as many prompts as the trees need, with a progress bar.
+def _batches(
+    target: PreTrainedModel, pool: Sequence[Prompt], plan: CollectPlan, done: Sequence[Sized]
+) -> Iterator[dict[int, list[int]]]:
+    """Prompts of one length, by number, until there are enough trees, with a progress bar.
 
-    Where the target ends its text early a prompt gives fewer trees; then further prompts follow.
+    done: what the caller made of each batch so far, one entry per state. Where the target ends its text early a prompt
+    gives fewer states; then further prompts follow.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from c2t_plugin.lab.corpora import SOURCES
-    from c2t_plugin.lab.texts import end_of_text, greedy_texts
+    from c2t_plugin.lab.texts import of_equal_length
 
-    pool = dict(enumerate(SOURCES[plan.prompts](directory, -(-plan.trees // plan.new_tokens), plan.seed)))
-    used = found = 0
+    size = min(TEXTS_PER_BATCH, max(1, WORDS_PER_BATCH // target.config.vocab_size))
+    used = 0
     with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as progress:
         bar = progress.add_task(f"{plan.draft} trees", total=plan.trees)
-        while found < plan.trees:
+        while (missing := plan.trees - sum(map(len, done))) > 0:
             if used == len(pool):
-                raise C2TError(f"{used} prompts gave only {found} of {plan.trees} trees; ask for fewer")
-            batch = range(used, min(len(pool), used - (found - plan.trees) // plan.new_tokens))
-            prompts = {number: pool[number] for number in batch}
-            for texts in greedy_texts(target, prompts, plan.new_tokens, plan.shape.layers, TEXTS_PER_BATCH):
-                yield texts
-                found += int(texts.running(end_of_text(target)).sum())
-                progress.update(bar, completed=found)
-            used = batch.stop
+                raise C2TError(f"{used} prompts gave only {plan.trees - missing} of {plan.trees} trees; ask for fewer")
+            chosen = range(used, min(len(pool), used + -(-missing // plan.new_tokens)))
+            for numbers in of_equal_length({number: pool[number].token_ids for number in chosen}, size):
+                yield {number: pool[number].token_ids for number in numbers}
+                progress.update(bar, completed=sum(map(len, done)))
+            used = chosen.stop

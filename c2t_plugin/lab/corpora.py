@@ -7,6 +7,7 @@ dialogue are written from a seed. So every machine has all of them, given the sa
 from __future__ import annotations
 
 import ast
+import json
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import TypeVar
 from tokenizers import Tokenizer
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.lab.texts import PROMPT_TOKENS, distinct, held_out_paths, held_out_prompts, training_prompts
+from c2t_plugin.lab.texts import PROMPT_TOKENS, Prompt, distinct, held_out_paths, held_out_prompts, training_prompts
 from c2t_plugin.pair.corpus import SourceFile, is_usable, standard_library
 from c2t_plugin.pair.load import load_tokenizer
 
@@ -44,13 +45,13 @@ THANKS = (
 )
 
 
-def docstring_prompts(pair: Path, count: int, seed: int) -> list[list[int]]:
+def docstring_prompts(pair: Path, count: int, seed: int) -> list[Prompt]:
     """Prompts from the docstrings of the held-out files, without code; at least count of them, else C2TError."""
     files = [SourceFile(source.path, "\n\n".join(_docstrings(source.text))) for source in _held_out_files(pair)]
     return _from_files(pair, files, count, seed, "docstrings")
 
 
-def test_prompts(pair: Path, count: int, seed: int) -> list[list[int]]:
+def test_prompts(pair: Path, count: int, seed: int) -> list[Prompt]:
     """Prompts from the held-out files in the standard library's test folders; at least count of them, else C2TError."""
     files = [source for source in _held_out_files(pair) if TEST_FOLDERS.intersection(PurePosixPath(source.path).parts)]
     if not any(source.path.startswith("test/") for source in files):
@@ -62,12 +63,12 @@ def test_prompts(pair: Path, count: int, seed: int) -> list[list[int]]:
 test_prompts.__test__ = False  # type: ignore[attr-defined]
 
 
-def arithmetic_prompts(pair: Path, count: int, seed: int) -> list[list[int]]:
+def arithmetic_prompts(pair: Path, count: int, seed: int) -> list[Prompt]:
     """Prompts of questions with right answers, at least count of them."""
     return _written(load_tokenizer(pair), count, f"arithmetic {seed}", arithmetic, "".join)
 
 
-def dialogue_prompts(pair: Path, count: int, seed: int) -> list[list[int]]:
+def dialogue_prompts(pair: Path, count: int, seed: int) -> list[Prompt]:
     """Prompts of a user's and an assistant's turns through the target's chat template, at least count of them.
 
     C2TError if the target has no chat template.
@@ -84,7 +85,28 @@ def dialogue_prompts(pair: Path, count: int, seed: int) -> list[list[int]]:
     return _written(load_tokenizer(pair), count, f"dialogue {seed}", dialogue, render)
 
 
-SOURCES: Mapping[str, Callable[[Path, int, int], list[list[int]]]] = MappingProxyType(
+def file_prompts(pair: Path, path: Path) -> list[Prompt]:
+    """Prompts of a file of JSON lines, in its order: {"text": ..., "source": ...}, whole texts in the target's tokens.
+
+    source: what the text was cut from, a document for example; without it each line is its own. C2TError for a line
+    that is none of these, and for a text of less than two tokens.
+    """
+    if not path.is_file():
+        raise C2TError(f"prompt file not found: {path}; it holds a JSON object with a `text` per line")
+    tokenizer, prompts = load_tokenizer(pair), []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+            ids = tokenizer.encode(entry["text"]).ids
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise C2TError(f"{path}, line {number}: a JSON object with a `text` is expected ({error})") from error
+        if len(ids) < 2:
+            raise C2TError(f"{path}, line {number}: the text has {len(ids)} tokens, at least 2 are needed")
+        prompts.append(Prompt(ids, str(entry.get("source", f"line {number}"))))
+    return distinct(prompts)
+
+
+SOURCES: Mapping[str, Callable[[Path, int, int], list[Prompt]]] = MappingProxyType(
     {
         "train": training_prompts,
         "held-out": held_out_prompts,
@@ -136,7 +158,7 @@ def _written(
     seed: str,
     write: Callable[[random.Random], Iterator[Turn]],
     render: Callable[[Sequence[Turn]], str],
-) -> list[list[int]]:
+) -> list[Prompt]:
     """Prompt i depends on the seed and i only. Twice as many as asked for: some texts may end early."""
     prompts = []
     for number in range(2 * count + 4):
@@ -147,7 +169,7 @@ def _written(
         while len(ids) < length:
             so_far.append(next(turns))
             ids = tokenizer.encode(render(so_far)).ids
-        prompts.append(ids[:length])
+        prompts.append(Prompt(ids[:length], f"{seed} {number}"))
     return distinct(prompts)
 
 
@@ -173,14 +195,14 @@ def _docstrings(text: str) -> Iterator[str]:
             yield from filter(None, [ast.get_docstring(node)])
 
 
-def _from_files(pair: Path, files: Sequence[SourceFile], count: int, seed: int, kind: str) -> list[list[int]]:
+def _from_files(pair: Path, files: Sequence[SourceFile], count: int, seed: int, kind: str) -> list[Prompt]:
     """All prompts that the files give, in random order, but each file's next one before any file's one after that."""
     tokenizer, rng = load_tokenizer(pair), random.Random(f"{kind} {seed}")
-    per_file = [list(_cut(tokenizer, source.text, rng)) for source in files]
+    per_file = [[Prompt(ids, source.path) for ids in _cut(tokenizer, source.text, rng)] for source in files]
     for prompts in per_file:
         rng.shuffle(prompts)
     rng.shuffle(per_file)
-    found = distinct(ids for ids in chain.from_iterable(zip_longest(*per_file)) if ids is not None)
+    found = distinct(filter(None, chain.from_iterable(zip_longest(*per_file))))
     if len(found) < count:
         raise C2TError(f"{count} prompts are needed, the held-out {kind} give {len(found)}; ask for fewer trees")
     return found

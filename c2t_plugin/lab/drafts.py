@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.grow import LogitDistributions
-from c2t_plugin.pair.models import ChainAttention, EagleHead, head_features
+from c2t_plugin.grow import Drafter, LogitDistributions
+from c2t_plugin.pair.models import ChainAttention, EagleHead, head_features, hidden_states
 from c2t_plugin.pair.recipe import HEAD_DIM
 
 
@@ -95,14 +95,31 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat([-right, left], dim=-1) * sin
 
 
+class ReadTexts(Protocol):
+    """A draft that has read some texts and stands at several states of each; rows are text by text."""
+
+    def start(self, layers: int) -> Drafter:
+        """Begin anew below the roots, for nodes of depth at most `layers`; what was read of the texts is shared."""
+
+
 class DraftModel(Protocol):
-    """What the three kinds of draft have in common."""
+    """A draft of any kind."""
 
-    def read_text(self, token_ids: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Read whole texts.
+    def at(self, token_ids: Tensor, roots: range) -> ReadTexts:
+        """Read texts of one length. token_ids: (texts, length) int64; tokens after the last root are not looked at.
+        roots: indices of the root tokens, from 1 on, one state each, consecutive."""
 
-        token_ids: (texts, slots) int64. states: the target's hidden states of the tokens before them, one
-        (texts, slots, hidden) for the input of each layer and one after the final norm.
+
+class TreeDraft(Protocol):
+    """What the pair's three kinds of draft have in common: attention that reads many branches at once."""
+
+    def at(self, token_ids: Tensor, roots: range) -> ReadTexts:
+        """As DraftModel.at."""
+        return BatchDraft(self, token_ids, roots)
+
+    def read_text(self, token_ids: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Read whole texts but for their first tokens: (texts, 1 + slots) int64.
+
         Returns the draft's hidden states (texts, slots, size) and per attention layer the rotated keys and values.
         """
 
@@ -116,7 +133,7 @@ class DraftModel(Protocol):
         """Cosine and sine (slots, head_dim) of the positions from 0 on."""
 
 
-class StandaloneDraft:
+class StandaloneDraft(TreeDraft):
     """A Llama of its own; it does not look at the target's hidden states."""
 
     def __init__(self, model: LlamaForCausalLM) -> None:
@@ -124,8 +141,8 @@ class StandaloneDraft:
         layers: Any = model.model.layers
         self.attentions = [TreeAttention(layer.self_attn, layer.self_attn.head_dim) for layer in layers]
 
-    def read_text(self, token_ids: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        out = self.model.model(input_ids=token_ids, use_cache=True)
+    def read_text(self, token_ids: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        out = self.model.model(input_ids=token_ids[:, 1:], use_cache=True)
         attention: Any = self.model.model.layers[0].self_attn
         repeat = attention.num_key_value_groups
         wide = [
@@ -148,8 +165,8 @@ class StandaloneDraft:
         return _rotary(self.model, slots)
 
 
-class HeadDraft:
-    """An EAGLE-3 or EAGLE-1 head on the target's embedding."""
+class HeadDraft(TreeDraft):
+    """An EAGLE-3, EAGLE-1 or MTP head on the target's embedding."""
 
     def __init__(self, head: EagleHead, target: LlamaForCausalLM) -> None:
         self.head, self.target = head, target
@@ -160,10 +177,10 @@ class HeadDraft:
             if isinstance(module, ChainAttention):
                 self.node_head.set_submodule(name, TreeAttention(module, HEAD_DIM))
 
-    def read_text(self, token_ids: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    def read_text(self, token_ids: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         chain: list[tuple[Tensor, Tensor]] = []
-        features = self.head.start(head_features(self.head, states))
-        return self.head.advance(F.embedding(token_ids, self.embedding), features, chain, 0), chain
+        features = self.head.start(head_features(self.head, hidden_states(self.target, token_ids[:, :-1])))
+        return self.head.advance(F.embedding(token_ids[:, 1:], self.embedding), features, chain, 0), chain
 
     def read_nodes(self, token_ids: Tensor, hidden: Tensor, memories: list[Memory]) -> Tensor:
         # A head has one layer and hands its memory through unread.
@@ -183,19 +200,18 @@ def _rotary(model: LlamaForCausalLM, slots: int) -> tuple[Tensor, Tensor]:
 
 
 class BatchDraft:
-    """A draft that has read several texts of one length and stands at several states of each; rows are text by text."""
+    """A TreeDraft as ReadTexts."""
 
-    def __init__(self, model: DraftModel, token_ids: Tensor, states: tuple[Tensor, ...], roots: range) -> None:
-        """token_ids: (texts, length) int64. states: the target's hidden states (texts, length - 1, hidden) each, as in
-        DraftModel.read_text. roots: indices of the root tokens, one state each, consecutive."""
+    def __init__(self, model: TreeDraft, token_ids: Tensor, roots: range) -> None:
+        """Arguments as of DraftModel.at."""
         self.model, self.texts, self.roots = model, len(token_ids), roots
-        hidden, self.text_memory = model.read_text(token_ids[:, 1 : roots[-1] + 1], states)
+        hidden, self.text_memory = model.read_text(token_ids[:, : roots[-1] + 1])
         # The slot that holds the root is one before the root's index.
         self.hidden = hidden[:, roots[0] - 1 : roots[-1], None]
         self.rows = self.texts * len(roots)
 
     def start(self, layers: int) -> Growth:
-        """Begin anew below the roots, for nodes of depth at most `layers`; what was read of the texts is shared."""
+        """As ReadTexts.start."""
         return Growth(self, layers)
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.errors import C2TError
+from c2t_plugin.forest import node_count
 from c2t_plugin.lab import printed
-from c2t_plugin.lab.trees import node_count
 
 Row = dict[str, Any]
 

@@ -13,10 +13,11 @@ from c2t_plugin.errors import C2TError, ConfigError
 if TYPE_CHECKING:
     from c2t_plugin.classifier import NodeClassifier
     from c2t_plugin.lab.judging import Evaluation
-    from c2t_plugin.lab.traces import Traces
+    from c2t_plugin.traces import Traces
 
 FORMAT = "c2t-evaluation"
-VERSION = 1
+# 2 brought the bins of the calibration.
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         "--starts", type=int, default=EvaluatePlan.starts, help="replays per prompt, from its first states on"
     )
     parser.add_argument("--every-state", action="store_true", help="every recorded state once, not the visited ones")
-    parser.add_argument("--replicates", type=int, default=EvaluatePlan.replicates, help="of the bootstrap over prompts")
+    parser.add_argument("--replicates", type=int, default=EvaluatePlan.replicates, help="of the bootstrap")
     parser.add_argument("--seed", type=int, default=EvaluatePlan.seed, help="of the bootstrap")
     parser.add_argument("--json", type=Path, help="write all figures, with provenance, to this file")
     return parser
@@ -85,7 +86,7 @@ def main(argv: list[str]) -> int:
     )
     from c2t_plugin.lab.evaluate_tables import print_chains, print_trees
     from c2t_plugin.lab.judging import evaluate_chains, evaluate_trees
-    from c2t_plugin.lab.traces import load_traces
+    from c2t_plugin.traces import load_traces
 
     traces = load_traces(arguments.traces)
     training = load_traces(arguments.rivals_from) if arguments.rivals_from else None
@@ -124,6 +125,7 @@ def named_classifiers(texts: list[str], traces: Traces) -> dict[str, NodeClassif
 
 def to_json(chains: Evaluation, trees: Evaluation, traces: Traces, plan: EvaluatePlan) -> dict[str, Any]:
     """All figures with what they were made from."""
+    from c2t_plugin.lab.curves import bootstrap_unit
     from c2t_plugin.provenance import RunRecord
 
     return {
@@ -132,11 +134,11 @@ def to_json(chains: Evaluation, trees: Evaluation, traces: Traces, plan: Evaluat
         "run": RunRecord.capture(seed=plan.seed).to_json(),
         "plan": asdict(plan),
         "traces": {
-            "prompts": len(traces.prompt.unique()),
+            "prompts": len(traces.first),
             "states": len(traces),
             "header": dict(traces.header),
         },
-        "intervals": "95%, bootstrap over prompts; the traces do not know files",
+        "intervals": f"95%, bootstrap over {bootstrap_unit(traces)}",
         "chains": asdict(chains),
         "trees": asdict(trees),
     }

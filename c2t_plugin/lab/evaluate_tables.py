@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from c2t_plugin.lab.curves import bootstrap_unit
 from c2t_plugin.lab.evaluate import EvaluatePlan
 from c2t_plugin.lab.judging import Evaluation, RuleResult
-from c2t_plugin.lab.traces import Traces
+from c2t_plugin.traces import Traces
 
 
 def _console() -> Console:
@@ -22,7 +23,7 @@ def _what(traces: Traces, plan: EvaluatePlan) -> str:
     visited = f"the states that a server visits from {plan.starts} starts each"
     states = "every recorded state" if plan.every_state else visited
     return (
-        f"{len(traces.prompt.unique())} prompts, {states}; intervals of 95%: bootstrap over prompts, "
+        f"{len(traces.first)} prompts, {states}; intervals of 95%: bootstrap over {bootstrap_unit(traces)}, "
         f"{plan.replicates} replicates"
     )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import replace
+import zlib
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +13,11 @@ from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.plans import CALIBRATIONS, RECIPES, FitPlan
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from c2t_plugin.classifier import NodeClassifier
-    from c2t_plugin.lab.traces import Traces
+    from c2t_plugin.forest import Forest
     from c2t_plugin.lab.training import Epoch, FitRecipe
-    from c2t_plugin.lab.trees import Forest
-
-EVALUATION_SHARE = 0.05
+    from c2t_plugin.lab.unfinished import Unfinished
+    from c2t_plugin.traces import Traces
 
 
 def _ratio(text: str) -> float | None:
@@ -43,7 +41,13 @@ def _parser() -> argparse.ArgumentParser:
         "--prior",
         action=argparse.BooleanOptionalAction,
         default=argparse.SUPPRESS,
-        help="make confidences probabilities again after sampling negatives, or not",
+        help="make confidences probabilities again after sampling negatives or weighting, or not",
+    )
+    parser.add_argument(
+        "--positive-weight", type=float, default=argparse.SUPPRESS, metavar="W", help="an accepted row counts W times"
+    )
+    parser.add_argument(
+        "--monotone", type=float, default=argparse.SUPPRESS, metavar="W", help="weight of a penalty on rising paths"
     )
     parser.add_argument("--init", type=Path, help="fine-tune this classifier file; features and scaling are its own")
     parser.add_argument(
@@ -75,7 +79,9 @@ def main(argv: list[str]) -> int:
     plan = plan_of(arguments)
     from c2t_plugin.classifier import load_classifier, save_classifier
     from c2t_plugin.lab.report import Evaluation, print_epochs, print_evaluation
-    from c2t_plugin.lab.traces import load_traces
+    from c2t_plugin.lab.rows import split_by_prompt
+    from c2t_plugin.lab.unfinished import Unfinished
+    from c2t_plugin.traces import load_traces
 
     traces = load_traces(arguments.traces)
     judged = {"prompts split off": traces[split_by_prompt(traces.prompt, plan.seed)]}
@@ -83,7 +89,12 @@ def main(argv: list[str]) -> int:
         judged[arguments.evaluate.name] = further = load_traces(arguments.evaluate)
         _check_same_draft(arguments, traces, further)
     init = load_classifier(arguments.init) if arguments.init else None
-    classifier, epochs, chosen = fit(traces, recipe_of(arguments), plan, init)
+    recipe = recipe_of(arguments)
+    inputs = {"traces": arguments.traces, "init": arguments.init}
+    checksums = {name: path and zlib.crc32(path.read_bytes()) for name, path in inputs.items()}
+    settings = {"recipe": asdict(recipe), "plan": asdict(plan), **checksums}
+    unfinished = Unfinished.begin(arguments.out, settings, plan.seed)
+    classifier, epochs, chosen = fit(traces, recipe, plan, init, unfinished)
     print_epochs(epochs, chosen)
     evaluations = {title: Evaluation.of(classifier, some, plan.d_max) for title, some in judged.items()}
     for title, evaluation in evaluations.items():
@@ -96,6 +107,7 @@ def main(argv: list[str]) -> int:
     classifier.spec = replace(classifier.spec, training=record)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     save_classifier(classifier, arguments.out)
+    unfinished.finish()
     spec = classifier.spec
     print(f"{arguments.out}: {', '.join(spec.features)}; epoch {chosen.number}; suggested beta {spec.suggested_beta}")
     return 0
@@ -125,7 +137,7 @@ def recipe_of(arguments: argparse.Namespace) -> FitRecipe:
     recipe = FIT_RECIPES[arguments.recipe]
     if arguments.features is not None:
         recipe = replace(recipe, features=tuple(arguments.features.split(",")))
-    changes = ("negatives_per_positive", "hidden", "chains", "prior")
+    changes = ("negatives_per_positive", "hidden", "chains", "prior", "positive_weight", "monotone")
     return replace(recipe, **{name: getattr(arguments, name) for name in changes if hasattr(arguments, name)})
 
 
@@ -134,39 +146,21 @@ def _check_same_draft(arguments: argparse.Namespace, traces: Traces, further: Tr
         raise C2TError(f"{arguments.evaluate} and {arguments.traces} are of different drafts or top_m; collect again")
 
 
-def split_by_prompt(prompt: Tensor, seed: int) -> Tensor:
-    """(states,) bool: the states to evaluate on, those of a twentieth of the prompts (C2T B.2), of one at least.
-
-    Whole prompts, because a prompt's states overlap: one token further on, a tree is the accepted branch of the one
-    before. prompt: (states,) prompt numbers. C2TError if there is one prompt only.
-    """
-    import torch
-
-    numbers = prompt.unique()
-    if len(numbers) < 2:
-        raise C2TError(f"the traces hold {len(numbers)} prompt; at least 2 are needed, to train on and to evaluate on")
-    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))
-    return torch.isin(prompt, numbers[order[: max(1, round(EVALUATION_SHARE * len(numbers)))]])
-
-
-def share_of_prompts(prompt: Tensor, share: float, seed: int) -> Tensor:
-    """(states,) bool: the states of a share of the prompts, of one at least. prompt: (states,) prompt numbers."""
-    import torch
-
-    numbers = prompt.unique()
-    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))
-    return torch.isin(prompt, numbers[order[: max(1, round(share * len(numbers)))]])
-
-
 def fit(
-    traces: Traces, recipe: FitRecipe, plan: FitPlan, init: NodeClassifier | None = None
+    traces: Traces,
+    recipe: FitRecipe,
+    plan: FitPlan,
+    init: NodeClassifier | None = None,
+    unfinished: Unfinished | None = None,
 ) -> tuple[NodeClassifier, list[Epoch], Epoch]:
     """Train on all prompts but the ones split off, with a progress bar.
 
     init: fine-tune a copy of this classifier: its features, scaling, hidden size and depth origin stay.
+    unfinished: where finished epochs are kept and, after an interruption, taken from.
     Returns the classifier with the weights of the chosen epoch, all epochs and the chosen one. C2TError if the traces'
     chains are shorter than plan.d_max, or of another draft or top_m than init's.
     """
+    from c2t_plugin.lab.rows import share_of_prompts, split_by_prompt
     from c2t_plugin.lab.scores import ChainReplay, suggest_beta
     from c2t_plugin.lab.training import choose_epoch
     from c2t_plugin.provenance import RunRecord
@@ -184,7 +178,8 @@ def fit(
     training = traces[~aside]
     if plan.share < 1.0:
         training = training[share_of_prompts(training.prompt, plan.share, plan.seed)]
-    classifier, epochs = _train(training, traces[aside], recipe, plan, init)
+    state = None if unfinished is None else unfinished.folder / "epochs.pt"
+    classifier, epochs = _train(training, traces[aside], recipe, plan, init, state)
     chosen = choose_epoch(epochs, recipe.choose)
     classifier.load_state_dict(chosen.weights)
     classifier.eval().requires_grad_(False)
@@ -200,41 +195,38 @@ def fit(
         "k": traces.tree.k,
         "layers": traces.tree.layers,
         "chains": recipe.chains,
+        "positive_weight": recipe.positive_weight,
+        "monotone": recipe.monotone,
         "calibrated": plan.calibrate,
         "suggested_beta": "given" if plan.beta is not None else f"accepts what chains of {plan.static} do",
         "d_max": plan.d_max,
         "traces": {name: traces.header[name] for name in ("prompts", "new_tokens", "run")},
-        "run": RunRecord.capture(seed=plan.seed).to_json(),
+        "run": RunRecord.capture(seed=plan.seed).to_json() if unfinished is None else dict(unfinished.run),
     }
     classifier.spec = replace(classifier.spec, suggested_beta=beta, training=record)
     return classifier, epochs, chosen
 
 
-def training_rows(traces: Traces, recipe: FitRecipe, depth_origin: int) -> tuple[Tensor, Tensor]:
-    """Features (rows, F) float32 and labels (rows,) bool of all nodes that a recipe trains on, finite rows only."""
-    import torch
-
-    from c2t_plugin.lab.report import forest_features
-
-    forests = (traces.tree, *[traces.chain] * recipe.chains)
-    features = torch.cat([forest_features(each, recipe.features, depth_origin).flatten(0, 1) for each in forests])
-    accepted = torch.cat([each.accepted.flatten() for each in forests])
-    # the paper drops rows with NA
-    finite = features.isfinite().all(dim=1)
-    return (features, accepted) if finite.all() else (features[finite], accepted[finite])
-
-
 def _train(
-    training: Traces, evaluation: Traces, recipe: FitRecipe, plan: FitPlan, init: NodeClassifier | None
+    training: Traces,
+    evaluation: Traces,
+    recipe: FitRecipe,
+    plan: FitPlan,
+    init: NodeClassifier | None,
+    state: Path | None,
 ) -> tuple[NodeClassifier, list[Epoch]]:
     import torch
     from rich.progress import Progress
 
     from c2t_plugin.lab.report import score_trees
+    from c2t_plugin.lab.rows import parent_rows, training_rows
     from c2t_plugin.lab.training import LEARNING_RATE, new_classifier, sample_negatives, train
 
     generator = torch.Generator().manual_seed(plan.seed)
     features, accepted = training_rows(training, recipe, plan.depth_origin)
+    parents = parent_rows(training, recipe) if recipe.monotone else None
+    if parents is not None and len(parents) != len(features):
+        raise C2TError("monotone needs the parents of all nodes, and some statistics are not finite; collect again")
     negatives = int((~accepted).sum())
     if recipe.negatives_per_positive is not None:
         rows = sample_negatives(accepted, recipe.negatives_per_positive, generator)
@@ -242,21 +234,25 @@ def _train(
     header = training.header
     spec: dict[str, Any] = {"depth_origin": plan.depth_origin, "top_m": header["top_m"], "pair": header["pair"]}
     classifier = new_classifier(recipe, features, spec, plan.seed) if init is None else _copy(init, recipe, spec)
-    kept = int((~accepted).sum()) / max(negatives, 1) if recipe.prior else 1.0
+    prior = math.log(int((~accepted).sum()) / max(negatives, 1) / recipe.positive_weight) if recipe.prior else 0.0
     with Progress() as progress:
         bar = progress.add_task(f"fitting on {len(features)} nodes")
         epochs = train(
             classifier,
             features,
             accepted,
-            evaluate=lambda: score_trees(classifier, evaluation.tree, shift=math.log(kept)),
+            evaluate=lambda: score_trees(classifier, evaluation.tree, shift=prior),
             generator=generator,
             report=lambda done, total: progress.update(bar, completed=done, total=total),
             learning_rate=plan.learning_rate or LEARNING_RATE,
             decay=recipe.decay,
+            positive_weight=recipe.positive_weight,
+            monotone=recipe.monotone,
+            parents=parents,
+            state=state,
         )
     for epoch in epochs:
-        epoch.weights["out.bias"] += math.log(kept)
+        epoch.weights["out.bias"] += prior
     return classifier, epochs
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from c2t_plugin.errors import ConfigError
 
-DRAFTS = ("draft", "eagle3", "eagle1")
+DRAFTS = ("draft", "eagle3", "eagle1", "mtp")
 PROMPT_SOURCES = ("train", "held-out", "docstrings", "tests", "arithmetic", "dialogue")
+PROMPT_FILE = ".jsonl"
 RECIPES = ("default", "paper", "extended")
 CALIBRATIONS = ("none", "tree", "chain")
 
@@ -36,9 +37,9 @@ class TreeShape:
 
 @dataclass(frozen=True)
 class CollectPlan:
-    """draft: which of the pair's drafts. trees: at least so many; prompts are used whole. prompts: where they
-    come from, see corpora.SOURCES. new_tokens: greedy tokens per prompt, each the root of one tree. seed: choice of
-    prompts."""
+    """draft: which of the pair's drafts. trees: at least so many; prompts are used whole. prompts: where they come
+    from, see corpora.SOURCES, or the path of a prompt file (corpora.file_prompts). new_tokens: greedy tokens per
+    prompt, each the root of one tree. seed: choice of prompts."""
 
     draft: str
     shape: TreeShape = field(default_factory=TreeShape)
@@ -49,9 +50,11 @@ class CollectPlan:
 
     def __post_init__(self) -> None:
         _at_least_one(self, "trees", "new_tokens")
-        for name, known in (("draft", DRAFTS), ("prompts", PROMPT_SOURCES)):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        if self.draft not in DRAFTS:
+            raise ConfigError(f"draft must be one of {', '.join(DRAFTS)}, got {self.draft!r}")
+        if self.prompts not in PROMPT_SOURCES and not self.prompts.endswith(PROMPT_FILE):
+            known = ", ".join(PROMPT_SOURCES)
+            raise ConfigError(f"prompts must be one of {known} or a file *{PROMPT_FILE}, got {self.prompts!r}")
 
 
 @dataclass(frozen=True)

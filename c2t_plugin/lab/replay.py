@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.errors import C2TError
+from c2t_plugin.forest import Forest
 from c2t_plugin.grow import Distributions, Drafter, FrontierStats, Grown, TreePolicy, grow_tree
-from c2t_plugin.lab.trees import Forest
 from c2t_plugin.tree import ROOT, TokenTree
 
 # Large enough that calls cost little, small enough that the tables stay near the cache.

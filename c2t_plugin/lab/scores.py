@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from c2t_plugin.lab.traces import Traces
-from c2t_plugin.policies.chain import kept_lengths
+from c2t_kernels import early_stop
+from c2t_plugin.traces import Traces
 
 THRESHOLD = 0.5
 BETAS = tuple(round(0.05 * i, 2) for i in range(1, 20))
@@ -104,9 +104,8 @@ class ChainReplay:
         """d_max: longest chain, at most the recorded depth."""
         self.d_max = d_max
         self.accepted = traces.chain.accepted[:, :d_max].int().cumprod(1).sum(1)
-        starts = torch.ones(len(traces), dtype=torch.bool)
-        starts[1:] = traces.prompt[1:] != traces.prompt[:-1]
-        self.first = starts.nonzero().flatten()
+        self.traces = traces
+        self.first = traces.first
         self.end = torch.cat([self.first[1:], torch.tensor([len(traces)])])
 
     def run(self, lengths: Tensor) -> ChainYield:
@@ -118,7 +117,7 @@ class ChainReplay:
             steps += len(at)
             kept += int(lengths[at].sum())
             hits += int(accepted[at].sum())
-            at = at + accepted[at] + 1
+            at = self.traces.following(at, accepted[at])
             at, end = at[at < end], end[at < end]
         return ChainYield(tau=hits / steps, gamma=kept / steps, gamma_per_token=kept / (hits + steps))
 
@@ -128,7 +127,7 @@ class ChainReplay:
 
     def cut(self, scores: Tensor, threshold: float) -> ChainYield:
         """Every chain ends before its first token that scores below the threshold. scores: (states, >= d_max)."""
-        return self.run(kept_lengths(scores[:, : self.d_max], threshold, self.d_max).long())
+        return self.run(early_stop(scores[:, : self.d_max], threshold, self.d_max).long())
 
     def gamma_at(self, scores: Tensor, tau: float, points: int = 200) -> float:
         """Verified draft tokens per verification at a given tau, interpolated between thresholds; NaN out of reach.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from c2t_plugin.classifier import NodeClassifier
     from c2t_plugin.lab.steps import Path as TokenPath
     from c2t_plugin.lab.steps import Step
-    from c2t_plugin.lab.traces import Traces
+    from c2t_plugin.traces import Traces
 
 D_MAX = 6
 CHAIN = 4
@@ -40,9 +40,9 @@ def main(argv: list[str]) -> int:
 
     from c2t_plugin.classifier import FILE_NAME, load_classifier
     from c2t_plugin.lab.drawing import html_page, print_step
-    from c2t_plugin.lab.traces import load_traces
     from c2t_plugin.pair import pair_dir
     from c2t_plugin.pair.load import load_tokenizer
+    from c2t_plugin.traces import load_traces
 
     traces = load_traces(arguments.traces)
     directory = arguments.pair or pair_dir()

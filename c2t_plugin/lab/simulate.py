@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from c2t_plugin.lab.traces import Traces
+from c2t_kernels import early_stop
 from c2t_plugin.planner import CostCurve, Planner
-from c2t_plugin.policies.chain import kept_lengths
+from c2t_plugin.traces import Traces
 
 
 @dataclass(frozen=True)
@@ -39,25 +40,27 @@ def static(length: int) -> Arm:
 
 def fixed_beta(beta: float, d_max: int) -> Arm:
     """The paper's chain mode: each chain ends before its first token below beta (C2T v1 5.5)."""
-    return Arm(f"beta {beta:g}", lambda requests: d_max, lambda a: kept_lengths(a, beta, a.shape[1]).long())
+    return Arm(f"beta {beta:g}", lambda requests: d_max, lambda a: early_stop(a, beta, a.shape[1]).long())
 
 
-def planned(curve: CostCurve, d_max: int) -> Arm:
-    """The planner, which knows the cost curve."""
-    planner = Planner(curve, d_max)
+def planned(curve: CostCurve, d_max: int, **tuning: Any) -> Arm:
+    """The planner, which knows the cost curve. tuning: probe_every and forget, where not the planner's own."""
+    planner = Planner(curve, d_max, **tuning)
     return Arm("planned", planner.depth, planner.keep)
 
 
 @dataclass(frozen=True)
 class Served:
     """seconds: simulated. tokens: output, bonus tokens included. steps: decoding steps of the batch. tau: accepted
-    draft tokens per request and step, bonus excluded. gamma: draft tokens verified per request and step."""
+    draft tokens per request and step, bonus excluded. gamma: draft tokens verified per request and step. requests: mean
+    number of requests per step."""
 
     seconds: float
     tokens: int
     steps: int
     tau: float
     gamma: float
+    requests: float
 
     @property
     def tokens_per_s(self) -> float:
@@ -65,14 +68,13 @@ class Served:
 
 
 def serve(traces: Traces, acceptance: Tensor, curve: CostCurve, arm: Arm, slots: int) -> Served:
-    """All recorded prompts through `slots` places, a new prompt taking each place that falls free.
+    """All recorded prompts, each token of them a state, through `slots` places; a new prompt takes each place that
+    falls free.
 
     acceptance: (states, recorded depth) the probabilities that the arm sees, of the recorded chains' tokens.
     """
     hits = traces.chain.accepted.int().cumprod(1).sum(1)
-    starts = torch.ones(len(traces), dtype=torch.bool)
-    starts[1:] = traces.prompt[1:] != traces.prompt[:-1]
-    first = starts.nonzero().flatten()
+    first = traces.first
     end = torch.cat([first[1:], torch.tensor([len(traces)])])
     at, until, waiting = first[:slots].clone(), end[:slots].clone(), slots
     seconds, tokens, steps, verified, accepted_in_all, turns = 0.0, 0, 0, 0, 0, 0
@@ -92,4 +94,4 @@ def serve(traces: Traces, acceptance: Tensor, curve: CostCurve, arm: Arm, slots:
         fresh = slice(waiting, waiting + free)
         at, until = torch.cat([at[running], first[fresh]]), torch.cat([until[running], end[fresh]])
         waiting += free
-    return Served(seconds, tokens, steps, accepted_in_all / turns, verified / turns)
+    return Served(seconds, tokens, steps, accepted_in_all / turns, verified / turns, turns / steps)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.lab.trees import Forest
+from c2t_plugin.forest import Forest
 from c2t_plugin.tree import TokenTree
 
 Path = tuple[int, ...]

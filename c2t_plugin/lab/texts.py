@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.causal import check_positions
 from c2t_plugin.pair import load_prompts
-from c2t_plugin.pair.acceptance import is_novel
 from c2t_plugin.pair.corpus import read_corpus, standard_library
 from c2t_plugin.pair.load import load_tokenizer
 from c2t_plugin.pair.own_text import continue_rows
 from c2t_plugin.pair.recipe import Recipe
 from c2t_plugin.pair.tokenizer import cut_prompts
+from c2t_plugin.traces import novel_tokens
 
 PROMPT_TOKENS = (64, 128)
+
+
+class Prompt(NamedTuple):
+    """token_ids: the prompt. source: what it was cut from, a file's path; prompts of one source are alike. A
+    prompt that was written for itself has a source of its own."""
+
+    token_ids: list[int]
+    source: str
 
 
 @dataclass(frozen=True)
@@ -42,17 +51,15 @@ class Texts:
         windows = self.token_ids[:, self.roots[0] + 1 :].unfold(1, layers, 1)[:, : len(self.roots)]
         return windows.flatten(0, 1)
 
-    def running(self, end_id: int | None) -> Tensor:
+    def running(self, end_ids: Sequence[int]) -> Tensor:
         """(states,) bool: whether the target had not ended its text at or before the root."""
         new = self.token_ids[:, self.roots[0] : self.roots[-1] + 1]
-        return ((new == (-1 if end_id is None else end_id)).cumsum(dim=1) == 0).flatten()
+        return (torch.isin(new, torch.tensor(end_ids, dtype=torch.int64)).cumsum(dim=1) == 0).flatten()
 
     def novel(self) -> Tensor:
-        """(states,) bool: whether the last 8 tokens, root included, occur nowhere earlier in prompt and text.
-
-        A small target falls into loops, in which every draft is right.
-        """
-        return torch.tensor([is_novel(row, root) for row in self.token_ids.tolist() for root in self.roots])
+        """(states,) bool: whether the last 8 tokens, root included, occur nowhere earlier in prompt and text."""
+        rows = torch.tensor([novel_tokens(row) for row in self.token_ids.tolist()])
+        return rows[:, self.roots[0] : self.roots[-1] + 1].flatten()
 
 
 def held_out_paths(pair: Path) -> frozenset[str]:
@@ -63,7 +70,7 @@ def held_out_paths(pair: Path) -> frozenset[str]:
     return frozenset(json.loads(listing.read_text(encoding="utf-8")))
 
 
-def training_prompts(pair: Path, count: int, seed: int) -> list[list[int]]:
+def training_prompts(pair: Path, count: int, seed: int) -> list[Prompt]:
     """At least count distinct prompts of 64-128 tokens from files that the pair's training read, spread over the files.
 
     The pair's held-out files stay out, so that a classifier can be judged on them.
@@ -74,43 +81,55 @@ def training_prompts(pair: Path, count: int, seed: int) -> list[list[int]]:
     random.Random(seed).shuffle(files)
     # a quarter more than asked for: some repeat each other, and some texts end early
     cut = cut_prompts(load_tokenizer(pair), files, count + count // 4 + 4, *PROMPT_TOKENS, seed)
-    return distinct(prompt["ids"] for prompt in cut)
+    return distinct(Prompt(prompt["ids"], prompt["file"]) for prompt in cut)
 
 
-def held_out_prompts(pair: Path, count: int, seed: int) -> list[list[int]]:
+def held_out_prompts(pair: Path, count: int, seed: int) -> list[Prompt]:
     """All distinct prompts that the pair ships, from its held-out files, in random order; C2TError if below count."""
-    prompts = distinct(prompt["ids"] for prompt in load_prompts(pair))
+    prompts = distinct(Prompt(prompt["ids"], prompt["file"]) for prompt in load_prompts(pair))
     if count > len(prompts):
         raise C2TError(f"{count} held-out prompts are needed, the pair has {len(prompts)}; ask for fewer trees")
     random.Random(seed).shuffle(prompts)
     return prompts
 
 
-def distinct(prompts: Iterable[list[int]]) -> list[list[int]]:
-    """The prompts in order, each once."""
-    return [list(ids) for ids in dict.fromkeys(tuple(ids) for ids in prompts)]
+def distinct(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """The prompts in order, each once: of equal ones the first."""
+    found: dict[tuple[int, ...], Prompt] = {}
+    for prompt in prompts:
+        found.setdefault(tuple(prompt.token_ids), prompt)
+    return list(found.values())
 
 
-def greedy_texts(
-    target: LlamaForCausalLM, prompts: Mapping[int, list[int]], new: int, layers: int, batch: int
-) -> Iterator[Texts]:
-    """Continue every prompt greedily. prompts: by number. Each result has at most `batch` of them, all of one length:
-    padding would change nothing but the rounding of sums, and without it there is no such difference to think of."""
+def of_equal_length(prompts: Mapping[int, list[int]], batch: int) -> Iterator[list[int]]:
+    """Numbers of prompts to read together: at most `batch`, all of one length, shorter ones first.
+
+    Padding would change nothing but the rounding of sums, and without it there is no such difference to think of.
+    """
     by_length: dict[int, list[int]] = {}
     for number, prompt in prompts.items():
         by_length.setdefault(len(prompt), []).append(number)
-    for length, numbers in sorted(by_length.items()):
+    for _, numbers in sorted(by_length.items()):
         for start in range(0, len(numbers), batch):
-            chosen = numbers[start : start + batch]
-            rows = torch.tensor([prompts[number] for number in chosen])
-            greedy = torch.zeros(len(rows), dtype=torch.bool)
-            text = continue_rows(target, rows, new + layers, sampled=greedy, seed=0)
-            yield Texts(torch.tensor(chosen), text, range(length, length + new))
+            yield numbers[start : start + batch]
 
 
-def end_of_text(target: LlamaForCausalLM) -> int | None:
-    """The token that ends a text of this target, if it has one."""
-    end: Any = target.config.eos_token_id
-    if isinstance(end, list):
-        raise C2TError(f"the target has several end tokens ({end}); one is expected")
-    return end
+def greedy_text(target: PreTrainedModel, prompts: Mapping[int, list[int]], new: int, layers: int) -> Texts:
+    """Continue prompts of one length greedily. prompts: by number. C2TError if the target has too few positions."""
+    rows = torch.tensor(list(prompts.values()))
+    length = rows.shape[1]
+    check_positions(target, length + new + layers)
+    greedy = torch.zeros(len(rows), dtype=torch.bool)
+    # the pair's own training names its own kind of model
+    model: Any = target
+    text = continue_rows(model, rows, new + layers, sampled=greedy, seed=0)
+    return Texts(torch.tensor(list(prompts)), text, range(length, length + new))
+
+
+def end_of_text(target: PreTrainedModel) -> list[int]:
+    """The tokens that end a text of this target."""
+    found: set[int] = set()
+    for config in (target.config, target.generation_config):
+        end: Any = getattr(config, "eos_token_id", None)
+        found.update([] if end is None else end if isinstance(end, list) else [end])
+    return sorted(found)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +39,11 @@ class FitRecipe:
     prior: after training on a sample of the negatives, shift the output by the logarithm of the share that was kept,
     so that a confidence is a probability among all nodes again (exact for a logistic output).
     decay: let the learning rate fall to 0 along half a cosine instead of keeping it.
+    positive_weight: how often an accepted row counts in the loss, in place of leaving out rejected ones; `prior` undoes
+    its effect on the output in the same way.
+    monotone: weight of a penalty on logits that exceed the parent's, squared: no node is accepted more often than its
+    parent. It needs all negatives, since a parent may be rejected. Where nodes are cut with all that is below them, the
+    order along a path changes no decision, so only what is learnt can gain.
     """
 
     features: tuple[str, ...]
@@ -48,6 +54,8 @@ class FitRecipe:
     chains: int = 0
     prior: bool = False
     decay: bool = False
+    positive_weight: float = 1.0
+    monotone: float = 0.0
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.features if name not in FEATURES]
@@ -56,6 +64,12 @@ class FitRecipe:
         ratio = self.negatives_per_positive
         if ratio is not None and not (math.isfinite(ratio) and ratio > 0):
             raise C2TError(f"negatives per positive must be a positive number, got {ratio}")
+        if not (math.isfinite(self.positive_weight) and self.positive_weight > 0):
+            raise C2TError(f"positive weight must be a positive number, got {self.positive_weight}")
+        if not (math.isfinite(self.monotone) and self.monotone >= 0):
+            raise C2TError(f"monotone must be a number of at least 0, got {self.monotone}")
+        if self.monotone and ratio is not None:
+            raise C2TError(f"monotone needs all negatives, got {ratio} per positive; leave one of the two out")
         if self.chains < 0:
             raise C2TError(f"chains must be at least 0, got {self.chains}")
         if self.hidden < 1:
@@ -121,22 +135,32 @@ def train(
     *,
     learning_rate: float = LEARNING_RATE,
     decay: bool = False,
+    positive_weight: float = 1.0,
+    monotone: float = 0.0,
+    parents: Tensor | None = None,
+    state: Path | None = None,
 ) -> list[Epoch]:
     """Adam on binary cross-entropy, in place. features: (rows, F) float32. accepted: (rows,) bool.
 
     evaluate: scores of the classifier as it stands. report: called with batches done and in all.
-    decay: see FitRecipe.
+    decay, positive_weight, monotone: see FitRecipe. parents: (rows,) int64 row of each row's parent, of itself below
+    the root; needed for monotone only. state: file of what the finished epochs left; where it is there, they are not
+    run again.
     """
     optimiser = torch.optim.Adam(classifier.parameters(), lr=learning_rate, fused=True)
-    labels = accepted.float()
+    labels, weight = accepted.float(), torch.tensor(positive_weight)
     batches = math.ceil(len(labels) / BATCH)
-    epochs = []
-    for number in range(1, EPOCHS + 1):
+    epochs = [] if state is None else _go_on(state, classifier, optimiser, generator)
+    for number in range(len(epochs) + 1, EPOCHS + 1):
         for done, rows in enumerate(torch.randperm(len(labels), generator=generator).split(BATCH)):
             if decay:
                 passed = ((number - 1) * batches + done) / (EPOCHS * batches)
                 optimiser.param_groups[0]["lr"] = learning_rate * (1 + math.cos(math.pi * passed)) / 2
-            loss = F.binary_cross_entropy_with_logits(classifier(features[rows]), labels[rows])
+            logits = classifier(features[rows])
+            loss = F.binary_cross_entropy_with_logits(logits, labels[rows], pos_weight=weight)
+            if parents is not None:
+                above = classifier(features[parents[rows]])
+                loss = loss + monotone * (logits - above).relu().square().mean()
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -144,6 +168,33 @@ def train(
                 report((number - 1) * batches + done, EPOCHS * batches)
         weights = {name: value.detach().clone() for name, value in classifier.state_dict().items()}
         epochs.append(Epoch(number, evaluate(), weights))
+        if state is not None:
+            _keep(state, epochs, optimiser, generator)
+    return epochs
+
+
+def _keep(state: Path, epochs: Sequence[Epoch], optimiser: torch.optim.Optimizer, generator: torch.Generator) -> None:
+    temporary = state.with_suffix(".part")
+    kept = {
+        "epochs": [asdict(epoch) for epoch in epochs],
+        "optimiser": optimiser.state_dict(),
+        "generator": generator.get_state(),
+    }
+    torch.save(kept, temporary)
+    temporary.replace(state)
+
+
+def _go_on(
+    state: Path, classifier: NodeClassifier, optimiser: torch.optim.Optimizer, generator: torch.Generator
+) -> list[Epoch]:
+    """The finished epochs; classifier, optimiser and generator as the last of them left them."""
+    if not state.is_file():
+        return []
+    kept = torch.load(state, weights_only=True)
+    epochs = [Epoch(each["number"], NodeScores(**each["scores"]), each["weights"]) for each in kept["epochs"]]
+    classifier.load_state_dict(epochs[-1].weights)
+    optimiser.load_state_dict(kept["optimiser"])
+    generator.set_state(kept["generator"])
     return epochs
 
 

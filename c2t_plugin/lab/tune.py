@@ -11,7 +11,7 @@ from c2t_plugin.errors import C2TError, ConfigError
 
 if TYPE_CHECKING:
     from c2t_plugin.classifier import NodeClassifier
-    from c2t_plugin.lab.traces import Traces
+    from c2t_plugin.traces import Traces
 
 STEPS = 100
 # Rows printed on each side of the chosen beta, and how far apart they are.
@@ -21,7 +21,7 @@ NEIGHBOURS, STRIDE = 4, 5
 @dataclass(frozen=True)
 class TunePlan:
     """tau: wanted accept length, bonus token excluded; None for that of static chains of `static`. tree: trees instead
-    of chains. depth: longest chain or deepest node. replicates, seed: of the bootstrap over prompts."""
+    of chains. depth: longest chain or deepest node. replicates, seed: of the bootstrap."""
 
     tau: float | None = None
     static: int = 4
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     wanted.add_argument("--static", type=int, default=TunePlan.static, help="or that of static chains of this length")
     parser.add_argument("--tree", action="store_true", help="cut trees instead of chains")
     parser.add_argument("--depth", type=int, default=TunePlan.depth, help="longest chain, or deepest node of a tree")
-    parser.add_argument("--replicates", type=int, default=TunePlan.replicates, help="of the bootstrap over prompts")
+    parser.add_argument("--replicates", type=int, default=TunePlan.replicates, help="of the bootstrap")
     parser.add_argument("--seed", type=int, default=TunePlan.seed, help="of the bootstrap")
     parser.add_argument("--out", type=Path, help="write a copy of the classifier that suggests this beta")
     return parser
@@ -74,11 +74,11 @@ def main(argv: list[str]) -> int:
     names = ("tau", "static", "tree", "depth", "replicates", "seed")
     plan = TunePlan(**{name: getattr(arguments, name) for name in names})
     from c2t_plugin.classifier import load_classifier, save_classifier
-    from c2t_plugin.lab.traces import load_traces
+    from c2t_plugin.traces import load_traces
 
     classifier, traces = load_classifier(arguments.classifier), load_traces(arguments.traces)
     found = tune(classifier, traces, plan)
-    _print(found, plan, len(traces.prompt.unique()))
+    _print(found, plan, traces)
     if arguments.out:
         how = f"{'trees' if plan.tree else 'chains'} of depth {plan.depth} accepted for {found.wanted:.3f}"
         training = {**classifier.spec.training, "suggested_beta": how}
@@ -93,7 +93,8 @@ def tune(classifier: NodeClassifier, traces: Traces, plan: TunePlan) -> Tuned:
     """The largest, so cheapest, threshold that reaches the wanted tau. C2TError, with what is reached, if none does."""
     import torch
 
-    from c2t_plugin.lab.curves import interval, prompt_weights, serve, static_sweep, threshold_sweep, truncate
+    from c2t_plugin.lab.curves import bootstrap_weights, interval, serve
+    from c2t_plugin.lab.sweeps import static_sweep, threshold_sweep, truncate
 
     if classifier.spec.top_m != traces.header["top_m"]:
         raise C2TError(f"the classifier's top_m is {classifier.spec.top_m}, the traces' {traces.header['top_m']}")
@@ -109,16 +110,18 @@ def tune(classifier: NodeClassifier, traces: Traces, plan: TunePlan) -> Tuned:
     if not fitting:
         raise C2TError(f"tau {wanted:.3f} is out of reach: beta {betas[0]} is accepted for {tau[0]:.3f}; ask for less")
     chosen = max(fitting)
-    weights = prompt_weights(served.steps.shape[1], plan.replicates, plan.seed)
+    weights = bootstrap_weights(traces.groups, plan.replicates, plan.seed)
     drawn = [part[:, chosen] for part in served.curve(weights)]
     return Tuned(wanted, betas[chosen], betas, tau.tolist(), gamma.tolist(), interval(drawn[0]), interval(drawn[1]))
 
 
-def _print(found: Tuned, plan: TunePlan, prompts: int) -> None:
+def _print(found: Tuned, plan: TunePlan, traces: Traces) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{'trees' if plan.tree else 'chains'} of depth {plan.depth}, {prompts} prompts")
+    from c2t_plugin.lab.curves import bootstrap_unit
+
+    table = Table(title=f"{'trees' if plan.tree else 'chains'} of depth {plan.depth}, {len(traces.first)} prompts")
     for name in ("beta", "tau, no bonus", "gamma", ""):
         table.add_column(name, justify="right")
     chosen = found.betas.index(found.beta)
@@ -128,8 +131,9 @@ def _print(found: Tuned, plan: TunePlan, prompts: int) -> None:
             table.add_row(f"{found.betas[index]:.2f}", f"{found.tau[index]:.3f}", f"{found.gamma[index]:.3f}", mark)
     console = Console()
     console.print(table)
+    unit = bootstrap_unit(traces)
     tau, gamma = (f"{low:.3f}..{high:.3f}" for low, high in (found.tau_interval, found.gamma_interval))
     console.print(
         f"beta {found.beta:.2f} for tau {found.wanted:.3f}: accepted {found.tau[chosen]:.3f} ({tau}) of "
-        f"{found.gamma[chosen]:.3f} ({gamma}) verified, no bonus; 95%, bootstrap over prompts"
+        f"{found.gamma[chosen]:.3f} ({gamma}) verified, no bonus; 95%, bootstrap over {unit}"
     )

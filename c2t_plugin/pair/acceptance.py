@@ -15,8 +15,8 @@ from transformers import LlamaForCausalLM
 
 from c2t_plugin.pair.models import EagleHead, head_features, hidden_states
 from c2t_plugin.pair.own_text import continue_rows
+from c2t_plugin.traces import novel_tokens
 
-NOVELTY = 8
 PROMPT_MULTIPLE = 16
 
 
@@ -25,7 +25,7 @@ class Visits:
     """Verify steps of one prompt, in order: a root is the last token known before the step.
 
     accepted: accepted draft tokens of each step, bonus excluded (greedy: a count; temperature 1: its expectation).
-    novel: whether the NOVELTY tokens that end at the root occur nowhere earlier in prompt and output.
+    novel: of each root, see traces.novel_tokens.
     """
 
     accepted: tuple[float, ...]
@@ -53,23 +53,16 @@ def expected_runs(guesses: torch.Tensor, chances: torch.Tensor, tokens: torch.Te
     return (reached * chances).sum(dim=1)
 
 
-def is_novel(tokens: Sequence[int], root: int, size: int = NOVELTY) -> bool:
-    """Whether the `size` tokens ending at position root occur nowhere earlier; a shorter text is novel."""
-    gram = list(tokens[max(0, root + 1 - size) : root + 1])
-    if len(gram) < size:
-        return True
-    return all(list(tokens[end - size : end]) != gram for end in range(size, root + 1))
-
-
 def walk(tokens: Sequence[int], runs: Sequence[int], accepted: Sequence[float], first: int, end: int) -> Visits:
     """Take verify steps from root `first` until the root reaches `end`: each moves on by its run and the bonus token.
 
     runs and accepted: per root position; what moves the root, and what is counted.
     """
+    is_novel = novel_tokens(tokens)
     counts, novel, root = [], [], first
     while root < end:
         counts.append(float(accepted[root]))
-        novel.append(is_novel(tokens, root))
+        novel.append(is_novel[root])
         root += int(runs[root]) + 1
     return Visits(tuple(counts), tuple(novel))
 

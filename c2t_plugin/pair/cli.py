@@ -1,4 +1,4 @@
-"""`c2t pair`: train and evaluate the project's own target and drafts."""
+"""`c2t pair`: train, evaluate and export the project's own targets and drafts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from pathlib import Path
 
 from c2t_plugin.pair.recipe import PRESETS
 
+# what `export` writes -> its function in export.py, which imports PyTorch
+EXPORTS = {"mimo": "write_mimo", "small-pair": "write_small_pair"}
+
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add `train` and `evaluate`; each sets `func`, which takes the parsed arguments and returns an exit status."""
-    train = subparsers.add_parser("train", help="train target, stand-alone draft, EAGLE-3 and EAGLE-1 heads")
+    """Add the subcommands; each sets `func`, which takes the parsed arguments and returns an exit status."""
+    train = subparsers.add_parser("train", help="train the targets, the stand-alone draft and the heads")
     train.add_argument("--out", type=Path, required=True, help="pair directory to write")
     train.add_argument("--work", type=Path, help="directory of saved state (default: OUT.work)")
     train.add_argument("--preset", choices=sorted(PRESETS), default="cpu", help="budgets (default: cpu)")
@@ -25,6 +28,11 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     evaluate.add_argument("--prompts", type=int, default=128, help="held-out prompts (default: 128)")
     evaluate.add_argument("--seed", type=int, default=0, help="choice of prompts and samples")
     evaluate.set_defaults(func=_evaluate)
+    export = subparsers.add_parser("export", help="write a directory that an engine or the lab reads, from a pair")
+    export.add_argument("kind", choices=EXPORTS, help="MiMo-style checkpoint with the MTP head; pair of small target")
+    export.add_argument("--pair", type=Path, help="pair directory (default: the one in use)")
+    export.add_argument("--out", type=Path, required=True, help="directory to write")
+    export.set_defaults(func=_export)
     for parser in (train, evaluate):
         parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
         parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: PyTorch's choice)")
@@ -48,6 +56,13 @@ def _train(arguments: argparse.Namespace) -> int:
     work = arguments.work or arguments.out.with_name(arguments.out.name + ".work")
     training = Training.on_standard_library(recipe, arguments.out, work, arguments.device, arguments.resume)
     training.run([stage for stage in arguments.stages.split(",") if stage] or ALL_STAGES)
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from c2t_plugin.pair import export, pair_dir
+
+    export.export(getattr(export, EXPORTS[arguments.kind]), arguments.pair or pair_dir(), arguments.out)
     return 0
 
 

@@ -74,7 +74,7 @@ def head_loss(
                 usable = hidden[:, : known.shape[1] - j]
                 logits = head.logits(usable, target.lm_head.weight)
                 loss = soft_cross_entropy(logits, goal[:, j:])
-                if not head.captured:
+                if head.regresses:
                     loss = loss + recipe.feature_weight * F.smooth_l1_loss(usable.float(), known[:, j:].float())
                 total = total + weights[j] * loss
                 if is_reported(step, stage):

@@ -22,28 +22,29 @@ ARCHITECTURES = {
     "draft": "LlamaForCausalLM",
     "eagle3": "LlamaForCausalLMEagle3",
     "eagle1": "LlamaForCausalLMEagle",
+    # engines load it as a part of the checkpoint that export.py writes
+    "mtp": "MiMoMTP",
+    "small_target": "LlamaForCausalLM",
 }
 
 
 def checkpoint_config(kind: str, recipe: Recipe) -> dict[str, Any]:
     """config.json of a checkpoint of the given kind."""
-    small = kind == "draft"
-    hidden = recipe.draft_hidden if small else recipe.hidden
-    layers = {"target": recipe.layers, "draft": recipe.draft_layers}.get(kind, 1)
+    shape = recipe.shape(kind)
     config: dict[str, Any] = {
         "architectures": [ARCHITECTURES[kind]],
         "model_type": "llama",
         "vocab_size": recipe.vocab_size,
-        "hidden_size": hidden,
-        "intermediate_size": recipe.draft_intermediate if small else recipe.intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": hidden // HEAD_DIM,
-        "num_key_value_heads": 1 if small else recipe.kv_heads,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
         "head_dim": HEAD_DIM,
         "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-05,
         "rope_theta": 10000.0,
-        "tie_word_embeddings": small,
+        "tie_word_embeddings": shape.tied,
         "hidden_act": "silu",
         "bos_token_id": 0,
         "eos_token_id": 0,
@@ -68,30 +69,31 @@ def save_checkpoint(kind: str, module: nn.Module, recipe: Recipe, tokenizer: Tok
     state = {
         name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in module.state_dict().items()
     }
-    if kind == "draft":
+    if recipe.shape(kind).tied:
         # tied to the embedding
         state.pop("lm_head.weight")
-    temporary = directory / "model.safetensors.part"
+    save_weights(state, directory)
+
+
+def save_weights(state: dict[str, torch.Tensor], directory: Path) -> None:
+    """Write or replace model.safetensors of a checkpoint directory."""
+    temporary = weights_path(directory).with_suffix(".part")
     save_file(state, temporary, metadata={"format": "pt"})
     # safetensors writes files that only their owner can read
     temporary.chmod(0o644)
-    temporary.replace(directory / "model.safetensors")
+    temporary.replace(weights_path(directory))
+
+
+def weights_path(directory: Path) -> Path:
+    """The file that holds the weights of a checkpoint directory."""
+    return directory / "model.safetensors"
 
 
 def load_llama(kind: str, recipe: Recipe, directory: Path, device: str = "cpu") -> LlamaForCausalLM:
-    """The target or the stand-alone draft of a pair directory, fp32 with the shipped bf16 values, ready to run."""
-    values = checkpoint_config(kind, recipe)
-    config = llama_config(
-        recipe,
-        values["hidden_size"],
-        values["num_hidden_layers"],
-        values["intermediate_size"],
-        values["num_key_value_heads"],
-        values["tie_word_embeddings"],
-    )
-    model = LlamaForCausalLM(config)
-    state = {name: tensor.float() for name, tensor in _read(directory / kind).items()}
-    if values["tie_word_embeddings"]:
+    """A target or the stand-alone draft of a pair directory, fp32 with the shipped bf16 values, ready to run."""
+    model = LlamaForCausalLM(llama_config(recipe, kind))
+    state = {name: tensor.float() for name, tensor in read_weights(directory / kind).items()}
+    if recipe.shape(kind).tied:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state)
     nn.Module.to(model, device)
@@ -99,9 +101,9 @@ def load_llama(kind: str, recipe: Recipe, directory: Path, device: str = "cpu") 
 
 
 def load_head(kind: str, recipe: Recipe, target: LlamaForCausalLM, directory: Path) -> EagleHead:
-    """The eagle3 or eagle1 head of a pair directory, fp32 with the shipped bf16 values, ready to run."""
+    """The eagle3, eagle1 or mtp head of a pair directory, fp32 with the shipped bf16 values, ready to run."""
     head = new_head(kind, recipe, target)
-    head.load_state_dict({name: tensor.float() for name, tensor in _read(directory / kind).items()})
+    head.load_state_dict({name: tensor.float() for name, tensor in read_weights(directory / kind).items()})
     return head.eval().requires_grad_(False)
 
 
@@ -118,8 +120,9 @@ def load_recipe(directory: Path) -> Recipe:
     return Recipe.from_json(json.loads(path.read_text(encoding="utf-8")))
 
 
-def _read(directory: Path) -> dict[str, torch.Tensor]:
-    path = directory / "model.safetensors"
+def read_weights(directory: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint directory of a pair, as shipped."""
+    path = weights_path(directory)
     if not path.is_file():
         raise C2TError(f"{path} is missing; run `c2t pair train` for that stage first")
     return load_file(path)

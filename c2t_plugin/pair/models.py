@@ -1,6 +1,7 @@
-"""Shapes: the target and the stand-alone draft are transformers' Llama, the two EAGLE heads are small modules here.
+"""Shapes: the targets and the stand-alone draft are transformers' Llama, the heads are small modules here.
 
-The heads compute what SGLang's LlamaForCausalLMEagle3 and LlamaForCausalLMEagle compute from the same weights.
+The heads compute what SGLang's LlamaForCausalLMEagle3 and LlamaForCausalLMEagle compute from the same weights, the MTP
+head what its MiMoMTP does.
 """
 
 from __future__ import annotations
@@ -12,39 +13,40 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from c2t_plugin.pair.recipe import HEAD_DIM, Recipe
-
-ROPE_THETA = 10000.0
-RMS_EPS = 1e-5
-# keys and values of every draft step so far
-Chain = list[tuple[torch.Tensor, torch.Tensor]]
+from c2t_plugin.pair.layers import RMS_EPS, ROPE_THETA, Chain, ChainAttention, GatedMLP, RMSNorm
+from c2t_plugin.pair.recipe import HEAD_DIM, STAGES, Recipe
 
 
-def llama_config(recipe: Recipe, hidden: int, layers: int, intermediate: int, kv_heads: int, tied: bool) -> LlamaConfig:
-    """Configuration of a Llama with heads of HEAD_DIM."""
+def llama_config(recipe: Recipe, kind: str) -> LlamaConfig:
+    """Configuration of a target or of the stand-alone draft."""
+    shape = recipe.shape(kind)
     return LlamaConfig(
         vocab_size=recipe.vocab_size,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // HEAD_DIM,
-        num_key_value_heads=kv_heads,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
         head_dim=HEAD_DIM,
         max_position_embeddings=2048,
         rms_norm_eps=RMS_EPS,
         rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
-        tie_word_embeddings=tied,
+        tie_word_embeddings=shape.tied,
         bos_token_id=0,
         eos_token_id=0,
         pad_token_id=0,
     )
 
 
-def new_target(recipe: Recipe) -> LlamaForCausalLM:
-    """An untrained target, fp32; its weights depend on the recipe's seed alone."""
-    torch.manual_seed(recipe.seed)
-    config = llama_config(recipe, recipe.hidden, recipe.layers, recipe.intermediate, recipe.kv_heads, tied=False)
-    return LlamaForCausalLM(config)
+def seed_weights(recipe: Recipe, kind: str) -> None:
+    """Make the weights that are drawn next a function of the recipe's seed and the stage."""
+    torch.manual_seed(recipe.seed + STAGES.index(kind))
+
+
+def new_target(recipe: Recipe, kind: str = "target") -> LlamaForCausalLM:
+    """An untrained target or small_target, fp32; its weights depend on the recipe's seed alone."""
+    seed_weights(recipe, kind)
+    return LlamaForCausalLM(llama_config(recipe, kind))
 
 
 def new_draft(recipe: Recipe, target: LlamaForCausalLM) -> LlamaForCausalLM:
@@ -52,98 +54,13 @@ def new_draft(recipe: Recipe, target: LlamaForCausalLM) -> LlamaForCausalLM:
 
     The dimensions kept are those of the largest singular values, so that the logits' geometry is known from the start.
     """
-    torch.manual_seed(recipe.seed + 1)
-    size = recipe.draft_hidden
-    config = llama_config(recipe, size, recipe.draft_layers, recipe.draft_intermediate, 1, tied=True)
-    draft = LlamaForCausalLM(config)
+    seed_weights(recipe, "draft")
+    draft = LlamaForCausalLM(llama_config(recipe, "draft"))
     with torch.no_grad():
         head = (target.lm_head.weight * target.model.norm.weight).float()
-        directions = torch.linalg.svd(head, full_matrices=False).Vh[:size]
+        directions = torch.linalg.svd(head, full_matrices=False).Vh[: recipe.draft_hidden]
         draft.model.embed_tokens.weight[:, : len(directions)] = head @ directions.T
     return draft
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dimension, computed in fp32."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x.float(), (x.shape[-1],), self.weight, RMS_EPS)
-
-
-class ChainAttention(nn.Module):
-    """Attention of a head that drafts a chain from many positions (bases) of a text at once.
-
-    Draft step 0 at base t attends to step 0 at bases <= t. Step j attends to these and to its own chain, steps 1..j
-    at base t. Keys carry their rotary position: base t, step j sits at position t + j.
-    """
-
-    def __init__(self, input_size: int, hidden: int, heads: int, kv_heads: int) -> None:
-        super().__init__()
-        self.heads, self.kv_heads = heads, kv_heads
-        self.q_proj = nn.Linear(input_size, heads * HEAD_DIM, bias=False)
-        self.k_proj = nn.Linear(input_size, kv_heads * HEAD_DIM, bias=False)
-        self.v_proj = nn.Linear(input_size, kv_heads * HEAD_DIM, bias=False)
-        self.o_proj = nn.Linear(heads * HEAD_DIM, hidden, bias=False)
-
-    def forward(self, x: torch.Tensor, chain: Chain, first: int) -> torch.Tensor:
-        """x: [batch, positions, input_size] of step len(chain); its keys and values are appended to chain.
-
-        Step 0 gets all positions of the text and answers for bases from `first` on; later steps get these bases only.
-        Returns [batch, bases, hidden].
-        """
-        step = len(chain)
-        start = first if step else 0
-        repeat = self.heads // self.kv_heads
-        k = _rotate(self._split(self.k_proj(x), self.kv_heads), start + step).repeat_interleave(repeat, dim=1)
-        v = self._split(self.v_proj(x), self.kv_heads).repeat_interleave(repeat, dim=1)
-        chain.append((k, v))
-        q = _rotate(self._split(self.q_proj(x[:, first - start :]), self.heads), first + step)
-        out = _attend(q, chain, first)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
-
-    @staticmethod
-    def _split(x: torch.Tensor, heads: int) -> torch.Tensor:
-        return x.unflatten(-1, (heads, HEAD_DIM)).transpose(1, 2)
-
-
-def _rotate(x: torch.Tensor, offset: int) -> torch.Tensor:
-    """Rotary embedding of x [..., positions, HEAD_DIM], whose first position is `offset`."""
-    rates = ROPE_THETA ** -(torch.arange(0, HEAD_DIM, 2, device=x.device).float() / HEAD_DIM)
-    angles = (torch.arange(x.shape[-2], device=x.device).float() + offset)[:, None] * rates
-    cos, sin = angles.cos(), angles.sin()
-    left, right = x.float().chunk(2, dim=-1)
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)
-
-
-def _attend(q: torch.Tensor, chain: Chain, first: int) -> torch.Tensor:
-    """q [batch, heads, bases, HEAD_DIM] over the causal step 0 and the chain's own later steps."""
-    text_keys, text_values = chain[0]
-    length = text_keys.shape[2]
-    future = torch.ones(q.shape[2], length, dtype=torch.bool, device=q.device).triu(1 + first)
-    text = (q @ text_keys.transpose(-1, -2)).float().masked_fill(future, float("-inf"))
-    own = [(q * k).sum(-1, keepdim=True).float() for k, _ in chain[1:]]
-    weights = torch.cat([text, *own], dim=-1).mul(HEAD_DIM**-0.5).softmax(-1).to(q.dtype)
-    out = weights[..., :length] @ text_values
-    for i, (_, values) in enumerate(chain[1:]):
-        out = out + weights[..., length + i, None] * values
-    return out
-
-
-class GatedMLP(nn.Module):
-    """Llama's feed-forward block."""
-
-    def __init__(self, hidden: int, intermediate: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden, intermediate, bias=False)
-        self.up_proj = nn.Linear(hidden, intermediate, bias=False)
-        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Eagle3Layer(nn.Module):
@@ -180,13 +97,14 @@ class Eagle1Layer(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """Common part of both heads; the embedding is the target's and not a parameter here.
+    """Common part of the heads; the embedding is the target's and not a parameter here.
 
-    captured: the target's layers whose inputs are the features (EAGLE-3), empty for EAGLE-1, whose feature is the
-    target's hidden state after its final norm.
+    captured: the target's layers whose inputs are the features (EAGLE-3), empty for the others, whose feature is the
+    target's hidden state after its final norm. regresses: whether training also pulls the output towards that state.
     """
 
     captured: tuple[int, ...] = ()
+    regresses = False
 
     def unroll(
         self, embedding: torch.Tensor, tokens: torch.Tensor, features: torch.Tensor, steps: int, first: int = 0
@@ -226,7 +144,8 @@ class Eagle3Head(EagleHead):
         super().__init__()
         self.captured = recipe.captured
         self.fc = nn.Linear(len(recipe.captured) * recipe.hidden, recipe.hidden, bias=False)
-        self.midlayer = Eagle3Layer(recipe.hidden, recipe.intermediate, recipe.heads, recipe.kv_heads)
+        shape = recipe.shape("eagle3")
+        self.midlayer = Eagle3Layer(recipe.hidden, recipe.intermediate, shape.heads, shape.kv_heads)
         self.norm = RMSNorm(recipe.hidden)
         self.lm_head = nn.Linear(recipe.hidden, recipe.vocab_size, bias=False)
 
@@ -243,10 +162,13 @@ class Eagle3Head(EagleHead):
 class Eagle1Head(EagleHead):
     """EAGLE-1: the target's last hidden state, the target's LM head, no norm at either end."""
 
+    regresses = True
+
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
         self.fc = nn.Linear(2 * recipe.hidden, recipe.hidden)
-        self.layers = nn.ModuleList([Eagle1Layer(recipe.hidden, recipe.intermediate, recipe.heads, recipe.kv_heads)])
+        shape = recipe.shape("eagle1")
+        self.layers = nn.ModuleList([Eagle1Layer(recipe.hidden, recipe.intermediate, shape.heads, shape.kv_heads)])
 
     def start(self, features: torch.Tensor) -> torch.Tensor:
         return features
@@ -258,11 +180,54 @@ class Eagle1Head(EagleHead):
         return F.linear(hidden, target_head)
 
 
+class MtpHead(EagleHead):
+    """MiMo's multi-token prediction: the target's last hidden state and LM head, one whole Llama layer.
+
+    Normalised hidden state and normalised embedding are concatenated and projected; the final norm's output is both
+    what the LM head reads and what the next step continues from.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        shape, hidden = recipe.shape("mtp"), recipe.hidden
+        self.token_layernorm = RMSNorm(hidden)
+        self.hidden_layernorm = RMSNorm(hidden)
+        self.input_proj = nn.Linear(2 * hidden, hidden, bias=False)
+        self.input_layernorm = RMSNorm(hidden)
+        self.self_attn = ChainAttention(hidden, hidden, shape.heads, shape.kv_heads)
+        self.post_attention_layernorm = RMSNorm(hidden)
+        self.mlp = GatedMLP(hidden, recipe.intermediate)
+        self.final_layernorm = RMSNorm(hidden)
+
+    def start(self, features: torch.Tensor) -> torch.Tensor:
+        return features
+
+    def advance(self, embeds: torch.Tensor, hidden: torch.Tensor, chain: Chain, first: int) -> torch.Tensor:
+        if not chain:
+            # The engines blank the embedding at position 0, which only the text's pass holds.
+            embeds = F.pad(embeds[:, 1:], (0, 0, 1, 0))
+        x = self.input_proj(torch.cat([self.hidden_layernorm(hidden), self.token_layernorm(embeds)], dim=-1))
+        attended = self.self_attn(self.input_layernorm(x), chain, first)
+        x = x[:, -attended.shape[1] :] + attended
+        return self.final_layernorm(x + self.mlp(self.post_attention_layernorm(x)))
+
+    def logits(self, hidden: torch.Tensor, target_head: torch.Tensor) -> torch.Tensor:
+        return F.linear(hidden, target_head)
+
+
 def new_head(kind: str, recipe: Recipe, target: LlamaForCausalLM) -> EagleHead:
-    """An untrained head of kind eagle3 or eagle1, fp32; an EAGLE-3 head starts with the target's LM head and norm."""
-    torch.manual_seed(recipe.seed + {"eagle3": 2, "eagle1": 3}[kind])
+    """An untrained head of kind eagle3, eagle1 or mtp, fp32.
+
+    An EAGLE-3 head starts with the target's LM head and norm, an MTP head, which shares the LM head, with its norm.
+    """
+    seed_weights(recipe, kind)
     if kind == "eagle1":
         return Eagle1Head(recipe)
+    if kind == "mtp":
+        mtp = MtpHead(recipe)
+        with torch.no_grad():
+            mtp.final_layernorm.weight.copy_(target.model.norm.weight)
+        return mtp
     head = Eagle3Head(recipe)
     with torch.no_grad():
         head.lm_head.weight.copy_(target.lm_head.weight)

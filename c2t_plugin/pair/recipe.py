@@ -12,7 +12,9 @@ from typing import Any
 from c2t_plugin.errors import ConfigError
 
 HEAD_DIM = 64
-STAGES = ("target", "draft", "eagle3", "eagle1")
+# In this order: a stage's place shifts its seeds, so that no two stages start alike or draw the same text.
+STAGES = ("target", "draft", "eagle3", "eagle1", "mtp", "small_target")
+TARGETS = ("target", "small_target")
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,22 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class LlamaShape:
+    """hidden, intermediate: widths; heads are HEAD_DIM wide. tied: the LM head is the embedding."""
+
+    hidden: int
+    layers: int
+    intermediate: int
+    kv_heads: int
+    tied: bool
+
+    @property
+    def heads(self) -> int:
+        """Attention heads."""
+        return self.hidden // HEAD_DIM
+
+
+@dataclass(frozen=True)
 class OwnText:
     """Text written by the target: `sequences` rows of prompt + new tokens, made `batch` at a time.
 
@@ -101,11 +119,20 @@ def _eagle1() -> Stage:
     return _distilled(1900, 0.014, 0.002, 0.0015)
 
 
+def _mtp() -> Stage:
+    return _distilled(1900, 0.014, 0.002, 0.0015)
+
+
+def _small_target() -> Stage:
+    return _target()
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Shapes and stages of a pair.
 
     block: training window of the target in tokens. unroll: draft steps a head is trained over.
+    small_hidden, small_layers, small_intermediate: of the second target, which has the first one's tokenizer.
     captured: the EAGLE-3 head reads the hidden states that enter these target layers (0-based).
     argmax_weight: share of the target's most likely token mixed into the distribution that a draft learns, because a
     draft distilled on soft targets alone is less sure than greedy acceptance warrants.
@@ -123,6 +150,9 @@ class Recipe:
     draft_hidden: int = 192
     draft_layers: int = 2
     draft_intermediate: int = 512
+    small_hidden: int = 192
+    small_layers: int = 3
+    small_intermediate: int = 512
     unroll: int = 4
     unroll_decay: float = 0.8
     argmax_weight: float = 0.2
@@ -133,12 +163,16 @@ class Recipe:
     draft: Stage = field(default_factory=_draft)
     eagle3: Stage = field(default_factory=_eagle3)
     eagle1: Stage = field(default_factory=_eagle1)
+    mtp: Stage = field(default_factory=_mtp)
+    small_target: Stage = field(default_factory=_small_target)
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "draft_hidden"):
+        for name in ("hidden", "draft_hidden", "small_hidden"):
             if getattr(self, name) <= 0 or getattr(self, name) % HEAD_DIM:
                 raise ConfigError(f"{name} must be a positive multiple of {HEAD_DIM}, got {getattr(self, name)}")
-        for name in ("vocab_size", "block", "layers", "intermediate", "draft_layers", "draft_intermediate", "unroll"):
+        depths = ("layers", "draft_layers", "small_layers")
+        widths = ("intermediate", "draft_intermediate", "small_intermediate")
+        for name in ("vocab_size", "block", *depths, *widths, "unroll"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if len(self.captured) != 3 or any(not 1 <= layer < self.layers for layer in self.captured):
@@ -146,15 +180,14 @@ class Recipe:
         if not 0 <= self.argmax_weight < 1 or self.held_out_one_in < 2:
             raise ConfigError("argmax_weight must be in [0, 1) and held_out_one_in at least 2")
 
-    @property
-    def heads(self) -> int:
-        """Attention heads of the target and of the EAGLE heads."""
-        return self.hidden // HEAD_DIM
-
-    @property
-    def kv_heads(self) -> int:
-        """Their key/value heads."""
-        return max(1, self.heads // 2)
+    def shape(self, kind: str) -> LlamaShape:
+        """Shape of a model of the pair; a head is one layer of the target's."""
+        if kind == "draft":
+            return LlamaShape(self.draft_hidden, self.draft_layers, self.draft_intermediate, 1, tied=True)
+        if kind == "small_target":
+            return LlamaShape(self.small_hidden, self.small_layers, self.small_intermediate, 1, tied=False)
+        kv_heads = max(1, self.hidden // HEAD_DIM // 2)
+        return LlamaShape(self.hidden, self.layers if kind == "target" else 1, self.intermediate, kv_heads, tied=False)
 
     def scaled(self, factor: float) -> Recipe:
         """The same recipe with every stage's steps and the own text multiplied by factor (> 0)."""
@@ -189,7 +222,7 @@ class Recipe:
 
     def digest(self, stage: str) -> str:
         """Short hash of what `stage` depends on: saved state of another recipe must not be continued."""
-        needed = ("target",) if stage == "target" else ("target", "own_text", stage)
+        needed = (stage,) if stage in TARGETS else ("target", "own_text", stage)
         values = {k: v for k, v in self.to_json().items() if k in needed or k not in (*STAGES, "own_text")}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""`c2t pair train`: tokenizer, target, own text, three drafts; every stage can be continued after an interrupt."""
+"""`c2t pair train`: tokenizer, targets, own text, drafts; every stage can be continued after an interrupt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from c2t_plugin.pair.corpus import Corpus, read_corpus, standard_library
 from c2t_plugin.pair.distil import draft_loss, head_loss
 from c2t_plugin.pair.models import EagleHead, new_draft, new_head, new_target
 from c2t_plugin.pair.own_text import write_own_text
-from c2t_plugin.pair.recipe import STAGES, Recipe
+from c2t_plugin.pair.recipe import STAGES, TARGETS, Recipe
 from c2t_plugin.pair.stage import StageRun
 from c2t_plugin.pair.tokenizer import cut_prompts, encode_files, train_tokenizer
 from c2t_plugin.pair.train_target import held_out_loss, target_loss
@@ -58,9 +58,17 @@ class Training:
         _write_json(self.out / "recipe.json", self.recipe.to_json())
         for stage in ALL_STAGES:
             if stage in stages:
-                {"tokenizer": self._tokenizer, "target": self._target, "own_text": self._own_text}.get(
-                    stage, lambda name=stage: self._distil(name)
-                )()
+                self._run(stage)
+
+    def _run(self, stage: str) -> None:
+        if stage == "tokenizer":
+            self._tokenizer()
+        elif stage == "own_text":
+            self._own_text()
+        elif stage in TARGETS:
+            self._language_model(stage)
+        else:
+            self._distil(stage)
 
     def _tokenizer(self) -> None:
         corpus = read_corpus(self.root, self.recipe.held_out_one_in)
@@ -84,16 +92,17 @@ class Training:
             "held_out_tokens": len(self._stream("held")),
         }
 
-    def _target(self) -> None:
+    def _language_model(self, name: str) -> None:
         recipe = self.recipe
-        target = new_target(recipe)
+        began = RunRecord.capture(recipe.seed)
+        target = new_target(recipe, name)
         nn.Module.to(target, self.device)
-        run = self._stage_run("target", target, recipe.target.batch * recipe.block)
-        run.run(target_loss(target, self._stream("train"), recipe, self.device))
-        self._save("target", target)
+        run = self._stage_run(name, target, getattr(recipe, name).batch * recipe.block)
+        run.run(target_loss(target, self._stream("train"), recipe, self.device, name))
+        self._save(name, target)
         loss = held_out_loss(target.eval(), self._stream("held"), recipe.block, self.device)
-        run.record(held_out_loss=round(loss, 4), run=RunRecord.capture(recipe.seed).to_json())
-        print(f"target held-out loss {loss:.4f} nats", flush=True)
+        run.record(held_out_loss=round(loss, 4), run=began.to_json())
+        print(f"{name} held-out loss {loss:.4f} nats", flush=True)
 
     def _own_text(self) -> None:
         target = load.load_llama("target", self.recipe, self.out, self.device)
@@ -102,6 +111,7 @@ class Training:
     def _distil(self, name: str) -> None:
         recipe = self.recipe
         stage = getattr(recipe, name)
+        began = RunRecord.capture(recipe.seed)
         target = load.load_llama("target", recipe, self.out, self.device)
         own = write_own_text(target, self._stream("train"), recipe.own_text, recipe.seed, self.work, self.device)
         mix = TextMix(self._stream("train"), own, own.shape[1], recipe.seed + STAGES.index(name))
@@ -113,7 +123,7 @@ class Training:
         else:
             run.run(draft_loss(module, target, mix, recipe, self.device))
         self._save(name, module)
-        run.record(run=RunRecord.capture(recipe.seed).to_json())
+        run.record(run=began.to_json())
 
     def _stage_run(self, name: str, module: nn.Module, tokens: int) -> StageRun:
         stage = getattr(self.recipe, name)

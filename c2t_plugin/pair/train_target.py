@@ -1,4 +1,4 @@
-"""Stage 1: the target, an ordinary language model of the corpus."""
+"""The targets: ordinary language models of the corpus."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
 from c2t_plugin.pair.batches import TextMix
-from c2t_plugin.pair.recipe import Recipe
+from c2t_plugin.pair.recipe import STAGES, Recipe
 from c2t_plugin.pair.stage import StepLoss
 
 
@@ -19,12 +19,15 @@ def language_loss(target: LlamaForCausalLM, rows: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
 
 
-def target_loss(target: LlamaForCausalLM, corpus: np.ndarray, recipe: Recipe, device: str) -> StepLoss:
-    """The loss of a step of the target's training. corpus: int16 [tokens]."""
-    mix = TextMix(corpus, None, recipe.block + 1, recipe.seed)
+def target_loss(
+    target: LlamaForCausalLM, corpus: np.ndarray, recipe: Recipe, device: str, kind: str = "target"
+) -> StepLoss:
+    """The loss of a step of the training of target or small_target (kind). corpus: int16 [tokens]."""
+    mix = TextMix(corpus, None, recipe.block + 1, recipe.seed + STAGES.index(kind))
+    batch = getattr(recipe, kind).batch
 
     def loss_of(step: int) -> tuple[torch.Tensor, dict[str, float]]:
-        return language_loss(target, mix.batch(step, recipe.target.batch, 1.0).to(device)), {}
+        return language_loss(target, mix.batch(step, batch, 1.0).to(device)), {}
 
     return loss_of
 

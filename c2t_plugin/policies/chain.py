@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from c2t_kernels import draft_stats
+from c2t_kernels import ChainState, DraftStats, draft_stats, early_stop, score_chain
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.features import NodeStats
-
-
-def kept_lengths(confidence: Tensor, beta: Tensor | float, max_depth: Tensor | int) -> Tensor:
-    """How many draft tokens of each chain the target verifies.
-
-    confidence: (rows, d_max) float32, confidence[:, i] of the token at depth i + 1; NaN where it is not known.
-    beta: below it a token is dropped; equality keeps, and so does NaN. A tensor must broadcast against confidence.
-    max_depth: longest chain to verify, one for all or (rows,).
-    Returns (rows,) int32 in [0, max_depth]: the chain ends before its first dropped token.
-    """
-    kept = ~(confidence < beta)
-    return kept.int().cumprod(dim=-1).sum(dim=-1).clamp(max=max_depth).int()
 
 
 class ChainScorer:
     """Confidence of every draft token of a batch of chains, across the steps of one draft.
 
     An engine calls, in this order: `write_seed` with the logits that the first draft token of the *next* draft is the
-    argmax of; `begin` when that draft starts; `step` with the logits of each draft forward; `end`. All state lives in
-    buffers made once and nothing synchronises with the host, so `begin` and `step` can be captured in a CUDA graph.
+    argmax of; `begin` when that draft starts; `step` with the logits of each draft forward; `end`. The maths is that of
+    c2t_kernels; here are the buffers of an engine around it. All state lives in buffers made once and nothing
+    synchronises with the host, so `begin` and `step` can be captured in a CUDA graph.
 
     P is P_{d-1} * max q_d: the paper's (equation 1) when the draft is greedy, and lossless also where a draft token
     was sampled, since it does not depend on the token drawn.
@@ -46,10 +34,11 @@ class ChainScorer:
         max_depth: int,
         beta: float,
         device: torch.device | str,
+        keep_stats: bool = False,
     ) -> None:
-        """slots: seeds are kept per request slot. rows: largest batch. max_depth: draft steps."""
-        self.classifier = classifier.to(device)
-        self.top_m = classifier.spec.top_m
+        """slots: seeds are kept per request slot. rows: largest batch. max_depth: draft steps. keep_stats: for
+        `stats`."""
+        self.network = classifier.network(device)
         self.d_max = max_depth
         self.beta = torch.empty(1, dtype=torch.float32, device=device)
         self.max_depth = torch.empty(1, dtype=torch.int32, device=device)
@@ -61,8 +50,10 @@ class ChainScorer:
         self._slots = torch.zeros(rows, dtype=torch.int64, device=device)
         # A slot without a seed is NaN: its first token is kept.
         self._seeds = torch.full((3, slots), torch.nan, dtype=torch.float32, device=device)
-        self._joint = torch.zeros(rows, dtype=torch.float32, device=device)
-        self._confidence = torch.full((rows, max_depth), torch.nan, dtype=torch.float32, device=device)
+        self._state = ChainState.create(rows, max_depth, device)
+        self._draft_stats = _statistics(rows, classifier.spec.top_m, torch.device(device))
+        # joint log P, log P, entropy and margin of every token of the last draft
+        self._stats = torch.zeros((rows, max_depth, 4), device=device) if keep_stats else None
         self._step = 0
         self._batch = 0
         self.set_beta(beta)
@@ -98,7 +89,7 @@ class ChainScorer:
 
         slots: (n,) int64 request slots. logits: (n, draft_vocab) any float dtype.
         """
-        self._seeds[:, slots] = torch.stack(_row_stats(logits, self.top_m))
+        self._seeds[:, slots] = torch.stack(self._statistics_of(logits))
 
     def clear_seed(self, slots: Tensor) -> None:
         """Forget the seeds of these slots: the next draft's first token is kept, whatever it is."""
@@ -107,52 +98,65 @@ class ChainScorer:
     def begin(self, slots: Tensor) -> None:
         """Start a draft for the requests in these slots ((n,) int64) and score its first token."""
         self._batch = slots.shape[0]
-        if self._batch > self._confidence.shape[0]:
-            raise ConfigError(f"batch of {self._batch} requests, buffers hold {self._confidence.shape[0]}")
+        if self._batch > len(self._slots):
+            raise ConfigError(f"batch of {self._batch} requests, buffers hold {len(self._slots)}")
         self._step = 0
         self._slots[: self._batch] = slots
-        self._joint[: self._batch] = 0.0
         self._score(*self._seeds[:, slots])
 
     def step(self, logits: Tensor) -> None:
         """Score the next token of every chain from the logits it is the argmax of: (n or more rows, draft_vocab)."""
-        self._score(*_row_stats(logits[: self._batch], self.top_m))
+        self._score(*self._statistics_of(logits[: self._batch]))
 
     def confidence(self, rows: int) -> Tensor:
         """(rows, steps scored) float32 view of the last draft's confidences; NaN where statistics were not finite."""
-        return self._confidence[:rows, : self._step]
+        return self._state.confidence[:rows, : self._step]
+
+    def stats(self, rows: int) -> Tensor | None:
+        """(rows, steps scored, 4) float32 copy of the last draft's joint log P, log P, entropy and margin; None unless
+        they are kept."""
+        return None if self._stats is None else self._stats[:rows, : self._step].clone()
 
     def end(self, rows: int) -> Tensor:
         """(rows,) int32: draft tokens to verify of the first `rows` requests; counts the ones without a confidence."""
         confidence = self.confidence(rows)
+        # The kernel counts too, but also the rows that only pad a captured batch.
         self.non_finite += confidence.isnan().sum()
         beta, depth = self._limits(rows)
-        return kept_lengths(confidence, beta, depth)
+        return early_stop(confidence, beta, depth)
 
     def any_alive(self) -> bool:
         """Whether a chain of this batch may still grow. Asks the device, so not for a captured graph."""
         beta, depth = self._limits(self._batch)
-        whole = kept_lengths(self.confidence(self._batch), beta, depth) == self._step
+        whole = early_stop(self.confidence(self._batch), beta, depth) == self._step
         return bool((whole & (depth > self._step)).any())
 
     def _limits(self, rows: int) -> tuple[Tensor, Tensor]:
         beta, depth = self._slot_beta[self._slots[:rows]], self._slot_depth[self._slots[:rows]]
         beta = torch.where(beta.isnan(), self.beta, beta)
         # The server's own longest chain holds for every request: it is how an operator takes load off.
-        return beta[:, None], torch.where(depth < 0, self.max_depth, torch.minimum(depth, self.max_depth))
+        return beta, torch.where(depth < 0, self.max_depth, torch.minimum(depth, self.max_depth))
 
     def _score(self, log_prob: Tensor, entropy: Tensor, margin: Tensor) -> None:
-        n, depth = self._batch, self._step + 1
-        finite = torch.isfinite(log_prob) & torch.isfinite(entropy)
-        # An unknown probability counts as 1, so that it does not spoil the rest of the chain.
-        self._joint[:n] += torch.where(finite, log_prob, 0.0)
-        joint = self._joint[:n]
-        depths = torch.full_like(joint, float(depth))
-        stats = NodeStats(joint, log_prob, entropy, depths, rank=torch.zeros_like(joint), margin=margin)
-        self._confidence[:n, self._step] = torch.where(finite, self.classifier.confidence(stats), torch.nan)
-        self._step = depth
+        self._step += 1
+        # Which tokens are kept is decided in `end`, where requests have betas of their own.
+        score_chain(self._state, self.network, log_prob, entropy, margin, self.beta, self._step)
+        if self._stats is not None:
+            n = self._batch
+            joint = self._state.joint_log_prob[:n]
+            self._stats[:n, self._step - 1] = torch.stack((joint, log_prob, entropy, margin), dim=-1)
+
+    def _statistics_of(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        stats = self._draft_stats(logits)
+        return stats.log_probs[:, 0], stats.entropy, stats.margin
 
 
-def _row_stats(logits: Tensor, top_m: int) -> tuple[Tensor, Tensor, Tensor]:
-    stats = draft_stats(logits, top_m)
-    return stats.log_probs[:, 0], stats.entropy, stats.margin
+def _statistics(rows: int, top_m: int, device: torch.device) -> Callable[[Tensor], DraftStats]:
+    """draft_stats of up to `rows` rows, on a GPU with a workspace of its own, which every captured graph shares."""
+    if device.type != "cuda":
+        return lambda logits: draft_stats(logits, top_m)
+    from c2t_kernels.fused.stats import DraftStatsWorkspace
+    from c2t_kernels.fused.stats import draft_stats as fused
+
+    workspace = DraftStatsWorkspace.create(rows, device)
+    return lambda logits: fused(logits, top_m, workspace=workspace if len(logits) <= rows else None)

@@ -1,17 +1,18 @@
 """Numerical operations of C2T: a Triton kernel for tensors on a GPU, its plain torch reference for all others.
 
-Each function here has the arguments that both sides take and is documented in c2t_kernels.reference. The kernels in
-c2t_kernels.fused take more, mostly buffers to write into, as a captured CUDA graph needs them; each says so below.
+Each function here has the arguments that both sides take, with the signature and documentation of its reference. The
+kernels in c2t_kernels.fused take more, mostly buffers to write into, as a captured CUDA graph needs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from torch import Tensor
-
+from c2t_kernels import reference
 from c2t_kernels.reference import (
     ChainState,
     DraftStats,
@@ -42,135 +43,50 @@ __all__ = [
     "tree_attention",
 ]
 
-
-def _operations(tensor: Tensor) -> Any:
-    """The package whose operations take this tensor. Triton is imported only where a tensor on a GPU arrives."""
-    return import_module("c2t_kernels.fused" if tensor.is_cuda else "c2t_kernels.reference")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def draft_stats(logits: Tensor, top_m: int | Tensor, k: int = 1) -> DraftStats:
-    """Entropy, most probable tokens and margin of each row's softmax: see c2t_kernels.reference.draft_stats.
+def _by_device(judge: Callable[P, R], argument: str, on_a_gpu: str) -> Callable[P, R]:
+    """The operation that `judge` is the reference of, from the package that fits the device of one of its arguments.
 
-    The kernel also takes out and workspace, and fixes the order of equal logits.
+    argument: the tensor that decides. on_a_gpu: in what the kernel differs, for the documentation.
     """
-    return _operations(logits).draft_stats(logits, top_m, k)
+    place = list(inspect.signature(judge).parameters).index(argument)
+
+    @wraps(judge)
+    def operation(*args: P.args, **kwargs: P.kwargs) -> R:
+        tensor: Any = args[place] if place < len(args) else kwargs[argument]
+        # Triton is imported only where a tensor on a GPU arrives
+        package = import_module("c2t_kernels.fused" if tensor.is_cuda else "c2t_kernels.reference")
+        chosen: Callable[P, R] = getattr(package, judge.__name__)
+        return chosen(*args, **kwargs)
+
+    operation.__doc__ = f"{judge.__doc__}\n    On a GPU: {on_a_gpu}\n    "
+    return operation
 
 
-def score_chain(
-    state: ChainState,
-    network: ScoringNetwork,
-    log_prob: Tensor,
-    entropy: Tensor,
-    margin: Tensor,
-    beta: Tensor,
-    depth: int,
-) -> None:
-    """One draft step of chain mode for a batch, in place: see c2t_kernels.reference.score_chain."""
-    _operations(log_prob).score_chain(state, network, log_prob, entropy, margin, beta, depth)
-
-
-def early_stop(
-    confidence: Tensor,
-    beta: Tensor | float,
-    max_depth: Tensor | int,
-    *,
-    budget: Tensor | int | None = None,
-    tiers: Tensor | None = None,
-    next_token: Tensor | None = None,
-) -> Tensor:
-    """Kept length of each chain: see c2t_kernels.reference.early_stop.
-
-    The kernel also takes out. A number in place of a tensor is one more launch, which fills a tensor with it.
-    """
-    return _operations(confidence).early_stop(
-        confidence, beta, max_depth, budget=budget, tiers=tiers, next_token=next_token
-    )
-
-
-def pack_ragged(kept: Tensor, sources: Sequence[Tensor], *, capacity: int, pads: Sequence[float]) -> Packed:
-    """Roots and kept draft tokens end to end: see c2t_kernels.reference.pack_ragged.
-
-    The kernel also takes out and cu_seqlens.
-    """
-    return _operations(kept).pack_ragged(kept, sources, capacity=capacity, pads=pads)
-
-
-def scatter_ragged(packed: Tensor, cu_seqlens: Tensor, width: int, *, fill: float) -> Tensor:
-    """Inverse of pack_ragged for one tensor: see c2t_kernels.reference.scatter_ragged. The kernel also takes out."""
-    return _operations(packed).scatter_ragged(packed, cu_seqlens, width, fill=fill)
-
-
-def grow_layer(
-    network: ScoringNetwork,
-    joint_log_prob: Tensor,
-    alive: Tensor,
-    stats: DraftStats,
-    beta: Tensor | float,
-    depth: int,
-    *,
-    width: int,
-    prune: bool = True,
-    select: bool = True,
-) -> GrownLayer:
-    """One layer of a batch of trees: see c2t_kernels.reference.grow_layer.
-
-    The kernel also takes out. A number in place of a tensor is one more launch, which fills a tensor with it.
-    """
-    return _operations(joint_log_prob).grow_layer(
-        network, joint_log_prob, alive, stats, beta, depth, width=width, prune=prune, select=select
-    )
-
-
-def build_tree(
-    parent_ids: Tensor,
-    keep: Tensor,
-    token_ids: Tensor,
-    root_tokens: Tensor,
-    prefix_lens: Tensor,
-    *,
-    bucket: int,
-    order: str = "insertion",
-) -> TreeLayout:
-    """Kept nodes as the tensors of verification: see c2t_kernels.reference.build_tree.
-
-    The kernel also takes out and scratch.
-    """
-    return _operations(keep).build_tree(
-        parent_ids, keep, token_ids, root_tokens, prefix_lens, bucket=bucket, order=order
-    )
-
-
-def full_mask(
-    tree_mask: Tensor, prefix_lens: Tensor, *, capacity: int, counts: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Masks over prefix and tree: see c2t_kernels.reference.full_mask. The kernel also takes out and indptr."""
-    return _operations(tree_mask).full_mask(tree_mask, prefix_lens, capacity=capacity, counts=counts)
-
-
-def pack_mask_bits(mask: Tensor) -> Tensor:
-    """Eight mask elements to a byte: see c2t_kernels.reference.pack_mask_bits. The kernel also takes out."""
-    return _operations(mask).pack_mask_bits(mask)
-
-
-def tree_attention(
-    q: Tensor,
-    k_new: Tensor,
-    v_new: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
-    cu_nodes: Tensor,
-    kv_indptr: Tensor,
-    kv_indices: Tensor,
-    mask: Tensor | None = None,
-    mask_indptr: Tensor | None = None,
-    *,
-    scale: float | None = None,
-) -> Tensor:
-    """Attention of new nodes over a paged prefix and their tree: see c2t_kernels.reference.tree_attention.
-
-    The kernel also takes max_nodes, out, launch and visits; it leaves padding rows as they are, where the reference
-    writes 0.
-    """
-    return _operations(q).tree_attention(
-        q, k_new, v_new, k_pool, v_pool, cu_nodes, kv_indptr, kv_indices, mask, mask_indptr, scale=scale
-    )
+draft_stats = _by_device(
+    reference.draft_stats, "logits", "c2t_kernels.fused also takes out and workspace; equal logits come in id order."
+)
+score_chain = _by_device(reference.score_chain, "log_prob", "one launch.")
+early_stop = _by_device(
+    reference.early_stop,
+    "confidence",
+    "c2t_kernels.fused also takes out. A number in place of a tensor is one more launch, which fills a tensor with it.",
+)
+pack_ragged = _by_device(reference.pack_ragged, "kept", "c2t_kernels.fused also takes out and cu_seqlens.")
+scatter_ragged = _by_device(reference.scatter_ragged, "packed", "c2t_kernels.fused also takes out.")
+grow_layer = _by_device(
+    reference.grow_layer,
+    "joint_log_prob",
+    "c2t_kernels.fused also takes out. A number for beta is one more launch, which fills a tensor with it.",
+)
+build_tree = _by_device(reference.build_tree, "keep", "c2t_kernels.fused also takes out and scratch.")
+full_mask = _by_device(reference.full_mask, "tree_mask", "c2t_kernels.fused also takes out and indptr.")
+pack_mask_bits = _by_device(reference.pack_mask_bits, "mask", "c2t_kernels.fused also takes out.")
+tree_attention = _by_device(
+    reference.tree_attention,
+    "q",
+    "c2t_kernels.fused also takes max_nodes, out, launch and visits; it leaves padding rows as they are.",
+)

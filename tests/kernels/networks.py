@@ -1,11 +1,10 @@
-"""Scoring networks for tests: with random weights, or with those of the core's classifier."""
+"""Scoring networks with random weights, for tests."""
 
 from __future__ import annotations
 
 import torch
 
 from c2t_kernels import ScoringNetwork
-from c2t_plugin.classifier import NodeClassifier
 
 PAPER = ("joint_prob", "entropy", "depth")
 
@@ -22,18 +21,4 @@ def random_network(features: tuple[str, ...], hidden: int, device: str, depth_or
     out_weight = draw(hidden) / (4 * hidden)
     return ScoringNetwork(
         features, draw(n), scale, draw(hidden, n), draw(hidden), out_weight, draw(1) / 4, depth_origin
-    )
-
-
-def network_of(classifier: NodeClassifier) -> ScoringNetwork:
-    """The core's classifier as the kernels take it; the two share memory."""
-    return ScoringNetwork(
-        classifier.spec.features,
-        classifier.shift,
-        classifier.scale,
-        classifier.hidden.weight.detach(),
-        classifier.hidden.bias.detach(),
-        classifier.out.weight.detach()[0],
-        classifier.out.bias.detach(),
-        classifier.spec.depth_origin,
     )

@@ -48,11 +48,14 @@ def test_the_kernel_takes_what_the_reference_takes_and_options(name: str):
     assert all(item.kind is inspect.Parameter.KEYWORD_ONLY and item.default is None for item in options)
 
 
+@pytest.mark.parametrize("by_place", [True, False], ids=["by_place", "by_name"])
 @pytest.mark.parametrize("side", ["reference", "fused"])
 @pytest.mark.parametrize("name", DISPATCHED)
-def test_the_device_decides_and_arguments_arrive(name: str, side: str, monkeypatch: pytest.MonkeyPatch):
+def test_the_device_decides_and_arguments_arrive(name: str, side: str, by_place: bool, monkeypatch: pytest.MonkeyPatch):
     # every argument an object of its own that only knows where it is
     given = {item.name: SimpleNamespace(is_cuda=side == "fused") for item in parameters(getattr(reference, name))}
+    named = {item.name for item in parameters(getattr(reference, name)) if item.kind is inspect.Parameter.KEYWORD_ONLY}
+    placed = [value for key, value in given.items() if by_place and key not in named]
     calls: list[tuple[str, dict[str, Any]]] = []
 
     def recorder(package: str, signature: inspect.Signature) -> Any:
@@ -61,9 +64,19 @@ def test_the_device_decides_and_arguments_arrive(name: str, side: str, monkeypat
     for package in (reference, fused):
         signature = inspect.signature(getattr(package, name))
         monkeypatch.setattr(package, name, recorder(package.__name__, signature))
-    getattr(c2t_kernels, name)(**given)
+    getattr(c2t_kernels, name)(*placed, **dict(list(given.items())[len(placed) :]))
     assert [package for package, _ in calls] == [f"c2t_kernels.{side}"]
     assert calls[0][1] == given
+
+
+@pytest.mark.parametrize("name", DISPATCHED)
+def test_the_reference_documents_both_sides(name: str):
+    judge, operation = getattr(reference, name), getattr(c2t_kernels, name)
+    assert operation.__name__ == name and operation.__doc__.startswith(judge.__doc__)
+    more = [
+        item.name for item in parameters(getattr(fused, name)) if item.name not in inspect.signature(judge).parameters
+    ]
+    assert all(word in operation.__doc__.rpartition("On a GPU:")[2] for word in more)
 
 
 def test_a_tensor_of_the_cpu_gets_the_reference():

@@ -1,4 +1,4 @@
-"""score_chain against its twin, and the twin against the core's chain scorer."""
+"""score_chain against its twin, and the twin against the core's classifier."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from c2t_kernels.reference.chain import ChainState
 from c2t_kernels.reference.network import FEATURES
 from c2t_plugin import features as core_features
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
-from c2t_plugin.policies.chain import ChainScorer
-from tests.kernels.networks import PAPER, network_of, random_network
+from c2t_plugin.features import NodeStats
+from tests.kernels.networks import PAPER, random_network
 
 D_MAX = 4
 
@@ -94,29 +94,29 @@ def test_a_token_without_statistics_is_kept_and_counted(op: Any, bad: float, dev
 
 
 @pytest.mark.parametrize("op", [reference.score_chain, fused.score_chain], ids=["reference", "fused"])
-def test_equals_the_core_chain_scorer(op: Any, device: str):
+def test_equals_the_core_classifier(op: Any, device: str):
     torch.manual_seed(5)
     spec = ClassifierSpec(FEATURES, (0.1,) * 8, (1.5,) * 8, hidden=48, depth_origin=0, top_m=20)
-    node_classifier = NodeClassifier(spec).requires_grad_(False).to(device)
+    node_classifier = NodeClassifier(spec).requires_grad_(False)
     rows, beta = 5, 0.45
-    scorer = ChainScorer(node_classifier, slots=rows, rows=rows, max_depth=D_MAX, beta=beta, device=device)
-    net = network_of(node_classifier)
+    net = node_classifier.network(device)
     state = ChainState.create(rows, D_MAX, device)
-    slots = torch.arange(rows, device=device)
-    logits = torch.randn(D_MAX, rows, 50, generator=torch.Generator().manual_seed(6)).to(device) * 3
+    logits = torch.randn(D_MAX, rows, 50, generator=torch.Generator().manual_seed(6)) * 3
     logits[1, 3, 7] = math.nan
     logits[2, 4, 1:] = -math.inf  # margin is infinite
-    scorer.write_seed(slots, logits[0])
-    scorer.begin(slots)
+    joint, alive, kept = torch.zeros(rows), torch.ones(rows, dtype=torch.bool), torch.zeros(rows, dtype=torch.int32)
     for depth in range(1, D_MAX + 1):
-        if depth > 1:
-            scorer.step(logits[depth - 1])
-        stats = core_stats(logits[depth - 1], spec.top_m)
-        op(state, net, *stats, torch.tensor([beta], device=device), depth)
-    kept = scorer.end(rows)
-    torch.testing.assert_close(state.confidence, scorer.confidence(rows), atol=5e-6, rtol=0, equal_nan=True)
+        log_prob, entropy, margin = core_stats(logits[depth - 1], spec.top_m)
+        joint = joint + log_prob.nan_to_num(nan=0.0)
+        rank, depths = torch.zeros(rows), torch.full((rows,), float(depth))
+        expected = node_classifier.confidence(NodeStats(joint, log_prob, entropy, depths, rank, margin))
+        alive &= ~(expected < beta)
+        kept += alive
+        op(state, net, *(part.to(device) for part in (log_prob, entropy, margin, torch.tensor([beta]))), depth)
+        found = state.confidence[:, depth - 1].cpu()
+        torch.testing.assert_close(found, expected, atol=5e-6, rtol=0, equal_nan=True)
     assert state.kept.tolist() == kept.tolist() and 0 < kept.sum() < rows * D_MAX
-    assert state.non_finite.item() == scorer.non_finite.item() == 1
+    assert state.non_finite.item() == 1
 
 
 def core_stats(logits: torch.Tensor, top_m: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

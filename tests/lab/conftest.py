@@ -14,8 +14,8 @@ from torch import Tensor
 
 from c2t_plugin.grow import LogitDistributions
 from c2t_plugin.lab.plans import TreeShape
-from c2t_plugin.lab.traces import Traces
 from c2t_plugin.lab.trees import grow
+from c2t_plugin.traces import Traces
 
 Path_ = tuple[int, ...]
 HEADER = {
@@ -120,7 +120,7 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = train_tokenizer(["def f(x):\n    return x\n"] * 3, recipe.vocab_size)
     target = new_target(recipe)
     modules = {"target": target, "draft": new_draft(recipe, target)}
-    modules |= {kind: new_head(kind, recipe, target) for kind in ("eagle3", "eagle1")}
+    modules |= {kind: new_head(kind, recipe, target) for kind in ("eagle3", "eagle1", "mtp")}
     for kind, module in modules.items():
         with torch.no_grad():
             for parameter in module.parameters():

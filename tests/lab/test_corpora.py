@@ -60,7 +60,7 @@ def library(tiny_pair, tmp_path, monkeypatch):
 
 
 def texts_of(pair, kind: str, count: int = 4, seed: int = 0) -> list[str]:
-    return [load_tokenizer(pair).decode(ids) for ids in SOURCES[kind](pair, count, seed)]
+    return [load_tokenizer(pair).decode(each.token_ids) for each in SOURCES[kind](pair, count, seed)]
 
 
 def test_every_source_of_the_plan_is_there() -> None:
@@ -71,9 +71,9 @@ def test_every_source_of_the_plan_is_there() -> None:
 def test_prompts_are_distinct_long_enough_and_the_same_again(library, kind) -> None:
     prompts = SOURCES[kind](library, 4, 3)
     assert len(prompts) >= 4
-    assert len({tuple(ids) for ids in prompts}) == len(prompts)
-    assert all(64 <= len(ids) <= 128 for ids in prompts)
-    assert len({len(ids) for ids in prompts}) > 1
+    assert len({tuple(each.token_ids) for each in prompts}) == len(prompts)
+    assert all(64 <= len(each.token_ids) <= 128 for each in prompts)
+    assert len({len(each.token_ids) for each in prompts}) > 1
     assert prompts == SOURCES[kind](library, 4, 3) != SOURCES[kind](library, 4, 4)
 
 
@@ -96,6 +96,20 @@ def test_tests_are_held_out_files_of_test_folders(library) -> None:
 def test_files_take_turns(library) -> None:
     firsts = [re.search(r"(test_one|two|broken)\.py", text) for text in texts_of(library, "tests")[:3]]
     assert {found.group(1) for found in firsts if found} == {"test_one", "two", "broken"}
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_a_prompt_names_the_file_it_is_from(library, kind) -> None:
+    tokenizer, prompts = load_tokenizer(library), SOURCES[kind](library, 4, 0)
+    # every line of the files says which file it is in
+    assert all(each.source in tokenizer.decode(each.token_ids) for each in prompts)
+    assert len({each.source for each in prompts}) < len(prompts)
+
+
+@pytest.mark.parametrize("kind", KINDS[2:])
+def test_a_written_prompt_is_a_source_of_its_own(library, kind) -> None:
+    prompts = SOURCES[kind](library, 4, 0)
+    assert len({each.source for each in prompts}) == len(prompts)
 
 
 def test_prompts_of_a_file_do_not_overlap(tiny_pair) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,26 +11,22 @@ import torch
 
 from c2t_plugin.errors import C2TError
 from c2t_plugin.features import NodeStats
-from c2t_plugin.lab.curves import (
-    Served,
+from c2t_plugin.forest import TABLES, Forest
+from c2t_plugin.lab.curves import Served, bootstrap_unit, bootstrap_weights, compare, gamma_at, interval, serve
+from c2t_plugin.lab.replay import replay_trees
+from c2t_plugin.lab.sweeps import (
     censored,
-    compare,
     eagle2_sweep,
-    gamma_at,
-    interval,
     kept_nodes,
     path_minimum,
-    prompt_weights,
-    serve,
     static_sweep,
     threshold_sweep,
     thresholds,
     top_k_sweep,
     truncate,
 )
-from c2t_plugin.lab.replay import replay_trees
-from c2t_plugin.lab.trees import TABLES, Forest
 from c2t_plugin.policies.c2t import ThresholdTree
+from c2t_plugin.traces import Traces
 
 
 def parents_of(forest: Forest, tree: int) -> list[int]:
@@ -302,21 +298,49 @@ def test_gamma_between_two_settings() -> None:
 def test_the_same_rule_saves_nothing_in_any_replicate(make_traces) -> None:
     traces = make_traces(prompts=12, steps=6)
     served = serve(traces, static_sweep(traces.chain))
-    found = compare(served, served, [0.3, 0.5], prompt_weights(12, 50))
+    found = compare(served, served, [0.3, 0.5], bootstrap_weights(traces.groups, 50))
     assert found.ratio == [1.0, 1.0]
     assert found.ratio_interval == [(1.0, 1.0)] * 2
     low, high = found.gamma_interval[1]
     assert low < found.gamma[1] < high
 
 
-def test_replicates_draw_whole_prompts() -> None:
-    weights = prompt_weights(5, 2000, seed=1)
+def test_replicates_draw_whole_prompts(make_traces) -> None:
+    traces = make_traces(prompts=5)
+    weights = bootstrap_weights(traces.groups, 2000, seed=1)
+    assert bootstrap_unit(traces) == "prompts"
     assert (weights.sum(1) == 5).all()
     # the mean of 2,000 draws of variance 0.8 has a standard deviation of 0.02; five of them
     assert np.abs(weights.mean(0) - 1).max() < 0.1
     served = Served(np.array([1.0]), *(np.array([[2.0, 1.0]]), np.array([[4.0, 6.0]]), np.array([[2.0, 1.0]])))
     tau, gamma = served.curve(np.array([[2.0, 0.0], [1.0, 1.0]]))
     assert tau.tolist() == [[1.0], [1.0]] and gamma.tolist() == [[2.0], [10 / 3]]
+
+
+def test_prompts_of_one_source_are_drawn_together(make_traces) -> None:
+    traces = replace(make_traces(prompts=5, steps=2), group=torch.tensor([7, 7, 3, 3, 7, 7, 0, 0, 3, 3]))
+    weights = bootstrap_weights(traces.groups, 2000, seed=1)
+    assert weights.shape == (2000, 5)
+    assert (weights[:, 0] == weights[:, 2]).all() and (weights[:, 1] == weights[:, 4]).all()
+    # each of the three sources is drawn once on average; a standard deviation of the mean is 0.018
+    assert (weights[:, [0, 1, 3]].sum(1) == 3).all() and np.abs(weights.mean(0) - 1).max() < 0.1
+    assert bootstrap_unit(traces) == "their 3 sources"
+
+
+def test_intervals_over_sources_are_wider_than_over_prompts_that_repeat_each_other(make_traces) -> None:
+    once = make_traces(prompts=6, steps=6)
+    rows = torch.arange(len(once)).repeat(4)
+    prompt = torch.arange(24, dtype=torch.int32).repeat_interleave(6)
+    copies = Traces(once.tree[rows], once.chain[rows], prompt, once.step[rows], once.novel[rows], once.header)
+    sources = replace(copies, group=once.prompt[rows])
+    served = serve(copies, static_sweep(copies.chain))
+    narrow, wide, true = (
+        compare(each, each, [0.2], bootstrap_weights(traces.groups, 500)).gamma_interval[0]
+        for each, traces in ((served, copies), (served, sources), (serve(once, static_sweep(once.chain)), once))
+    )
+    assert wide[1] - wide[0] > 1.5 * (narrow[1] - narrow[0])
+    # four copies of a prompt say no more than one
+    assert wide == pytest.approx(true)
 
 
 def test_an_interval_that_is_mostly_out_of_reach_is_none() -> None:

@@ -10,29 +10,29 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.collect import grow_both
-from c2t_plugin.lab.drafts import BatchDraft, HeadDraft
+from c2t_plugin.lab.drafts import HeadDraft
 from c2t_plugin.lab.pairs import load_pair
 from c2t_plugin.lab.plans import TreeShape
-from c2t_plugin.lab.texts import Texts, greedy_texts
+from c2t_plugin.lab.texts import Texts, greedy_text, of_equal_length
 from c2t_plugin.pair import load_prompts
 from c2t_plugin.pair.acceptance import accepted_runs, draft_guesses
-from c2t_plugin.pair.models import head_features, hidden_states
+from c2t_plugin.pair.models import MtpHead, head_features, hidden_states
 
-KINDS = ("draft", "eagle3", "eagle1")
+KINDS = ("draft", "eagle3", "eagle1", "mtp")
 SHAPE = TreeShape(k=3, layers=4, top_m=20)
 NEW = 3
 
 
 def texts_of(target, directory) -> Texts:
     prompts = dict(enumerate(prompt["ids"] for prompt in load_prompts(directory)))
-    return next(greedy_texts(target, prompts, NEW, SHAPE.layers, batch=2))
+    return greedy_text(target, {n: prompts[n] for n in next(of_equal_length(prompts, 2))}, NEW, SHAPE.layers)
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def grown(request, tiny_pair):
     target, model = load_pair(tiny_pair, request.param)
     texts = texts_of(target, tiny_pair)
-    tree, chain = grow_both(target, model, texts, SHAPE)
+    tree, chain = grow_both(model, texts, SHAPE)
     return target, model, texts, tree, chain
 
 
@@ -61,6 +61,12 @@ def plain_layer(target, head, ids: list[int], hidden: torch.Tensor) -> torch.Ten
     if hasattr(head, "midlayer"):
         layer = head.midlayer
         x = torch.cat([layer.input_layernorm(embeds), layer.hidden_norm(hidden)], dim=-1)
+    elif isinstance(head, MtpHead):
+        layer = head
+        # the engines blank the embedding at position 0
+        embeds = embeds * (torch.arange(len(ids)) > 0)[:, None]
+        hidden = head.input_proj(torch.cat([head.hidden_layernorm(hidden), head.token_layernorm(embeds)], dim=-1))
+        x = head.input_layernorm(hidden)
     else:
         layer = head.layers[0]
         x = hidden = head.fc(torch.cat([embeds, hidden], dim=-1))
@@ -69,7 +75,8 @@ def plain_layer(target, head, ids: list[int], hidden: torch.Tensor) -> torch.Ten
         setattr(attention, name, getattr(layer.self_attn, name))
     positions = torch.arange(len(ids))[None]
     hidden = hidden + attention(x, target.model.rotary_emb(x, positions), None)[0]
-    return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+    out = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+    return head.final_layernorm(out) if isinstance(head, MtpHead) else out
 
 
 def lineage(forest, tree: int, node: int) -> list[int]:
@@ -109,9 +116,8 @@ def test_nodes_may_be_read_in_any_order(grown) -> None:
     """As a heap reads them: one call holds nodes of different depths, and old nodes get children late."""
     target, model, texts, _, _ = grown
     with torch.no_grad():
-        states = hidden_states(target, texts.token_ids[:, : texts.roots[-1]])
-        growth = BatchDraft(model, texts.token_ids, states, texts.roots).start(4)
-        rows, count = growth.batch.rows, len(texts.roots)
+        growth = model.at(texts.token_ids, texts.roots).start(4)
+        rows, count = len(texts.token_ids) * len(texts.roots), len(texts.roots)
         found = [growth.root().logits()]
         # node numbers in reading order; -1 is the root
         calls = [[-1, -1], [0], [2, -1, 1], [3, 0, 4]]
@@ -167,9 +173,9 @@ def test_chains_are_accepted_as_the_pair_measures_it(grown) -> None:
 
 
 def test_growing_several_texts_at_once_changes_nothing(grown) -> None:
-    target, model, texts, tree, _ = grown
+    _, model, texts, tree, _ = grown
     one = Texts(texts.numbers[1:], texts.token_ids[1:], texts.roots)
-    alone, _ = grow_both(target, model, one, SHAPE)
+    alone, _ = grow_both(model, one, SHAPE)
     second = tree[torch.arange(len(tree)) >= len(texts.roots)]
     assert torch.equal(alone.token_ids, second.token_ids)
     # float32 matrix products of another size

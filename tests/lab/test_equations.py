@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from c2t_plugin.errors import C2TError
+from c2t_plugin.forest import node_count
 from c2t_plugin.lab import equations as eq
 from c2t_plugin.lab import printed
-from c2t_plugin.lab.trees import node_count
 
 
 def entropy(distribution: torch.Tensor) -> float:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from c2t_plugin.forest import node_count
 from c2t_plugin.lab import printed
-from c2t_plugin.lab.trees import node_count
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/fidelity.md").read_text(encoding="utf-8")

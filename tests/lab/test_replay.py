@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from c2t_plugin.errors import C2TError
+from c2t_plugin.forest import Forest
 from c2t_plugin.grow import grow_tree
 from c2t_plugin.lab import replay as replay_module
 from c2t_plugin.lab.collect import collect, run_live
-from c2t_plugin.lab.drafts import BatchDraft
 from c2t_plugin.lab.pairs import load_pair
 from c2t_plugin.lab.plans import CollectPlan, TreeShape
 from c2t_plugin.lab.replay import (
@@ -26,10 +26,9 @@ from c2t_plugin.lab.replay import (
     visited,
 )
 from c2t_plugin.lab.scores import ChainReplay
-from c2t_plugin.lab.texts import greedy_texts, held_out_prompts
-from c2t_plugin.lab.trees import Forest, grow
+from c2t_plugin.lab.texts import greedy_text, held_out_prompts, of_equal_length
+from c2t_plugin.lab.trees import grow
 from c2t_plugin.pair import load_prompts
-from c2t_plugin.pair.models import hidden_states
 from c2t_plugin.policies.base import Certainty, JointProb, LayerPolicy, alive_where, top_children
 from c2t_plugin.policies.c2t import ThresholdTree
 from c2t_plugin.policies.chains import DyJoint, DyMax, EntropyStop, StaticChain
@@ -138,10 +137,10 @@ def test_replay_is_live_growth_on_a_pair(tiny_pair, kind) -> None:
     target, model = load_pair(tiny_pair, kind)
     shape = TreeShape(k=4, layers=3, top_m=20)
     prompts = dict(enumerate(prompt["ids"] for prompt in load_prompts(tiny_pair)))
-    texts = next(greedy_texts(target, prompts, 3, shape.layers, batch=2))
+    pair = next(of_equal_length(prompts, 2))
+    texts = greedy_text(target, {number: prompts[number] for number in pair}, 3, shape.layers)
     with torch.inference_mode():
-        batch = BatchDraft(model, texts.token_ids, hidden_states(target, texts.token_ids[:, : texts.roots[-1]]),
-                           texts.roots)  # fmt: skip
+        batch = model.at(texts.token_ids, texts.roots)
         continuation = texts.continuation(shape.layers)
         forest = grow(batch.start(shape.layers), continuation, shape)
         for policy in (
@@ -163,9 +162,9 @@ def test_replay_is_live_growth_on_a_pair(tiny_pair, kind) -> None:
 def test_running_live_visits_the_states_that_are_recorded(tiny_pair, monkeypatch) -> None:
     plan = CollectPlan("eagle3", TreeShape(k=3, layers=3, top_m=20), trees=9, prompts="held-out", new_tokens=3)
     first = held_out_prompts(tiny_pair, 3, plan.seed)[0]
-    texts = next(greedy_texts(load_pair(tiny_pair, "eagle3")[0], {0: first}, 3, 3, batch=1))
+    texts = greedy_text(load_pair(tiny_pair, "eagle3")[0], {0: first.token_ids}, 3, 3)
     # one text ends at its first new token, so that its states are left out
-    monkeypatch.setattr("c2t_plugin.lab.texts.end_of_text", lambda target: int(texts.token_ids[0, texts.roots[0]]))
+    monkeypatch.setattr("c2t_plugin.lab.texts.end_of_text", lambda target: [int(texts.token_ids[0, texts.roots[0]])])
     traces = collect(tiny_pair, plan)
     assert 0 not in traces.prompt
     policies = {

@@ -13,7 +13,6 @@ import torch
 
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier
 from c2t_plugin.errors import C2TError
-from c2t_plugin.lab.curves import Sweep
 from c2t_plugin.lab.report import score_trees
 from c2t_plugin.lab.reproduce import c2t_v1_common as common
 from c2t_plugin.lab.reproduce import c2t_v1_training
@@ -26,8 +25,9 @@ from c2t_plugin.lab.reproduce.c2t_v2_equations import DRAWS, lemma_2_rows
 from c2t_plugin.lab.reproduce.c2t_v2_tables import TABLE_2, Scores, accepted_by_depth, candidates, kept_at_recall
 from c2t_plugin.lab.reproduce.catalogue import REGISTRY
 from c2t_plugin.lab.reproduce.experiment import QUICK_TREES, Bench
-from c2t_plugin.lab.traces import Traces, save_traces
+from c2t_plugin.lab.sweeps import Sweep
 from c2t_plugin.policies.c2t import C2TTree
+from c2t_plugin.traces import Traces, save_traces
 
 TABLES = [name for name in REGISTRY.experiments if name.startswith("c2t-")]
 PICTURES = {f"c2t-v1-figure-{number}" for number in (2, 4, 6, 7, 10)} | {"c2t-v1-table-2"}

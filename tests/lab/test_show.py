@@ -15,12 +15,12 @@ from rich.console import Console
 from c2t_plugin import cli
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier
 from c2t_plugin.errors import C2TError, ConfigError
+from c2t_plugin.forest import Forest
 from c2t_plugin.lab.drawing import html_page, print_step
 from c2t_plugin.lab.show import recorded_step
 from c2t_plugin.lab.steps import ACCEPTED, CUT, MISSED, REJECTED, Step, recorded_paths, step_of
-from c2t_plugin.lab.traces import Traces, save_traces
-from c2t_plugin.lab.trees import Forest
 from c2t_plugin.pair import pair_dir
+from c2t_plugin.traces import Traces, save_traces
 
 # k = 2, two layers: 5 and 6 below the root; 7 and 8 below 6, 9 and 5 below 5. The target takes 6, then 8.
 TOKENS = [5, 6, 7, 8, 9, 5]

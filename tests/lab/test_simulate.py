@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from c2t_plugin.forest import Forest
 from c2t_plugin.lab.simulate import Arm, fixed_beta, plain, planned, serve, static
-from c2t_plugin.lab.traces import Traces
-from c2t_plugin.lab.trees import Forest
 from c2t_plugin.planner import CostCurve
+from c2t_plugin.traces import Traces
 
 DEPTH = 8
 # a target that is free up to 96 tokens a pass and then costs by the token, as on a GPU
@@ -31,8 +31,8 @@ def traces_of(accepted: torch.Tensor, prompt: torch.Tensor) -> Traces:
         parents = torch.full(shape, -1, dtype=torch.int16)
         return Forest(1, columns, blank, blank, blank, blank, parents, torch.zeros(shape, dtype=torch.int32), own)
 
-    steps = torch.zeros(states, dtype=torch.int16)
-    return Traces(forest(1), forest(accepted.shape[1]), prompt, steps, steps.bool(), {})
+    steps = torch.arange(states, dtype=torch.int16)
+    return Traces(forest(1), forest(accepted.shape[1]), prompt, steps, torch.zeros(states, dtype=torch.bool), {})
 
 
 def random_traces(prompts: int, each: int, sharpness: float, seed: int) -> tuple[Traces, torch.Tensor]:

@@ -10,7 +10,7 @@ import torch
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab import texts as module
 from c2t_plugin.lab.pairs import load_pair
-from c2t_plugin.lab.texts import Texts, end_of_text, greedy_texts, held_out_prompts, training_prompts
+from c2t_plugin.lab.texts import Texts, end_of_text, greedy_text, held_out_prompts, of_equal_length, training_prompts
 from c2t_plugin.pair import load_prompts
 
 
@@ -23,8 +23,9 @@ def test_states_from_the_end_token_on_are_left_out() -> None:
     tokens = torch.tensor([[9, 9, 5, 7, 5, 5], [9, 7, 5, 5, 7, 5]])
     texts = Texts(torch.tensor([0, 1]), tokens, range(2, 5))
     # an end token inside the prompt ends nothing
-    assert texts.running(7).tolist() == [True, False, False, True, True, False]
-    assert texts.running(None).all()
+    assert texts.running([7]).tolist() == [True, False, False, True, True, False]
+    assert texts.running([7, 5]).tolist() == [False] * 6
+    assert texts.running([]).all()
 
 
 def test_a_state_in_a_loop_is_not_novel() -> None:
@@ -37,7 +38,8 @@ def test_a_state_in_a_loop_is_not_novel() -> None:
 def test_greedy_texts_cover_all_prompts_once_and_are_greedy(tiny_pair) -> None:
     target, _ = load_pair(tiny_pair, "draft")
     prompts = {number + 5: prompt["ids"] for number, prompt in enumerate(load_prompts(tiny_pair))}
-    found = list(greedy_texts(target, prompts, new=3, layers=2, batch=2))
+    batches = list(of_equal_length(prompts, 2))
+    found = [greedy_text(target, {n: prompts[n] for n in numbers}, new=3, layers=2) for numbers in batches]
     assert sorted(int(number) for texts in found for number in texts.numbers) == sorted(prompts)
     for texts in found:
         assert len(texts.numbers) <= 2
@@ -52,7 +54,7 @@ def test_greedy_texts_cover_all_prompts_once_and_are_greedy(tiny_pair) -> None:
 
 def test_held_out_prompts_are_the_ones_shipped(tiny_pair) -> None:
     shipped = {tuple(prompt["ids"]) for prompt in load_prompts(tiny_pair)}
-    assert {tuple(ids) for ids in held_out_prompts(tiny_pair, 4, seed=1)} == shipped
+    assert {tuple(each.token_ids) for each in held_out_prompts(tiny_pair, 4, seed=1)} == shipped
     with pytest.raises(C2TError, match="7 held-out prompts are needed, the pair has 6"):
         held_out_prompts(tiny_pair, 7, seed=1)
 
@@ -73,10 +75,11 @@ def test_training_prompts_keep_away_from_the_held_out_files(library) -> None:
     from c2t_plugin.pair.load import load_tokenizer
 
     prompts = training_prompts(library, 6, seed=3)
-    texts = [load_tokenizer(library).decode(ids) for ids in prompts]
+    texts = [load_tokenizer(library).decode(each.token_ids) for each in prompts]
     assert len(prompts) >= 6
-    assert len({tuple(ids) for ids in prompts}) == len(prompts)
-    assert all(64 <= len(ids) <= 128 for ids in prompts)
+    assert len({tuple(each.token_ids) for each in prompts}) == len(prompts)
+    assert all(64 <= len(each.token_ids) <= 128 for each in prompts)
+    assert all(each.source.removesuffix(".py") in text for each, text in zip(prompts, texts, strict=True))
     assert {"one" in text for text in texts} == {True, False}
     assert not any("held" in text for text in texts)
     assert prompts == training_prompts(library, 6, seed=3) != training_prompts(library, 6, seed=4)
@@ -87,9 +90,11 @@ def test_without_the_list_of_held_out_files_nothing_is_taken(tmp_path) -> None:
         training_prompts(tmp_path, 1, seed=0)
 
 
-def test_several_end_tokens_are_refused(tiny_pair) -> None:
+def test_a_target_may_have_several_end_tokens_or_none(tiny_pair) -> None:
     target, _ = load_pair(tiny_pair, "draft")
-    assert end_of_text(target) == json.loads((tiny_pair / "target" / "config.json").read_text())["eos_token_id"]
-    target.config.eos_token_id = [0, 1]
-    with pytest.raises(C2TError, match="one is expected"):
-        end_of_text(target)
+    assert end_of_text(target) == [json.loads((tiny_pair / "target" / "config.json").read_text())["eos_token_id"]]
+    target.config.eos_token_id = 5
+    target.generation_config.eos_token_id = [9, 5]
+    assert end_of_text(target) == [5, 9]
+    target.config.eos_token_id = target.generation_config.eos_token_id = None
+    assert end_of_text(target) == []

@@ -11,8 +11,8 @@ from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, load_classifie
 from c2t_plugin.errors import C2TError, ConfigError
 from c2t_plugin.lab import tune
 from c2t_plugin.lab.scores import ChainReplay
-from c2t_plugin.lab.traces import save_traces
 from c2t_plugin.lab.tune import TunePlan
+from c2t_plugin.traces import save_traces
 
 
 def follows_the_draft() -> NodeClassifier:

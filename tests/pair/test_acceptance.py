@@ -15,13 +15,13 @@ from c2t_plugin.pair.acceptance import (
     draft_guesses,
     expected_runs,
     interval,
-    is_novel,
     mean_accepted,
     visits_of,
     walk,
 )
 from c2t_plugin.pair.models import new_head, new_target
 from c2t_plugin.pair.recipe import Recipe
+from c2t_plugin.traces import novel_tokens
 
 SMALL = Recipe(vocab_size=320, hidden=64, layers=4, intermediate=64, captured=(1, 2, 3))
 
@@ -40,7 +40,7 @@ SMALL = Recipe(vocab_size=320, hidden=64, layers=4, intermediate=64, captured=(1
     ids=["repeated", "last two only", "overlapping", "first", "too short", "with a gap", "one token earlier"],
 )
 def test_novelty_of_three_grams(tokens: list[int], root: int, novel: bool) -> None:
-    assert is_novel(tokens, root, size=3) is novel
+    assert novel_tokens(tokens, size=3)[root] is novel
 
 
 def test_runs_end_at_the_first_mismatch_and_at_the_end_of_the_text() -> None:
@@ -113,7 +113,7 @@ def test_a_draft_that_is_the_target_is_always_accepted(target: LlamaForCausalLM)
     assert [v.accepted for v in visits] == [(4.0, 4.0, 4.0)] * 3
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1", "mtp"])
 @torch.no_grad()
 def test_head_guesses_are_what_a_chain_on_its_own_tokens_drafts(kind: str, target: LlamaForCausalLM) -> None:
     """Along the text the guesses must equal a chain that feeds back its own tokens, as long as these match."""

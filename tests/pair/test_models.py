@@ -11,12 +11,30 @@ from safetensors import safe_open
 
 from c2t_plugin.errors import C2TError
 from c2t_plugin.pair import load
-from c2t_plugin.pair.models import EagleHead, head_features, hidden_states, new_draft, new_head, new_target
+from c2t_plugin.pair.models import (
+    Eagle1Head,
+    Eagle3Head,
+    EagleHead,
+    MtpHead,
+    head_features,
+    hidden_states,
+    new_draft,
+    new_head,
+    new_target,
+)
 from c2t_plugin.pair.recipe import Recipe
 from c2t_plugin.pair.tokenizer import train_tokenizer
 
 SMALL = Recipe(
-    vocab_size=320, hidden=128, layers=4, intermediate=96, captured=(1, 2, 3), draft_hidden=64, draft_intermediate=64
+    vocab_size=320,
+    hidden=128,
+    layers=4,
+    intermediate=96,
+    captured=(1, 2, 3),
+    draft_hidden=64,
+    draft_intermediate=64,
+    small_hidden=64,
+    small_intermediate=64,
 )
 # The two orders of summation differ in fp32 by some units in the last place of values around 1.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -27,7 +45,7 @@ def causal_chain(head: EagleHead, embeds: torch.Tensor, features: torch.Tensor, 
 
     embeds: [n, hidden] of the tokens after each feature. later: [k, hidden] of the drafted tokens.
     """
-    layer = head.midlayer if head.captured else head.layers[0]
+    layer = {Eagle3Head: lambda: head.midlayer, Eagle1Head: lambda: head.layers[0], MtpHead: lambda: head}[type(head)]()
     residual = head.start(features)
     rows, hiddens = list(zip(embeds, residual, strict=True)), []
     queue = list(later)
@@ -40,8 +58,12 @@ def causal_chain(head: EagleHead, embeds: torch.Tensor, features: torch.Tensor, 
 
 def plain_layer(head: EagleHead, layer: torch.nn.Module, rows: list) -> torch.Tensor:
     embeds, hidden = torch.stack([r[0] for r in rows]), torch.stack([r[1] for r in rows])
-    if head.captured:
+    if isinstance(head, Eagle3Head):
         x = torch.cat([layer.input_layernorm(embeds), layer.hidden_norm(hidden)], dim=-1)
+    elif isinstance(head, MtpHead):
+        blanked = torch.cat([torch.zeros_like(embeds[:1]), embeds[1:]])
+        hidden = head.input_proj(torch.cat([head.hidden_layernorm(hidden), head.token_layernorm(blanked)], dim=-1))
+        x = head.input_layernorm(hidden)
     else:
         x = hidden = head.fc(torch.cat([embeds, hidden], dim=-1))
     attention, n = layer.self_attn, len(rows)
@@ -63,10 +85,11 @@ def plain_layer(head: EagleHead, layer: torch.nn.Module, rows: list) -> torch.Te
         q[None], k.repeat_interleave(group, 0)[None], v.repeat_interleave(group, 0)[None], is_causal=True
     )[0]
     hidden = hidden + attention.o_proj(out.transpose(0, 1).reshape(n, -1))
-    return (hidden + layer.mlp(layer.post_attention_layernorm(hidden)))[-1]
+    out = (hidden + layer.mlp(layer.post_attention_layernorm(hidden)))[-1]
+    return head.final_layernorm(out) if isinstance(head, MtpHead) else out
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1", "mtp"])
 @pytest.mark.parametrize("first", [0, 5])
 @torch.no_grad()
 def test_unrolled_head_equals_one_token_at_a_time(kind: str, first: int) -> None:
@@ -98,14 +121,18 @@ def test_hidden_states_are_layer_inputs_and_the_normed_output() -> None:
     torch.testing.assert_close(states[2], seen[0])
 
 
-@pytest.mark.parametrize("kind", ["target", "draft", "eagle3", "eagle1"])
+@pytest.mark.parametrize("kind", ["target", "small_target", "draft", "eagle3", "eagle1", "mtp"])
 @torch.no_grad()
 def test_checkpoint_comes_back(kind: str, tmp_path: Path) -> None:
     tokenizer = train_tokenizer(["def f(x): return x\n"] * 3, 320)
     target = new_target(SMALL)
     load.save_checkpoint("target", target, SMALL, tokenizer, tmp_path / "target")
     target = load.load_llama("target", SMALL, tmp_path)
-    made = {"target": lambda: target, "draft": lambda: new_draft(SMALL, target)}
+    made = {
+        "target": lambda: target,
+        "small_target": lambda: new_target(SMALL, "small_target"),
+        "draft": lambda: new_draft(SMALL, target),
+    }
     module = made.get(kind, lambda: new_head(kind, SMALL, target))()
     load.save_checkpoint(kind, module, SMALL, tokenizer, tmp_path / kind)
     back = load.load_llama(kind, SMALL, tmp_path) if kind in made else load.load_head(kind, SMALL, target, tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from c2t_plugin.pair.models import new_target
 from c2t_plugin.pair.optimisers import parameter_kind
 from c2t_plugin.pair.recipe import PRESETS, OwnText, Recipe, Stage
 from c2t_plugin.pair.stage import StageRun
-from c2t_plugin.pair.train import Training
+from c2t_plugin.pair.train import ALL_STAGES, Training
 from c2t_plugin.pair.train_target import target_loss
 
 TINY_STAGE = Stage(steps=4, batch=2, muon_lr=0.02, embed_lr=0.01, head_lr=0.003, warmup=2)
@@ -29,11 +30,16 @@ TINY = Recipe(
     captured=(1, 2, 3),
     draft_hidden=64,
     draft_intermediate=64,
+    small_hidden=64,
+    small_layers=2,
+    small_intermediate=64,
     held_out_one_in=4,
     target=TINY_STAGE,
     draft=TINY_STAGE,
     eagle3=TINY_STAGE,
     eagle1=TINY_STAGE,
+    mtp=TINY_STAGE,
+    small_target=TINY_STAGE,
     own_text=OwnText(sequences=6, batch=4, prompt=8, new=8, greedy_new=4),
 )
 
@@ -138,9 +144,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(24):
         lines = [f"def function_{chr(97 + number)}_{chr(97 + i)}(value):\n    return value\n" for i in range(26)]
         (library / f"module_{chr(97 + number)}.py").write_text("".join(lines), encoding="utf-8")
-    Training(TINY, base / "out", base / "work", library).run(
-        ["tokenizer", "target", "own_text", "draft", "eagle3", "eagle1"]
-    )
+    Training(TINY, base / "out", base / "work", library).run(ALL_STAGES)
     return base
 
 
@@ -148,13 +152,32 @@ def test_training_writes_a_pair_that_can_be_evaluated(trained: Path) -> None:
     from c2t_plugin.pair.evaluate import evaluate
 
     results = evaluate(trained / "out", trained / "work", prompts=4, seed=0, device="cpu")
-    assert {"draft", "eagle3", "eagle1"} <= set(results)
-    for name in ("draft", "eagle3", "eagle1"):
-        assert 0 <= results[name]["greedy_all_states"]["mean"] <= 4
-        assert sum(results[name]["greedy_histogram"]) == pytest.approx(1.0, abs=0.01)  # rounded to 3 places
+    assert {"draft", "eagle3", "eagle1", "mtp", "small_target"} <= set(results)
+    for figures in (
+        *(results[name] for name in ("draft", "eagle3", "eagle1", "mtp")),
+        results["small_target"]["draft"],
+    ):
+        assert 0 <= figures["greedy_all_states"]["mean"] <= 4
+        assert sum(figures["greedy_histogram"]) == pytest.approx(1.0, abs=0.01)  # rounded to 3 places
     provenance = json.loads((trained / "out" / "provenance.json").read_text(encoding="utf-8"))
     assert provenance["training"]["target"]["step"] == 4
     assert len(provenance["training"]["corpus"]["sha256"]) == 64
+    assert provenance["weights"].keys() == {"target", "small_target", "draft", "eagle3", "eagle1", "mtp"}
+
+
+def test_an_evaluation_keeps_the_records_of_stages_trained_elsewhere(trained: Path, tmp_path: Path) -> None:
+    from c2t_plugin.pair.evaluate import evaluate
+
+    out = tmp_path / "out"
+    shutil.copytree(trained / "out", out, ignore=shutil.ignore_patterns("eagle*", "small_target", "draft"))
+    evaluate(out, trained / "work", prompts=2, seed=0, device="cpu")
+    later = tmp_path / "work"
+    later.mkdir()
+    (later / "record-mtp.json").write_text(json.dumps({"step": 9}), encoding="utf-8")
+    results = evaluate(out, later, prompts=2, seed=0, device="cpu")
+    assert not results.keys() & {"small_target", "draft", "eagle3", "eagle1"}
+    training = json.loads((out / "provenance.json").read_text(encoding="utf-8"))["training"]
+    assert (training["mtp"]["step"], training["target"]["step"]) == (9, 4)
 
 
 def test_own_text_is_written_once(trained: Path) -> None:

@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
+from c2t_kernels import early_stop
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
-from c2t_plugin.errors import ConfigError
-from c2t_plugin.policies.chain import ChainScorer, kept_lengths
+from c2t_plugin.errors import ClassifierError, ConfigError
+from c2t_plugin.policies.chain import ChainScorer
 
 NAN = math.nan
 VOCAB = 40
@@ -61,7 +62,7 @@ def by_hand(classifier: NodeClassifier, per_step: list[torch.Tensor]) -> list[li
     ],
 )
 def test_kept_lengths(confidence: list[float], beta: float, max_depth: int, expected: int):
-    assert kept_lengths(torch.tensor([confidence]), beta, max_depth).tolist() == [expected]
+    assert early_stop(torch.tensor([confidence]), beta, max_depth).tolist() == [expected]
 
 
 def test_scores_are_the_papers(classifier: NodeClassifier):
@@ -153,6 +154,41 @@ def test_beta_and_depth_can_change_between_drafts(classifier: NodeClassifier):
     assert scorer.end(2).tolist() == [1, 1]
     scorer.set_beta(1.0)
     assert scorer.end(2).tolist() == [0, 0]
+
+
+def test_buffers_stay_where_they_are(classifier: NodeClassifier):
+    """A captured graph reads and writes addresses, so that new tensors in their place would go unseen."""
+    scorer = scorer_for(classifier)
+    before = {name: value.data_ptr() for name, value in buffers(scorer).items()}
+    for rows in (3, 6):
+        lengths_with(scorer, list(range(rows)), [logits(seed, rows) for seed in range(4)])
+        scorer.set_requests(torch.arange(rows), [0.2] * rows, [2] * rows)
+        scorer.set_beta(0.3)
+        scorer.set_max_depth(2)
+    assert {name: value.data_ptr() for name, value in buffers(scorer).items()} == before
+    assert len(before) >= 9
+
+
+def buffers(scorer: ChainScorer) -> dict[str, torch.Tensor]:
+    held = {**vars(scorer), **scorer._state._asdict()}
+    return {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
+
+
+def test_nothing_waits_for_the_device(classifier: NodeClassifier):
+    """On the meta device a tensor has no values, so that whatever needs one on the host raises."""
+    scorer = ChainScorer(classifier, slots=SLOTS, rows=6, max_depth=4, beta=0.5, device="meta")
+    slots = torch.arange(3, device="meta")
+    scorer.write_seed(slots, torch.zeros(3, VOCAB, device="meta"))
+    scorer.begin(slots)
+    for _ in range(3):
+        scorer.step(torch.zeros(3, VOCAB, device="meta"))
+    assert scorer.confidence(3).shape == (3, 4)
+
+
+def test_a_classifier_too_wide_for_the_kernels(classifier: NodeClassifier):
+    wide = NodeClassifier(ClassifierSpec(hidden=65))
+    with pytest.raises(ClassifierError, match="65 hidden units, an engine takes at most 64"):
+        scorer_for(wide)
 
 
 @pytest.mark.parametrize("beta", [-0.1, 1.1, NAN])

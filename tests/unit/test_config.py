@@ -13,7 +13,7 @@ from c2t_plugin.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def no_c2t_variables(monkeypatch: pytest.MonkeyPatch):
-    for name in ("CONFIG", "BETA", "BASE", "MODE", "CLASSIFIER", "TOP_M"):
+    for name in ("CONFIG", "BETA", "BASE", "MODE", "CLASSIFIER", "TOP_M", "TRACE_DIR", "TRACE_SHARE"):
         monkeypatch.delenv(f"C2T_{name}", raising=False)
 
 
@@ -36,6 +36,9 @@ def test_beta_inside_it(beta: object):
         ({"top_m": "many"}, "top_m must be an integer"),
         ({"top_m": 0}, "top_m must be at least 1"),
         ({"base": "medusa"}, "base must be one of auto, eagle, eagle3, standalone"),
+        ({"trace_share": 0}, "trace_share must be a number above 0"),
+        ({"trace_share": "1.01"}, "trace_share must be a number above 0 and at most 1, got 1.01"),
+        ({"trace_share": "some"}, "trace_share must be a number, got 'some'"),
         ({"mode": "forest"}, "mode must be one of chain"),
         ({"classifier": 3}, "wrong type"),
         ({"betta": 0.5}, "unknown option betta; known: base, beta"),

@@ -77,7 +77,7 @@ def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeClient]:
 
 def run(out: Path) -> tuple[int, list[ServingRow]]:
     status = demo.main(["--prompts", "3", "--out", str(out)])
-    return status, read_rows(out / "rows.jsonl")
+    return status, read_rows(out / "rows.jsonl", ServingRow)
 
 
 def test_the_table_has_every_arm_at_both_concurrencies(client: type[FakeClient], tmp_path: Path) -> None:

@@ -5,31 +5,73 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import gpu
-from benchmarks.gpu import PARTS
-from benchmarks.gpu_cases import Provider, largest_error
-from benchmarks.timing import CALLS_PER_GRAPH, copies_to_outgrow_cache
+from benchmarks import gpu, gpu_part
+from benchmarks.gpu_cases import Case, Provider, largest_error
+from benchmarks.gpu_goals import goals
+from benchmarks.gpu_part import PARTS, GpuRow, measure_case
+from benchmarks.gpu_stats import TOP_K, TOP_M, leading_error, stats_error
+from benchmarks.timing import (
+    CALLS_PER_GRAPH,
+    FEWEST_REPLAYS,
+    REPLAYS,
+    copies_to_outgrow_cache,
+    replays_within,
+    rounds_of_graph,
+)
+from c2t_kernels import reference
+
+# a dry run compiles nothing
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
 
 CPU = torch.device("cpu")
+# What each part has to name, whether the machine has it or not
+PROVIDERS = {
+    "chain": {"fused", "torch"},
+    "growth": {"fused"},
+    "table5": {
+        *("fused", "manual", "sdpa with a mask", "sdpa, memory-efficient"),
+        *("FlexAttention", "FlexAttention, blocks of 32", "xFormers"),
+    },
+    "stats": {"fused", "torch", "torch.topk alone", "torch.compile", "flashinfer", "flashinfer.top_k alone"},
+    "attention": {"fused", "sdpa, contiguous", "sglang extend", "flashinfer", "FlashInferTree"},
+}
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["benchmarks/gpu.py", *arguments])
-    return gpu.main()
+@pytest.fixture
+def stats_case() -> Case:
+    return next(iter(PARTS["stats"](CPU, True)))
 
 
-def test_the_dry_run_checks_every_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert run(monkeypatch, "--dry-run", "--out", str(tmp_path)) == 0
-    rows = [json.loads(line) for line in (tmp_path / gpu.ROWS).read_text().splitlines()]
-    assert {row["part"] for row in rows} == set(PARTS)
-    assert all(row["us"] is None and row["fault"] == "" and row["error"] >= 0 for row in rows)
-    assert {"command", "git_sha", "machine", "versions"} <= set(rows[0]["run"])
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / gpu.ROWS).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_dry_run_checks_every_provider_or_says_what_is_missing(part: str):
+    rows = list(gpu_part.measure(part, dry_run=True, deadline=math.inf))
+    assert {row.provider for row in rows} == PROVIDERS[part]
+    assert all(row.us is None and row.first_s is None and row.fault == "" for row in rows), rows
+    assert all(bool(row.absent) == (row.error is None) for row in rows)
+    assert {"command", "git_sha", "machine", "versions"} <= set(rows[0].run)
+
+
+def test_the_whole_script_runs_dry(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert gpu.main(["--dry-run", "--out", str(tmp_path), "--parts", "chain", "growth"]) == 0
+    assert {row["part"] for row in rows_in(tmp_path)} == {"chain", "growth"}
+    assert "3 rows, 0 with a fault; absent: nothing" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -39,34 +81,141 @@ def test_real_shapes_can_be_listed(part: str):
     assert len(shapes) == len(set(shapes)) > 0
 
 
-def test_a_wrong_result_gets_a_fault_and_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    case = next(iter(PARTS["stats"](CPU, True)))
+def test_what_a_machine_lacks_is_printed_as_absent(capsys: pytest.CaptureFixture[str]):
+    rows = [row for row in gpu_part.measure("attention", True, math.inf) if row.provider == "sglang extend"]
+    gpu.print_table(rows)
+    assert "absent: needs a GPU" in capsys.readouterr().out
+    assert gpu.report(rows, []) == 0
+    assert "absent: sglang extend" in capsys.readouterr().out
 
+
+def test_a_wrong_result_gets_a_fault_and_no_time(stats_case: Case, capsys: pytest.CaptureFixture[str]):
     def wrong(*inputs: object) -> object:
-        found = case.reference(*inputs)
+        found = stats_case.reference(*inputs)
         return found._replace(entropy=found.entropy + 0.01)
 
-    broken = replace(case, providers=(*case.providers, Provider("wrong", wrong)))
-    monkeypatch.setitem(gpu.PARTS, "stats", lambda device, dry_run: iter([broken]))
-    assert run(monkeypatch, "--dry-run", "--out", str(tmp_path), "--parts", "stats") == 1
-    rows = [json.loads(line) for line in (tmp_path / gpu.ROWS).read_text().splitlines()]
-    assert [bool(row["fault"]) for row in rows] == [False] * len(case.providers) + [True]
-    assert "error 0.01" in rows[-1]["fault"]
+    broken = replace(stats_case, providers=(*stats_case.providers, Provider("wrong", wrong)))
+    rows = list(measure_case("stats", broken, {}, None))
+    assert [bool(row.fault) for row in rows] == [False] * len(stats_case.providers) + [True]
+    assert "error 0.01" in rows[-1].fault and rows[-1].us is None
+    assert gpu.report(rows, []) == 1
+    gpu.print_table(rows)
+    assert "error 0.01, allowed 0.0002" in capsys.readouterr().out
 
 
-def test_nan_is_an_error(monkeypatch: pytest.MonkeyPatch):
-    case = replace(next(iter(PARTS["stats"](CPU, True))), error=lambda expected, found: math.nan)
-    assert "error nan" in gpu.measure_one("stats", case, case.providers[0], {}, None).fault
+@pytest.mark.parametrize("step", ["run", "prepare"])
+def test_a_provider_that_raises_gets_a_fault_and_the_others_go_on(stats_case: Case, step: str):
+    def broken(*inputs: object) -> Any:
+        raise RuntimeError("no kernel image\nis available")
+
+    first = replace(stats_case.providers[0], name="broken", **{step: broken})
+    rows = list(measure_case("stats", replace(stats_case, providers=(first, *stats_case.providers)), {}, None))
+    assert rows[0].fault == "RuntimeError: no kernel image"
+    assert len(rows) == 1 + len(stats_case.providers) and not any(row.fault for row in rows[1:])
 
 
-def test_what_there_is_no_time_for_is_named(monkeypatch: pytest.MonkeyPatch):
-    rows = list(gpu.measure(["stats"], dry_run=True, deadline=-math.inf))
-    assert rows and all(row.fault == "not run: out of time" for row in rows)
+def test_nan_is_an_error(stats_case: Case):
+    case = replace(stats_case, error=lambda expected, found: math.nan)
+    assert "error nan" in next(measure_case("stats", case, {}, None)).fault
+
+
+@pytest.mark.parametrize("field", ["log_probs", "entropy", "margin"])
+def test_a_nan_in_one_statistic_alone_is_an_error(stats_case: Case, field: str):
+    expected = stats_case.reference(*stats_case.inputs(torch.Generator().manual_seed(0)))
+    assert stats_error(expected, expected) == 0.0
+    assert stats_error(expected, expected._replace(**{field: getattr(expected, field) * math.nan})) == math.inf
+
+
+def test_an_id_may_differ_only_where_logits_are_equal():
+    logits = torch.arange(TOP_M + 50).float().flip(0)[None].clone()
+    logits[0, 3] = logits[0, 4]
+    expected = reference.draft_stats(logits, TOP_M, TOP_K)
+
+    def with_ids(*places: int) -> float:
+        ids = expected.token_ids.clone()
+        ids[0, list(places)] = ids[0, list(reversed(places))]
+        return stats_error(expected, expected._replace(token_ids=ids))
+
+    assert with_ids(3, 4) == 0.0
+    assert with_ids(1, 2) == with_ids(2, 3) == math.inf
+
+
+def test_a_top_k_alone_is_judged_by_the_distance_to_the_largest():
+    logits = torch.randn(3, 1500, generator=torch.Generator().manual_seed(0))
+    expected = reference.draft_stats(logits, TOP_M, TOP_K)
+    values = logits.topk(TOP_M).values
+    assert leading_error(expected, values) < 1e-5
+    assert leading_error(expected, values.roll(1, dims=1)) > 0.01
+
+
+def test_what_there_is_no_time_for_is_named():
+    rows = list(gpu_part.measure("stats", dry_run=True, deadline=-math.inf))
+    assert rows and all(row.fault == "not run: out of time" for row in rows if not row.absent)
+
+
+def test_a_part_that_dies_or_hangs_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def command(part: str, options: object, seconds: float) -> list[str]:
+        dies, hangs = "import os; print('last words', flush=True); os.abort()", "import time; time.sleep(600)"
+        return python({"chain": dies, "growth": hangs, "table5": "print('well')"}[part])
+
+    monkeypatch.setattr(gpu, "part_command", command)
+    monkeypatch.setattr(gpu, "GRACE_S", 1.0)
+    arguments = ["--dry-run", "--out", str(tmp_path), "--seconds", "6", "--parts", "chain", "growth", "table5"]
+    assert gpu.main(arguments) == 1
+    faults = {row["part"]: row["fault"] for row in rows_in(tmp_path)}
+    assert faults["chain"] == "ended with -6; chain.log ends with: last words"
+    assert faults["growth"].startswith("not done after") and set(faults) == {"chain", "growth"}
+    printed = capsys.readouterr().out
+    assert "FAILED: chain: ended with -6" in printed and "FAILED: growth: not done" in printed
+
+
+def test_nothing_that_a_part_started_outlives_it(tmp_path: Path):
+    started = tmp_path / "pid"
+    code = (
+        "import subprocess, sys, time;"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+        f"open({str(started)!r}, 'w').write(str(child.pid)); sys.exit(3)"
+    )
+    assert gpu.child("part", python(code), tmp_path, 30.0).fault.startswith("ended with 3")
+    pid = int(started.read_text())
+    for _ in range(100):
+        if gone(pid):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"process {pid} is left")
+
+
+def gone(pid: int) -> bool:
+    """Whether the process has ended; an orphan that nobody has waited for yet has too."""
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_failed_kernel_tests_fail_the_run_and_name_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    outcome = gpu.child("tests", python("print('1 failed'); raise SystemExit(1)"), tmp_path, 30.0)
+    assert gpu.report([], [outcome]) == 1
+    assert "FAILED: tests: ended with 1; tests.log ends with: 1 failed" in capsys.readouterr().out
+
+
+def test_the_kernel_tests_are_run_with_what_needs_no_gpu_beside_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    commands = {}
+
+    def child(name: str, command: list[str], out: Path, seconds: float) -> gpu.Outcome:
+        commands[name] = command
+        return gpu.Outcome(name, "broken" * (name == "tests"))
+
+    monkeypatch.setattr(gpu, "child", child)
+    assert [outcome.fault for outcome in gpu.kernel_tests(tmp_path)] == ["broken", ""]
+    tests, ahead_of_time = commands["tests"], commands["ahead_of_time"]
+    assert "tests/kernels" in tests and tests[tests.index("--ignore") + 1] == ahead_of_time[-1]
+    assert Path(ahead_of_time[-1]).is_file()
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert run(monkeypatch, "--out", str(tmp_path)) == 2
+    assert gpu.main(["--out", str(tmp_path)]) == 2
     assert "no CUDA GPU here" in capsys.readouterr().err
 
 
@@ -74,6 +223,53 @@ def test_inputs_rotate_until_the_cache_is_outgrown():
     assert copies_to_outgrow_cache(input_bytes=10, cache_bytes=10) == 2
     assert copies_to_outgrow_cache(input_bytes=1000, cache_bytes=10) == 1
     assert copies_to_outgrow_cache(input_bytes=1, cache_bytes=10**9) == CALLS_PER_GRAPH
+
+
+def test_slow_work_is_repeated_less_often():
+    assert replays_within(us=10.0) == REPLAYS
+    assert replays_within(us=1e7) == FEWEST_REPLAYS
+    assert FEWEST_REPLAYS < replays_within(us=2e4) < REPLAYS
+    assert rounds_of_graph(calls=3, us=1.0) == 7
+    assert rounds_of_graph(calls=1, us=1e5) == 1
+    assert rounds_of_graph(calls=CALLS_PER_GRAPH, us=1e5) == 1
+
+
+def timed(part: str, provider: str, us: float, of_copy: float = 0.5, **shape: int | str) -> GpuRow:
+    return GpuRow(part, provider, shape, {}, us=us, of_copy=of_copy)
+
+
+def kept(rows: list[GpuRow]) -> Iterator[tuple[str, str]]:
+    for line in goals(rows):
+        _, goal, by = line.split(": ", 1)[0], line.split(": ", 1)[1].rpartition(": ")[0], line.rpartition(": ")[2]
+        yield goal, by
+
+
+def test_goals_are_judged_by_the_rows_that_there_are():
+    assert list(goals([])) == []
+    rows = [
+        *(timed("stats", "fused", 9.0, bs=1), timed("stats", "fused", 11.0, bs=32)),
+        *(timed("stats", "fused", 20.0, of_copy=0.81, bs=64), timed("stats", "fused", 40.0, of_copy=0.79, bs=128)),
+        *(timed("stats", "torch.topk alone", 30.0, bs=64), timed("stats", "torch.topk alone", 39.0, bs=128)),
+        *(timed("attention", "fused", 10.0, bs=1), timed("attention", "sglang extend", 15.0, bs=1)),
+        timed("attention", "flashinfer", 9.0, bs=1),
+    ]
+    assert dict(kept(rows)) == {
+        "draft_stats: at least 80% of a copy's bandwidth from 64 rows on": "kept by 1 of 2",
+        "draft_stats: at most 10 us up to 32 rows": "kept by 1 of 2",
+        "draft_stats: never slower than torch.topk alone": "kept by 1 of 2",
+        "tree_attention: 1.5 times as fast as SGLang's extend": "kept by 1 of 1",
+        "tree_attention: within 1.1 times FlashInfer's time": "kept by 0 of 1",
+    }
+
+
+def test_table_5_compares_the_orders_of_one_tree():
+    times = {"drafted": 20.0, "depth-first": 10.0, "heavy paths": 11.0}
+    rows = [timed("table5", "fused", us, nodes=1024, order=order) for order, us in times.items()]
+    rows += [timed("table5", "manual", 70.0, nodes=1024, order=order) for order in times]
+    assert dict(kept(rows)) == {
+        "table 5, 1024 nodes: reordering is worth 1.99 times": "kept by 1 of 2",
+        "table 5, 1024 nodes: at most .153 of manual attention's time": "kept by 1 of 2",
+    }
 
 
 def test_errors_are_of_floats_and_anything_else_must_be_equal():

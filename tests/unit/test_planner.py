@@ -93,6 +93,20 @@ def test_drafting_is_deep_where_it_pays_and_stops_where_it_loses():
         assert planner.depth(4) == expected
 
 
+def test_the_first_step_looks_at_every_depth():
+    """From one step on, drafting that pays is not missed for want of a probe."""
+    planner = Planner(USUAL, 6)
+    assert planner.depth(200) == 6
+    planner.keep(torch.full((4, 6), 0.95).cumprod(1))
+    assert planner.depth(4) == 6
+
+
+@pytest.mark.parametrize("tuning", [{"probe_every": 0}, {"forget": 0.0}, {"forget": 1.5}])
+def test_constants_that_cannot_be_are_refused(tuning: dict):
+    with pytest.raises(ConfigError, match="probe_every"):
+        Planner(USUAL, 3, **tuning)
+
+
 def test_plain_decoding_looks_now_and_then_whether_drafting_would_pay():
     planner = Planner(USUAL, 6)
     for _ in range(40):

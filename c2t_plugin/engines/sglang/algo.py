@@ -48,7 +48,10 @@ def algorithm_class(base_name: str) -> type:
         if isinstance(method, types.FunctionType) and not name.startswith("_") and name != "create_worker"
     }
     body["handle_server_args"] = _handle_server_args
+    body["supports_ragged_verify"] = lambda self: self.ragged
     body["base"] = base
+    # Whether this process captures its target graphs for packed rows; ragged.prepare says so.
+    body["ragged"] = False
     return type(f"C2T{base_name.title()}Algorithm", (CustomSpecAlgo,), body)
 
 
@@ -69,8 +72,10 @@ def _handle_server_args(_self: Any, server_args: Any) -> None:
     resolved.base.handle_server_args(server_args)
 
 
-def _worker_class(base: str, _server_args: Any) -> type:
-    from c2t_plugin.engines.sglang import control, worker
+def _worker_class(base: str, server_args: Any) -> type:
+    from c2t_plugin.engines.sglang import args, control, ragged, results, worker
 
     control.install()
+    results.install()
+    ragged.install(args.config_of(server_args).ragged)
     return worker.worker_class(base)

@@ -8,9 +8,9 @@ from c2t_plugin.engines.checkpoints import read_config
 from c2t_plugin.errors import ConfigError
 
 
-def detect_base(draft: str | None) -> str:
+def detect_base(draft: str | None, target: str | None = None) -> str:
     """EAGLE, EAGLE3 or STANDALONE by the draft checkpoint's architecture; EAGLE if the target carries its draft."""
-    if draft is None:
+    if draft in (None, target):
         return "EAGLE"
     architectures = read_config(draft).get("architectures") or []
     name = str(architectures[0]).lower() if architectures else ""

@@ -1,7 +1,7 @@
 """Run-time control over SGLang's own routes: read and change beta and the longest chain of a running server.
 
 POST /set_internal_state {"server_args": {"speculative_c2t_beta": 0.4, "speculative_c2t_max_depth": 3}}
-GET /get_server_info lists them under "c2t".
+GET /get_server_info lists them under "c2t", with what has been counted.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def _setter(original: Callable[..., Any]) -> Callable[..., Any]:
             return SetInternalStateReqOutput(updated=False)
         try:
             apply(self.draft_worker.scorer, ours)
+            publish(self.draft_worker)
         except ConfigError as error:
             logger.warning("C2T: %s", error)
             return SetInternalStateReqOutput(updated=False)
@@ -54,7 +55,7 @@ def _setter(original: Callable[..., Any]) -> Callable[..., Any]:
 def _getter(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_internal_state(self: Any, recv_req: Any) -> Any:
         output = original(self, recv_req)
-        output.internal_state["c2t"] = state(self.draft_worker.scorer)
+        output.internal_state["c2t"] = report(self.draft_worker)
         return output
 
     return get_internal_state
@@ -74,6 +75,26 @@ def apply(scorer: ChainScorer, values: dict[str, float]) -> None:
     except ConfigError:
         scorer.set_beta(previous)
         raise
+
+
+def publish(worker: Any) -> None:
+    """Tell Prometheus the settings."""
+    exporter, found = worker.counts.exporter, state(worker.scorer)
+    if exporter is not None:
+        for name in ("beta", "max_depth"):
+            exporter.set(name, found[name])
+
+
+def report(worker: Any) -> dict[str, Any]:
+    """Settings, counts and the whole configuration of a running worker."""
+    recorder = worker.recorder
+    traces = None if recorder is None else {"recorded": recorder.recorded, "dropped": recorder.dropped}
+    return {
+        **state(worker.scorer),
+        **worker.counts.state(),
+        "traces": traces,
+        "configuration": worker.configuration,
+    }
 
 
 def state(scorer: ChainScorer) -> dict[str, float | int]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
+
+# Without captured graphs rows are rounded up to multiples of this, so that memory blocks and kernels are used again.
+ROW_STEP = 4
 
 
 def cut_links(retrieve_next_token: Tensor, kept: Tensor) -> None:
@@ -12,3 +17,15 @@ def cut_links(retrieve_next_token: Tensor, kept: Tensor) -> None:
     kept: (rows,) int32 in [0, width - 1].
     """
     retrieve_next_token.scatter_(1, kept.long().unsqueeze(1), -1)
+
+
+def rows_to_compute(needed: int, window: int, captured: Sequence[int]) -> int:
+    """How many rows a packed verify forward gets: the smallest tier that holds `needed`.
+
+    window: rows of the uniform window of this batch. captured: row counts that there is a graph for, ascending; where
+    none is large enough, the tiers are multiples of ROW_STEP up to the window.
+    """
+    for tier in captured:
+        if tier >= needed:
+            return tier
+    return min(-(-needed // ROW_STEP) * ROW_STEP, window)

@@ -8,7 +8,7 @@ from typing import Any
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
 from c2t_plugin.engines.contract import check_contract
-from c2t_plugin.engines.sglang import args, checkpoints, requests
+from c2t_plugin.engines.sglang import args, checkpoints, requests, results
 from c2t_plugin.engines.sglang.contract import SUPPORTED, SYMBOLS
 from c2t_plugin.errors import C2TError, ConfigError
 
@@ -86,6 +86,7 @@ def _resolve(server_args: Any) -> None:
     checkpoints.check_vocabulary(server_args, base)
     path, _ = find_classifier(config, base.lower(), server_args.speculative_draft_model_path)
     load_fitting_classifier(path, config)
+    results.check_directory(config)
     server_args.speculative_algorithm = f"C2T_{base}"
     steps = server_args.speculative_num_steps or DEFAULT_STEPS
     server_args.speculative_num_steps = steps
@@ -99,7 +100,7 @@ def _base(server_args: Any, config: C2TConfig) -> str:
     chosen = "" if config.base == "auto" else config.base.upper()
     if named and chosen and named != chosen:
         raise ConfigError(f"algorithm C2T_{named} contradicts --speculative-c2t-base {config.base}; give one of them")
-    return named or chosen or checkpoints.detect_base(server_args.speculative_draft_model_path)
+    return named or chosen or checkpoints.detect_base(server_args.speculative_draft_model_path, server_args.model_path)
 
 
 def _refuse(server_args: Any) -> None:

@@ -5,14 +5,17 @@ taken from the logits here. The first token of a draft is the argmax of logits t
 (in draft extend), so their statistics are relayed per request slot. And the draft loop returns a fixed tuple, so scores
 are kept in buffers beside it (ChainScorer).
 
-Verification is the stock one over the uniform width: links behind a request's cut are taken out, so that acceptance
-never passes it. Output is what the target alone would give; only which candidates are tried changes.
+Links behind a request's cut are taken out, so that acceptance never passes it. Output is what the target alone would
+give; only which candidates are tried changes. Where the attention backend takes requests of different lengths the
+target computes kept tokens only (ragged.py), elsewhere the uniform window.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -24,10 +27,13 @@ from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker, S
 from torch import Tensor
 
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
-from c2t_plugin.engines.sglang import args
+from c2t_plugin.engines.sglang import args, control, ragged, results
 from c2t_plugin.engines.sglang.layout import cut_links
+from c2t_plugin.engines.sglang.metrics import Counts, Exporter
+from c2t_plugin.engines.sglang.ragged import RaggedVerify
 from c2t_plugin.engines.sglang.requests import RequestOptions
 from c2t_plugin.policies.chain import ChainScorer
+from c2t_plugin.recording import TraceRecorder
 
 if TYPE_CHECKING:
 
@@ -47,6 +53,9 @@ class _DraftMixin(_StockDraftWorker):
     """Over a stock draft worker: scores each draft step, relays seeds, cuts the links of the verify input."""
 
     scorer: ChainScorer
+    recorder: TraceRecorder | None = None
+    counts: Counts
+    configuration: dict[str, Any]
     _scoring = False
     _last_logits_output: Any = None
 
@@ -69,11 +78,28 @@ class _DraftMixin(_StockDraftWorker):
             max_depth=self.speculative_num_steps,
             beta=beta,
             device=self.device,
+            keep_stats=config.trace_dir is not None,
         )
+        self.configuration = {
+            **dataclasses.asdict(config),
+            "base": base,
+            "d_max": self.scorer.d_max,
+            "beta": beta,
+            "classifier": str(path),
+            "classifier_origin": origin,
+            "features": spec.features,
+            "top_m": spec.top_m,
+        }
+        exporter = None
+        if get_tp_group().rank_in_group == 0:
+            if config.trace_dir is not None:
+                self.recorder = results.start_recorder(config, self.server_args, base, spec, self.scorer.d_max)
+            if self.server_args.enable_metrics:
+                exporter = Exporter({"model_name": str(self.server_args.served_model_name)})
+        self.counts = Counts(self.scorer.d_max, exporter)
         self._wrap_draft_runner()
         logger.info(
-            "C2T: base %s, chains of at most %d, beta %s, classifier %s (%s; features %s, top-M %d); "
-            "verification over the uniform width",
+            "C2T: base %s, chains of at most %d, beta %s, classifier %s (%s; features %s, top-M %d)",
             base,
             self.scorer.d_max,
             beta,
@@ -131,7 +157,17 @@ class _DraftMixin(_StockDraftWorker):
             kept = self._agree(self.scorer.end(verify_input.retrieve_next_token.shape[0]))
             cut_links(verify_input.retrieve_next_token, kept)
             verify_input.c2t_kept = kept
+            verify_input.c2t_drafted = self._drafted(batch, verify_input)
         return result
+
+    def _drafted(self, batch: Any, verify_input: Any) -> results.Drafted | None:
+        """The draft, if a request of the batch is recorded."""
+        if self.recorder is None or not results.any_chosen(batch.reqs, self.recorder):
+            return None
+        rows, width = verify_input.retrieve_next_token.shape
+        stats = self.scorer.stats(rows)
+        assert stats is not None
+        return results.Drafted(stats, verify_input.draft_token.view(rows, width)[:, 1:].clone())
 
     def _agree(self, kept: Tensor) -> Tensor:
         # Ranks may round the same logits differently; a different cut would desynchronise them.
@@ -164,21 +200,59 @@ class _VerifyMixin(_StockWorker):
 
     _draft_class: type
     _draft_worker: Any
+    ragged: RaggedVerify | None = None
 
     def __init__(self, *positional: Any, **keyword: Any) -> None:
         with _constructing(self._draft_class):
             super().__init__(*positional, **keyword)
 
+    def init_attention_backends(self) -> None:
+        super().init_attention_backends()
+        runner = self.target_worker.model_runner
+        choice = ragged.choose(args.config_of(self.server_args).ragged, self.server_args, runner)
+        ragged.prepare(runner.spec_algorithm, choice)
+        if choice.backend is None:
+            logger.info("C2T: verification over the uniform width (%s)", choice.reason)
+        else:
+            self.ragged = RaggedVerify(self.target_worker, self.speculative_num_draft_tokens, choice.backend)
+            logger.info("C2T: verification of kept tokens only, ragged %s (%s)", choice.backend, choice.reason)
+        self.configuration["ragged"] = choice.backend or "off"
+        control.publish(self)
+        logger.info("C2T: configuration %s", json.dumps(self.configuration))
+
     def verify(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
-        kept = getattr(batch.spec_info, "c2t_kept", None)
-        result = super().verify(batch, *positional, **keyword)
-        if kept is not None:
-            result.cap_lens = kept + 1
+        kept, drafted = (getattr(batch.spec_info, name, None) for name in ("c2t_kept", "c2t_drafted"))
+        if kept is None:
+            return super().verify(batch, *positional, **keyword)
+        rows = len(kept) * self.speculative_num_draft_tokens
+        if self.ragged is None:
+            result = super().verify(batch, *positional, **keyword)
+        else:
+            with self.ragged.verifying(batch, kept):
+                result = super().verify(batch, *positional, **keyword)
+            rows = self.ragged.rows
+            # SGLang asked for a graph of the uniform window, which there is none of.
+            result.can_run_cuda_graph = self.ragged.ran_graph
+        result.cap_lens = kept + 1
+        result.c2t_drafted, result.c2t_rows = drafted, rows
         return result
 
     @property
     def scorer(self) -> ChainScorer:
         return self._draft_worker.scorer
+
+    @property
+    def recorder(self) -> TraceRecorder | None:
+        return self._draft_worker.recorder
+
+    @property
+    def counts(self) -> Counts:
+        return self._draft_worker.counts
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """What runs, every option resolved."""
+        return self._draft_worker.configuration
 
 
 class C2TEagleDraftWorker(_DraftMixin, EagleDraftWorker):

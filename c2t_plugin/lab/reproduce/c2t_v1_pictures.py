@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.forest import Forest
 from c2t_plugin.lab.reproduce import c2t_v1_common as common
 from c2t_plugin.lab.reproduce.c2t_v1_common import TITLES, Curve, Ground
 from c2t_plugin.lab.reproduce.experiment import Bench, Cell, Experiment, Findings, Row
-from c2t_plugin.lab.trees import Forest
 from c2t_plugin.policies.c2t import C2TTree
 
 if TYPE_CHECKING:

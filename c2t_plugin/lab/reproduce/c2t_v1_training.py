@@ -10,8 +10,7 @@ import torch
 
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.errors import C2TError
-from c2t_plugin.lab.collect import collect
-from c2t_plugin.lab.curves import threshold_sweep
+from c2t_plugin.lab.collect import collect_to
 from c2t_plugin.lab.pairs import describe_pair
 from c2t_plugin.lab.plans import CollectPlan, TreeShape
 from c2t_plugin.lab.report import score_trees
@@ -19,8 +18,9 @@ from c2t_plugin.lab.reproduce import c2t_v1_common as common
 from c2t_plugin.lab.reproduce.c2t_v1_common import AT_EQUAL_TAU, OUR_RECIPE, PAPER_RECIPE, TITLES, Ground
 from c2t_plugin.lab.reproduce.experiment import QUICK_TREES, Bench, Experiment, Findings, Row
 from c2t_plugin.lab.scores import NodeScores
-from c2t_plugin.lab.traces import Traces, load_traces, save_traces
+from c2t_plugin.lab.sweeps import threshold_sweep
 from c2t_plugin.lab.training import FINE_TUNING_RATE, Epoch
+from c2t_plugin.traces import Traces, load_traces
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -224,11 +224,8 @@ def top_m_traces(bench: Bench, draft: str, top_m: int) -> Traces:
             raise C2TError(f"{path} was recorded with other weights than {bench.pair}; remove it")
         return traces
     shape = TreeShape(top_m=top_m)
-    traces = collect(
-        bench.pair, CollectPlan(draft=draft, shape=shape, trees=trees, prompts="held-out", seed=bench.seed)
-    )
-    save_traces(traces, path)
-    return traces
+    plan = CollectPlan(draft=draft, shape=shape, trees=trees, prompts="held-out", seed=bench.seed)
+    return collect_to(path, bench.pair, plan)
 
 
 def table_6(bench: Bench) -> Findings:

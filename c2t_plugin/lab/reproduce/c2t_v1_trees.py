@@ -9,9 +9,9 @@ from c2t_plugin.lab import printed
 from c2t_plugin.lab.reproduce import c2t_v1_common as common
 from c2t_plugin.lab.reproduce.c2t_v1_common import TITLES, Brought, Ground, Point
 from c2t_plugin.lab.reproduce.experiment import Bench, Experiment, Findings, Row
-from c2t_plugin.lab.traces import Traces
 from c2t_plugin.policies.c2t import C2TTree
 from c2t_plugin.policies.presets import preset
+from c2t_plugin.traces import Traces
 
 D_MAX = 10
 MISSING = (

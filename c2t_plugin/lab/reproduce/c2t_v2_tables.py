@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.forest import Forest
 from c2t_plugin.lab import printed
-from c2t_plugin.lab.curves import path_minimum, static_sweep, threshold_sweep, truncate
 from c2t_plugin.lab.reproduce import c2t_v1_common as common
 from c2t_plugin.lab.reproduce.c2t_v1_common import PAPER_RECIPE, TITLES, Brought
 from c2t_plugin.lab.reproduce.c2t_v1_pictures import ENTROPY_EDGES
 from c2t_plugin.lab.reproduce.experiment import Bench, Cell, Experiment, Findings, Row
-from c2t_plugin.lab.traces import Traces
-from c2t_plugin.lab.trees import Forest
+from c2t_plugin.lab.sweeps import path_minimum, static_sweep, threshold_sweep, truncate
 from c2t_plugin.policies.c2t import C2TTree
 from c2t_plugin.policies.eagle2 import Eagle2
+from c2t_plugin.traces import Traces
 from c2t_plugin.tree import best
 
 DEPTHS = (1, 2, 3)

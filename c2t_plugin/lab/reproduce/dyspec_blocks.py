@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from c2t_plugin.forest import Forest
 from c2t_plugin.lab import blocks
 from c2t_plugin.lab.reproduce.experiment import Bench, Experiment, Findings, Row
-from c2t_plugin.lab.trees import Forest
 from c2t_plugin.ordering import ORDERS, PAPER_BLOCK, attention_blocks, reorder
 
 if TYPE_CHECKING:

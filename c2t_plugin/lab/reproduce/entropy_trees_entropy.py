@@ -11,7 +11,7 @@ from torch import Tensor
 from c2t_plugin.lab.replay import visited
 from c2t_plugin.lab.reproduce.experiment import Bench, Experiment, Findings, Row
 from c2t_plugin.lab.scores import auc
-from c2t_plugin.lab.traces import Traces
+from c2t_plugin.traces import Traces
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from c2t_plugin.classifier import NodeClassifier
-    from c2t_plugin.lab.traces import Traces
+    from c2t_plugin.traces import Traces
 
 Cell = str | int | float | None
 Row = Mapping[str, Cell]
@@ -49,9 +49,9 @@ class Bench:
         return self._traces[key]
 
     def _load_or_collect(self, draft: str, prompts: str) -> Traces:
-        from c2t_plugin.lab.collect import collect
+        from c2t_plugin.lab.collect import collect_to
         from c2t_plugin.lab.pairs import describe_pair
-        from c2t_plugin.lab.traces import load_traces, save_traces
+        from c2t_plugin.traces import load_traces
 
         path = self.traces_dir / self._file_name(draft, prompts)
         if path.is_file():
@@ -61,9 +61,7 @@ class Bench:
             return traces
         trees = QUICK_TREES if self.quick else {"train": TRAIN_TREES, "held-out": HELD_OUT_TREES}[prompts]
         plan = CollectPlan(draft=draft, shape=TreeShape(), trees=trees, prompts=prompts, seed=self.seed)
-        traces = collect(self.pair, plan)
-        save_traces(traces, path)
-        return traces
+        return collect_to(path, self.pair, plan)
 
     def _file_name(self, draft: str, prompts: str) -> str:
         return "".join([draft, "-held-out" if prompts == "held-out" else "", "-quick" if self.quick else "", ".traces"])

@@ -39,13 +39,14 @@ def early_stop(
     depth = torch.arange(d_max, device=device)
     allowed = (depth < max_depth).expand(bs, d_max)
     kept = allowed & (~(confidence < beta)).int().cumprod(dim=1).bool()
-    key = confidence.nan_to_num(nan=math.inf, posinf=math.inf).cummin(dim=1).values
-    room = bs * d_max if budget is None else int(budget)
-    kept = _best(key, kept, room)
-    if tiers is not None:
-        total = int(kept.sum())
-        target = min([tier for tier in tiers.tolist() if tier >= total], default=total)
-        kept = kept | _best(key, allowed & ~kept, min(target, room) - total)
+    if budget is not None or tiers is not None:
+        key = confidence.nan_to_num(nan=math.inf, posinf=math.inf).cummin(dim=1).values
+        room = bs * d_max if budget is None else int(budget)
+        kept = _best(key, kept, room)
+        if tiers is not None:
+            total = int(kept.sum())
+            target = min([tier for tier in tiers.tolist() if tier >= total], default=total)
+            kept = kept | _best(key, allowed & ~kept, min(target, room) - total)
     lengths = kept.sum(dim=1).int()
     if next_token is not None:
         node = torch.arange(next_token.shape[1], device=next_token.device)

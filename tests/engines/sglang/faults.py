@@ -13,9 +13,9 @@ ENTRY = "[sglang.srt.plugins]\nplanted = planted_faults:register\n"
 METADATA = "Metadata-Version: 2.1\nName: planted-faults\nVersion: 0\n"
 
 
-def install(folder: Path) -> Path:
-    """Write this module as an installed distribution into `folder`, for PYTHONPATH."""
-    (folder / "planted_faults.py").write_text(Path(__file__).read_text())
+def install(folder: Path, module: str = __file__) -> Path:
+    """Write a module with a `register` as an installed distribution into `folder`, for PYTHONPATH."""
+    (folder / "planted_faults.py").write_text(Path(module).read_text())
     info = folder / "planted_faults-0.dist-info"
     info.mkdir()
     (info / "entry_points.txt").write_text(ENTRY)
@@ -50,9 +50,8 @@ def entropy_of_the_childs_distribution() -> None:
         if self._step:
             # score the previous token again, with what came after it
             self._step -= 1
-            previous = self._c2t_previous
-            self._joint[: self._batch] -= previous
-            score(self, previous, entropy, margin)
+            self._state.joint_log_prob[: len(log_prob)] -= self._c2t_previous
+            score(self, self._c2t_previous, entropy, margin)
         self._c2t_previous = log_prob
         score(self, log_prob, entropy, margin)
 
@@ -60,21 +59,29 @@ def entropy_of_the_childs_distribution() -> None:
 
 
 def depth_off_by_one() -> None:
+    import dataclasses
+
     from c2t_plugin.classifier import NodeClassifier
 
-    confidence = NodeClassifier.confidence
-    NodeClassifier.confidence = lambda self, stats: confidence(self, stats._replace(depth=stats.depth + 1))
+    network = NodeClassifier.network
+
+    def deeper(self, device):
+        right = network(self, device)
+        return dataclasses.replace(right, depth_origin=1 - right.depth_origin)
+
+    NodeClassifier.network = deeper
 
 
 def joint_probability_not_reset() -> None:
+    """The next draft's first token carries on from where the last one of this slot's row ended."""
     from c2t_plugin.policies.chain import ChainScorer
 
     begin = ChainScorer.begin
 
     def stale(self, slots):
-        kept = self._joint.clone()
+        kept = self._state.joint_log_prob.clone()
         begin(self, slots)
-        self._joint += kept
+        self._state.joint_log_prob += kept
 
     ChainScorer.begin = stale
 

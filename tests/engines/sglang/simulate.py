@@ -221,6 +221,34 @@ class Eagle1Draft(EagleHead):
         return linear(state, self.target_head)
 
 
+class MtpDraft(EagleHead):
+    """MiMo's MTP layer, from the checkpoint that holds target and layer: the target's last hidden state and output
+    head; what a step hands on has been through its final norm."""
+
+    prefix = "model.mtp_layers.0"
+
+    def features(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
+        return states[-1]
+
+    def project(self, features: torch.Tensor) -> torch.Tensor:
+        return features
+
+    def layer(self, embeds: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        # the engine blanks the embedding of the entry at position 0
+        embeds = torch.cat([torch.zeros_like(embeds[:1]), embeds[1:]])
+        both = [
+            self.norm(hidden, f"{self.prefix}.hidden_layernorm"),
+            self.norm(embeds, f"{self.prefix}.token_layernorm"),
+        ]
+        x = linear(torch.cat(both, dim=-1), self.weights[f"{self.prefix}.input_proj.weight"])
+        mid = x + self.attention(self.norm(x, f"{self.prefix}.input_layernorm"), self.prefix)
+        out = mid + self.mlp(self.norm(mid, f"{self.prefix}.post_attention_layernorm"), self.prefix)
+        return self.norm(out, f"{self.prefix}.final_layernorm")
+
+    def logits(self, state: torch.Tensor) -> torch.Tensor:
+        return linear(state, self.target_head)
+
+
 def load_draft(pair: Path, kind: str, target: Target) -> Draft:
     """The draft in the directory `kind` of a pair: draft, eagle3 or eagle1."""
     if kind == "draft":

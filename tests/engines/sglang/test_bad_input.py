@@ -51,8 +51,8 @@ def free_port() -> int:
 
 def command_line_env() -> dict[str, str]:
     """The CPU engine's, without options of C2T that the person who runs the tests may have set."""
-    options = ("C2T_CONFIG", "C2T_CLASSIFIER", "C2T_BETA", "C2T_BASE", "C2T_MODE", "C2T_TOP_M")
-    return {name: value for name, value in cpu_engine_env(os.environ).items() if name not in options}
+    kept = ("C2T_CPU_ENGINE", "C2T_PAIR")
+    return {name: value for name, value in cpu_engine_env(os.environ).items() if name in kept or name[:4] != "C2T_"}
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +100,8 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
     "beta_of_text": (["--speculative-c2t-beta", "much"], {}, "beta must be a number, got 'much'"),
     "beta_by_environment": ([], {"C2T_BETA": "2"}, r"beta must be a number in \[0, 1\], got 2"),
     "unknown_option_in_json": ([], {"C2T_CONFIG": '{"bata": 0.5}'}, "unknown option bata; known: base, beta"),
+    "trace_share_of_nothing": (["--speculative-c2t-trace-share", "0"], {}, "trace_share must be a number above 0"),
+    "trace_dir_that_is_a_file": (["--speculative-c2t-trace-dir", __file__], {}, "trace_dir .* cannot be made"),
     "unknown_mode": (["--speculative-c2t-mode", "star"], {}, "mode must be one of .*, got 'star'"),
     "unknown_base": (["--speculative-c2t-base", "medusa"], {}, "base must be one of .*, got 'medusa'"),
     "rejection_sampling": (["--speculative-use-rejection-sampling"], {}, "--speculative-use-rejection-sampling .*bias"),

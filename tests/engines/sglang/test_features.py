@@ -8,6 +8,7 @@ Longer than 300 lines because everything here shares three running servers, whos
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -33,6 +34,7 @@ import jsonschema  # noqa: E402
 import openai  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
+from c2t_plugin.config import C2TConfig  # noqa: E402
 from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer, ServerError  # noqa: E402
 from c2t_plugin.pair import held_out_prompts, load_prompts, pair_dir  # noqa: E402
 from tests.engines.sglang.verify_counts import DRAFTS, save_hand_made_classifier  # noqa: E402
@@ -147,6 +149,56 @@ def metric(server: CpuServer, name: str) -> float | None:
     """Value of a metric of the first scheduler, None if it is not there."""
     found = re.search(rf"^{name}{{[^}}]*}} (\S+)$", server.request("/metrics"), re.MULTILINE)
     return float(found[1]) if found else None
+
+
+def test_server_info_and_prometheus_count_what_the_answers_say(c2t: CpuServer, prompts: list[list[int]]):
+    before, exported = c2t_state(c2t), scraped(c2t)
+    found = c2t.generate_all(prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    after = c2t_state(c2t)
+    by_length = Counter[int]()
+    for answer in found:
+        by_length.update(draft_lengths(answer))
+    accepted = Counter[int]()
+    for answer in found:
+        accepted.update(dict(enumerate(answer["meta_info"]["spec_correct_drafts_histogram"])))
+    for name, expected in (("verified", by_length), ("accepted", accepted)):
+        new = [now - then for now, then in zip(after[name], before[name], strict=True)]
+        assert new == [expected[length] for length in range(D_MAX + 1)]
+    assert after["gamma"] == sum(n * count for n, count in enumerate(after["verified"])) / sum(after["verified"])
+    scrape = {name: value - exported.get(name, 0.0) for name, value in scraped(c2t).items()}
+    assert {length: scrape[f"chains_total {length}"] for length in by_length} == by_length
+    assert scrape["draft_tokens_verified_total"] == sum(n * count for n, count in by_length.items())
+    assert scrape["draft_tokens_accepted_total"] == sum(n * count for n, count in accepted.items())
+    assert scrape["rows_computed_total"] == after["rows_computed"] - before["rows_computed"]
+    assert scraped(c2t)["beta"] == pytest.approx(BETA)
+
+
+def scraped(server: CpuServer) -> dict[str, float]:
+    """C2T's own metrics, by name and number of draft tokens."""
+    lines = re.findall(r"^c2t:(\w+)\{([^}]*)\} (\S+)$", server.request("/metrics"), re.MULTILINE)
+    lengths = [re.search(r'verified="(\d+)"', labels) for _, labels, _ in lines]
+    return {
+        name + (f" {length[1]}" if length else ""): float(value)
+        for (name, _, value), length in zip(lines, lengths, strict=True)
+    }
+
+
+def test_the_log_and_server_info_state_the_whole_configuration(c2t: CpuServer):
+    line = re.search(r"C2T: configuration (\{.*\})", c2t.log.read_text(errors="replace"))
+    assert line is not None
+    stated = json.loads(line[1])
+    assert stated == c2t_state(c2t)["configuration"]
+    assert set(stated) >= {field.name for field in dataclasses.fields(C2TConfig)}
+    assert (stated["d_max"], stated["beta"], stated["base"]) == (D_MAX, BETA, c2t.base.upper())  # type: ignore[attr-defined]
+    assert stated["classifier"].endswith("hand.safetensors")
+
+
+def test_the_log_reports_verified_lengths(c2t: CpuServer, prompts: list[list[int]]):
+    # a line of the log sums up as many steps as --decode-log-interval says, 40
+    c2t.generate_all(prompts, max_new_tokens=64, ignore_eos=True)
+    lengths = [float(n) for n in re.findall(r"Decode batch.* cap len: ([\d.]+)", c2t.log.read_text(errors="replace"))]
+    assert lengths
+    assert all(1.0 <= length <= D_MAX + 1 for length in lengths)
 
 
 # --- features of a request

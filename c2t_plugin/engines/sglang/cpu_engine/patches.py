@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import ModuleType
+from typing import Any
 
 from c2t_plugin.engines.sglang.cpu_engine import sampling
 from c2t_plugin.errors import ContractError
@@ -26,9 +27,18 @@ def apply() -> None:
     Raises ContractError if SGLang lacks one of the names, which means that this version needs another patch.
     """
     _allow_intel_amx_backend()
+    from sglang.srt.layers.attention import attention_registry
     from sglang.srt.speculative import eagle_utils
 
     _replace(eagle_utils, _SAMPLED_VERIFICATION)
+    attention_registry.register_attention_backend("intel_amx")(lambda runner: ragged_attention(runner))
+
+
+def ragged_attention(runner: Any) -> Any:
+    """The target's attention backend, imported when its model runner exists: it imports SGLang's memory pools."""
+    from c2t_plugin.engines.sglang.cpu_engine.ragged_attention import RaggedCpuAttnBackend
+
+    return RaggedCpuAttnBackend(runner)
 
 
 def _allow_intel_amx_backend() -> None:

@@ -185,6 +185,7 @@ def extend_attention_cpu(
     Request b's rows in `q_extend`, `o_extend` [T, H, D|E] and `k_extend`, `v_extend` start at `extend_start_loc[b]`.
     The prefix is read from the pool, the new positions from `k_extend` and `v_extend`; the caller has written those
     to the pool. `tree_mask` (flat [B * q * q], q the same for all requests) replaces the causal mask among them.
+    Rows of no request, which may only come after all others, become 0.
     """
     _refuse_extras("extend_attention_cpu", logit_cap, is_cross_attn, sliding_window_size, encoder_lens, sinks)
     if k_extend is None or v_extend is None:
@@ -209,6 +210,8 @@ def extend_attention_cpu(
             sm_scale,
         )
         o_extend[rows] = out.reshape(count * length, *o_extend.shape[1:])
+    # Left as they are they could be NaN, and their keys in slot 0 would make every masked read of it NaN.
+    o_extend[sum(lengths) :] = 0.0
 
 
 def _check_extend(

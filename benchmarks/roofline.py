@@ -1,0 +1,205 @@
+"""Cost curves from data sheets: what a pass must cost at least on a GPU that is not at hand.
+
+A pass takes as long as the slower of reading the weights once and multiplying. What no data sheet says (how much of the
+peak a kernel reaches, what the host costs) stands in `Assumptions`. Curves made here are good for comparing arms, and
+predict no server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from c2t_plugin.errors import ConfigError
+from c2t_plugin.planner import CostCurve
+
+BYTES = 2  # of a weight, an activation and a cached value in bfloat16
+# Tokens of a pass at which curves have points: dense where a GPU turns from reading to multiplying.
+COUNTS = (1, 2, 4, *range(8, 512, 8), *range(512, 4097, 64))
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """memory: bytes. bandwidth: bytes/s. flops: dense bfloat16 FLOP/s. link: bytes/s to the others, one direction."""
+
+    name: str
+    memory: float
+    bandwidth: float
+    flops: float
+    link: float
+    source: str
+
+
+GPUS = {
+    "H200": Gpu("H200", 141e9, 4.8e12, 989.5e12, 450e9, "NVIDIA H200 data sheet, SXM (halved where it says sparse)"),
+    "A100": Gpu("A100", 80e9, 2.039e12, 312e12, 300e9, "NVIDIA A100 data sheet, 80 GB SXM"),
+    "L40": Gpu("L40", 48e9, 0.864e12, 181.05e12, 32e9, "NVIDIA L40 data sheet; its link is PCIe 4.0 x16"),
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A dense Llama by the numbers of its published config.json."""
+
+    name: str
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    vocab: int
+    head_dim: int = 128
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of one layer's matrices."""
+        attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
+        return attention + 3 * self.hidden * self.inner
+
+    @property
+    def weights(self) -> int:
+        """Weights that a pass reads: all layers and the LM head; of the embedding it reads single rows."""
+        return self.layers * self.layer_weights + self.hidden * self.vocab
+
+    @property
+    def cache_per_token(self) -> int:
+        """Bytes of keys and values of one token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * BYTES
+
+
+MODELS = {
+    "llama-3.1-8b": Model("llama-3.1-8b", 32, 4096, 14336, 32, 8, 128_256),
+    "llama-3-70b": Model("llama-3-70b", 80, 8192, 28672, 64, 8, 128_256),
+    "llama-3.2-1b": Model("llama-3.2-1b", 16, 2048, 8192, 32, 8, 128_256, head_dim=64),
+}
+
+
+def eagle_head(target: Model, vocab: int) -> Model:
+    """An EAGLE head: one layer of the target's shape over vocab words; its input projection is left out."""
+    return Model(f"eagle-{target.name}", 1, target.hidden, target.inner, target.heads, target.kv_heads, vocab)
+
+
+def draft_of(kind: str, target: Model) -> Model:
+    """The draft that a kind of the pair's drafts stands for: EAGLE-1 has all words, EAGLE-3 32,000 of them."""
+    drafts = {
+        "eagle1": eagle_head(target, target.vocab),
+        "eagle3": eagle_head(target, 32_000),
+        "draft": MODELS["llama-3.2-1b"],
+    }
+    if kind not in drafts:
+        raise ConfigError(f"draft must be one of {', '.join(drafts)}, got {kind!r}")
+    return drafts[kind]
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What data sheets do not say; none of it is measured.
+
+    bandwidth_share, flops_share: of the peaks that a pass reaches. host: seconds of a step on the host. all_reduce:
+    seconds of one all-reduce of few bytes. launch: seconds of a draft pass besides its arithmetic. score: seconds of
+    C2T's statistics and classifier of a pass besides reading the logits. context: cached tokens of a request.
+    """
+
+    bandwidth_share: float = 0.8
+    flops_share: float = 0.6
+    host: float = 1e-3
+    all_reduce: float = 10e-6
+    launch: float = 50e-6
+    score: float = 20e-6
+    context: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("bandwidth_share", "flops_share"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise ConfigError(f"{name} must be in (0, 1], got {getattr(self, name)}")
+        if min(self.host, self.all_reduce, self.launch, self.score, self.context) < 0:
+            raise ConfigError(f"assumed times and the context must be 0 or more, got {self}")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """tp GPUs that share every matrix (tensor parallelism)."""
+
+    gpu: Gpu
+    tp: int = 1
+    assumed: Assumptions = Assumptions()
+
+    def __post_init__(self) -> None:
+        if self.tp < 1:
+            raise ConfigError(f"tensor parallelism needs at least 1 GPU, got {self.tp}")
+
+    def pass_s(self, model: Model, tokens: int) -> float:
+        """Seconds of a pass over so many tokens, keys and values aside."""
+        reading = model.weights * BYTES / (self.gpu.bandwidth * self.assumed.bandwidth_share)
+        multiplying = 2 * model.weights * tokens / (self.gpu.flops * self.assumed.flops_share)
+        return max(reading, multiplying) / self.tp + self._all_reduce_s(model, tokens)
+
+    def _all_reduce_s(self, model: Model, tokens: int) -> float:
+        """Two all-reduces a layer; each byte crosses the link 2 (tp - 1) / tp times."""
+        if self.tp == 1:
+            return 0.0
+        sent = tokens * model.hidden * BYTES * 2 * (self.tp - 1) / self.tp
+        return 2 * model.layers * (self.assumed.all_reduce + sent / self.gpu.link)
+
+    def cache_s(self, model: Model, requests: float) -> float:
+        """Seconds of reading the keys and values of so many requests."""
+        bandwidth = self.gpu.bandwidth * self.assumed.bandwidth_share * self.tp
+        return requests * self.assumed.context * model.cache_per_token / bandwidth
+
+    def fits(self, models: tuple[Model, ...], requests: int) -> bool:
+        """Whether weights, embeddings and caches of so many requests have place."""
+        weights = sum(model.weights + model.hidden * model.vocab for model in models) * BYTES
+        cache = sum(model.cache_per_token for model in models) * requests * self.assumed.context
+        return weights + cache <= self.gpu.memory * self.tp
+
+    def curve(
+        self, target: Model, draft: Model | None, requests: int, scored: bool = False, width: int = 1
+    ) -> CostCurve:
+        """The cost curve of steps of about `requests` requests.
+
+        draft: None for a server without speculation. scored: C2T's statistics of every draft pass are in its cost.
+        width: tokens of a request that a draft pass reads: 1 for chains, K for trees.
+
+        The pass with which the draft reads what was accepted gives its first token too: with d draft tokens there are
+        d passes in all. `keep_up` is therefore only what that pass costs beyond an ordinary one.
+        """
+        verify = tuple((count, self.pass_s(target, count)) for count in COUNTS)
+        fixed = self.assumed.host + self.cache_s(target, requests)
+        if draft is None:
+            return CostCurve(verify, draft=((1, 1e-9), (2, 1e-9)), fixed=fixed)
+        steps = tuple((count, self._draft_s(draft, count, scored, width)) for count in COUNTS)
+        several = 3 * requests  # tokens that it reads then, about
+        keep_up = max(0.0, self.pass_s(draft, several) - self.pass_s(draft, requests))
+        return CostCurve(verify, steps, fixed, keep_up)
+
+    def _draft_s(self, draft: Model, requests: int, scored: bool, width: int) -> float:
+        seconds = self.pass_s(draft, requests * width) + self.cache_s(draft, requests) + self.assumed.launch
+        if scored:
+            logits = requests * width * draft.vocab * BYTES / (self.gpu.bandwidth * self.assumed.bandwidth_share)
+            seconds += self.assumed.score + logits
+        return seconds
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A cost curve that was measured, in the place of a data sheet. It has all costs in it, those of caches too."""
+
+    measured: CostCurve
+
+    def cache_s(self, model: Model, requests: float) -> float:
+        """Nothing: it is in the curve."""
+        return 0.0
+
+    def fits(self, models: tuple[Model, ...], requests: int) -> bool:
+        """It was measured, so it fitted."""
+        return True
+
+    def curve(
+        self, target: Model, draft: Model | None, requests: int, scored: bool = False, width: int = 1
+    ) -> CostCurve:
+        """See Machine.curve. Plain decoding has no draft to keep up with; C2T's own cost is in the measured draft."""
+        if draft is None:
+            return replace(self.measured, keep_up=0.0)
+        if width == 1:
+            return self.measured
+        steps = tuple((count, self.measured.draft_s(count * width)) for count in COUNTS)
+        return replace(self.measured, draft=steps)

@@ -1,0 +1,219 @@
+"""Compact verification: the target computes each request's root and kept draft tokens, and nothing behind a cut.
+
+The rows of all requests are packed end to end for the target's forward pass alone. Logits and hidden states are then
+put back at their places in the uniform window, so that sampling, grammar, logprobs and the draft model's extend pass
+are SGLang's own and see what they always see. Nothing of SGLang's batch is changed, so nothing has to be restored.
+
+SGLang has the parts of this for another algorithm (srt/speculative/ragged_verify.py); the attention backend has to
+take requests of different lengths, which `choose` decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from c2t_kernels import pack_ragged, scatter_ragged
+from c2t_plugin.engines.sglang.layout import rows_to_compute
+from c2t_plugin.errors import ConfigError
+
+# Where a verify forward has one row per token, whatever its request.
+_PER_ROW = ("next_token_logits", "hidden_states")
+
+# Of the argument record: field, what it is called, why compact verification leaves it alone.
+_UNIFORM_ONLY: tuple[tuple[str, str], ...] = (
+    ("enable_return_routed_experts", "routed experts are returned by place in the uniform window"),
+    ("enable_return_indexer_topk", "the indexer's choice is returned by place in the uniform window"),
+    ("enable_return_aux_hidden_states", "hidden states are returned by place in the uniform window"),
+    ("disable_cuda_graph_padding", "rows are padded to the size of a captured graph"),
+    ("enable_hisparse", "its buffers are laid out for the uniform window"),
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """backend: which ragged attention verifies; None: uniform width. reason: for the log."""
+
+    backend: str | None
+    reason: str
+
+
+def choose(wanted: str, server_args: Any, runner: Any) -> Choice:
+    """What `--speculative-c2t-ragged` comes to on the target's model runner, whose attention backend exists already.
+
+    wanted: one of c2t_plugin.config.RAGGED. Raises ConfigError if a backend is named that cannot be had.
+    """
+    if wanted == "off":
+        return Choice(None, "as asked for")
+    found = _ragged_attention(runner.attn_backend)
+    kind = type(runner.attn_backend).__name__
+    obstacle = (
+        f"{kind} verifies requests of one length only" if found is None else _obstacle(server_args, runner, found)
+    )
+    if wanted != "auto" and (obstacle is not None or found != wanted):
+        raise ConfigError(
+            f"--speculative-c2t-ragged {wanted} cannot be had: {obstacle or f'the attention backend is {kind}'}; "
+            "use auto, or start with the attention backend of that name"
+        )
+    if obstacle is not None:
+        return Choice(None, obstacle)
+    if found == "fa3" and wanted == "auto":
+        # Of the other backends the attention has at least been run in an interpreter.
+        return Choice(None, "nobody has run C2T on fa3 yet: --speculative-c2t-ragged fa3 tries it")
+    return Choice(found, f"attention backend {kind}")
+
+
+def _ragged_attention(attn_backend: Any) -> str | None:
+    own: str | None = getattr(attn_backend, "c2t_ragged", None)
+    if own is None and type(attn_backend).__name__ == "FlashAttentionBackend" and attn_backend.fa_impl_ver == 3:
+        return "fa3"
+    return own
+
+
+def _obstacle(server_args: Any, runner: Any, backend: str) -> str | None:
+    for name, reason in _UNIFORM_ONLY:
+        if getattr(server_args, name, False):
+            return f"{name}: {reason}"
+    if backend == "triton" and getattr(server_args, "enable_deterministic_inference", False):
+        return "enable_deterministic_inference takes a Triton kernel for requests of one length"
+    if (getattr(server_args, "dcp_size", 1) or 1) > 1:
+        return "dcp_size: each rank holds a part of the window"
+    if runner.model_config.model_is_mrope:
+        return "positions of three axes are laid out for the uniform window"
+    if runner.use_mla_backend or (runner.sliding_window_size or 0) > 0:
+        return "latent and sliding-window attention have not been tried"
+    return None
+
+
+def install(wanted: str) -> None:
+    """Have SGLang build our Triton backend in place of its own. To be called before it builds attention backends."""
+    if wanted not in ("auto", "triton"):
+        return
+    from sglang.srt.layers.attention import attention_registry
+
+    stock = attention_registry.ATTENTION_BACKENDS["triton"]
+
+    def create(runner: Any) -> Any:
+        from c2t_plugin.engines.sglang.triton_ragged import RaggedTritonAttnBackend
+
+        # SGLang's own refuses these, with its reason.
+        return stock(runner) if runner.model_config.is_encoder_decoder else RaggedTritonAttnBackend(runner)
+
+    attention_registry.register_attention_backend("triton")(create)
+
+
+def prepare(algorithm: Any, choice: Choice) -> None:
+    """Have SGLang capture its target graphs for packed rows. To be called before it captures them."""
+    if choice.backend is None:
+        return
+    algorithm.ragged = True
+    # Read by the graph runner in this process; the algorithm's own answer keeps it from every other.
+    os.environ["SGLANG_RAGGED_VERIFY_MODE"] = "compact"
+    from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+
+    if not hasattr(DecodeCudaGraphRunner.get_spec_info, "c2t"):
+        DecodeCudaGraphRunner.get_spec_info = _with_capture_layout(DecodeCudaGraphRunner.get_spec_info)
+
+
+def _with_capture_layout(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_spec_info(self: Any, num_tokens: int) -> Any:
+        spec_info = original(self, num_tokens)
+        # SGLang sets it for the algorithms that it verifies compactly itself. A chain needs no mask.
+        if spec_info is not None and getattr(self, "ragged_verify_mode", False):
+            spec_info.ragged_verify_layout = self._capture_ragged_verify_layout(num_tokens)
+            spec_info.custom_mask = None
+        return spec_info
+
+    get_spec_info.c2t = True  # type: ignore[attr-defined]
+    return get_spec_info
+
+
+@dataclass
+class RaggedVerify:
+    """Packs the target's verify forwards of one server process.
+
+    rows: that the target computed in the last one, padding to the next tier included. ran_graph: whether from a graph.
+    """
+
+    target_worker: Any
+    width: int
+    backend: str
+    rows: int = 0
+    ran_graph: bool = False
+    _step: tuple[Any, Tensor] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        forward = self.target_worker.forward_batch_generation
+
+        def forward_batch_generation(batch: Any = None, forward_batch: Any = None, **keyword: Any) -> Any:
+            if self._step is None:
+                return forward(batch, forward_batch, **keyword)
+            packed, cu_seqlens = self.pack(*self._step, forward_batch)
+            result = forward(None, packed, **keyword)
+            self.ran_graph = result.can_run_cuda_graph
+            self.scatter(result.logits_output, cu_seqlens)
+            return result
+
+        self.target_worker.forward_batch_generation = forward_batch_generation
+
+    @contextlib.contextmanager
+    def verifying(self, batch: Any, kept: Tensor) -> Iterator[None]:
+        """Within it the target's forward of this batch computes kept rows only; kept: (bs,) int32."""
+        self._step = batch, kept
+        try:
+            yield
+        finally:
+            self._step = None
+
+    def pack(self, batch: Any, kept: Tensor, uniform: Any) -> tuple[Any, Tensor]:
+        """The forward batch of the packed rows, and where each request's begin: (bs + 1,) int32.
+
+        batch: the scheduler's, prepared for the uniform window and left as it is. uniform: its forward batch.
+        """
+        from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+        from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
+
+        window: Any = batch.spec_info
+        # The one wait of a step: the host chooses the graph. SGLang's preparation ran while the draft was computed.
+        needed = int(kept.sum()) + len(kept)
+        self.rows = rows = rows_to_compute(needed, len(kept) * self.width, self._captured())
+        sources = [part.view(-1, self.width) for part in (window.draft_token, window.positions, batch.out_cache_loc)]
+        # A row of nobody is token 0 at position 0, written to slot 0, which no request owns.
+        (tokens, positions, slots), cu_seqlens = pack_ragged(kept, sources, capacity=rows, pads=(0, 0, 0))
+
+        compact = copy.copy(window)
+        compact.draft_token, compact.positions, compact.custom_mask = tokens, positions, None
+        # What SGLang worked out for the uniform window, where this version does so.
+        compact.prepared_out_cache_loc = compact.prepared_mrope_positions = compact.kv_loc_plan = None
+        compact.ragged_verify_layout = RaggedVerifyLayout.from_verify_lens_device(
+            verify_lens=kept + 1, graph_num_tokens=rows
+        )
+        packed_batch = copy.copy(batch)
+        packed_batch.input_ids, packed_batch.out_cache_loc, packed_batch.spec_info = tokens, slots, compact
+        packed = ForwardBatch.init_new(
+            packed_batch,
+            self.target_worker.model_runner,
+            capture_hidden_mode=uniform.capture_hidden_mode,
+            return_hidden_states_before_norm=False,
+        )
+        return packed, cu_seqlens
+
+    def scatter(self, output: Any, cu_seqlens: Tensor) -> None:
+        """Put the packed rows of the target's output back into the uniform window; rows behind a cut are 0.
+
+        Nothing reads those: acceptance ends at the cut, and the draft's extend pass selects the last accepted row.
+        """
+        for name in _PER_ROW:
+            packed = getattr(output, name)
+            if packed is not None:
+                setattr(output, name, scatter_ragged(packed, cu_seqlens, self.width, fill=0).flatten(0, 1))
+
+    def _captured(self) -> list[int]:
+        runner = self.target_worker.model_runner.decode_cuda_graph_runner
+        return runner.capture_num_tokens if getattr(runner, "ragged_verify_mode", False) else []

@@ -1,0 +1,143 @@
+"""What is learnt from a step's result once it is on the host, beside what SGLang itself does with it.
+
+Nothing here waits for the device: tensors travel with the copy that SGLang makes of every result.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from c2t_plugin.classifier import ClassifierSpec
+from c2t_plugin.config import C2TConfig
+from c2t_plugin.engines.sglang import checkpoints
+from c2t_plugin.errors import ConfigError
+from c2t_plugin.provenance import RunRecord
+from c2t_plugin.recording import TraceRecorder, is_chosen
+
+_KINDS = {"EAGLE": "eagle1", "EAGLE3": "eagle3", "STANDALONE": "draft"}
+
+
+class Drafted(NamedTuple):
+    """One draft of a batch. stats: (rows, d_max, 4), see ChainScorer.stats. tokens: (rows, d_max) int64."""
+
+    stats: Tensor
+    tokens: Tensor
+
+    def to_host(self) -> Drafted:
+        """Start the copy; the caller knows when it has ended."""
+        return Drafted(*(tensor.to("cpu", non_blocking=True) for tensor in self))
+
+
+def install() -> None:
+    """Wrap SGLang's copy of a result to the host and what the scheduler does with it, once per process."""
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.utils import GenerationBatchResult
+
+    if not hasattr(Scheduler.process_batch_result, "c2t"):
+        GenerationBatchResult.copy_to_cpu = _with_drafts(GenerationBatchResult.copy_to_cpu)
+        Scheduler.process_batch_result = _settling(Scheduler.process_batch_result)
+
+
+def _with_drafts(original: Callable[..., Any]) -> Callable[..., Any]:
+    def copy_to_cpu(self: Any, *positional: Any, **keyword: Any) -> Any:
+        drafted = getattr(self, "c2t_drafted", None)
+        if drafted is not None:
+            # before the original, whose event then covers these copies too
+            self.c2t_drafted = drafted.to_host()
+        return original(self, *positional, **keyword)
+
+    return copy_to_cpu
+
+
+def _settling(original: Callable[..., Any]) -> Callable[..., Any]:
+    def process_batch_result(self: Any, batch: Any, result: Any) -> Any:
+        if getattr(result, "c2t_rows", None) is None:
+            return original(self, batch, result)
+        # With the overlap scheduler a request that has ended is in one more batch; that row means nothing.
+        running = [row for row, req in enumerate(batch.reqs) if not (req.finished() or req.is_retracted)]
+        roots = [len(req.output_ids) - 1 for req in batch.reqs]
+        settled = original(self, batch, result)
+        verified, accepted = result.cap_lens.tolist(), result.accept_lens.tolist()
+        self.draft_worker.counts.add(
+            [verified[row] - 1 for row in running], [accepted[row] - 1 for row in running], result.c2t_rows
+        )
+        if result.c2t_drafted is not None:
+            chosen = [row for row in running if batch.reqs[row].c2t_chosen]
+            record(self.draft_worker.recorder, batch.reqs, chosen, roots, result.c2t_drafted)
+        return settled
+
+    process_batch_result.c2t = True  # type: ignore[attr-defined]
+    return process_batch_result
+
+
+def any_chosen(reqs: Sequence[Any], recorder: TraceRecorder) -> bool:
+    """Whether a request of the batch belongs to the recorded share; each is decided on once."""
+    for req in reqs:
+        if not hasattr(req, "c2t_chosen"):
+            req.c2t_chosen = is_chosen(req.rid, recorder.share)
+    return any(req.c2t_chosen for req in reqs)
+
+
+def record(
+    recorder: TraceRecorder, reqs: Sequence[Any], rows: Sequence[int], roots: Sequence[int], drafted: Drafted
+) -> None:
+    """Hand the drafts of these rows over, and the texts of the requests that have ended with them.
+
+    roots: of every row, new tokens before the root.
+    """
+    for row in rows:
+        req = reqs[row]
+        recorder.add(req.rid, roots[row], drafted.stats[row], drafted.tokens[row].tolist())
+        if req.finished():
+            recorder.finish(req.rid, req.origin_input_ids, req.output_ids)
+
+
+def check_directory(config: C2TConfig) -> None:
+    """Make the directory of the traces. Raises ConfigError if they could not be written there."""
+    if config.trace_dir is None:
+        return
+    path = Path(config.trace_dir)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"trace_dir {config.trace_dir!r} cannot be made: {error}") from error
+    if not os.access(path, os.W_OK):
+        raise ConfigError(f"trace_dir {config.trace_dir!r} is not writable; name another directory")
+
+
+def start_recorder(config: C2TConfig, server_args: Any, base: str, spec: ClassifierSpec, d_max: int) -> TraceRecorder:
+    """A recorder for this process, closed when it ends."""
+    target, draft = server_args.model_path, server_args.speculative_draft_model_path or server_args.model_path
+    shape = checkpoints.read_config(draft)
+    header = {
+        "pair": {
+            "target": _name(target),
+            "draft": _name(draft),
+            "kind": _KINDS[base],
+            "draft_vocab_size": shape.get("draft_vocab_size") or shape.get("vocab_size"),
+        },
+        "top_m": spec.top_m,
+        "prompts": "served",
+        "new_tokens": None,
+        # the command line may hold keys
+        "run": RunRecord.capture(argv=("sglang.launch_server",)).to_json(),
+    }
+    started = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    recorder = TraceRecorder(
+        Path(str(config.trace_dir)), f"served-{started}-{os.getpid()}", config.trace_share, d_max, header
+    )
+    atexit.register(recorder.close)
+    return recorder
+
+
+def _name(checkpoint: str) -> str:
+    """A hub id, or a directory's last part: files that are passed on should not tell where they were made."""
+    path = Path(checkpoint)
+    return path.resolve().name if path.exists() else checkpoint

@@ -1,0 +1,90 @@
+"""Counts of what C2T did, what Prometheus gets of them, and the dashboard that reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+pytestmark = [pytest.mark.sglang]
+
+import sglang  # noqa: E402
+from prometheus_client import CollectorRegistry, generate_latest  # noqa: E402
+
+from c2t_plugin.engines.sglang import metrics  # noqa: E402
+from c2t_plugin.engines.sglang.metrics import Counts, Exporter  # noqa: E402
+
+STEPS = [([2, 0, 3], [1, 0, 3], 8), ([2], [2], 4), ([], [], 0)]
+
+
+def exported(registry: CollectorRegistry) -> dict[str, float]:
+    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines) if "_created" not in name}
+
+
+def test_counts_are_means_over_running_requests():
+    counts = Counts(3)
+    for step in STEPS:
+        counts.add(*step)
+    assert counts.state() == {
+        "gamma": 7 / 4,
+        "tau": 6 / 4,
+        "steps": 3,
+        "rows_computed": 12,
+        "verified": [1, 0, 2, 1],
+        "accepted": [1, 1, 1, 1],
+    }
+
+
+def test_nothing_counted_is_no_division_by_zero():
+    state = Counts(2).state()
+    assert (state["gamma"], state["tau"], state["verified"]) == (0.0, 0.0, [0, 0, 0])
+
+
+def test_prometheus_gets_the_same():
+    registry = CollectorRegistry()
+    counts = Counts(3, Exporter({"model_name": "m"}, registry))
+    for step in STEPS:
+        counts.add(*step)
+    counts.exporter.set("beta", 0.5)
+    counts.exporter.set("max_depth", 3)
+    assert exported(registry) == {
+        'c2t:chains_total{model_name="m",verified="0"}': 1.0,
+        'c2t:chains_total{model_name="m",verified="2"}': 2.0,
+        'c2t:chains_total{model_name="m",verified="3"}': 1.0,
+        'c2t:draft_tokens_verified_total{model_name="m"}': 7.0,
+        'c2t:draft_tokens_accepted_total{model_name="m"}': 6.0,
+        'c2t:rows_computed_total{model_name="m"}': 12.0,
+        'c2t:beta{model_name="m"}': 0.5,
+        'c2t:max_depth{model_name="m"}': 3.0,
+    }
+    assert {name.partition("{")[0] for name in exported(registry)} == set(metrics.names())
+
+
+@pytest.fixture(scope="module")
+def dashboard(root: Path) -> dict[str, Any]:
+    return json.loads((root / "docs/grafana.json").read_text(encoding="utf-8"))
+
+
+def expressions(dashboard: dict[str, Any]) -> list[str]:
+    asked = [variable["query"]["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"]
+    return asked + [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are(dashboard: dict[str, Any]):
+    stock = (Path(sglang.__file__).parent / "srt/observability/metrics_collector.py").read_text(encoding="utf-8")
+    known = {*metrics.names(), *re.findall(r'"(sglang:\w+)"', stock)}
+    asked = {name for text in expressions(dashboard) for name in re.findall(r"\b(?:c2t|sglang):\w+", text)}
+    assert asked - known == set()
+    assert set(metrics.names()) - asked == set(), "a metric that no panel shows"
+
+
+def test_the_dashboard_has_its_own_place_for_every_panel(dashboard: dict[str, Any]):
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]]
+    numbers = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(places)) == len(set(numbers)) == len(dashboard["panels"])
+    assert all(text.count("(") == text.count(")") for text in expressions(dashboard))

@@ -1,0 +1,141 @@
+"""Traces of a live server: the chosen requests' drafts as a simulation has them, and `c2t fit` on the files."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+pytestmark = [pytest.mark.sglang, pytest.mark.server]
+
+from c2t_plugin.classifier import load_classifier  # noqa: E402
+from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer  # noqa: E402
+from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
+from c2t_plugin.recording import is_chosen  # noqa: E402
+from c2t_plugin.traces import Traces, load_traces  # noqa: E402
+from tests.engines.sglang import verify_counts as vc  # noqa: E402
+from tests.engines.sglang.simulate import Target, load_draft, simulate  # noqa: E402
+
+D_MAX = 4
+SHARE = 0.5
+REQUESTS = 10
+# A server sums in another order than the simulation; float32 over some hundred terms.
+TOLERANCE = 1e-3
+
+
+def end_politely(server: CpuServer) -> None:
+    """What an operator's SIGTERM does; waits until all of the server is gone."""
+    assert server._process is not None
+    family = psutil.Process(server._process.pid).children(recursive=True)
+    main = next(process for process in family if "sglang.launch_server" in process.cmdline())
+    main.send_signal(signal.SIGTERM)
+    gone, left = psutil.wait_procs([main], timeout=120)
+    assert gone and not left
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Requests of one server, half of them chosen, and what it left in the directory."""
+    folder = tmp_path_factory.mktemp("traces")
+    prompts = [ids[: 40 + 5 * i] for i, ids in enumerate(held_out_prompts(REQUESTS, min_tokens=96, seed=5))]
+    classifier = vc.save_hand_made_classifier(folder / "hand.safetensors")
+    rids = [f"asked-{number}" for number in range(REQUESTS)]
+    log, traces = folder / "server.log", folder / "served"
+    options = {"C2T_TRACE_DIR": str(traces), "C2T_TRACE_SHARE": str(SHARE)}
+    with vc.server(pair_dir(), "eagle3", D_MAX, classifier, log, env={**os.environ, **options}) as running:
+        params = {"temperature": 0.0, "max_new_tokens": vc.NEW_TOKENS, "ignore_eos": True}
+        answers = running.request("/generate", {"input_ids": prompts, "rid": rids, "sampling_params": params})
+        end_politely(running)
+    return SimpleNamespace(prompts=prompts, rids=rids, answers=answers, directory=traces, classifier=classifier)
+
+
+@pytest.fixture(scope="module")
+def traces(recorded: SimpleNamespace) -> Traces:
+    return load_traces(recorded.directory)
+
+
+class Seen:
+    """A keep_length that notes what the rule saw: statistics and tokens of every draft."""
+
+    def __init__(self, rule: vc.Rule) -> None:
+        self.rule, self.stats, self.tokens = rule, [], []
+
+    def __call__(self, logits: torch.Tensor) -> int:
+        log_probs = logits.double().log_softmax(-1).sort(descending=True).values
+        largest = log_probs[:, : self.rule.spec["top_m"]]
+        entropy = -(largest.exp() * largest).nan_to_num(0.0).sum(-1)
+        joint = log_probs[:, 0].cumsum(0)
+        self.stats.append(torch.stack([joint, log_probs[:, 0], entropy, log_probs[:, 0] - log_probs[:, 1]]))
+        self.tokens.append(logits.argmax(-1).tolist())
+        return self.rule.keep_length(logits)
+
+
+def simulated(recorded: SimpleNamespace, target: Target, number: int) -> dict[int, tuple[torch.Tensor, list[bool]]]:
+    """Statistics and labels by step, of the steps whose labels the text of the answer decides."""
+    draft = load_draft(pair_dir(), vc.DRAFTS["eagle3"], target)
+    seen = Seen(vc.Rule(recorded.classifier, vc.BETA))
+    found = simulate(target, draft, recorded.prompts[number], vc.NEW_TOKENS, D_MAX, seen)
+    text, step, states = found.output_ids, 0, {}
+    for stats, tokens, accepted in zip(seen.stats, seen.tokens, found.accept_lengths, strict=True):
+        after = text[step + 1 : step + 1 + D_MAX]
+        hits = next((i for i, token in enumerate(after) if token != tokens[i]), len(after))
+        if hits < len(after) or len(after) == D_MAX:
+            states[step] = (stats, [depth < hits for depth in range(D_MAX)])
+        step += accepted + 1
+    return states
+
+
+def test_the_chosen_requests_are_recorded_as_they_were_drafted(recorded: SimpleNamespace, traces: Traces):
+    chosen = [number for number, rid in enumerate(recorded.rids) if is_chosen(rid, SHARE)]
+    assert 2 < len(chosen) < REQUESTS - 2
+    assert len(traces.prompt.unique()) == len(chosen)
+    target = Target(pair_dir() / "target")
+    # requests end in an order of their own: known by their first entropy
+    unmatched = {int(each): traces[traces.prompt == each] for each in traces.prompt.unique()}
+    for number in chosen:
+        wanted = simulated(recorded, target, number)
+        key = min(unmatched, key=lambda each: abs(float(unmatched[each].chain.entropy[0, 0] - wanted[0][0][2, 0])))
+        mine = unmatched.pop(key)
+        rows = dict(zip(mine.step.tolist(), range(len(mine)), strict=True))
+        assert set(wanted) <= set(rows)
+        assert len(rows) <= len(wanted) + D_MAX
+        for step, (stats, labels) in wanted.items():
+            chain = mine.chain[torch.tensor([rows[step]])]
+            found = torch.cat([chain.joint_log_prob, chain.log_prob, chain.entropy, chain.margin])
+            assert (found - stats).abs().max() < TOLERANCE
+            assert chain.accepted[0].tolist() == labels
+
+
+def test_no_word_of_a_request_is_in_the_files(recorded: SimpleNamespace, traces: Traces):
+    assert traces.chain.token_ids.unique().tolist() == [-1]
+    assert traces.header["prompts"] == "served"
+    written = b"".join(path.read_bytes() for path in recorded.directory.iterdir())
+    assert not any(rid.encode() in written for rid in recorded.rids)
+    assert str(pair_dir()).encode() not in written
+
+
+def test_cut_tokens_have_labels_too(recorded: SimpleNamespace, traces: Traces):
+    """Some drafts were cut before their last accepted token: without those, a new classifier would never be bolder."""
+    classifier = load_classifier(recorded.classifier)
+    cut = classifier.confidence(traces.chain.stats()) < vc.BETA
+    assert (cut & traces.chain.accepted).any()
+
+
+def test_a_classifier_is_fitted_on_them(recorded: SimpleNamespace, tmp_path: Path):
+    out = tmp_path / "new.safetensors"
+    command = [sys.executable, "-m", "c2t_plugin.cli", "fit", str(recorded.directory), "--out", str(out)]
+    done = subprocess.run([*command, "--d-max", "4", "--static", "3"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    spec = load_classifier(out).spec
+    assert spec.pair["kind"] == "eagle3"
+    assert spec.training["traces"]["prompts"] == "served"
+    assert math.isfinite(spec.suggested_beta)

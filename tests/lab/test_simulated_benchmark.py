@@ -1,0 +1,216 @@
+"""Cost curves from data sheets by hand, the contestants' rules, and rows of the simulation on toy traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import simulate, table3
+from benchmarks.record import BenchRow, read_rows
+from benchmarks.roofline import GPUS, MODELS, Assumptions, Machine, Measured, draft_of
+from benchmarks.simulated_arms import Setting, SglangAdaptive, chain_arms, replayed, requests_of
+from benchmarks.simulation import Replay, play
+from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
+from c2t_plugin.errors import C2TError, ConfigError
+from c2t_plugin.lab.simulate import plain, serve
+from c2t_plugin.planner import CostCurve
+from c2t_plugin.traces import Traces, save_traces
+
+L40 = Machine(GPUS["L40"])
+LLAMA = MODELS["llama-3.1-8b"]
+RUN = {
+    "command": "simulate",
+    "git_sha": "0" * 40,
+    "dirty": False,
+    "versions": {"torch": "2"},
+    "machine": "a CPU, no GPU",
+    "seed": None,
+    "utc": "2026-01-02T03:04:05+00:00",
+}
+
+
+@pytest.fixture(autouse=True)
+def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough to see every arm run."""
+    monkeypatch.setattr(simulate, "LEAST", 8)
+    monkeypatch.setattr(simulate, "WAVES", 1)
+    monkeypatch.setattr(simulate, "TUNING", {"probe_every": (16, 64), "forget": (0.1,)})
+
+
+@pytest.fixture
+def replay(make_traces: Callable[..., Traces]) -> Replay:
+    traces = make_traces(prompts=6, steps=8)
+    header = {**traces.header, "pair": {**traces.header["pair"], "kind": "draft"}, "new_tokens": 8}
+    torch.manual_seed(0)
+    classifier = NodeClassifier(ClassifierSpec(top_m=traces.header["top_m"])).eval().requires_grad_(False)
+    return Replay(replace(traces, header=header), classifier, None)
+
+
+def setting(requests: int = 2, machine: Machine | Measured = L40) -> Setting:
+    return Setting(machine, LLAMA, draft_of("draft", LLAMA), requests, d_max=4)
+
+
+def test_the_weights_are_those_of_the_published_model():
+    """8.03 billion parameters, less the embedding's 0.53 billion, of which a pass reads single rows."""
+    assert pytest.approx(8.03e9 - 128_256 * 4096, rel=0.001) == LLAMA.weights
+    assert MODELS["llama-3-70b"].weights == pytest.approx(70.55e9 - 128_256 * 8192, rel=0.001)
+
+
+def test_a_short_pass_reads_and_a_long_one_multiplies():
+    share = Assumptions()
+    reading = 2 * LLAMA.weights / (0.864e12 * share.bandwidth_share)
+    multiplying = 2 * LLAMA.weights * 4096 / (181.05e12 * share.flops_share)
+    assert L40.pass_s(LLAMA, 1) == L40.pass_s(LLAMA, 64) == pytest.approx(reading)
+    assert L40.pass_s(LLAMA, 4096) == pytest.approx(multiplying)
+
+
+def test_gpus_that_share_a_model_are_faster_but_not_by_their_number():
+    alone, four = Machine(GPUS["H200"]), Machine(GPUS["H200"], tp=4)
+    assert alone.pass_s(LLAMA, 8) / 4 < four.pass_s(LLAMA, 8) < alone.pass_s(LLAMA, 8)
+    assert four.cache_s(LLAMA, 8) == pytest.approx(alone.cache_s(LLAMA, 8) / 4)
+
+
+def test_what_does_not_fit_is_known():
+    models = (MODELS["llama-3-70b"], draft_of("eagle3", MODELS["llama-3-70b"]))
+    assert not L40.fits(models, 1)
+    assert Machine(GPUS["A100"], tp=4).fits(models, 1)
+
+
+def test_plain_decoding_pays_for_no_draft_and_c2t_for_its_statistics():
+    plain_curve = L40.curve(LLAMA, None, 8)
+    unscored_curve = L40.curve(LLAMA, MODELS["llama-3.2-1b"], 8)
+    scored_curve = L40.curve(LLAMA, MODELS["llama-3.2-1b"], 8, scored=True)
+    assert plain_curve.keep_up == 0.0
+    assert scored_curve.draft_s(8) > unscored_curve.draft_s(8)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Assumptions(bandwidth_share=0.0),
+        lambda: Assumptions(flops_share=1.5),
+        lambda: Assumptions(host=-1.0),
+        lambda: Machine(GPUS["L40"], tp=0),
+        lambda: draft_of("medusa", LLAMA),
+    ],
+)
+def test_assumptions_that_cannot_be_are_refused(make: Callable[[], object]):
+    with pytest.raises(ConfigError):
+        make()
+
+
+def test_a_measured_curve_takes_the_place_of_a_data_sheet():
+    curve = CostCurve(verify=((1, 1.0), (9, 2.0)), draft=((1, 0.1), (9, 0.5)), keep_up=0.2)
+    measured = Measured(curve)
+    assert measured.curve(LLAMA, None, 4).keep_up == 0.0
+    assert measured.curve(LLAMA, LLAMA, 4) == curve
+    assert measured.curve(LLAMA, LLAMA, 4, width=2).draft_s(4) == pytest.approx(curve.draft_s(8))
+
+
+def steps_of(arm: SglangAdaptive, requests: int, accepted: Callable[[int], int], batches: int) -> int:
+    for _ in range(batches):
+        drafted = arm.depth(requests)
+        arm.keep((torch.arange(drafted) < accepted(drafted)).float().expand(requests, -1))
+    return arm.depth(requests)
+
+
+@pytest.mark.parametrize(("requests", "most", "least"), [(1, 7, 1), (8, 3, 0), (40, 1, 0), (64, 0, 0), (300, 0, 0)])
+def test_sglangs_own_adaptive_mode_climbs_and_falls(requests: int, most: int, least: int):
+    assert steps_of(SglangAdaptive(3), requests, lambda drafted: drafted, 200) == most
+    fallen = {steps_of(SglangAdaptive(3), requests, lambda drafted: 0, batches) for batches in range(200, 210)}
+    assert least in fallen and max(fallen) <= max(least, 1)
+
+
+def test_plain_decoding_takes_as_long_as_the_simulation_says(replay: Replay):
+    """The fast sum that lengths are fitted with, against the simulation step by step."""
+    lengths = [3, 8, 1, 5, 13, 2, 2]
+    machine = Machine(GPUS["L40"], assumed=Assumptions(context=0))
+    rows, request = requests_of(replay.traces, lengths)
+    traces = replayed(replay.traces, torch.zeros(len(replay.traces), dtype=torch.long), rows, request)
+    found = serve(traces, torch.ones(len(rows), 1), machine.curve(LLAMA, None, 3), plain(), slots=3)
+    prefill = table3.prefill_seconds(machine, LLAMA.name)
+    assert found.tokens == sum(lengths)
+    assert table3.plain_seconds(lengths, machine, LLAMA.name, 3) - prefill == pytest.approx(found.seconds)
+
+
+def test_requests_longer_than_the_record_go_on_in_the_next_prompt(replay: Replay):
+    rows, request = requests_of(replay.traces, [10, 3])
+    assert rows.tolist() == [*range(10), 8, 9, 10]
+    assert request.tolist() == [0] * 10 + [1] * 3
+
+
+def test_keys_and_values_are_paid_for_running_requests_only(replay: Replay):
+    """One request in a batch of 64 costs what one request costs."""
+    rows, request = requests_of(replay.traces, [8])
+    alone, sparse = (
+        play(next(chain_arms(replay.chains(), replay.classifier, each, None)), replay.chains(), rows, request, each)
+        for each in (setting(1), setting(64))
+    )
+    assert sparse.seconds == pytest.approx(alone.seconds)
+
+
+def rows_of(replay: Replay, requests: int, machine: Machine = L40) -> dict[str, BenchRow]:
+    labels = {"gpu": "L40", "tp": 1, "target": LLAMA.name, "context": 512}
+    return {row.arm: row for row in simulate.matrix(replay, setting(requests, machine), labels, RUN)}
+
+
+def test_every_arm_has_a_row(replay: Replay):
+    rows = rows_of(replay, 2)
+    assert {"plain", "static 4", "SGLang adaptive", "P >= 0.3", "C2T beta 0.5", "C2T auto (planned)"} <= set(rows)
+    assert any(name.startswith("EAGLE-2 tree") for name in rows) and "C2T tree, beta 0.3" in rows
+    assert rows["plain"].metrics["ratio_to_plain"] == 1.0
+    assert max(rows[f"static {n}"].metrics["ratio_to_best_static"] or 0 for n in simulate.STATIC) == 1.0
+    assert all(row.kind == "simulated" and not row.error for row in rows.values())
+
+
+def test_long_static_chains_lose_where_the_batch_is_large(replay: Replay):
+    few, many = (rows_of(replay, requests)["static 4"].metrics["ratio_to_plain"] for requests in (1, 256))
+    assert few is not None and many is not None and many < few
+
+
+def test_a_model_too_large_is_one_row_that_says_so(replay: Replay):
+    big = replace(setting(2), target=MODELS["llama-3-70b"])
+    (row,) = simulate.matrix(replay, big, {}, RUN)
+    assert "do not fit" in row.error and not row.metrics
+
+
+def test_the_papers_table_has_both_columns(replay: Replay, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(table3, "MEANS", (20,))
+    monkeypatch.setattr(table3, "SPREADS", (0.4,))
+    rows = list(table3.table3(replay, RUN))
+    assert len(rows) == 2 * 3 * len(table3.ARMS)
+    eagle = [row.metrics["paper_ratio"] for row in rows if row.arm == "static 4"]
+    assert eagle == [1.13, 1.01, 0.98, 1.40, 1.23, 1.22]
+
+
+def test_output_lengths_have_the_mean_that_was_asked_for():
+    lengths = table3.output_lengths(100.0, 0.5)
+    assert len(lengths) == 240
+    assert sum(lengths) / 240 == pytest.approx(100.0, abs=1.0)  # each is rounded down
+
+
+def test_the_command_writes_rows(replay: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Replay, "load", lambda *_: replay)
+    out = tmp_path / "rows.jsonl"
+    assert simulate.main(["--traces", "x", "--gpu", "L40", "--batch", "1", "2", "--out", str(out)]) == 0
+    assert {row.setting["requests_in_flight"] for row in read_rows(out, BenchRow)} == {1, 2}
+    assert simulate.main(["--traces", "x", "--tune", "--batch", "2", "--out", str(out)]) == 0
+    assert any(row.scenario == "planner" for row in read_rows(out, BenchRow))
+
+
+def test_a_missing_trace_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert simulate.main(["--traces", str(tmp_path / "none"), "--out", str(tmp_path / "rows")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "rows").exists()
+
+
+def test_traces_of_another_draft_are_refused(replay: Replay, tmp_path: Path):
+    other = replace(replay.traces, header={**replay.traces.header, "pair": {"kind": "draft", "draft": "other"}})
+    save_traces(replay.traces, tmp_path / "a")
+    save_traces(other, tmp_path / "b")
+    with pytest.raises(C2TError, match="different drafts"):
+        Replay.load(tmp_path / "a", tmp_path / "b")

@@ -1,0 +1,149 @@
+"""Interrupted runs: what goes on is what would have been, bit for bit, and nothing else goes on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from c2t_plugin.classifier import load_classifier
+from c2t_plugin.errors import C2TError
+from c2t_plugin.lab import collect as module
+from c2t_plugin.lab import fit, training
+from c2t_plugin.lab.collect import collect_to
+from c2t_plugin.lab.plans import CollectPlan, TreeShape
+from c2t_plugin.lab.unfinished import SETTINGS, Unfinished
+from c2t_plugin.provenance import RunRecord
+from c2t_plugin.tensor_file import read_tensors
+from c2t_plugin.traces import FORMAT, VERSION, save_traces
+
+PLAN = CollectPlan("eagle3", TreeShape(k=3, layers=3, top_m=20), trees=15, prompts="held-out", new_tokens=3)
+
+
+@pytest.fixture
+def same_run(monkeypatch) -> RunRecord:
+    """The record of a run without its time, which no two runs share."""
+    record = RunRecord.capture(seed=0)
+    monkeypatch.setattr(RunRecord, "capture", classmethod(lambda cls, seed=None: record))
+    return record
+
+
+@pytest.fixture
+def batches(monkeypatch) -> dict[str, int]:
+    """Counts the batches that collect() works on; it ends as by a signal before the one numbered `limit`."""
+    count = {"worked": 0, "limit": 99}
+    record = module._record
+
+    def counted(*arguments):
+        if count["worked"] == count["limit"]:
+            raise KeyboardInterrupt
+        count["worked"] += 1
+        return record(*arguments)
+
+    monkeypatch.setattr(module, "_record", counted)
+    monkeypatch.setattr(module, "TEXTS_PER_BATCH", 2)
+    return count
+
+
+def test_a_collection_goes_on_bit_for_bit(tiny_pair, tmp_path, same_run, batches) -> None:
+    whole, out = tmp_path / "whole" / "x.traces", tmp_path / "x.traces"
+    collect_to(whole, tiny_pair, PLAN)
+    total = batches["worked"]
+    assert total >= 3
+    for limit in (total + 1, total + 2):
+        batches["limit"] = limit
+        with pytest.raises(KeyboardInterrupt):
+            collect_to(out, tiny_pair, PLAN)
+        assert not out.exists()
+    # what a killed process was just writing
+    (tmp_path / "x.traces.unfinished" / "00002.traces.part").write_bytes(b"half")
+    batches["limit"] = 99
+    collect_to(out, tiny_pair, PLAN)
+    assert batches["worked"] == 2 * total, "what was finished is not done again"
+    # safetensors writes its metadata in any order; the checksum in it is over all tensors
+    (one, about), (other, also) = (read_tensors(path, FORMAT, (VERSION,), "") for path in (out, whole))
+    assert about == also
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith("x.")] == ["x.traces"]
+
+
+def test_a_fit_goes_on_bit_for_bit(make_traces, tmp_path, same_run, monkeypatch) -> None:
+    save_traces(make_traces(prompts=20), tmp_path / "t")
+    whole, out = tmp_path / "whole", tmp_path / "c"
+    command = [str(tmp_path / "t"), "--d-max", "4", "--recipe", "extended", "--out"]
+    assert fit.main([*command, str(whole)]) == 0
+    keep = training._keep
+    for stop in (3, 7):
+
+        def interrupted(state, epochs, *rest, stop=stop):
+            keep(state, epochs, *rest)
+            if len(epochs) == stop:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(training, "_keep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fit.main([*command, str(out)])
+        assert not out.exists()
+    with pytest.raises(C2TError, match="interrupted run with another recipe, plan; run"):
+        fit.main([*command, str(out), "--hidden", "5", "--seed", "4"])
+    save_traces(make_traces(prompts=21), tmp_path / "t2")
+    with pytest.raises(C2TError, match="another traces"):
+        fit.main([str(tmp_path / "t2"), *command[1:], str(out)])
+    worked: list[int] = []
+    monkeypatch.setattr(training, "_keep", lambda state, epochs, *rest: worked.append(len(epochs)))
+    assert fit.main([*command, str(out)]) == 0
+    assert worked == [8, 9, 10]
+    one, other = load_classifier(out), load_classifier(whole)
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())
+    assert one.spec == other.spec
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["c", "t", "t2", "whole"]
+
+
+CHANGES = {
+    "plan": replace(PLAN, trees=16),
+    "plan, of the shape": replace(PLAN, shape=TreeShape(k=3, layers=3, top_m=21)),
+    "plan, pair": replace(PLAN, draft="eagle1"),
+}
+
+
+@pytest.mark.parametrize(("name", "plan"), CHANGES.items())
+def test_other_settings_do_not_go_on(tiny_pair, tmp_path, batches, name, plan) -> None:
+    out = tmp_path / "x.traces"
+    batches["limit"] = 1
+    with pytest.raises(KeyboardInterrupt):
+        collect_to(out, tiny_pair, PLAN)
+    with pytest.raises(
+        C2TError, match=f"interrupted run with another {name.split(', of')[0]}; .* or remove it"
+    ) as error:
+        collect_to(out, tiny_pair, plan)
+    assert "\n" not in str(error.value) and batches["worked"] == 1 and not out.exists()
+
+
+@pytest.mark.parametrize("name", ["git_sha", "versions"])
+def test_another_version_does_not_go_on(tmp_path, name) -> None:
+    begun = Unfinished.begin(tmp_path / "x", {"plan": 1}, seed=0)
+    path = begun.folder / SETTINGS
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record["run"][name] = {"torch": "0"} if name == "versions" else "0" * 40
+    path.write_text(json.dumps(record), encoding="utf-8")
+    with pytest.raises(C2TError, match=f"another {name}"):
+        Unfinished.begin(tmp_path / "x", {"plan": 1}, seed=0)
+
+
+def test_the_record_is_that_of_the_run_that_began(tmp_path) -> None:
+    begun = Unfinished.begin(tmp_path / "x", {"plan": (1, 2)}, seed=3)
+    path = begun.folder / SETTINGS
+    path.write_text(path.read_text(encoding="utf-8").replace(begun.run["utc"], "2026-01-01T00:00:00+00:00"))
+    again = Unfinished.begin(tmp_path / "x", {"plan": (1, 2)}, seed=3)
+    assert again.run == {**begun.run, "utc": "2026-01-01T00:00:00+00:00"}
+    again.finish()
+    assert not list(tmp_path.iterdir())
+
+
+def test_unreadable_settings_are_named(tmp_path) -> None:
+    begun = Unfinished.begin(tmp_path / "x", {}, seed=0)
+    (begun.folder / SETTINGS).write_text("{", encoding="utf-8")
+    with pytest.raises(C2TError, match=r"settings\.json is not readable"):
+        Unfinished.begin(tmp_path / "x", {}, seed=0)
