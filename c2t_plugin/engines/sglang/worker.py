@@ -27,6 +27,7 @@ from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker, S
 from torch import Tensor
 
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
+from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.sglang import args, control, ragged, results
 from c2t_plugin.engines.sglang.layout import cut_links
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter
@@ -93,7 +94,16 @@ class _DraftMixin(_StockDraftWorker):
         exporter = None
         if get_tp_group().rank_in_group == 0:
             if config.trace_dir is not None:
-                self.recorder = results.start_recorder(config, self.server_args, base, spec, self.scorer.d_max)
+                self.recorder = start_recorder(
+                    config.trace_dir,
+                    config.trace_share,
+                    command="sglang.launch_server",
+                    base=base.lower(),
+                    target=self.server_args.model_path,
+                    draft=self.server_args.speculative_draft_model_path or self.server_args.model_path,
+                    top_m=spec.top_m,
+                    d_max=self.scorer.d_max,
+                )
             if self.server_args.enable_metrics:
                 exporter = Exporter({"model_name": str(self.server_args.served_model_name)})
         self.counts = Counts(self.scorer.d_max, exporter)

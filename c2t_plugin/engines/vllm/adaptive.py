@@ -14,10 +14,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from c2t_kernels import draft_stats
+from c2t_kernels import early_stop
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.features import NodeStats
-from c2t_plugin.policies.chain import ChainScorer, kept_lengths
+from c2t_plugin.policies.chain import ChainScorer
 
 
 class StepScorer(ChainScorer):
@@ -31,7 +31,11 @@ class StepScorer(ChainScorer):
         self, classifier: NodeClassifier, *, rows: int, max_depth: int, beta: float, device: torch.device | str
     ) -> None:
         super().__init__(classifier, slots=1, rows=rows, max_depth=max_depth, beta=beta, device=device)
+        # not the kernel that `score_chain` is, which takes the depth as a number of Python
+        self.classifier = classifier.to(device)
+        self._joint = torch.zeros(rows, dtype=torch.float32, device=device)
         self._lowest = torch.ones(rows, dtype=torch.float32, device=device)
+        self._confidence = torch.full((rows, max_depth), torch.nan, dtype=torch.float32, device=device)
         # How many requests had so many drafts verified (those without any are not counted), and how many were accepted.
         self.verified = torch.zeros(max_depth + 1, dtype=torch.int64, device=device)
         self.accepted = torch.zeros(1, dtype=torch.int64, device=device)
@@ -47,14 +51,13 @@ class StepScorer(ChainScorer):
         beta. idx_mapping, temperature: not used; the classifier's statistics are those of temperature 1.
         """
         rows = logits.shape[0]
-        stats = draft_stats(logits, self.top_m)
-        log_prob = stats.log_probs[:, 0]
-        finite = torch.isfinite(log_prob) & torch.isfinite(stats.entropy)
+        log_prob, entropy, margin = self._statistics_of(logits)
+        finite = torch.isfinite(log_prob) & torch.isfinite(entropy)
         first = draft_step == 0
         joint = torch.where(first, 0.0, self._joint[:rows]) + torch.where(finite, log_prob, 0.0)
         self._joint[:rows] = joint
         depth = (draft_step + 1).float().expand(rows)
-        node = NodeStats(joint, log_prob, stats.entropy, depth, rank=torch.zeros_like(joint), margin=stats.margin)
+        node = NodeStats(joint, log_prob, entropy, depth, rank=torch.zeros_like(joint), margin=margin)
         confidence = torch.where(finite, self.classifier.confidence(node), torch.nan)
         column = draft_step.reshape(1)
         self._confidence[:rows].index_copy_(1, column, confidence[:, None])
@@ -68,7 +71,7 @@ class StepScorer(ChainScorer):
 
     def kept(self, rows: int, steps: int) -> Tensor:
         """(rows,) int32: how many of the last draft's first `steps` tokens to verify."""
-        return kept_lengths(self._confidence[:rows, :steps], self.beta, self.max_depth)
+        return early_stop(self._confidence[:rows, :steps], self.beta, self.max_depth)
 
     def observe(self, idx_mapping: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> None:
         """Count what became of the last drafts. num_sampled: (requests,) accepted drafts and the bonus token, 0 for

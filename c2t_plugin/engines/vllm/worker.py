@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from c2t_plugin.engines.vllm.served import ServedTraces
 from c2t_plugin.engines.vllm.standing_in import standing_in
 from c2t_plugin.errors import ConfigError
 
@@ -30,6 +31,28 @@ class WorkerMixin(_StockWorker):
         adaptive = self.vllm_config.speculative_config.enable_adaptive_verification
         if self.use_v2_model_runner and not adaptive:
             self.model_runner.draft_tokens_handler.scorer = self.model_runner.speculator.scorer
+
+    def execute_model(self, scheduler_output: Any, *positional: Any, **keyword: Any) -> Any:
+        traces = self._traces()
+        if traces is not None:
+            traces.finish(scheduler_output.finished_req_ids)
+        return super().execute_model(scheduler_output, *positional, **keyword)
+
+    def take_draft_token_ids(self) -> Any:
+        traces = self._traces()
+        if traces is not None:
+            traces.settle()
+        return super().take_draft_token_ids()
+
+    def shutdown(self) -> None:
+        # also called on a worker whose start has failed
+        traces = self._traces() if self.model_runner is not None else None
+        if traces is not None:
+            traces.close()
+        super().shutdown()
+
+    def _traces(self) -> ServedTraces | None:
+        return None if self.use_v2_model_runner else self.model_runner.drafter.traces
 
     def c2t_control(self, beta: float | None = None, max_depth: int | None = None) -> dict[str, Any]:
         """Change threshold and longest chain from the next draft on, both or, with ConfigError, neither.

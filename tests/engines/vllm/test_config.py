@@ -87,6 +87,7 @@ def test_adaptive_verification_keeps_its_scheduling():
     [
         (arguments({"method": "c2t", **MODEL, "c2t_bta": 0.3}), "unknown option bta"),
         (arguments({"method": "c2t", **MODEL, "c2t_beta": 2}), r"beta must be a number in \[0, 1\], got 2"),
+        (arguments({"method": "c2t", **MODEL, "c2t_ragged": "fa3"}), "c2t_ragged: vLLM verifies chains"),
         (arguments({"method": "c2t", **MODEL, "c2t_mode": "tree"}), "no tree attention.*SGLang"),
         (arguments({"method": "c2t:medusa", **MODEL}), "after the colon C2T knows draft_model, eagle, eagle3, mtp"),
         (arguments({"method": "eagle", **MODEL, "c2t_beta": 0.3}), "c2t_beta is set, but the method is 'eagle'"),
@@ -138,9 +139,21 @@ def test_the_settings_reach_the_worker(tmp_path: Path):
     named = tmp_path / "named.safetensors"
     save_classifier(NodeClassifier(ClassifierSpec(suggested_beta=0.25)), named)
     config.settle(found, config.C2TConfig(classifier=str(named)))
-    assert config.Settings.of(found) == config.Settings(str(named), "named", 0.25)
+    assert config.Settings.of(found) == config.Settings(str(named), "named", 0.25, "standalone")
     assert found.additional_config["other"] == 1
     assert found.parallel_config.worker_cls == "c2t_plugin.engines.vllm.worker_cpu.C2TWorker"
+
+
+def test_traces_are_recorded_on_v1_alone(tmp_path: Path):
+    options = config.C2TConfig(trace_dir=str(tmp_path / "new"), trace_share=0.5)
+    found = resolved()
+    settings = config.settle(found, options)
+    assert (settings.trace_dir, settings.trace_share) == (str(tmp_path / "new"), 0.5)
+    assert (tmp_path / "new").is_dir()
+    found = resolved()
+    found.use_v2_model_runner = True
+    with pytest.raises(ConfigError, match="recorded on vLLM's model runner V1 alone"):
+        config.settle(found, options)
 
 
 def test_without_c2t_there_are_no_settings():
