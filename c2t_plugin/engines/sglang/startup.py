@@ -11,7 +11,8 @@ from typing import Any
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.config import AUTO, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
-from c2t_plugin.engines.sglang import args, results
+from c2t_plugin.engines.served_traces import start_recorder
+from c2t_plugin.engines.sglang import args
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter
 from c2t_plugin.engines.sglang.planning import StepPlanner
 from c2t_plugin.errors import ConfigError
@@ -52,7 +53,16 @@ def prepare(
     d_max = scorer.d_max
     exporter = recorder = None
     if leads and config.trace_dir is not None:
-        recorder = results.start_recorder(config, server_args, base, spec, d_max)
+        recorder = start_recorder(
+            config.trace_dir,
+            config.trace_share,
+            command="sglang.launch_server",
+            base=base.lower(),
+            target=server_args.model_path,
+            draft=server_args.speculative_draft_model_path or server_args.model_path,
+            top_m=spec.top_m,
+            d_max=d_max,
+        )
     if leads and server_args.enable_metrics:
         exporter = Exporter({"model_name": str(server_args.served_model_name)})
     configuration = {
