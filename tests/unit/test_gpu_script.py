@@ -28,6 +28,7 @@ from benchmarks.timing import (
     rounds_of_graph,
 )
 from c2t_kernels import reference
+from tests.unit.ended import ended
 
 # a dry run compiles nothing
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
@@ -181,16 +182,10 @@ def test_nothing_that_a_part_started_outlives_it(tmp_path: Path):
     assert gpu.child("part", python(code), tmp_path, 30.0).fault.startswith("ended with 3")
     pid = int(started.read_text())
     for _ in range(100):
-        if gone(pid):
+        if ended(pid):
             return
         time.sleep(0.1)
     pytest.fail(f"process {pid} is left")
-
-
-def gone(pid: int) -> bool:
-    """Whether the process has ended; an orphan that nobody has waited for yet has too."""
-    stat = Path(f"/proc/{pid}/stat")
-    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_failed_kernel_tests_fail_the_run_and_name_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
