@@ -1,4 +1,4 @@
-"""A SGLang server on a GPU as a context manager: an installed SGLang, or one that was carried as a folder."""
+"""A SGLang server on a GPU as a context manager, with this repository's plugin whether it is installed or not."""
 
 from __future__ import annotations
 
@@ -30,23 +30,11 @@ FLAGS = (
 )
 
 
-def carried_environment(folder: Path | None, scratch: Path) -> dict[str, str]:
-    """Environment of a server process: what the folder's env.sh sets, this repository, and its plugin's entry point.
+def plugin_environment(scratch: Path) -> dict[str, str]:
+    """This process's environment with the repository on Python's path, and the entry point of its plugin.
 
-    folder: an unpacked SGLang with an env.sh, or None for an installed one. scratch: where the entry point's metadata
-    is written, for a repository that is not installed.
-    Raises C2TError if the folder has no env.sh, or it fails.
+    scratch: where the entry point's metadata is written; SGLang finds plugins by installed metadata alone.
     """
-    environment = dict(os.environ)
-    if folder is not None:
-        script = folder.resolve() / "env.sh"
-        if not script.is_file():
-            raise C2TError(f"{folder} has no env.sh: unpack the carried SGLang there first")
-        done = subprocess.run(["bash", "-c", 'source "$0" && env -0', str(script)], capture_output=True, check=False)
-        if done.returncode != 0:
-            raise C2TError(f"{script} failed: {done.stderr.decode(errors='replace').strip()[-300:]}")
-        pairs = (line.partition("=") for line in done.stdout.decode().split("\0") if "=" in line)
-        environment = {name: value for name, _, value in pairs}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     info = scratch / f"c2t_plugin-{project['version']}.dist-info"
     info.mkdir(parents=True)
@@ -56,8 +44,8 @@ def carried_environment(folder: Path | None, scratch: Path) -> dict[str, str]:
         for group, entries in project["entry-points"].items()
     )
     (info / "entry_points.txt").write_text("\n".join(groups))
-    path = [str(ROOT), str(ROOT / "kernels"), str(scratch), environment.get("PYTHONPATH", "")]
-    return {**environment, "PYTHONPATH": os.pathsep.join(part for part in path if part)}
+    path = [str(ROOT), str(ROOT / "kernels"), str(scratch), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in path if part)}
 
 
 class GpuServer:

@@ -1,7 +1,7 @@
 """SGLang end to end with a target of realistic cost: plain, static EAGLE-3 chains, C2T at beta 0 and at its own beta.
 
-    python -m benchmarks.gpu_serving --out OUT --sglang DIR --seconds 500      on a GPU; DIR: a carried SGLang
-    python -m benchmarks.gpu_serving --out OUT --dry-run                       tiny, on the CPU engine: it works
+    python -m benchmarks.gpu_serving --out OUT --seconds 500     on a GPU
+    python -m benchmarks.gpu_serving --out OUT --dry-run         tiny, on the CPU engine: it works
 
 writes the inflated pair (benchmarks/inflate.py) to --models unless it is there, then starts one server after the other
 with it: outputs and counts first, one request at a time, then throughput by concurrency. A server that does not start
@@ -26,7 +26,7 @@ from typing import Any
 import httpx
 import torch
 
-from benchmarks.gpu_server import GpuServer, carried_environment
+from benchmarks.gpu_server import GpuServer, plugin_environment
 from benchmarks.inflate import PRESETS, inflate
 from benchmarks.record import BenchRow, append_rows
 from benchmarks.serving import REQUEST_TIMEOUT_S, Client, Completion, Pass, counts
@@ -269,7 +269,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for rows and the servers' logs")
     parser.add_argument("--models", type=Path, help="folder of the inflated pair, kept; without it OUT/models")
     parser.add_argument("--preset", choices=sorted(PRESETS), help="8b, or tiny in a dry run, without it")
-    parser.add_argument("--sglang", type=Path, help="folder of a carried SGLang; without it the installed one")
     parser.add_argument("--prefix", type=int, default=0, help="tokens in front of every prompt, e.g. 512 or 8192")
     parser.add_argument("--seconds", type=float, default=500.0, help="no server is started that would end later")
     parser.add_argument("--dry-run", action="store_true", help="tiny, float32, on the CPU engine")
@@ -280,11 +279,11 @@ def main(argv: list[str]) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            environment = None if options.dry_run else carried_environment(options.sglang, Path(scratch))
             build(models, preset, options.dry_run)
         except C2TError as error:
             print(f"gpu_serving: {error}", file=sys.stderr)
             return 2
+        environment = None if options.dry_run else plugin_environment(Path(scratch))
         bench = Bench(options.out, models, preset, options.prefix, options.dry_run)
         run(bench, DRY_ARMS if options.dry_run else ARMS, environment, deadline)
     for fault in bench.faults:

@@ -208,6 +208,23 @@ def test_the_kernel_tests_are_run_with_what_needs_no_gpu_beside_them(tmp_path: P
     assert Path(ahead_of_time[-1]).is_file()
 
 
+def test_a_carried_sglang_lends_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    (tmp_path / "env.sh").write_text("export CARRIED='two words'\n")
+    script = tmp_path / "python"
+    script.write_text('#!/bin/sh\necho "$CARRIED: $*"; exit 7\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    assert gpu.main(["--out", "OUT", "--sglang", str(tmp_path), "--parts", "stats", "chain"]) == 7
+    assert capfd.readouterr().out == "two words: -m benchmarks.gpu --out OUT --parts stats chain\n"
+
+
+def test_a_carried_sglang_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert gpu.main(["--out", "OUT", "--sglang", str(tmp_path)]) == 2
+    assert "has no env.sh" in capsys.readouterr().err
+
+
 def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main(["--out", str(tmp_path)]) == 2

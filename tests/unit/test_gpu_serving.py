@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from benchmarks import gpu_serving
-from benchmarks.gpu_server import GpuServer, carried_environment
+from benchmarks.gpu_server import GpuServer, plugin_environment
 from benchmarks.gpu_serving import ARMS, NativeClient, largest_batch, main, prompts_of
 from benchmarks.record import BenchRow, read_rows
 from benchmarks.serving import Completion, Pass
@@ -167,11 +167,6 @@ def test_a_gpu_run_has_every_arm_of_the_comparison(tmp_path: Path):
     assert len({log for _, log, _ in made}) == len(ARMS)
 
 
-def test_a_carried_sglang_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["--out", str(tmp_path), "--sglang", str(tmp_path / "nothing")]) == 2
-    assert "has no env.sh" in capsys.readouterr().err
-
-
 def test_the_largest_batch_is_read_from_the_decode_lines(tmp_path: Path):
     log = tmp_path / "log"
     log.write_text("Decode batch, #running-req: 99, x\n")
@@ -212,29 +207,14 @@ def test_answers_of_the_native_route_are_counted(monkeypatch: pytest.MonkeyPatch
             assert (done.verify_steps, done.accepted, done.candidates) == expected and done.token_ids == (5, 6)
 
 
-def carried(folder: Path, script: str) -> Path:
-    folder.mkdir()
-    (folder / "env.sh").write_text(script)
-    return folder
-
-
-def test_a_servers_environment_has_the_carried_one_and_our_plugin(tmp_path: Path):
-    folder = carried(tmp_path / "sgl", 'export CARRIED="two\nlines" PYTHONPATH="/carried${PYTHONPATH:+:$PYTHONPATH}"\n')
-    environment = carried_environment(folder, tmp_path / "scratch")
-    assert environment["CARRIED"] == "two\nlines"
+def test_a_servers_environment_has_our_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", "/carried")
+    environment = plugin_environment(tmp_path / "scratch")
     path = environment["PYTHONPATH"].split(os.pathsep)
     assert path.index(str(tmp_path / "scratch")) < path.index("/carried")
-    code = "from importlib.metadata import entry_points as e; print([p.value for p in e(group='sglang.srt.plugins')])"
+    code = "from importlib.metadata import distribution as d; print([p.value for p in d('c2t-plugin').entry_points])"
     found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert "c2t_plugin.engines.sglang.plugin:register" in found.stdout
-
-
-def test_an_environment_that_cannot_be_made_is_named(tmp_path: Path):
-    with pytest.raises(C2TError, match=r"env\.sh failed: no driver here"):
-        carried_environment(carried(tmp_path / "sgl", "echo no driver here >&2; exit 3\n"), tmp_path / "scratch")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(C2TError, match=r"has no env\.sh"):
-        carried_environment(tmp_path / "empty", tmp_path / "scratch")
 
 
 LAUNCH = """
