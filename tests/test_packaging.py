@@ -129,7 +129,7 @@ def test_the_install_names_no_host(root: Path) -> None:
     assert [str(path.name) for path in files if "://" in path.read_text(encoding="utf-8")] == []
 
 
-@pytest.mark.parametrize("pins", ["sglang.txt", "dev.txt"])
+@pytest.mark.parametrize("pins", ["sglang.txt", "vllm.txt", "dev.txt"])
 def test_every_pin_is_exact(root: Path, pins: str) -> None:
     lines = (root / ".constraints" / pins).read_text(encoding="utf-8").splitlines()
     packages = [line for line in lines if line and not line.startswith("#")]

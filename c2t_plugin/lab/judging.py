@@ -13,25 +13,20 @@ from torch import Tensor
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.forest import Forest
 from c2t_plugin.lab.calibration import calibration
-from c2t_plugin.lab.curves import (
-    Served,
-    bootstrap_weights,
+from c2t_plugin.lab.curves import Served, bootstrap_weights, compare, gamma_at, interval, serve
+from c2t_plugin.lab.evaluate import EvaluatePlan
+from c2t_plugin.lab.rivals import CHAIN_RIVALS, OnlineLogistic
+from c2t_plugin.lab.scores import auc, weighted_auc
+from c2t_plugin.lab.sweeps import (
     censored,
-    compare,
     eagle2_sweep,
-    gamma_at,
-    interval,
     kept_nodes,
-    serve,
     static_sweep,
     threshold_sweep,
     thresholds,
     top_k_sweep,
     truncate,
 )
-from c2t_plugin.lab.evaluate import EvaluatePlan
-from c2t_plugin.lab.rivals import CHAIN_RIVALS, OnlineLogistic
-from c2t_plugin.lab.scores import auc, weighted_auc
 from c2t_plugin.traces import Traces
 
 # Drafts verified at once when vLLM's estimator reads the training traces; it refits every 100 steps.
@@ -44,7 +39,7 @@ TOP_K_POINTS = 100
 class RuleResult:
     """One rule on chains or on trees. Intervals are (low, high), of 95%.
 
-    auc: over all nodes. calibration: means and expected calibration error, None of rules that give no probability.
+    auc: over all nodes. calibration: fields of Calibration, None of rules that give no probability.
     compared: curves.Compared per baseline name. censored: of trees, where the record ends first, at the middle tau.
     nodes_per_second: of trees, recorded nodes replayed at all thresholds, per second of processor time on one core.
     """
@@ -54,7 +49,7 @@ class RuleResult:
     auc_interval: tuple[float, float]
     auc_gain: float | None = None
     auc_gain_interval: tuple[float, float] | None = None
-    calibration: dict[str, float] | None = None
+    calibration: dict[str, Any] | None = None
     compared: dict[str, dict[str, Any]] = field(default_factory=dict)
     censored: dict[str, float] | None = None
     nodes_per_second: float | None = None
@@ -174,11 +169,10 @@ def _auc_fields(own: tuple[float, np.ndarray], reference: tuple[float, np.ndarra
     return found
 
 
-def _calibration(confidence: Tensor | None, accepted: Tensor) -> dict[str, float] | None:
+def _calibration(confidence: Tensor | None, accepted: Tensor) -> dict[str, Any] | None:
     if confidence is None:
         return None
-    found = calibration(confidence.flatten(), accepted.flatten())
-    return {"error": found.error, "confidence": found.confidence, "accepted": found.accepted}
+    return asdict(calibration(confidence.flatten(), accepted.flatten()))
 
 
 def _censored(forest: Forest, confidence: Tensor, curve: Served, tau: float) -> dict[str, float]:
