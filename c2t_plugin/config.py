@@ -12,7 +12,7 @@ from c2t_plugin.errors import ConfigError
 
 BASES = ("auto", "eagle", "eagle3", "standalone")
 AUTO = "auto"
-MODES = ("chain",)
+MODES = ("chain", "tree")
 RAGGED = ("auto", "triton", "fa3", "cpu", "off")
 
 
@@ -24,7 +24,7 @@ class C2TConfig:
     beta: confidence below which a draft token is dropped, in [0, 1]; or AUTO: decided each step, by what it costs.
     cost_curve: file of the costs that AUTO decides by; if it does not exist yet they are measured and written there.
     base: the engine's own algorithm that drafts and verifies; auto reads the draft checkpoint.
-    mode: how drafts are laid out; chain is one sequence per request.
+    mode: how drafts are laid out; chain is one sequence per request, tree one tree.
     top_m: how many probabilities the entropy sums over; it must be what the classifier was trained with.
     ragged: attention that verifies kept tokens only; auto: the server's, where it can; off: the uniform window.
     trace_dir: directory that chains of served requests are recorded into, without their text; None records none.
@@ -48,6 +48,10 @@ class C2TConfig:
             raise ConfigError(f"beta must be a number or {AUTO!r}, got {self.beta!r}")
         if self.cost_curve is not None and self.beta != AUTO:
             raise ConfigError(f"cost_curve says what beta {AUTO!r} decides by, but beta is {self.beta}; leave one out")
+        if self.mode != "chain" and (self.beta == AUTO or self.trace_dir is not None):
+            raise ConfigError(
+                f"beta {AUTO!r} and trace_dir are about chains, but mode is {self.mode!r}; leave them out"
+            )
         if self.base not in BASES:
             raise ConfigError(f"base must be one of {', '.join(BASES)}, got {self.base!r}")
         if self.mode not in MODES:

@@ -47,6 +47,7 @@ def test_beta_inside_it(beta: object):
     ("values", "message"),
     [
         ({"beta": "high"}, "beta must be a number, got 'high'"),
+        ({"beta": "auto", "mode": "tree"}, "beta 'auto' decides about chains, but mode is 'tree'"),
         ({"cost_curve": "curve.json"}, "cost_curve says what beta 'auto' decides by, but beta is None"),
         ({"cost_curve": "curve.json", "beta": 0.5}, "leave one out"),
         ({"beta": True}, "wrong type"),
@@ -56,7 +57,8 @@ def test_beta_inside_it(beta: object):
         ({"trace_share": 0}, "trace_share must be a number above 0"),
         ({"trace_share": "1.01"}, "trace_share must be a number above 0 and at most 1, got 1.01"),
         ({"trace_share": "some"}, "trace_share must be a number, got 'some'"),
-        ({"mode": "forest"}, "mode must be one of chain"),
+        ({"mode": "forest"}, "mode must be one of chain, tree"),
+        ({"ragged": "fast"}, "ragged must be one of auto, triton, fa3, cpu, off"),
         ({"classifier": 3}, "wrong type"),
         ({"betta": 0.5}, "unknown option betta; known: base, beta"),
     ],

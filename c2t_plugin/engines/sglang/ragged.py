@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from c2t_kernels import pack_ragged, scatter_ragged
+from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang.layout import rows_to_compute
 from c2t_plugin.errors import ConfigError
 
@@ -44,18 +45,22 @@ class Choice:
     reason: str
 
 
-def choose(wanted: str, server_args: Any, runner: Any) -> Choice:
+def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
     """What `--speculative-c2t-ragged` comes to on the target's model runner, whose attention backend exists already.
 
-    wanted: one of c2t_plugin.config.RAGGED. Raises ConfigError if a backend is named that cannot be had.
+    Raises ConfigError if a backend is named that cannot be had.
     """
+    wanted = config.ragged
     if wanted == "off":
         return Choice(None, "as asked for")
     found = _ragged_attention(runner.attn_backend)
     kind = type(runner.attn_backend).__name__
-    obstacle = (
-        f"{kind} verifies requests of one length only" if found is None else _obstacle(server_args, runner, found)
-    )
+    if config.mode == "tree":
+        obstacle: str | None = "trees have masks, which are laid out for the uniform window"
+    elif found is None:
+        obstacle = f"{kind} verifies requests of one length only"
+    else:
+        obstacle = _obstacle(server_args, runner, found)
     if wanted != "auto" and (obstacle is not None or found != wanted):
         raise ConfigError(
             f"--speculative-c2t-ragged {wanted} cannot be had: {obstacle or f'the attention backend is {kind}'}; "

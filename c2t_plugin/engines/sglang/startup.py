@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from c2t_plugin.classifier import ClassifierSpec
+from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.config import AUTO, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
 from c2t_plugin.engines.sglang import args, results
@@ -34,41 +33,39 @@ class Made:
     configuration: dict[str, Any]
 
 
-def prepare(server_args: Any, base: str, *, slots: int, d_max: int, device: torch.device | str, leads: bool) -> Made:
-    """For one rank; `leads` is the one that reports and records."""
+def prepare(
+    server_args: Any,
+    base: str,
+    make_scorer: Callable[[NodeClassifier, float, C2TConfig], ChainScorer],
+    *,
+    drafted: int,
+    leads: bool,
+) -> Made:
+    """For one rank; `leads` is the one that reports and records. drafted: draft tokens of a request at most."""
     config = args.config_of(server_args)
     path, origin = find_classifier(config, base.lower(), server_args.speculative_draft_model_path)
     classifier = load_fitting_classifier(path, config)
     spec = classifier.spec
     beta = spec.suggested_beta if config.beta is None else config.beta
-    scorer = ChainScorer(
-        classifier,
-        slots=slots,
-        rows=slots,
-        max_depth=d_max,
-        # the planner cuts what the threshold leaves
-        beta=beta if isinstance(beta, float) else 0.0,
-        device=device,
-        keep_stats=config.trace_dir is not None,
-    )
+    # with AUTO the planner cuts what the threshold leaves
+    scorer = make_scorer(classifier, beta if isinstance(beta, float) else 0.0, config)
     exporter = recorder = None
     if leads and config.trace_dir is not None:
-        recorder = results.start_recorder(config, server_args, base, spec, d_max)
+        recorder = results.start_recorder(config, server_args, base, spec, scorer.d_max)
     if leads and server_args.enable_metrics:
         exporter = Exporter({"model_name": str(server_args.served_model_name)})
     configuration = {
         **dataclasses.asdict(config),
         "base": base,
-        "d_max": d_max,
+        "d_max": scorer.d_max,
         "beta": beta,
         "classifier": str(path),
         "classifier_origin": origin,
         "features": spec.features,
         "top_m": spec.top_m,
     }
-    _log(configuration)
     planner = _planner(config, scorer, spec) if beta == AUTO else None
-    return Made(scorer, Counts(d_max, exporter), recorder, planner, configuration)
+    return Made(scorer, Counts(drafted, exporter), recorder, planner, configuration)
 
 
 def _planner(config: C2TConfig, scorer: ChainScorer, spec: ClassifierSpec) -> StepPlanner:
@@ -93,10 +90,11 @@ def check_curve(config: C2TConfig) -> None:
         raise ConfigError(f"cost_curve {config.cost_curve!r} is not there, and neither is its directory to make it in")
 
 
-def _log(found: dict[str, Any]) -> None:
+def log(found: dict[str, Any], shape: str) -> None:
+    """Say what was prepared. shape: of the drafts, in words."""
     logger.info(
-        "C2T: base %s, chains of at most %d, beta %s, classifier %s (%s; features %s, top-M %d)",
-        *(found[name] for name in ("base", "d_max", "beta", "classifier", "classifier_origin")),
+        "C2T: base %s, %s, beta %s, classifier %s (%s; features %s, top-M %d)",
+        *(found["base"], shape, found["beta"], found["classifier"], found["classifier_origin"]),
         ", ".join(found["features"]),
         found["top_m"],
     )

@@ -25,6 +25,8 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorker
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker, StandaloneWorkerV2
 from torch import Tensor
 
+from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang import args, control, ragged, results, startup
 from c2t_plugin.engines.sglang.layout import cut_links
 from c2t_plugin.engines.sglang.metrics import Counts
@@ -67,14 +69,29 @@ class _DraftMixin(_StockDraftWorker):
         made = startup.prepare(
             self.server_args,
             self.speculative_algorithm.base.name,
-            slots=self.req_to_token_pool.req_to_token.shape[0],
-            d_max=self.speculative_num_steps,
-            device=self.device,
+            self._make_scorer,
+            drafted=self.speculative_num_draft_tokens - 1,
             leads=get_tp_group().rank_in_group == 0,
         )
         self.scorer, self.counts, self.recorder = made.scorer, made.counts, made.recorder
         self.planner, self.configuration = made.planner, made.configuration
         self._wrap_draft_runner()
+        startup.log(self.configuration, self._shape())
+
+    def _make_scorer(self, classifier: NodeClassifier, beta: float, config: C2TConfig) -> ChainScorer:
+        slots = self.req_to_token_pool.req_to_token.shape[0]
+        return ChainScorer(
+            classifier,
+            slots=slots,
+            rows=slots,
+            max_depth=self.speculative_num_steps,
+            beta=beta,
+            device=self.device,
+            keep_stats=config.trace_dir is not None,
+        )
+
+    def _shape(self) -> str:
+        return f"chains of at most {self.scorer.d_max}"
 
     def _wrap_draft_runner(self) -> None:
         runner = self.draft_runner
@@ -187,7 +204,7 @@ class _VerifyMixin(_StockWorker):
     def init_attention_backends(self) -> None:
         super().init_attention_backends()
         runner = self.target_worker.model_runner
-        choice = ragged.choose(args.config_of(self.server_args).ragged, self.server_args, runner)
+        choice = ragged.choose(args.config_of(self.server_args), self.server_args, runner)
         ragged.prepare(runner.spec_algorithm, choice)
         if choice.backend is None:
             logger.info("C2T: verification over the uniform width (%s)", choice.reason)
@@ -206,8 +223,8 @@ class _VerifyMixin(_StockWorker):
         kept, drafted = (getattr(batch.spec_info, name, None) for name in ("c2t_kept", "c2t_drafted"))
         if kept is None:
             return super().verify(batch, *positional, **keyword)
+        rows = batch.spec_info.draft_token.numel()
         if self.ragged is None:
-            rows = len(kept) * self.speculative_num_draft_tokens
             result = super().verify(batch, *positional, **keyword)
         else:
             verifying = self.ragged.verifying(batch, kept)

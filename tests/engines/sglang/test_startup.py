@@ -16,12 +16,13 @@ pytestmark = [pytest.mark.sglang]
 import huggingface_hub  # noqa: E402
 from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled  # noqa: E402
 
-from c2t_plugin.classifier import FILE_NAME  # noqa: E402
+from c2t_plugin.classifier import FILE_NAME, NodeClassifier  # noqa: E402
 from c2t_plugin.config import AUTO, C2TConfig  # noqa: E402
 from c2t_plugin.engines.sglang import startup  # noqa: E402
 from c2t_plugin.errors import ClassifierError, ConfigError  # noqa: E402
 from c2t_plugin.pair import pair_dir  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
+from c2t_plugin.policies.chain import ChainScorer  # noqa: E402
 
 ANOTHER_PAIR = "this classifier was fitted on another pair; fit your own: c2t collect, then c2t fit"
 CURVE = CostCurve(verify=((1, 1.0), (9, 2.0)), draft=((1, 0.1), (9, 0.2)))
@@ -41,7 +42,13 @@ def prepare(draft: Path, **flags: Any) -> startup.Made:
         enable_metrics=False,
         _c2t=flags,
     )
-    return startup.prepare(server_args, "EAGLE3", slots=8, d_max=4, device="cpu", leads=True)
+    made = startup.prepare(server_args, "EAGLE3", make_scorer, drafted=4, leads=True)
+    startup.log(made.configuration, "chains of at most 4")
+    return made
+
+
+def make_scorer(classifier: NodeClassifier, beta: float, config: C2TConfig) -> ChainScorer:
+    return ChainScorer(classifier, slots=8, rows=8, max_depth=4, beta=beta, device="cpu")
 
 
 @pytest.fixture
