@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
 import openai  # noqa: E402
 
+from benchmarks.vllm_server import command, environment, free_port, serving  # noqa: E402
 from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
 from tests.engines.sglang.simulate import Target, simulate  # noqa: E402
 from tests.engines.sglang.verify_counts import Rule, save_hand_made_classifier  # noqa: E402
-from tests.engines.vllm.server import command, environment, free_port, serving  # noqa: E402
 from tests.engines.vllm.verify_counts import Oracle  # noqa: E402
 
 NEW_TOKENS = 24
@@ -51,7 +51,7 @@ def served(layout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
             runs.append(run)
     options = speculative(layout, c2t_classifier=str(classifier), c2t_beta=BETA)
     log = folder / "server.log"
-    with serving(layout / "target", log, *options) as url:
+    with serving(layout / "target", log, options) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         before = urllib.request.urlopen(f"{url}/metrics").read().decode()
         with ThreadPoolExecutor(PROMPTS) as pool:
