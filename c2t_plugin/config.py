@@ -12,6 +12,9 @@ from c2t_plugin.errors import ConfigError
 
 BASES = ("auto", "eagle", "eagle3", "standalone")
 MODES = ("chain", "tree")
+POLICIES = ("c2t", "prob", "eagle2", "dyspec", "entropy", "static")
+# The policies that cut below beta.
+THRESHOLDS = ("c2t", "prob")
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class C2TConfig:
     beta: confidence below which a draft token is dropped, in [0, 1].
     base: the engine's own algorithm that drafts and verifies; auto reads the draft checkpoint.
     mode: how drafts are laid out; chain is one sequence per request, tree one tree.
+    policy: the rule by which a tree grows; chain mode has c2t alone.
     top_m: how many probabilities the entropy sums over; it must be what the classifier was trained with.
     """
 
@@ -29,6 +33,7 @@ class C2TConfig:
     beta: float | None = None
     base: str = "auto"
     mode: str = "chain"
+    policy: str = "c2t"
     top_m: int | None = None
 
     def __post_init__(self) -> None:
@@ -38,6 +43,14 @@ class C2TConfig:
             raise ConfigError(f"base must be one of {', '.join(BASES)}, got {self.base!r}")
         if self.mode not in MODES:
             raise ConfigError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        if self.policy != "c2t" and self.mode != "tree":
+            raise ConfigError(f"policy {self.policy} grows trees: set the mode to tree, or leave the policy out")
+        if self.policy in THRESHOLDS and self.policy != "c2t" and self.beta is None:
+            raise ConfigError(f"policy {self.policy} has no suggested beta: set one")
+        if self.policy not in THRESHOLDS and self.beta is not None:
+            raise ConfigError(f"policy {self.policy} has no beta: leave it out")
         if self.top_m is not None and self.top_m < 1:
             raise ConfigError(f"top_m must be at least 1, got {self.top_m}")
 

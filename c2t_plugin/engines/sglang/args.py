@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.config import BASES, MODES, C2TConfig
+from c2t_plugin.config import BASES, MODES, POLICIES, C2TConfig
 from c2t_plugin.engines.sglang import requests
 
 PREFIX = "speculative_c2t_"
@@ -41,6 +41,7 @@ def add_cli_args(_result: None, parser: argparse.ArgumentParser, *_: Any, **__: 
     group.add_argument("--speculative-c2t-beta", help="Confidence below which a draft token is dropped, in [0, 1].")
     group.add_argument("--speculative-c2t-base", help=f"Algorithm that drafts and verifies: {', '.join(BASES)}.")
     group.add_argument("--speculative-c2t-mode", help=f"Layout of the drafts: {', '.join(MODES)}.")
+    group.add_argument("--speculative-c2t-policy", help=f"Rule by which trees grow: {', '.join(POLICIES)}.")
     group.add_argument("--speculative-c2t-top-m", help="Probabilities the entropy sums over; must be the classifier's.")
 
 

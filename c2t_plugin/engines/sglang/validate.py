@@ -113,7 +113,7 @@ def _shape(server_args: Any, config: C2TConfig) -> None:
         raise ConfigError(f"--speculative-num-steps is {steps}; C2T needs at least 1 draft step")
     server_args.speculative_num_steps = DEFAULT_STEPS if steps is None else steps
     if config.mode == "tree":
-        shape.resolve(server_args)
+        shape.resolve(server_args, config.policy)
     else:
         _resolve_chain(server_args)
 

@@ -51,7 +51,7 @@ def free_port() -> int:
 
 def command_line_env() -> dict[str, str]:
     """The CPU engine's, without options of C2T that the person who runs the tests may have set."""
-    options = ("C2T_CONFIG", "C2T_CLASSIFIER", "C2T_BETA", "C2T_BASE", "C2T_MODE", "C2T_TOP_M")
+    options = ("C2T_CONFIG", "C2T_CLASSIFIER", "C2T_BETA", "C2T_BASE", "C2T_MODE", "C2T_POLICY", "C2T_TOP_M")
     return {name: value for name, value in cpu_engine_env(os.environ).items() if name not in options}
 
 

@@ -20,9 +20,9 @@ def record(**changes: Any) -> types.SimpleNamespace:
     return types.SimpleNamespace(**{**fields, **changes})
 
 
-def resolved(**changes: Any) -> tuple[int, int]:
+def resolved(policy: str = "c2t", **changes: Any) -> tuple[int, int]:
     server_args = record(**changes)
-    shape.resolve(server_args)
+    shape.resolve(server_args, policy)
     return server_args.speculative_eagle_topk, server_args.speculative_num_draft_tokens
 
 
