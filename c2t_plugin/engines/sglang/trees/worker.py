@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from sglang.srt.layers.attention.intel_amx_backend import IntelAMXAttnBackend
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from sglang.srt.speculative import eagle_worker_v2
@@ -29,7 +30,7 @@ from c2t_plugin.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-# Widths that are verified without a captured graph, besides the largest.
+# Widths that are verified besides the largest, where the target's attention takes one that changes.
 BUCKETS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 # In larger batches some tree is nearly always alive, and asking costs a wait for the device.
 EARLY_END_BATCH = 4
@@ -126,8 +127,13 @@ class _TreeDraftMixin(_DraftMixin):
     def _width(self, keep: Tensor) -> int:
         """Nodes per request of this batch, the root included: its largest tree, rounded up to a bucket."""
         widest = self.speculative_num_draft_tokens
-        # A captured graph has one width; at top-k 1 the stock draft plans the slots of the whole chain.
-        if self.topk == 1 or self.target_worker.model_runner.decode_cuda_graph_runner:
+        runner = self.target_worker.model_runner
+        # Other backends, and every captured graph, fix the width at start; at top-k 1 the stock draft fixes it.
+        if (
+            self.topk == 1
+            or runner.decode_cuda_graph_runner
+            or not isinstance(runner.attn_backend, IntelAMXAttnBackend)
+        ):
             return widest
         nodes = int(keep.sum(1).max()) + 1
         return min(width for width in (*BUCKETS, widest) if width >= nodes)
@@ -142,7 +148,11 @@ class _TreeVerifyMixin(_VerifyMixin):
     """Over a stock worker: verifies as many nodes per request as the batch's bucket has."""
 
     def verify(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
-        with _replaced(self, "speculative_num_draft_tokens", batch.spec_info.draft_token_num):
+        width, backend = batch.spec_info.draft_token_num, self.target_worker.model_runner.attn_backend
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_replaced(self, "speculative_num_draft_tokens", width))
+            if isinstance(backend, IntelAMXAttnBackend):
+                stack.enter_context(_replaced(backend, "num_draft_tokens", width))
             return super().verify(batch, *positional, **keyword)
 
 
