@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.config import C2TConfig
+from c2t_plugin.config import THRESHOLDS, C2TConfig
 from c2t_plugin.engines.contract import check_contract
 from c2t_plugin.engines.sglang import args, checkpoints, requests
 from c2t_plugin.engines.sglang.contract import SUPPORTED, SYMBOLS
@@ -88,7 +88,7 @@ def _resolve(server_args: Any) -> None:
     checkpoints.load_fitting_classifier(path, config)
     server_args.speculative_algorithm = f"C2T_{base}"
     _shape(server_args, config)
-    requests.activate()
+    requests.activate(cuts=config.policy in THRESHOLDS)
 
 
 def _base(server_args: Any, config: C2TConfig) -> str:

@@ -23,6 +23,7 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         (
             "attn_backend=self.draft_attn_backend.attn_backends[i]",
             "forward_batch.positions.add_(1)",
+            "forward_batch.mrope_positions.add_(1)",
         ),
     ),
     EngineSymbol(

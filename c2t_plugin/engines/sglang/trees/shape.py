@@ -13,6 +13,8 @@ from c2t_plugin.errors import ConfigError
 DEFAULT_TOPK = 4
 # What one launch of the growth kernel holds: top-k squared children of one request.
 MAX_TOPK = 32
+# What one launch that lays out trees holds: children of all layers, and nodes of one tree.
+MAX_CHILDREN, MAX_NODES = 4096, 1024
 
 # Attention that verifies under a mask of the tree; the others take chains only.
 _MASKED = ("fa3", "flashinfer", "triton", "intel_amx")
@@ -27,18 +29,27 @@ def resolve(server_args: Any, policy: str) -> None:
     Raises ConfigError for a shape that cannot be grown or verified, ContractError if the engine lacks what trees need.
     """
     check_contract("sglang", SYMBOLS, SUPPORTED)
+    if getattr(server_args, "kv_canary", None) not in (None, "none"):
+        raise ConfigError("--kv-canary watches SGLang's own draft loop, which tree mode replaces; leave it out")
     _check_backends(server_args)
     steps, topk = server_args.speculative_num_steps, server_args.speculative_eagle_topk
     topk = DEFAULT_TOPK if topk is None else topk
     if not 1 <= topk <= MAX_TOPK:
         raise ConfigError(f"--speculative-eagle-topk is {topk}; in tree mode it must be from 1 to {MAX_TOPK}")
+    children = topk + (steps - 1) * topk**2
+    if children > MAX_CHILDREN:
+        raise ConfigError(
+            f"--speculative-eagle-topk {topk} and --speculative-num-steps {steps} draft {children} nodes; tree mode "
+            f"takes up to {MAX_CHILDREN}: use less of either"
+        )
     if policy == "static" and (topk < EAGLE1_WIDTH or steps < EAGLE1_DEPTH):
         raise ConfigError(
             f"policy static is EAGLE-1's tree: it needs --speculative-eagle-topk of at least {EAGLE1_WIDTH} and "
             f"--speculative-num-steps of at least {EAGLE1_DEPTH}, got {topk} and {steps}"
         )
     server_args.speculative_eagle_topk = topk
-    largest, width = largest_tree(policy, topk, steps) + 1, server_args.speculative_num_draft_tokens
+    largest = min(largest_tree(policy, topk, steps) + 1, MAX_NODES)
+    width = server_args.speculative_num_draft_tokens
     # SGLang itself verifies the whole chain at top-k 1, whatever the width.
     smallest = largest if topk == 1 or policy == "static" else 2
     if width is not None and not smallest <= width <= largest:

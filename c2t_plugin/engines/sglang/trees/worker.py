@@ -93,6 +93,8 @@ class _TreeDraftMixin(_DraftMixin):
             with forward_context(ForwardContext(attn_backend=backend), forward_batch=forward_batch):
                 output = self.draft_runner.forward(forward_batch).logits_output
             forward_batch.positions.add_(1)
+            if self.draft_runner.model_config.model_is_mrope:
+                forward_batch.mrope_positions.add_(1)
             hidden = output.hidden_states
             layer = self.scorer.step(output.next_token_logits)
         return *self.scorer.end(), None
