@@ -57,7 +57,7 @@ def test_the_width_is_the_users():
         ({"kv_canary": "log"}, r"--kv-canary watches"),
         ({"policy": "static", "speculative_eagle_topk": 3}, r"static .* at least 4 and --speculative-num-steps of at"),
         ({"policy": "static", "speculative_num_draft_tokens": 20}, r"from 26 to 26"),
-        ({"policy": "eagle2", "speculative_num_draft_tokens": 86}, r"with policy eagle2, top-k 4 .* from 2 to 85"),
+        ({"policy": "eagle2", "speculative_num_draft_tokens": 70}, r"with policy eagle2, top-k 4 .* from 2 to 69"),
         ({"attention_backend": "trtllm_mha"}, r"--attention-backend is trtllm_mha, which verifies no trees"),
         ({"decode_attention_backend": "flashmla"}, r"--decode-attention-backend is flashmla"),
         ({"attention_backend": "intel_amx", "page_size": 16}, r"--page-size is 16; on intel_amx trees need pages of"),
