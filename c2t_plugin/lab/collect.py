@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import zlib
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.lab.plans import DRAFTS, PROMPT_SOURCES, CollectPlan, TreeShape
+from c2t_plugin.lab.plans import DRAFTS, PROMPT_FILE, PROMPT_SOURCES, CollectPlan, TreeShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence, Sized
@@ -80,7 +81,12 @@ def collect_to(out: Path, directory: Path, plan: CollectPlan) -> Traces:
     from c2t_plugin.lab.unfinished import Unfinished
     from c2t_plugin.traces import save_traces
 
-    settings = {"plan": asdict(plan), "pair": describe_pair(directory, plan.draft)}
+    own = Path(plan.prompts)
+    settings = {
+        "plan": asdict(plan),
+        "pair": describe_pair(directory, plan.draft),
+        "prompt file": zlib.crc32(own.read_bytes()) if own.suffix == PROMPT_FILE and own.is_file() else None,
+    }
     unfinished = Unfinished.of(out, settings, plan.seed)
     traces = collect(directory, plan, unfinished)
     save_traces(traces, out)

@@ -122,6 +122,19 @@ def test_other_settings_do_not_go_on(tiny_pair, tmp_path, batches, name, plan) -
     assert "\n" not in str(error.value) and batches["worked"] == 1 and not out.exists()
 
 
+def test_other_prompts_under_the_same_name_do_not_go_on(tiny_pair, tmp_path, batches) -> None:
+    path, out = tmp_path / "own.jsonl", tmp_path / "x.traces"
+    lines = [json.dumps({"text": "return x\n" * length}) + "\n" for length in (4, 5, 6)]
+    path.write_text("".join(lines), encoding="utf-8")
+    plan = replace(PLAN, prompts=str(path), trees=9)
+    batches["limit"] = 1
+    with pytest.raises(KeyboardInterrupt):
+        collect_to(out, tiny_pair, plan)
+    path.write_text("".join(reversed(lines)), encoding="utf-8")
+    with pytest.raises(C2TError, match="another prompt file"):
+        collect_to(out, tiny_pair, plan)
+
+
 def begun(tmp_path: Path, settings: dict) -> Unfinished:
     found = Unfinished.of(tmp_path / "x", settings, seed=3)
     found.keep("part", lambda path: path.write_bytes(b"one"))
