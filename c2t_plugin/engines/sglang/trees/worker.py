@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from sglang.srt.distributed import get_tp_group
 from sglang.srt.layers.attention.intel_amx_backend import IntelAMXAttnBackend
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
@@ -73,6 +74,8 @@ class _TreeDraftMixin(_DraftMixin):
         if config.policy == "c2t":
             features = ", ".join(classifier.spec.features)
             logger.info("C2T: classifier %s (%s; features %s, top-M %d)", path, origin, features, self.scorer.top_m)
+            if origin.startswith("shipped"):
+                logger.warning("C2T: this classifier was fitted on another pair; fit your own: c2t collect, c2t fit")
 
     def draft_forward(self, forward_batch: Any) -> Any:
         if forward_batch.forward_mode.is_idle():
@@ -104,9 +107,9 @@ class _TreeDraftMixin(_DraftMixin):
         stock = super(_DraftMixin, self).draft
         if batch.forward_mode.is_idle():
             return stock(batch, *positional, **keyword)
-        # A graph is captured outside of here, and it has to hold all steps.
+        # A graph is captured outside of here, and it has to hold all steps; ranks have to take the same ones.
         with (
-            _replaced(self, "_may_end_early", True),
+            _replaced(self, "_may_end_early", get_tp_group().world_size == 1),
             _replaced(eagle_worker_v2, "build_eagle_verify_input", self._build_verify_input),
         ):
             return stock(batch, *positional, **keyword)
@@ -150,11 +153,14 @@ class _TreeVerifyMixin(_VerifyMixin):
     """Over a stock worker: verifies as many nodes per request as the batch's bucket has."""
 
     def verify(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
-        width, backend = batch.spec_info.draft_token_num, self.target_worker.model_runner.attn_backend
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(_replaced(self, "speculative_num_draft_tokens", width))
-            if isinstance(backend, IntelAMXAttnBackend):
-                stack.enter_context(_replaced(backend, "num_draft_tokens", width))
+        width = batch.spec_info.draft_token_num
+        if width == self.speculative_num_draft_tokens:
+            return super().verify(batch, *positional, **keyword)
+        backend = self.target_worker.model_runner.attn_backend
+        with (
+            _replaced(self, "speculative_num_draft_tokens", width),
+            _replaced(backend, "num_draft_tokens", width),
+        ):
             return super().verify(batch, *positional, **keyword)
 
 
