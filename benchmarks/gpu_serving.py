@@ -90,9 +90,9 @@ class NativeClient(Client):
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._http = httpx.Client(base_url=url, timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False)
 
-    def complete(self, prompt: Sequence[int]) -> Completion:
-        """One greedy completion of a prompt given as token ids. Raises C2TError if the server fails."""
-        sampling = {"temperature": 0.0, "max_new_tokens": self.max_tokens, "ignore_eos": True}
+    def complete(self, prompt: Sequence[int], temperature: float = 0.0) -> Completion:
+        """One completion of a prompt given as token ids. Raises C2TError if the server fails."""
+        sampling = {"temperature": temperature, "max_new_tokens": self.max_tokens, "ignore_eos": True}
         body = {"input_ids": list(prompt), "sampling_params": sampling}
         answer = self._request("POST", "/generate", json=body).json()
         meta = answer["meta_info"]

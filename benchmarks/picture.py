@@ -1,4 +1,4 @@
-"""The demo's picture: what each verified draft token buys."""
+"""Pictures of rows: what each verified draft token buys, throughput by batch size, the planner's choice by load."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from pathlib import Path
 
 import matplotlib
 
-from benchmarks.record import ServingRow
+from benchmarks.record import BenchRow, ServingRow
+from benchmarks.results_page import title_of
+from benchmarks.tables import latest_blocks, load_of
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
+PLANNED = "C2T auto (planned)"
+# Enough to see who wins where; the tables have every arm.
+SHOWN = ("plain", "static 2", "static 4", "SGLang adaptive", "P >= 0.3", "C2T beta 0.5", "EAGLE-2 tree of 60", PLANNED)
 TITLES = {"standalone": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE-3"}
 
 
@@ -40,7 +46,57 @@ def draw(rows: Sequence[ServingRow], path: Path) -> None:
         axes.set_ylabel("tau: accepted draft tokens per verify step, bonus excluded")
         axes.grid(alpha=0.3)
         axes.legend()
+    _save(figure, path)
+
+
+def _simulated(rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
+    blocks = latest_blocks(row for row in rows if row.scenario == "simulated")
+    return [[row for row in found if not row.error] for found in blocks.values()]
+
+
+def draw_throughput(rows: Sequence[BenchRow], path: Path) -> None:
+    """One panel a simulated setting: each arm's ratio to plain decoding over the number of requests in flight."""
+    blocks = _simulated(rows)
+    columns = min(2, len(blocks))
+    lines = -(-len(blocks) // columns)
+    figure, panels = plt.subplots(lines, columns, figsize=(6.5 * columns, 4.2 * lines), squeeze=False)
+    for axes, found in zip(panels.flat, blocks, strict=False):
+        for arm in SHOWN:
+            points = sorted((load_of(row), row.metrics["ratio_to_plain"]) for row in found if row.arm == arm)
+            style = {"linewidth": 2.5, "color": "black"} if arm == PLANNED else {}
+            axes.plot(*zip(*points, strict=True), "o-", markersize=3, label=arm, **style)
+        axes.set_title(title_of(found[0].setting), fontsize=8)
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("requests in flight")
+        axes.set_ylabel("simulated output tokens/s over plain")
+        axes.grid(alpha=0.3)
+    for axes in panels.flat[len(blocks) :]:
+        axes.axis("off")
+    panels[0][0].legend(fontsize=7)
+    _save(figure, path)
+
+
+def draw_planner(rows: Sequence[BenchRow], path: Path) -> None:
+    """What the planner verifies per request and step, and what of it is accepted, by the number of requests."""
+    figure, axes = plt.subplots(figsize=(7.5, 4.5))
+    for found in _simulated(rows):
+        planned = sorted((row for row in found if row.arm == PLANNED), key=load_of)
+        loads = [load_of(row) for row in planned]
+        (line,) = axes.plot(
+            loads, [row.metrics["gamma_per_step"] or 0.0 for row in planned], "o-", label=title_of(found[0].setting)
+        )
+        axes.plot(loads, [row.metrics["tau"] or 0.0 for row in planned], "x--", color=line.get_color())
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("requests in flight")
+    axes.set_ylabel("draft tokens per request and step:\nverified (line), accepted (dashes)")
+    axes.set_title("the planner's choice by load, simulated")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=100)
     plt.close(figure)

@@ -121,10 +121,13 @@ Row = TypeVar("Row", BenchRow, ServingRow)
 
 
 def append_rows(path: Path, rows: Iterable[BenchRow | ServingRow]) -> None:
-    """Append rows to a JSONL file, which is made if it is missing."""
+    """Append rows to a JSONL file, which is made if it is missing and there are any."""
+    lines = [json.dumps(asdict(row), sort_keys=True) + "\n" for row in rows]
+    if not lines:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as handle:
-        handle.writelines(json.dumps(asdict(row), sort_keys=True) + "\n" for row in rows)
+        handle.writelines(lines)
 
 
 def read_rows(path: Path, row: type[Row]) -> list[Row]:

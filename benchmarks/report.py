@@ -1,4 +1,4 @@
-"""Rows to tables. The README's table lies between two markers and is never written by hand."""
+"""Rows to the README's table, docs/results.md and its pictures; none of them is ever written by hand."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.record import ServingRow, append_rows, read_rows
+from benchmarks.picture import draw, draw_planner, draw_throughput
+from benchmarks.record import KINDS, BenchRow, ServingRow, append_rows, read_rows
+from benchmarks.results_page import page
 from c2t_plugin.errors import C2TError
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-RESULTS = ROOT / "benchmarks/results/demo.jsonl"
+PAGE = ROOT / "docs/results.md"
+RESULTS = ROOT / "benchmarks/results"
+DEMO = "demo.jsonl"
 BEGIN, END = "<!-- table:demo -->", "<!-- /table:demo -->"
 COLUMNS = (
     "server",
@@ -57,15 +61,10 @@ def cells(row: ServingRow) -> tuple[str, ...]:
 
 
 def markdown(rows: Sequence[ServingRow]) -> str:
-    """The demo's table with a sentence on where it comes from; empty without rows.
-
-    Raises C2TError if a row was measured on uncommitted code: nobody could repeat it.
-    """
+    """The demo's table with a sentence on where it comes from; empty without rows."""
     shown = latest_run(rows, "demo")
     if not shown:
         return ""
-    if any(row.run["dirty"] is not False for row in shown):
-        raise C2TError("these rows were measured on uncommitted code; commit, run `make demo` again and publish that")
     lines = [COLUMNS, tuple("---" for _ in COLUMNS), *map(cells, shown)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     run = shown[0].run
@@ -87,21 +86,61 @@ def render(readme: str, rows: Sequence[ServingRow]) -> str:
     return f"{before}{BEGIN}\n{table}{chr(10) * bool(table)}{END}{after}"
 
 
+def check_clean(rows: Sequence[BenchRow | ServingRow]) -> None:
+    """C2TError if a row was made by uncommitted code: nobody could repeat it."""
+    if any(row.run["dirty"] is not False for row in rows):
+        raise C2TError("there are rows of uncommitted code; commit, run the command again and publish that")
+
+
+def read_published(folder: Path) -> tuple[list[ServingRow], list[BenchRow]]:
+    """All rows of a folder of results: the demo's, and those of the other benchmarks."""
+    bench = [row for kind in KINDS for row in read_rows(folder / f"{kind}.jsonl", BenchRow)]
+    return read_rows(folder / DEMO, ServingRow), bench
+
+
+def read_new(path: Path) -> tuple[list[ServingRow], list[BenchRow]]:
+    """Rows of either type from a file of measurements. C2TError if it holds none."""
+    is_demo = path.is_file() and '"n_identical"' in path.read_text(encoding="utf-8").partition("\n")[0]
+    serving = read_rows(path, ServingRow) if is_demo else []
+    bench = [] if is_demo else read_rows(path, BenchRow)
+    if not serving and not bench:
+        raise C2TError(f"{path} holds no rows; `make demo` writes build/demo/rows.jsonl")
+    return serving, bench
+
+
+def draw_all(serving: Sequence[ServingRow], bench: Sequence[BenchRow], folder: Path) -> None:
+    """The page's pictures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if sweep := latest_run(serving, "sweep"):
+        draw(sweep, folder / "tau-gamma.png")
+    if any(row.scenario == "simulated" for row in bench):
+        draw_throughput(bench, folder / "throughput.png")
+        draw_planner(bench, folder / "planner.png")
+
+
 def main(argv: list[str]) -> int:
-    """Rewrite the README's table from benchmarks/results, after adding the rows of --add."""
+    """Rewrite the README's table and the page of results from benchmarks/results, after adding the rows of --add."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=main.__doc__)
-    parser.add_argument("--add", type=Path, help="rows to publish, e.g. build/demo/rows.jsonl")
+    parser.add_argument("--add", type=Path, action="append", default=[], help="rows to publish; may be repeated")
     options = parser.parse_args(argv)
     try:
-        added = read_rows(options.add, ServingRow) if options.add else []
-        if options.add and not added:
-            raise C2TError(f"{options.add} holds no rows; `make demo` writes build/demo/rows.jsonl")
-        text = render(README.read_text(encoding="utf-8"), [*read_rows(RESULTS, ServingRow), *added])
+        serving, bench = read_published(RESULTS)
+        added = [read_new(path) for path in options.add]
+        serving += [row for rows, _ in added for row in rows]
+        bench += [row for _, rows in added for row in rows]
+        check_clean([*serving, *bench])
+        text = render(README.read_text(encoding="utf-8"), serving)
+        results = page(markdown(serving), bench)
     except C2TError as error:
         print(f"report: {error}", file=sys.stderr)
         return 2
-    append_rows(RESULTS, added)
+    for new_serving, new_bench in added:
+        append_rows(RESULTS / DEMO, new_serving)
+        for kind in KINDS:
+            append_rows(RESULTS / f"{kind}.jsonl", [row for row in new_bench if row.kind == kind])
     README.write_text(text, encoding="utf-8")
+    PAGE.write_text(results, encoding="utf-8")
+    draw_all(serving, bench, PAGE.with_suffix(""))
     return 0
 
 

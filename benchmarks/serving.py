@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,12 +25,22 @@ class Completion:
 
     verify_steps: target forwards that checked a draft. accepted: draft tokens accepted, bonus tokens excluded.
     candidates: draft tokens verified, roots excluded. All three are 0 without speculation.
+    sent_s: when it was sent, on this process's clock. first_s, last_s: seconds from then to its first and last token.
     """
 
     token_ids: tuple[int, ...]
     verify_steps: int
     accepted: int
     candidates: int
+    sent_s: float = 0.0
+    first_s: float = 0.0
+    last_s: float = 0.0
+
+    @property
+    def per_token_s(self) -> float | None:
+        """Seconds per output token after the first (TPOT); None with one token only."""
+        after = len(self.token_ids) - 1
+        return (self.last_s - self.first_s) / after if after > 0 else None
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,17 @@ class Pass:
         """Draft tokens verified per output token."""
         return sum(completion.candidates for completion in self.completions) / self.output_tokens
 
+    @property
+    def most_at_once(self) -> int:
+        """Most requests between their first and their last token at one moment: so many the server really ran together.
+
+        A request that waits for a place has no first token yet.
+        """
+        first = [(one.sent_s + one.first_s, -1) for one in self.completions]
+        last = [(one.sent_s + one.last_s, 1) for one in self.completions]
+        # of equal moments the first tokens come before the last ones
+        return max(accumulate(-change for _, change in sorted(first + last)))
+
     def n_identical(self, other: Pass) -> int:
         """Prompts with the same output tokens in both."""
         pairs = zip(self.completions, other.completions, strict=True)
@@ -84,11 +107,13 @@ def counts(details: dict[str, Any] | None) -> tuple[int, int, int]:
 class Client:
     """Talks to one server.
 
-    url: its address without /v1. max_tokens: output tokens per request, exactly (the end-of-text token is ignored).
+    url: its address without /v1. max_tokens: output tokens per request; exactly so many if `whole`, which ignores the
+    end-of-text token.
     """
 
-    def __init__(self, url: str, max_tokens: int) -> None:
+    def __init__(self, url: str, max_tokens: int, whole: bool = True) -> None:
         self.max_tokens = max_tokens
+        self.whole = whole
         self._openai = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=REQUEST_TIMEOUT_S, max_retries=0)
         self._http = httpx.Client(base_url=url, timeout=REQUEST_TIMEOUT_S, trust_env=False)
 
@@ -99,27 +124,51 @@ class Client:
         self._openai.close()
         self._http.close()
 
-    def complete(self, prompt: Sequence[int]) -> Completion:
-        """One greedy completion of a prompt given as token ids. Raises C2TError if the server fails."""
+    def complete(self, prompt: Sequence[int], temperature: float = 0.0) -> Completion:
+        """One completion of a prompt given as token ids. Raises C2TError if the server fails."""
+        start = time.perf_counter()
+        token_ids: list[int] = []
+        first_s = last_s = 0.0
+        details = None
         try:
-            answer = self._openai.completions.create(
+            stream = self._openai.completions.create(
                 model="default",
                 prompt=list(prompt),
                 max_tokens=self.max_tokens,
-                temperature=0.0,
-                extra_body={"ignore_eos": True, "return_token_ids": True, "return_spec_tokens_details": True},
-            ).model_dump()
-        except openai.OpenAIError as error:
+                temperature=temperature,
+                stream=True,
+                extra_body={
+                    "ignore_eos": self.whole,
+                    "return_token_ids": True,
+                    "return_spec_tokens_details": True,
+                },
+            )
+            for chunk in stream:
+                answer = chunk.model_dump()
+                details = (answer.get("sglext") or {}).get("spec_tokens_details") or details
+                new = [token for choice in answer["choices"] for token in choice.get("token_ids") or ()]
+                if new:
+                    last_s = time.perf_counter() - start
+                    first_s = first_s or last_s
+                    token_ids += new
+        except (openai.OpenAIError, httpx.HTTPError) as error:
             raise C2TError(f"the server did not answer a completion request: {error}") from error
-        details = (answer.get("sglext") or {}).get("spec_tokens_details")
-        return Completion(tuple(answer["choices"][0]["token_ids"]), *counts(details))
+        if not token_ids:
+            raise C2TError("the server ended an answer without a token; its log says why")
+        return Completion(tuple(token_ids), *counts(details), start, first_s, last_s)
 
-    def run(self, prompts: Sequence[Sequence[int]], concurrency: int, advance: Callable[[], None]) -> Pass:
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        concurrency: int,
+        advance: Callable[[], None],
+        temperature: float = 0.0,
+    ) -> Pass:
         """Send all prompts, `concurrency` at a time, to a server with an empty cache; advance() after each answer."""
         self.flush()
 
         def one(prompt: Sequence[int]) -> Completion:
-            completion = self.complete(prompt)
+            completion = self.complete(prompt, temperature)
             advance()
             return completion
 
@@ -127,6 +176,11 @@ class Client:
         with ThreadPoolExecutor(concurrency) as pool:
             completions = tuple(pool.map(one, prompts))
         return Pass(completions, time.perf_counter() - start)
+
+    def profile(self, out: Path, steps: int, activities: Sequence[str]) -> None:
+        """Have the server write a torch profiler trace with call stacks of the next `steps` steps of each stage."""
+        options = {"output_dir": str(out.resolve()), "num_steps": steps, "activities": list(activities)}
+        self._request("POST", "/start_profile", json={**options, "with_stack": True, "profile_by_stage": True})
 
     def flush(self) -> None:
         """Empty the prefix cache, so that no pass profits from the one before."""

@@ -21,10 +21,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import BenchRow, append_rows
+from benchmarks.results_page import simulated_cell, title_of
 from benchmarks.roofline import GPUS, MODELS, Assumptions, Machine, Measured, draft_of
 from benchmarks.simulated_arms import STATIC, Entrant, Setting, chain_arms, requests_of, tree_arms
 from benchmarks.simulation import Replay, play
 from benchmarks.table3 import show_table, table3
+from benchmarks.tables import load_of
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.simulate import Arm, planned
 from c2t_plugin.planner import CostCurve
@@ -90,28 +92,14 @@ def tuned(replay: Replay, setting: Setting) -> Iterator[tuple[str, float]]:
 
 def show(rows: Sequence[BenchRow], console: Console) -> None:
     """One line an arm, one column a batch size: tokens per second and the ratio to plain decoding."""
-    batches = sorted({int(row.setting["requests_in_flight"] or 0) for row in rows})
-    table = Table(title=f"simulated, {describe(rows[0])}: output tokens/s (ratio to plain)")
+    batches = sorted({load_of(row) for row in rows})
+    table = Table(title=f"simulated, {title_of(rows[0].setting)}: output tokens/s (ratio to plain)")
     for column in ("arm", *map(str, batches)):
         table.add_column(column, justify="left" if column == "arm" else "right")
-    cells = {(row.arm, row.setting["requests_in_flight"]): row for row in rows}
+    cells = {(row.arm, load_of(row)): row.error or simulated_cell(row) for row in rows}
     for arm in dict.fromkeys(row.arm for row in rows):
-        table.add_row(arm, *(cell(cells.get((arm, batch))) for batch in batches))
+        table.add_row(arm, *(cells.get((arm, batch), "") for batch in batches))
     console.print(table)
-
-
-def describe(row: BenchRow) -> str:
-    """The setting in words, the batch size aside."""
-    values = row.setting
-    gpus = "" if values["tp"] == 1 else f"{values['tp']} x "
-    return f"{values['target']} on {gpus}{values['gpu']}, draft {values['draft']}, context {values['context']}"
-
-
-def cell(row: BenchRow | None) -> str:
-    """One figure of the table; a dash where the arm did not run."""
-    if row is None or row.error:
-        return "-" if row is None else row.error
-    return f"{row.metrics['output_tokens_per_s']:,.0f} ({row.metrics['ratio_to_plain']:.2f})"
 
 
 def _parser() -> argparse.ArgumentParser:

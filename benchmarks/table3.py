@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import BenchRow
+from benchmarks.results_page import how_far, table3_cell
 from benchmarks.roofline import GPUS, MODELS, Machine, eagle_head
 from benchmarks.simulated_arms import BETAS, Setting, chain_arms, requests_of
 from benchmarks.simulation import Replay, play
@@ -125,11 +126,7 @@ def show_table(rows: Sequence[BenchRow], console: Console) -> None:
     for column in COLUMNS:
         for arm in ARMS:
             line = [row for row in rows if (row.setting["column"], row.arm) == (column, arm)]
-            table.add_row(column, arm, *map(cell, line))
+            table.add_row(column, arm, *map(table3_cell, line))
     console.print(table)
-
-
-def cell(row: BenchRow) -> str:
-    """ratio (the paper's); for plain decoding seconds (the paper's)."""
-    name, shown = ("seconds", "paper_seconds") if row.arm == "plain" else ("ratio_to_plain", "paper_ratio")
-    return f"{row.metrics[name]:.2f} ({row.metrics[shown]:.2f})"
+    for column in COLUMNS:
+        console.print(f"{column}: {how_far([row for row in rows if row.setting['column'] == column])}")

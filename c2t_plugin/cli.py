@@ -18,6 +18,7 @@ COMMANDS = {
     "fit": ("train a classifier from recorded trees", "c2t_plugin.lab.fit"),
     "tune": ("choose a classifier's beta from recorded trees", "c2t_plugin.lab.tune"),
     "evaluate": ("judge classifiers and their rivals on recorded trees", "c2t_plugin.lab.evaluate"),
+    "plot": ("draw traces, evaluations and rows as pictures", "c2t_plugin.lab.plot"),
     "show": ("draw one recorded step and what each policy did", "c2t_plugin.lab.show"),
     "reproduce": ("run the papers' tables and figures on the project's pair", "c2t_plugin.lab.reproduce.command"),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch import Tensor
 from c2t_kernels import draft_stats
 from c2t_plugin.errors import C2TError
 from c2t_plugin.tree import ROOT, TokenTree
+
+if TYPE_CHECKING:
+    from c2t_plugin.verify import Drafting
 
 
 class FrontierStats(NamedTuple):
@@ -60,6 +63,10 @@ class Drafter(Protocol):
 
 class TreePolicy(Protocol):
     """A rule that decides which nodes a draft tree has. It keeps no state: that belongs to the growth."""
+
+    @property
+    def drafting(self) -> Drafting:
+        """How it chooses tokens and what it cuts by: says which verifications are exact for its trees."""
 
     def branch(self, growth: Growth, distributions: Distributions) -> TokenTree:
         """New columns, whose parent_ids are columns of the growth: mostly children of the frontier, whose
@@ -218,13 +225,14 @@ class Grown:
     """Grown trees. tree: only what the target verifies is alive. drafted: (batch, nodes) bool, what the policy had at
     hand before `finish`. passes: (batch,) int64 draft forward passes, the one that read the root included.
     asked: per draft call the columns drafted from ((batch, width) int64; -1 the root or padding) and what followed;
-    empty if the distributions were not kept.
+    empty if the distributions were not kept. drafting: the policy's, for `verify.compatible`.
     """
 
     tree: TokenTree
     drafted: Tensor
     passes: Tensor
     asked: list[tuple[Tensor, Distributions]]
+    drafting: Drafting
 
     def wasted_passes(self, accept_len: Tensor) -> Tensor:
         """(batch,) int64 passes that lie beyond the first mismatch (entropy-shaped trees, section 4).
@@ -262,4 +270,4 @@ def grow_tree(
             break
         distributions = growth.extend(drafter, frontier)
     tree = growth.tree
-    return Grown(tree.keep(policy.finish(tree)), tree.alive, growth.passes, growth.asked)
+    return Grown(tree.keep(policy.finish(tree)), tree.alive, growth.passes, growth.asked, policy.drafting)

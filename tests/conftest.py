@@ -22,6 +22,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     skip = pytest.mark.skip(reason="SGLang is not installed in this environment")
     for item in items:
+        if item.get_closest_marker("vllm"):
+            continue
         if item.get_closest_marker("sglang") or item.get_closest_marker("server"):
             item.add_marker(skip)
 

@@ -16,7 +16,12 @@ FRONT_ENDS = ("c2t_plugin/cli.py", "c2t_plugin/doctor.py")
 FORBIDDEN = {
     "kernels/c2t_kernels/": (*NEVER, *ENGINES, "c2t_plugin", "transformers"),
     "c2t_plugin/engines/contract.py": (*NEVER, *ENGINES, "torch", "transformers"),
-    "c2t_plugin/engines/sglang/": (*NEVER, "vllm", "c2t_plugin.lab"),
+    **{
+        f"c2t_plugin/engines/{shared}.py": (*NEVER, *ENGINES, "transformers", "c2t_plugin.lab")
+        for shared in ("checkpoints", "served_traces")
+    },
+    "c2t_plugin/engines/sglang/": (*NEVER, "vllm", "c2t_plugin.lab", "c2t_plugin.engines.vllm"),
+    "c2t_plugin/engines/vllm/": (*NEVER, "sglang", "c2t_plugin.lab", "c2t_plugin.engines.sglang"),
     "c2t_plugin/lab/": (*NEVER, *ENGINES, "c2t_plugin.engines"),
     "c2t_plugin/pair/": (*NEVER, *ENGINES, "c2t_plugin.engines"),
     **{path: (*NEVER, *ENGINES) for path in FRONT_ENDS},
@@ -92,6 +97,8 @@ def test_only_envs_reads_variables(path: str) -> None:
         ("kernels/c2t_kernels/reference/stats.py", "from c2t_plugin.features import FEATURES"),
         ("c2t_plugin/engines/contract.py", "import torch"),
         ("c2t_plugin/engines/sglang/worker.py", "import benchmarks.record"),
+        ("c2t_plugin/engines/vllm/v1.py", "from c2t_plugin.engines.sglang import layout"),
+        ("c2t_plugin/engines/checkpoints.py", "import vllm"),
         ("c2t_plugin/lab/fit.py", "import sglang"),
         ("c2t_plugin/lab/fit.py", "from ..engines import contract"),
     ],

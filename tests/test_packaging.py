@@ -129,7 +129,7 @@ def test_the_install_names_no_host(root: Path) -> None:
     assert [str(path.name) for path in files if "://" in path.read_text(encoding="utf-8")] == []
 
 
-@pytest.mark.parametrize("pins", ["sglang.txt", "dev.txt"])
+@pytest.mark.parametrize("pins", ["sglang.txt", "vllm.txt", "dev.txt"])
 def test_every_pin_is_exact(root: Path, pins: str) -> None:
     lines = (root / ".constraints" / pins).read_text(encoding="utf-8").splitlines()
     packages = [line for line in lines if line and not line.startswith("#")]
@@ -138,6 +138,6 @@ def test_every_pin_is_exact(root: Path, pins: str) -> None:
 
 
 def test_repository_stays_light(root: Path) -> None:
-    """26 MB of weights is the most a checkout may carry; all else is text."""
+    """The pair is 30 MB of it; all else is text."""
     total = sum(path.stat().st_size for path in repository_files(root))
-    assert total < 30_000_000, f"{total / 1e6:.1f} MB"
+    assert total < 38_000_000, f"{total / 1e6:.1f} MB"

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from c2t_plugin.traces import Traces
 
 FORMAT = "c2t-evaluation"
-VERSION = 1
+# 2 brought the bins of the calibration.
+VERSION = 2
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,11 @@ from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.plans import CALIBRATIONS, RECIPES, FitPlan
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from c2t_plugin.classifier import NodeClassifier
     from c2t_plugin.forest import Forest
     from c2t_plugin.lab.training import Epoch, FitRecipe
     from c2t_plugin.lab.unfinished import Unfinished
     from c2t_plugin.traces import Traces
-
-EVALUATION_SHARE = 0.05
 
 
 def _ratio(text: str) -> float | None:
@@ -83,6 +79,7 @@ def main(argv: list[str]) -> int:
     plan = plan_of(arguments)
     from c2t_plugin.classifier import load_classifier, save_classifier
     from c2t_plugin.lab.report import Evaluation, print_epochs, print_evaluation
+    from c2t_plugin.lab.rows import split_by_prompt
     from c2t_plugin.lab.unfinished import Unfinished
     from c2t_plugin.traces import load_traces
 
@@ -96,7 +93,7 @@ def main(argv: list[str]) -> int:
     inputs = {"traces": arguments.traces, "init": arguments.init}
     checksums = {name: path and zlib.crc32(path.read_bytes()) for name, path in inputs.items()}
     settings = {"recipe": asdict(recipe), "plan": asdict(plan), **checksums}
-    unfinished = Unfinished.begin(arguments.out, settings, plan.seed)
+    unfinished = Unfinished.of(arguments.out, settings, plan.seed)
     classifier, epochs, chosen = fit(traces, recipe, plan, init, unfinished)
     print_epochs(epochs, chosen)
     evaluations = {title: Evaluation.of(classifier, some, plan.d_max) for title, some in judged.items()}
@@ -149,30 +146,6 @@ def _check_same_draft(arguments: argparse.Namespace, traces: Traces, further: Tr
         raise C2TError(f"{arguments.evaluate} and {arguments.traces} are of different drafts or top_m; collect again")
 
 
-def split_by_prompt(prompt: Tensor, seed: int) -> Tensor:
-    """(states,) bool: the states to evaluate on, those of a twentieth of the prompts (C2T B.2), of one at least.
-
-    Whole prompts, because a prompt's states overlap: one token further on, a tree is the accepted branch of the one
-    before. prompt: (states,) prompt numbers. C2TError if there is one prompt only.
-    """
-    import torch
-
-    numbers = prompt.unique()
-    if len(numbers) < 2:
-        raise C2TError(f"the traces hold {len(numbers)} prompt; at least 2 are needed, to train on and to evaluate on")
-    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))
-    return torch.isin(prompt, numbers[order[: max(1, round(EVALUATION_SHARE * len(numbers)))]])
-
-
-def share_of_prompts(prompt: Tensor, share: float, seed: int) -> Tensor:
-    """(states,) bool: the states of a share of the prompts, of one at least. prompt: (states,) prompt numbers."""
-    import torch
-
-    numbers = prompt.unique()
-    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))
-    return torch.isin(prompt, numbers[order[: max(1, round(share * len(numbers)))]])
-
-
 def fit(
     traces: Traces,
     recipe: FitRecipe,
@@ -187,6 +160,7 @@ def fit(
     Returns the classifier with the weights of the chosen epoch, all epochs and the chosen one. C2TError if the traces'
     chains are shorter than plan.d_max, or of another draft or top_m than init's.
     """
+    from c2t_plugin.lab.rows import share_of_prompts, split_by_prompt
     from c2t_plugin.lab.scores import ChainReplay, suggest_beta
     from c2t_plugin.lab.training import choose_epoch
     from c2t_plugin.provenance import RunRecord
@@ -204,8 +178,7 @@ def fit(
     training = traces[~aside]
     if plan.share < 1.0:
         training = training[share_of_prompts(training.prompt, plan.share, plan.seed)]
-    state = None if unfinished is None else unfinished.folder / "epochs.pt"
-    classifier, epochs = _train(training, traces[aside], recipe, plan, init, state)
+    classifier, epochs = _train(training, traces[aside], recipe, plan, init, unfinished)
     chosen = choose_epoch(epochs, recipe.choose)
     classifier.load_state_dict(chosen.weights)
     classifier.eval().requires_grad_(False)
@@ -233,46 +206,19 @@ def fit(
     return classifier, epochs, chosen
 
 
-def training_rows(traces: Traces, recipe: FitRecipe, depth_origin: int) -> tuple[Tensor, Tensor]:
-    """Features (rows, F) float32 and labels (rows,) bool of all nodes that a recipe trains on, finite rows only."""
-    import torch
-
-    from c2t_plugin.lab.report import forest_features
-
-    forests = (traces.tree, *[traces.chain] * recipe.chains)
-    features = torch.cat([forest_features(each, recipe.features, depth_origin).flatten(0, 1) for each in forests])
-    accepted = torch.cat([each.accepted.flatten() for each in forests])
-    # the paper drops rows with NA
-    finite = features.isfinite().all(dim=1)
-    return (features, accepted) if finite.all() else (features[finite], accepted[finite])
-
-
-def parent_rows(traces: Traces, recipe: FitRecipe) -> Tensor:
-    """Of every node that training_rows() lists, finite or not, the row of its parent, of itself below the root: (rows,)
-    int64."""
-    import torch
-
-    parts, start = [], 0
-    for forest in (traces.tree, *[traces.chain] * recipe.chains):
-        rows = torch.arange(forest.accepted.numel()).view_as(forest.accepted)
-        parents = forest.parent_ids.long().repeat_interleave(forest.k, dim=1)
-        parts.append(start + torch.where(parents < 0, rows, rows[:, :1] + parents).flatten())
-        start += rows.numel()
-    return torch.cat(parts)
-
-
 def _train(
     training: Traces,
     evaluation: Traces,
     recipe: FitRecipe,
     plan: FitPlan,
     init: NodeClassifier | None,
-    state: Path | None,
+    unfinished: Unfinished | None,
 ) -> tuple[NodeClassifier, list[Epoch]]:
     import torch
     from rich.progress import Progress
 
     from c2t_plugin.lab.report import score_trees
+    from c2t_plugin.lab.rows import parent_rows, training_rows
     from c2t_plugin.lab.training import LEARNING_RATE, new_classifier, sample_negatives, train
 
     generator = torch.Generator().manual_seed(plan.seed)
@@ -302,7 +248,7 @@ def _train(
             positive_weight=recipe.positive_weight,
             monotone=recipe.monotone,
             parents=parents,
-            state=state,
+            unfinished=unfinished,
         )
     for epoch in epochs:
         epoch.weights["out.bias"] += prior

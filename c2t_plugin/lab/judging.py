@@ -8,30 +8,26 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+from rich.progress import track
 from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.forest import Forest
 from c2t_plugin.lab.calibration import calibration
-from c2t_plugin.lab.curves import (
-    Served,
-    bootstrap_weights,
+from c2t_plugin.lab.curves import Served, bootstrap_weights, compare, gamma_at, interval, serve
+from c2t_plugin.lab.evaluate import EvaluatePlan
+from c2t_plugin.lab.rivals import CHAIN_RIVALS, OnlineLogistic
+from c2t_plugin.lab.scores import auc, weighted_auc
+from c2t_plugin.lab.sweeps import (
     censored,
-    compare,
     eagle2_sweep,
-    gamma_at,
-    interval,
     kept_nodes,
-    serve,
     static_sweep,
     threshold_sweep,
     thresholds,
     top_k_sweep,
     truncate,
 )
-from c2t_plugin.lab.evaluate import EvaluatePlan
-from c2t_plugin.lab.rivals import CHAIN_RIVALS, OnlineLogistic
-from c2t_plugin.lab.scores import auc, weighted_auc
 from c2t_plugin.traces import Traces
 
 # Drafts verified at once when vLLM's estimator reads the training traces; it refits every 100 steps.
@@ -44,7 +40,7 @@ TOP_K_POINTS = 100
 class RuleResult:
     """One rule on chains or on trees. Intervals are (low, high), of 95%.
 
-    auc: over all nodes. calibration: means and expected calibration error, None of rules that give no probability.
+    auc: over all nodes. calibration: fields of Calibration, None of rules that give no probability.
     compared: curves.Compared per baseline name. censored: of trees, where the record ends first, at the middle tau.
     nodes_per_second: of trees, recorded nodes replayed at all thresholds, per second of processor time on one core.
     """
@@ -54,7 +50,7 @@ class RuleResult:
     auc_interval: tuple[float, float]
     auc_gain: float | None = None
     auc_gain_interval: tuple[float, float] | None = None
-    calibration: dict[str, float] | None = None
+    calibration: dict[str, Any] | None = None
     compared: dict[str, dict[str, Any]] = field(default_factory=dict)
     censored: dict[str, float] | None = None
     nodes_per_second: float | None = None
@@ -94,11 +90,13 @@ def evaluate_chains(
     taus = static.curve()[0][:-1].tolist()
     curves = {
         name: serve(traces, threshold_sweep(chain, score, keeps_failing=keeps), plan.every_state, plan.starts)
-        for name, (score, keeps) in scores.items()
+        for name, (score, keeps) in track(scores.items(), "chains, served")
     }
-    aucs = {name: _auc(score, chain.accepted, traces, weights) for name, (score, _) in scores.items()}
+    aucs = {
+        name: _auc(score, chain.accepted, traces, weights) for name, (score, _) in track(scores.items(), "chains, AUC")
+    }
     rules = []
-    for name, curve in curves.items():
+    for name, curve in track(curves.items(), "chains, compared"):
         compared = {"static": asdict(compare(curve, static, taus, weights))}
         if name != "P":
             compared["P"] = asdict(compare(curve, curves["P"], taus, weights))
@@ -121,13 +119,13 @@ def evaluate_trees(classifiers: Mapping[str, NodeClassifier], traces: Traces, pl
     scores |= {name: classifier.confidence(forest.stats()) for name, classifier in classifiers.items()}
     baseline = serve(traces, eagle2_sweep(forest), plan.every_state, plan.starts)
     curves, speed = {}, {}
-    for name, score in scores.items():
+    for name, score in track(scores.items(), "trees, served"):
         started = time.process_time()
         curves[name] = serve(traces, threshold_sweep(forest, score), plan.every_state, plan.starts)
         speed[name] = forest.accepted.numel() / (time.process_time() - started)
     judged = dict(scores)
     if plan.second_top_k is not None:
-        for name in classifiers:
+        for name in track(list(classifiers), "trees, second top-K"):
             title = f"{name}, second top-{plan.second_top_k}"
             betas = thresholds(scores[name], TOP_K_POINTS).tolist()
             sweep = top_k_sweep(forest, scores[name], betas, plan.second_top_k)
@@ -135,7 +133,7 @@ def evaluate_trees(classifiers: Mapping[str, NodeClassifier], traces: Traces, pl
             judged[title] = scores[name]
     taus = list(plan.taus) if plan.taus else _spread([baseline, *curves.values()])
     rules = []
-    for name, curve in curves.items():
+    for name, curve in track(curves.items(), "trees, compared"):
         compared = {"EAGLE-2": asdict(compare(curve, baseline, taus, weights))}
         if name != "P":
             compared["P"] = asdict(compare(curve, curves["P"], taus, weights))
@@ -174,11 +172,10 @@ def _auc_fields(own: tuple[float, np.ndarray], reference: tuple[float, np.ndarra
     return found
 
 
-def _calibration(confidence: Tensor | None, accepted: Tensor) -> dict[str, float] | None:
+def _calibration(confidence: Tensor | None, accepted: Tensor) -> dict[str, Any] | None:
     if confidence is None:
         return None
-    found = calibration(confidence.flatten(), accepted.flatten())
-    return {"error": found.error, "confidence": found.confidence, "accepted": found.accepted}
+    return asdict(calibration(confidence.flatten(), accepted.flatten()))
 
 
 def _censored(forest: Forest, confidence: Tensor, curve: Served, tau: float) -> dict[str, float]:

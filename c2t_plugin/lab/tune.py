@@ -93,7 +93,8 @@ def tune(classifier: NodeClassifier, traces: Traces, plan: TunePlan) -> Tuned:
     """The largest, so cheapest, threshold that reaches the wanted tau. C2TError, with what is reached, if none does."""
     import torch
 
-    from c2t_plugin.lab.curves import bootstrap_weights, interval, serve, static_sweep, threshold_sweep, truncate
+    from c2t_plugin.lab.curves import bootstrap_weights, interval, serve
+    from c2t_plugin.lab.sweeps import static_sweep, threshold_sweep, truncate
 
     if classifier.spec.top_m != traces.header["top_m"]:
         raise C2TError(f"the classifier's top_m is {classifier.spec.top_m}, the traces' {traces.header['top_m']}")

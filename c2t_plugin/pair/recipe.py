@@ -132,8 +132,7 @@ class Recipe:
     """Shapes and stages of a pair.
 
     block: training window of the target in tokens. unroll: draft steps a head is trained over.
-    small_hidden, small_layers, small_intermediate: of the second target, which shares the tokenizer with the
-    first.
+    small_hidden, small_layers, small_intermediate: of the second target, which has the first one's tokenizer.
     captured: the EAGLE-3 head reads the hidden states that enter these target layers (0-based).
     argmax_weight: share of the target's most likely token mixed into the distribution that a draft learns, because a
     draft distilled on soft targets alone is less sure than greedy acceptance warrants.

@@ -14,6 +14,7 @@ from c2t_plugin.errors import ConfigError
 from c2t_plugin.features import NodeStats
 from c2t_plugin.grow import Distributions, Growth, LogitDistributions
 from c2t_plugin.tree import ROOT, TokenTree, pack
+from c2t_plugin.verify import Drafting, Draw, Pruning
 
 PAPER_TOP_M = 1000
 
@@ -64,8 +65,9 @@ class Confidence:
 class LayerPolicy:
     """Drafts from all newest live nodes until d_max, and lets the target verify all live nodes.
 
-    Subclasses say in `branch` which nodes there are. d_max: depth of the deepest nodes, 1 for a root's children.
-    top_m: how many of the largest probabilities the entropy sums over.
+    Subclasses say in `branch` which nodes there are, and in `drafting` how, if tokens are drawn.
+    d_max: depth of the deepest nodes, 1 for a root's children. top_m: how many of the largest probabilities the entropy
+    sums over.
     """
 
     d_max: int
@@ -73,6 +75,11 @@ class LayerPolicy:
 
     def __post_init__(self) -> None:
         at_least(1, self, "d_max", "top_m")
+
+    @property
+    def drafting(self) -> Drafting:
+        """Most probable words, cut by anything: nothing but the target's own choice may decide about them."""
+        return Drafting(Draw.TOP_K, Pruning.OWN_DRAW)
 
     def branch(self, growth: Growth, distributions: Distributions) -> TokenTree:
         raise NotImplementedError

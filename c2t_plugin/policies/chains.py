@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from c2t_plugin.policies.base import (
     top_children,
 )
 from c2t_plugin.tree import TokenTree
+from c2t_plugin.verify import Drafting, Draw, Pruning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,10 @@ class StaticChain(LayerPolicy):
     def __post_init__(self) -> None:
         super().__post_init__()
         between(0.0, math.inf, self, "temperature")
+
+    @property
+    def drafting(self) -> Drafting:
+        return Drafting(Draw.INDEPENDENT if self.temperature else Draw.TOP_K, Pruning.BEFORE_SIBLINGS)
 
     def branch(self, growth: Growth, distributions: Distributions) -> TokenTree:
         if self.temperature:
@@ -68,9 +74,10 @@ class StoppingChain(LayerPolicy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DyMax(StoppingChain):
-    """Ends where the token's own probability falls below the threshold (C2T 5.5, table 3)."""
+class ThresholdChain(StoppingChain):
+    """Ends where a probability falls below the threshold (C2T 5.5, table 3)."""
 
+    score: ClassVar[Score]
     threshold: float
 
     def __post_init__(self) -> None:
@@ -79,22 +86,19 @@ class DyMax(StoppingChain):
 
     @property
     def rule(self) -> tuple[Score, float]:
-        return Prob(), self.threshold
+        return self.score, self.threshold
 
 
-@dataclass(frozen=True, kw_only=True)
-class DyJoint(StoppingChain):
-    """Ends where the joint probability P falls below the threshold (C2T 5.5, table 3): a threshold on P, in chains."""
+class DyMax(ThresholdChain):
+    """The token's own probability decides."""
 
-    threshold: float
+    score = Prob()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        between(0.0, 1.0, self, "threshold")
 
-    @property
-    def rule(self) -> tuple[Score, float]:
-        return JointProb(), self.threshold
+class DyJoint(ThresholdChain):
+    """The joint probability P decides: a threshold on P, in chains."""
+
+    score = JointProb()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from c2t_plugin.policies.base import (
     top_children,
 )
 from c2t_plugin.tree import TokenTree
+from c2t_plugin.verify import Drafting, Draw, Pruning
 
 RankPath = tuple[int, ...]
 
@@ -48,6 +48,10 @@ class StaticTree(LayerPolicy):
         object.__setattr__(self, "d_max", max(map(len, self.paths)))
         super().__post_init__()
         between(0.0, math.inf, self, "temperature")
+
+    @property
+    def drafting(self) -> Drafting:
+        return Drafting(Draw.WITHOUT_REPLACEMENT if self.temperature else Draw.TOP_K, Pruning.BEFORE_SIBLINGS)
 
     @cached_property
     def _places(self) -> Tensor:
@@ -85,7 +89,6 @@ class LayerBranches(LayerPolicy):
     temperature), so that siblings may be equal.
     """
 
-    replacement: ClassVar[bool] = True
     branches: tuple[int, ...]
     temperature: float = 0.0
     d_max: int = field(init=False)
@@ -100,10 +103,14 @@ class LayerBranches(LayerPolicy):
         super().__post_init__()
         between(0.0, math.inf, self, "temperature")
 
+    @property
+    def drafting(self) -> Drafting:
+        return Drafting(Draw.INDEPENDENT if self.temperature else Draw.TOP_K, Pruning.BEFORE_SIBLINGS)
+
     def branch(self, growth: Growth, distributions: Distributions) -> TokenTree:
         k = self.branches[growth.depth - 1]
         if self.temperature:
-            return sampled_children(growth, distributions, self.top_m, k, self.temperature, self.replacement)
+            return sampled_children(growth, distributions, self.top_m, k, self.temperature, replacement=True)
         return top_children(growth, distributions, self.top_m, k)
 
 

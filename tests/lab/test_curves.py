@@ -12,25 +12,19 @@ import torch
 from c2t_plugin.errors import C2TError
 from c2t_plugin.features import NodeStats
 from c2t_plugin.forest import TABLES, Forest
-from c2t_plugin.lab.curves import (
-    Served,
-    bootstrap_unit,
-    bootstrap_weights,
+from c2t_plugin.lab.curves import Served, bootstrap_unit, bootstrap_weights, compare, gamma_at, interval, serve
+from c2t_plugin.lab.replay import replay_trees
+from c2t_plugin.lab.sweeps import (
     censored,
-    compare,
     eagle2_sweep,
-    gamma_at,
-    interval,
     kept_nodes,
     path_minimum,
-    serve,
     static_sweep,
     threshold_sweep,
     thresholds,
     top_k_sweep,
     truncate,
 )
-from c2t_plugin.lab.replay import replay_trees
 from c2t_plugin.policies.c2t import ThresholdTree
 from c2t_plugin.traces import Traces
 

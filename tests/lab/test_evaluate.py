@@ -13,11 +13,12 @@ import torch
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier
 from c2t_plugin.errors import C2TError, ConfigError
 from c2t_plugin.lab import evaluate, judging
-from c2t_plugin.lab.curves import eagle2_sweep, gamma_at, serve, threshold_sweep, truncate
+from c2t_plugin.lab.curves import gamma_at, serve
 from c2t_plugin.lab.evaluate import EvaluatePlan, named_classifiers
 from c2t_plugin.lab.judging import evaluate_chains, evaluate_trees
 from c2t_plugin.lab.rivals import OnlineLogistic
 from c2t_plugin.lab.scores import ChainReplay, auc, weighted_auc
+from c2t_plugin.lab.sweeps import eagle2_sweep, threshold_sweep, truncate
 from c2t_plugin.traces import save_traces
 
 PLAN = EvaluatePlan(d_max=4, tree_depth=4, taus=(0.4, 0.8), replicates=20, starts=1)
@@ -113,7 +114,7 @@ def test_by_command_with_provenance(traces, tmp_path, capsys) -> None:
     arguments = ["--traces", str(tmp_path / "held.traces"), "--d-max", "4", "--tree-depth", "3", "--replicates", "10"]
     assert evaluate.main([*files, *arguments, "--json", str(out), "--seed", "7"]) == 0
     record = json.loads(out.read_text(encoding="utf-8"))
-    assert (record["format"], record["version"], record["run"]["seed"]) == ("c2t-evaluation", 1, 7)
+    assert (record["format"], record["version"], record["run"]["seed"]) == ("c2t-evaluation", 2, 7)
     assert record["traces"]["prompts"] == 30 and record["plan"]["tree_depth"] == 3
     assert [rule["name"] for rule in record["trees"]["rules"]] == ["P", "eagle3", "other"]
     assert str(tmp_path) not in out.read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ from c2t_plugin.errors import C2TError, ConfigError
 from c2t_plugin.lab import collect, fit
 from c2t_plugin.lab.plans import RECIPES, CollectPlan, FitPlan
 from c2t_plugin.lab.report import Evaluation, forest_features
+from c2t_plugin.lab.rows import parent_rows, share_of_prompts, split_by_prompt, training_rows
 from c2t_plugin.lab.scores import NodeScores, auc
 from c2t_plugin.lab.training import (
     EPOCHS,
@@ -104,8 +105,8 @@ def test_the_learning_rate_falls_to_nothing() -> None:
 def test_chains_are_rows_of_their_own(make_traces) -> None:
     traces = make_traces()
     recipe = FIT_RECIPES["extended"]
-    features, accepted = fit.training_rows(traces, recipe, 1)
-    alone, _ = fit.training_rows(traces, replace(recipe, chains=0), 1)
+    features, accepted = training_rows(traces, recipe, 1)
+    alone, _ = training_rows(traces, replace(recipe, chains=0), 1)
     assert len(features) - len(alone) == 5 * traces.chain.accepted.numel()
     assert torch.equal(features[: len(alone)], alone)
     assert torch.equal(accepted[len(alone) :], traces.chain.accepted.flatten().repeat(5))
@@ -139,8 +140,8 @@ def test_weights_with_a_corrected_prior_keep_confidences_probabilities(make_trac
 
 def test_parents_are_found_in_trees_and_chains(make_traces) -> None:
     traces, recipe = make_traces(prompts=2, steps=2), replace(FIT_RECIPES["extended"], chains=2)
-    features, _ = fit.training_rows(traces, recipe, 1)
-    parents = fit.parent_rows(traces, recipe)
+    features, _ = training_rows(traces, recipe, 1)
+    parents = parent_rows(traces, recipe)
     joint, own, depth = (recipe.features.index(name) for name in ("joint_log_prob", "log_prob", "depth"))
     below_root = features[:, depth] == 1
     assert len(parents) == len(features)
@@ -190,7 +191,7 @@ def test_calibrating_makes_confidences_true_on_average(make_traces) -> None:
     recipe = replace(FIT_RECIPES["default"], negatives_per_positive=1.0)
     plain, _, _ = fit.fit(traces, recipe, FitPlan(d_max=4))
     found, _, _ = fit.fit(traces, recipe, FitPlan(d_max=4, calibrate="tree"))
-    training = traces[~fit.split_by_prompt(traces.prompt, 0)]
+    training = traces[~split_by_prompt(traces.prompt, 0)]
     stats, accepted = training.tree.stats(), float(training.tree.accepted.float().mean())
     # the intercept of a logistic regression makes the means equal
     assert float(found.confidence(stats).mean()) == pytest.approx(accepted, abs=1e-3)
@@ -226,9 +227,9 @@ def test_fine_tuning_starts_from_the_file(make_traces) -> None:
 
 def test_fine_tuning_reads_a_tenth_of_the_prompts() -> None:
     prompt = torch.arange(50).repeat_interleave(3)
-    chosen = fit.share_of_prompts(prompt, 0.1, seed=0)
+    chosen = share_of_prompts(prompt, 0.1, seed=0)
     assert len(prompt[chosen].unique()) == 5 and int(chosen.sum()) == 15
-    assert int(fit.share_of_prompts(prompt, 1e-6, seed=0).sum()) == 3
+    assert int(share_of_prompts(prompt, 1e-6, seed=0).sum()) == 3
 
 
 def test_fine_tuning_on_another_top_m_is_refused(make_traces) -> None:
@@ -294,12 +295,12 @@ def test_choice_of_the_epoch(rule, chosen) -> None:
 
 def test_the_split_takes_whole_prompts(make_traces) -> None:
     prompt = torch.arange(60).repeat_interleave(7)
-    aside = fit.split_by_prompt(prompt, seed=0)
+    aside = split_by_prompt(prompt, seed=0)
     assert len(prompt[aside].unique()) == 3
     assert not set(prompt[aside].tolist()) & set(prompt[~aside].tolist())
-    assert not torch.equal(aside, fit.split_by_prompt(prompt, seed=1))
+    assert not torch.equal(aside, split_by_prompt(prompt, seed=1))
     with pytest.raises(C2TError, match="at least 2"):
-        fit.split_by_prompt(torch.zeros(5), seed=0)
+        split_by_prompt(torch.zeros(5), seed=0)
 
 
 @pytest.mark.parametrize("origin", [0, 1])

@@ -15,13 +15,8 @@ from c2t_plugin.lab.reproduce import dyspec_acceptance, dyspec_blocks, dyspec_ov
 from c2t_plugin.lab.reproduce.experiment import Bench
 from c2t_plugin.traces import Traces
 from c2t_plugin.verify import (
-    Drafting,
-    Draw,
-    Pruning,
     Verification,
     compatible,
-    verify_multi_round,
-    verify_without_replacement,
 )
 
 PARENTS = torch.tensor([-1, 0, 0, 1])
@@ -115,18 +110,16 @@ def test_no_rule_has_more_nodes_than_the_table_says() -> None:
 
 def test_every_rule_meets_a_verification_it_is_exact_for() -> None:
     setting = dyspec_trees.SETTINGS[64]
-    names = {verify_without_replacement: Verification.WITHOUT_REPLACEMENT, verify_multi_round: Verification.MULTI_ROUND}
-    verified = 0
-    for name, rule in dyspec_trees.rules(setting, torch.tensor([0.5, 0.3])).items():
-        draw = Draw.INDEPENDENT if "SpecInfer" in name else Draw.WITHOUT_REPLACEMENT
-        drafting = getattr(rule.policy, "drafting", Drafting(draw, Pruning.BEFORE_SIBLINGS))
+    used = {Verification.WITHOUT_REPLACEMENT, Verification.MULTI_ROUND}
+    verified = set()
+    for rule in dyspec_trees.rules(setting, torch.tensor([0.5, 0.3])).values():
         if rule.rejection is not None:
-            compatible(drafting, names[rule.rejection])
-            (other,) = {*names.values()} - {names[rule.rejection]}
+            compatible(rule.policy.drafting, rule.rejection)
+            (other,) = used - {rule.rejection}
             with pytest.raises(ConfigError):
-                compatible(drafting, other)
-            verified += 1
-    assert verified
+                compatible(rule.policy.drafting, other)
+            verified.add(rule.rejection)
+    assert verified == used
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from c2t_plugin.errors import ConfigError
 from c2t_plugin.grow import grow_tree
 from c2t_plugin.lab.collect import run_live
 from c2t_plugin.lab.pairs import load_pair
@@ -23,7 +24,7 @@ from c2t_plugin.policies.chains import StaticChain
 from c2t_plugin.policies.specinfer import SpecInfer
 from c2t_plugin.policies.static import StaticTree
 from c2t_plugin.traces import Traces
-from c2t_plugin.verify import Sampler, verify_chain, verify_multi_round, verify_without_replacement
+from c2t_plugin.verify import Sampler, Verification
 
 
 @pytest.fixture
@@ -152,12 +153,15 @@ def test_greedy_texts_give_what_run_live_gives(tiny_pair: Path) -> None:
     assert found["chain"].accept_len.tolist() == expected["chain"].accept_len.tolist()
 
 
+PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0))
+
+
 @pytest.mark.parametrize(
     ("policy", "verification"),
     [
-        (StaticChain(d_max=3, temperature=0.6), verify_chain),
-        (SpecInfer(branches=(3, 2, 1), temperature=0.6), verify_multi_round),
-        (StaticTree(paths=((0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0)), temperature=0.6), verify_without_replacement),
+        (StaticChain(d_max=3, temperature=0.6), Verification.CHAIN),
+        (SpecInfer(branches=(3, 2, 1), temperature=0.6), Verification.MULTI_ROUND),
+        (StaticTree(paths=PATHS, temperature=0.6), Verification.WITHOUT_REPLACEMENT),
     ],
 )
 def test_rejection_at_temperature_0_is_matching(tiny_pair: Path, policy, verification) -> None:
@@ -173,7 +177,7 @@ def test_a_draft_that_is_the_target_is_always_accepted(toy_draft, toy_logits) ->
     policy = StaticChain(d_max=5, temperature=0.7)
     grown = grow_tree(toy_draft(20, toy_logits(6, 1)), policy, generator())
     judge = toy_draft(20, toy_logits(6, 1))
-    found = live.accept_lengths(grown, judge, verify_chain, 0.7, 0.7, Sampler(generator(1)))
+    found = live.accept_lengths(grown, judge, Verification.CHAIN, 0.7, 0.7, Sampler(generator(1)))
     assert found.tolist() == [5] * 20
 
 
@@ -185,9 +189,27 @@ def test_acceptance_is_one_minus_the_variation(toy_draft) -> None:
 
     grown = grow_tree(toy_draft(states, logits(draft)), StaticChain(d_max=2, temperature=1.0), generator())
     judge = toy_draft(states, logits(target))
-    lengths: Tensor = live.accept_lengths(grown, judge, verify_chain, 1.0, 1.0, Sampler(generator(1)))
+    lengths: Tensor = live.accept_lengths(grown, judge, Verification.CHAIN, 1.0, 1.0, Sampler(generator(1)))
     expected = 0.7 + 0.7**2
     assert abs(float(lengths.double().mean()) - expected) < 5 * math.sqrt(0.65 / states)
+
+
+@pytest.mark.parametrize(
+    ("policy", "verification", "message"),
+    [
+        (StaticChain(d_max=2), Verification.CHAIN, "no token was drawn"),
+        (SpecInfer(branches=(2,), temperature=0.6), Verification.WITHOUT_REPLACEMENT, "these draws could repeat"),
+        (StaticTree(paths=((0,), (1,)), temperature=0.6), Verification.MULTI_ROUND, "every sibling"),
+        (SpecInfer(branches=(2,), temperature=0.6), Verification.K_SEQ, "cannot judge a tree node by node"),
+    ],
+)
+def test_what_is_not_exact_is_not_run(toy_draft, toy_logits, policy, verification, message) -> None:
+    grown, judge = (toy_draft(2, toy_logits(6, 1)) for _ in range(2))
+    trees = grow_tree(grown, policy, generator())
+    with pytest.raises(ConfigError, match=message):
+        live.accept_lengths(trees, judge, verification, 0.6, 0.6, Sampler(generator()))
+    with pytest.raises(ConfigError, match=message):
+        live.accepted_children(trees, judge.root(), verification, 0.6, 0.6, Sampler(generator()))
 
 
 def test_texts_follow_the_temperature(tiny_pair: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -151,13 +152,32 @@ def test_training_writes_a_pair_that_can_be_evaluated(trained: Path) -> None:
     from c2t_plugin.pair.evaluate import evaluate
 
     results = evaluate(trained / "out", trained / "work", prompts=4, seed=0, device="cpu")
-    assert {"draft", "eagle3", "eagle1"} <= set(results)
-    for name in ("draft", "eagle3", "eagle1"):
-        assert 0 <= results[name]["greedy_all_states"]["mean"] <= 4
-        assert sum(results[name]["greedy_histogram"]) == pytest.approx(1.0, abs=0.01)  # rounded to 3 places
+    assert {"draft", "eagle3", "eagle1", "mtp", "small_target"} <= set(results)
+    for figures in (
+        *(results[name] for name in ("draft", "eagle3", "eagle1", "mtp")),
+        results["small_target"]["draft"],
+    ):
+        assert 0 <= figures["greedy_all_states"]["mean"] <= 4
+        assert sum(figures["greedy_histogram"]) == pytest.approx(1.0, abs=0.01)  # rounded to 3 places
     provenance = json.loads((trained / "out" / "provenance.json").read_text(encoding="utf-8"))
     assert provenance["training"]["target"]["step"] == 4
     assert len(provenance["training"]["corpus"]["sha256"]) == 64
+    assert provenance["weights"].keys() == {"target", "small_target", "draft", "eagle3", "eagle1", "mtp"}
+
+
+def test_an_evaluation_keeps_the_records_of_stages_trained_elsewhere(trained: Path, tmp_path: Path) -> None:
+    from c2t_plugin.pair.evaluate import evaluate
+
+    out = tmp_path / "out"
+    shutil.copytree(trained / "out", out, ignore=shutil.ignore_patterns("eagle*", "small_target", "draft"))
+    evaluate(out, trained / "work", prompts=2, seed=0, device="cpu")
+    later = tmp_path / "work"
+    later.mkdir()
+    (later / "record-mtp.json").write_text(json.dumps({"step": 9}), encoding="utf-8")
+    results = evaluate(out, later, prompts=2, seed=0, device="cpu")
+    assert not results.keys() & {"small_target", "draft", "eagle3", "eagle1"}
+    training = json.loads((out / "provenance.json").read_text(encoding="utf-8"))["training"]
+    assert (training["mtp"]["step"], training["target"]["step"]) == (9, 4)
 
 
 def test_own_text_is_written_once(trained: Path) -> None:

@@ -246,3 +246,21 @@ def test_the_scorers_longest_chain_holds_for_every_request(classifier: NodeClass
     assert lengths_with(scorer, [0, 1], per_step) == [2, 2]
     scorer.set_max_depth(4)
     assert lengths_with(scorer, [0, 1], per_step) == [3, 4]
+
+
+def test_a_batch_is_alive_while_one_chain_may_grow(classifier: NodeClassifier):
+    per_step = [logits(seed, 2) for seed in range(3)]
+    confidence = by_hand(classifier, per_step)
+    (deeper, shallower) = sorted((0, 1), key=lambda row: min(confidence[row][:2]), reverse=True)
+    beta = min(confidence[deeper][:2]) * 0.999
+    scorer = scorer_for(classifier, beta=beta)
+    at = torch.arange(2)
+    scorer.write_seed(at, per_step[0])
+    scorer.begin(at)
+    scorer.step(per_step[1])
+    assert scorer.any_alive()
+    scorer.set_max_depth(2)
+    assert not scorer.any_alive()
+    scorer.set_max_depth(4)
+    scorer.set_requests(at[[deeper]], [1.0], [None])
+    assert scorer.any_alive() == (min(confidence[shallower][:2]) >= beta)

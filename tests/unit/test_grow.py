@@ -12,6 +12,7 @@ from c2t_plugin.errors import C2TError
 from c2t_plugin.grow import grow_tree
 from c2t_plugin.policies.base import LayerPolicy, alive_where, top_children
 from c2t_plugin.tree import TokenTree
+from c2t_plugin.verify import Drafting, Draw
 
 A, B, C = 0, 1, 2
 ROOT = (0.5, 0.3, 0.2)
@@ -34,6 +35,7 @@ class OneByOne:
 
     count: int
     top_m: int = 3
+    drafting = Drafting(Draw.TOP_K)
 
     def branch(self, growth, distributions):
         waiting = growth.memory or []

@@ -18,8 +18,10 @@ from c2t_plugin.policies.dyspec import DySpec, DySpecGreedy, DySpecThreshold
 from c2t_plugin.policies.eagle2 import Eagle2
 from c2t_plugin.policies.entropy import DynamicWidth, NaiveWidth
 from c2t_plugin.policies.presets import PRESETS, preset
+from c2t_plugin.policies.sequoia import Sequoia
 from c2t_plugin.policies.specinfer import SpecInfer
 from c2t_plugin.policies.static import FixedBranching, IndependentSequences, StaticTree
+from c2t_plugin.verify import Drafting, Draw, Pruning, Verification, exact_verifications
 from tests.unit.policy_toys import classifier_of
 
 
@@ -60,6 +62,45 @@ def test_every_policy_keeps_the_trees_promises(policy, vocab, path_draft, at_ran
     if not getattr(policy, "temperature", 0.0):
         alone = grow_tree(path_draft(1, lambda state, path: logits(2, path)), policy).tree
         assert paths(alone) == paths(tree, 2), "the rest of the batch changes nothing"
+
+
+TOP = Drafting(Draw.TOP_K, Pruning.BEFORE_SIBLINGS)
+BY_SCORE = Drafting(Draw.TOP_K, Pruning.OWN_DRAW)
+
+
+@pytest.mark.parametrize(
+    ("policy", "drafting"),
+    [
+        (StaticChain(d_max=2), TOP),
+        (StaticChain(d_max=2, temperature=0.5), Drafting(Draw.INDEPENDENT)),
+        (DyJoint(d_max=2, threshold=0.5), BY_SCORE),
+        (EntropyStop(d_max=2, max_entropy=0.5), BY_SCORE),
+        (ThresholdTree(d_max=2, score=JointProb(), beta=0.5), BY_SCORE),
+        (Eagle2(d_max=2, max_nodes=3), BY_SCORE),
+        (NaiveWidth(d_max=2, k=2, max_entropy=1.0), BY_SCORE),
+        (DynamicWidth(d_max=2), BY_SCORE),
+        (StaticTree(paths=((0,),)), TOP),
+        (StaticTree(paths=((0,),), temperature=0.5), Drafting(Draw.WITHOUT_REPLACEMENT)),
+        (Sequoia(paths=((0,),), temperature=0.5), Drafting(Draw.WITHOUT_REPLACEMENT)),
+        (FixedBranching(width=2, depth=2), TOP),
+        (SpecInfer(branches=(2,), temperature=0.5), Drafting(Draw.INDEPENDENT)),
+        (IndependentSequences(sequences=2, length=2, temperature=0.5), Drafting(Draw.INDEPENDENT)),
+        (DySpecGreedy(max_nodes=3), Drafting(Draw.TOP_K, Pruning.BEFORE_DRAW)),
+        (DySpecGreedy(max_nodes=3, sampled=True), Drafting(Draw.WITHOUT_REPLACEMENT, Pruning.BEFORE_DRAW)),
+    ],
+)
+def test_policies_say_how_they_draft(policy, drafting, path_draft, at_random) -> None:
+    assert policy.drafting == drafting
+    grown = grow_tree(path_draft(1, at_random(4, 1, 1.0)), policy, torch.Generator().manual_seed(0))
+    assert grown.drafting == drafting
+
+
+@pytest.mark.parametrize("policy", list(every_policy()))
+def test_only_what_is_drawn_may_be_rejected(policy) -> None:
+    """No verification divides by the probability of a token that was not drawn."""
+    drawn = getattr(policy, "sampled", getattr(policy, "temperature", 0.0) > 0)
+    rejections = exact_verifications(policy.drafting) - {Verification.GREEDY, Verification.TARGET_ONLY}
+    assert bool(rejections) == bool(drawn)
 
 
 @pytest.mark.parametrize(

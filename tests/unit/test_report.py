@@ -11,8 +11,9 @@ import pytest
 
 from benchmarks import report
 from benchmarks.picture import draw
-from benchmarks.record import ServingRow, append_rows, read_rows
-from benchmarks.report import BEGIN, END, README, RESULTS, latest_run, markdown, render
+from benchmarks.record import BenchRow, ServingRow, append_rows, read_rows
+from benchmarks.report import BEGIN, END, PAGE, README, RESULTS, latest_run, markdown, read_published, render
+from benchmarks.results_page import page
 from c2t_plugin.errors import C2TError
 
 RUN = {
@@ -50,13 +51,25 @@ C2T = {
     "gamma_per_token": 1.018,
     "verify_steps": 1234,
 }
+SIMULATED: dict[str, Any] = {
+    "scenario": "simulated",
+    "kind": "simulated",
+    "arm": "C2T auto (planned)",
+    "setting": {"gpu": "L40", "tp": 1, "target": "t", "context": 512, "draft": "eagle3", "requests_in_flight": 8},
+    "metrics": {"output_tokens_per_s": 120.0, "ratio_to_plain": 1.2, "tau": 1.5, "gamma_per_step": 2.0},
+    "error": "",
+    "run": RUN,
+}
 STATIC = {**C2T, "arm": "static", "d_max": 4, "beta": None}
 TEXT = f"# title\n\n{BEGIN}\nold\n{END}\n\nrest\n"
 
 
-def test_the_readme_shows_the_committed_rows() -> None:
+def test_the_readme_and_the_page_show_the_committed_rows() -> None:
+    serving, bench = read_published(RESULTS)
+    report.check_clean([*serving, *bench])
     text = README.read_text(encoding="utf-8")
-    assert render(text, read_rows(RESULTS, ServingRow)) == text
+    assert render(text, serving) == text
+    assert page(markdown(serving), bench) == PAGE.read_text(encoding="utf-8")
 
 
 def test_rows_survive_the_file(tmp_path: Path) -> None:
@@ -126,9 +139,11 @@ def test_only_the_newest_run_is_shown() -> None:
 
 
 @pytest.mark.parametrize("dirty", [True, None])
-def test_rows_of_uncommitted_code_are_not_published(dirty: bool | None) -> None:
+@pytest.mark.parametrize("row", [(ServingRow, PLAIN), (BenchRow, SIMULATED)], ids=["demo", "bench"])
+def test_rows_of_uncommitted_code_are_not_published(row: Any, dirty: bool | None) -> None:
+    kind, values = row
     with pytest.raises(C2TError, match="uncommitted"):
-        markdown([ServingRow(**{**PLAIN, "run": {**RUN, "dirty": dirty}})])
+        report.check_clean([kind(**{**values, "run": {**RUN, "dirty": dirty}})])
 
 
 def test_render_replaces_only_what_lies_between_the_markers() -> None:
@@ -153,23 +168,69 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A README and a results file of their own, and measured rows beside them."""
     (tmp_path / "README.md").write_text(TEXT, encoding="utf-8")
     monkeypatch.setattr(report, "README", tmp_path / "README.md")
-    monkeypatch.setattr(report, "RESULTS", tmp_path / "results.jsonl")
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(report, "PAGE", tmp_path / "docs/results.md")
+    (tmp_path / "docs").mkdir()
     append_rows(tmp_path / "measured.jsonl", [ServingRow(**PLAIN)])
     return tmp_path
 
 
 def test_adding_rows_publishes_them(files: Path) -> None:
-    assert report.main(["--add", str(files / "measured.jsonl")]) == 0
-    assert read_rows(files / "results.jsonl", ServingRow) == [ServingRow(**PLAIN)]
+    append_rows(files / "bench.jsonl", [BenchRow(**SIMULATED)])
+    assert report.main(["--add", str(files / "measured.jsonl"), "--add", str(files / "bench.jsonl")]) == 0
+    assert read_published(files / "results") == ([ServingRow(**PLAIN)], [BenchRow(**SIMULATED)])
     assert "plain decoding" in (files / "README.md").read_text(encoding="utf-8")
+    assert "| C2T auto (planned) | 120 (1.20) |" in (files / "docs/results.md").read_text(encoding="utf-8")
+    assert (files / "docs/results/throughput.png").is_file() and (files / "docs/results/planner.png").is_file()
 
 
-def test_refused_rows_change_nothing(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    append_rows(files / "dirty.jsonl", [ServingRow(**{**PLAIN, "run": {**RUN, "dirty": True}})])
-    assert report.main(["--add", str(files / "dirty.jsonl")]) == 2
+@pytest.mark.parametrize("row", [(ServingRow, PLAIN), (BenchRow, SIMULATED)], ids=["demo", "bench"])
+def test_refused_rows_change_nothing(row: Any, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kind, values = row
+    append_rows(files / "dirty.jsonl", [kind(**{**values, "run": {**RUN, "dirty": True}})])
+    assert report.main(["--add", str(files / "measured.jsonl"), "--add", str(files / "dirty.jsonl")]) == 2
     assert "uncommitted" in capsys.readouterr().err
-    assert not (files / "results.jsonl").exists()
+    assert not (files / "results").exists() and not (files / "docs/results.md").exists()
     assert (files / "README.md").read_text(encoding="utf-8") == TEXT
+
+
+def test_a_file_without_rows_is_named(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main(["--add", str(files / "none.jsonl")]) == 2
+    assert "holds no rows" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "guessed"},
+        {"arm": ""},
+        {"metrics": {}},
+        {"error": "no server"},
+        {"metrics": {}, "error": "two\nlines"},
+        {"metrics": {"tau": float("nan")}},
+        {"run": {"command": "x"}},
+        {"kind": "measured"},
+    ],
+    ids=["kind", "arm", "neither", "both", "lines", "nan", "provenance", "no GPU"],
+)
+def test_a_bench_row_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(C2TError):
+        BenchRow(**{**SIMULATED, **change})
+
+
+def test_each_table_is_of_its_newest_run_and_has_the_arms_that_failed_or_lost() -> None:
+    newer = {**RUN, "utc": "2026-02-02T03:04:05+00:00"}
+    served = {"scenario": "chat", "kind": "functional", "setting": {"concurrency": 4, "temperature": 0}}
+    old = BenchRow(**{**SIMULATED, **served, "arm": "old"})
+    slow = {"output_tokens_per_s": 50.0, "ratio_to_plain": 0.5, "ratio_to_plain_low": 0.4, "ratio_to_plain_high": 0.6}
+    lost = BenchRow(**{**SIMULATED, **served, "arm": "static 6", "metrics": slow, "run": newer})
+    failed = BenchRow(**{**SIMULATED, **served, "arm": "tree", "metrics": {}, "error": "no such option", "run": newer})
+    text = page("", [old, lost, failed])
+    assert "| old |" not in text
+    assert "| static 6 | 4 | 50 | 0.50 (0.40 to 0.60) |" in text
+    assert "| tree | 4 | no such option |  |" in text
+    assert "Slower than plain decoding: static 6 at 4." in text
+    assert "No row yet" in text
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.engines.sglang import validate
+from c2t_plugin.engines.sglang import args, validate
 
 GENERIC = "C2T"
 BASES = ("EAGLE", "EAGLE3", "STANDALONE")
@@ -72,9 +72,14 @@ def _handle_server_args(_self: Any, server_args: Any) -> None:
     resolved.base.handle_server_args(server_args)
 
 
-def _worker_class(base: str, _server_args: Any) -> type:
-    from c2t_plugin.engines.sglang import control, results, worker
+def _worker_class(base: str, server_args: Any) -> type:
+    from c2t_plugin.engines.sglang import control, ragged, results, worker
+    from c2t_plugin.engines.sglang.trees import worker as tree_worker
 
     control.install()
     results.install()
+    config = args.config_of(server_args)
+    if config.mode == "tree":
+        return tree_worker.worker_class(base)
+    ragged.install(config.ragged)
     return worker.worker_class(base)

@@ -8,6 +8,8 @@ SUPPORTED = "SGLang 0.5.17 to 0.5.23"
 
 _SPEC = "srt/speculative"
 _WORKER = f"{_SPEC}/eagle_worker_v2.py"
+_GRAPHS = "srt/model_executor/runner/decode_cuda_graph_runner.py"
+_TRITON = "srt/layers/attention/triton_backend.py"
 _STANDALONE = f"{_SPEC}/standalone_worker_v2.py"
 
 SYMBOLS: tuple[EngineSymbol, ...] = (
@@ -45,7 +47,73 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         ("self.cuda_graph_runner_for_draft_extend.execute(", "draft_logits_output.next_token_logits ="),
     ),
     EngineSymbol(_WORKER, "EAGLEWorkerV2.__init__", ("server_args",), ("self._draft_worker =", "EagleDraftWorker(")),
-    EngineSymbol(_WORKER, "EAGLEWorkerV2.verify", ("batch",), ("run_eagle_verify(",)),
+    EngineSymbol(
+        _WORKER, "EAGLEWorkerV2.verify", ("batch",), ("run_eagle_verify(", "target_worker=self.target_worker")
+    ),
+    EngineSymbol(f"{_SPEC}/base_spec_worker.py", "BaseSpecWorker.init_attention_backends"),
+    EngineSymbol(
+        f"{_SPEC}/eagle_worker_common.py",
+        "run_eagle_verify",
+        ("batch", "target_worker"),
+        ("target_worker.forward_batch_generation(", "eagle_sample("),
+    ),
+    EngineSymbol(
+        "srt/managers/tp_worker.py", "TpModelWorker.forward_batch_generation", ("batch", "forward_batch", "is_verify")
+    ),
+    EngineSymbol("srt/managers/utils.py", "GenerationBatchResult.can_run_cuda_graph"),
+    EngineSymbol(
+        "srt/model_executor/forward_batch_info.py",
+        "ForwardBatch.init_new",
+        ("batch", "model_runner", "capture_hidden_mode", "return_hidden_states_before_norm"),
+        ("input_ids=batch.input_ids", "out_cache_loc=batch.out_cache_loc", "ret.spec_info.positions"),
+    ),
+    EngineSymbol(
+        f"{_SPEC}/ragged_verify.py",
+        "RaggedVerifyLayout.from_verify_lens_device",
+        ("verify_lens", "graph_num_tokens"),
+    ),
+    EngineSymbol(f"{_SPEC}/ragged_verify.py", "RaggedVerifyLayout.qo_indptr_device"),
+    EngineSymbol(f"{_SPEC}/ragged_verify.py", "RaggedVerifyLayout.extend_start_loc"),
+    EngineSymbol(f"{_SPEC}/spec_info.py", "SpecInput.ragged_verify_layout"),
+    EngineSymbol(f"{_SPEC}/spec_info.py", "SpeculativeAlgorithm.supports_ragged_verify"),
+    EngineSymbol(
+        _GRAPHS,
+        "ragged_verify_compact_graphs_enabled",
+        ("spec_algorithm",),
+        ("spec_algorithm.supports_ragged_verify()",),
+    ),
+    EngineSymbol(
+        _GRAPHS, "DecodeCudaGraphRunner.__init__", contains=("self.ragged_verify_mode", "self.capture_num_tokens")
+    ),
+    EngineSymbol(_GRAPHS, "DecodeCudaGraphRunner.get_spec_info", ("num_tokens",)),
+    EngineSymbol(_GRAPHS, "DecodeCudaGraphRunner._capture_ragged_verify_layout", ("num_tokens",)),
+    EngineSymbol(_GRAPHS, "DecodeCudaGraphRunner._can_run_ragged_verify_graph"),
+    EngineSymbol("srt/layers/attention/attention_registry.py", "ATTENTION_BACKENDS"),
+    EngineSymbol("srt/layers/attention/attention_registry.py", "register_attention_backend", ("name",)),
+    EngineSymbol(_TRITON, "TritonAttnBackend.__init__", contains=("self.qo_indptr =", "self.mask_indptr =")),
+    EngineSymbol(_TRITON, "TritonAttnBackend.init_cuda_graph_state", ("max_bs", "max_num_tokens")),
+    EngineSymbol(
+        _TRITON,
+        "TritonAttnBackend.init_forward_metadata",
+        ("forward_batch",),
+        ("custom_mask = spec_info.custom_mask",),
+    ),
+    EngineSymbol(_TRITON, "TritonAttnBackend.init_forward_metadata_out_graph", ("forward_batch", "in_capture")),
+    EngineSymbol(
+        _TRITON,
+        "TritonAttnBackend.forward_extend",
+        contains=("self.forward_metadata.qo_indptr", "self.forward_metadata.mask_indptr"),
+    ),
+    EngineSymbol(_TRITON, "ForwardMetadata.qo_indptr"),
+    EngineSymbol(_TRITON, "ForwardMetadata.mask_indptr"),
+    EngineSymbol(
+        "srt/layers/attention/flashattention_backend.py", "FlashAttentionBackend.supports_ragged_verify_graph"
+    ),
+    EngineSymbol(
+        "srt/layers/attention/flashattention_backend.py",
+        "FlashAttentionBackend.init_forward_metadata",
+        contains=('forward_batch.spec_info, "ragged_verify_layout"', "build_ragged_target_verify_geometry("),
+    ),
     EngineSymbol(_STANDALONE, "StandaloneDraftWorker.alloc_memory_pool", ("req_to_token_pool",)),
     EngineSymbol(_STANDALONE, "StandaloneWorkerV2.__init__", ("server_args",), ("= StandaloneDraftWorker(",)),
     EngineSymbol(f"{_SPEC}/eagle_info.py", "EagleVerifyInput.retrieve_next_token"),

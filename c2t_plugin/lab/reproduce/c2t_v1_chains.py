@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.lab.curves import static_sweep, threshold_sweep, truncate
 from c2t_plugin.lab.reproduce import c2t_v1_common as common
 from c2t_plugin.lab.reproduce.c2t_v1_common import Brought
 from c2t_plugin.lab.reproduce.experiment import Bench, Experiment, Findings, Row
 from c2t_plugin.lab.scores import ChainReplay, ChainYield
+from c2t_plugin.lab.sweeps import static_sweep, threshold_sweep, truncate
 from c2t_plugin.policies.c2t import C2TTree
 from c2t_plugin.policies.eagle2 import Eagle2
 from c2t_plugin.traces import Traces

@@ -17,21 +17,12 @@ from torch import Tensor
 from c2t_plugin.classifier import NodeClassifier, load_classifier
 from c2t_plugin.forest import Forest
 from c2t_plugin.grow import TreePolicy
-from c2t_plugin.lab.curves import (
-    Sweep,
-    censored,
-    eagle2_sweep,
-    gamma_at,
-    kept_nodes,
-    serve,
-    threshold_sweep,
-    thresholds,
-    truncate,
-)
+from c2t_plugin.lab.curves import gamma_at, serve
 from c2t_plugin.lab.fit import fit
 from c2t_plugin.lab.plans import FitPlan
 from c2t_plugin.lab.replay import replay
 from c2t_plugin.lab.reproduce.experiment import Bench
+from c2t_plugin.lab.sweeps import Sweep, censored, eagle2_sweep, kept_nodes, threshold_sweep, thresholds, truncate
 from c2t_plugin.lab.training import FINE_TUNING_SHARE, FIT_RECIPES, Epoch, FitRecipe
 from c2t_plugin.traces import Traces
 
@@ -266,18 +257,14 @@ def listed(values: Sequence[float | None], digits: int = 2) -> str:
 
 def curves_figure(pictures: Mapping[str, Mapping[str, Curve]]) -> Figure:
     """gamma over tau, one panel per title, one line per rule; points alone for a name with `second` in it."""
-    from matplotlib.figure import Figure
+    from c2t_plugin.lab.pictures import gamma_over_tau, panels
 
-    figure = Figure(figsize=(7 * len(pictures), 5), layout="constrained")
-    axes = figure.subplots(1, len(pictures), squeeze=False)[0]
+    figure, axes = panels(len(pictures), 7.0)
     for axis, (title, curves) in zip(axes, pictures.items(), strict=True):
         for name, curve in curves.items():
             style = "x" if "second" in name else "-"
             axis.plot(curve.tau, curve.gamma, style, label=name, linewidth=1.2, markersize=5)
-        axis.set(title=title, xlabel="tau, bonus excluded", ylabel="gamma per verification", yscale="log")
-        axis.set_ylim(bottom=0.5)
-        axis.legend(fontsize="small")
-        axis.grid(alpha=0.3)
+        gamma_over_tau(axis, title, log=True)
     return figure
 
 

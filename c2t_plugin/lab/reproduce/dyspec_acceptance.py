@@ -15,7 +15,7 @@ from c2t_plugin.lab.reproduce.dyspec_trees import DRAFT, DRAFT_TEMPERATURE, LARG
 from c2t_plugin.lab.reproduce.entropy_trees_shapes import correlation
 from c2t_plugin.lab.reproduce.experiment import Bench, Experiment, Findings, Row
 from c2t_plugin.policies.dyspec import DySpecThreshold
-from c2t_plugin.verify import Sampler, probabilities, verify_without_replacement
+from c2t_plugin.verify import Sampler, Verification, probabilities
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -134,7 +134,7 @@ def _trees(bench: Bench, plan: live.Plan, limit: float) -> tuple[Tensor, Tensor,
             lengths = live.accept_lengths(
                 grown,
                 site.judge(),
-                verify_without_replacement,
+                Verification.WITHOUT_REPLACEMENT,
                 DRAFT_TEMPERATURE,
                 plan.temperature,
                 Sampler(generator),

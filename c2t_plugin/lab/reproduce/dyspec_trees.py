@@ -23,7 +23,7 @@ from c2t_plugin.policies.eagle2 import Eagle2
 from c2t_plugin.policies.sequoia import Sequoia
 from c2t_plugin.policies.specinfer import SpecInfer
 from c2t_plugin.policies.static import StaticTree
-from c2t_plugin.verify import Sampler, verify_multi_round, verify_without_replacement
+from c2t_plugin.verify import Sampler, Verification
 
 DRAFT, DRAFT_TEMPERATURE = "draft", 0.6
 TEMPERATURES = (0.0, 0.6)
@@ -77,7 +77,7 @@ class Rule:
     """A policy and its verification by rejection; None for a target that draws without looking at the draft."""
 
     policy: TreePolicy
-    rejection: live.Rejection | None
+    rejection: Verification | None
 
 
 def rules(setting: Setting, acceptance: Tensor) -> dict[str, Rule]:
@@ -88,11 +88,11 @@ def rules(setting: Setting, acceptance: Tensor) -> dict[str, Rule]:
     threshold = DySpecThreshold(threshold=1 / nodes, max_nodes=nodes, d_max=depth, temperature=heat, sampled=True)
     words = DySpecGreedy(max_nodes=nodes, d_max=depth, temperature=heat, reading="joint")
     return {
-        GREEDY: Rule(greedy, verify_without_replacement),
-        THRESHOLD: Rule(threshold, verify_without_replacement),
-        SEQUOIA: Rule(sequoia, verify_without_replacement),
-        SEQUENCES: Rule(SpecInfer(branches=setting.sequences, temperature=heat), verify_multi_round),
-        BRANCHES: Rule(SpecInfer(branches=setting.branches, temperature=heat), verify_multi_round),
+        GREEDY: Rule(greedy, Verification.WITHOUT_REPLACEMENT),
+        THRESHOLD: Rule(threshold, Verification.WITHOUT_REPLACEMENT),
+        SEQUOIA: Rule(sequoia, Verification.WITHOUT_REPLACEMENT),
+        SEQUENCES: Rule(SpecInfer(branches=setting.sequences, temperature=heat), Verification.MULTI_ROUND),
+        BRANCHES: Rule(SpecInfer(branches=setting.branches, temperature=heat), Verification.MULTI_ROUND),
         EAGLE2: Rule(Eagle2(max_nodes=nodes, k=setting.k, d_max=min(depth, 10)), None),
         TOP_WORDS: Rule(words, None),
     }
@@ -114,7 +114,7 @@ def acceptance_by_draw(bench: Bench, temperature: float, ranks: int, skip: int) 
             chosen = live.accepted_children(
                 grown,
                 site.judge().root(),
-                verify_without_replacement,
+                Verification.WITHOUT_REPLACEMENT,
                 DRAFT_TEMPERATURE,
                 temperature,
                 Sampler(generator),

@@ -13,22 +13,42 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from c2t_plugin.errors import C2TError
+from c2t_plugin.errors import C2TError, ConfigError
 from c2t_plugin.grow import Distributions, Drafter, Grown, TreePolicy, grow_tree
 from c2t_plugin.lab.drafts import DraftModel, ReadTexts
 from c2t_plugin.lab.pairs import load_pair, stand_alone
 from c2t_plugin.lab.replay import Outcomes, concatenate, grow_live
 from c2t_plugin.lab.texts import Texts, end_of_text, held_out_prompts, of_equal_length
 from c2t_plugin.tree import ROOT
-from c2t_plugin.verify import Chance, DraftTree, Sampler, Verified, probabilities
+from c2t_plugin.verify import (
+    Chance,
+    DraftTree,
+    Sampler,
+    Verification,
+    Verified,
+    compatible,
+    probabilities,
+    verify_chain,
+    verify_multi_round,
+    verify_without_replacement,
+)
 
 Rejection = Callable[[DraftTree, Tensor, Tensor, Chance], Verified]
+# SpecTr's verification follows equal siblings together, so one node at a time is not enough for it.
+REJECTIONS: Mapping[Verification, Rejection] = MappingProxyType(
+    {
+        Verification.CHAIN: verify_chain,
+        Verification.MULTI_ROUND: verify_multi_round,
+        Verification.WITHOUT_REPLACEMENT: verify_without_replacement,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -136,12 +156,15 @@ def by_text(
 def by_rejection(
     site: Site,
     policy: TreePolicy,
-    verification: Rejection,
+    verification: Verification,
     draft_temperature: float,
     target_temperature: float,
     generator: torch.Generator,
 ) -> Outcomes:
-    """A sampled tree at every state of a site, verified by rejection. generator: of the draws and of the verdicts."""
+    """A sampled tree at every state of a site, verified by rejection. generator: of the draws and of the verdicts.
+
+    ConfigError as of accept_lengths.
+    """
     grown = grow_tree(site.drafter(), policy, generator)
     lengths = accept_lengths(
         grown, site.judge(), verification, draft_temperature, target_temperature, Sampler(generator)
@@ -153,7 +176,7 @@ def by_rejection(
 def accept_lengths(
     grown: Grown,
     target: Drafter,
-    verification: Rejection,
+    verification: Verification,
     draft_temperature: float,
     target_temperature: float,
     chance: Chance,
@@ -161,9 +184,10 @@ def accept_lengths(
     """Accepted draft tokens of each tree, bonus excluded: (states,) int64.
 
     The target reads one node per state and call. A node's children, alone, are a tree that the verification judges as
-    it judges them in the whole one, because it walks from node to node.
+    it judges them in the whole one, because it walks from node to node. ConfigError if the verification is not exact
+    for these trees.
     """
-    tree = grown.tree
+    tree, verify = grown.tree, _rejection(grown, verification)
     lengths = torch.zeros(tree.batch, dtype=torch.int64)
     nodes = torch.full((tree.batch,), ROOT)
     going = torch.ones(tree.batch, dtype=torch.bool)
@@ -171,7 +195,7 @@ def accept_lengths(
     for call in range(tree.nodes + 1):
         probs = probabilities(distributions.logits()[:, 0].double(), target_temperature)
         for row in going.nonzero().flatten().tolist():
-            nodes[row] = _next(grown, row, int(nodes[row]), probs[row], verification, draft_temperature, chance)
+            nodes[row] = _next(grown, row, int(nodes[row]), probs[row], verify, draft_temperature, chance)
         going = going & (nodes != ROOT)
         if not going.any():
             return lengths
@@ -186,21 +210,30 @@ def accept_lengths(
 def accepted_children(
     grown: Grown,
     after: Distributions,
-    verification: Rejection,
+    verification: Verification,
     draft_temperature: float,
     target_temperature: float,
     chance: Chance,
 ) -> Tensor:
     """Rank of the root's child that is accepted in each tree, -1 for none: (states,) int64.
 
-    after: the target's distributions after the roots.
+    after: the target's distributions after the roots. ConfigError as of accept_lengths.
     """
+    verify = _rejection(grown, verification)
     probs = probabilities(after.logits()[:, 0].double(), target_temperature)
     found = torch.full((grown.tree.batch,), ROOT)
     for row in range(grown.tree.batch):
-        node = _next(grown, row, ROOT, probs[row], verification, draft_temperature, chance)
+        node = _next(grown, row, ROOT, probs[row], verify, draft_temperature, chance)
         found[row] = ROOT if node == ROOT else grown.tree.rank[row, node]
     return found
+
+
+def _rejection(grown: Grown, verification: Verification) -> Rejection:
+    compatible(grown.drafting, verification)
+    if verification not in REJECTIONS:
+        known = ", ".join(each.value for each in REJECTIONS)
+        raise ConfigError(f"{verification.value} cannot judge a tree node by node; use {known}")
+    return REJECTIONS[verification]
 
 
 def _next(
@@ -208,7 +241,7 @@ def _next(
     row: int,
     node: int,
     target_probs: Tensor,
-    verification: Rejection,
+    verify: Rejection,
     draft_temperature: float,
     chance: Chance,
 ) -> int:
@@ -221,5 +254,5 @@ def _next(
     draft_probs = probabilities(grown.logits_after(row, node).double(), draft_temperature)
     # rows of the children: what follows them is not looked at
     wide = (len(children) + 1, -1)
-    verified = verification(star, draft_probs.expand(wide), target_probs.expand(wide), chance)
+    verified = verify(star, draft_probs.expand(wide), target_probs.expand(wide), chance)
     return int(children[verified.nodes[0]]) if verified.nodes else ROOT

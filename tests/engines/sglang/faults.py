@@ -13,9 +13,9 @@ ENTRY = "[sglang.srt.plugins]\nplanted = planted_faults:register\n"
 METADATA = "Metadata-Version: 2.1\nName: planted-faults\nVersion: 0\n"
 
 
-def install(folder: Path) -> Path:
-    """Write this module as an installed distribution into `folder`, for PYTHONPATH."""
-    (folder / "planted_faults.py").write_text(Path(__file__).read_text())
+def install(folder: Path, module: str = __file__) -> Path:
+    """Write a module with a `register` as an installed distribution into `folder`, for PYTHONPATH."""
+    (folder / "planted_faults.py").write_text(Path(module).read_text())
     info = folder / "planted_faults-0.dist-info"
     info.mkdir()
     (info / "entry_points.txt").write_text(ENTRY)

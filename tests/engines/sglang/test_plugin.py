@@ -16,13 +16,14 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 pytestmark = pytest.mark.sglang
 
 from c2t_plugin.classifier import FILE_NAME, ClassifierSpec, NodeClassifier, save_classifier  # noqa: E402
+from c2t_plugin.engines.checkpoints import find_classifier  # noqa: E402
 from c2t_plugin.engines.sglang import algo, args, checkpoints, validate  # noqa: E402
 from c2t_plugin.errors import C2TError, ClassifierError, ConfigError  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def no_c2t_variables(monkeypatch: pytest.MonkeyPatch):
-    for name in ("CONFIG", "BETA", "BASE", "MODE", "CLASSIFIER", "TOP_M"):
+    for name in ("CONFIG", "BETA", "BASE", "MODE", "POLICY", "CLASSIFIER", "TOP_M"):
         monkeypatch.delenv(f"C2T_{name}", raising=False)
 
 
@@ -226,11 +227,11 @@ def test_named_then_beside_then_shipped(pair: types.SimpleNamespace, tmp_path: P
     named = tmp_path / "named.safetensors"
     save_classifier(NodeClassifier(ClassifierSpec()), named)
     draft = str(pair.draft)
-    assert checkpoints.find_classifier(C2TConfig(classifier=str(named)), "EAGLE3", draft) == (named, "named")
-    assert checkpoints.find_classifier(C2TConfig(classifier=draft), "EAGLE3", None) == (pair.draft / FILE_NAME, "named")
-    assert checkpoints.find_classifier(C2TConfig(), "EAGLE3", draft) == (pair.draft / FILE_NAME, "beside the draft")
+    assert find_classifier(C2TConfig(classifier=str(named)), "eagle3", draft) == (named, "named")
+    assert find_classifier(C2TConfig(classifier=draft), "eagle3", None) == (pair.draft / FILE_NAME, "named")
+    assert find_classifier(C2TConfig(), "eagle3", draft) == (pair.draft / FILE_NAME, "beside the draft")
     (pair.draft / FILE_NAME).unlink()
-    path, origin = checkpoints.find_classifier(C2TConfig(), "EAGLE3", draft)
+    path, origin = find_classifier(C2TConfig(), "eagle3", draft)
     assert (path.parent.name, path.name, origin) == ("eagle3", FILE_NAME, "shipped, generic")
 
 

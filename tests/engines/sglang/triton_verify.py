@@ -1,13 +1,12 @@
 """A plugin for tests only: on the CPU engine, the target verifies on the Triton backend, in Triton's interpreter.
 
-TRITON_VERIFY says how its metadata are made: "eager", or "graph", which goes through what a captured graph goes
-through: metadata made once per number of rows, for as many requests as the graph has room for, and afterwards only
-refilled. Prefill, and all of the draft's, stay on the CPU engine's own attention.
+Every other verify forward takes the metadata of a captured graph: made once per number of rows, for as many requests as
+the graph has room for, and afterwards only refilled. Prefill, and all of the draft's, stay on the CPU engine's own
+attention.
 """
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +18,7 @@ def register() -> None:
 
     # Whichever plugin SGLang loads first, this name is looked up last.
     patches.ragged_attention = _create
+    print("planted: the target verifies in Triton's interpreter", flush=True)
 
 
 def _create(runner: Any) -> Any:
@@ -31,15 +31,18 @@ def _create(runner: Any) -> Any:
         def __init__(self, runner: Any) -> None:
             super().__init__(runner)
             self.triton = RaggedTritonAttnBackend(runner)
-            self.graphs = Graphs(self.triton, runner) if os.environ["TRITON_VERIFY"] == "graph" else None
+            self.graphs = Graphs(self.triton, runner)
+            self.forwards = 0
 
         def init_forward_metadata(self, forward_batch: Any) -> None:
             if not forward_batch.forward_mode.is_target_verify():
                 super().init_forward_metadata(forward_batch)
-            elif self.graphs is not None:
-                self.graphs.replay(forward_batch)
-            else:
+                return
+            self.forwards += 1
+            if self.forwards % 2:
                 self.triton.init_forward_metadata(forward_batch)
+            else:
+                self.graphs.replay(forward_batch)
 
         def forward_extend(self, q, k, v, layer, forward_batch, *positional: Any, **keyword: Any) -> Any:
             if not forward_batch.forward_mode.is_target_verify():

@@ -1,0 +1,109 @@
+"""Prompts from the data sets of the papers, in the file formats that they are published in, from a local path.
+
+Nothing is downloaded. A path is a .json, .jsonl or .parquet file, either of the first two gzipped too, or for
+CNN/DailyMail and OpenWebText a directory of .story or .txt files.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from c2t_plugin.errors import C2TError
+
+Record = Mapping[str, Any]
+# Characters of a web text that a prompt begins with: about the 128 tokens that DySpec takes of C4 and OpenWebText.
+PREFIX = 512
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """prompt: one record -> the text of a prompt. continues: the text is to be continued, no question to a chat."""
+
+    prompt: Callable[[Record], str]
+    continues: bool = False
+
+
+def _alpaca(record: Record) -> str:
+    return "\n\n".join(part for part in (record["instruction"], record["input"]) if part)
+
+
+def _cnn_dailymail(record: Record) -> str:
+    # the original .story files have the highlights behind the article
+    article = str(record["article"]).partition("@highlight")[0].strip()
+    return f"Summarize the following article.\n\n{article}"
+
+
+def _natural_questions(record: Record) -> str:
+    return str(record["question_text"] if "question_text" in record else record["question"])
+
+
+def _first_turn(record: Record) -> str:
+    return str(record["turns"][0])
+
+
+def _prefix(record: Record) -> str:
+    return str(record["text"])[:PREFIX]
+
+
+DATA_SETS: Mapping[str, DataSet] = {
+    "gsm8k": DataSet(lambda record: str(record["question"])),
+    "alpaca": DataSet(_alpaca),
+    "cnn-dailymail": DataSet(_cnn_dailymail),
+    "mt-bench": DataSet(_first_turn),
+    "humaneval": DataSet(lambda record: str(record["prompt"]), continues=True),
+    "speed-bench": DataSet(_first_turn),
+    "natural-questions": DataSet(_natural_questions),
+    "c4": DataSet(_prefix, continues=True),
+    "openwebtext": DataSet(_prefix, continues=True),
+}
+TEXT_FILES = {"cnn-dailymail": (".story", "article"), "openwebtext": (".txt", "text")}
+
+
+def load(name: str, path: Path, count: int) -> list[str]:
+    """The first `count` prompts of a data set. C2TError if the file is missing, of another format, or too short."""
+    if name not in DATA_SETS:
+        raise C2TError(f"data set must be one of {', '.join(DATA_SETS)}, got {name!r}")
+    prompts: list[str] = []
+    for number, record in enumerate(_records(name, path), start=1):
+        try:
+            prompts.append(DATA_SETS[name].prompt(record))
+        except (KeyError, TypeError, IndexError) as error:
+            raise C2TError(f"{path}, record {number}: no record of {name} ({type(error).__name__}: {error})") from error
+        if len(prompts) == count:
+            return prompts
+    raise C2TError(f"{path} holds {len(prompts)} prompts of {name}, {count} are needed")
+
+
+def _records(name: str, path: Path) -> Iterator[Record]:
+    if path.is_dir() and name in TEXT_FILES:
+        suffix, key = TEXT_FILES[name]
+        for file in sorted(path.glob(f"*{suffix}")):
+            yield {key: file.read_text(encoding="utf-8")}
+        return
+    if not path.is_file():
+        raise C2TError(f"{name} is read from a file, and {path} is none")
+    if path.suffix == ".parquet":
+        yield from _parquet(path)
+        return
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as handle:
+            # a .json file is one list in some sets and lines in others
+            is_list = handle.read(1) == "["
+            handle.seek(0)
+            yield from json.load(handle) if is_list else map(json.loads, handle)
+    except (json.JSONDecodeError, UnicodeDecodeError, gzip.BadGzipFile) as error:
+        raise C2TError(f"{path} is no readable JSON: {error}") from error
+
+
+def _parquet(path: Path) -> Iterator[Record]:
+    try:
+        pyarrow = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise C2TError(f"{path}: parquet takes pyarrow; install it, or convert the file to JSON lines") from error
+    yield from pyarrow.read_table(path).to_pylist()

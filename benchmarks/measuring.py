@@ -1,0 +1,97 @@
+"""Passes of one arm at one condition, and what a row says about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks.serving import Client, Pass
+from c2t_plugin.errors import C2TError
+
+REPLICATES = 2000
+LEVEL = 0.95
+
+Condition = tuple[int, float]  # concurrency and temperature
+
+
+@dataclass
+class Outcome:
+    """One arm at one condition: its passes, or why there are none."""
+
+    passes: list[Pass] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def most_at_once(self) -> int:
+        """Requests that ran at once, at most, in the pass that reached least."""
+        return min(each.most_at_once for each in self.passes)
+
+    @property
+    def speeds(self) -> list[float]:
+        """Output tokens per second of each pass."""
+        return [each.output_tokens / each.seconds for each in self.passes]
+
+
+def measure(client: Client, prompts: Sequence[Sequence[int]], condition: Condition, repeats: int) -> Outcome:
+    """All passes of one condition; an error of the server becomes the outcome's."""
+    concurrency, temperature = condition
+    outcome = Outcome()
+    try:
+        for _ in range(repeats):
+            outcome.passes.append(client.run(prompts, concurrency, lambda: None, temperature))
+    except C2TError as error:
+        return Outcome(error=one_line(error))
+    wanted = min(concurrency, len(prompts))
+    if outcome.most_at_once < wanted:
+        reached = f"only {outcome.most_at_once} of {wanted} requests ever ran at once"
+        return Outcome(error=f"{reached}: raise the server's limit or take longer answers")
+    return outcome
+
+
+def one_line(error: C2TError) -> str:
+    """The first line of an error's message."""
+    return str(error).splitlines()[0]
+
+
+def metrics_of(
+    outcome: Outcome, plain: Outcome | None, statics: Sequence[Outcome], greedy: bool
+) -> dict[str, float | None]:
+    """What a row says about an outcome that has passes. plain, statics: of the same condition."""
+    completions = [each for one in outcome.passes for each in one.completions]
+    per_token = [1e3 * each.per_token_s for each in completions if each.per_token_s is not None]
+    steps = sum(each.verify_steps for each in completions)
+    tokens = sum(len(each.token_ids) for each in completions)
+    found: dict[str, float | None] = {
+        "output_tokens_per_s": float(np.mean(outcome.speeds)),
+        "seconds": float(np.mean([each.seconds for each in outcome.passes])),
+        "tpot_p50_ms": float(np.quantile(per_token, 0.5)) if per_token else None,
+        "tpot_p99_ms": float(np.quantile(per_token, 0.99)) if per_token else None,
+        "ttft_p50_ms": 1e3 * float(np.quantile([each.first_s for each in completions], 0.5)),
+        "tau": sum(each.accepted for each in completions) / steps if steps else None,
+        "gamma_per_token": sum(each.candidates for each in completions) / tokens,
+        "ran_at_once": outcome.most_at_once,
+        "passes": len(outcome.passes),
+    }
+    if plain is not None and plain.passes:
+        found |= ratio("ratio_to_plain", outcome.speeds, plain.speeds)
+        if greedy:
+            same = outcome.passes[0].n_identical(plain.passes[0])
+            found["identical_share"] = same / len(plain.passes[0].completions)
+    ran = [each for each in statics if each.passes]
+    if ran:
+        found |= ratio("ratio_to_best_static", outcome.speeds, max((each.speeds for each in ran), key=np.mean))
+    return found
+
+
+def ratio(name: str, mine: Sequence[float], theirs: Sequence[float]) -> dict[str, float | None]:
+    """Of two means, with a bootstrap interval over passes where both have several."""
+    found: dict[str, float | None]
+    found = {name: float(np.mean(mine) / np.mean(theirs))}
+    if min(len(mine), len(theirs)) < 2:
+        return found
+    rng = np.random.default_rng(0)
+    top, bottom = (rng.choice(each, (REPLICATES, len(each))).mean(1) for each in (mine, theirs))
+    low, high = np.quantile(top / bottom, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return {**found, f"{name}_low": float(low), f"{name}_high": float(high)}

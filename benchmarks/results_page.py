@@ -1,0 +1,147 @@
+"""docs/results.md from rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.record import BenchRow
+from benchmarks.tables import Block, grid, latest_blocks, listing, load_of, losers
+
+HEAD = """# Results
+
+Written by `make report` from the rows in `benchmarks/results`; do not edit. Every arm that ran is in its table, those
+that lose too. Rows are of one of three kinds:
+
+- **functional**: servers on SGLang's CPU engine. Outputs and counts are real, times say nothing about a GPU.
+- **simulated**: recorded drafts of the shipped pair, with costs from data sheets. It compares arms and predicts no
+  server: see [benchmarking](benchmarking.md#throughput-simulated) for what is assumed.
+- **measured**: on a GPU.
+
+tau never counts the bonus token. [The papers' tables](reproduction.md) on the pair have a page of their own.
+"""
+STEP = """## One step
+
+[One recorded decoding step](results/step.html) under four policies: what each of them verifies, cuts and misses, with
+the numbers that the classifier sees. `c2t show` draws any other.
+"""
+TABLE3 = """## The paper's table 3, simulated
+
+C2T v2 table 3: 240 requests, chains of at most 4. Ratio to plain decoding, the paper's in brackets; the lines of plain
+decoding are seconds. The lengths of the outputs, which the paper does not give, are fitted to its three baseline
+seconds on the L40; everything else follows from recorded acceptance and data sheets. The paper gives no beta.
+"""
+SIMULATED = """## Throughput by batch size, simulated
+
+Output tokens/s, with the ratio to plain decoding in brackets, by the number of requests in flight.
+"""
+PLANNER = """## The planner's two constants, simulated
+
+Output tokens/s of the planner over the best of plain decoding and all static lengths, by the number of requests in
+flight.
+"""
+SERVED = """## Served
+
+Lines of text in place of figures are arms that did not run, and why.
+"""
+NO_GPU = "## On a GPU\n\nNo row yet: nothing here has been measured on a GPU.\n"
+
+
+def page(demo: str, rows: Sequence[BenchRow]) -> str:
+    """The whole page. demo: the README's table with its source line, empty without rows of the demo."""
+    blocks = latest_blocks(rows)
+    parts = [HEAD]
+    if demo:
+        picture = "![tau against gamma per output token](results/tau-gamma.png)"
+        parts.append(f"## The demo, functional\n\n{demo}\n\n{picture}\n")
+    parts.append(STEP)
+    parts += _section(TABLE3, [_table3(found) for found in _of(blocks, "c2t-v2-table3", "simulated")])
+    simulated = [_simulated(found) for found in _of(blocks, "simulated", "simulated")]
+    parts += _section(SIMULATED, simulated, "throughput.png", "planner.png")
+    parts += _section(PLANNER, [_planner(found) for found in _of(blocks, "planner", "simulated")])
+    served = [found for block, found in blocks.items() if ("kind", "simulated") not in block]
+    parts += _section(SERVED, [_served(found) for found in served])
+    if not any(row.kind == "measured" for row in rows):
+        parts.append(NO_GPU)
+    return "\n".join(parts)
+
+
+def _of(blocks: Mapping[Block, list[BenchRow]], scenario: str, kind: str) -> list[list[BenchRow]]:
+    wanted = {("scenario", scenario), ("kind", kind)}
+    return [found for block, found in blocks.items() if wanted <= set(block)]
+
+
+def _section(head: str, tables: Sequence[str], *pictures: str) -> list[str]:
+    if not tables:
+        return []
+    shown = [f"![{picture.removesuffix('.png')}](results/{picture})\n" for picture in pictures]
+    return [head, *shown, *tables]
+
+
+def _table3(rows: Sequence[BenchRow]) -> str:
+    first = rows[0].setting
+    title = f"### {first['target']} on {first['column']}, acceptance of the draft `{first['draft']}`"
+    tail = f"{how_far(rows)} Outputs of {first['mean_output']:g} tokens on average, spread {first['spread']:g}."
+    return _block(title, grid(rows, table3_cell), tail, rows)
+
+
+def table3_cell(row: BenchRow) -> str:
+    """ratio (the paper's); for plain decoding seconds (the paper's)."""
+    name, shown = ("seconds", "paper_seconds") if row.arm == "plain" else ("ratio_to_plain", "paper_ratio")
+    return f"{row.metrics[name]:.2f} ({row.metrics[shown]:.2f})"
+
+
+def how_far(rows: Sequence[BenchRow]) -> str:
+    """How far one column of table 3 is from the paper's: EAGLE's ratios, and what C2T gains over EAGLE."""
+    by_arm: dict[str, list[BenchRow]] = {}
+    for row in sorted(rows, key=load_of):
+        by_arm.setdefault(row.arm, []).append(row)
+    static = [(row.metrics["ratio_to_plain"] or 0.0, row.metrics["paper_ratio"] or 0.0) for row in by_arm["static 4"]]
+    betas = [found for arm, found in by_arm.items() if arm.startswith("C2T beta")]
+    planned = next(found for arm, found in by_arm.items() if arm.startswith("C2T auto"))
+    gains, choices, printed = [], [], []
+    for place, (ours, papers) in enumerate(static):
+        gains.append(max(found[place].metrics["ratio_to_plain"] or 0.0 for found in betas) / ours)
+        choices.append((planned[place].metrics["ratio_to_plain"] or 0.0) / ours)
+        printed.append((planned[place].metrics["paper_ratio"] or 0.0) / papers)
+    off = _list(f"{ours - papers:+.2f}" for ours, papers in static)
+    gain, choice, paper = (_list(f"{x:.2f}" for x in each) for each in (gains, choices, printed))
+    return (
+        f"static 4 is {off} off the paper's EAGLE. "
+        f"Over it the best fixed beta gains {gain}, the planner {choice}, the paper's C2T {paper}."
+    )
+
+
+def _list(texts: Iterable[str]) -> str:
+    return ", ".join(texts)
+
+
+def title_of(setting: Mapping[str, Any]) -> str:
+    """A simulated setting in words, the load aside."""
+    gpus = setting["gpu"] if setting["tp"] == 1 else f"{setting['tp']} x {setting['gpu']}"
+    return f"{setting['target']} on {gpus}, {setting['context']} tokens of context, acceptance of `{setting['draft']}`"
+
+
+def simulated_cell(row: BenchRow) -> str:
+    """tokens/s (ratio to plain)."""
+    return f"{row.metrics['output_tokens_per_s']:,.0f} ({row.metrics['ratio_to_plain']:.2f})"
+
+
+def _simulated(rows: Sequence[BenchRow]) -> str:
+    return _block(f"### {title_of(rows[0].setting)}", grid(rows, simulated_cell), losers(rows), rows)
+
+
+def _planner(rows: Sequence[BenchRow]) -> str:
+    shown = grid(rows, lambda row: f"{row.metrics['ratio_to_best']:.3f}")
+    return _block(f"### {title_of(rows[0].setting)}", shown, "", rows)
+
+
+def _served(rows: Sequence[BenchRow]) -> str:
+    setting = ", ".join(f"{name} {value}" for name, value in rows[0].setting.items() if name != "concurrency")
+    return _block(f"### {rows[0].scenario}, {rows[0].kind}: {setting}", listing(rows), losers(rows), rows)
+
+
+def _block(title: str, shown: str, remark: str, rows: Sequence[BenchRow]) -> str:
+    run = rows[0].run
+    source = f"`{run['command']}`; {run['machine']}; {run['utc'][:10]}, commit {run['git_sha'][:12]}."
+    return f"{title}\n\n{shown}\n\n{remark} {source}".replace("\n\n ", "\n\n") + "\n"

@@ -1,0 +1,134 @@
+"""A torch profiler trace with call stacks, added up by the phases of a speculative decoding step.
+
+A function's time counts for the innermost phase that it runs in; what runs in a step but in no phase is `other`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from c2t_plugin.errors import C2TError
+
+Event = Mapping[str, Any]
+STEP = "step"
+PHASES = ("draft", "statistics", "classifier", "rerank", "verify", "other")
+# Functions of SGLang 0.5.23 and of C2T, as the profiler names them: file(line): function.
+FUNCTIONS = (
+    (STEP, re.compile(r"eagle_worker_v2\.py\(\d+\): forward_batch_generation$")),
+    ("draft", re.compile(r"eagle_worker_v2\.py\(\d+\): (?:draft|_draft_extend_for_decode)$")),
+    ("draft", re.compile(r"sglang/worker\.py\(\d+\): (?:draft|_draft_extend_for_decode)$")),
+    ("verify", re.compile(r"eagle_worker_v2\.py\(\d+\): verify$")),
+    ("rerank", re.compile(r"\.py\(\d+\): (?:select_top_k_tokens|organize_draft_results)$")),
+    ("statistics", re.compile(r"c2t_kernels\S*\.py\(\d+\): draft_stats$")),
+    ("classifier", re.compile(r"c2t_plugin/classifier\.py\(\d+\): confidence$")),
+    ("classifier", re.compile(r"c2t_kernels\S*\.py\(\d+\): score_chain$")),
+)
+# C2T's own kernels: inside a captured graph a launch says only which graph it was.
+KERNELS = (
+    ("statistics", re.compile(r"^(?:scan_kernel|select_kernel)")),
+    ("classifier", re.compile(r"^score_chain_kernel")),
+)
+
+
+class Span(NamedTuple):
+    """A phase's function on a thread, in microseconds."""
+
+    start: float
+    end: float
+    phase: str
+
+
+def load_trace(path: Path) -> list[Event]:
+    """The events of a trace file, gzipped or not. C2TError if it is none."""
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        events: list[Event] = json.loads(raw)["traceEvents"]
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise C2TError(f"{path.name} is no readable trace: {error}") from error
+    return events
+
+
+def phases(events: Sequence[Event]) -> dict[str, float]:
+    """Milliseconds per decoding step of each of PHASES, as `draft_ms` and so on, and how many `steps` there were.
+
+    Device time where the trace has kernels, else host time. C2TError if it holds no decoding step.
+    """
+    threads = _threads(events)
+    steps = sum(span.phase == STEP for spans in threads.values() for span in spans)
+    if not steps:
+        raise C2TError("the trace holds no decoding step with call stacks: profile with stacks, under speculation")
+    kernels = [event for event in events if event.get("ph") == "X" and event.get("cat") in ("kernel", "gpu_memcpy")]
+    total = _device(events, kernels, threads) if kernels else _host(threads)
+    found = {f"{phase}_ms": total.get(phase, 0.0) / 1e3 / steps for phase in PHASES}
+    return {**found, "steps": float(steps)}
+
+
+def _threads(events: Iterable[Event]) -> dict[Any, list[Span]]:
+    """The phases' functions of each thread, by start, an outer one before an inner one."""
+    threads: dict[Any, list[Span]] = defaultdict(list)
+    for event in events:
+        if event.get("ph") != "X" or event.get("cat") != "python_function":
+            continue
+        phase = next((phase for phase, pattern in FUNCTIONS if pattern.search(event["name"])), None)
+        if phase is not None:
+            span = Span(event["ts"], event["ts"] + event["dur"], phase)
+            threads[event["tid"]].append(span)
+    return {thread: sorted(spans, key=lambda span: (span.start, -span.end)) for thread, spans in threads.items()}
+
+
+def _host(threads: Mapping[Any, Sequence[Span]]) -> dict[str, float]:
+    """Microseconds of each phase itself, without the phases inside it."""
+    total: dict[str, float] = defaultdict(float)
+    for spans in threads.values():
+        open_: list[Span] = []
+        for span in spans:
+            while open_ and open_[-1].end <= span.start:
+                open_.pop()
+            inside = open_[-1].phase if open_ else None
+            if inside is None and span.phase != STEP:
+                # outside a step: another thread's work, or the step began before the trace did
+                continue
+            total[_named(span.phase)] += span.end - span.start
+            if inside is not None:
+                total[_named(inside)] -= span.end - span.start
+            open_.append(span)
+    return dict(total)
+
+
+def _device(
+    events: Iterable[Event], kernels: Iterable[Event], threads: Mapping[Any, Sequence[Span]]
+) -> dict[str, float]:
+    """Microseconds of the kernels that each phase launched."""
+    launches = {
+        event["args"]["correlation"]: event
+        for event in events
+        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
+    }
+    total: dict[str, float] = defaultdict(float)
+    for kernel in kernels:
+        launch = launches.get(kernel.get("args", {}).get("correlation"))
+        phase = _innermost(threads.get(launch["tid"], ()), launch["ts"]) if launch else None
+        if phase is None:
+            continue
+        own = next((own for own, pattern in KERNELS if pattern.search(kernel["name"])), None)
+        total[own or _named(phase)] += kernel["dur"]
+    return dict(total)
+
+
+def _innermost(spans: Sequence[Span], at: float) -> str | None:
+    """The phase that runs at this moment; the spans of a thread are nested, so the last one that began is it."""
+    for span in reversed(spans[: bisect_right(spans, at, key=lambda span: span.start)]):
+        if span.end > at:
+            return span.phase
+    return None
+
+
+def _named(phase: str) -> str:
+    return "other" if phase == STEP else phase

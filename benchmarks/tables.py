@@ -1,0 +1,93 @@
+"""Rows of arms as Markdown: a grid of arms by load where one figure is enough, else a line an arm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from benchmarks.record import BenchRow
+from benchmarks.spans import PHASES
+
+# what a setting calls the number of requests that run at once
+LOADS = ("requests_in_flight", "concurrency")
+METRICS = {
+    "output_tokens_per_s": ("output tokens/s", ",.0f"),
+    "tpot_p50_ms": ("TPOT p50, ms", ".1f"),
+    "tpot_p99_ms": ("TPOT p99, ms", ".1f"),
+    "ttft_p50_ms": ("TTFT p50, ms", ".0f"),
+    "tau": ("tau (bonus excluded)", ".2f"),
+    "gamma_per_token": ("gamma per output token", ".2f"),
+    "ratio_to_plain": ("ratio to plain", ".2f"),
+    "ratio_to_best_static": ("ratio to best static", ".2f"),
+    **{f"{phase}_ms": (f"{phase}, ms/step", ".2f") for phase in PHASES},
+}
+Block = tuple[tuple[str, str | int | float | None], ...]
+
+
+def load_of(row: BenchRow) -> int:
+    """Requests that run at once."""
+    return int(next(row.setting[name] for name in LOADS if name in row.setting) or 0)
+
+
+def block_of(row: BenchRow) -> Block:
+    """All of a row's setting but the load: rows of one block make one table."""
+    rest = ((name, value) for name, value in sorted(row.setting.items()) if name not in LOADS)
+    return (("scenario", row.scenario), ("kind", row.kind), *rest)
+
+
+def latest_blocks(rows: Iterable[BenchRow]) -> dict[Block, list[BenchRow]]:
+    """The rows of every block, each block from the run that started last, in the order of their first appearance."""
+    blocks: dict[Block, list[BenchRow]] = {}
+    for row in rows:
+        blocks.setdefault(block_of(row), []).append(row)
+    return {
+        block: [row for row in found if row.run["utc"] == max(each.run["utc"] for each in found)]
+        for block, found in blocks.items()
+    }
+
+
+def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *lines])
+
+
+def grid(rows: Sequence[BenchRow], cell: Callable[[BenchRow], str]) -> str:
+    """One line an arm, one column a load; a row without figures says why there are none."""
+    loads = sorted({load_of(row) for row in rows})
+    found = {(row.arm, load_of(row)): row.error or cell(row) for row in rows}
+    arms = dict.fromkeys(row.arm for row in rows)
+    return table(["arm", *map(str, loads)], ([arm, *(found.get((arm, load), "") for load in loads)] for arm in arms))
+
+
+def listing(rows: Sequence[BenchRow]) -> str:
+    """One line an arm and load, one column a metric, with the bootstrap interval of a ratio that has one."""
+    shown = [name for name in METRICS if any(row.metrics.get(name) is not None for row in rows)]
+    header = ["arm", "concurrency", *(METRICS[name][0] for name in shown)]
+    lines = []
+    for row in sorted(rows, key=load_of):
+        figures = [row.error] + [""] * (len(shown) - 1) if row.error else [figure(row.metrics, name) for name in shown]
+        lines.append([row.arm, str(load_of(row)), *figures])
+    return table(header, lines)
+
+
+def figure(metrics: Mapping[str, float | None], name: str) -> str:
+    """One metric as text, e.g. `1.08 (1.05 to 1.11)`; nothing where there is none."""
+    value, form = metrics.get(name), METRICS[name][1]
+    if value is None:
+        return ""
+    low, high = metrics.get(f"{name}_low"), metrics.get(f"{name}_high")
+    return f"{value:{form}}" + ("" if low is None or high is None else f" ({low:{form}} to {high:{form}})")
+
+
+def losers(rows: Sequence[BenchRow]) -> str:
+    """Which arms are slower than plain decoding somewhere, with the loads."""
+    slow: dict[str, list[int]] = {}
+    for row in rows:
+        if (row.metrics.get("ratio_to_plain") or 1.0) < 1.0:
+            slow.setdefault(row.arm, []).append(load_of(row))
+    if not slow:
+        return "No arm is slower than plain decoding here."
+    return f"Slower than plain decoding: {'; '.join(f'{arm} at {_join(loads)}' for arm, loads in slow.items())}."
+
+
+def _join(loads: Sequence[int]) -> str:
+    return ", ".join(map(str, sorted(loads)))

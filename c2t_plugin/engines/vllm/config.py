@@ -1,0 +1,172 @@
+"""From `--speculative-config '{"method": "c2t:eagle3", ...}'` to a stock speculative method and C2T's own settings.
+
+Before vLLM builds its configuration `translate` takes C2T's keys out of the arguments; afterwards `settle` checks what
+vLLM made of the rest and writes the settings that every worker reads: `additional_config["c2t"]`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from c2t_plugin.config import C2TConfig
+from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
+from c2t_plugin.engines.served_traces import check_directory
+from c2t_plugin.errors import ConfigError
+
+METHOD = "c2t"
+PREFIX = "c2t_"
+KEY = "c2t"
+# Stock methods whose drafts are scored, and the kind of draft a classifier is for.
+BASES = {"draft_model": "standalone", "eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp"}
+
+# The platform's choice of worker, and the one of ours that stands over it.
+WORKERS = {
+    "vllm.v1.worker.cpu_worker.CPUWorker": "c2t_plugin.engines.vllm.worker_cpu.C2TWorker",
+    "vllm.v1.worker.gpu_worker.Worker": "c2t_plugin.engines.vllm.worker_gpu.C2TWorker",
+}
+
+# Whether a resolved speculative configuration is in the way, what to name, why.
+_REFUSED: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
+    (lambda spec: spec.method not in BASES, "this speculative method", f"C2T scores {', '.join(BASES)} drafts"),
+    (lambda spec: spec.use_local_argmax_reduction, "use_local_argmax_reduction", "there are no logits to score"),
+    (lambda spec: spec.parallel_drafting, "parallel_drafting", "there are no logits per draft step"),
+    (lambda spec: spec.use_gemma4_mtp(), "a Gemma 4 draft", "its drafts bypass the logits that C2T scores"),
+    (lambda spec: spec.use_step3p5_mtp(), "a Step 3.5 draft", "its drafts bypass the logits that C2T scores"),
+    (lambda spec: spec.use_multi_module_mtp(), "an MTP draft of several modules", "it has one head per draft step"),
+    (lambda spec: spec.use_heterogeneous_vocab, "use_heterogeneous_vocab", "words are dropped after the scoring"),
+    (
+        lambda spec: spec.rejection_sample_method != "standard",
+        "rejection_sample_method other than standard",
+        "only the standard one is known to stay exact when drafts are cut",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a worker needs, as it travels in `additional_config["c2t"]`.
+
+    classifier: path of the file. origin: where it came from. beta: threshold in [0, 1]. base: the kind of draft.
+    trace_dir, trace_share: see C2TConfig.
+    """
+
+    classifier: str
+    origin: str
+    beta: float
+    base: str
+    trace_dir: str | None = None
+    trace_share: float = C2TConfig.trace_share
+
+    @classmethod
+    def of(cls, vllm_config: Any) -> Settings | None:
+        """The settings of an engine, None if C2T was not asked for."""
+        additional = vllm_config.additional_config
+        found = additional.get(KEY) if isinstance(additional, Mapping) else None
+        return None if found is None else cls(**found)
+
+    def log(self, logger: logging.Logger, method: str, d_max: int, where: str) -> None:
+        """Say what runs."""
+        text = "C2T: base %s, chains of at most %d, beta %s, classifier %s (%s); %s"
+        logger.info(text, method, d_max, self.beta, self.classifier, self.origin, where)
+        if self.origin.startswith("shipped"):
+            logger.warning("C2T: this classifier was fitted on another pair; fit your own: c2t collect, then c2t fit")
+
+
+def translate(arguments: Any) -> C2TConfig | None:
+    """Take C2T's options out of vLLM's argument record; None if it does not ask for C2T.
+
+    Raises ConfigError for options that do not hold.
+    """
+    options = _options(arguments)
+    if options is None:
+        return None
+    mode = options.get("mode")
+    if mode not in (None, "chain"):
+        raise ConfigError(
+            f"c2t_mode is {mode!r}: vLLM has no tree attention, so C2T drafts chains there; for trees use SGLang"
+        )
+    if "ragged" in options:
+        raise ConfigError("c2t_ragged: vLLM verifies chains of unequal length as they are; leave it out")
+    C2TConfig.from_mapping(options)  # resolve asks for known options only
+    config = C2TConfig.resolve(options)
+    if not arguments.speculative_config:
+        raise ConfigError('C2T needs a draft: --speculative-config \'{"method": "c2t", "model": ...}\'')
+    if arguments.worker_cls != "auto":
+        raise ConfigError(f"--worker-cls {arguments.worker_cls} cannot be combined with C2T, which brings its own")
+    _without_async(arguments)
+    return config
+
+
+def _options(arguments: Any) -> dict[str, Any] | None:
+    spec = {name.replace("-", "_"): value for name, value in (arguments.speculative_config or {}).items()}
+    method, _, base = str(spec.get("method") or "").partition(":")
+    named = method == METHOD
+    own = {name.removeprefix(PREFIX): spec.pop(name) for name in list(spec) if name.startswith(PREFIX)}
+    if own and not named:
+        raise ConfigError(f'{PREFIX}{next(iter(own))} is set, but the method is {spec.get("method")!r}, not "c2t"')
+    additional = dict(arguments.additional_config or {})
+    beside = additional.pop(KEY, None)
+    if beside is None and not named:
+        return None
+    if not isinstance(beside, Mapping | None):
+        raise ConfigError(f'additional_config["{KEY}"] must be an object, got {beside!r}')
+    if named:
+        if base and base not in BASES:
+            raise ConfigError(f"method is {spec['method']!r}; after the colon C2T knows {', '.join(BASES)}")
+        # without a base vLLM finds the method out by itself
+        spec.pop("method")
+        arguments.speculative_config = {**spec, **({"method": base} if base else {})}
+    options = {**(beside or {}), **own}
+    # so that a record which is asked again still asks for C2T
+    arguments.additional_config = {**additional, KEY: options}
+    return options
+
+
+def _without_async(arguments: Any) -> None:
+    """Chains of unequal length need the scheduler to wait for them, unless vLLM's adaptive verification cuts them."""
+    if arguments.speculative_config.get("enable_adaptive_verification"):
+        return
+    if arguments.async_scheduling:
+        raise ConfigError(
+            "--async-scheduling fixes the number of drafts before they are scored: leave it out, or let vLLM cut by "
+            "C2T's confidences with enable_adaptive_verification in --speculative-config"
+        )
+    arguments.async_scheduling = False
+
+
+def settle(vllm_config: Any, config: C2TConfig) -> Settings:
+    """Check vLLM's resolved configuration, choose the classifier, and write both into that configuration.
+
+    Raises ConfigError or ClassifierError.
+    """
+    spec = vllm_config.speculative_config
+    for is_set, what, reason in _REFUSED:
+        if is_set(spec):
+            raise ConfigError(f"{what} cannot be combined with C2T (method {spec.method!r}): {reason}")
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        raise ConfigError("--pipeline-parallel-size above 1 cannot be combined with C2T: it was never tried")
+    if spec.enable_adaptive_verification and not vllm_config.use_v2_model_runner:
+        raise ConfigError("enable_adaptive_verification needs vLLM's model runner V2, this engine has V1: leave it out")
+    worker = vllm_config.parallel_config.worker_cls
+    if worker not in WORKERS:
+        raise ConfigError(f"vLLM chose the worker {worker}, C2T knows {', '.join(WORKERS)}: use a CPU or CUDA device")
+    if config.trace_dir is not None and vllm_config.use_v2_model_runner:
+        raise ConfigError("trace_dir: requests are recorded on vLLM's model runner V1 alone, this engine has V2")
+    check_directory(config)
+    base = BASES[spec.method]
+    if config.base not in ("auto", base):
+        raise ConfigError(f"base is {config.base!r}, but vLLM drafts with {spec.method}; leave the base out")
+    if isinstance(config.beta, str) or config.trace_dir is not None:
+        raise ConfigError(
+            "beta 'auto' and trace_dir are known to SGLang's adapter only: give a number and no directory"
+        )
+    path, origin = find_classifier(config, base, spec.model)
+    suggested = load_fitting_classifier(path, config).spec.suggested_beta
+    beta = suggested if config.beta is None else config.beta
+    settings = Settings(str(path), origin, beta, base, config.trace_dir, config.trace_share)
+    vllm_config.additional_config = {**vllm_config.additional_config, KEY: asdict(settings)}
+    vllm_config.parallel_config.worker_cls = WORKERS[worker]
+    return settings

@@ -1,0 +1,125 @@
+"""Every vLLM symbol that the adapter relies on, checked when C2T is selected, before the engine starts."""
+
+from __future__ import annotations
+
+from c2t_plugin.engines.contract import EngineSymbol, check_contract
+from c2t_plugin.errors import ContractError
+
+SUPPORTED = "vLLM 0.32"
+_RELEASE = "0.32."
+
+_ARGUMENTS = "engine/arg_utils.py"
+_PROPOSER = "v1/spec_decode/llm_base_proposer.py"
+_RUNNER = "v1/worker/gpu_model_runner.py"
+_V2 = "v1/worker/gpu"
+
+SYMBOLS: tuple[EngineSymbol, ...] = (
+    EngineSymbol(_ARGUMENTS, "EngineArgs.create_engine_config", ("self",), ("self.create_speculative_config(",)),
+    EngineSymbol(_ARGUMENTS, "EngineArgs.from_cli_args", ("cls", "args")),
+    EngineSymbol(_ARGUMENTS, "EngineArgs.speculative_config"),
+    EngineSymbol(_ARGUMENTS, "EngineArgs.additional_config"),
+    EngineSymbol(_ARGUMENTS, "EngineArgs.async_scheduling"),
+    EngineSymbol("config/parallel.py", "ParallelConfig.worker_cls"),
+    EngineSymbol("config/speculative.py", "SpeculativeConfig.use_gemma4_mtp"),
+    EngineSymbol("config/speculative.py", "SpeculativeConfig.use_step3p5_mtp"),
+    EngineSymbol("config/speculative.py", "SpeculativeConfig.use_multi_module_mtp"),
+    EngineSymbol("config/speculative.py", "SpeculativeConfig.use_local_argmax_reduction"),
+    EngineSymbol("config/speculative.py", "SpeculativeConfig.parallel_drafting"),
+    EngineSymbol("config/speculative.py", "SpeculativeConfig.use_heterogeneous_vocab"),
+    EngineSymbol("config/speculative.py", "SpeculativeConfig.rejection_sample_method"),
+    EngineSymbol("config/vllm.py", "VllmConfig.additional_config"),
+    EngineSymbol("config/vllm.py", "VllmConfig.use_v2_model_runner"),
+    EngineSymbol("v1/worker/worker_base.py", "WorkerWrapperBase.init_worker", contains=("parallel_config.worker_cls",)),
+    EngineSymbol("v1/worker/cpu_worker.py", "CPUWorker.init_device", ("self",), ("= CPUModelRunner(",)),
+    EngineSymbol("v1/worker/gpu_worker.py", "Worker.init_device", ("self",)),
+    EngineSymbol(
+        _PROPOSER,
+        "SpecDecodeBaseProposer.propose",
+        ("num_speculative_tokens", "common_attn_metadata"),
+        ("self._sample_draft_tokens(", "self._last_draft_probs = torch.stack(draft_probs_list, dim=1)"),
+    ),
+    EngineSymbol(
+        _PROPOSER,
+        "SpecDecodeBaseProposer._sample_draft_tokens",
+        ("hidden_states", "sampling_metadata"),
+        ("self._greedy_sample(", "self.model.compute_logits(hidden_states)"),
+    ),
+    EngineSymbol(_PROPOSER, "SpecDecodeBaseProposer._greedy_sample", contains=("self.model.compute_logits(",)),
+    EngineSymbol(_PROPOSER, "SpecDecodeBaseProposer.load_model", ("target_model",), ("self.model =",)),
+    EngineSymbol(
+        "model_executor/model_loader/default_loader.py",
+        "DefaultModelLoader._prepare_weights",
+        contains=("filter_duplicate_safetensors_files(",),
+    ),
+    EngineSymbol("v1/spec_decode/eagle.py", "EagleProposer.__init__", ("vllm_config", "device", "runner")),
+    EngineSymbol("v1/spec_decode/draft_model.py", "DraftModelProposer.__init__", ("vllm_config", "device", "runner")),
+    EngineSymbol(_RUNNER, "GPUModelRunner.__init__", contains=("= DraftModelProposer(", "= EagleProposer(")),
+    EngineSymbol(
+        _RUNNER, "GPUModelRunner._get_draft_token_ids_cpu", contains=("isinstance(self._draft_token_ids, list)",)
+    ),
+    EngineSymbol(_RUNNER, "GPUModelRunner._get_spec_decode_draft_probs", contains=("[row_idx, :num_draft]",)),
+    EngineSymbol("v1/metrics/loggers.py", "PrometheusStatLogger.__init__", ("vllm_config",)),
+    EngineSymbol(
+        "v1/metrics/loggers.py",
+        "PrometheusStatLogger.record",
+        ("scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx"),
+    ),
+    EngineSymbol("v1/metrics/stats.py", "SchedulerStats.spec_decoding_stats"),
+    EngineSymbol(
+        "v1/metrics/stats.py", "IterationStats.update_from_output", contains=("inter_token_latencies_iter.append(",)
+    ),
+    EngineSymbol("v1/spec_decode/metrics.py", "SpecDecodingStats.num_drafts"),
+    EngineSymbol("v1/spec_decode/metrics.py", "SpecDecodingStats.num_accepted_tokens"),
+    EngineSymbol("v1/spec_decode/metrics.py", "SpecDecodingStats.num_draft_tokens_per_pos"),
+    EngineSymbol("triton_utils/dispatcher.py", "register_kernels", ("overrides",)),
+    EngineSymbol("v1/sample/rejection_sampler.py", "expand_kernel", ("output_ptr", "input_ptr", "cu_num_tokens_ptr")),
+    EngineSymbol(
+        f"{_V2}/spec_decode/speculator.py",
+        "DraftModelSpeculator.sample_draft",
+        ("hidden_states", "idx_mapping", "draft_step"),
+        ("self._maybe_predict_acceptance(logits, idx_mapping, draft_step)",),
+    ),
+    EngineSymbol(
+        f"{_V2}/spec_decode/speculator.py",
+        "DraftModelSpeculator._maybe_predict_acceptance",
+        contains=("self.acceptance_estimator.predict(", "self.draft_token_confidence_probs", "self.temperature"),
+    ),
+    EngineSymbol(
+        f"{_V2}/spec_decode/speculator.py",
+        "DraftModelSpeculator.observe_verification",
+        ("idx_mapping", "num_sampled", "num_rejected"),
+        ("self.acceptance_estimator.step(idx_mapping, num_sampled, num_rejected)",),
+    ),
+    EngineSymbol(f"{_V2}/spec_decode/speculator.py", "DraftModelSpeculator.load_model", ("target_model",)),
+    EngineSymbol(
+        f"{_V2}/spec_decode/acceptance_estimator.py",
+        "OnlineAcceptanceEstimator.predict",
+        ("logits", "idx_mapping", "draft_step", "confidence_probs", "temperature"),
+        ("confidence_probs.stride(0)",),
+    ),
+    EngineSymbol(
+        f"{_V2}/spec_decode/acceptance_estimator.py",
+        "OnlineAcceptanceEstimator.step",
+        ("idx_mapping", "num_sampled", "num_rejected"),
+    ),
+    EngineSymbol(f"{_V2}/spec_decode/__init__.py", "init_speculator", contains=("StandaloneARSpeculator(",)),
+    EngineSymbol(f"{_V2}/spec_decode/eagle/speculator.py", "EagleSpeculator.load_draft_model"),
+    EngineSymbol(f"{_V2}/spec_decode/mtp/speculator.py", "MTPSpeculator.load_draft_model"),
+    EngineSymbol(f"{_V2}/spec_decode/standalone_ar/speculator.py", "StandaloneARSpeculator.load_draft_model"),
+    EngineSymbol(f"{_V2}/spec_decode/utils.py", "DraftTokensHandler.set_draft_tokens", ("input_batch", "draft_tokens")),
+    EngineSymbol(f"{_V2}/spec_decode/utils.py", "DraftTokensHandler.get_draft_tokens"),
+    EngineSymbol(
+        f"{_V2}/model_runner.py",
+        "GPUModelRunner.take_draft_token_ids",
+        contains=("self.draft_tokens_handler.get_draft_tokens()",),
+    ),
+)
+
+
+def check(version: str) -> None:
+    """Raise ContractError unless this release of vLLM is one the adapter knows and has every symbol as it needs it."""
+    if not version.startswith(_RELEASE):
+        raise ContractError(
+            f"vLLM {version} is installed, C2T supports {SUPPORTED}: install that, or a C2T that knows yours"
+        )
+    check_contract("vllm", SYMBOLS, SUPPORTED)

@@ -1,0 +1,134 @@
+"""Model runner V1: vLLM's own proposers, with every draft token scored and each request's chain cut.
+
+The stock loop calls the draft model's `compute_logits` once per draft step, and the runner takes a list of unequally
+long drafts from `propose` as well as a tensor. So nothing of the loop is copied: logits are scored as they pass, and
+what `propose` returns is cut. The slots behind a cut hold keys of dropped tokens until the next draft's first pass,
+which feeds every scheduled token again and so writes over them.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from vllm.v1.spec_decode.draft_model import DraftModelProposer
+from vllm.v1.spec_decode.eagle import EagleProposer
+
+from c2t_plugin.classifier import load_classifier
+from c2t_plugin.engines.vllm.checkpoints import without_classifier_files
+from c2t_plugin.engines.vllm.config import Settings
+from c2t_plugin.engines.vllm.served import ServedTraces
+from c2t_plugin.policies.chain import ChainScorer
+
+if TYPE_CHECKING:
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer as _StockProposer
+else:
+    _StockProposer = object
+
+logger = logging.getLogger("vllm.c2t")
+
+
+class _AllCut(Exception):
+    """Leaves the stock draft loop: no request of the batch has a token left to draft."""
+
+
+class _ChainMixin(_StockProposer):
+    """Over a stock proposer: scores each draft step, ends the loop early, returns one list of tokens per request."""
+
+    def __init__(self, vllm_config: Any, device: torch.device, runner: Any = None) -> None:
+        super().__init__(vllm_config, device, runner)
+        settings = Settings.of(vllm_config)
+        assert settings is not None
+        parallel = vllm_config.parallel_config
+        # A rank that leaves the loop alone would leave the others waiting in a collective.
+        self._may_stop = parallel.world_size == 1 and parallel.data_parallel_size == 1
+        rows = vllm_config.scheduler_config.max_num_seqs
+        self._rows = torch.arange(rows, dtype=torch.int64, device=device)
+        classifier = load_classifier(settings.classifier)
+        self.scorer = ChainScorer(
+            classifier,
+            slots=rows,
+            rows=rows,
+            max_depth=self.speculative_config.num_speculative_tokens,
+            beta=settings.beta,
+            device=device,
+            keep_stats=settings.trace_dir is not None,
+        )
+        self.traces: ServedTraces | None = None
+        if settings.trace_dir is not None and parallel.rank == 0:
+            self.traces = ServedTraces(settings, vllm_config, runner, classifier.spec.top_m)
+        self.drafts = self.draft_steps = 0
+        self._recording = False
+        self._scored = 0
+        self._sampled: list[tuple[Tensor, Tensor | None]] = []
+        settings.log(logger, self.method, self.scorer.d_max, "model runner V1")
+
+    def load_model(self, *positional: Any, **keyword: Any) -> None:
+        with without_classifier_files():
+            super().load_model(*positional, **keyword)
+        compute_logits = self.model.compute_logits
+
+        @functools.wraps(compute_logits)
+        def scored(*positional: Any, **keyword: Any) -> Any:
+            logits = compute_logits(*positional, **keyword)
+            # At once: probabilistic drafting divides these logits by the temperature in place.
+            self._score(logits)
+            return logits
+
+        self.model.compute_logits = scored
+
+    def _score(self, logits: Tensor) -> None:
+        if self._scored == 0:
+            rows = self._rows[: logits.shape[0]]
+            self.scorer.write_seed(rows, logits)
+            self.scorer.begin(rows)
+        else:
+            self.scorer.step(logits)
+        self._scored += 1
+        self.draft_steps += 1
+
+    def _sample_draft_tokens(self, *positional: Any, **keyword: Any) -> tuple[Tensor, Tensor | None]:
+        sampled = super()._sample_draft_tokens(*positional, **keyword)
+        self._sampled.append(sampled)
+        # what is recorded is recorded whole
+        may_stop = self._may_stop and not self._recording and self._scored < self.num_speculative_tokens
+        if may_stop and not self.scorer.any_alive():
+            raise _AllCut
+        return sampled
+
+    def propose(self, num_speculative_tokens: int, *positional: Any, **keyword: Any) -> list[list[int]]:
+        self._scored, self._sampled = 0, []
+        self.drafts += 1
+        self._recording = self.traces is not None and self.traces.any_chosen()
+        try:
+            drafted = super().propose(num_speculative_tokens, *positional, **keyword)
+        except _AllCut:
+            drafted = torch.stack([tokens for tokens, _ in self._sampled], dim=1)
+            probs = [each for _, each in self._sampled if each is not None]
+            if probs:
+                self._last_draft_probs = torch.stack(probs, dim=1)
+        self._sampled = []
+        if self._scored == 0:
+            return drafted.tolist()
+        stats = self.scorer.stats(drafted.shape[0]) if self._recording else None
+        if self.traces is not None and stats is not None and self._scored == self.scorer.d_max:
+            self.traces.keep(stats, drafted.tolist())
+        kept = self.scorer.end(drafted.shape[0]).tolist()
+        return [row[:length] for row, length in zip(drafted.tolist(), kept, strict=True)]
+
+
+class C2TEagleProposer(_ChainMixin, EagleProposer):
+    """EAGLE, EAGLE-3 and MTP heads."""
+
+
+class C2TDraftModelProposer(_ChainMixin, DraftModelProposer):
+    """Stand-alone draft models."""
+
+
+def substitutes() -> list[tuple[str, str, type]]:
+    """Module, name there, and the class that stands for that name while vLLM builds its model runner."""
+    runner = "vllm.v1.worker.gpu_model_runner"
+    return [(runner, "EagleProposer", C2TEagleProposer), (runner, "DraftModelProposer", C2TDraftModelProposer)]

@@ -1,0 +1,78 @@
+"""Curves, calibration and rows as matplotlib figures. drawing.py draws decoding steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+TAU, GAMMA = "tau, bonus excluded", "gamma per verification"
+
+
+def panels(count: int, width: float = 6.0) -> tuple[Figure, Sequence[Axes]]:
+    """A figure of `count` panels in a row."""
+    figure = Figure(figsize=(width * count, 5), layout="constrained")
+    return figure, figure.subplots(1, count, squeeze=False)[0]
+
+
+def gamma_over_tau(axis: Axes, title: str, log: bool = False) -> None:
+    """Words, scale and legend of a panel that shows what rules verify for what is accepted."""
+    axis.set(title=title, xlabel=TAU, ylabel=GAMMA)
+    if log:
+        axis.set_yscale("log")
+        axis.set_ylim(bottom=0.5)
+    axis.legend(fontsize="small")
+    axis.grid(alpha=0.3)
+
+
+def evaluation_figure(record: Mapping[str, Any]) -> Figure:
+    """What `c2t evaluate` found, as its JSON holds it: chains, trees, and the calibration of both."""
+    figure, axes = panels(4)
+    for part, baseline, curves, reliability in (
+        ("chains", "static", axes[0], axes[2]),
+        ("trees", "EAGLE-2", axes[1], axes[3]),
+    ):
+        found = record[part]
+        taus = found["taus"]
+        curves.plot(taus, _numbers(found["baselines"][baseline]), "k--", label=baseline)
+        for rule in found["rules"]:
+            compared = rule["compared"][baseline]
+            (line,) = curves.plot(taus, _numbers(compared["gamma"]), marker=".", label=rule["name"])
+            low, high = np.array([_numbers(pair) for pair in compared["gamma_interval"]]).T
+            curves.fill_between(taus, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+        gamma_over_tau(curves, f"{part}, 95% intervals", log=part == "trees")
+        reliability_panel(reliability, f"calibration on {part}", found["rules"])
+    return figure
+
+
+def reliability_panel(axis: Axes, title: str, rules: Sequence[Mapping[str, Any]]) -> None:
+    """Accepted share over confidence, one point per bin, of the rules that give a probability."""
+    axis.plot([0, 1], [0, 1], "k--", linewidth=0.8)
+    for rule in rules:
+        if rule["calibration"] is not None:
+            _, confidence, accepted = np.array(rule["calibration"]["bins"]).T
+            label = f"{rule['name']}, ECE {rule['calibration']['error']:.3f}"
+            axis.plot(confidence, accepted, marker=".", label=label)
+    axis.set(title=title, xlabel="mean confidence of the bin", ylabel="accepted share")
+    axis.legend(fontsize="small")
+    axis.grid(alpha=0.3)
+
+
+def rows_figure(title: str, rows: Sequence[Mapping[str, Any]], gamma: str) -> Figure:
+    """Rows of an experiment as points. gamma: the column on the y axis; text columns name the points."""
+    figure, (axis,) = panels(1, 8.0)
+    for row in rows:
+        name = ", ".join(value for value in row.values() if isinstance(value, str))
+        axis.plot([row["tau"]], [row[gamma]], "o", label=name)
+    axis.set(title=title, xlabel=TAU, ylabel=gamma)
+    axis.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize="x-small")
+    return figure
+
+
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    """JSON has no word for NaN."""
+    return [float("nan") if value is None else float(value) for value in values]

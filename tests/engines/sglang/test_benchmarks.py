@@ -1,0 +1,39 @@
+"""The throughput benchmark and the breakdown against real servers: arms run, counts are real, outputs are equal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+pytestmark = [pytest.mark.sglang, pytest.mark.server]
+
+from benchmarks import breakdown, throughput  # noqa: E402
+from benchmarks.record import BenchRow, read_rows  # noqa: E402
+from benchmarks.spans import PHASES  # noqa: E402
+
+
+def test_arms_run_and_one_that_the_engine_does_not_know_is_marked(tmp_path: Path):
+    small = ["--prompts", "6", "--max-tokens", "16", "--concurrency", "3", "--temperature", "0", "--repeats", "2"]
+    arms = ["--arms", "plain", "C2T", "SGLang adaptive"]
+    options = ["--cpu", "--base", "standalone", "--beta", "0.3", "--out", str(tmp_path)]
+    assert throughput.main(["--scenario", "pair-arithmetic", *small, *arms, *options]) == 1
+    rows = {row.arm: row for row in read_rows(tmp_path / "rows.jsonl", BenchRow)}
+    assert "adaptive" in rows["SGLang adaptive"].error.lower()
+    plain, cut = rows["plain"].metrics, rows["C2T"].metrics
+    assert (plain["ran_at_once"], cut["ran_at_once"]) == (3, 3)
+    assert plain["tau"] is None and plain["gamma_per_token"] == 0.0
+    assert cut["identical_share"] == 1.0
+    assert (cut["tau"] or 0.0) > 0.0 and (cut["gamma_per_token"] or 0.0) > 0.0
+    for name in ("output_tokens_per_s", "tpot_p50_ms", "ttft_p50_ms", "ratio_to_plain_low"):
+        assert (cut[name] or 0.0) > 0.0
+
+
+def test_a_steps_time_is_found_in_the_engines_own_trace(tmp_path: Path):
+    options = ["--arms", "C2T", "--concurrency", "2", "--steps", "4", "--cpu", "--out", str(tmp_path)]
+    assert breakdown.main(options) == 0
+    (row,) = read_rows(tmp_path / "rows.jsonl", BenchRow)
+    assert row.kind == "functional"
+    assert row.metrics["steps"] == 4
+    assert {phase for phase in PHASES if not row.metrics[f"{phase}_ms"]} <= {"rerank"}

@@ -1,0 +1,178 @@
+"""Compact verification through real servers: the tokens of the uniform window, and kept rows only computed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+pytestmark = [pytest.mark.sglang, pytest.mark.server]
+
+from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer  # noqa: E402
+from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
+from tests.engines.sglang import faults, ragged_faults, triton_verify  # noqa: E402
+from tests.engines.sglang import verify_counts as vc  # noqa: E402
+from tests.engines.sglang.simulate import Target  # noqa: E402
+
+D_MAX = 4
+WIDTH = D_MAX + 1
+PROMPTS = 8
+CONCURRENCIES = (1, 8)
+ROW_STEP = 4
+PENALTIES = {"frequency_penalty": 0.6, "presence_penalty": 0.3, "repetition_penalty": 1.1, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    folder = tmp_path_factory.mktemp("ragged")
+    target = Target(pair_dir() / "target")
+    lengths = [2, 5, 17, 33, 64, 81, 100, 120]
+    prompts = [ids[:n] for ids, n in zip(held_out_prompts(PROMPTS, min_tokens=96, seed=13), lengths, strict=True)]
+    plugins = folder / "plugins"
+    plugins.mkdir()
+    return SimpleNamespace(
+        folder=folder,
+        plugins=str(faults.install(plugins, ragged_faults.__file__)),
+        prompts=prompts,
+        plain=[tuple(target.greedy(prompt, vc.NEW_TOKENS)) for prompt in prompts],
+        classifier=vc.save_hand_made_classifier(folder / "hand.safetensors"),
+        oracle=vc.Oracle(pair_dir(), target),
+    )
+
+
+def serve(setting: SimpleNamespace, base: str, name: str, **env: str) -> CpuServer:
+    env = {**os.environ, "PYTHONPATH": setting.plugins, "ROW_LOG": str(setting.folder / f"{name}.rows"), **env}
+    return vc.server(pair_dir(), base, D_MAX, setting.classifier, setting.folder / f"{name}.log", env=env)
+
+
+def forwards(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module", params=vc.DRAFTS)
+def served(request: pytest.FixtureRequest, setting: SimpleNamespace) -> Iterator[SimpleNamespace]:
+    """Answers and the target's verify forwards, by (how, concurrency)."""
+    base = request.param
+    answers: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    state, penalised = {}, {}
+    for how in ("off", "auto"):
+        name = f"{base}-{how}"
+        with serve(setting, base, name, C2T_RAGGED=how) as running:
+            log = setting.folder / f"{name}.rows"
+            for concurrency in CONCURRENCIES:
+                log.write_text("")
+                answers[how, concurrency] = vc.answers(running, setting.prompts, concurrency)
+                rows[how, concurrency] = forwards(log)
+            penalised[how] = running.generate_all(setting.prompts, max_new_tokens=vc.NEW_TOKENS, **PENALTIES)
+            state[how] = running.request("/get_server_info")["internal_states"][0]["c2t"]
+    yield SimpleNamespace(base=base, answers=answers, rows=rows, state=state, penalised=penalised)
+
+
+def told(answer: dict[str, Any]) -> dict[str, Any]:
+    names = ("spec_verify_ct", "spec_accept_length", "spec_cap_lens_histogram", "spec_correct_drafts_histogram")
+    return {"ids": answer["output_ids"], **{name: answer["meta_info"][name] for name in names}}
+
+
+@pytest.mark.parametrize("concurrency", CONCURRENCIES)
+def test_compact_equals_uniform(served: SimpleNamespace, setting: SimpleNamespace, concurrency: int):
+    """Token for token, and in every accept length and verified length."""
+    compact, uniform = ([told(a) for a in served.answers[how, concurrency]] for how in ("auto", "off"))
+    assert [tuple(answer["ids"]) for answer in compact] == setting.plain
+    assert compact == uniform
+
+
+def test_penalties_reach_the_rows_that_they_are_for(served: SimpleNamespace):
+    compact, uniform = ([told(answer) for answer in served.penalised[how]] for how in ("auto", "off"))
+    assert compact == uniform
+    assert [answer["ids"] for answer in compact] != [answer["output_ids"] for answer in served.answers["auto", 8]]
+
+
+@pytest.mark.parametrize("concurrency", CONCURRENCIES)
+def test_each_request_is_cut_where_the_classifier_says(
+    served: SimpleNamespace, setting: SimpleNamespace, concurrency: int
+):
+    found = [vc.Counts.of_answer(answer) for answer in served.answers["auto", concurrency]]
+    expected = [setting.oracle.counts(served.base, prompt, D_MAX, setting.classifier) for prompt in setting.prompts]
+    decided = [(mine, theirs) for mine, theirs in zip(found, expected, strict=True) if theirs is not None]
+    assert len(decided) >= PROMPTS - 2, "too many confidences lie at beta: choose another"
+    assert [mine for mine, _ in decided] == [theirs for _, theirs in decided]
+
+
+@pytest.mark.parametrize("concurrency", CONCURRENCIES)
+def test_the_target_computes_kept_rows_only(served: SimpleNamespace, concurrency: int):
+    """Counted where the target is called: roots and kept tokens, rounded up to the next tier."""
+    counts = [vc.Counts.of_answer(answer) for answer in served.answers["auto", concurrency]]
+    compact, uniform = served.rows["auto", concurrency], served.rows["off", concurrency]
+    for forward in compact:
+        needed, window = sum(forward["lengths"]), forward["requests"] * WIDTH
+        assert len(forward["lengths"]) == forward["requests"]
+        assert forward["rows"] == min(-(-needed // ROW_STEP) * ROW_STEP, window)
+    kept = sum((length + 1) * steps for count in counts for length, steps in count.draft_lengths)
+    assert sum(sum(forward["lengths"]) for forward in compact) == kept
+    assert all(forward["rows"] == forward["requests"] * WIDTH for forward in uniform)
+    assert max(forward["requests"] for forward in compact) == concurrency
+    assert sum(forward["rows"] for forward in compact) < sum(forward["rows"] for forward in uniform) * 0.9
+    assert {forward["lengths"] is None for forward in uniform} == {True}
+
+
+def test_the_server_says_which_one_runs(served: SimpleNamespace, setting: SimpleNamespace):
+    logs = {how: (setting.folder / f"{served.base}-{how}.log").read_text(errors="replace") for how in ("off", "auto")}
+    assert "C2T: verification over the uniform width (as asked for)" in logs["off"]
+    assert "C2T: verification of kept tokens only, ragged cpu (attention backend RaggedCpuAttnBackend)" in logs["auto"]
+    for how, ragged in (("off", "off"), ("auto", "cpu")):
+        assert served.state[how]["configuration"]["ragged"] == ragged
+        own = sum(forward["rows"] for c in CONCURRENCIES for forward in served.rows[how, c])
+        # SGLang warms itself up with a request of its own, and there are those with penalties
+        assert served.state[how]["rows_computed"] >= own
+
+
+# --- faults
+
+
+@pytest.fixture(scope="module")
+def with_faults(setting: SimpleNamespace) -> Iterator[dict[str, list[vc.Counts]]]:
+    """Counts of all prompts at once, by fault."""
+    planted = setting.folder / "planted"
+    planted.write_text("")
+    found = {}
+    with serve(setting, "standalone", "faults", PLANTED_FAULT_FILE=str(planted)) as running:
+        for fault in ("", *ragged_faults.FAULTS):
+            planted.write_text(fault)
+            found[fault] = [vc.Counts.of_answer(a) for a in vc.answers(running, setting.prompts, PROMPTS)]
+    yield found
+
+
+@pytest.mark.parametrize("fault", ["", *ragged_faults.FAULTS])
+def test_fault_is_caught(with_faults: dict[str, list[vc.Counts]], setting: SimpleNamespace, fault: str):
+    expected = [setting.oracle.counts("standalone", prompt, D_MAX, setting.classifier) for prompt in setting.prompts]
+    decided = [(mine, theirs) for mine, theirs in zip(with_faults[fault], expected, strict=True) if theirs is not None]
+    assert all(mine == theirs for mine, theirs in decided) == (fault == "")
+    # the draft's own keys never reach the output
+    same_output = [found.output_ids for found in with_faults[fault]] == setting.plain
+    assert same_output == (fault in ("", "out_cache_loc_not_restored"))
+
+
+# --- the Triton backend
+
+
+def test_triton_verifies_the_same(setting: SimpleNamespace, tmp_path: Path):
+    """In Triton's interpreter: no GPU has seen this."""
+    plugin = str(faults.install(tmp_path, triton_verify.__file__))
+    chosen = slice(2, 5)
+    prompts = setting.prompts[chosen]
+    env = {**os.environ, "PYTHONPATH": plugin, "TRITON_INTERPRET": "1"}
+    log = setting.folder / "triton.log"
+    with vc.server(pair_dir(), "standalone", D_MAX, setting.classifier, log, env=env) as running:
+        found = [vc.Counts.of_answer(answer) for answer in vc.answers(running, prompts, len(prompts))]
+    text = log.read_text(errors="replace")
+    assert "planted: the target verifies in Triton's interpreter" in text
+    assert "C2T: verification of kept tokens only, ragged triton" in text
+    assert found == [setting.oracle.counts("standalone", prompt, D_MAX, setting.classifier) for prompt in prompts]
+    assert [count.output_ids for count in found] == setting.plain[chosen]

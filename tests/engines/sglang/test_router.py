@@ -1,0 +1,132 @@
+"""SGLang's own router before two C2T servers: requests spread, metrics add up, a killed server loses no request."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+pytest.importorskip("sglang_router", reason="SGLang's router is not installed in this environment")
+pytestmark = [pytest.mark.sglang, pytest.mark.server]
+
+from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer  # noqa: E402
+from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
+
+NEW_TOKENS = 24
+START_S = 120.0
+POLL_S = 0.25
+# docs/distributed.md shows these
+ROUTER_FLAGS = (
+    *("--policy", "round_robin"),
+    *("--retry-max-retries", "5", "--retry-initial-backoff-ms", "100"),
+    *("--health-check-interval-secs", "2", "--health-failure-threshold", "1"),
+)
+
+
+class Router:
+    """The router's process and its address."""
+
+    def __init__(self, workers: list[str], log: Path) -> None:
+        ports = [free_port() for _ in range(2)]
+        self.url = f"http://127.0.0.1:{ports[0]}"
+        address = ["--host", "127.0.0.1", "--port", str(ports[0]), "--prometheus-port", str(ports[1])]
+        command = [sys.executable, "-m", "sglang_router.launch_router", *address, *ROUTER_FLAGS]
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*command, "--worker-urls", *workers], stdout=output, stderr=subprocess.STDOUT
+            )
+        self.log = log
+
+    def __enter__(self) -> Router:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                if httpx.get(f"{self.url}/readiness", trust_env=False).is_success:
+                    return self
+            except httpx.HTTPError:
+                pass
+            time.sleep(POLL_S)
+        self.__exit__()
+        raise AssertionError(self.log.read_text()[-2000:])
+
+    def __exit__(self, *exception: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def complete(self, prompt: list[int]) -> list[int]:
+        """Greedy token ids of one request. Raises httpx.HTTPStatusError if the router gives up."""
+        answer = httpx.post(
+            f"{self.url}/generate",
+            json={"input_ids": prompt, "sampling_params": {"temperature": 0.0, "max_new_tokens": NEW_TOKENS}},
+            timeout=START_S,
+            trust_env=False,
+        )
+        return list(answer.raise_for_status().json()["output_ids"])
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def counter(text: str, name: str) -> float:
+    """Sum of a Prometheus counter over all of its label sets."""
+    return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Router, list[CpuServer], ExitStack]]:
+    """The router in front of two servers; the second server can be closed by itself."""
+    pair = pair_dir()
+    flags = [
+        *("--speculative-algorithm", "C2T", "--speculative-draft-model-path", str(pair / "eagle3")),
+        *("--speculative-num-steps", "4", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "5"),
+        "--enable-metrics",
+    ]
+    workers = [CpuServer(pair / "target", *flags, log=tmp_path / f"worker-{i}.log") for i in range(2)]
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(workers[0])
+        second.enter_context(workers[1])
+        router = first.enter_context(Router([worker.base_url for worker in workers], tmp_path / "router.log"))
+        yield router, workers, second
+
+
+def test_two_servers_behind_the_router(served: tuple[Router, list[CpuServer], ExitStack]):
+    router, workers, second = served
+    prompts = held_out_prompts(12, seed=11)
+    alone = [answer["output_ids"] for answer in workers[0].generate_all(prompts, max_new_tokens=NEW_TOKENS)]
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(router.complete, prompts)) == alone
+
+    generated = "sglang:generation_tokens_total"
+    own = [counter(httpx.get(f"{worker.base_url}/metrics").text, generated) for worker in workers]
+    assert own == [NEW_TOKENS * (12 + 6), NEW_TOKENS * 6]
+    merged = httpx.get(f"{router.url}/engine_metrics", trust_env=False).text
+    assert counter(merged, generated) == sum(own)
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(router.complete, prompt) for prompt in prompts]
+        # while it has work
+        deadline = time.monotonic() + START_S
+        while not busy(workers[1]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        second.close()
+        assert [answer.result() for answer in answers] == alone
+    assert router.complete(prompts[0]) == alone[0]
+
+
+def busy(worker: CpuServer) -> bool:
+    loads = worker.request("/v1/loads")["loads"]
+    return sum(load["num_running_reqs"] for load in loads) > 0

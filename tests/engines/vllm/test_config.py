@@ -1,0 +1,250 @@
+"""Translation of options, refusals, and the contract: everything that happens before an engine starts."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
+pytestmark = pytest.mark.vllm
+
+from c2t_plugin.classifier import FILE_NAME, ClassifierSpec, NodeClassifier, save_classifier  # noqa: E402
+from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, package_root  # noqa: E402
+from c2t_plugin.engines.vllm import config, contract, plugin  # noqa: E402
+from c2t_plugin.errors import C2TError, ClassifierError, ConfigError, ContractError  # noqa: E402
+from c2t_plugin.pair import SHIPPED  # noqa: E402
+
+MODEL = {"model": "draft", "num_speculative_tokens": 4}
+
+
+def arguments(spec: dict[str, Any] | None, **other: Any) -> types.SimpleNamespace:
+    fields = {"additional_config": {}, "async_scheduling": None, "worker_cls": "auto"}
+    return types.SimpleNamespace(speculative_config=spec, **{**fields, **other})
+
+
+def resolved(**spec: Any) -> types.SimpleNamespace:
+    """What vLLM makes of the stock part, as far as `settle` looks at it."""
+    fields = {
+        "method": "draft_model",
+        "model": str(SHIPPED / "draft"),
+        "use_local_argmax_reduction": False,
+        "parallel_drafting": False,
+        "use_heterogeneous_vocab": False,
+        "rejection_sample_method": "standard",
+        "enable_adaptive_verification": False,
+    }
+    no = {name: lambda: False for name in ("use_gemma4_mtp", "use_step3p5_mtp", "use_multi_module_mtp")}
+    return types.SimpleNamespace(
+        speculative_config=types.SimpleNamespace(**{**fields, **no, **spec}),
+        parallel_config=types.SimpleNamespace(
+            worker_cls="vllm.v1.worker.cpu_worker.CPUWorker", pipeline_parallel_size=1
+        ),
+        additional_config={"other": 1},
+        use_v2_model_runner=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "stock"),
+    [("c2t", {}), *((f"c2t:{base}", {"method": base}) for base in ("draft_model", "eagle", "eagle3", "mtp"))],
+)
+def test_the_stock_part_is_left(method: str, stock: dict[str, str]):
+    record = arguments({"method": method, **MODEL, "c2t_beta": 0.3, "c2t_classifier": "file"})
+    found = config.translate(record)
+    assert found is not None
+    assert (found.beta, found.classifier) == (0.3, "file")
+    assert record.speculative_config == {**MODEL, **stock}
+    assert record.async_scheduling is False
+
+
+def test_additional_config_works_too():
+    record = arguments({"method": "eagle3", **MODEL}, additional_config={"c2t": {"beta": 0.2}, "other": 1})
+    found = config.translate(record)
+    assert found is not None and found.beta == 0.2
+    assert record.speculative_config == {"method": "eagle3", **MODEL}
+    assert record.additional_config == {"c2t": {"beta": 0.2}, "other": 1}
+
+
+@pytest.mark.parametrize("spec", [None, {"method": "eagle3", **MODEL}, {"method": "ngram"}])
+def test_others_are_left_alone(spec: dict[str, Any] | None):
+    record = arguments(spec, async_scheduling=True)
+    before = dict(vars(record))
+    assert config.translate(record) is None
+    assert vars(record) == before
+
+
+def test_adaptive_verification_keeps_its_scheduling():
+    record = arguments({"method": "c2t", **MODEL, "enable_adaptive_verification": True}, async_scheduling=True)
+    assert config.translate(record) is not None
+    assert record.async_scheduling is True
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (arguments({"method": "c2t", **MODEL, "c2t_bta": 0.3}), "unknown option bta"),
+        (arguments({"method": "c2t", **MODEL, "c2t_beta": 2}), r"beta must be a number in \[0, 1\], got 2"),
+        (arguments({"method": "c2t", **MODEL, "c2t_ragged": "fa3"}), "c2t_ragged: vLLM verifies chains"),
+        (arguments({"method": "c2t", **MODEL, "c2t_mode": "tree"}), "no tree attention.*SGLang"),
+        (arguments({"method": "c2t:medusa", **MODEL}), "after the colon C2T knows draft_model, eagle, eagle3, mtp"),
+        (arguments({"method": "eagle", **MODEL, "c2t_beta": 0.3}), "c2t_beta is set, but the method is 'eagle'"),
+        (arguments(None, additional_config={"c2t": {}}), "C2T needs a draft"),
+        (arguments({"method": "c2t", **MODEL}, additional_config={"c2t": 0.3}), "must be an object, got 0.3"),
+        (arguments({"method": "c2t", **MODEL}, async_scheduling=True), "--async-scheduling fixes the number"),
+        (arguments({"method": "c2t", **MODEL}, worker_cls="my.Worker"), "--worker-cls my.Worker cannot be combined"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_options_are_refused(record: types.SimpleNamespace, message: str):
+    with pytest.raises(ConfigError, match=message):
+        config.translate(record)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"method": "ngram"}, "this speculative method cannot be combined.*'ngram'"),
+        ({"use_local_argmax_reduction": True}, "use_local_argmax_reduction cannot be combined"),
+        ({"parallel_drafting": True}, "parallel_drafting cannot be combined"),
+        ({"use_heterogeneous_vocab": True}, "use_heterogeneous_vocab cannot be combined"),
+        ({"method": "mtp", "use_gemma4_mtp": lambda: True}, "a Gemma 4 draft cannot be combined"),
+        ({"method": "mtp", "use_step3p5_mtp": lambda: True}, "a Step 3.5 draft cannot be combined"),
+        ({"method": "mtp", "use_multi_module_mtp": lambda: True}, "an MTP draft of several modules cannot"),
+        ({"enable_adaptive_verification": True}, "needs vLLM's model runner V2"),
+        ({"rejection_sample_method": "block"}, "rejection_sample_method other than standard cannot be combined"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_vllm_resolved_can_be_refused(spec: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        config.settle(resolved(**spec), config.C2TConfig())
+
+
+@pytest.mark.parametrize("options", [{"beta": "auto"}, {"trace_dir": "traces"}])
+def test_what_only_sglangs_adapter_does_is_refused(options: dict[str, Any]):
+    with pytest.raises(ConfigError, match="known to SGLang's adapter only"):
+        config.settle(resolved(), config.C2TConfig(**options))
+
+
+def test_pipelines_and_unknown_workers_are_refused():
+    found = resolved()
+    found.parallel_config.pipeline_parallel_size = 2
+    with pytest.raises(ConfigError, match="--pipeline-parallel-size above 1"):
+        config.settle(found, config.C2TConfig())
+    found = resolved()
+    found.parallel_config.worker_cls = "vllm.v1.worker.xpu_worker.XPUWorker"
+    with pytest.raises(ConfigError, match=r"XPUWorker, C2T knows .*CPUWorker"):
+        config.settle(found, config.C2TConfig())
+
+
+def test_the_settings_reach_the_worker(tmp_path: Path):
+    found = resolved()
+    named = tmp_path / "named.safetensors"
+    save_classifier(NodeClassifier(ClassifierSpec(suggested_beta=0.25)), named)
+    config.settle(found, config.C2TConfig(classifier=str(named)))
+    assert config.Settings.of(found) == config.Settings(str(named), "named", 0.25, "standalone")
+    assert found.additional_config["other"] == 1
+    assert found.parallel_config.worker_cls == "c2t_plugin.engines.vllm.worker_cpu.C2TWorker"
+
+
+def test_traces_are_recorded_on_v1_alone(tmp_path: Path):
+    options = config.C2TConfig(trace_dir=str(tmp_path / "new"), trace_share=0.5)
+    found = resolved()
+    settings = config.settle(found, options)
+    assert (settings.trace_dir, settings.trace_share) == (str(tmp_path / "new"), 0.5)
+    assert (tmp_path / "new").is_dir()
+    found = resolved()
+    found.use_v2_model_runner = True
+    with pytest.raises(ConfigError, match="recorded on vLLM's model runner V1 alone"):
+        config.settle(found, options)
+
+
+def test_without_c2t_there_are_no_settings():
+    assert config.Settings.of(resolved()) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "spec", "message"),
+    [
+        ({"classifier": "none.safetensors"}, {}, "neither a file nor a directory"),
+        ({"top_m": 7}, {}, "top_m is 7, but"),
+        ({"base": "eagle3"}, {}, "base is 'eagle3', but vLLM drafts with draft_model"),
+        ({}, {"method": "mtp", "model": str(SHIPPED / "target")}, "no classifier ships for mtp"),
+    ],
+)
+def test_classifiers_that_do_not_hold(options: dict[str, Any], spec: dict[str, Any], message: str):
+    with pytest.raises(C2TError, match=message):
+        config.settle(resolved(**spec), config.C2TConfig(**options))
+
+
+def test_a_damaged_classifier_is_named(tmp_path: Path):
+    broken = tmp_path / FILE_NAME
+    broken.write_bytes(b"no tensors")
+    with pytest.raises(ClassifierError, match="is not a readable safetensors file"):
+        config.settle(resolved(), config.C2TConfig(classifier=str(broken)))
+
+
+# --- the contract
+
+
+def test_the_installed_vllm_keeps_the_contract():
+    import vllm
+
+    contract.check(vllm.__version__)
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.0.0", "dev"])
+def test_an_unknown_release_is_refused_in_one_line(version: str):
+    with pytest.raises(ContractError, match=f"^vLLM {version} is installed, C2T supports vLLM 0.32: .*$"):
+        contract.check(version)
+
+
+def test_a_missing_symbol_is_named():
+    root = package_root("vllm")
+    assert root is not None
+    gone = EngineSymbol("v1/spec_decode/llm_base_proposer.py", "SpecDecodeBaseProposer.dream")
+    (problem,) = broken_symbols(root, [gone])
+    assert "SpecDecodeBaseProposer.dream (not found)" in problem
+
+
+# --- inside vLLM
+
+
+def test_registering_twice_wraps_once():
+    from vllm.engine.arg_utils import EngineArgs
+
+    plugin.register()
+    once = EngineArgs.create_engine_config
+    plugin.register()
+    assert EngineArgs.create_engine_config is once
+
+
+def engine_arguments(layout: Path, **spec: Any) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+
+    speculative = {"method": "c2t:eagle3", "model": str(layout / "eagle3"), "num_speculative_tokens": 4, **spec}
+    return EngineArgs(model=str(layout / "target"), speculative_config=speculative, max_model_len=512)
+
+
+def test_vllm_resolves_what_was_translated(layout: Path):
+    record = engine_arguments(layout, c2t_beta=0.35)
+    for _ in range(2):  # vLLM may ask the same record twice
+        found = record.create_engine_config()
+        assert found.speculative_config.method == "eagle3"
+        settings = config.Settings.of(found)
+        assert settings is not None
+        assert (settings.beta, settings.origin) == (0.35, "shipped, generic")
+        assert Path(settings.classifier) == SHIPPED / "eagle3" / FILE_NAME
+        assert found.parallel_config.worker_cls.endswith("worker_cpu.C2TWorker")
+
+
+def test_a_command_line_ends_with_one_line_and_a_program_gets_the_error(layout: Path):
+    with pytest.raises(ConfigError, match="no tree attention"):
+        engine_arguments(layout, c2t_mode="tree").create_engine_config()
+    record = engine_arguments(layout, c2t_mode="tree")
+    setattr(record, plugin.COMMAND_LINE, True)
+    with pytest.raises(SystemExit, match=r"^C2T: c2t_mode is 'tree': vLLM has no tree attention[^\n]*$"):
+        record.create_engine_config()

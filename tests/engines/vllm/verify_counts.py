@@ -1,0 +1,69 @@
+"""What vLLM says it drafted and accepted in each step of a request, and what a simulation of it says it should have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.engines.sglang.simulate import Draft, Simulation, StandaloneDraft, Target, load_draft, simulate
+from tests.engines.sglang.verify_counts import Rule
+from tests.engines.vllm.conftest import DRAFTS
+
+
+class WholeStandaloneDraft(StandaloneDraft):
+    """vLLM's stand-alone draft sees the first token of the prompt, which SGLang's does not."""
+
+    @torch.no_grad()
+    def chain(self, tokens: Sequence[int], features: torch.Tensor | None, length: int) -> torch.Tensor:
+        return super().chain([-1, *tokens], features, length)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Of one request: output, and (drafted, accepted) of every verify step that had drafts, in order.
+
+    Steps without drafts are ordinary decoding to vLLM; their number follows from the length of the output.
+    """
+
+    output_ids: tuple[int, ...]
+    steps: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of_output(cls, output: Any) -> Steps:
+        found = output.outputs[0].spec_decode_metrics
+        pairs = zip(found.per_step_drafted, found.per_step_accepted, strict=True) if found is not None else ()
+        return cls(tuple(output.outputs[0].token_ids), tuple(pairs))
+
+    @classmethod
+    def of_simulation(cls, run: Simulation) -> Steps:
+        pairs = zip(run.draft_lengths, run.accept_lengths, strict=True)
+        return cls(tuple(run.output_ids), tuple(pair for pair in pairs if pair[0]))
+
+
+class Oracle:
+    """Simulated steps; None for a request where a confidence is too near to beta to say."""
+
+    def __init__(self, pair: Path, target: Target) -> None:
+        self.pair, self.target = pair, target
+        self.drafts: dict[str, Draft] = {}
+
+    def draft(self, base: str) -> Draft:
+        if base not in self.drafts:
+            name = DRAFTS[base]
+            whole = base == "draft_model"
+            self.drafts[base] = (
+                WholeStandaloneDraft(self.pair / name) if whole else load_draft(self.pair, name, self.target)
+            )
+        return self.drafts[base]
+
+    def steps(
+        self, base: str, prompt: Sequence[int], new_tokens: int, d_max: int, classifier: Path | None, beta: float
+    ) -> Steps | None:
+        rule = None if classifier is None else Rule(classifier, beta)
+        keep = None if rule is None else rule.keep_length
+        run = simulate(self.target, self.draft(base), prompt, new_tokens, d_max, keep)
+        return None if rule is not None and rule.undecided else Steps.of_simulation(run)

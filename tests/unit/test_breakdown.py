@@ -1,0 +1,134 @@
+"""Traces by hand: whose time a nested call is, whose a kernel's, and what is no trace."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import breakdown
+from benchmarks.record import BenchRow, read_rows
+from benchmarks.spans import PHASES, load_trace, phases
+from c2t_plugin.errors import C2TError
+
+STEP = "sglang/srt/speculative/eagle_worker_v2.py(1416): forward_batch_generation"
+DRAFT = "c2t_plugin/engines/sglang/worker.py(130): draft"
+STOCK_DRAFT = "sglang/srt/speculative/eagle_worker_v2.py(660): draft"
+VERIFY = "sglang/srt/speculative/eagle_worker_v2.py(1979): verify"
+STATISTICS = "kernels/c2t_kernels/__init__.py(51): draft_stats"
+CLASSIFIER = "c2t_plugin/classifier.py(99): confidence"
+RERANK = "sglang/srt/speculative/eagle_utils.py(100): organize_draft_results"
+
+
+def call(name: str, start: float, end: float, tid: int = 1) -> dict[str, Any]:
+    return {"ph": "X", "cat": "python_function", "name": name, "ts": start, "dur": end - start, "tid": tid}
+
+
+# 1000 us: draft 100 to 400 (statistics 150 to 200, classifier 200 to 230, rerank 380 to 400), verify 400 to 900
+ONE_STEP = [
+    call(STEP, 0, 1000),
+    call(VERIFY, 400, 900),
+    call(DRAFT, 100, 400),
+    call(STOCK_DRAFT, 110, 400),
+    call(STATISTICS, 150, 200),
+    call(CLASSIFIER, 200, 230),
+    call(RERANK, 380, 400),
+    call("torch/nn/modules/module.py(1): forward", 450, 800),
+    call(STATISTICS, 5000, 6000),
+]
+
+
+def test_a_call_counts_for_the_innermost_phase():
+    assert phases(ONE_STEP) == pytest.approx(
+        {
+            "draft_ms": 0.2,
+            "statistics_ms": 0.05,
+            "classifier_ms": 0.03,
+            "rerank_ms": 0.02,
+            "verify_ms": 0.5,
+            "other_ms": 0.2,
+            "steps": 1.0,
+        }
+    )
+
+
+def test_several_steps_are_averaged_and_threads_kept_apart():
+    twice = [*ONE_STEP, call(STEP, 2000, 2200), call(VERIFY, 2000, 2100), call(VERIFY, 2000, 2100, tid=2)]
+    found = phases(twice)
+    assert found["steps"] == 2.0
+    assert found["verify_ms"] == pytest.approx((0.5 + 0.1) / 2)
+    assert sum(found[f"{phase}_ms"] for phase in PHASES) == pytest.approx((1.0 + 0.2) / 2)
+
+
+def kernel(name: str, us: float, correlation: int, launched: float) -> list[dict[str, Any]]:
+    arguments = {"correlation": correlation}
+    launch = {"ph": "X", "cat": "cuda_runtime", "name": "launch", "ts": launched, "dur": 1, "tid": 1, "args": arguments}
+    return [{"ph": "X", "cat": "kernel", "name": name, "ts": 9e9, "dur": us, "tid": 7, "args": arguments}, launch]
+
+
+def test_with_device_times_a_kernel_counts_for_the_phase_that_launched_it():
+    """A graph's kernels share the launch of the draft; C2T's own are known by their names."""
+    graph = [*kernel("gemm", 70, 1, 300), *kernel("scan_kernel_0", 5, 1, 300), *kernel("score_chain_kernel", 3, 1, 300)]
+    found = phases(
+        [*ONE_STEP, *graph, *kernel("gemm", 400, 2, 500), *kernel("copy", 9, 3, 950), *kernel("x", 1, 4, 7e6)]
+    )
+    assert found == pytest.approx(
+        {
+            "draft_ms": 0.07,
+            "statistics_ms": 0.005,
+            "classifier_ms": 0.003,
+            "rerank_ms": 0.0,
+            "verify_ms": 0.4,
+            "other_ms": 0.009,
+            "steps": 1.0,
+        }
+    )
+
+
+def test_a_trace_without_steps_is_refused():
+    with pytest.raises(C2TError, match="no decoding step"):
+        phases([call(VERIFY, 0, 1)])
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[]", gzip.compress(b"{")], ids=str)
+def test_what_is_no_trace_is_named(content: bytes, tmp_path: Path):
+    for name in ("a.trace.json", "a.trace.json.gz"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(C2TError, match="no readable trace"):
+            load_trace(tmp_path / name)
+
+
+def test_a_trace_is_read_gzipped_or_not(tmp_path: Path):
+    text = json.dumps({"traceEvents": ONE_STEP}).encode()
+    (tmp_path / "a.json").write_bytes(text)
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(text))
+    assert load_trace(tmp_path / "a.json") == load_trace(tmp_path / "a.json.gz") == ONE_STEP
+
+
+class NoServer:
+    base_url = ""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __enter__(self) -> NoServer:
+        raise C2TError("the server did not start: out of memory")
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+
+def test_an_arm_that_does_not_start_is_a_row_per_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(breakdown, "Server", NoServer)
+    out = ["--cpu", "--out", str(tmp_path), "--concurrency", "1", "2"]
+    assert breakdown.main(["--arms", "C2T", *out]) == 1
+    rows = read_rows(tmp_path / "rows.jsonl", BenchRow)
+    assert [(row.arm, row.error) for row in rows] == [("C2T", "the server did not start: out of memory")] * 2
+
+
+def test_an_unknown_arm_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert breakdown.main(["--arms", "fast", "--cpu", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

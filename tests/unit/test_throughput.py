@@ -1,0 +1,250 @@
+"""The throughput benchmark with servers that answer by rule: which rows, which ratios, and what a failure leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+
+from benchmarks import throughput
+from benchmarks.arms import SGLANG, chosen, threshold_beta, write_threshold_classifier
+from benchmarks.measuring import Outcome, measure, metrics_of, ratio
+from benchmarks.record import BenchRow, read_rows
+from benchmarks.scenarios import CONCURRENCIES, SCENARIOS, Scenario, prompts_of
+from benchmarks.server import Server, complaint
+from benchmarks.serving import Completion, Pass
+from c2t_plugin.classifier import load_classifier
+from c2t_plugin.errors import C2TError
+from c2t_plugin.features import NodeStats
+from c2t_plugin.pair import pair_dir
+
+
+class FakeServer:
+    """Does not start where it is told so."""
+
+    broken: ClassVar[str] = ""
+    started: ClassVar[list[tuple[str, ...]]] = []
+
+    def __init__(self, model: Path, flags: Sequence[str], log: Path, cpu: bool, start_timeout: float) -> None:
+        self.flags = tuple(flags)
+        self.base_url = " ".join(flags)
+
+    def __enter__(self) -> FakeServer:
+        self.started.append(self.flags)
+        if self.broken and self.broken in self.flags:
+            raise C2TError("the server did not start: ValueError: no such option\nmore of the log")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+
+class FakeClient:
+    """Twice as fast with speculation; runs at most `limit` requests at once."""
+
+    limit: ClassVar[int] = 99
+
+    def __init__(self, url: str, max_tokens: int, whole: bool) -> None:
+        self.speculates = bool(url)
+
+    def __enter__(self) -> FakeClient:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+    def complete(self, prompt: Sequence[int], temperature: float = 0.0) -> Completion:
+        steps = 2 if self.speculates else 0
+        return Completion((1, 2, 3), steps, steps, 3 * steps, first_s=0.1, last_s=0.3)
+
+    def run(
+        self, prompts: Sequence[Sequence[int]], concurrency: int, advance: Callable[[], None], temperature: float
+    ) -> Pass:
+        together = min(concurrency, self.limit)
+        completions = [
+            replace(self.complete(prompt), sent_s=float(place // together)) for place, prompt in enumerate(prompts)
+        ]
+        return Pass(tuple(completions), 0.5 if self.speculates else 1.0)
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> type[FakeServer]:
+    monkeypatch.setattr(throughput, "Server", FakeServer)
+    monkeypatch.setattr(throughput, "Client", FakeClient)
+    monkeypatch.setattr(FakeServer, "started", [])
+    return FakeServer
+
+
+def run(out: Path, *more: str) -> tuple[int, list[BenchRow]]:
+    few = ["--prompts", "4", "--concurrency", "1", "2", "--temperature", "0", "--repeats", "2"]
+    status = throughput.main(["--scenario", "pair-held-out", "--cpu", "--out", str(out), *few, *more])
+    return status, read_rows(out / "rows.jsonl", BenchRow)
+
+
+def test_every_arm_runs_on_a_server_of_its_own(fakes: type[FakeServer], tmp_path: Path):
+    status, rows = run(tmp_path)
+    assert status == 0
+    assert len(fakes.started) == len(SGLANG)
+    arms = {row.arm: row for row in rows if row.setting["concurrency"] == 2}
+    assert set(arms) == {arm.name for arm in SGLANG if arm.concurrency is None}
+    assert arms["plain"].metrics["tau"] is None
+    assert arms["C2T"].metrics["ratio_to_plain"] == pytest.approx(2.0)
+    assert arms["C2T"].metrics["ratio_to_best_static"] == pytest.approx(1.0)
+    assert arms["C2T"].metrics["tau"] == 1.0
+    assert arms["C2T"].metrics["tpot_p50_ms"] == pytest.approx(100.0)
+    assert arms["C2T"].metrics["ttft_p50_ms"] == pytest.approx(100.0)
+    assert arms["C2T"].metrics["identical_share"] == 1.0
+    assert {row.kind for row in rows} == {"functional"}
+
+
+def test_an_arm_that_does_not_start_is_a_row_and_the_others_go_on(
+    fakes: type[FakeServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(fakes, "broken", "--speculative-adaptive")
+    status, rows = run(tmp_path)
+    failed = [row for row in rows if row.error]
+    assert status == 1
+    assert {row.arm for row in failed} == {"SGLang adaptive"}
+    assert {row.error for row in failed} == {"the server did not start: ValueError: no such option"}
+    assert len(fakes.started) == len(SGLANG)
+    assert "no such option" in capsys.readouterr().out
+
+
+def test_a_batch_that_was_never_reached_is_no_measurement(
+    fakes: type[FakeServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(FakeClient, "limit", 1)
+    _, rows = run(tmp_path, "--arms", "plain")
+    assert [row.error[:30] for row in rows] == ["", "only 1 of 2 requests ever ran "]
+
+
+def test_a_set_that_is_smaller_than_the_batch_is_known(fakes: type[FakeServer]):
+    """240 requests cannot fill 256 places; so many as there are must have run at once."""
+    assert not measure(FakeClient("", 1, True), [[1]] * 3, (8, 0.0), 1).error  # type: ignore[arg-type]
+
+
+def test_a_running_server_is_the_only_arm(fakes: type[FakeServer], tmp_path: Path):
+    status, rows = run(tmp_path, "--url", "http://somewhere", "--arms", "as deployed")
+    assert status == 0 and not fakes.started
+    assert {row.arm for row in rows} == {"as deployed"}
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        (["--arms", "fast"], "got fast"),
+        (["--prompts", "100000"], "100000"),
+        (["--scenario", "gsm8k"], "--data gsm8k=PATH"),
+    ],
+)
+def test_a_wrong_command_is_one_line(
+    more: list[str], complaint: str, fakes: type[FakeServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    status, rows = run(tmp_path, *more)
+    error = capsys.readouterr().err
+    assert (status, rows) == (2, [])
+    assert complaint in error and error.count("\n") == 1
+
+
+def passes(*seconds: float) -> Outcome:
+    return Outcome([Pass((Completion((1,) * 10, 0, 0, 0),), each) for each in seconds])
+
+
+def test_the_interval_holds_the_ratio_and_needs_two_passes_of_each():
+    found = ratio("r", passes(1.0, 1.1, 0.9).speeds, passes(2.0, 2.2, 1.8).speeds)
+    low, middle, high = (found[name] for name in ("r_low", "r", "r_high"))
+    assert low is not None and middle is not None and high is not None
+    assert low < middle < high and middle == pytest.approx(2.0, rel=0.01)
+    assert set(ratio("r", [1.0], [2.0, 3.0])) == {"r"}
+
+
+def test_the_best_static_chain_is_the_fastest_one():
+    found = metrics_of(passes(1.0), passes(2.0), [passes(4.0), passes(0.5), Outcome(error="x")], greedy=False)
+    assert found["ratio_to_best_static"] == pytest.approx(0.5)
+    assert found["ratio_to_plain"] == pytest.approx(2.0)
+    assert found["tpot_p50_ms"] == 0.0 and "identical_share" not in found
+
+
+def test_scenarios_cover_what_the_papers_report():
+    table3 = SCENARIOS["c2t-v2-table3"]
+    assert (table3.prompts, table3.concurrencies, table3.d_max) == (240, (64, 128, 256), 4)
+    assert SCENARIOS["c2t-v2-table3-twice"].prompts == 480
+    assert all(SCENARIOS[f"c2t-v2-table2-{name}"].temperatures == (0.0,) for name in ("mt-bench", "gsm8k"))
+    assert SCENARIOS["gsm8k"].concurrencies == CONCURRENCIES
+    assert {scenario.whole for name, scenario in SCENARIOS.items() if name.startswith("c2t-v2")} == {False}
+
+
+def test_data_sets_are_mixed_in_turn(tmp_path: Path):
+    """Through the tokenizer of the shipped target."""
+    (tmp_path / "g.jsonl").write_text("".join(json.dumps({"question": f"q{i}"}) + "\n" for i in range(2)))
+    (tmp_path / "h.jsonl").write_text("".join(json.dumps({"prompt": f"p{i}"}) + "\n" for i in range(2)))
+    scenario = Scenario("mixed", 8, data=("gsm8k", "humaneval"), each=2, repeat=2)
+    paths = {"gsm8k": tmp_path / "g.jsonl", "humaneval": tmp_path / "h.jsonl"}
+    found = prompts_of(scenario, paths, pair_dir() / "target", pair_dir())
+    assert len(found) == scenario.prompts == 8
+    assert found[:4] == found[4:] and len({tuple(prompt) for prompt in found}) == 4
+
+
+def test_a_target_without_a_tokenizer_is_one_line(tmp_path: Path):
+    (tmp_path / "g.jsonl").write_text(json.dumps({"question": "q"}) + "\n")
+    with pytest.raises(C2TError, match="no tokenizer of a target"):
+        prompts_of(Scenario("one", 8, data=("gsm8k",), each=1), {"gsm8k": tmp_path / "g.jsonl"}, tmp_path, pair_dir())
+
+
+@pytest.mark.parametrize("arm", SGLANG, ids=lambda arm: arm.name)
+def test_every_flag_is_filled_in(arm: object):
+    values = {"draft": "D", "base": "EAGLE3", "d_max": 6, "width": 7, "beta": 0.5}
+    command = arm.command({**values, "threshold_classifier": "F", "threshold": 0.2})  # type: ignore[attr-defined]
+    assert not [flag for flag in command if "{" in flag]
+
+
+def test_arms_are_chosen_by_name():
+    assert [arm.name for arm in chosen("sglang", ("C2T", "plain"))] == ["plain", "C2T"]
+    assert len(chosen("sglang", None)) == len(SGLANG)
+
+
+@pytest.mark.parametrize("threshold", [0.05, 0.3, 0.9])
+def test_the_threshold_classifier_is_a_threshold_on_p(threshold: float, tmp_path: Path):
+    write_threshold_classifier(tmp_path / "p.safetensors", top_m=1000)
+    probability = torch.tensor([threshold * 0.99, threshold * 1.01, 1.0])
+    other = torch.rand(3)
+    stats = NodeStats(probability.log(), other, other, other, other, other)
+    kept = load_classifier(tmp_path / "p.safetensors").confidence(stats) >= threshold_beta(threshold)
+    assert kept.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ("loading\nTraceback (most recent call last):\n  x\nValueError: bad flag\nbye\n", "ValueError: bad flag"),
+        ("c2t_plugin.errors.ConfigError: no beta\n", "c2t_plugin.errors.ConfigError: no beta"),
+        ("usage: launch_server\nlaunch_server.py: error: unrecognized arguments: --x\n", "launch_server.py: error: "),
+        ("killed\n\n", "killed"),
+        ("", "its log is empty"),
+    ],
+)
+def test_a_log_says_why_in_one_line(log: str, expected: str, tmp_path: Path):
+    (tmp_path / "log").write_text(log)
+    assert complaint(tmp_path / "log").startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("code", "timeout", "expected"),
+    [("print('ValueError: no model')", 30.0, "no model"), ("import time; time.sleep(60)", 0.2, "did not start")],
+    ids=["ends", "hangs"],
+)
+def test_a_server_that_does_not_come_up_is_an_error_and_leaves_nothing(
+    code: str, timeout: float, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").touch()
+    (tmp_path / "sglang" / "launch_server.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(C2TError, match=expected), Server(Path("m"), [], tmp_path / "log", False, timeout):
+        pass
