@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from sglang.srt.distributed import get_tp_group
 from sglang.srt.layers.attention.intel_amx_backend import IntelAMXAttnBackend
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
@@ -87,9 +88,9 @@ class _TreeDraftMixin(_DraftMixin):
         stock = super(_DraftMixin, self).draft
         if batch.forward_mode.is_idle():
             return stock(batch, *positional, **keyword)
-        # A graph is captured outside of here, and it has to hold all steps.
+        # A graph is captured outside of here, and it has to hold all steps; ranks have to take the same ones.
         with (
-            _replaced(self, "_may_end_early", True),
+            _replaced(self, "_may_end_early", get_tp_group().world_size == 1),
             _replaced(eagle_worker_v2, "build_eagle_verify_input", self._build_verify_input),
         ):
             return stock(batch, *positional, **keyword)
@@ -133,11 +134,14 @@ class _TreeVerifyMixin(_VerifyMixin):
     """Over a stock worker: verifies as many nodes per request as the batch's bucket has."""
 
     def verify(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
-        width, backend = batch.spec_info.draft_token_num, self.target_worker.model_runner.attn_backend
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(_replaced(self, "speculative_num_draft_tokens", width))
-            if isinstance(backend, IntelAMXAttnBackend):
-                stack.enter_context(_replaced(backend, "num_draft_tokens", width))
+        width = batch.spec_info.draft_token_num
+        if width == self.speculative_num_draft_tokens:
+            return super().verify(batch, *positional, **keyword)
+        backend = self.target_worker.model_runner.attn_backend
+        with (
+            _replaced(self, "speculative_num_draft_tokens", width),
+            _replaced(backend, "num_draft_tokens", width),
+        ):
             return super().verify(batch, *positional, **keyword)
 
 
