@@ -11,7 +11,7 @@ from c2t_plugin import envs
 from c2t_plugin.errors import ConfigError
 
 BASES = ("auto", "eagle", "eagle3", "standalone")
-MODES = ("chain",)
+MODES = ("chain", "tree")
 RAGGED = ("auto", "triton", "fa3", "cpu", "off")
 
 
@@ -22,7 +22,7 @@ class C2TConfig:
     classifier: path or hub id of a classifier file; None: beside the draft checkpoint, else the shipped one.
     beta: confidence below which a draft token is dropped, in [0, 1].
     base: the engine's own algorithm that drafts and verifies; auto reads the draft checkpoint.
-    mode: how drafts are laid out; chain is one sequence per request.
+    mode: how drafts are laid out; chain is one sequence per request, tree one tree.
     top_m: how many probabilities the entropy sums over; it must be what the classifier was trained with.
     ragged: attention that verifies kept tokens only; auto: the server's, where it can; off: the uniform window.
     trace_dir: directory that chains of served requests are recorded into, without their text; None records none.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from c2t_plugin.classifier import PAPER_HIDDEN, ClassifierSpec, NodeClassifier
 from c2t_plugin.errors import C2TError
@@ -126,7 +126,7 @@ class Epoch:
 
 
 def train(
-    classifier: NodeClassifier,
+    classifier: nn.Module,
     features: Tensor,
     accepted: Tensor,
     evaluate: Callable[[], NodeScores],
@@ -185,7 +185,7 @@ def _keep(state: Path, epochs: Sequence[Epoch], optimiser: torch.optim.Optimizer
 
 
 def _go_on(
-    state: Path, classifier: NodeClassifier, optimiser: torch.optim.Optimizer, generator: torch.Generator
+    state: Path, classifier: nn.Module, optimiser: torch.optim.Optimizer, generator: torch.Generator
 ) -> list[Epoch]:
     """The finished epochs; classifier, optimiser and generator as the last of them left them."""
     if not state.is_file():

@@ -39,7 +39,7 @@ def test_beta_inside_it(beta: object):
         ({"trace_share": 0}, "trace_share must be a number above 0"),
         ({"trace_share": "1.01"}, "trace_share must be a number above 0 and at most 1, got 1.01"),
         ({"trace_share": "some"}, "trace_share must be a number, got 'some'"),
-        ({"mode": "forest"}, "mode must be one of chain"),
+        ({"mode": "forest"}, "mode must be one of chain, tree"),
         ({"ragged": "fast"}, "ragged must be one of auto, triton, fa3, cpu, off"),
         ({"classifier": 3}, "wrong type"),
         ({"betta": 0.5}, "unknown option betta; known: base, beta"),

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
 
-from benchmarks import measuring, server, throughput
+from benchmarks import throughput
 from benchmarks.arms import SGLANG, chosen, threshold_beta, write_threshold_classifier
 from benchmarks.measuring import Outcome, measure, metrics_of, ratio
 from benchmarks.record import BenchRow, read_rows
@@ -33,7 +33,7 @@ class FakeServer:
 
     def __init__(self, model: Path, flags: Sequence[str], log: Path, cpu: bool, start_timeout: float) -> None:
         self.flags = tuple(flags)
-        self.url = " ".join(flags)
+        self.base_url = " ".join(flags)
 
     def __enter__(self) -> FakeServer:
         self.started.append(self.flags)
@@ -52,7 +52,6 @@ class FakeClient:
 
     def __init__(self, url: str, max_tokens: int) -> None:
         self.speculates = bool(url)
-        self.concurrency = 0
 
     def __enter__(self) -> FakeClient:
         return self
@@ -67,21 +66,17 @@ class FakeClient:
     def run(
         self, prompts: Sequence[Sequence[int]], concurrency: int, advance: Callable[[], None], temperature: float
     ) -> Pass:
-        self.concurrency = concurrency
-        # the watcher looks every now and then
-        time.sleep(measuring.WATCH_S * 4)
-        completions = tuple(self.complete(prompt) for prompt in prompts)
-        return Pass(completions, 0.5 if self.speculates else 1.0)
-
-    def running(self) -> int:
-        return min(self.concurrency, self.limit)
+        together = min(concurrency, self.limit)
+        completions = [
+            replace(self.complete(prompt), sent_s=float(place // together)) for place, prompt in enumerate(prompts)
+        ]
+        return Pass(tuple(completions), 0.5 if self.speculates else 1.0)
 
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> type[FakeServer]:
     monkeypatch.setattr(throughput, "Server", FakeServer)
     monkeypatch.setattr(throughput, "Client", FakeClient)
-    monkeypatch.setattr(measuring, "WATCH_S", 0.005)
     monkeypatch.setattr(FakeServer, "started", [])
     return FakeServer
 
@@ -234,19 +229,15 @@ def test_a_log_says_why_in_one_line(log: str, expected: str, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("code", "timeout", "expected"),
-    [("print('ValueError: no model')", 30.0, "no model"), ("import time; time.sleep(60)", 0.2, "not ready")],
+    [("print('ValueError: no model')", 30.0, "no model"), ("import time; time.sleep(60)", 0.2, "did not start")],
     ids=["ends", "hangs"],
 )
 def test_a_server_that_does_not_come_up_is_an_error_and_leaves_nothing(
     code: str, timeout: float, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    script = tmp_path / "python"
-    script.write_text(f"#!{sys.executable}\n{code}\n")
-    real = server.subprocess.Popen
-
-    def start(command: list[str], **options: object) -> object:
-        return real([sys.executable, str(script)], **options)  # type: ignore[call-overload]
-
-    monkeypatch.setattr(server.subprocess, "Popen", start)
-    with pytest.raises(C2TError, match=expected), Server(Path("m"), [], tmp_path / "log", True, timeout):
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").touch()
+    (tmp_path / "sglang" / "launch_server.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(C2TError, match=expected), Server(Path("m"), [], tmp_path / "log", False, timeout):
         pass

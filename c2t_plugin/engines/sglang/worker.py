@@ -26,6 +26,8 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorker
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker, StandaloneWorkerV2
 from torch import Tensor
 
+from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
 from c2t_plugin.engines.sglang import args, control, ragged, results
 from c2t_plugin.engines.sglang.layout import cut_links
@@ -70,16 +72,7 @@ class _DraftMixin(_StockDraftWorker):
         classifier = load_fitting_classifier(path, config)
         spec = classifier.spec
         beta = spec.suggested_beta if config.beta is None else config.beta
-        slots = self.req_to_token_pool.req_to_token.shape[0]
-        self.scorer = ChainScorer(
-            classifier,
-            slots=slots,
-            rows=slots,
-            max_depth=self.speculative_num_steps,
-            beta=beta,
-            device=self.device,
-            keep_stats=config.trace_dir is not None,
-        )
+        self.scorer = self._make_scorer(classifier, beta, config)
         self.configuration = {
             **dataclasses.asdict(config),
             "base": base,
@@ -96,12 +89,12 @@ class _DraftMixin(_StockDraftWorker):
                 self.recorder = results.start_recorder(config, self.server_args, base, spec, self.scorer.d_max)
             if self.server_args.enable_metrics:
                 exporter = Exporter({"model_name": str(self.server_args.served_model_name)})
-        self.counts = Counts(self.scorer.d_max, exporter)
+        self.counts = Counts(self.speculative_num_draft_tokens - 1, exporter)
         self._wrap_draft_runner()
         logger.info(
-            "C2T: base %s, chains of at most %d, beta %s, classifier %s (%s; features %s, top-M %d)",
+            "C2T: base %s, %s, beta %s, classifier %s (%s; features %s, top-M %d)",
             base,
-            self.scorer.d_max,
+            self._shape(),
             beta,
             path,
             origin,
@@ -110,6 +103,21 @@ class _DraftMixin(_StockDraftWorker):
         )
         if origin.startswith("shipped"):
             logger.warning("C2T: this classifier was fitted on another pair; fit your own: c2t collect, then c2t fit")
+
+    def _make_scorer(self, classifier: NodeClassifier, beta: float, config: C2TConfig) -> ChainScorer:
+        slots = self.req_to_token_pool.req_to_token.shape[0]
+        return ChainScorer(
+            classifier,
+            slots=slots,
+            rows=slots,
+            max_depth=self.speculative_num_steps,
+            beta=beta,
+            device=self.device,
+            keep_stats=config.trace_dir is not None,
+        )
+
+    def _shape(self) -> str:
+        return f"chains of at most {self.scorer.d_max}"
 
     def _wrap_draft_runner(self) -> None:
         runner = self.draft_runner
@@ -224,7 +232,7 @@ class _VerifyMixin(_StockWorker):
         kept, drafted = (getattr(batch.spec_info, name, None) for name in ("c2t_kept", "c2t_drafted"))
         if kept is None:
             return super().verify(batch, *positional, **keyword)
-        rows = len(kept) * self.speculative_num_draft_tokens
+        rows = batch.spec_info.draft_token.numel()
         if self.ragged is None:
             result = super().verify(batch, *positional, **keyword)
         else:

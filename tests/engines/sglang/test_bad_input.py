@@ -87,6 +87,8 @@ def server_flags(port: int) -> list[str]:
     return [*flags, "--host", "127.0.0.1", "--port", str(port)]
 
 
+TREE = ("--speculative-c2t-mode", "tree")
+
 # name: more flags, environment, what our line says
 CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
     "classifier_missing": (["classifier=missing"], {}, "neither a file nor a directory or hub repository"),
@@ -110,6 +112,23 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
     "lora": (["--enable-lora", "--max-lora-rank", "8"], {}, "--enable-lora cannot be combined"),
     "pipeline": (["--pp-size", "2"], {}, "--pp-size above 1 cannot be combined"),
     "tree": (["--speculative-eagle-topk", "4"], {}, "--speculative-eagle-topk is 4"),
+    "tree_of_no_children": (
+        [*TREE, "--speculative-eagle-topk", "0"],
+        {},
+        "--speculative-eagle-topk is 0; in tree mode",
+    ),
+    "tree_of_no_steps": ([*TREE, "--speculative-num-steps", "0"], {}, "--speculative-num-steps is 0"),
+    "tree_of_too_many_nodes": (
+        [*TREE, "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "64"],
+        {},
+        "--speculative-num-draft-tokens is 64; .* must be from 2 to 13",
+    ),
+    "tree_without_a_mask": (
+        [*TREE, "--attention-backend", "torch_native"],
+        {},
+        "torch_native, which verifies no trees",
+    ),
+    "tree_on_larger_pages": ([*TREE, "--page-size", "16"], {}, "--page-size is 16; on intel_amx trees need pages of"),
     "tokenizer_workers": (["--tokenizer-worker-num", "2"], {}, "--tokenizer-worker-num above 1"),
     "draft_of_another_vocabulary": (["draft=vocabulary"], {}, r"vocabulary of \d+, the target .* of \d+"),
 }

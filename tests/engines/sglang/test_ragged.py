@@ -27,9 +27,13 @@ class TorchNativeAttnBackend:
 
 
 def runner(backend: Any, **changes: Any) -> SimpleNamespace:
-    plain = {"use_mla_backend": False, "sliding_window_size": None, "attention_chunk_size": None}
-    model_config = SimpleNamespace(model_is_mrope=changes.pop("mrope", False))
-    return SimpleNamespace(attn_backend=backend, model_config=model_config, **{**plain, **changes})
+    plain = {"use_mla_backend": False, "sliding_window_size": None, "mrope": False}
+    chosen = {**plain, **changes}
+    return SimpleNamespace(
+        attn_backend=backend,
+        model_config=SimpleNamespace(model_is_mrope=chosen.pop("mrope")),
+        **chosen,
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,24 +64,15 @@ def test_choice(wanted: str, backend: Any, expected: str | None):
         ({}, {"mrope": True}, "three axes"),
         ({}, {"use_mla_backend": True}, "latent"),
         ({}, {"sliding_window_size": 512}, "sliding-window"),
-        ({}, {"attention_chunk_size": 8192}, "chunked"),
     ],
 )
 def test_what_keeps_the_uniform_window(server_args: dict[str, Any], changes: dict[str, Any], reason: str):
     record, model = SimpleNamespace(**server_args), runner(RaggedAttention(), **changes)
-    choice = choose(C2TConfig(), record, model)
+    choice = choose(C2TConfig(ragged="auto"), record, model)
     assert choice.backend is None
     assert reason in choice.reason
     with pytest.raises(ConfigError, match=f"--speculative-c2t-ragged triton cannot be had: .*{reason}"):
         choose(C2TConfig(ragged="triton"), record, model)
-
-
-def test_only_chains_are_packed():
-    config = C2TConfig()
-    # another mode may not exist yet
-    object.__setattr__(config, "mode", "tree")
-    choice = choose(config, SimpleNamespace(), runner(RaggedAttention()))
-    assert choice == Choice(None, "mode tree: only chains are packed")
 
 
 def test_a_backend_that_the_server_does_not_run():
@@ -85,6 +80,9 @@ def test_a_backend_that_the_server_does_not_run():
         choose(C2TConfig(ragged="triton"), SimpleNamespace(), runner(TorchNativeAttnBackend()))
     with pytest.raises(ConfigError, match="ragged fa3 cannot be had: the attention backend is RaggedAttention"):
         choose(C2TConfig(ragged="fa3"), SimpleNamespace(), runner(RaggedAttention()))
+    with pytest.raises(ConfigError, match="ragged triton cannot be had: trees have masks"):
+        choose(C2TConfig(ragged="triton", mode="tree"), SimpleNamespace(), runner(RaggedAttention()))
+    assert choose(C2TConfig(mode="tree"), SimpleNamespace(), runner(RaggedAttention())).backend is None
     assert choose(C2TConfig(ragged="off"), SimpleNamespace(), runner(TorchNativeAttnBackend())) == Choice(
         None, "as asked for"
     )
