@@ -11,6 +11,7 @@ from c2t_plugin import envs
 from c2t_plugin.errors import ConfigError
 
 BASES = ("auto", "eagle", "eagle3", "standalone")
+AUTO = "auto"
 MODES = ("chain", "tree")
 RAGGED = ("auto", "triton", "fa3", "cpu", "off")
 
@@ -20,7 +21,8 @@ class C2TConfig:
     """What a user can set. None means: take it from the classifier file.
 
     classifier: path or hub id of a classifier file; None: beside the draft checkpoint, else the shipped one.
-    beta: confidence below which a draft token is dropped, in [0, 1].
+    beta: confidence below which a draft token is dropped, in [0, 1]; or AUTO: decided each step, by what it costs.
+    cost_curve: file of the costs that AUTO decides by; if it does not exist yet they are measured and written there.
     base: the engine's own algorithm that drafts and verifies; auto reads the draft checkpoint.
     mode: how drafts are laid out; chain is one sequence per request, tree one tree.
     top_m: how many probabilities the entropy sums over; it must be what the classifier was trained with.
@@ -30,7 +32,8 @@ class C2TConfig:
     """
 
     classifier: str | None = None
-    beta: float | None = None
+    beta: float | str | None = None
+    cost_curve: str | None = None
     base: str = "auto"
     mode: str = "chain"
     top_m: int | None = None
@@ -39,8 +42,12 @@ class C2TConfig:
     ragged: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.beta is not None and not (math.isfinite(self.beta) and 0.0 <= self.beta <= 1.0):
+        if isinstance(self.beta, float | int) and not (math.isfinite(self.beta) and 0.0 <= self.beta <= 1.0):
             raise ConfigError(f"beta must be a number in [0, 1], got {self.beta}")
+        if isinstance(self.beta, str) and self.beta != AUTO:
+            raise ConfigError(f"beta must be a number or {AUTO!r}, got {self.beta!r}")
+        if self.cost_curve is not None and self.beta != AUTO:
+            raise ConfigError(f"cost_curve says what beta {AUTO!r} decides by, but beta is {self.beta}; leave one out")
         if self.base not in BASES:
             raise ConfigError(f"base must be one of {', '.join(BASES)}, got {self.base!r}")
         if self.mode not in MODES:
@@ -73,6 +80,8 @@ class C2TConfig:
 
 
 def _typed(name: str, value: Any) -> Any:
+    if name == "beta" and value == AUTO:
+        return value
     convert = {"beta": float, "top_m": int, "trace_share": float}.get(name, str)
     if isinstance(value, bool) or (convert is str and not isinstance(value, str)):
         raise ConfigError(f"{name} has a value of the wrong type: {value!r}")

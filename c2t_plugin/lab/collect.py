@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,7 +81,7 @@ def collect_to(out: Path, directory: Path, plan: CollectPlan) -> Traces:
     from c2t_plugin.traces import save_traces
 
     settings = {"plan": asdict(plan), "pair": describe_pair(directory, plan.draft)}
-    unfinished = Unfinished.begin(out, settings, plan.seed)
+    unfinished = Unfinished.of(out, settings, plan.seed)
     traces = collect(directory, plan, unfinished)
     save_traces(traces, out)
     unfinished.finish()
@@ -108,13 +109,14 @@ def collect(directory: Path, plan: CollectPlan, unfinished: Unfinished | None = 
     }
     parts: list[Traces] = []
     for prompts in _batches(target, pool, plan, parts):
-        path = None if unfinished is None else unfinished.folder / f"{len(parts):05}.traces"
-        if path is not None and path.is_file():
-            parts.append(load_traces(path))
+        name = f"{len(parts):05}.traces"
+        if unfinished is not None and unfinished.file(name).is_file():
+            parts.append(load_traces(unfinished.file(name)))
             continue
-        parts.append(_record(target, draft, prompts, groups, plan, header))
-        if path is not None:
-            save_traces(parts[-1], path)
+        part = _record(target, draft, prompts, groups, plan, header)
+        if unfinished is not None:
+            unfinished.keep(name, partial(save_traces, part))
+        parts.append(part)
     return join_traces(parts, header)
 
 

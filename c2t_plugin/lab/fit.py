@@ -93,7 +93,7 @@ def main(argv: list[str]) -> int:
     inputs = {"traces": arguments.traces, "init": arguments.init}
     checksums = {name: path and zlib.crc32(path.read_bytes()) for name, path in inputs.items()}
     settings = {"recipe": asdict(recipe), "plan": asdict(plan), **checksums}
-    unfinished = Unfinished.begin(arguments.out, settings, plan.seed)
+    unfinished = Unfinished.of(arguments.out, settings, plan.seed)
     classifier, epochs, chosen = fit(traces, recipe, plan, init, unfinished)
     print_epochs(epochs, chosen)
     evaluations = {title: Evaluation.of(classifier, some, plan.d_max) for title, some in judged.items()}
@@ -178,8 +178,7 @@ def fit(
     training = traces[~aside]
     if plan.share < 1.0:
         training = training[share_of_prompts(training.prompt, plan.share, plan.seed)]
-    state = None if unfinished is None else unfinished.folder / "epochs.pt"
-    classifier, epochs = _train(training, traces[aside], recipe, plan, init, state)
+    classifier, epochs = _train(training, traces[aside], recipe, plan, init, unfinished)
     chosen = choose_epoch(epochs, recipe.choose)
     classifier.load_state_dict(chosen.weights)
     classifier.eval().requires_grad_(False)
@@ -213,7 +212,7 @@ def _train(
     recipe: FitRecipe,
     plan: FitPlan,
     init: NodeClassifier | None,
-    state: Path | None,
+    unfinished: Unfinished | None,
 ) -> tuple[NodeClassifier, list[Epoch]]:
     import torch
     from rich.progress import Progress
@@ -249,7 +248,7 @@ def _train(
             positive_weight=recipe.positive_weight,
             monotone=recipe.monotone,
             parents=parents,
-            state=state,
+            unfinished=unfinished,
         )
     for epoch in epochs:
         epoch.weights["out.bias"] += prior

@@ -51,6 +51,11 @@ class ChainScorer(RequestLimits):
         self._step = 0
         self._batch = 0
 
+    @property
+    def shape(self) -> str:
+        """For the log."""
+        return f"chains of at most {self.d_max}"
+
     def write_seed(self, slots: Tensor, logits: Tensor) -> None:
         """Keep the statistics of the first token of each request's next draft.
 
@@ -83,6 +88,10 @@ class ChainScorer(RequestLimits):
         """(rows, steps scored, 4) float32 copy of the last draft's joint log P, log P, entropy and margin; None unless
         they are kept."""
         return None if self._stats is None else self._stats[:rows, : self._step].clone()
+
+    def own_beta(self, rows: int) -> Tensor:
+        """(rows,) bool: which of the first `rows` requests have a threshold of their own."""
+        return ~self._slot_beta[self._slots[:rows]].isnan()
 
     def end(self, rows: int) -> Tensor:
         """(rows,) int32: draft tokens to verify of the first `rows` requests; counts the ones without a confidence."""

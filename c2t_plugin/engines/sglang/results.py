@@ -16,12 +16,10 @@ from torch import Tensor
 
 from c2t_plugin.classifier import ClassifierSpec
 from c2t_plugin.config import C2TConfig
-from c2t_plugin.engines.sglang import checkpoints
+from c2t_plugin.engines.checkpoints import SHIPPED_DRAFTS, read_config
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.provenance import RunRecord
 from c2t_plugin.recording import TraceRecorder, is_chosen
-
-_KINDS = {"EAGLE": "eagle1", "EAGLE3": "eagle3", "STANDALONE": "draft"}
 
 
 class Drafted(NamedTuple):
@@ -115,12 +113,12 @@ def check_directory(config: C2TConfig) -> None:
 def start_recorder(config: C2TConfig, server_args: Any, base: str, spec: ClassifierSpec, d_max: int) -> TraceRecorder:
     """A recorder for this process, closed when it ends."""
     target, draft = server_args.model_path, server_args.speculative_draft_model_path or server_args.model_path
-    shape = checkpoints.read_config(draft)
+    shape = read_config(draft)
     header = {
         "pair": {
             "target": _name(target),
             "draft": _name(draft),
-            "kind": _KINDS[base],
+            "kind": SHIPPED_DRAFTS[base.lower()],
             "draft_vocab_size": shape.get("draft_vocab_size") or shape.get("vocab_size"),
         },
         "top_m": spec.top_m,

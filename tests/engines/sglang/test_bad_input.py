@@ -102,6 +102,12 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
     "beta_of_text": (["--speculative-c2t-beta", "much"], {}, "beta must be a number, got 'much'"),
     "beta_by_environment": ([], {"C2T_BETA": "2"}, r"beta must be a number in \[0, 1\], got 2"),
     "unknown_option_in_json": ([], {"C2T_CONFIG": '{"bata": 0.5}'}, "unknown option bata; known: base, beta"),
+    "cost_curve_of_a_number": (["--speculative-c2t-cost-curve", "c.json"], {}, "cost_curve says what beta 'auto'"),
+    "cost_curve_that_is_none": (
+        ["--speculative-c2t-beta", "auto", "--speculative-c2t-cost-curve", __file__],
+        {},
+        "test_bad_input.py is no readable cost curve",
+    ),
     "trace_share_of_nothing": (["--speculative-c2t-trace-share", "0"], {}, "trace_share must be a number above 0"),
     "trace_dir_that_is_a_file": (["--speculative-c2t-trace-dir", __file__], {}, "trace_dir .* cannot be made"),
     "unknown_mode": (["--speculative-c2t-mode", "star"], {}, "mode must be one of .*, got 'star'"),

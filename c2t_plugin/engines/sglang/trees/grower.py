@@ -77,6 +77,11 @@ class TreeGrower(RequestLimits):
         for seed, value in zip(self._seeds, self._stats(logits), strict=True):
             seed[slots] = value
 
+    @property
+    def shape(self) -> str:
+        """For the log."""
+        return f"trees of at most {self.max_nodes} nodes and depth {self.d_max}, {self.policy.width} places a layer"
+
     def begin(self, slots: Tensor) -> GrownLayer:
         """Start a draft for the requests in these slots ((n,) int64): the first layer, (n, width)."""
         self._layers = []

@@ -46,9 +46,6 @@ class _TreeDraftMixin(_DraftMixin):
             vocabulary=self.hot_token_id,
         )
 
-    def _shape(self) -> str:
-        return f"trees of at most {self.scorer.max_nodes} nodes and depth {self.scorer.d_max}, top-k {self.topk}"
-
     def draft_forward(self, forward_batch: Any) -> Any:
         if forward_batch.forward_mode.is_idle():
             return super().draft_forward(forward_batch)
