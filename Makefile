@@ -15,6 +15,7 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 TEST_JOBS ?= 2
 DEMO_ARGS ?=
+SOAK_REQUESTS ?= 10000
 ENGINE ?= sglang
 
 VENV := .venv/sglang
@@ -26,13 +27,14 @@ HERE := $(firstword $(shell pwd -P | cksum))
 STAMP := $(VENV)/.installed-$(HERE)
 VLLM_STAMP := $(VLLM_VENV)/.installed-$(HERE)
 
-.PHONY: help demo demo-sglang demo-vllm test check lint report venv-sglang venv-vllm clean
+.PHONY: help demo demo-sglang demo-vllm test check lint soak report venv-sglang venv-vllm clean
 
 help:
 	@echo "make demo    serve the shipped pair on stock SGLang with and without C2T; table and picture in build/demo"
 	@echo "             make demo ENGINE=vllm: the same on vLLM, in build/demo-vllm"
 	@echo "make test    everything: lint, types, all tests, servers included"
 	@echo "make check   the quick loop: lint, types, core tests"
+	@echo "make soak    10,000 requests that are aborted, retracted and chunked at random, and nothing lost"
 	@echo "make report  rewrite the README's table from benchmarks/results"
 	@echo "make clean   remove build output and caches (environments stay: rm -r .venv removes them)"
 
@@ -56,6 +58,9 @@ lint: venv-sglang
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+
+soak: venv-sglang
+	@OMP_NUM_THREADS=1 SOAK_REQUESTS=$(SOAK_REQUESTS) $(PY) -m pytest -q tests/engines/sglang/test_soak.py $(PYTEST_ARGS)
 
 report: venv-sglang
 	@$(PY) -m benchmarks.report

@@ -75,7 +75,7 @@ def measure(options: argparse.Namespace, arm: str, flags: Sequence[str], run: Ma
     try:
         log = options.out / f"{SCENARIO}-{arm}.log".replace(" ", "-")
         server = Server(target, flags, log, options.cpu, options.start_timeout)
-        with server, Client(server.url, MAX_TOKENS) as client:
+        with server, Client(server.base_url, MAX_TOKENS) as client:
             for concurrency in options.concurrency:
                 prompts = held_out_prompts(concurrency)
                 client.run(prompts[:1], 1, lambda: None)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +10,6 @@ import numpy as np
 from benchmarks.serving import Client, Pass
 from c2t_plugin.errors import C2TError
 
-WATCH_S = 0.05
 REPLICATES = 2000
 LEVEL = 0.95
 
@@ -21,11 +18,15 @@ Condition = tuple[int, float]  # concurrency and temperature
 
 @dataclass
 class Outcome:
-    """One arm at one condition: its passes, or why there are none. most: requests that ran at once, at most."""
+    """One arm at one condition: its passes, or why there are none."""
 
     passes: list[Pass] = field(default_factory=list)
-    most: int = 0
     error: str = ""
+
+    @property
+    def most_at_once(self) -> int:
+        """Requests that ran at once, at most, in the pass that reached least."""
+        return min(each.most_at_once for each in self.passes)
 
     @property
     def speeds(self) -> list[float]:
@@ -33,41 +34,19 @@ class Outcome:
         return [each.output_tokens / each.seconds for each in self.passes]
 
 
-@contextmanager
-def watched(client: Client, outcome: Outcome) -> Iterator[None]:
-    """Note how many requests the server runs at once while the block lasts."""
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(WATCH_S):
-            try:
-                outcome.most = max(outcome.most, client.running())
-            except C2TError:
-                # the requests themselves will fail as well, and say why
-                return
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()
-
-
 def measure(client: Client, prompts: Sequence[Sequence[int]], condition: Condition, repeats: int) -> Outcome:
     """All passes of one condition; an error of the server becomes the outcome's."""
     concurrency, temperature = condition
     outcome = Outcome()
     try:
-        with watched(client, outcome):
-            for _ in range(repeats):
-                outcome.passes.append(client.run(prompts, concurrency, lambda: None, temperature))
+        for _ in range(repeats):
+            outcome.passes.append(client.run(prompts, concurrency, lambda: None, temperature))
     except C2TError as error:
         return Outcome(error=one_line(error))
     wanted = min(concurrency, len(prompts))
-    if outcome.most < wanted:
-        return Outcome(error=f"only {outcome.most} of {wanted} requests ever ran at once: raise the server's limit")
+    if outcome.most_at_once < wanted:
+        reached = f"only {outcome.most_at_once} of {wanted} requests ever ran at once"
+        return Outcome(error=f"{reached}: raise the server's limit or take longer answers")
     return outcome
 
 
@@ -92,7 +71,7 @@ def metrics_of(
         "ttft_p50_ms": 1e3 * float(np.quantile([each.first_s for each in completions], 0.5)),
         "tau": sum(each.accepted for each in completions) / steps if steps else None,
         "gamma_per_token": sum(each.candidates for each in completions) / tokens,
-        "ran_at_once": outcome.most,
+        "ran_at_once": outcome.most_at_once,
         "passes": len(outcome.passes),
     }
     if plain is not None and plain.passes:

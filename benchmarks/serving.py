@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,14 @@ class Completion:
 
     verify_steps: target forwards that checked a draft. accepted: draft tokens accepted, bonus tokens excluded.
     candidates: draft tokens verified, roots excluded. All three are 0 without speculation.
-    first_s, last_s: seconds from sending the request to its first and its last token.
+    sent_s: when it was sent, on this process's clock. first_s, last_s: seconds from then to its first and last token.
     """
 
     token_ids: tuple[int, ...]
     verify_steps: int
     accepted: int
     candidates: int
+    sent_s: float = 0.0
     first_s: float = 0.0
     last_s: float = 0.0
 
@@ -67,6 +69,17 @@ class Pass:
         """Draft tokens verified per output token."""
         return sum(completion.candidates for completion in self.completions) / self.output_tokens
 
+    @property
+    def most_at_once(self) -> int:
+        """Most requests between their first and their last token at one moment: so many the server really ran together.
+
+        A request that waits for a place has no first token yet.
+        """
+        first = [(one.sent_s + one.first_s, -1) for one in self.completions]
+        last = [(one.sent_s + one.last_s, 1) for one in self.completions]
+        # of equal moments the first tokens come before the last ones
+        return max(accumulate(-change for _, change in sorted(first + last)))
+
     def n_identical(self, other: Pass) -> int:
         """Prompts with the same output tokens in both."""
         pairs = zip(self.completions, other.completions, strict=True)
@@ -94,11 +107,13 @@ def counts(details: dict[str, Any] | None) -> tuple[int, int, int]:
 class Client:
     """Talks to one server.
 
-    url: its address without /v1. max_tokens: output tokens per request, exactly (the end-of-text token is ignored).
+    url: its address without /v1. max_tokens: output tokens per request; exactly so many if `whole`, which ignores the
+    end-of-text token.
     """
 
-    def __init__(self, url: str, max_tokens: int) -> None:
+    def __init__(self, url: str, max_tokens: int, whole: bool = True) -> None:
         self.max_tokens = max_tokens
+        self.whole = whole
         self._openai = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=REQUEST_TIMEOUT_S, max_retries=0)
         self._http = httpx.Client(base_url=url, timeout=REQUEST_TIMEOUT_S, trust_env=False)
 
@@ -122,7 +137,11 @@ class Client:
                 max_tokens=self.max_tokens,
                 temperature=temperature,
                 stream=True,
-                extra_body={"ignore_eos": True, "return_token_ids": True, "return_spec_tokens_details": True},
+                extra_body={
+                    "ignore_eos": self.whole,
+                    "return_token_ids": True,
+                    "return_spec_tokens_details": True,
+                },
             )
             for chunk in stream:
                 answer = chunk.model_dump()
@@ -136,7 +155,7 @@ class Client:
             raise C2TError(f"the server did not answer a completion request: {error}") from error
         if not token_ids:
             raise C2TError("the server ended an answer without a token; its log says why")
-        return Completion(tuple(token_ids), *counts(details), first_s, last_s)
+        return Completion(tuple(token_ids), *counts(details), start, first_s, last_s)
 
     def run(
         self,
@@ -157,11 +176,6 @@ class Client:
         with ThreadPoolExecutor(concurrency) as pool:
             completions = tuple(pool.map(one, prompts))
         return Pass(completions, time.perf_counter() - start)
-
-    def running(self) -> int:
-        """Requests that the server decodes at this moment, over all of its workers."""
-        loads = self._request("GET", "/v1/loads", params={"include": "core"}).json()["loads"]
-        return sum(int(load["num_running_reqs"]) for load in loads)
 
     def profile(self, out: Path, steps: int, activities: Sequence[str]) -> None:
         """Have the server write a torch profiler trace with call stacks of the next `steps` steps of each stage."""

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from benchmarks.roofline import Machine, Measured, Model
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.lab.curves import eagle2_sweep, kept_nodes, truncate
 from c2t_plugin.lab.rivals import OnlineLogistic, joint_prob
 from c2t_plugin.lab.simulate import Arm, fixed_beta, plain, planned, static
+from c2t_plugin.lab.sweeps import eagle2_sweep, kept_nodes, truncate
 from c2t_plugin.lab.trees import Forest
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.traces import Traces

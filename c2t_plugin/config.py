@@ -11,8 +11,12 @@ from c2t_plugin import envs
 from c2t_plugin.errors import ConfigError
 
 BASES = ("auto", "eagle", "eagle3", "standalone")
-MODES = ("chain",)
+AUTO = "auto"
+MODES = ("chain", "tree")
 RAGGED = ("auto", "triton", "fa3", "cpu", "off")
+POLICIES = ("c2t", "prob", "eagle2", "dyspec", "entropy", "static")
+# The policies that cut below beta.
+THRESHOLDS = ("c2t", "prob")
 
 
 @dataclass(frozen=True)
@@ -20,9 +24,11 @@ class C2TConfig:
     """What a user can set. None means: take it from the classifier file.
 
     classifier: path or hub id of a classifier file; None: beside the draft checkpoint, else the shipped one.
-    beta: confidence below which a draft token is dropped, in [0, 1].
+    beta: confidence below which a draft token is dropped, in [0, 1]; or AUTO: decided each step, by what it costs.
+    cost_curve: file of the costs that AUTO decides by; if it does not exist yet they are measured and written there.
     base: the engine's own algorithm that drafts and verifies; auto reads the draft checkpoint.
-    mode: how drafts are laid out; chain is one sequence per request.
+    mode: how drafts are laid out; chain is one sequence per request, tree one tree.
+    policy: the rule by which a tree grows; chain mode has c2t alone.
     top_m: how many probabilities the entropy sums over; it must be what the classifier was trained with.
     ragged: attention that verifies kept tokens only; auto: the server's, where it can; off: the uniform window.
     trace_dir: directory that chains of served requests are recorded into, without their text; None records none.
@@ -30,23 +36,39 @@ class C2TConfig:
     """
 
     classifier: str | None = None
-    beta: float | None = None
+    beta: float | str | None = None
+    cost_curve: str | None = None
     base: str = "auto"
     mode: str = "chain"
+    policy: str = "c2t"
     top_m: int | None = None
     trace_dir: str | None = None
     trace_share: float = 0.05
     ragged: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.beta is not None and not (math.isfinite(self.beta) and 0.0 <= self.beta <= 1.0):
+        if isinstance(self.beta, float | int) and not (math.isfinite(self.beta) and 0.0 <= self.beta <= 1.0):
             raise ConfigError(f"beta must be a number in [0, 1], got {self.beta}")
+        if isinstance(self.beta, str) and self.beta != AUTO:
+            raise ConfigError(f"beta must be a number or {AUTO!r}, got {self.beta!r}")
+        if self.cost_curve is not None and self.beta != AUTO:
+            raise ConfigError(f"cost_curve says what beta {AUTO!r} decides by, but beta is {self.beta}; leave one out")
+        if self.mode != "chain" and self.beta == AUTO:
+            raise ConfigError(f"beta {AUTO!r} decides about chains, but mode is {self.mode!r}; give a number")
         if self.base not in BASES:
             raise ConfigError(f"base must be one of {', '.join(BASES)}, got {self.base!r}")
         if self.mode not in MODES:
             raise ConfigError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
         if self.ragged not in RAGGED:
             raise ConfigError(f"ragged must be one of {', '.join(RAGGED)}, got {self.ragged!r}")
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        if self.policy != "c2t" and self.mode != "tree":
+            raise ConfigError(f"policy {self.policy} grows trees: set the mode to tree, or leave the policy out")
+        if self.policy in THRESHOLDS and self.policy != "c2t" and self.beta is None:
+            raise ConfigError(f"policy {self.policy} has no suggested beta: set one")
+        if self.policy not in THRESHOLDS and self.beta is not None:
+            raise ConfigError(f"policy {self.policy} has no beta: leave it out")
         if self.top_m is not None and self.top_m < 1:
             raise ConfigError(f"top_m must be at least 1, got {self.top_m}")
         if not 0.0 < self.trace_share <= 1.0:
@@ -73,6 +95,8 @@ class C2TConfig:
 
 
 def _typed(name: str, value: Any) -> Any:
+    if name == "beta" and value == AUTO:
+        return value
     convert = {"beta": float, "top_m": int, "trace_share": float}.get(name, str)
     if isinstance(value, bool) or (convert is str and not isinstance(value, str)):
         raise ConfigError(f"{name} has a value of the wrong type: {value!r}")

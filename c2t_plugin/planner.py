@@ -67,9 +67,11 @@ class CostCurve:
         return float(_interpolate(self.draft, torch.tensor(requests)))
 
     def save(self, path: Path) -> None:
-        """Write as JSON."""
+        """Write as JSON, whole or not at all."""
         record = {"format": FORMAT, "verify": self.verify, "draft": self.draft}
-        path.write_text(json.dumps({**record, "fixed": self.fixed, "keep_up": self.keep_up}, indent=1) + "\n")
+        temporary = path.with_name(path.name + ".part")
+        temporary.write_text(json.dumps({**record, "fixed": self.fixed, "keep_up": self.keep_up}, indent=1) + "\n")
+        temporary.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> CostCurve:
@@ -108,12 +110,21 @@ class Budget(NamedTuple):
     rate: float
 
 
-def spend(acceptance: Tensor, curve: CostCurve, drafted: int, longest: Tensor | None = None) -> Budget:
+def spend(
+    acceptance: Tensor,
+    curve: CostCurve,
+    drafted: int,
+    longest: Tensor | None = None,
+    at_least: Tensor | None = None,
+    sizes: Sequence[int] = (),
+) -> Budget:
     """Share the target's pass out over all requests' draft tokens.
 
     acceptance: (requests, depth) float, the calibrated probability that the target accepts the token *and* all before
     it; a value above an earlier one of its chain is taken at that one's height, and NaN (not known) counts as certain.
-    drafted: draft passes that were run, already paid for. longest: (requests,) int64 limits of single requests.
+    drafted: draft passes that were run, already paid for. longest, at_least: (requests,) int64, of single requests at
+    most and at least so many. sizes: rising token counts of passes that can be run, each padded to the next; beyond
+    them, and without any, every count can.
 
     Tokens are taken by falling probability, of equal ones by lower depth and then lower row, which keeps every chain's
     kept tokens together. As many are taken as make expected output tokens (the accepted ones and one bonus token a
@@ -121,18 +132,30 @@ def spend(acceptance: Tensor, curve: CostCurve, drafted: int, longest: Tensor | 
     """
     requests, depth = acceptance.shape
     chain = acceptance.double().nan_to_num(1.0).clamp(0.0, 1.0).cummin(1).values
+    depths = torch.arange(depth)
+    # what has to be taken comes first
+    key = chain if at_least is None else chain + 2.0 * (depths < at_least[:, None])
     if longest is not None:
-        chain = chain.masked_fill(torch.arange(depth) >= longest[:, None], -1.0)
+        key = key.masked_fill(depths >= longest[:, None], -1.0)
     # column by column, so that a stable sort puts the lower depth first
-    order = chain.T.flatten().argsort(descending=True, stable=True)
-    gains = chain.T.flatten()[order]
-    gains = gains[gains >= 0]
+    order = key.T.flatten().argsort(descending=True, stable=True)
+    taken = key.T.flatten()[order]
+    gains = chain.T.flatten()[order][taken >= 0]
     expected = requests + torch.cat([gains.new_zeros(1), gains.cumsum(0)])
-    seconds = curve.verify_s(requests + torch.arange(len(gains) + 1))
-    rates = expected / (seconds + drafted * curve.draft_s(requests) + curve.fixed + curve.keep_up)
-    count = int(rates.argmax())
+    tokens = requests + torch.arange(len(gains) + 1)
+    rates = expected / (
+        curve.verify_s(_padded(tokens, sizes)) + drafted * curve.draft_s(requests) + curve.fixed + curve.keep_up
+    )
+    first = int((taken > 1.0).sum())
+    count = first + int(rates[first:].argmax())
     kept = torch.bincount(order[:count] % requests, minlength=requests)
     return Budget(kept, float(rates[count]))
+
+
+def _padded(tokens: Tensor, sizes: Sequence[int]) -> Tensor:
+    known = torch.tensor(sizes, dtype=torch.int64)
+    place = torch.searchsorted(known, tokens)
+    return torch.where(place < len(known), torch.cat([known, tokens[-1:]])[place], tokens)
 
 
 class Planner:

@@ -1,5 +1,6 @@
 """The papers' equations as a calculator: C2T v2 equations 1-5 and 9-12, C2T's cost counts, DySpec's latency model.
 
+One file, because docs/fidelity.md names each of its functions and they are looked up by equation.
 v1 and v2 are the two versions of C2T. `*_rows()` put what a paper prints beside what its own equation or table gives.
 """
 

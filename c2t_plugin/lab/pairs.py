@@ -87,7 +87,9 @@ def _fingerprint(checkpoint: Path) -> str:
         raise C2TError(f"no weights in {checkpoint}: model*.safetensors is missing; name a whole checkpoint")
     digest = hashlib.sha256()
     for file in files:
-        digest.update(file.read_bytes())
+        with file.open("rb") as handle:
+            while piece := handle.read(2**24):
+                digest.update(piece)
     return f"{_config(checkpoint)['architectures'][0]} sha256:{digest.hexdigest()[:16]}"
 
 

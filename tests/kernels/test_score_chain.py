@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from c2t_kernels import fused as kernels
+from c2t_kernels import reference as references
 from c2t_kernels.fused import chain as fused
 from c2t_kernels.reference import chain as reference
 from c2t_kernels.reference import network
@@ -16,12 +18,17 @@ from c2t_kernels.reference.network import FEATURES
 from c2t_plugin import features as core_features
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.features import NodeStats
+from c2t_plugin.policies import chain as scoring
+from c2t_plugin.policies.chain import ChainScorer
 from tests.kernels.networks import PAPER, random_network
 
 D_MAX = 4
 
 # the interpreter computes with numpy, which warns of the infinities that some of these tests are about
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),
+]
 
 
 def statistics(rows: int, device: str, seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -124,6 +131,36 @@ def core_stats(logits: torch.Tensor, top_m: int) -> tuple[torch.Tensor, torch.Te
 
     stats = draft_stats(logits, top_m)
     return stats.log_probs[:, 0], stats.entropy, stats.margin
+
+
+def test_the_scorer_keeps_as_many_tokens_with_the_kernels(monkeypatch: pytest.MonkeyPatch, device: str):
+    """The whole of ChainScorer, as on a GPU, against itself on the references."""
+    torch.manual_seed(8)
+    spec = ClassifierSpec(FEATURES, (0.1,) * 8, (1.5,) * 8, hidden=48, top_m=20)
+    classifier = NodeClassifier(spec)
+    logits = torch.randn(D_MAX, 5, 50, generator=torch.Generator().manual_seed(9)).to(device) * 3
+    logits[1, 3, 7] = math.nan
+    slots = torch.tensor([4, 0, 2, 6, 1], device=device)
+    scorers = [
+        ChainScorer(classifier, slots=8, rows=6, max_depth=D_MAX, beta=0.45, device=where) for where in ("cpu", device)
+    ]
+    ours = scorers[1]
+    ours._draft_stats = scoring._fused_statistics(6, spec.top_m, torch.device(device))
+    lengths = []
+    for scorer, operations in zip(scorers, (references, kernels), strict=True):
+        for name in ("score_chain", "early_stop"):
+            monkeypatch.setattr(scoring, name, getattr(operations, name))
+        at, steps = (part.to(scorer.beta.device) for part in (slots, logits))
+        scorer.set_requests(at[:2], [0.2, None], [None, 2])
+        scorer.write_seed(at, steps[0])
+        scorer.begin(at)
+        for step in steps[1:]:
+            scorer.step(step)
+        lengths.append(scorer.end(5).tolist())
+    assert lengths[0] == lengths[1]
+    assert 0 < sum(lengths[0]) < 5 * D_MAX
+    expected, found = (scorer.confidence(5).cpu() for scorer in scorers)
+    torch.testing.assert_close(found, expected, atol=5e-6, rtol=0, equal_nan=True)
 
 
 def test_feature_codes_are_those_of_the_core():

@@ -113,6 +113,20 @@ def test_a_broken_rows_file_is_named(tmp_path: Path) -> None:
         page.latest(tmp_path / page.ROWS)
 
 
+def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("c2t_plugin.lab.reproduce.catalogue.REGISTRY", registry(experiment(), experiment("other")))
+    monkeypatch.chdir(tmp_path)
+    command = ["reproduce", "all", "--out", "out", "--missing"]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / page.ROWS).write_text(record("toy", [{"method": "static", "paper tau": 1.98, "tau": 2.0}]))
+    for _ in range(2):
+        assert cli.main(command) == 0
+        found = [json.loads(line)["experiment"] for line in (tmp_path / "out" / page.ROWS).read_text().splitlines()]
+        assert found == ["toy", "other"]
+    assert cli.main(command[:-1]) == 0
+    assert len((tmp_path / "out" / page.ROWS).read_text().splitlines()) == 4
+
+
 @pytest.mark.slow
 def test_the_command_collects_runs_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way on the shipped pair with few trees, then the page refuses rows of a quick run."""

@@ -16,11 +16,13 @@ from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.report import score_trees
 from c2t_plugin.lab.reproduce import c2t_v1_common as common
 from c2t_plugin.lab.reproduce import c2t_v1_training
+from c2t_plugin.lab.reproduce.c2t_recent import PRIOR, WINDOW, recent_acceptance
 from c2t_plugin.lab.reproduce.c2t_v1_common import Brought, Curve, Ground
+from c2t_plugin.lab.reproduce.c2t_v1_corpora import KINDS, corpora, halves
 from c2t_plugin.lab.reproduce.c2t_v1_features import relation
 from c2t_plugin.lab.reproduce.c2t_v1_pictures import by_entropy_and_rank
 from c2t_plugin.lab.reproduce.c2t_v1_surface import surface
-from c2t_plugin.lab.reproduce.c2t_v1_training import corpora, scores_by_epoch, top_m_traces
+from c2t_plugin.lab.reproduce.c2t_v1_training import scores_by_epoch, top_m_traces
 from c2t_plugin.lab.reproduce.c2t_v2_equations import DRAWS, lemma_2_rows
 from c2t_plugin.lab.reproduce.c2t_v2_tables import TABLE_2, Scores, accepted_by_depth, candidates, kept_at_recall
 from c2t_plugin.lab.reproduce.catalogue import REGISTRY
@@ -241,6 +243,47 @@ def test_lemma_2_is_acceptance_drawn_at_random() -> None:
     for row in lemma_2_rows(seed=3):
         # five standard deviations of a mean of so many draws
         assert abs(row["paper"] - row["ours"]) < 5 * 0.5 / DRAWS**0.5
+
+
+def test_recent_acceptance_by_hand(make_traces) -> None:
+    traces = make_traces(prompts=2, steps=6)
+    traces.chain.accepted[:] = False
+    traces.chain.accepted[0, :2] = True
+    # the first prompt is verified at 0 (2 accepted), 3, 4 and 5; what is not over yet does not count
+    found = recent_acceptance(traces, d_max=4)
+    expected = [2, 2, 2, (2 + 2) / 2, (2 + 2) / 3, (2 + 2) / 4]
+    assert found[:6].tolist() == pytest.approx(expected)
+    assert found[6:].tolist() == pytest.approx([2 / (1 + verified) for verified in range(6)])
+
+
+def test_recent_acceptance_forgets(make_traces) -> None:
+    traces = make_traces(prompts=1, steps=20)
+    traces.chain.accepted[:] = False
+    assert recent_acceptance(traces, 4)[WINDOW:].tolist() == pytest.approx([PRIOR / (WINDOW + 1)] * (20 - WINDOW))
+
+
+def test_no_prompt_is_fitted_and_judged_on(make_traces) -> None:
+    for prompts in (2, 12, 40):
+        own, others = halves(make_traces(prompts=prompts, steps=2, layers=2), 15)
+        assert not set(own.prompt.tolist()) & set(others.prompt.tolist())
+        assert 1 <= len(others.first) <= 10 and len(own.first) == min(15, prompts - 1)
+
+
+def test_every_kind_is_judged_with_every_classifier(bench) -> None:
+    rows = REGISTRY.experiments["c2t-v1-figure-8-kinds"].findings(bench).rows
+    assert [(row["judged on"], row["fitted on"]) for row in rows] == [(one, two) for one in KINDS for two in KINDS]
+
+
+def test_beta_rises_with_what_is_left_out(bench) -> None:
+    # enough that something is learnt
+    bench.known[("eagle3", "train")] = bench.make(prompts=40, steps=20, k=4, layers=5, seed=1)
+    rows = REGISTRY.experiments["c2t-v1-negatives"].findings(bench).rows
+    assert [row["rejected per accepted"] for row in rows[::2]] == [1.0, 3.0, 10.0, 30.0, 100.0, *["all"] * 3]
+    theta = [row["theta"] for row in rows if str(row["epoch by"]).startswith("bce")]
+    # the heavier the accepted rows, the more nodes are called accepted, and the higher beta has to be
+    assert theta[7] > theta[6] > theta[5]
+    settings = [row["setting"] for row in rows if str(row["epoch by"]).startswith("bce")]
+    assert settings[7] > settings[6] > settings[5]
 
 
 def test_printed_gammas_of_v2_are_sums_over_corpora() -> None:

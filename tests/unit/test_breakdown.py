@@ -109,7 +109,7 @@ def test_a_trace_is_read_gzipped_or_not(tmp_path: Path):
 
 
 class NoServer:
-    url = ""
+    base_url = ""
 
     def __init__(self, *_: object) -> None:
         pass

@@ -7,13 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from c2t_plugin.config import C2TConfig
+from c2t_plugin.config import AUTO, C2TConfig
 from c2t_plugin.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
 def no_c2t_variables(monkeypatch: pytest.MonkeyPatch):
-    for name in ("CONFIG", "BETA", "BASE", "MODE", "CLASSIFIER", "TOP_M", "TRACE_DIR", "TRACE_SHARE"):
+    for name in (
+        "CONFIG",
+        "BETA",
+        "BASE",
+        "MODE",
+        "CLASSIFIER",
+        "TOP_M",
+        "TRACE_DIR",
+        "TRACE_SHARE",
+        "COST_CURVE",
+        "RAGGED",
+    ):
         monkeypatch.delenv(f"C2T_{name}", raising=False)
 
 
@@ -21,6 +32,10 @@ def no_c2t_variables(monkeypatch: pytest.MonkeyPatch):
 def test_beta_outside_the_unit_interval(beta: object):
     with pytest.raises(ConfigError, match=r"beta must be a number in \[0, 1\]"):
         C2TConfig.from_mapping({"beta": beta})
+
+
+def test_beta_may_be_decided_by_what_it_costs():
+    assert C2TConfig.from_mapping({"beta": "auto", "cost_curve": "x"}) == C2TConfig(beta=AUTO, cost_curve="x")
 
 
 @pytest.mark.parametrize("beta", [0, 1, "0.85"])
@@ -32,6 +47,9 @@ def test_beta_inside_it(beta: object):
     ("values", "message"),
     [
         ({"beta": "high"}, "beta must be a number, got 'high'"),
+        ({"beta": "auto", "mode": "tree"}, "beta 'auto' decides about chains, but mode is 'tree'"),
+        ({"cost_curve": "curve.json"}, "cost_curve says what beta 'auto' decides by, but beta is None"),
+        ({"cost_curve": "curve.json", "beta": 0.5}, "leave one out"),
         ({"beta": True}, "wrong type"),
         ({"top_m": "many"}, "top_m must be an integer"),
         ({"top_m": 0}, "top_m must be at least 1"),
@@ -39,7 +57,12 @@ def test_beta_inside_it(beta: object):
         ({"trace_share": 0}, "trace_share must be a number above 0"),
         ({"trace_share": "1.01"}, "trace_share must be a number above 0 and at most 1, got 1.01"),
         ({"trace_share": "some"}, "trace_share must be a number, got 'some'"),
-        ({"mode": "forest"}, "mode must be one of chain"),
+        ({"mode": "forest"}, "mode must be one of chain, tree"),
+        ({"ragged": "fast"}, "ragged must be one of auto, triton, fa3, cpu, off"),
+        ({"mode": "tree", "policy": "sequoia"}, "policy must be one of c2t, prob"),
+        ({"policy": "eagle2"}, "policy eagle2 grows trees: set the mode to tree"),
+        ({"mode": "tree", "policy": "prob"}, "policy prob has no suggested beta"),
+        ({"mode": "tree", "policy": "static", "beta": 0.5}, "policy static has no beta"),
         ({"classifier": 3}, "wrong type"),
         ({"betta": 0.5}, "unknown option betta; known: base, beta"),
     ],

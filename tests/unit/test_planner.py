@@ -64,6 +64,33 @@ def test_a_single_requests_limit_holds():
     assert kept.tolist() == [0, 2, 4]
 
 
+@given(
+    acceptance=probabilities,
+    curve=st.sampled_from([FREE, DEAR, USUAL]),
+    at_least=st.lists(st.integers(0, 3), min_size=3, max_size=3),
+    sizes=st.sampled_from([(), (4, 8), (2, 3, 6, 12)]),
+)
+def test_no_other_choice_is_faster_where_some_tokens_have_to_be_taken_and_passes_are_padded(
+    acceptance: torch.Tensor, curve: CostCurve, at_least: list[int], sizes: tuple[int, ...]
+):
+    chains, drafted = chain(acceptance), acceptance.shape[1]
+    least = at_least[: len(chains)]
+
+    def padded_rate(kept: tuple[int, ...]) -> float:
+        tokens = len(chains) + sum(kept)
+        tokens = next((size for size in sizes if size >= tokens), tokens)
+        expected = len(chains) + sum(sum(row[:count]) for row, count in zip(chains, kept, strict=True))
+        seconds = float(curve.verify_s(torch.tensor(tokens))) + drafted * curve.draft_s(len(chains))
+        return expected / (seconds + curve.fixed + curve.keep_up)
+
+    found = spend(acceptance, curve, drafted, at_least=torch.tensor(least), sizes=sizes)
+    every = itertools.product(*(range(few, drafted + 1) for few in least))
+    best = max(padded_rate(kept) for kept in every)
+    assert all(count >= few for count, few in zip(found.kept.tolist(), least, strict=True))
+    assert found.rate == pytest.approx(best, rel=1e-9)
+    assert padded_rate(tuple(found.kept.tolist())) == pytest.approx(best, rel=1e-9)
+
+
 def test_of_equal_tokens_the_shallow_ones_go_first():
     # two tokens are free, the third is not worth its price
     curve = CostCurve(verify=((1, 1.0), (5, 1.0), (6, 9.0), (9, 99.0)), draft=((1, 1e-9), (9, 1e-9)))
@@ -149,6 +176,7 @@ def test_a_curve_is_monotone_and_goes_on_after_its_points():
 def test_a_curve_survives_its_file(tmp_path: Path):
     USUAL.save(tmp_path / "curve.json")
     assert CostCurve.load(tmp_path / "curve.json") == USUAL
+    assert [path.name for path in tmp_path.iterdir()] == ["curve.json"]
 
 
 @pytest.mark.parametrize(

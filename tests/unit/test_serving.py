@@ -49,6 +49,14 @@ def test_plain_decoding_has_no_tau() -> None:
     assert Pass((Completion((1,), 0, 0, 0),), seconds=1.0).tau is None
 
 
+def test_requests_run_together_between_their_first_and_last_tokens() -> None:
+    """The third one waits for a place and starts where the first one ends."""
+    times = [(0.0, 1.0, 4.0), (0.0, 2.0, 5.0), (0.0, 4.5, 6.0), (9.0, 1.0, 1.0)]
+    done = Pass(tuple(Completion((1, 2), 0, 0, 0, *each) for each in times), seconds=10.0)
+    assert done.most_at_once == 2
+    assert Pass(done.completions[3:], 1.0).most_at_once == 1
+
+
 def test_identical_outputs_are_counted_prompt_by_prompt() -> None:
     one = Pass((Completion((1, 2), 0, 0, 0), Completion((3,), 0, 0, 0)), 1.0)
     other = Pass((Completion((1, 2), 2, 1, 4), Completion((4,), 1, 0, 2)), 1.0)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
 
-from benchmarks import measuring, server, throughput
+from benchmarks import throughput
 from benchmarks.arms import SGLANG, chosen, threshold_beta, write_threshold_classifier
 from benchmarks.measuring import Outcome, measure, metrics_of, ratio
 from benchmarks.record import BenchRow, read_rows
@@ -33,7 +33,7 @@ class FakeServer:
 
     def __init__(self, model: Path, flags: Sequence[str], log: Path, cpu: bool, start_timeout: float) -> None:
         self.flags = tuple(flags)
-        self.url = " ".join(flags)
+        self.base_url = " ".join(flags)
 
     def __enter__(self) -> FakeServer:
         self.started.append(self.flags)
@@ -50,9 +50,8 @@ class FakeClient:
 
     limit: ClassVar[int] = 99
 
-    def __init__(self, url: str, max_tokens: int) -> None:
+    def __init__(self, url: str, max_tokens: int, whole: bool) -> None:
         self.speculates = bool(url)
-        self.concurrency = 0
 
     def __enter__(self) -> FakeClient:
         return self
@@ -67,21 +66,17 @@ class FakeClient:
     def run(
         self, prompts: Sequence[Sequence[int]], concurrency: int, advance: Callable[[], None], temperature: float
     ) -> Pass:
-        self.concurrency = concurrency
-        # the watcher looks every now and then
-        time.sleep(measuring.WATCH_S * 4)
-        completions = tuple(self.complete(prompt) for prompt in prompts)
-        return Pass(completions, 0.5 if self.speculates else 1.0)
-
-    def running(self) -> int:
-        return min(self.concurrency, self.limit)
+        together = min(concurrency, self.limit)
+        completions = [
+            replace(self.complete(prompt), sent_s=float(place // together)) for place, prompt in enumerate(prompts)
+        ]
+        return Pass(tuple(completions), 0.5 if self.speculates else 1.0)
 
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> type[FakeServer]:
     monkeypatch.setattr(throughput, "Server", FakeServer)
     monkeypatch.setattr(throughput, "Client", FakeClient)
-    monkeypatch.setattr(measuring, "WATCH_S", 0.005)
     monkeypatch.setattr(FakeServer, "started", [])
     return FakeServer
 
@@ -131,7 +126,7 @@ def test_a_batch_that_was_never_reached_is_no_measurement(
 
 def test_a_set_that_is_smaller_than_the_batch_is_known(fakes: type[FakeServer]):
     """240 requests cannot fill 256 places; so many as there are must have run at once."""
-    assert not measure(FakeClient("", 1), [[1]] * 3, (8, 0.0), 1).error  # type: ignore[arg-type]
+    assert not measure(FakeClient("", 1, True), [[1]] * 3, (8, 0.0), 1).error  # type: ignore[arg-type]
 
 
 def test_a_running_server_is_the_only_arm(fakes: type[FakeServer], tmp_path: Path):
@@ -182,6 +177,7 @@ def test_scenarios_cover_what_the_papers_report():
     assert SCENARIOS["c2t-v2-table3-twice"].prompts == 480
     assert all(SCENARIOS[f"c2t-v2-table2-{name}"].temperatures == (0.0,) for name in ("mt-bench", "gsm8k"))
     assert SCENARIOS["gsm8k"].concurrencies == CONCURRENCIES
+    assert {scenario.whole for name, scenario in SCENARIOS.items() if name.startswith("c2t-v2")} == {False}
 
 
 def test_data_sets_are_mixed_in_turn(tmp_path: Path):
@@ -193,6 +189,12 @@ def test_data_sets_are_mixed_in_turn(tmp_path: Path):
     found = prompts_of(scenario, paths, pair_dir() / "target", pair_dir())
     assert len(found) == scenario.prompts == 8
     assert found[:4] == found[4:] and len({tuple(prompt) for prompt in found}) == 4
+
+
+def test_a_target_without_a_tokenizer_is_one_line(tmp_path: Path):
+    (tmp_path / "g.jsonl").write_text(json.dumps({"question": "q"}) + "\n")
+    with pytest.raises(C2TError, match="no tokenizer of a target"):
+        prompts_of(Scenario("one", 8, data=("gsm8k",), each=1), {"gsm8k": tmp_path / "g.jsonl"}, tmp_path, pair_dir())
 
 
 @pytest.mark.parametrize("arm", SGLANG, ids=lambda arm: arm.name)
@@ -234,19 +236,15 @@ def test_a_log_says_why_in_one_line(log: str, expected: str, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("code", "timeout", "expected"),
-    [("print('ValueError: no model')", 30.0, "no model"), ("import time; time.sleep(60)", 0.2, "not ready")],
+    [("print('ValueError: no model')", 30.0, "no model"), ("import time; time.sleep(60)", 0.2, "did not start")],
     ids=["ends", "hangs"],
 )
 def test_a_server_that_does_not_come_up_is_an_error_and_leaves_nothing(
     code: str, timeout: float, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    script = tmp_path / "python"
-    script.write_text(f"#!{sys.executable}\n{code}\n")
-    real = server.subprocess.Popen
-
-    def start(command: list[str], **options: object) -> object:
-        return real([sys.executable, str(script)], **options)  # type: ignore[call-overload]
-
-    monkeypatch.setattr(server.subprocess, "Popen", start)
-    with pytest.raises(C2TError, match=expected), Server(Path("m"), [], tmp_path / "log", True, timeout):
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").touch()
+    (tmp_path / "sglang" / "launch_server.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(C2TError, match=expected), Server(Path("m"), [], tmp_path / "log", False, timeout):
         pass

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.engines.sglang import validate
+from c2t_plugin.engines.sglang import args, validate
 
 GENERIC = "C2T"
 BASES = ("EAGLE", "EAGLE3", "STANDALONE")
@@ -73,9 +73,13 @@ def _handle_server_args(_self: Any, server_args: Any) -> None:
 
 
 def _worker_class(base: str, server_args: Any) -> type:
-    from c2t_plugin.engines.sglang import args, control, ragged, results, worker
+    from c2t_plugin.engines.sglang import control, ragged, results, worker
+    from c2t_plugin.engines.sglang.trees import worker as tree_worker
 
     control.install()
     results.install()
-    ragged.install(args.config_of(server_args).ragged)
+    config = args.config_of(server_args)
+    if config.mode == "tree":
+        return tree_worker.worker_class(base)
+    ragged.install(config.ragged)
     return worker.worker_class(base)

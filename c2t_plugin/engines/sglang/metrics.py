@@ -55,9 +55,9 @@ class Exporter:
 @dataclass
 class Counts:
     """Since the server started. verified, accepted: steps of single requests by how many draft tokens the target
-    verified and accepted, 0 to d_max. steps: of the batch. rows_computed: of the target's verify passes."""
+    verified and accepted, 0 to `most`. steps: of the batch. rows_computed: of the target's verify passes."""
 
-    d_max: int
+    most: int
     exporter: Exporter | None = None
     steps: int = 0
     rows_computed: int = 0
@@ -65,7 +65,7 @@ class Counts:
     accepted: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.verified, self.accepted = ([0] * (self.d_max + 1) for _ in range(2))
+        self.verified, self.accepted = ([0] * (self.most + 1) for _ in range(2))
 
     def add(self, verified: Iterable[int], accepted: Iterable[int], rows_computed: int) -> None:
         """One step: draft tokens verified and accepted of each running request, and the rows of the whole batch."""

@@ -17,16 +17,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from c2t_kernels import pack_ragged, scatter_ragged
+from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang.layout import rows_to_compute
 from c2t_plugin.errors import ConfigError
 
 # Where a verify forward has one row per token, whatever its request.
 _PER_ROW = ("next_token_logits", "hidden_states")
 
-# Of the argument record: field, what it is called, why compact verification leaves it alone.
+# Of the argument record: field, and why the window stays uniform where it is set.
 _UNIFORM_ONLY: tuple[tuple[str, str], ...] = (
     ("enable_return_routed_experts", "routed experts are returned by place in the uniform window"),
     ("enable_return_indexer_topk", "the indexer's choice is returned by place in the uniform window"),
@@ -44,18 +46,23 @@ class Choice:
     reason: str
 
 
-def choose(wanted: str, server_args: Any, runner: Any) -> Choice:
+def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
     """What `--speculative-c2t-ragged` comes to on the target's model runner, whose attention backend exists already.
 
-    wanted: one of c2t_plugin.config.RAGGED. Raises ConfigError if a backend is named that cannot be had.
+    Raises ConfigError if a backend is named that cannot be had.
     """
+    wanted = config.ragged
     if wanted == "off":
         return Choice(None, "as asked for")
     found = _ragged_attention(runner.attn_backend)
     kind = type(runner.attn_backend).__name__
-    obstacle = (
-        f"{kind} verifies requests of one length only" if found is None else _obstacle(server_args, runner, found)
-    )
+    if config.mode != "chain":
+        # What is kept of a chain is its front, and needs no mask.
+        obstacle: str | None = f"mode {config.mode}: only chains are packed"
+    elif found is None:
+        obstacle = f"{kind} verifies requests of one length only"
+    else:
+        obstacle = _obstacle(server_args, runner, found)
     if wanted != "auto" and (obstacle is not None or found != wanted):
         raise ConfigError(
             f"--speculative-c2t-ragged {wanted} cannot be had: {obstacle or f'the attention backend is {kind}'}; "
@@ -86,8 +93,10 @@ def _obstacle(server_args: Any, runner: Any, backend: str) -> str | None:
         return "dcp_size: each rank holds a part of the window"
     if runner.model_config.model_is_mrope:
         return "positions of three axes are laid out for the uniform window"
-    if runner.use_mla_backend or (runner.sliding_window_size or 0) > 0:
-        return "latent and sliding-window attention have not been tried"
+    if runner.use_mla_backend or (runner.sliding_window_size or 0) > 0 or runner.attention_chunk_size is not None:
+        return "latent, sliding-window and chunked attention have not been tried"
+    if torch.version.hip is not None:
+        return "on AMD GPUs SGLang verifies by other kernels, which have not been tried"
     return None
 
 
@@ -182,7 +191,7 @@ class RaggedVerify:
         window: Any = batch.spec_info
         # The one wait of a step: the host chooses the graph. SGLang's preparation ran while the draft was computed.
         needed = int(kept.sum()) + len(kept)
-        self.rows = rows = rows_to_compute(needed, len(kept) * self.width, self._captured())
+        self.rows = rows = rows_to_compute(needed, len(kept) * self.width, self.sizes())
         sources = [part.view(-1, self.width) for part in (window.draft_token, window.positions, batch.out_cache_loc)]
         # A row of nobody is token 0 at position 0, written to slot 0, which no request owns.
         (tokens, positions, slots), cu_seqlens = pack_ragged(kept, sources, capacity=rows, pads=(0, 0, 0))
@@ -214,6 +223,7 @@ class RaggedVerify:
             if packed is not None:
                 setattr(output, name, scatter_ragged(packed, cu_seqlens, self.width, fill=0).flatten(0, 1))
 
-    def _captured(self) -> list[int]:
+    def sizes(self) -> list[int]:
+        """Token counts of the captured graphs, rising."""
         runner = self.target_worker.model_runner.decode_cuda_graph_runner
         return runner.capture_num_tokens if getattr(runner, "ragged_verify_mode", False) else []

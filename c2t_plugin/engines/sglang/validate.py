@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.config import C2TConfig
+from c2t_plugin.config import AUTO, THRESHOLDS, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
 from c2t_plugin.engines.contract import check_contract
 from c2t_plugin.engines.served_traces import check_directory
-from c2t_plugin.engines.sglang import args, checkpoints, requests
+from c2t_plugin.engines.sglang import args, checkpoints, requests, startup
 from c2t_plugin.engines.sglang.contract import SUPPORTED, SYMBOLS
+from c2t_plugin.engines.sglang.trees import shape
 from c2t_plugin.errors import C2TError, ConfigError
 
 # Draft steps when --speculative-num-steps is not given: deep enough for the classifier to choose, cheap enough to drop.
@@ -88,12 +89,10 @@ def _resolve(server_args: Any) -> None:
     path, _ = find_classifier(config, base.lower(), server_args.speculative_draft_model_path)
     load_fitting_classifier(path, config)
     check_directory(config)
+    startup.check_curve(config)
     server_args.speculative_algorithm = f"C2T_{base}"
-    steps = server_args.speculative_num_steps or DEFAULT_STEPS
-    server_args.speculative_num_steps = steps
-    server_args.speculative_eagle_topk = 1
-    server_args.speculative_num_draft_tokens = steps + 1
-    requests.activate()
+    _shape(server_args, config)
+    requests.activate(cuts=config.policy in THRESHOLDS)
 
 
 def _base(server_args: Any, config: C2TConfig) -> str:
@@ -109,16 +108,36 @@ def _refuse(server_args: Any) -> None:
         value = getattr(server_args, field, None)
         if is_set(value):
             raise ConfigError(f"{flag} cannot be combined with C2T ({field} is {value!r}): {reason}; leave it out")
+
+
+def _shape(server_args: Any, config: C2TConfig) -> None:
+    """Draft steps, top-k and verified width of the mode."""
+    steps = server_args.speculative_num_steps
+    if steps is not None and steps < 1:
+        raise ConfigError(f"--speculative-num-steps is {steps}; C2T needs at least 1 draft step")
+    server_args.speculative_num_steps = DEFAULT_STEPS if steps is None else steps
+    if config.mode == "tree":
+        if config.trace_dir is not None:
+            raise ConfigError("--speculative-c2t-trace-dir records chains; leave it out in tree mode")
+        if config.beta == AUTO:
+            raise ConfigError("--speculative-c2t-beta auto plans chains; give tree mode a number")
+        shape.resolve(server_args, config.policy)
+    else:
+        _resolve_chain(server_args)
+
+
+def _resolve_chain(server_args: Any) -> None:
     topk = server_args.speculative_eagle_topk
     if topk not in (None, 1):
         raise ConfigError(
-            f"--speculative-eagle-topk is {topk}; chain mode drafts one token per step: use 1 or leave it out"
+            f"--speculative-eagle-topk is {topk}; chain mode drafts one token per step: use 1, leave it out, or draft "
+            "trees with --speculative-c2t-mode tree"
         )
-    steps, width = server_args.speculative_num_steps, server_args.speculative_num_draft_tokens
-    if steps is not None and steps < 1:
-        raise ConfigError(f"--speculative-num-steps is {steps}; C2T needs at least 1 draft step")
-    if width is not None and width != (steps or DEFAULT_STEPS) + 1:
+    fitting, width = server_args.speculative_num_steps + 1, server_args.speculative_num_draft_tokens
+    if width not in (None, fitting):
         raise ConfigError(
-            f"--speculative-num-draft-tokens is {width}; in chain mode it is the draft steps plus one "
-            f"({(steps or DEFAULT_STEPS) + 1}): leave it out"
+            f"--speculative-num-draft-tokens is {width}; in chain mode it is the draft steps plus one ({fitting}): "
+            "leave it out"
         )
+    server_args.speculative_eagle_topk = 1
+    server_args.speculative_num_draft_tokens = fitting

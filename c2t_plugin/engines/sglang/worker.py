@@ -13,12 +13,11 @@ target computes kept tokens only (ragged.py), elsewhere the uniform window.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.distributed import get_tp_group
@@ -26,11 +25,12 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorker
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker, StandaloneWorkerV2
 from torch import Tensor
 
-from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
-from c2t_plugin.engines.served_traces import start_recorder
-from c2t_plugin.engines.sglang import args, control, ragged, results
+from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.config import C2TConfig
+from c2t_plugin.engines.sglang import args, control, ragged, results, startup
 from c2t_plugin.engines.sglang.layout import cut_links
-from c2t_plugin.engines.sglang.metrics import Counts, Exporter
+from c2t_plugin.engines.sglang.metrics import Counts
+from c2t_plugin.engines.sglang.planning import StepPlanner
 from c2t_plugin.engines.sglang.ragged import RaggedVerify
 from c2t_plugin.engines.sglang.requests import RequestOptions
 from c2t_plugin.policies.chain import ChainScorer
@@ -56,6 +56,7 @@ class _DraftMixin(_StockDraftWorker):
     scorer: ChainScorer
     recorder: TraceRecorder | None = None
     counts: Counts
+    planner: StepPlanner | None = None
     configuration: dict[str, Any]
     _scoring = False
     _last_logits_output: Any = None
@@ -65,14 +66,20 @@ class _DraftMixin(_StockDraftWorker):
         self._c2t_init()
 
     def _c2t_init(self) -> None:
-        config = args.config_of(self.server_args)
-        base = self.speculative_algorithm.base.name
-        path, origin = find_classifier(config, base.lower(), self.server_args.speculative_draft_model_path)
-        classifier = load_fitting_classifier(path, config)
-        spec = classifier.spec
-        beta = spec.suggested_beta if config.beta is None else config.beta
+        made = startup.prepare(
+            self.server_args,
+            self.speculative_algorithm.base.name,
+            self._make_scorer,
+            most=self.speculative_num_draft_tokens - 1,
+            leads=get_tp_group().rank_in_group == 0,
+        )
+        self.scorer, self.counts, self.recorder = made.scorer, made.counts, made.recorder
+        self.planner, self.configuration = made.planner, made.configuration
+        self._wrap_draft_runner()
+
+    def _make_scorer(self, classifier: NodeClassifier, beta: float, config: C2TConfig) -> ChainScorer:
         slots = self.req_to_token_pool.req_to_token.shape[0]
-        self.scorer = ChainScorer(
+        return ChainScorer(
             classifier,
             slots=slots,
             rows=slots,
@@ -81,45 +88,6 @@ class _DraftMixin(_StockDraftWorker):
             device=self.device,
             keep_stats=config.trace_dir is not None,
         )
-        self.configuration = {
-            **dataclasses.asdict(config),
-            "base": base,
-            "d_max": self.scorer.d_max,
-            "beta": beta,
-            "classifier": str(path),
-            "classifier_origin": origin,
-            "features": spec.features,
-            "top_m": spec.top_m,
-        }
-        exporter = None
-        if get_tp_group().rank_in_group == 0:
-            if config.trace_dir is not None:
-                self.recorder = start_recorder(
-                    config.trace_dir,
-                    config.trace_share,
-                    command="sglang.launch_server",
-                    base=base.lower(),
-                    target=self.server_args.model_path,
-                    draft=self.server_args.speculative_draft_model_path or self.server_args.model_path,
-                    top_m=spec.top_m,
-                    d_max=self.scorer.d_max,
-                )
-            if self.server_args.enable_metrics:
-                exporter = Exporter({"model_name": str(self.server_args.served_model_name)})
-        self.counts = Counts(self.scorer.d_max, exporter)
-        self._wrap_draft_runner()
-        logger.info(
-            "C2T: base %s, chains of at most %d, beta %s, classifier %s (%s; features %s, top-M %d)",
-            base,
-            self.scorer.d_max,
-            beta,
-            path,
-            origin,
-            ", ".join(spec.features),
-            spec.top_m,
-        )
-        if origin.startswith("shipped"):
-            logger.warning("C2T: this classifier was fitted on another pair; fit your own: c2t collect, then c2t fit")
 
     def _wrap_draft_runner(self) -> None:
         runner = self.draft_runner
@@ -161,14 +129,26 @@ class _DraftMixin(_StockDraftWorker):
             self._scoring = False
 
     def draft(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
-        result = super().draft(batch, *positional, **keyword)
+        idle = batch.forward_mode.is_idle()
+        if self.planner is not None and not idle:
+            self.planner.begin(len(batch.reqs))
+        with self.timed("draft", lambda: len(batch.reqs)):
+            result = super().draft(batch, *positional, **keyword)
         verify_input = result[0] if isinstance(result, tuple) else result
-        if not batch.forward_mode.is_idle():
-            kept = self._agree(self.scorer.end(verify_input.retrieve_next_token.shape[0]))
+        if not idle:
+            kept = self._agree(self._kept(verify_input.retrieve_next_token.shape[0]))
             cut_links(verify_input.retrieve_next_token, kept)
             verify_input.c2t_kept = kept
             verify_input.c2t_drafted = self._drafted(batch, verify_input)
         return result
+
+    def timed(self, part: str, count: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
+        """Measures what happens within for the planner, in the few steps in which it wants that."""
+        return contextlib.nullcontext() if self.planner is None else self.planner.timed(part, count)
+
+    def _kept(self, rows: int) -> Tensor:
+        kept = self.scorer.end(rows)
+        return kept if self.planner is None else self.planner.keep(kept, self.scorer.own_beta(rows))
 
     def _drafted(self, batch: Any, verify_input: Any) -> results.Drafted | None:
         """The draft, if a request of the batch is recorded."""
@@ -194,7 +174,8 @@ class _DraftMixin(_StockDraftWorker):
         return result
 
     def _draft_extend_for_decode(self, batch: Any, *positional: Any, **keyword: Any) -> None:
-        super()._draft_extend_for_decode(batch, *positional, **keyword)
+        with self.timed("up", lambda: len(batch.reqs)):
+            super()._draft_extend_for_decode(batch, *positional, **keyword)
         self._keep_seed(batch)
 
     def _keep_seed(self, batch: Any) -> None:
@@ -219,7 +200,7 @@ class _VerifyMixin(_StockWorker):
     def init_attention_backends(self) -> None:
         super().init_attention_backends()
         runner = self.target_worker.model_runner
-        choice = ragged.choose(args.config_of(self.server_args).ragged, self.server_args, runner)
+        choice = ragged.choose(args.config_of(self.server_args), self.server_args, runner)
         ragged.prepare(runner.spec_algorithm, choice)
         if choice.backend is None:
             logger.info("C2T: verification over the uniform width (%s)", choice.reason)
@@ -227,6 +208,10 @@ class _VerifyMixin(_StockWorker):
             self.ragged = RaggedVerify(self.target_worker, self.speculative_num_draft_tokens, choice.backend)
             logger.info("C2T: verification of kept tokens only, ragged %s (%s)", choice.backend, choice.reason)
         self.configuration["ragged"] = choice.backend or "off"
+        if self.planner is not None and self.ragged is not None:
+            self.planner.compact, self.planner.sizes = True, self.ragged.sizes
+        elif self.planner is not None:
+            logger.warning("C2T: beta auto verifies every draft token, since the whole window is computed anyway")
         control.publish(self)
         logger.info("C2T: configuration %s", json.dumps(self.configuration))
 
@@ -234,11 +219,12 @@ class _VerifyMixin(_StockWorker):
         kept, drafted = (getattr(batch.spec_info, name, None) for name in ("c2t_kept", "c2t_drafted"))
         if kept is None:
             return super().verify(batch, *positional, **keyword)
-        rows = len(kept) * self.speculative_num_draft_tokens
         if self.ragged is None:
+            rows = batch.spec_info.draft_token.numel()
             result = super().verify(batch, *positional, **keyword)
         else:
-            with self.ragged.verifying(batch, kept):
+            verifying = self.ragged.verifying(batch, kept)
+            with self._draft_worker.timed("verify", lambda: self.ragged.rows), verifying:
                 result = super().verify(batch, *positional, **keyword)
             rows = self.ragged.rows
             # SGLang asked for a graph of the uniform window, which there is none of.
@@ -254,6 +240,10 @@ class _VerifyMixin(_StockWorker):
     @property
     def recorder(self) -> TraceRecorder | None:
         return self._draft_worker.recorder
+
+    @property
+    def planner(self) -> StepPlanner | None:
+        return self._draft_worker.planner
 
     @property
     def counts(self) -> Counts:

@@ -159,6 +159,10 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     base = BASES[spec.method]
     if config.base not in ("auto", base):
         raise ConfigError(f"base is {config.base!r}, but vLLM drafts with {spec.method}; leave the base out")
+    if isinstance(config.beta, str) or config.trace_dir is not None:
+        raise ConfigError(
+            "beta 'auto' and trace_dir are known to SGLang's adapter only: give a number and no directory"
+        )
     path, origin = find_classifier(config, base, spec.model)
     suggested = load_fitting_classifier(path, config).spec.suggested_beta
     beta = suggested if config.beta is None else config.beta

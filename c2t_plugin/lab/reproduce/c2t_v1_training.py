@@ -1,4 +1,4 @@
-"""How C2T's classifier is trained: v1 figures 6 (size), 7 (fine-tuning), 8 (other corpora) and table 6 (top-M)."""
+"""How C2T's classifier is trained: v1 figures 6 (size) and 7 (fine-tuning), and table 6 (top-M)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from c2t_plugin.lab.pairs import describe_pair
 from c2t_plugin.lab.plans import CollectPlan, TreeShape
 from c2t_plugin.lab.report import score_trees
 from c2t_plugin.lab.reproduce import c2t_v1_common as common
-from c2t_plugin.lab.reproduce.c2t_v1_common import AT_EQUAL_TAU, OUR_RECIPE, PAPER_RECIPE, TITLES, Ground
+from c2t_plugin.lab.reproduce.c2t_v1_common import AT_EQUAL_TAU, PAPER_RECIPE, TITLES, Ground
 from c2t_plugin.lab.reproduce.experiment import QUICK_TREES, Bench, Experiment, Findings, Row
 from c2t_plugin.lab.scores import NodeScores
 from c2t_plugin.lab.sweeps import threshold_sweep
@@ -158,56 +158,6 @@ def _figure_7_remark(rows: Sequence[Row]) -> str:
     )
 
 
-def corpora(bench: Bench, draft: str) -> dict[str, Traces]:
-    """Kinds of text to fit on, of one size: what a pair trained on one language can offer for the paper's corpora.
-
-    The last half of the held-out prompts is never judged on. Novel: the last 8 tokens are no repetition (Texts.novel).
-    """
-    train, held = bench.traces(draft, "train"), bench.traces(draft)
-    numbers = held.prompt.unique()
-    other = held[torch.isin(held.prompt, numbers[len(numbers) // 2 :])]
-    return {
-        "training files": common.first_prompts(train, common.TRAINING_PROMPTS),
-        "other held-out files": common.first_prompts(other, common.TRAINING_PROMPTS),
-        "novel text": _first_states(train[train.novel], common.TRAINING_PROMPTS),
-        "repeated text": _first_states(train[~train.novel], common.TRAINING_PROMPTS),
-    }
-
-
-def _first_states(traces: Traces, prompts: int) -> Traces:
-    """As first_prompts, but as many states as whole prompts would have: some of a prompt's are missing."""
-    wanted = prompts * int(traces.header["new_tokens"])
-    mask = torch.zeros(len(traces), dtype=torch.bool)
-    mask[:wanted] = True
-    return traces[mask]
-
-
-def figure_8(bench: Bench) -> Findings:
-    rows: list[Row] = []
-    for draft in ("eagle3", "draft"):
-        held = bench.traces(draft)
-        judged = common.first_prompts(held, min(common.HELD_OUT_PROMPTS, len(held.prompt.unique()) // 2))
-        ground = Ground.of(judged, D_MAX)
-        base = ground.eagle2_at(N)
-        for name, traces in corpora(bench, draft).items():
-            if len(traces.prompt.unique()) < common.MIN_PROMPTS:
-                continue
-            classifier, _ = common.small_fit(traces, OUR_RECIPE, bench.seed)
-            cells = ground.against(ground.confidence(classifier), base)
-            rows.append({"draft": TITLES[draft], "fitted on": name, "trees": len(traces), **cells})
-    shares = {
-        title: [float(row["gamma / EAGLE-2"] or 0.0) for row in rows if row["draft"] == title]
-        for title in dict.fromkeys(row["draft"] for row in rows)
-    }
-    spread = "; ".join(f"{title} {max(found) - min(found):.3f}" for title, found in shares.items())
-    return Findings(
-        rows,
-        f"One recipe, ours, on four kinds of text, judged on other held-out files at the accept length of EAGLE-2 with "
-        f"{N} nodes. The pair knows one language, so these kinds are nearer to each other than the paper's corpora. "
-        f"Spread of gamma / EAGLE-2: {spread}. The paper: nearly identical. {common.FITTED}",
-    )
-
-
 # top-M -> tau, gamma at beta = .5
 TABLE_6 = {100: (3.70, 815_365), 500: (3.89, 796_981), 1000: (3.92, 781_613), 10_000: (3.92, 782_104)}
 TABLE_6_ALL = (3.92, 781_806)
@@ -297,12 +247,5 @@ EXPERIMENTS = (
         source="C2T v1 figure 7 and B.4; tau without bonus",
         columns=("fitted on", "used on", "fine-tuning", "paper", "recall", "theta", *AT_EQUAL_TAU),
         run=figure_7,
-    ),
-    Experiment(
-        name="c2t-v1-figure-8",
-        title="Classifiers fitted on other text",
-        source="C2T v1 figure 8, C2T v2 figure 6; tau without bonus",
-        columns=("draft", "fitted on", "trees", *AT_EQUAL_TAU),
-        run=figure_8,
     ),
 )

@@ -28,6 +28,7 @@ DEPTHS = (1, 2, 3)
 TABLE_1 = {(0.0, 0.05): (0.032, 0.007, 0.006), (0.5, 0.55): (0.473, 0.390, 0.320), (0.9, 0.95): (0.795, 0.701, 0.632)}
 # EAGLE-2's own tree, whose candidates the paper counts
 EAGLE2_N, EAGLE2_DEPTH = 60, 6
+SCORES = ("accuracy", "precision", "recall", "F1")
 
 
 def candidates(forest: Forest, n: int) -> Tensor:
@@ -253,9 +254,6 @@ def _table_5_rows(title: str, forest: Forest, kept: dict[str, Tensor]) -> list[R
     return rows
 
 
-SCORES = ("accuracy", "precision", "recall", "F1")
-
-
 EXPERIMENTS = (
     Experiment(
         name="c2t-v2-table-1",
@@ -264,9 +262,7 @@ EXPERIMENTS = (
         columns=(
             "draft",
             "joint probability",
-            *(f"paper d={depth}" for depth in DEPTHS),
-            *(f"d={depth}" for depth in DEPTHS),
-            *(f"nodes d={depth}" for depth in DEPTHS),
+            *(f"{whose}d={depth}" for whose in ("paper ", "", "nodes ") for depth in DEPTHS),
         ),
         run=table_1,
     ),

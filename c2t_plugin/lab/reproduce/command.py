@@ -6,8 +6,12 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from c2t_plugin.errors import C2TError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 OUT = Path("build/reproduce")
 TRACES = Path("build/lab")
@@ -21,6 +25,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--traces", type=Path, default=TRACES, help=f"trace files, collected if missing ({TRACES})")
     parser.add_argument("--pair", type=Path, help="pair directory (default: C2T_PAIR, else the shipped one)")
     parser.add_argument("--seed", type=int, default=0, help="of everything random in an experiment")
+    parser.add_argument(
+        "--missing", action="store_true", help="only those without rows in --out, after an interruption"
+    )
     parser.add_argument("--quick", action="store_true", help="few trees: shows that it runs, and nothing else")
     parser.add_argument("--page", type=Path, help="write this Markdown page from the rows in --out and stop")
     return parser
@@ -47,7 +54,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _run(arguments: argparse.Namespace, console: object) -> None:
+def _run(arguments: argparse.Namespace, console: Console) -> None:
     from c2t_plugin.lab.reproduce import page
     from c2t_plugin.lab.reproduce.catalogue import REGISTRY
     from c2t_plugin.lab.reproduce.experiment import Bench
@@ -55,9 +62,13 @@ def _run(arguments: argparse.Namespace, console: object) -> None:
     from c2t_plugin.provenance import RunRecord
 
     chosen = REGISTRY.chosen(arguments.names)
+    if arguments.missing and (arguments.out / page.ROWS).is_file():
+        known = page.latest(arguments.out / page.ROWS)
+        chosen = [experiment for experiment in chosen if experiment.name not in known]
     bench = Bench(arguments.pair or pair_dir(), arguments.traces, arguments.seed, arguments.quick)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for experiment in chosen:
+    for number, experiment in enumerate(chosen, start=1):
+        console.print(f"{number} of {len(chosen)}: {experiment.name}", highlight=False)
         started = time.monotonic()
         found = experiment.findings(bench)
         page.show(experiment, found, time.monotonic() - started)

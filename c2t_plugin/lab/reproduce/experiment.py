@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 Cell = str | int | float | None
 Row = Mapping[str, Cell]
 
-TRAIN_TREES = 10_000
-HELD_OUT_TREES = 5_000
+TREES = {"train": 10_000, "held-out": 5_000}
+# of every other kind of text
+OTHER_TREES = 1_000
 # Enough that every table has its shape; the figures then mean little.
 QUICK_TREES = 120
 
@@ -42,7 +43,7 @@ class Bench:
     _classifiers: dict[str, NodeClassifier] = field(default_factory=dict, repr=False)
 
     def traces(self, draft: str, prompts: str = "held-out") -> Traces:
-        """Whole trees of 1,011 nodes and chains of one draft. prompts: of `train` or `held-out` files."""
+        """Whole trees of 1,011 nodes and chains of one draft. prompts: kind of text, as in CollectPlan."""
         key = (draft, prompts)
         if key not in self._traces:
             self._traces[key] = self._load_or_collect(draft, prompts)
@@ -59,12 +60,12 @@ class Bench:
             if traces.header["pair"] != describe_pair(self.pair, draft):
                 raise C2TError(f"{path} was recorded with other weights than {self.pair}; remove it or name another")
             return traces
-        trees = QUICK_TREES if self.quick else {"train": TRAIN_TREES, "held-out": HELD_OUT_TREES}[prompts]
+        trees = QUICK_TREES if self.quick else TREES.get(prompts, OTHER_TREES)
         plan = CollectPlan(draft=draft, shape=TreeShape(), trees=trees, prompts=prompts, seed=self.seed)
         return collect_to(path, self.pair, plan)
 
     def _file_name(self, draft: str, prompts: str) -> str:
-        return "".join([draft, "-held-out" if prompts == "held-out" else "", "-quick" if self.quick else "", ".traces"])
+        return "".join([draft, f"-{prompts}" if prompts != "train" else "", "-quick" if self.quick else "", ".traces"])
 
     def classifier(self, draft: str) -> NodeClassifier:
         """The classifier that ships with this draft of the pair."""

@@ -87,6 +87,8 @@ def server_flags(port: int) -> list[str]:
     return [*flags, "--host", "127.0.0.1", "--port", str(port)]
 
 
+TREE = ("--speculative-c2t-mode", "tree")
+
 # name: more flags, environment, what our line says
 CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
     "classifier_missing": (["classifier=missing"], {}, "neither a file nor a directory or hub repository"),
@@ -100,15 +102,39 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
     "beta_of_text": (["--speculative-c2t-beta", "much"], {}, "beta must be a number, got 'much'"),
     "beta_by_environment": ([], {"C2T_BETA": "2"}, r"beta must be a number in \[0, 1\], got 2"),
     "unknown_option_in_json": ([], {"C2T_CONFIG": '{"bata": 0.5}'}, "unknown option bata; known: base, beta"),
+    "cost_curve_of_a_number": (["--speculative-c2t-cost-curve", "c.json"], {}, "cost_curve says what beta 'auto'"),
+    "cost_curve_that_is_none": (
+        ["--speculative-c2t-beta", "auto", "--speculative-c2t-cost-curve", __file__],
+        {},
+        "test_bad_input.py is no readable cost curve",
+    ),
     "trace_share_of_nothing": (["--speculative-c2t-trace-share", "0"], {}, "trace_share must be a number above 0"),
     "trace_dir_that_is_a_file": (["--speculative-c2t-trace-dir", __file__], {}, "trace_dir .* cannot be made"),
     "unknown_mode": (["--speculative-c2t-mode", "star"], {}, "mode must be one of .*, got 'star'"),
+    "unknown_ragged_attention": (["--speculative-c2t-ragged", "fast"], {}, "ragged must be one of .*, got 'fast'"),
     "unknown_base": (["--speculative-c2t-base", "medusa"], {}, "base must be one of .*, got 'medusa'"),
     "rejection_sampling": (["--speculative-use-rejection-sampling"], {}, "--speculative-use-rejection-sampling .*bias"),
     "adaptive": (["--speculative-adaptive"], {}, "--speculative-adaptive cannot be combined"),
     "lora": (["--enable-lora", "--max-lora-rank", "8"], {}, "--enable-lora cannot be combined"),
     "pipeline": (["--pp-size", "2"], {}, "--pp-size above 1 cannot be combined"),
     "tree": (["--speculative-eagle-topk", "4"], {}, "--speculative-eagle-topk is 4"),
+    "tree_of_no_children": (
+        [*TREE, "--speculative-eagle-topk", "0"],
+        {},
+        "--speculative-eagle-topk is 0; in tree mode",
+    ),
+    "tree_of_no_steps": ([*TREE, "--speculative-num-steps", "0"], {}, "--speculative-num-steps is 0"),
+    "tree_of_too_many_nodes": (
+        [*TREE, "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "64"],
+        {},
+        "--speculative-num-draft-tokens is 64; .* must be from 2 to 13",
+    ),
+    "tree_without_a_mask": (
+        [*TREE, "--attention-backend", "torch_native"],
+        {},
+        "torch_native, which verifies no trees",
+    ),
+    "tree_on_larger_pages": ([*TREE, "--page-size", "16"], {}, "--page-size is 16; on intel_amx trees need pages of"),
     "tokenizer_workers": (["--tokenizer-worker-num", "2"], {}, "--tokenizer-worker-num above 1"),
     "draft_of_another_vocabulary": (["draft=vocabulary"], {}, r"vocabulary of \d+, the target .* of \d+"),
 }

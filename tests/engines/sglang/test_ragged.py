@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang.layout import ROW_STEP, rows_to_compute
-from c2t_plugin.engines.sglang.ragged import Choice, choose
+from c2t_plugin.engines.sglang.ragged import Choice, RaggedVerify, _with_capture_layout, choose
 from c2t_plugin.errors import ConfigError
 
 
@@ -26,13 +27,9 @@ class TorchNativeAttnBackend:
 
 
 def runner(backend: Any, **changes: Any) -> SimpleNamespace:
-    plain = {"use_mla_backend": False, "sliding_window_size": None, "mrope": False}
-    chosen = {**plain, **changes}
-    return SimpleNamespace(
-        attn_backend=backend,
-        model_config=SimpleNamespace(model_is_mrope=chosen.pop("mrope")),
-        **chosen,
-    )
+    plain = {"use_mla_backend": False, "sliding_window_size": None, "attention_chunk_size": None}
+    model_config = SimpleNamespace(model_is_mrope=changes.pop("mrope", False))
+    return SimpleNamespace(attn_backend=backend, model_config=model_config, **{**plain, **changes})
 
 
 @pytest.mark.parametrize(
@@ -48,7 +45,7 @@ def runner(backend: Any, **changes: Any) -> SimpleNamespace:
     ],
 )
 def test_choice(wanted: str, backend: Any, expected: str | None):
-    choice = choose(wanted, SimpleNamespace(), runner(backend))
+    choice = choose(C2TConfig(ragged=wanted), SimpleNamespace(), runner(backend))
     assert choice.backend == expected
     assert choice.reason
 
@@ -63,23 +60,31 @@ def test_choice(wanted: str, backend: Any, expected: str | None):
         ({}, {"mrope": True}, "three axes"),
         ({}, {"use_mla_backend": True}, "latent"),
         ({}, {"sliding_window_size": 512}, "sliding-window"),
+        ({}, {"attention_chunk_size": 8192}, "chunked"),
     ],
 )
 def test_what_keeps_the_uniform_window(server_args: dict[str, Any], changes: dict[str, Any], reason: str):
     record, model = SimpleNamespace(**server_args), runner(RaggedAttention(), **changes)
-    choice = choose("auto", record, model)
+    choice = choose(C2TConfig(), record, model)
     assert choice.backend is None
     assert reason in choice.reason
     with pytest.raises(ConfigError, match=f"--speculative-c2t-ragged triton cannot be had: .*{reason}"):
-        choose("triton", record, model)
+        choose(C2TConfig(ragged="triton"), record, model)
+
+
+def test_only_chains_are_packed():
+    choice = choose(C2TConfig(mode="tree"), SimpleNamespace(), runner(RaggedAttention()))
+    assert choice == Choice(None, "mode tree: only chains are packed")
 
 
 def test_a_backend_that_the_server_does_not_run():
     with pytest.raises(ConfigError, match="ragged triton cannot be had: TorchNativeAttnBackend verifies"):
-        choose("triton", SimpleNamespace(), runner(TorchNativeAttnBackend()))
+        choose(C2TConfig(ragged="triton"), SimpleNamespace(), runner(TorchNativeAttnBackend()))
     with pytest.raises(ConfigError, match="ragged fa3 cannot be had: the attention backend is RaggedAttention"):
-        choose("fa3", SimpleNamespace(), runner(RaggedAttention()))
-    assert choose("off", SimpleNamespace(), runner(TorchNativeAttnBackend())) == Choice(None, "as asked for")
+        choose(C2TConfig(ragged="fa3"), SimpleNamespace(), runner(RaggedAttention()))
+    assert choose(C2TConfig(ragged="off"), SimpleNamespace(), runner(TorchNativeAttnBackend())) == Choice(
+        None, "as asked for"
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,3 +103,44 @@ def test_a_backend_that_the_server_does_not_run():
 )
 def test_rows(needed: int, window: int, captured: list[int], expected: int):
     assert rows_to_compute(needed, window, captured) == expected
+
+
+class GraphRunner:
+    """What SGLang's has of the two."""
+
+    capture_num_tokens = (5, 10, 20)
+
+    def __init__(self, ragged_verify_mode: bool) -> None:
+        self.ragged_verify_mode = ragged_verify_mode
+
+    def get_spec_info(self, num_tokens: int) -> SimpleNamespace | None:
+        return SimpleNamespace(ragged_verify_layout=None, custom_mask="mask") if num_tokens else None
+
+    def _capture_ragged_verify_layout(self, num_tokens: int) -> str:
+        return f"layout of {num_tokens}"
+
+
+@pytest.mark.parametrize("ragged", [True, False])
+def test_graphs_are_captured_with_a_layout(ragged: bool):
+    get_spec_info = _with_capture_layout(GraphRunner.get_spec_info)
+    spec_info = get_spec_info(GraphRunner(ragged), 10)
+    expected = ("layout of 10", None) if ragged else (None, "mask")
+    assert (spec_info.ragged_verify_layout, spec_info.custom_mask) == expected
+    assert get_spec_info(GraphRunner(ragged), 0) is None
+
+
+@pytest.mark.parametrize(
+    ("graphs", "expected"), [(GraphRunner(True), (5, 10, 20)), (GraphRunner(False), []), (None, [])]
+)
+def test_tiers_are_those_of_the_packed_graphs(graphs: GraphRunner | None, expected: object):
+    model_runner = SimpleNamespace(decode_cuda_graph_runner=graphs)
+    target = SimpleNamespace(forward_batch_generation=None, model_runner=model_runner)
+    assert RaggedVerify(target, 5, "triton").sizes() == expected
+
+
+def test_other_forwards_of_the_target_are_left_alone():
+    calls = []
+    target = SimpleNamespace(forward_batch_generation=lambda *args, **keyword: calls.append((args, keyword)))
+    RaggedVerify(target, 5, "cpu")
+    target.forward_batch_generation("prefill", capture_hidden_mode="full")
+    assert calls == [(("prefill", None), {"capture_hidden_mode": "full"})]

@@ -25,6 +25,7 @@ WIDTH = D_MAX + 1
 PROMPTS = 8
 CONCURRENCIES = (1, 8)
 ROW_STEP = 4
+PENALTIES = {"frequency_penalty": 0.6, "presence_penalty": 0.3, "repetition_penalty": 1.1, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def served(request: pytest.FixtureRequest, setting: SimpleNamespace) -> Iterator
     base = request.param
     answers: dict[tuple[str, int], list[dict[str, Any]]] = {}
     rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    state = {}
+    state, penalised = {}, {}
     for how in ("off", "auto"):
         name = f"{base}-{how}"
         with serve(setting, base, name, C2T_RAGGED=how) as running:
@@ -69,8 +70,9 @@ def served(request: pytest.FixtureRequest, setting: SimpleNamespace) -> Iterator
                 log.write_text("")
                 answers[how, concurrency] = vc.answers(running, setting.prompts, concurrency)
                 rows[how, concurrency] = forwards(log)
+            penalised[how] = running.generate_all(setting.prompts, max_new_tokens=vc.NEW_TOKENS, **PENALTIES)
             state[how] = running.request("/get_server_info")["internal_states"][0]["c2t"]
-    yield SimpleNamespace(base=base, answers=answers, rows=rows, state=state)
+    yield SimpleNamespace(base=base, answers=answers, rows=rows, state=state, penalised=penalised)
 
 
 def told(answer: dict[str, Any]) -> dict[str, Any]:
@@ -84,6 +86,12 @@ def test_compact_equals_uniform(served: SimpleNamespace, setting: SimpleNamespac
     compact, uniform = ([told(a) for a in served.answers[how, concurrency]] for how in ("auto", "off"))
     assert [tuple(answer["ids"]) for answer in compact] == setting.plain
     assert compact == uniform
+
+
+def test_penalties_reach_the_rows_that_they_are_for(served: SimpleNamespace):
+    compact, uniform = ([told(answer) for answer in served.penalised[how]] for how in ("auto", "off"))
+    assert compact == uniform
+    assert [answer["ids"] for answer in compact] != [answer["output_ids"] for answer in served.answers["auto", 8]]
 
 
 @pytest.mark.parametrize("concurrency", CONCURRENCIES)
@@ -121,7 +129,7 @@ def test_the_server_says_which_one_runs(served: SimpleNamespace, setting: Simple
     for how, ragged in (("off", "off"), ("auto", "cpu")):
         assert served.state[how]["configuration"]["ragged"] == ragged
         own = sum(forward["rows"] for c in CONCURRENCIES for forward in served.rows[how, c])
-        # SGLang warms itself up with a request of its own
+        # SGLang warms itself up with a request of its own, and there are those with penalties
         assert served.state[how]["rows_computed"] >= own
 
 

@@ -123,7 +123,7 @@ class Oracle:
         return self.known[key]
 
 
-def server(pair: Path, base: str, d_max: int, classifier: Path, log: Path, **options: Any) -> CpuServer:
+def server(pair: Path, base: str, d_max: int, classifier: Path, log: Path, *flags: str, **options: Any) -> CpuServer:
     """A C2T server, without prefix cache: at a cached prefix's edge a stand-alone draft reads keys of another text."""
     return CpuServer(
         pair / "target",
@@ -132,6 +132,7 @@ def server(pair: Path, base: str, d_max: int, classifier: Path, log: Path, **opt
         *("--speculative-num-steps", str(d_max)),
         *("--speculative-c2t-classifier", str(classifier), "--speculative-c2t-beta", str(BETA)),
         "--disable-radix-cache",
+        *flags,
         log=log,
         **options,
     )

@@ -46,6 +46,8 @@ class CpuServer:
     thread that entered, so enter from a thread that lives as long as the server is wanted.
     """
 
+    common_flags: tuple[str, ...] = SMALL_MODEL_FLAGS
+
     def __init__(
         self,
         model: str | Path,
@@ -69,12 +71,12 @@ class CpuServer:
         # SGLang leaves its sockets behind when killed
         self._scratch = tempfile.mkdtemp(prefix="c2t-")
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", self.model]
-        command += [*SMALL_MODEL_FLAGS, "--host", _HOST, "--port", str(port), *self.flags]
+        command += [*self.common_flags, "--host", _HOST, "--port", str(port), *self.flags]
         supervise = [sys.executable, "-m", "c2t_plugin.engines.sglang.cpu_engine.supervise", str(os.getpid())]
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
                 supervise + command,
-                env=cpu_engine_env({**self.env, "TMPDIR": self._scratch}),
+                env=self.environment({**self.env, "TMPDIR": self._scratch}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -91,6 +93,10 @@ class CpuServer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._stop()
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """What the server's process gets as its environment, made from `env`."""
+        return cpu_engine_env(env)
 
     def generate(self, prompt: Prompt, **sampling_params: Any) -> dict[str, Any]:
         """SGLang's answer to one prompt (text or token ids): `text`, `output_ids` and `meta_info`.

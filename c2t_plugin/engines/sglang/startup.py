@@ -1,0 +1,118 @@
+"""What a worker needs of C2T, made once its memory is."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
+from c2t_plugin.config import AUTO, THRESHOLDS, C2TConfig
+from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
+from c2t_plugin.engines.served_traces import start_recorder
+from c2t_plugin.engines.sglang import args
+from c2t_plugin.engines.sglang.metrics import Counts, Exporter
+from c2t_plugin.engines.sglang.planning import StepPlanner
+from c2t_plugin.errors import ConfigError
+from c2t_plugin.planner import CostCurve
+from c2t_plugin.policies.chain import ChainScorer
+from c2t_plugin.recording import TraceRecorder
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class Made:
+    """configuration: every option as it was resolved."""
+
+    scorer: ChainScorer
+    counts: Counts
+    recorder: TraceRecorder | None
+    planner: StepPlanner | None
+    configuration: dict[str, Any]
+
+
+def prepare(
+    server_args: Any,
+    base: str,
+    make_scorer: Callable[[NodeClassifier, float, C2TConfig], ChainScorer],
+    *,
+    most: int,
+    leads: bool,
+) -> Made:
+    """For one rank; `leads`: it reports and records. most: how many draft tokens of a request can be verified."""
+    config = args.config_of(server_args)
+    path, origin = find_classifier(config, base.lower(), server_args.speculative_draft_model_path)
+    classifier = load_fitting_classifier(path, config)
+    spec = classifier.spec
+    beta = spec.suggested_beta if config.beta is None and config.policy in THRESHOLDS else config.beta
+    # the planner cuts what the threshold leaves
+    scorer = make_scorer(classifier, 0.0 if beta is None or beta == AUTO else float(beta), config)
+    d_max = scorer.d_max
+    exporter = recorder = None
+    if leads and config.trace_dir is not None:
+        recorder = start_recorder(
+            config.trace_dir,
+            config.trace_share,
+            command="sglang.launch_server",
+            base=base.lower(),
+            target=server_args.model_path,
+            draft=server_args.speculative_draft_model_path or server_args.model_path,
+            top_m=spec.top_m,
+            d_max=d_max,
+        )
+    if leads and server_args.enable_metrics:
+        exporter = Exporter({"model_name": str(server_args.served_model_name)})
+    configuration = {
+        **dataclasses.asdict(config),
+        "base": base,
+        "d_max": d_max,
+        "beta": beta,
+        "classifier": str(path),
+        "classifier_origin": origin,
+        "features": spec.features,
+        "top_m": spec.top_m,
+    }
+    _log(configuration, scorer.shape)
+    planner = _planner(config, scorer, spec) if beta == AUTO else None
+    return Made(scorer, Counts(most, exporter), recorder, planner, configuration)
+
+
+def _planner(config: C2TConfig, scorer: ChainScorer, spec: ClassifierSpec) -> StepPlanner:
+    if spec.training.get("calibrated") != "chain":
+        logger.warning(
+            "C2T: beta auto takes confidences for probabilities, and this classifier's were not made that on chains: "
+            "fit one with `c2t fit --calibrate chain`"
+        )
+    return StepPlanner(scorer, load_curve(config), None if config.cost_curve is None else Path(config.cost_curve))
+
+
+def load_curve(config: C2TConfig) -> CostCurve | None:
+    """The cost curve of the options; None if there is none yet. Raises ConfigError for a file that is none."""
+    if config.cost_curve is None or not Path(config.cost_curve).exists():
+        return None
+    return CostCurve.load(Path(config.cost_curve))
+
+
+def check_curve(config: C2TConfig) -> None:
+    """Raises ConfigError if the cost curve can neither be read nor be made."""
+    if load_curve(config) is None and config.cost_curve is not None and not Path(config.cost_curve).parent.is_dir():
+        raise ConfigError(f"cost_curve {config.cost_curve!r} is not there, and neither is its directory to make it in")
+
+
+def _log(found: dict[str, Any], shape: str) -> None:
+    rule = f", policy {found['policy']}" if found["mode"] == "tree" else ""
+    beta = "" if found["beta"] is None else f", beta {found['beta']}"
+    if found["policy"] != "c2t":
+        logger.info("C2T: base %s, %s%s%s", found["base"], shape, rule, beta)
+        return
+    logger.info(
+        "C2T: base %s, %s%s%s, classifier %s (%s; features %s, top-M %d)",
+        *(found["base"], shape, rule, beta, found["classifier"], found["classifier_origin"]),
+        ", ".join(found["features"]),
+        found["top_m"],
+    )
+    if found["classifier_origin"].startswith("shipped"):
+        logger.warning("C2T: this classifier was fitted on another pair; fit your own: c2t collect, then c2t fit")

@@ -1,0 +1,65 @@
+"""Every further SGLang symbol that tree mode relies on, checked when it is selected. Imports no engine."""
+
+from __future__ import annotations
+
+from c2t_plugin.engines.contract import EngineSymbol
+
+SUPPORTED = "SGLang 0.5.23 for trees"
+
+_SPEC = "srt/speculative"
+_POOL = "srt/mem_cache/memory_pool.py"
+
+SYMBOLS: tuple[EngineSymbol, ...] = (
+    EngineSymbol(
+        f"{_SPEC}/eagle_worker_v2.py",
+        "EagleDraftWorker.draft",
+        ("batch",),
+        ("build_eagle_verify_input(", "init_forward_metadata(", "self.draft_forward("),
+    ),
+    EngineSymbol(
+        f"{_SPEC}/eagle_worker_v2.py",
+        "EagleDraftWorker.draft_forward",
+        ("forward_batch",),
+        (
+            "attn_backend=self.draft_attn_backend.attn_backends[i]",
+            "forward_batch.positions.add_(1)",
+            "forward_batch.mrope_positions.add_(1)",
+        ),
+    ),
+    EngineSymbol(
+        f"{_SPEC}/eagle_draft_cuda_graph_runner.py",
+        "EAGLEDraftCudaGraphRunner._postprocess_output_to_raw_bs",
+        ("out", "raw_bs"),
+    ),
+    EngineSymbol(
+        f"{_SPEC}/eagle_utils.py",
+        "per_step_draft_out_cache_loc",
+        contains=("view(batch_size, topk, num_steps)",),
+    ),
+    EngineSymbol(
+        f"{_SPEC}/eagle_worker_common.py",
+        "build_eagle_verify_input",
+        ("batch", "draft_input", "parent_list", "top_scores_index", "draft_tokens", "draft_probs"),
+    ),
+    EngineSymbol(
+        f"{_SPEC}/eagle_worker_common.py",
+        "run_eagle_verify",
+        ("num_draft_tokens",),
+        ("_finalize_accept_tree_path(", "eagle_sample("),
+    ),
+    EngineSymbol(f"{_SPEC}/eagle_info.py", "EagleVerifyInput.max_tree_depth"),
+    EngineSymbol(f"{_SPEC}/eagle_info.py", "EagleVerifyInput.tree_topk"),
+    EngineSymbol("kernels/ops/speculative/spec_tree.py", "TreeMaskMode.QLEN_ONLY"),
+    EngineSymbol("kernels/ops/speculative/spec_tree.py", "TreeMaskMode.FULL_MASK"),
+    EngineSymbol("srt/layers/attention/verify_mask.py", "VerifyMask.buffer"),
+    EngineSymbol("srt/layers/attention/verify_mask.py", "VerifyMask.fits", ("bs",)),
+    EngineSymbol("srt/model_executor/forward_context.py", "ForwardContext.attn_backend"),
+    EngineSymbol("srt/model_executor/forward_context.py", "forward_context"),
+    EngineSymbol(
+        "srt/layers/attention/intel_amx_backend.py",
+        "IntelAMXAttnBackend.init_forward_metadata",
+        contains=("max_extend_len = self.num_draft_tokens",),
+    ),
+    EngineSymbol(_POOL, "MHATokenToKVPool"),
+    EngineSymbol(_POOL, "MLATokenToKVPool"),
+)

@@ -1,0 +1,88 @@
+"""From grown trees to what SGLang verifies: links, positions and mask of trees of any shape, padded to one width."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.speculative.eagle_info import EagleVerifyInput
+from sglang.srt.speculative.eagle_utils import TreeMaskMode
+from torch import Tensor
+
+from c2t_kernels import TreeLayout, build_tree, full_mask
+
+
+class TreeVerifyInput(EagleVerifyInput):
+    """Trees without a fixed number of children, at most as deep as they have nodes.
+
+    c2t_kept: (bs,) int32 draft tokens to verify of each request, pads and root not counted.
+    """
+
+    c2t_kept: Tensor
+
+    @property
+    def max_tree_depth(self) -> int:
+        return min(super().max_tree_depth, self.draft_token_num)
+
+    @property
+    def tree_topk(self) -> int:
+        return -1
+
+
+def build_verify_input(
+    batch: Any,
+    draft_input: Any,
+    trees: tuple[Tensor, Tensor, Tensor],
+    width: int,
+    *,
+    attn_backend: Any,
+    topk: int,
+    num_steps: int,
+    tree_mask_mode: TreeMaskMode,
+) -> TreeVerifyInput:
+    """The verify input of a batch that is not idle.
+
+    trees: parent_ids, keep, token_ids as TreeGrower.end gives them. width: nodes of each request, root and pads
+    included; what does not fit is dropped. attn_backend: the target's, which may own the mask's buffer and format.
+    """
+    layout = build_tree(*trees, draft_input.bonus_tokens, batch.seq_lens, bucket=width)
+    made = TreeVerifyInput(
+        draft_token=layout.draft_tokens.flatten(),
+        custom_mask=_mask(layout, batch, attn_backend, tree_mask_mode),
+        positions=layout.positions.flatten(),
+        retrieve_index=layout.retrieve_index,
+        retrieve_next_token=layout.retrieve_next_token,
+        retrieve_next_sibling=layout.retrieve_next_sibling,
+        retrieve_cum_len=None,
+        spec_steps=num_steps,
+        topk=topk,
+        draft_token_num=width,
+        capture_hidden_mode=None,
+        seq_lens_sum=None,
+        seq_lens_cpu=None,
+    )
+    made.c2t_kept = layout.counts - 1
+    return made
+
+
+def _mask(layout: TreeLayout, batch: Any, attn_backend: Any, default_mode: TreeMaskMode) -> Tensor:
+    """The mask as the target's attention reads it: its own columns only, or with the prefix in front of them."""
+    owned = attn_backend.verify_mask
+    buffer = owned.buffer if owned is not None and owned.fits(len(layout.counts)) else None
+    mode = default_mode if owned is None else owned.mode
+    if mode == TreeMaskMode.QLEN_ONLY:
+        mask = layout.mask.flatten()
+    elif mode == TreeMaskMode.FULL_MASK:
+        bs, width = layout.draft_tokens.shape
+        if buffer is not None:
+            capacity = buffer.numel()
+        else:
+            tokens = batch.seq_lens_sum
+            capacity = width * ((bs * attn_backend.max_context_len if tokens is None else tokens) + bs * width)
+        mask, _ = full_mask(layout.mask, batch.seq_lens, capacity=capacity)
+    else:
+        raise NotImplementedError(f"tree mode has no mask of the form {mode}; use another attention backend")
+    if buffer is None:
+        return mask
+    # A captured graph reads the backend's own buffer.
+    buffer[: mask.numel()] = mask.to(buffer.dtype)
+    return buffer

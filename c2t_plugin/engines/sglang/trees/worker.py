@@ -1,0 +1,201 @@
+"""The workers of tree mode: SGLang's own, with a draft loop and a verify input of ours between their parts.
+
+The loop of the stock worker cannot be kept, since it decides which nodes are drafted from; ours calls the same draft
+model, attention backends and slots. It has the shapes of the stock one, `topk` places per layer, and returns its trees
+through the same tuple, so that the stock runner of the draft's CUDA graph can capture it. Verification is stock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from sglang.srt.distributed import get_tp_group
+from sglang.srt.layers.attention.intel_amx_backend import IntelAMXAttnBackend
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+from sglang.srt.speculative import eagle_worker_v2
+from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorkerV2
+from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker, StandaloneWorkerV2
+from torch import Tensor
+
+from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.config import C2TConfig
+from c2t_plugin.engines.sglang.trees.branches import inherit_branches
+from c2t_plugin.engines.sglang.trees.grower import TreeGrower
+from c2t_plugin.engines.sglang.trees.policies import slot_policy
+from c2t_plugin.engines.sglang.trees.verify_input import TreeVerifyInput, build_verify_input
+from c2t_plugin.engines.sglang.worker import _DraftMixin, _VerifyMixin
+from c2t_plugin.errors import ConfigError
+
+# Widths that are verified besides the largest, where the target's attention takes one that changes.
+BUCKETS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
+# In larger batches some tree is nearly always alive, and asking costs a wait for the device.
+EARLY_END_BATCH = 4
+
+
+class _TreeDraftMixin(_DraftMixin):
+    """Over a stock draft worker: grows a tree per request. Seeds are relayed as in chain mode."""
+
+    # What both have is what `_DraftMixin` uses of it here: seeds and limits.
+    scorer: TreeGrower  # type: ignore[assignment]
+    _may_end_early = False
+    _inherits = True
+
+    def _make_scorer(self, classifier: NodeClassifier, beta: float, config: C2TConfig) -> TreeGrower:  # type: ignore[override]
+        kv_buffers(self.draft_runner.token_to_kv_pool)
+        # SGLang's own trees read each branch's own keys, whatever it grew from; to have the same trees is the point.
+        self._inherits = config.policy != "eagle2"
+        return TreeGrower(
+            slot_policy(config.policy, classifier, self.topk, self.device),
+            top_m=classifier.spec.top_m,
+            slots=self.req_to_token_pool.req_to_token.shape[0],
+            max_depth=self.speculative_num_steps,
+            max_nodes=self.speculative_num_draft_tokens - 1,
+            beta=beta,
+            device=self.device,
+            vocabulary=self.hot_token_id,
+        )
+
+    def draft_forward(self, forward_batch: Any) -> Any:
+        if forward_batch.forward_mode.is_idle():
+            return super().draft_forward(forward_batch)
+        slots = forward_batch.out_cache_loc.view(-1, self.topk, self.speculative_num_steps)
+        buffers = kv_buffers(self.draft_runner.token_to_kv_pool)
+        hidden = forward_batch.spec_info.hidden_states
+        layer = self.scorer.begin(forward_batch.req_pool_indices)
+        for step in range(self.speculative_num_steps - 1):
+            if self._may_end_early and len(slots) <= EARLY_END_BATCH and not self.scorer.alive:
+                break
+            if self._inherits:
+                inherit_branches(buffers, slots, layer.parents, written=step)
+            forward_batch.input_ids = layer.token_ids.flatten()
+            forward_batch.out_cache_loc = slots[:, :, step].flatten()
+            forward_batch.spec_info.hidden_states = _of_parents(hidden, layer.parents)
+            backend = self.draft_attn_backend.attn_backends[step]
+            with forward_context(ForwardContext(attn_backend=backend), forward_batch=forward_batch):
+                output = self.draft_runner.forward(forward_batch).logits_output
+            forward_batch.positions.add_(1)
+            if self.draft_runner.model_config.model_is_mrope:
+                forward_batch.mrope_positions.add_(1)
+            hidden = output.hidden_states
+            layer = self.scorer.step(output.next_token_logits)
+        return *self.scorer.end(), None
+
+    def draft(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
+        # Past chain mode's own `draft`, which cuts chains.
+        stock = super(_DraftMixin, self).draft
+        if batch.forward_mode.is_idle():
+            return stock(batch, *positional, **keyword)
+        # A graph is captured outside of here, and it has to hold all steps; ranks have to take the same ones.
+        with (
+            _replaced(self, "_may_end_early", get_tp_group().world_size == 1),
+            _replaced(eagle_worker_v2, "build_eagle_verify_input", self._build_verify_input),
+        ):
+            return stock(batch, *positional, **keyword)
+
+    def _build_verify_input(
+        self, batch: Any, draft_input: Any, parent_ids: Tensor, keep: Tensor, token_ids: Tensor, *_: Any, **__: Any
+    ) -> TreeVerifyInput:
+        trees = (self._agree(parent_ids), self._agree(keep), self._agree(token_ids))
+        return build_verify_input(
+            batch,
+            draft_input,
+            trees,
+            self._width(trees[1]),
+            attn_backend=self.target_worker.model_runner.attn_backend,
+            topk=self.topk,
+            num_steps=self.speculative_num_steps,
+            tree_mask_mode=self.tree_mask_mode,
+        )
+
+    def _width(self, keep: Tensor) -> int:
+        """Nodes per request of this batch, the root included: its largest tree, rounded up to a bucket."""
+        widest = self.speculative_num_draft_tokens
+        runner = self.target_worker.model_runner
+        # Other backends, and every captured graph, fix the width at start; at top-k 1 the stock draft fixes it.
+        if (
+            self.topk == 1
+            or runner.decode_cuda_graph_runner
+            or not isinstance(runner.attn_backend, IntelAMXAttnBackend)
+        ):
+            return widest
+        nodes = int(keep.sum(1).max()) + 1
+        return min(width for width in (*BUCKETS, widest) if width >= nodes)
+
+    def _draft_extend_for_decode(self, batch: Any, batch_result: Any, *positional: Any, **keyword: Any) -> None:
+        # It reads what was verified, so it has that width.
+        with _replaced(self, "speculative_num_draft_tokens", batch_result.speculative_num_draft_tokens):
+            super()._draft_extend_for_decode(batch, batch_result, *positional, **keyword)
+
+
+class _TreeVerifyMixin(_VerifyMixin):
+    """Over a stock worker: verifies as many nodes per request as the batch's bucket has."""
+
+    def verify(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
+        width = batch.spec_info.draft_token_num
+        if width == self.speculative_num_draft_tokens:
+            return super().verify(batch, *positional, **keyword)
+        backend = self.target_worker.model_runner.attn_backend
+        with (
+            _replaced(self, "speculative_num_draft_tokens", width),
+            _replaced(backend, "num_draft_tokens", width),
+        ):
+            return super().verify(batch, *positional, **keyword)
+
+
+def _of_parents(hidden: Tensor | None, parents: Tensor) -> Tensor | None:
+    """The draft's hidden state above every branch: (bs * slots, size) -> (bs * branches, size)."""
+    if hidden is None:
+        return None
+    bs = len(parents)
+    rows = parents.clamp_min(0).long()[..., None].expand(-1, -1, hidden.shape[-1])
+    return hidden.view(bs, -1, hidden.shape[-1]).gather(1, rows).flatten(0, 1)
+
+
+def kv_buffers(pool: Any) -> list[Tensor]:
+    """Every layer's keys and values of the draft's pool, one row per slot."""
+    if type(pool) is MHATokenToKVPool:
+        return [*pool.k_buffer, *pool.v_buffer]
+    if type(pool) is MLATokenToKVPool:
+        return list(pool.kv_buffer)
+    raise ConfigError(
+        f"the draft keeps its keys in a {type(pool).__name__}, whose slots tree mode cannot move: use "
+        "--speculative-c2t-mode chain"
+    )
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+class C2TEagleTreeDraftWorker(_TreeDraftMixin, EagleDraftWorker):
+    """EAGLE and EAGLE-3 heads."""
+
+
+class C2TStandaloneTreeDraftWorker(_TreeDraftMixin, StandaloneDraftWorker):
+    """Stand-alone draft models."""
+
+
+class C2TEagleTreeWorker(_TreeVerifyMixin, EAGLEWorkerV2):
+    """EAGLE and EAGLE-3 with C2T's trees."""
+
+    _draft_class = C2TEagleTreeDraftWorker
+
+
+class C2TStandaloneTreeWorker(_TreeVerifyMixin, StandaloneWorkerV2):
+    """Stand-alone drafts with C2T's trees."""
+
+    _draft_class = C2TStandaloneTreeDraftWorker
+
+
+def worker_class(base: str) -> type:
+    """The worker for EAGLE, EAGLE3 or STANDALONE."""
+    return C2TStandaloneTreeWorker if base == "STANDALONE" else C2TEagleTreeWorker

@@ -1,0 +1,60 @@
+"""Tensor parallelism: two processes over gloo agree on one cut, though each rounded the draft's logits its own way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+
+from c2t_plugin.engines.sglang.cpu_engine import cpu_engine_env  # noqa: E402
+
+# What one rank would verify of each request, and the other.
+MINE = ([3, 0, 2, 4], [3, 1, 2, 0])
+
+PROGRAM = """
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from sglang.srt.distributed import parallel_state
+
+from c2t_plugin.engines.sglang import worker
+
+job = json.loads(sys.argv[1])
+rank = job["rank"]
+torch.distributed.init_process_group("gloo", init_method=f"file://{job['store']}", world_size=2, rank=rank)
+group = parallel_state.init_model_parallel_group(
+    [[0, 1]], rank, "gloo", use_pynccl=False, use_custom_allreduce=False, use_mscclpp=False,
+    use_torch_symm_mem_allreduce=False, group_name="tp",
+)
+worker.get_tp_group = lambda: group
+kept = torch.tensor(job["kept"], dtype=torch.int32)
+agreed = worker._DraftMixin._agree(SimpleNamespace(), kept)
+Path(job["out"]).write_text(json.dumps({"agreed": agreed.tolist(), "leads": group.rank_in_group == 0}))
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_all_ranks_take_the_first_ones_cut(tmp_path: Path):
+    program = tmp_path / "rank.py"
+    program.write_text(PROGRAM)
+    ranks = []
+    for rank, kept in enumerate(MINE):
+        job = {"rank": rank, "kept": kept, "store": str(tmp_path / "store"), "out": str(tmp_path / f"{rank}.json")}
+        command = [sys.executable, program, json.dumps(job)]
+        with (tmp_path / f"{rank}.log").open("wb") as log:
+            ranks.append(subprocess.Popen(command, env=cpu_engine_env(os.environ), stdout=log, stderr=log))
+    codes = [process.wait(timeout=300) for process in ranks]
+    assert codes == [0, 0], "".join((tmp_path / f"{rank}.log").read_text()[-3000:] for rank in range(2))
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert [each["agreed"] for each in found] == [MINE[0], MINE[0]]
+    assert [each["leads"] for each in found] == [True, False]

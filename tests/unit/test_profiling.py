@@ -1,0 +1,92 @@
+"""The measured cost curve, with a clock whose time is known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from c2t_plugin.planner import CostCurve
+from c2t_plugin.profiling import REPEATS, WARM_UP, CostProfile
+
+D_MAX = 3
+PASSES = 2
+
+
+class Machine:
+    """Time passes as a cost curve says; the first steps are slower."""
+
+    def __init__(self, curve: CostCurve) -> None:
+        self.curve, self.now, self.waits = curve, 0.0, 0
+        self.profile = CostProfile(D_MAX, PASSES, synchronise=self.wait, clock=lambda: self.now)
+        self.lengths: list[int | None] = []
+
+    def wait(self) -> None:
+        self.waits += 1
+
+    def step(self, requests: int) -> None:
+        length = self.profile.length(requests)
+        self.lengths.append(length)
+        tokens = requests * (1 + (D_MAX if length is None else length))
+        slow = 9.0 if len(self.lengths) <= WARM_UP else 1.0
+        parts = {
+            "draft": (requests, PASSES * self.curve.draft_s(requests)),
+            "verify": (tokens, float(self.curve.verify_s(torch.tensor(tokens)))),
+            "up": (requests, self.curve.keep_up),
+        }
+        for part, (count, seconds) in parts.items():
+            with self.profile.timed(part, lambda count=count: count):
+                self.now += slow * seconds
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine(CostCurve(verify=((1, 1.0), (64, 8.0)), draft=((1, 0.1), (16, 0.4)), keep_up=0.25))
+
+
+def test_every_length_is_measured_and_then_nothing(machine: Machine):
+    for _ in range(machine.profile.steps_per_size + 3):
+        machine.step(1)
+    measured = machine.lengths[WARM_UP : machine.profile.steps_per_size]
+    assert sorted(measured) == sorted(list(range(D_MAX + 1)) * REPEATS)
+    assert machine.lengths[-3:] == [None] * 3
+    # before and after each of three parts of a measured step, and never else
+    assert machine.waits == 2 * 3 * len(measured)
+
+
+def test_the_curve_is_the_machines(machine: Machine):
+    for requests in (1, 2, 4, 8):
+        for _ in range(machine.profile.steps_per_size):
+            machine.step(requests)
+    found = machine.profile.curve()
+    assert found.keep_up == pytest.approx(0.25)
+    assert [requests for requests, _ in found.draft] == [1, 2, 4, 8]
+    for requests, seconds in found.draft:
+        assert seconds == pytest.approx(machine.curve.draft_s(requests))
+    assert [tokens for tokens, _ in found.verify] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
+    for tokens, seconds in found.verify:
+        assert seconds == pytest.approx(float(machine.curve.verify_s(torch.tensor(tokens))))
+
+
+def test_each_size_of_batch_is_measured_once(machine: Machine):
+    for requests in (3, 4) * machine.profile.steps_per_size:
+        machine.step(requests)
+    assert machine.lengths.count(None) == machine.profile.steps_per_size
+    machine.step(5)
+    assert machine.lengths[-1] == 0
+
+
+def test_there_is_no_curve_before_a_size_is_known(machine: Machine):
+    for _ in range(machine.profile.steps_per_size - 1):
+        machine.step(2)
+        assert machine.profile.curve() is None
+    machine.step(2)
+    assert machine.profile.curve() is not None
+
+
+def test_one_odd_measurement_bends_nothing(machine: Machine):
+    for number in range(machine.profile.steps_per_size):
+        if number == WARM_UP + 1:
+            with machine.profile.timed("verify", lambda: 2):
+                machine.now += 1000.0
+        machine.step(1)
+    assert max(seconds for _, seconds in machine.profile.curve().verify) < 2.0
