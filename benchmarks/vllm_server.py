@@ -44,12 +44,8 @@ def command(target: Path, port: int, *flags: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     """Of the server: with the routes that control C2T and empty the prefix cache."""
-    return {
-        **os.environ,
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
+    own = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "INFO"}
+    return {**os.environ, **own, "VLLM_NO_USAGE_STATS": "1"}
 
 
 @contextmanager

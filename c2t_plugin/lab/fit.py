@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
     init = load_classifier(arguments.init) if arguments.init else None
     recipe = recipe_of(arguments)
     inputs = {"traces": arguments.traces, "init": arguments.init}
-    checksums = {name: path and zlib.crc32(path.read_bytes()) for name, path in inputs.items()}
+    checksums = {name: path and _checksum(path) for name, path in inputs.items()}
     settings = {"recipe": asdict(recipe), "plan": asdict(plan), **checksums}
     unfinished = Unfinished.of(arguments.out, settings, plan.seed)
     classifier, epochs, chosen = fit(traces, recipe, plan, init, unfinished)
@@ -111,6 +111,16 @@ def main(argv: list[str]) -> int:
     spec = classifier.spec
     print(f"{arguments.out}: {', '.join(spec.features)}; epoch {chosen.number}; suggested beta {spec.suggested_beta}")
     return 0
+
+
+def _checksum(path: Path) -> int:
+    """Of a file, or of all trace files of a directory."""
+    from c2t_plugin.traces import SUFFIX
+
+    found = 0
+    for file in sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]:
+        found = zlib.crc32(file.read_bytes(), found)
+    return found
 
 
 def plan_of(arguments: argparse.Namespace) -> FitPlan:

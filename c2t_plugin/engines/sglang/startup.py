@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
-from c2t_plugin.config import AUTO, C2TConfig
+from c2t_plugin.config import AUTO, THRESHOLDS, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
 from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.sglang import args
@@ -47,9 +47,9 @@ def prepare(
     path, origin = find_classifier(config, base.lower(), server_args.speculative_draft_model_path)
     classifier = load_fitting_classifier(path, config)
     spec = classifier.spec
-    beta = spec.suggested_beta if config.beta is None else config.beta
+    beta = spec.suggested_beta if config.beta is None and config.policy in THRESHOLDS else config.beta
     # the planner cuts what the threshold leaves
-    scorer = make_scorer(classifier, beta if isinstance(beta, float) else 0.0, config)
+    scorer = make_scorer(classifier, 0.0 if beta is None or beta == AUTO else float(beta), config)
     d_max = scorer.d_max
     exporter = recorder = None
     if leads and config.trace_dir is not None:
@@ -103,11 +103,14 @@ def check_curve(config: C2TConfig) -> None:
 
 
 def _log(found: dict[str, Any], shape: str) -> None:
+    rule = f", policy {found['policy']}" if found["mode"] == "tree" else ""
+    beta = "" if found["beta"] is None else f", beta {found['beta']}"
+    if found["policy"] != "c2t":
+        logger.info("C2T: base %s, %s%s%s", found["base"], shape, rule, beta)
+        return
     logger.info(
-        "C2T: base %s, %s, beta %s, classifier %s (%s; features %s, top-M %d)",
-        found["base"],
-        shape,
-        *(found[name] for name in ("beta", "classifier", "classifier_origin")),
+        "C2T: base %s, %s%s%s, classifier %s (%s; features %s, top-M %d)",
+        *(found["base"], shape, rule, beta, found["classifier"], found["classifier_origin"]),
         ", ".join(found["features"]),
         found["top_m"],
     )

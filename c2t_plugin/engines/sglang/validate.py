@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.config import AUTO, C2TConfig
+from c2t_plugin.config import AUTO, THRESHOLDS, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
 from c2t_plugin.engines.contract import check_contract
 from c2t_plugin.engines.served_traces import check_directory
@@ -92,7 +92,7 @@ def _resolve(server_args: Any) -> None:
     startup.check_curve(config)
     server_args.speculative_algorithm = f"C2T_{base}"
     _shape(server_args, config)
-    requests.activate()
+    requests.activate(cuts=config.policy in THRESHOLDS)
 
 
 def _base(server_args: Any, config: C2TConfig) -> str:
@@ -121,7 +121,7 @@ def _shape(server_args: Any, config: C2TConfig) -> None:
             raise ConfigError("--speculative-c2t-trace-dir records chains; leave it out in tree mode")
         if config.beta == AUTO:
             raise ConfigError("--speculative-c2t-beta auto plans chains; give tree mode a number")
-        shape.resolve(server_args)
+        shape.resolve(server_args, config.policy)
     else:
         _resolve_chain(server_args)
 

@@ -72,6 +72,11 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol("v1/spec_decode/metrics.py", "SpecDecodingStats.num_accepted_tokens"),
     EngineSymbol("v1/spec_decode/metrics.py", "SpecDecodingStats.num_draft_tokens_per_pos"),
     EngineSymbol("triton_utils/dispatcher.py", "register_kernels", ("overrides",)),
+    EngineSymbol(
+        "v1/sample/rejection_sampler.py",
+        "apply_sampling_constraints",
+        contains=("apply_top_k_top_p(logits, top_k, top_p)",),
+    ),
     EngineSymbol("v1/sample/rejection_sampler.py", "expand_kernel", ("output_ptr", "input_ptr", "cu_num_tokens_ptr")),
     EngineSymbol(
         f"{_V2}/spec_decode/speculator.py",

@@ -1,12 +1,15 @@
-"""A repair of vLLM 0.32 on a CPU: without it, speculative decoding at a temperature above 0 samples from noise.
+"""Repairs of vLLM 0.32 on a CPU, where speculative decoding at a temperature above 0 samples from noise or ends.
 
 Stock code copies the tensor that it is to fill whenever that holds anything but int64, fills the copy and drops it, so
-temperature, top-k and top-p of a batch with drafts are uninitialised memory (vLLM issue 55005). Needed wherever vLLM
+temperature, top-k and top-p of a batch with drafts are uninitialised memory (vLLM issue 55005). And top-k of a batch
+without a draft, as every first one is, takes the maximum of nothing, which ends the engine. Needed wherever vLLM
 replaces its Triton kernels, which is on a CPU without a Triton backend.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,11 +37,27 @@ def expand(
     output_ptr[: spread.shape[0]] = spread.to(output_ptr.dtype)
 
 
+def unless_empty(stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Top-k and top-p that leave (0, vocab) logits as they are."""
+
+    @functools.wraps(stock)
+    def apply_top_k_top_p(logits: Tensor, k: Tensor | None, p: Tensor | None) -> Tensor:
+        return stock(logits, k, p) if logits.shape[0] else logits
+
+    apply_top_k_top_p.c2t = True  # type: ignore[attr-defined]
+    return apply_top_k_top_p
+
+
 def install() -> None:
-    """Put it in place of vLLM's, in this process."""
+    """Put both in place of vLLM's, in this process. Idempotent."""
     from vllm.triton_utils import HAS_TRITON
     from vllm.triton_utils.dispatcher import register_kernels
+    from vllm.v1.sample import rejection_sampler
 
-    if not HAS_TRITON:
-        kernels: dict[str, Any] = {KERNEL: expand}
-        register_kernels(kernels)
+    if HAS_TRITON:
+        return
+    # each engine of the process has put vLLM's own in place again
+    kernels: dict[str, Any] = {KERNEL: expand}
+    register_kernels(kernels)
+    if not hasattr(rejection_sampler.apply_top_k_top_p, "c2t"):
+        rejection_sampler.apply_top_k_top_p = unless_empty(rejection_sampler.apply_top_k_top_p)

@@ -58,7 +58,7 @@ class _ChainMixin(_StockProposer):
             keep_stats=settings.trace_dir is not None,
         )
         self.traces: ServedTraces | None = None
-        if settings.trace_dir is not None:
+        if settings.trace_dir is not None and parallel.rank == 0:
             self.traces = ServedTraces(settings, vllm_config, runner, classifier.spec.top_m)
         self.drafts = self.draft_steps = 0
         self._recording = False

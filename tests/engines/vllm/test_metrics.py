@@ -69,3 +69,12 @@ def test_expand_fills_the_tensor_that_it_is_given(dtype: torch.dtype):
     values = torch.tensor([0.0, 2.5, 4.0]).to(dtype)
     cpu_guard.expand(out, values, torch.tensor([2, 2, 5], dtype=torch.int32), 0, 1)
     assert out.tolist() == [1, 1, *[values[2].item()] * 3, -9, -9]
+
+
+def test_top_k_of_nothing_is_nothing():
+    def stock(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
+        return logits + k.max()
+
+    guarded = cpu_guard.unless_empty(stock)
+    assert guarded(torch.zeros(0, 5), torch.zeros(0), None).shape == (0, 5)
+    assert guarded(torch.zeros(2, 1), torch.ones(2), None).tolist() == [[1], [1]]

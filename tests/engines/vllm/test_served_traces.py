@@ -22,7 +22,7 @@ NEW_TOKENS = 24
 D_MAX = 4
 BETA = 0.45
 # float32 sums of another order, through a target and a draft
-TOLERANCE = 2e-3
+TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +33,7 @@ def recorded(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Simple
     classifier = save_hand_made_classifier(folder / "hand.safetensors")
     prompts = held_out_prompts(4, seed=9)
     options = {"c2t_classifier": str(classifier), "c2t_beta": BETA, "c2t_trace_dir": str(folder / "served")}
-    # a chunk is shorter than a prompt: the drafts of chunks belong to no text
-    chunks = {"max_num_batched_tokens": 64}
-    with engine("c2t:eagle3", D_MAX, chunks, **options, c2t_trace_share=1.0) as llm:
+    with engine("c2t:eagle3", D_MAX, **options, c2t_trace_share=1.0) as llm:
         sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
         found = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
         outputs = [list(output.outputs[0].token_ids) for output in found]

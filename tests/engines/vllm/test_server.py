@@ -28,7 +28,7 @@ from tests.engines.vllm.verify_counts import Oracle  # noqa: E402
 NEW_TOKENS = 24
 BETA = 0.45
 D_MAX = 6
-PROMPTS = 12
+PROMPTS = 8
 
 
 def speculative(layout: Path, **options: object) -> list[str]:
@@ -43,7 +43,7 @@ def served(layout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     target = Target(pair_dir() / "target")
     draft = Oracle(pair_dir(), target).draft("eagle3")
     prompts, runs = [], []
-    for prompt in held_out_prompts(PROMPTS + 4, seed=5):
+    for prompt in held_out_prompts(PROMPTS + 3, seed=5):
         rule = Rule(classifier, BETA)
         run = simulate(target, draft, prompt, NEW_TOKENS, D_MAX, rule.keep_length)
         if not rule.undecided and len(prompts) < PROMPTS:
