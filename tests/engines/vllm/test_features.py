@@ -19,8 +19,8 @@ MAX_MODEL_LEN = 160
 OPTIONS = {
     "max_model_len": MAX_MODEL_LEN,
     "max_num_batched_tokens": 64,
-    "block_size": 16,
-    "num_gpu_blocks_override": 36,
+    "block_size": 32,
+    "num_gpu_blocks_override": 20,
     "disable_log_stats": False,
 }
 NEW_TOKENS = 32
