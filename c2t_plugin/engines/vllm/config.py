@@ -90,16 +90,15 @@ def translate(arguments: Any) -> C2TConfig | None:
     options = _options(arguments)
     if options is None:
         return None
-    mode = options.get("mode")
-    if mode not in (None, "chain"):
-        raise ConfigError(
-            f"c2t_mode is {mode!r}: vLLM has no tree attention, so C2T drafts chains there; for trees use SGLang"
-        )
     foreign = sorted(set(options) & set(_OTHER_ENGINES))
     if foreign:
         raise ConfigError(f"{PREFIX}{foreign[0]} is for SGLang: {_OTHER_ENGINES[foreign[0]]}; leave it out")
     C2TConfig.from_mapping(options)  # resolve asks for known options only
     config = C2TConfig.resolve(options)
+    if config.mode != "chain":
+        raise ConfigError(
+            f"c2t_mode is {config.mode!r}: vLLM has no tree attention, so C2T drafts chains there; for trees use SGLang"
+        )
     if isinstance(config.beta, str):
         raise ConfigError(
             f"beta {config.beta!r} is for SGLang; on vLLM give a number, or let adaptive verification cut"
