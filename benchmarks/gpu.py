@@ -56,7 +56,7 @@ class Outcome:
 
 def main(argv: list[str]) -> int:
     """Run the script and return its exit status."""
-    carried = argparse.ArgumentParser(add_help=False)
+    carried = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     carried.add_argument("--sglang", type=Path)
     folder, rest = carried.parse_known_args(argv)
     return within(folder.sglang, rest) if folder.sglang else run(rest)
@@ -120,10 +120,10 @@ def kernel_tests(out: Path) -> list[Outcome]:
     """Run tests/kernels, and beside it what is compiled ahead of time, which needs no GPU, on the processor's cores."""
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     # the first launch of every kernel is a compilation of a second or so on one core
-    spread = ["-n", str(TEST_PROCESSES), "--dist", "loadfile"] if find_spec("xdist") else []
+    spread = ["-n", str(TEST_PROCESSES)] if find_spec("xdist") else []
     commands = {
         "tests": [*pytest, *spread, "tests/kernels", "--ignore", AHEAD_OF_TIME],
-        "ahead_of_time": [*pytest, *(["-n", str(TEST_PROCESSES)] if find_spec("xdist") else []), AHEAD_OF_TIME],
+        "ahead_of_time": [*pytest, *spread, AHEAD_OF_TIME],
     }
     with ThreadPoolExecutor(len(commands)) as pool:
         return list(pool.map(lambda name: child(name, commands[name], out, TESTS_S), commands))

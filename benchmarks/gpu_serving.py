@@ -162,7 +162,7 @@ class Bench:
 
     def throughput(self, arm: Arm, client: Client, beta: float | None, concurrency: int, log: Path) -> None:
         """A pass at full batches; the largest batch that the server's log shows is in the row."""
-        prompts = self.prompts[: PROMPTS_PER_SLOT * concurrency]
+        prompts = self.prompts[: max(IDENTITY_PROMPTS, PROMPTS_PER_SLOT * concurrency)]
         client.run(prompts[:concurrency], concurrency, lambda: None)
         read = log.stat().st_size
         found = client.run(prompts, concurrency, lambda: None)
@@ -219,14 +219,8 @@ def servers(
             if environment is None:
                 return CpuServer(target, *flags, "--decode-log-interval", "1", log=log, start_timeout=START_TIMEOUT_S)
             # often enough for a short pass to leave a line
-            flags += [
-                "--decode-log-interval",
-                "8",
-                "--max-running-requests",
-                str(largest),
-                "--cuda-graph-bs-decode",
-                *graphs,
-            ]
+            flags += ["--decode-log-interval", "8"]
+            flags += ["--max-running-requests", str(largest), "--cuda-graph-bs-decode", *graphs]
             return GpuServer(target, *flags, log=log, environment=environment, start_timeout=START_TIMEOUT_S)
 
         yield arm, log, make
@@ -254,8 +248,9 @@ def run(bench: Bench, arms: Sequence[Arm], environment: Mapping[str, str] | None
             continue
         try:
             bench.serve(arm, make(), log)
-        except C2TError as error:
-            bench.row(arm.name, {}, " ".join(str(error).split()))
+        except (C2TError, LookupError) as error:
+            # a lookup fails where a server's answer lacks what it should hold
+            bench.row(arm.name, {}, " ".join(f"{type(error).__name__}: {error}".split()))
         longest = max(longest, time.monotonic() - began)
 
 

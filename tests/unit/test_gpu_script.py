@@ -115,6 +115,14 @@ def test_a_provider_that_raises_gets_a_fault_and_the_others_go_on(stats_case: Ca
     assert len(rows) == 1 + len(stats_case.providers) and not any(row.fault for row in rows[1:])
 
 
+def test_a_reference_that_raises_is_every_providers_fault(stats_case: Case):
+    def broken(*inputs: object) -> Any:
+        raise RuntimeError("CUDA out of memory")
+
+    rows = list(measure_case("stats", replace(stats_case, reference=broken), {}, None))
+    assert {row.fault for row in rows if not row.absent} == {"RuntimeError: CUDA out of memory"}
+
+
 def test_nan_is_an_error(stats_case: Case):
     case = replace(stats_case, error=lambda expected, found: math.nan)
     assert "error nan" in next(measure_case("stats", case, {}, None)).fault

@@ -147,8 +147,16 @@ def test_a_server_that_does_not_start_stops_no_other(tmp_path: Path, monkeypatch
     status, rows = run(tmp_path)
     assert status == 1
     errors = {row.arm: row.error for row in rows if row.error}
-    assert errors == {"static 4": "the server ended before it was ready"}
+    assert errors == {"static 4": "C2TError: the server ended before it was ready"}
     assert {row.arm for row in rows} == {"plain", "static 4", "c2t, at most 4"}
+
+
+def test_an_answer_that_lacks_something_stops_no_other_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(FakeClient, "c2t_state", lambda self: {})
+    status, rows = run(tmp_path)
+    assert status == 1 and [(row.arm, row.error) for row in rows if row.error] == [
+        ("c2t, at most 4", "KeyError: 'beta'")
+    ]
 
 
 def test_what_there_is_no_time_for_is_named(tmp_path: Path):

@@ -47,8 +47,11 @@ def _with_drafts(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _settling(original: Callable[..., Any]) -> Callable[..., Any]:
     def process_batch_result(self: Any, batch: Any, result: Any) -> Any:
+        recorder = self.draft_worker.recorder
         if getattr(result, "c2t_rows", None) is None:
-            return original(self, batch, result)
+            settled = original(self, batch, result)
+            finish(recorder, batch.reqs)
+            return settled
         # With the overlap scheduler a request that has ended is in one more batch; that row means nothing.
         running = [row for row, req in enumerate(batch.reqs) if not (req.finished() or req.is_retracted)]
         roots = [len(req.output_ids) - 1 for req in batch.reqs]
@@ -59,7 +62,10 @@ def _settling(original: Callable[..., Any]) -> Callable[..., Any]:
         )
         if result.c2t_drafted is not None:
             chosen = [row for row in running if batch.reqs[row].c2t_chosen]
-            record(self.draft_worker.recorder, batch.reqs, chosen, roots, result.c2t_drafted)
+            for row in chosen:
+                drafted = result.c2t_drafted
+                recorder.add(batch.reqs[row].rid, roots[row], drafted.stats[row], drafted.tokens[row].tolist())
+        finish(recorder, batch.reqs)
         return settled
 
     process_batch_result.c2t = True  # type: ignore[attr-defined]
@@ -74,15 +80,11 @@ def any_chosen(reqs: Sequence[Any], recorder: TraceRecorder) -> bool:
     return any(req.c2t_chosen for req in reqs)
 
 
-def record(
-    recorder: TraceRecorder, reqs: Sequence[Any], rows: Sequence[int], roots: Sequence[int], drafted: Drafted
-) -> None:
-    """Hand the drafts of these rows over, and the texts of the requests that have ended with them.
-
-    roots: of every row, new tokens before the root.
-    """
-    for row in rows:
-        req = reqs[row]
-        recorder.add(req.rid, roots[row], drafted.stats[row], drafted.tokens[row].tolist())
-        if req.finished():
+def finish(recorder: TraceRecorder | None, reqs: Sequence[Any]) -> None:
+    """Hand over the texts of the recorded requests that have ended: in a decode step, or in a prefill that others'
+    chunks or a retraction brought them into."""
+    if recorder is None:
+        return
+    for req in reqs:
+        if getattr(req, "c2t_chosen", False) and req.finished():
             recorder.finish(req.rid, req.origin_input_ids, req.output_ids)
