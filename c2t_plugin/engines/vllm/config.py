@@ -28,6 +28,13 @@ WORKERS = {
     "vllm.v1.worker.gpu_worker.Worker": "c2t_plugin.engines.vllm.worker_gpu.C2TWorker",
 }
 
+# Options of C2T that mean nothing here, and why.
+_OTHER_ENGINES = {
+    "ragged": "vLLM verifies chains of unequal length as they are",
+    "cost_curve": "vLLM's adaptive verification measures its own",
+    "policy": "vLLM drafts chains, and they have one",
+}
+
 # Whether a resolved speculative configuration is in the way, what to name, why.
 _REFUSED: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
     (lambda spec: spec.method not in BASES, "this speculative method", f"C2T scores {', '.join(BASES)} drafts"),
@@ -83,15 +90,19 @@ def translate(arguments: Any) -> C2TConfig | None:
     options = _options(arguments)
     if options is None:
         return None
-    mode = options.get("mode")
-    if mode not in (None, "chain"):
-        raise ConfigError(
-            f"c2t_mode is {mode!r}: vLLM has no tree attention, so C2T drafts chains there; for trees use SGLang"
-        )
-    if "ragged" in options:
-        raise ConfigError("c2t_ragged: vLLM verifies chains of unequal length as they are; leave it out")
+    foreign = sorted(set(options) & set(_OTHER_ENGINES))
+    if foreign:
+        raise ConfigError(f"{PREFIX}{foreign[0]} is for SGLang: {_OTHER_ENGINES[foreign[0]]}; leave it out")
     C2TConfig.from_mapping(options)  # resolve asks for known options only
     config = C2TConfig.resolve(options)
+    if config.mode != "chain":
+        raise ConfigError(
+            f"c2t_mode is {config.mode!r}: vLLM has no tree attention, so C2T drafts chains there; for trees use SGLang"
+        )
+    if isinstance(config.beta, str):
+        raise ConfigError(
+            f"beta {config.beta!r} is for SGLang; on vLLM give a number, or let adaptive verification cut"
+        )
     if not arguments.speculative_config:
         raise ConfigError('C2T needs a draft: --speculative-config \'{"method": "c2t", "model": ...}\'')
     if arguments.worker_cls != "auto":
@@ -159,13 +170,9 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     base = BASES[spec.method]
     if config.base not in ("auto", base):
         raise ConfigError(f"base is {config.base!r}, but vLLM drafts with {spec.method}; leave the base out")
-    if isinstance(config.beta, str) or config.trace_dir is not None:
-        raise ConfigError(
-            "beta 'auto' and trace_dir are known to SGLang's adapter only: give a number and no directory"
-        )
     path, origin = find_classifier(config, base, spec.model)
     suggested = load_fitting_classifier(path, config).spec.suggested_beta
-    beta = suggested if config.beta is None else config.beta
+    beta = suggested if config.beta is None else float(config.beta)
     settings = Settings(str(path), origin, beta, base, config.trace_dir, config.trace_share)
     vllm_config.additional_config = {**vllm_config.additional_config, KEY: asdict(settings)}
     vllm_config.parallel_config.worker_cls = WORKERS[worker]

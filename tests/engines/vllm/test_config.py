@@ -87,7 +87,9 @@ def test_adaptive_verification_keeps_its_scheduling():
     [
         (arguments({"method": "c2t", **MODEL, "c2t_bta": 0.3}), "unknown option bta"),
         (arguments({"method": "c2t", **MODEL, "c2t_beta": 2}), r"beta must be a number in \[0, 1\], got 2"),
-        (arguments({"method": "c2t", **MODEL, "c2t_ragged": "fa3"}), "c2t_ragged: vLLM verifies chains"),
+        (arguments({"method": "c2t", **MODEL, "c2t_ragged": "fa3"}), "c2t_ragged is for SGLang: vLLM verifies"),
+        (arguments({"method": "c2t", **MODEL, "c2t_policy": "prob"}), "c2t_policy is for SGLang"),
+        (arguments({"method": "c2t", **MODEL, "c2t_beta": "auto"}), "beta 'auto' is for SGLang"),
         (arguments({"method": "c2t", **MODEL, "c2t_mode": "tree"}), "no tree attention.*SGLang"),
         (arguments({"method": "c2t:medusa", **MODEL}), "after the colon C2T knows draft_model, eagle, eagle3, mtp"),
         (arguments({"method": "eagle", **MODEL, "c2t_beta": 0.3}), "c2t_beta is set, but the method is 'eagle'"),

@@ -19,8 +19,8 @@ MAX_MODEL_LEN = 160
 OPTIONS = {
     "max_model_len": MAX_MODEL_LEN,
     "max_num_batched_tokens": 64,
-    "block_size": 16,
-    "num_gpu_blocks_override": 36,
+    "block_size": 32,
+    "num_gpu_blocks_override": 20,
     "disable_log_stats": False,
 }
 NEW_TOKENS = 32
@@ -37,12 +37,25 @@ KINDS: dict[str, dict[str, Any]] = {
 REPEATS = 3
 
 
+def all_prompts() -> list[list[int]]:
+    return held_out_prompts(len(KINDS), min_tokens=80, max_tokens=120, seed=3)
+
+
+def twice(llm: Any) -> list[list[int]]:
+    """The first prompt again, alone, and once more: nothing evicts its blocks in between."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    prompt = {"prompt_token_ids": all_prompts()[0]}
+    return [list(llm.generate([prompt], sampling, use_tqdm=False)[0].outputs[0].token_ids) for _ in range(2)]
+
+
 def answers(llm: Any) -> list[SimpleNamespace]:
     """Of all requests, in one batch: ids, why it ended, log probabilities of the chosen words."""
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
-    prompts = held_out_prompts(len(KINDS), min_tokens=80, max_tokens=120, seed=3) * REPEATS
+    prompts = all_prompts() * REPEATS
     chosen = []
     for kind in list(KINDS.values()) * REPEATS:
         values = {"temperature": 0.0, "max_tokens": NEW_TOKENS, "ignore_eos": True, **kind}
@@ -74,11 +87,12 @@ def plain(engine: Engine) -> list[SimpleNamespace]:
 def served(request: pytest.FixtureRequest, engine: Engine) -> Iterator[SimpleNamespace]:
     with engine(f"c2t:{request.param}", 4, OPTIONS) as llm:
         found = answers(llm)
+        again = twice(llm)
         counts = {
             name: counter(llm, f"vllm:{name}")
             for name in ("num_preemptions", "prefix_cache_hits", "c2t_verify_steps", "c2t_accepted_tokens")
         }
-    yield SimpleNamespace(found=found, counts=counts)
+    yield SimpleNamespace(found=found, again=again, counts=counts)
 
 
 def of_kind(found: list[SimpleNamespace], kind: str) -> list[SimpleNamespace]:
@@ -108,3 +122,7 @@ def test_the_requests_are_what_their_names_say(plain: list[SimpleNamespace]):
 
 def test_requests_were_preempted_found_their_prefix_and_speculated(served: SimpleNamespace):
     assert all(value > 0 for value in served.counts.values()), served.counts
+
+
+def test_a_prompt_found_in_the_prefix_cache_is_answered_the_same(served: SimpleNamespace, plain: list[SimpleNamespace]):
+    assert served.again == [plain[0].ids] * 2
