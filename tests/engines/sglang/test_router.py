@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytest.importorskip("sglang_router", reason="SGLang's router is not installed in this environment")
-pytestmark = [pytest.mark.sglang, pytest.mark.server]
+pytestmark = [pytest.mark.sglang]
 
 from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer  # noqa: E402
 from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
@@ -31,6 +31,39 @@ ROUTER_FLAGS = (
     *("--retry-max-retries", "5", "--retry-initial-backoff-ms", "100"),
     *("--health-check-interval-secs", "2", "--health-failure-threshold", "1"),
 )
+
+
+# Speaks as much of a server's language as the router asks for; an answer repeats its prompt and takes .3 s.
+STAND_IN = """
+import json, sys, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+ABOUT = {"model_path": "m", "served_model_name": "m", "tokenizer_path": "m", "is_generation": True, "version": "0"}
+answered = []
+
+class Handler(BaseHTTPRequestHandler):
+    def answer(self, body):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def do_GET(self):
+        metrics = f'sglang:generation_tokens_total{{model_name="m"}} {len(answered)}\\n'
+        self.answer(metrics if self.path == "/metrics" else json.dumps(ABOUT))
+
+    def do_POST(self):
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        time.sleep(0.3)
+        answered.append(request)
+        self.answer(json.dumps({"output_ids": request["input_ids"], "text": "", "meta_info": {}}))
+
+    def log_message(self, *_):
+        pass
+
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+GENERATED = "sglang:generation_tokens_total"
 
 
 class Router:
@@ -102,25 +135,57 @@ def served(tmp_path: Path) -> Iterator[tuple[Router, list[CpuServer], ExitStack]
         yield router, workers, second
 
 
+def generated(url: str) -> float:
+    """Tokens that a server says it has generated."""
+    return counter(httpx.get(f"{url}/metrics", trust_env=False).text, GENERATED)
+
+
+def merged(router: Router) -> float:
+    """The same of all servers, as the router has it: it writes an underscore for the colon."""
+    return counter(httpx.get(f"{router.url}/engine_metrics", trust_env=False).text, GENERATED.replace(":", "_"))
+
+
+def test_the_router_loses_no_request_of_a_killed_server(tmp_path: Path):
+    """The router's own part, with stand-ins for the servers."""
+    ports = [free_port(), free_port()]
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    prompts = [[number] for number in range(12)]
+    workers = [subprocess.Popen([sys.executable, "-c", STAND_IN, str(port)]) for port in ports]
+    try:
+        with Router(urls, tmp_path / "router.log") as router, ThreadPoolExecutor(6) as pool:
+            assert list(pool.map(router.complete, prompts)) == prompts
+            assert [generated(url) for url in urls] == [6.0, 6.0]
+            assert merged(router) == 12.0
+            answers = [pool.submit(router.complete, prompt) for prompt in prompts]
+            # all six that were sent first are being answered
+            time.sleep(0.1)
+            workers[1].kill()
+            assert [answer.result() for answer in answers] == prompts
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
+@pytest.mark.server
 def test_two_servers_behind_the_router(served: tuple[Router, list[CpuServer], ExitStack]):
     router, workers, second = served
     prompts = held_out_prompts(12, seed=11)
     alone = [answer["output_ids"] for answer in workers[0].generate_all(prompts, max_new_tokens=NEW_TOKENS)]
 
+    # a server's own warm-up counts as well
+    before = [generated(worker.base_url) for worker in workers]
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(router.complete, prompts)) == alone
-
-    generated = "sglang:generation_tokens_total"
-    own = [counter(httpx.get(f"{worker.base_url}/metrics").text, generated) for worker in workers]
-    assert own == [NEW_TOKENS * (12 + 6), NEW_TOKENS * 6]
-    merged = httpx.get(f"{router.url}/engine_metrics", trust_env=False).text
-    assert counter(merged, generated) == sum(own)
+    after = [generated(worker.base_url) for worker in workers]
+    assert [new - old for old, new in zip(before, after, strict=True)] == [NEW_TOKENS * 6] * 2
+    assert merged(router) == sum(after)
 
     with ThreadPoolExecutor(6) as pool:
         answers = [pool.submit(router.complete, prompt) for prompt in prompts]
         # while it has work
         deadline = time.monotonic() + START_S
-        while not busy(workers[1]) and time.monotonic() < deadline:
+        while not busy(workers[1]) and time.monotonic() < deadline and not all(each.done() for each in answers):
             time.sleep(0.01)
         second.close()
         assert [answer.result() for answer in answers] == alone
