@@ -48,7 +48,7 @@ def prepare(
     spec = classifier.spec
     beta = spec.suggested_beta if config.beta is None else config.beta
     # with AUTO the planner cuts what the threshold leaves
-    scorer = make_scorer(classifier, beta if isinstance(beta, float) else 0.0, config)
+    scorer = make_scorer(classifier, 0.0 if beta == AUTO else float(beta), config)
     exporter = recorder = None
     if leads and config.trace_dir is not None:
         recorder = results.start_recorder(config, server_args, base, spec, scorer.d_max)
