@@ -125,12 +125,6 @@ def test_what_vllm_resolved_can_be_refused(spec: dict[str, Any], message: str):
         config.settle(resolved(**spec), config.C2TConfig())
 
 
-@pytest.mark.parametrize("options", [{"beta": "auto"}, {"trace_dir": "traces"}])
-def test_what_only_sglangs_adapter_does_is_refused(options: dict[str, Any]):
-    with pytest.raises(ConfigError, match="known to SGLang's adapter only"):
-        config.settle(resolved(), config.C2TConfig(**options))
-
-
 def test_pipelines_and_unknown_workers_are_refused():
     found = resolved()
     found.parallel_config.pipeline_parallel_size = 2
