@@ -18,11 +18,13 @@ TREE = {"steps": 6, "topk": 10, "tokens": 60}
 @dataclass(frozen=True)
 class Arm:
     """name: in tables. flags: of the server, with {draft}, {base}, {d_max}, {width}, {beta}, {threshold_classifier} and
-    {threshold} to be filled in. concurrency: the only one it is meant for, None for all."""
+    {threshold} to be filled in. concurrency: the only one it is meant for, None for all. bases: the only kinds of
+    draft it is for, empty for all; on others SGLang starts without it and only logs so."""
 
     name: str
     flags: tuple[str, ...]
     concurrency: int | None = None
+    bases: tuple[str, ...] = ()
 
     def command(self, values: Mapping[str, object]) -> list[str]:
         """The flags, filled in."""
@@ -44,7 +46,7 @@ def _c2t(*more: str) -> tuple[str, ...]:
 SGLANG = (
     Arm("plain", ()),
     *(Arm(f"static {length}", _chain("{base}", length, length + 1)) for length in STATIC),
-    Arm("SGLang adaptive", _chain("{base}", 3, 4, "--speculative-adaptive")),
+    Arm("SGLang adaptive", _chain("{base}", 3, 4, "--speculative-adaptive"), bases=("EAGLE", "EAGLE3")),
     Arm(
         "EAGLE-2 tree",
         (

@@ -73,6 +73,8 @@ class Bench:
         ]
         console.print(f"{scenario.name}: {arm.name}", markup=False)
         try:
+            if arm.bases and self.values["base"] not in arm.bases:
+                raise C2TError(f"{arm.name} drafts with {' or '.join(arm.bases)} only, not with {self.values['base']}")
             with self._server(scenario, arm) as server:
                 url = self.url or server.base_url  # type: ignore[union-attr]
                 with Client(url, scenario.max_tokens, scenario.whole) as client:

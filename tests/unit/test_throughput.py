@@ -116,6 +116,14 @@ def test_an_arm_that_does_not_start_is_a_row_and_the_others_go_on(
     assert "no such option" in capsys.readouterr().out
 
 
+def test_an_arm_for_other_drafts_is_marked_and_not_started(fakes: type[FakeServer], tmp_path: Path):
+    _, rows = run(tmp_path, "--arms", "plain", "SGLang adaptive", "--base", "standalone")
+    assert len(fakes.started) == 1
+    assert {row.error for row in rows if row.error} == {
+        "SGLang adaptive drafts with EAGLE or EAGLE3 only, not with STANDALONE"
+    }
+
+
 def test_a_batch_that_was_never_reached_is_no_measurement(
     fakes: type[FakeServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
