@@ -2,6 +2,7 @@
 #   PYTHON=python3.12              take this interpreter instead of the first that works
 #   PIP_ARGS="--index-url ..."     further arguments for pip, e.g. an index that carries PyTorch's CPU build
 #   PYTEST_ARGS="-k kernels -x"    further arguments for pytest
+#   ENGINE=vllm                    the engine of `make demo`, instead of SGLang
 #   TEST_JOBS=1                    test files that `make test` and `make check` run at a time
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -15,6 +16,7 @@ PYTEST_ARGS ?=
 TEST_JOBS ?= 2
 DEMO_ARGS ?=
 SOAK_REQUESTS ?= 10000
+ENGINE ?= sglang
 
 VENV := .venv/sglang
 PY := $(VENV)/bin/python
@@ -25,18 +27,24 @@ HERE := $(firstword $(shell pwd -P | cksum))
 STAMP := $(VENV)/.installed-$(HERE)
 VLLM_STAMP := $(VLLM_VENV)/.installed-$(HERE)
 
-.PHONY: help demo test check lint soak report venv-sglang venv-vllm clean
+.PHONY: help demo demo-sglang demo-vllm test check lint soak report venv-sglang venv-vllm clean
 
 help:
 	@echo "make demo    serve the shipped pair on stock SGLang with and without C2T; table and picture in build/demo"
+	@echo "             make demo ENGINE=vllm: the same on vLLM, in build/demo-vllm"
 	@echo "make test    everything: lint, types, all tests, servers included"
 	@echo "make check   the quick loop: lint, types, core tests"
 	@echo "make soak    10,000 requests that are aborted, retracted and chunked at random, and nothing lost"
 	@echo "make report  rewrite the README's table from benchmarks/results"
 	@echo "make clean   remove build output and caches (environments stay: rm -r .venv removes them)"
 
-demo: venv-sglang
+demo: demo-$(ENGINE)
+
+demo-sglang: venv-sglang
 	@$(PY) -m benchmarks.demo $(DEMO_ARGS)
+
+demo-vllm: venv-vllm
+	@OMP_NUM_THREADS=1 $(VLLM_PY) -m benchmarks.demo_vllm --out build/demo-vllm $(DEMO_ARGS)
 
 # Each engine's tests run in its own environment; the other's skip themselves or are left out. Status 5: none selected.
 test: venv-sglang venv-vllm lint

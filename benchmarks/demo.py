@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,6 +80,8 @@ SERVERS = (
 class Demo:
     """One run: the prompts, the outputs of plain decoding to compare with, and the rows so far."""
 
+    title = "C2T on SGLang's CPU engine: a functional check, not a speed claim"
+
     def __init__(self, prompts: list[list[int]], progress: Progress) -> None:
         self.prompts = prompts
         self.progress = progress
@@ -96,8 +99,7 @@ class Demo:
     def serve(self, server: Server, pair: Path, log: Path) -> None:
         """Start one server, measure it, stop it."""
         self.say(f"{server}: starting")
-        running = CpuServer(pair / "target", *server.flags(pair), log=log, start_timeout=START_TIMEOUT_S)
-        with running, Client(running.base_url, MAX_TOKENS) as client:
+        with self.opened(server, pair, log) as client:
             for prompt in self.prompts[:WARM_UP]:
                 client.complete(prompt)
             beta = client.c2t_state()["beta"] if server.arm == "c2t" else None
@@ -105,6 +107,13 @@ class Demo:
                 self.measure(client, server, "demo", concurrency, beta)
             if server.arm == "c2t":
                 self.sweep(client, server)
+
+    @contextmanager
+    def opened(self, server: Server, pair: Path, log: Path) -> Iterator[Client]:
+        """A client of this server, which runs meanwhile."""
+        running = CpuServer(pair / "target", *server.flags(pair), log=log, start_timeout=START_TIMEOUT_S)
+        with running, Client(running.base_url, MAX_TOKENS) as client:
+            yield client
 
     def sweep(self, client: Client, server: Server) -> None:
         """The picture's points, all on one running server: static chains (beta 0), then C2T over beta."""
@@ -140,9 +149,9 @@ class Demo:
         self.rows.append(row)
 
 
-def table(rows: list[ServingRow]) -> Table:
+def table(rows: list[ServingRow], title: str) -> Table:
     """The rows of the demo as the terminal shows them."""
-    shown = Table(*COLUMNS, title="C2T on SGLang's CPU engine: a functional check, not a speed claim")
+    shown = Table(*COLUMNS, title=title)
     for row in rows:
         shown.add_row(*cells(row))
     return shown
@@ -156,7 +165,7 @@ def different(rows: list[ServingRow]) -> Iterator[str]:
             yield f"{name}: only {row.n_identical} of {row.n_prompts} outputs equal plain decoding's"
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], engine: type[Demo] = Demo) -> int:
     """Serve, measure, print; status 1 if an output differed from plain decoding's."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=__doc__)
     parser.add_argument("--prompts", type=int, default=64, help="held-out prompts to send")
@@ -172,7 +181,7 @@ def main(argv: list[str]) -> int:
     try:
         pair = pair_dir()
         with Progress(*columns, console=console) as progress:
-            demo = Demo(held_out_prompts(options.prompts, seed=SEED), progress)
+            demo = engine(held_out_prompts(options.prompts, seed=SEED), progress)
             for server in SERVERS:
                 demo.serve(server, pair, logs / f"{server}.log".replace(" ", "-"))
     except C2TError as error:
@@ -182,7 +191,7 @@ def main(argv: list[str]) -> int:
     rows.unlink(missing_ok=True)
     append_rows(rows, demo.rows)
     draw([row for row in demo.rows if row.scenario == "sweep"], options.out / "tau_gamma.png")
-    console.print(table([row for row in demo.rows if row.scenario == "demo"]))
+    console.print(table([row for row in demo.rows if row.scenario == "demo"], demo.title))
     console.print(f"rows: {rows}; picture: {options.out / 'tau_gamma.png'}")
     differing = list(different(demo.rows))
     for line in differing:

@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu --out OUT                        the kernels' tests, then every part that times kernels
     python -m benchmarks.gpu --out OUT --parts stats table5   tests, then some parts
-    python -m benchmarks.gpu --out OUT --parts serving --no-tests --sglang DIR
+    python -m benchmarks.gpu --out OUT --parts serving --no-tests
                                                               SGLang end to end with a target of realistic cost
+    python -m benchmarks.gpu --sglang DIR ...                 within the environment of a carried SGLang
     python -m benchmarks.gpu --out OUT --dry-run              tiny shapes on the CPU, no times: the script works
 
 Each part is a process of its own and goes on after the failure of another. A provider that fails its check is not
@@ -55,12 +56,30 @@ class Outcome:
 
 def main(argv: list[str]) -> int:
     """Run the script and return its exit status."""
+    carried = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    carried.add_argument("--sglang", type=Path)
+    folder, rest = carried.parse_known_args(argv)
+    return within(folder.sglang, rest) if folder.sglang else run(rest)
+
+
+def within(folder: Path, argv: list[str]) -> int:
+    """Run the script anew in the environment that the env.sh of a carried SGLang makes."""
+    script = folder.resolve() / "env.sh"
+    if not script.is_file():
+        print(f"{folder} has no env.sh: unpack the carried SGLang there first", file=sys.stderr)
+        return 2
+    source = ["bash", "-c", 'source "$0" && exec "$@"', str(script)]
+    return subprocess.call([*source, sys.executable, "-m", "benchmarks.gpu", *argv])
+
+
+def run(argv: list[str]) -> int:
+    """Everything, in this environment."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for rows and logs")
     parser.add_argument("--parts", nargs="+", choices=[*PARTS, SERVING], default=list(PARTS), help="what to measure")
     parser.add_argument("--no-tests", action="store_true", help="skip the kernel tests")
     parser.add_argument("--seconds", type=float, default=TOTAL_S, help="of all parts and tests together")
-    parser.add_argument("--sglang", type=Path, help="an unpacked SGLang with an env.sh, for the part serving")
+    parser.add_argument("--sglang", help="folder of a carried SGLang, whose env.sh is sourced first")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, no times")
     options = parser.parse_args(argv)
     if not options.dry_run and not torch.cuda.is_available():
@@ -101,10 +120,10 @@ def kernel_tests(out: Path) -> list[Outcome]:
     """Run tests/kernels, and beside it what is compiled ahead of time, which needs no GPU, on the processor's cores."""
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     # the first launch of every kernel is a compilation of a second or so on one core
-    spread = ["-n", str(TEST_PROCESSES), "--dist", "loadfile"] if find_spec("xdist") else []
+    spread = ["-n", str(TEST_PROCESSES)] if find_spec("xdist") else []
     commands = {
         "tests": [*pytest, *spread, "tests/kernels", "--ignore", AHEAD_OF_TIME],
-        "ahead_of_time": [*pytest, *(["-n", str(TEST_PROCESSES)] if find_spec("xdist") else []), AHEAD_OF_TIME],
+        "ahead_of_time": [*pytest, *spread, AHEAD_OF_TIME],
     }
     with ThreadPoolExecutor(len(commands)) as pool:
         return list(pool.map(lambda name: child(name, commands[name], out, TESTS_S), commands))
@@ -114,7 +133,6 @@ def part_command(part: str, options: argparse.Namespace, seconds: float) -> list
     """Command line of one part."""
     if part == SERVING:
         command = [sys.executable, "-m", "benchmarks.gpu_serving", "--out", str(options.out)]
-        command += ["--sglang", str(options.sglang)] if options.sglang else []
     else:
         command = [sys.executable, "-m", "benchmarks.gpu_part", part, "--rows", str(options.out / ROWS)]
     return [*command, "--seconds", f"{seconds:.0f}", *(["--dry-run"] if options.dry_run else [])]

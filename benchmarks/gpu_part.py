@@ -94,13 +94,14 @@ def measure_case(
         elif time.monotonic() > deadline:
             yield GpuRow(**row, fault="not run: out of time")
         else:
-            if expected is None:
-                expected = case.reference(*case.inputs(torch.Generator(case.device).manual_seed(0)))
             try:
-                yield GpuRow(**row, **measure_one(case, provider, expected, copy))
+                if expected is None:
+                    expected = case.reference(*case.inputs(torch.Generator(case.device).manual_seed(0)))
+                found = measure_one(case, provider, expected, copy)
             except FAILURES as error:
                 first = str(error).strip().splitlines()[:1]
-                yield GpuRow(**row, fault=": ".join([type(error).__name__, *first])[:300])
+                found = {"fault": ": ".join([type(error).__name__, *first])[:300]}
+            yield GpuRow(**row, **found)
 
 
 def measure_one(case: Case, provider: Provider, expected: Any, copy: float | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def attention_rivals(device: torch.device, batch: int, prefix: int, nodes: int) 
     """For `batch` requests of `prefix` cached tokens and `nodes` nodes each, with the inputs of the reference."""
     rivals = [
         Provider("sdpa, contiguous", _sdpa, prepare=partial(contiguous, prefix, nodes)),
-        needs("sglang", Provider("sglang extend", _extend, prepare=partial(extend_inputs, prefix, nodes)), device),
+        needs("sglang", Provider("sglang extend", stock_extend, prepare=partial(extend_inputs, prefix, nodes)), device),
         needs("flashinfer", Provider("flashinfer", _run_plan, prepare=partial(planned, prefix, nodes))),
     ]
     if batch == 1:
@@ -66,7 +66,7 @@ def extend_inputs(prefix: int, nodes: int, *inputs: Any) -> tuple[Any, ...]:
     return q, k, v, torch.empty_like(q), *cache, seen.flatten(), True, at, nodes, 1.0, 1.0
 
 
-def _extend(*arguments: Any) -> Tensor:
+def stock_extend(*arguments: Any) -> Tensor:
     import_module("sglang.kernels.ops.attention.extend_attention").extend_attention_fwd(*arguments)
     out: Tensor = arguments[3]
     return out

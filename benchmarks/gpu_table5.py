@@ -68,7 +68,7 @@ def _case(device: torch.device, parent_ids: Tensor, order: str, heads: int) -> C
             Provider("sdpa, memory-efficient", _efficient, prepare=heads_first),
             Provider("FlexAttention", _flex(device), prepare=partial(flex_inputs, FLEX_BLOCK)),
             Provider("FlexAttention, blocks of 32", _flex(device), prepare=partial(flex_inputs, BLOCK)),
-            needs("xformers", Provider("xFormers", _xformers, prepare=xformers_inputs), device),
+            needs("xformers", Provider("xFormers", xformers_attention, prepare=xformers_inputs), device),
         ),
     )
 
@@ -138,7 +138,7 @@ def xformers_inputs(*inputs: Any) -> tuple[Tensor, ...]:
     return *(each.transpose(1, 2).contiguous() for each in (q, k, v)), bias.expand(1, heads, nodes, nodes)
 
 
-def _xformers(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+def xformers_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     out: Tensor = import_module("xformers.ops").memory_efficient_attention(q, k, v, attn_bias=bias)
     return out[0]
 

@@ -70,6 +70,8 @@ def draw_throughput(rows: Sequence[BenchRow], path: Path) -> None:
         axes.set_xlabel("requests in flight")
         axes.set_ylabel("simulated output tokens/s over plain")
         axes.grid(alpha=0.3)
+    for axes in panels.flat[len(blocks) :]:
+        axes.axis("off")
     panels[0][0].legend(fontsize=7)
     _save(figure, path)
 

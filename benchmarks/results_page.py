@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.record import BenchRow
-from benchmarks.tables import Block, grid, latest_blocks, listing, losers
+from benchmarks.tables import Block, grid, latest_blocks, listing, load_of, losers
 
 HEAD = """# Results
 
@@ -81,7 +81,7 @@ def _section(head: str, tables: Sequence[str], *pictures: str) -> list[str]:
 def _table3(rows: Sequence[BenchRow]) -> str:
     first = rows[0].setting
     title = f"### {first['target']} on {first['column']}, acceptance of the draft `{first['draft']}`"
-    tail = f"Outputs of {first['mean_output']:g} tokens on average, spread {first['spread']:g}."
+    tail = f"{how_far(rows)} Outputs of {first['mean_output']:g} tokens on average, spread {first['spread']:g}."
     return _block(title, grid(rows, table3_cell), tail, rows)
 
 
@@ -89,6 +89,31 @@ def table3_cell(row: BenchRow) -> str:
     """ratio (the paper's); for plain decoding seconds (the paper's)."""
     name, shown = ("seconds", "paper_seconds") if row.arm == "plain" else ("ratio_to_plain", "paper_ratio")
     return f"{row.metrics[name]:.2f} ({row.metrics[shown]:.2f})"
+
+
+def how_far(rows: Sequence[BenchRow]) -> str:
+    """How far one column of table 3 is from the paper's: EAGLE's ratios, and what C2T gains over EAGLE."""
+    by_arm: dict[str, list[BenchRow]] = {}
+    for row in sorted(rows, key=load_of):
+        by_arm.setdefault(row.arm, []).append(row)
+    static = [(row.metrics["ratio_to_plain"] or 0.0, row.metrics["paper_ratio"] or 0.0) for row in by_arm["static 4"]]
+    betas = [found for arm, found in by_arm.items() if arm.startswith("C2T beta")]
+    planned = next(found for arm, found in by_arm.items() if arm.startswith("C2T auto"))
+    gains, choices, printed = [], [], []
+    for place, (ours, papers) in enumerate(static):
+        gains.append(max(found[place].metrics["ratio_to_plain"] or 0.0 for found in betas) / ours)
+        choices.append((planned[place].metrics["ratio_to_plain"] or 0.0) / ours)
+        printed.append((planned[place].metrics["paper_ratio"] or 0.0) / papers)
+    off = _list(f"{ours - papers:+.2f}" for ours, papers in static)
+    gain, choice, paper = (_list(f"{x:.2f}" for x in each) for each in (gains, choices, printed))
+    return (
+        f"static 4 is {off} off the paper's EAGLE. "
+        f"Over it the best fixed beta gains {gain}, the planner {choice}, the paper's C2T {paper}."
+    )
+
+
+def _list(texts: Iterable[str]) -> str:
+    return ", ".join(texts)
 
 
 def title_of(setting: Mapping[str, Any]) -> str:

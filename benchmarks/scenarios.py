@@ -20,7 +20,8 @@ SERVING_SETS = ("gsm8k", "alpaca", "cnn-dailymail")
 class Scenario:
     """name: in rows. data: data sets, prompts of each; several are mixed in turn. own: prompts of the shipped pair's
     texts instead, by their name in `lab.corpora`. repeat: how often the set of prompts is sent, for batches larger than
-    it. arms: names of benchmarks.arms, None for all. d_max: longest chain of C2T, None for the command's own."""
+    it. arms: names of benchmarks.arms, None for all. d_max: longest chain of C2T, None for the command's own.
+    whole: every answer has max_tokens tokens; else it ends where the model ends it, as in the paper."""
 
     name: str
     max_tokens: int
@@ -32,6 +33,7 @@ class Scenario:
     repeat: int = 1
     arms: tuple[str, ...] | None = None
     d_max: int | None = None
+    whole: bool = True
 
     @property
     def prompts(self) -> int:
@@ -39,18 +41,25 @@ class Scenario:
         return self.each * max(1, len(self.data)) * self.repeat
 
 
-TABLE3 = {"data": SERVING_SETS, "temperatures": (0.0,), "arms": ("plain", "static 4", "C2T"), "d_max": 4}
+def _table3(name: str, concurrencies: tuple[int, ...], repeat: int = 1) -> Scenario:
+    """C2T v2 5.4."""
+    arms = ("plain", "static 4", "C2T")
+    return Scenario(name, 1024, concurrencies, (0.0,), SERVING_SETS, repeat=repeat, arms=arms, d_max=4, whole=False)
+
+
+def _table2(data: str) -> Scenario:
+    """C2T v2 5.1: "+C" is two tokens deeper."""
+    arms = ("static 4", "C2T")
+    return Scenario(f"c2t-v2-table2-{data}", 1024, (1,), (0.0,), (data,), arms=arms, d_max=6, whole=False)
+
+
 SCENARIOS: Mapping[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
-        # C2T v2 5.4; 240 requests cannot fill a batch of 256, so the second one sends them twice
-        Scenario("c2t-v2-table3", 1024, (64, 128, 256), **TABLE3),  # type: ignore[arg-type]
-        Scenario("c2t-v2-table3-twice", 1024, (256,), repeat=2, **TABLE3),  # type: ignore[arg-type]
-        # C2T v2 5.1: "+C" is two tokens deeper
-        *(
-            Scenario(f"c2t-v2-table2-{name}", 1024, (1,), (0.0,), (name,), arms=("static 4", "C2T"), d_max=6)
-            for name in QUALITY_SETS
-        ),
+        _table3("c2t-v2-table3", (64, 128, 256)),
+        # 240 requests cannot fill a batch of 256
+        _table3("c2t-v2-table3-twice", (256,), repeat=2),
+        *map(_table2, QUALITY_SETS),
         *(Scenario(name, 512, data=(name,)) for name in datasets.DATA_SETS),
         *(
             Scenario(f"pair-{own}", 40, (1, 4, 8), own=own, each=64)
@@ -75,7 +84,10 @@ def prompts_of(
         raise C2TError(f"{scenario.name} needs --data {' '.join(f'{name}=PATH' for name in missing)}")
     from transformers import AutoTokenizer
 
-    words = AutoTokenizer.from_pretrained(tokenizer)
+    try:
+        words = AutoTokenizer.from_pretrained(tokenizer)
+    except (OSError, ValueError) as error:
+        raise C2TError(f"no tokenizer of a target in {tokenizer}; name the target's directory with --target") from error
     sets: list[Sequence[list[int]]] = []
     for name in scenario.data:
         texts = datasets.load(name, paths[name], scenario.each)

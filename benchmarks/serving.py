@@ -107,11 +107,13 @@ def counts(details: dict[str, Any] | None) -> tuple[int, int, int]:
 class Client:
     """Talks to one server.
 
-    url: its address without /v1. max_tokens: output tokens per request, exactly (the end-of-text token is ignored).
+    url: its address without /v1. max_tokens: output tokens per request; exactly so many if `whole`, which ignores the
+    end-of-text token.
     """
 
-    def __init__(self, url: str, max_tokens: int) -> None:
+    def __init__(self, url: str, max_tokens: int, whole: bool = True) -> None:
         self.max_tokens = max_tokens
+        self.whole = whole
         self._openai = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=REQUEST_TIMEOUT_S, max_retries=0)
         self._http = httpx.Client(base_url=url, timeout=REQUEST_TIMEOUT_S, trust_env=False)
 
@@ -135,7 +137,11 @@ class Client:
                 max_tokens=self.max_tokens,
                 temperature=temperature,
                 stream=True,
-                extra_body={"ignore_eos": True, "return_token_ids": True, "return_spec_tokens_details": True},
+                extra_body={
+                    "ignore_eos": self.whole,
+                    "return_token_ids": True,
+                    "return_spec_tokens_details": True,
+                },
             )
             for chunk in stream:
                 answer = chunk.model_dump()

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import BenchRow
-from benchmarks.results_page import table3_cell
+from benchmarks.results_page import how_far, table3_cell
 from benchmarks.roofline import GPUS, MODELS, Machine, eagle_head
 from benchmarks.simulated_arms import BETAS, Setting, chain_arms, requests_of
 from benchmarks.simulation import Replay, play
@@ -128,3 +128,5 @@ def show_table(rows: Sequence[BenchRow], console: Console) -> None:
             line = [row for row in rows if (row.setting["column"], row.arm) == (column, arm)]
             table.add_row(column, arm, *map(table3_cell, line))
     console.print(table)
+    for column in COLUMNS:
+        console.print(f"{column}: {how_far([row for row in rows if row.setting['column'] == column])}")

@@ -75,7 +75,7 @@ class Bench:
         try:
             with self._server(scenario, arm) as server:
                 url = self.url or server.base_url  # type: ignore[union-attr]
-                with Client(url, scenario.max_tokens) as client:
+                with Client(url, scenario.max_tokens, scenario.whole) as client:
                     for prompt in prompts[:WARM_UP]:
                         client.complete(prompt)
                     return {each: measure(client, prompts, each, self.repeats) for each in conditions}

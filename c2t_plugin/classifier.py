@@ -136,10 +136,13 @@ class NodeClassifier(nn.Module):
 
 
 def save_classifier(classifier: NodeClassifier, path: str | os.PathLike[str]) -> None:
-    """Write weights and spec as one safetensors file."""
+    """Write weights and spec as one safetensors file, whole or not at all."""
+    path = Path(path)
     tensors = {name: value.detach().float().contiguous().cpu() for name, value in classifier.state_dict().items()}
     metadata = {"format": FORMAT, "version": VERSION, "spec": classifier.spec.to_json()}
-    save_file(tensors, path, metadata=metadata)
+    temporary = path.with_name(path.name + ".part")
+    save_file(tensors, temporary, metadata=metadata)
+    temporary.replace(path)
 
 
 def load_classifier(path: str | os.PathLike[str]) -> NodeClassifier:

@@ -14,6 +14,9 @@ BASES = ("auto", "eagle", "eagle3", "standalone")
 AUTO = "auto"
 MODES = ("chain", "tree")
 RAGGED = ("auto", "triton", "fa3", "cpu", "off")
+POLICIES = ("c2t", "prob", "eagle2", "dyspec", "entropy", "static")
+# The policies that cut below beta.
+THRESHOLDS = ("c2t", "prob")
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class C2TConfig:
     cost_curve: file of the costs that AUTO decides by; if it does not exist yet they are measured and written there.
     base: the engine's own algorithm that drafts and verifies; auto reads the draft checkpoint.
     mode: how drafts are laid out; chain is one sequence per request, tree one tree.
+    policy: the rule by which a tree grows; chain mode has c2t alone.
     top_m: how many probabilities the entropy sums over; it must be what the classifier was trained with.
     ragged: attention that verifies kept tokens only; auto: the server's, where it can; off: the uniform window.
     trace_dir: directory that chains of served requests are recorded into, without their text; None records none.
@@ -36,6 +40,7 @@ class C2TConfig:
     cost_curve: str | None = None
     base: str = "auto"
     mode: str = "chain"
+    policy: str = "c2t"
     top_m: int | None = None
     trace_dir: str | None = None
     trace_share: float = 0.05
@@ -56,6 +61,14 @@ class C2TConfig:
             raise ConfigError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
         if self.ragged not in RAGGED:
             raise ConfigError(f"ragged must be one of {', '.join(RAGGED)}, got {self.ragged!r}")
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        if self.policy != "c2t" and self.mode != "tree":
+            raise ConfigError(f"policy {self.policy} grows trees: set the mode to tree, or leave the policy out")
+        if self.policy in THRESHOLDS and self.policy != "c2t" and self.beta is None:
+            raise ConfigError(f"policy {self.policy} has no suggested beta: set one")
+        if self.policy not in THRESHOLDS and self.beta is not None:
+            raise ConfigError(f"policy {self.policy} has no beta: leave it out")
         if self.top_m is not None and self.top_m < 1:
             raise ConfigError(f"top_m must be at least 1, got {self.top_m}")
         if not 0.0 < self.trace_share <= 1.0:

@@ -17,6 +17,7 @@ import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,12 @@ class Traces:
         rows, accepted: integers of one shape. Returns rows, int64; past the prompt's last state that is the row where
         the next prompt starts, or the number of states.
         """
-        # a step fits 16 bits
-        place = self.owner * 2**17 + self.step.long()
-        return torch.searchsorted(place, place[rows] + accepted + 1)
+        return torch.searchsorted(self._place, self._place[rows] + accepted + 1)
+
+    @cached_property
+    def _place(self) -> Tensor:
+        """(states,) int64, ascending: prompt and step in one number; a step fits 16 bits."""
+        return self.owner * 2**17 + self.step.long()
 
 
 # A small target falls into loops, in which every draft is right; so many repeated tokens are one.

@@ -16,7 +16,10 @@ FRONT_ENDS = ("c2t_plugin/cli.py", "c2t_plugin/doctor.py")
 FORBIDDEN = {
     "kernels/c2t_kernels/": (*NEVER, *ENGINES, "c2t_plugin", "transformers"),
     "c2t_plugin/engines/contract.py": (*NEVER, *ENGINES, "torch", "transformers"),
-    "c2t_plugin/engines/checkpoints.py": (*NEVER, *ENGINES, "transformers"),
+    **{
+        f"c2t_plugin/engines/{shared}.py": (*NEVER, *ENGINES, "transformers", "c2t_plugin.lab")
+        for shared in ("checkpoints", "served_traces")
+    },
     "c2t_plugin/engines/sglang/": (*NEVER, "vllm", "c2t_plugin.lab", "c2t_plugin.engines.vllm"),
     "c2t_plugin/engines/vllm/": (*NEVER, "sglang", "c2t_plugin.lab", "c2t_plugin.engines.sglang"),
     "c2t_plugin/lab/": (*NEVER, *ENGINES, "c2t_plugin.engines"),

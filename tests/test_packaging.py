@@ -138,6 +138,6 @@ def test_every_pin_is_exact(root: Path, pins: str) -> None:
 
 
 def test_repository_stays_light(root: Path) -> None:
-    """26 MB of weights is the most a checkout may carry; all else is text."""
+    """The pair is 30 MB of it; all else is text."""
     total = sum(path.stat().st_size for path in repository_files(root))
-    assert total < 30_000_000, f"{total / 1e6:.1f} MB"
+    assert total < 38_000_000, f"{total / 1e6:.1f} MB"

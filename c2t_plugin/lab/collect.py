@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import zlib
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.lab.plans import DRAFTS, PROMPT_SOURCES, CollectPlan, TreeShape
+from c2t_plugin.lab.plans import DRAFTS, PROMPT_FILE, PROMPT_SOURCES, CollectPlan, TreeShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence, Sized
@@ -79,8 +81,13 @@ def collect_to(out: Path, directory: Path, plan: CollectPlan) -> Traces:
     from c2t_plugin.lab.unfinished import Unfinished
     from c2t_plugin.traces import save_traces
 
-    settings = {"plan": asdict(plan), "pair": describe_pair(directory, plan.draft)}
-    unfinished = Unfinished.begin(out, settings, plan.seed)
+    own = Path(plan.prompts)
+    settings = {
+        "plan": asdict(plan),
+        "pair": describe_pair(directory, plan.draft),
+        "prompt file": zlib.crc32(own.read_bytes()) if own.suffix == PROMPT_FILE and own.is_file() else None,
+    }
+    unfinished = Unfinished.of(out, settings, plan.seed)
     traces = collect(directory, plan, unfinished)
     save_traces(traces, out)
     unfinished.finish()
@@ -108,13 +115,14 @@ def collect(directory: Path, plan: CollectPlan, unfinished: Unfinished | None = 
     }
     parts: list[Traces] = []
     for prompts in _batches(target, pool, plan, parts):
-        path = None if unfinished is None else unfinished.folder / f"{len(parts):05}.traces"
-        if path is not None and path.is_file():
-            parts.append(load_traces(path))
+        name = f"{len(parts):05}.traces"
+        if unfinished is not None and unfinished.file(name).is_file():
+            parts.append(load_traces(unfinished.file(name)))
             continue
-        parts.append(_record(target, draft, prompts, groups, plan, header))
-        if path is not None:
-            save_traces(parts[-1], path)
+        part = _record(target, draft, prompts, groups, plan, header)
+        if unfinished is not None:
+            unfinished.keep(name, partial(save_traces, part))
+        parts.append(part)
     return join_traces(parts, header)
 
 

@@ -13,12 +13,11 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from c2t_plugin.errors import C2TError
 from c2t_plugin.grow import Drafter, LogitDistributions
 from c2t_plugin.pair.models import ChainAttention, EagleHead, head_features, hidden_states
-from c2t_plugin.pair.recipe import HEAD_DIM
 
 
 @dataclass
@@ -168,14 +167,18 @@ class StandaloneDraft(TreeDraft):
 class HeadDraft(TreeDraft):
     """An EAGLE-3, EAGLE-1 or MTP head on the target's embedding."""
 
-    def __init__(self, head: EagleHead, target: LlamaForCausalLM) -> None:
-        self.head, self.target = head, target
-        self.embedding, self.lm_head = target.model.embed_tokens.weight, target.lm_head.weight
+    def __init__(self, head: EagleHead, target: PreTrainedModel, token_ids: Tensor | None = None) -> None:
+        """token_ids: (draft_vocab,) int64, the target's id of each word of the head; None where they are the same."""
+        self.head, self.target, self.token_ids = head, target, token_ids
+        embedding: Any = target.get_input_embeddings()
+        lm_head: Any = target.get_output_embeddings()
+        self.embedding, self.lm_head = embedding.weight, lm_head.weight
         # The same weights with another attention: the head's own reads chains along a text only.
         self.node_head: Any = copy.deepcopy(head)
         for name, module in list(self.node_head.named_modules()):
             if isinstance(module, ChainAttention):
-                self.node_head.set_submodule(name, TreeAttention(module, HEAD_DIM))
+                self.rates: Any = module.rates
+                self.node_head.set_submodule(name, TreeAttention(module, module.head_dim))
 
     def read_text(self, token_ids: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         chain: list[tuple[Tensor, Tensor]] = []
@@ -187,11 +190,15 @@ class HeadDraft(TreeDraft):
         return self.node_head.advance(F.embedding(token_ids, self.embedding), hidden, memories[0], 0)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.head.logits(hidden, self.lm_head)
+        own = self.head.logits(hidden, self.lm_head)
+        if self.token_ids is None:
+            return own
+        # a word that the head does not have is impossible
+        return own.new_full((*own.shape[:-1], len(self.lm_head)), -torch.inf).index_copy_(-1, self.token_ids, own)
 
     def rotary(self, slots: int) -> tuple[Tensor, Tensor]:
-        # the pair's heads rotate as its target does
-        return _rotary(self.target, slots)
+        angles = torch.arange(slots).float()[:, None] * self.rates
+        return angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
 
 
 def _rotary(model: LlamaForCausalLM, slots: int) -> tuple[Tensor, Tensor]:

@@ -91,9 +91,9 @@ def main(argv: list[str]) -> int:
     init = load_classifier(arguments.init) if arguments.init else None
     recipe = recipe_of(arguments)
     inputs = {"traces": arguments.traces, "init": arguments.init}
-    checksums = {name: path and zlib.crc32(path.read_bytes()) for name, path in inputs.items()}
+    checksums = {name: path and _checksum(path) for name, path in inputs.items()}
     settings = {"recipe": asdict(recipe), "plan": asdict(plan), **checksums}
-    unfinished = Unfinished.begin(arguments.out, settings, plan.seed)
+    unfinished = Unfinished.of(arguments.out, settings, plan.seed)
     classifier, epochs, chosen = fit(traces, recipe, plan, init, unfinished)
     print_epochs(epochs, chosen)
     evaluations = {title: Evaluation.of(classifier, some, plan.d_max) for title, some in judged.items()}
@@ -111,6 +111,16 @@ def main(argv: list[str]) -> int:
     spec = classifier.spec
     print(f"{arguments.out}: {', '.join(spec.features)}; epoch {chosen.number}; suggested beta {spec.suggested_beta}")
     return 0
+
+
+def _checksum(path: Path) -> int:
+    """Of a file, or of all trace files of a directory."""
+    from c2t_plugin.traces import SUFFIX
+
+    found = 0
+    for file in sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]:
+        found = zlib.crc32(file.read_bytes(), found)
+    return found
 
 
 def plan_of(arguments: argparse.Namespace) -> FitPlan:
@@ -178,8 +188,7 @@ def fit(
     training = traces[~aside]
     if plan.share < 1.0:
         training = training[share_of_prompts(training.prompt, plan.share, plan.seed)]
-    state = None if unfinished is None else unfinished.folder / "epochs.pt"
-    classifier, epochs = _train(training, traces[aside], recipe, plan, init, state)
+    classifier, epochs = _train(training, traces[aside], recipe, plan, init, unfinished)
     chosen = choose_epoch(epochs, recipe.choose)
     classifier.load_state_dict(chosen.weights)
     classifier.eval().requires_grad_(False)
@@ -213,7 +222,7 @@ def _train(
     recipe: FitRecipe,
     plan: FitPlan,
     init: NodeClassifier | None,
-    state: Path | None,
+    unfinished: Unfinished | None,
 ) -> tuple[NodeClassifier, list[Epoch]]:
     import torch
     from rich.progress import Progress
@@ -249,7 +258,7 @@ def _train(
             positive_weight=recipe.positive_weight,
             monotone=recipe.monotone,
             parents=parents,
-            state=state,
+            unfinished=unfinished,
         )
     for epoch in epochs:
         epoch.weights["out.bias"] += prior

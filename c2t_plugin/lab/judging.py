@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+from rich.progress import track
 from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
@@ -89,11 +90,13 @@ def evaluate_chains(
     taus = static.curve()[0][:-1].tolist()
     curves = {
         name: serve(traces, threshold_sweep(chain, score, keeps_failing=keeps), plan.every_state, plan.starts)
-        for name, (score, keeps) in scores.items()
+        for name, (score, keeps) in track(scores.items(), "chains, served")
     }
-    aucs = {name: _auc(score, chain.accepted, traces, weights) for name, (score, _) in scores.items()}
+    aucs = {
+        name: _auc(score, chain.accepted, traces, weights) for name, (score, _) in track(scores.items(), "chains, AUC")
+    }
     rules = []
-    for name, curve in curves.items():
+    for name, curve in track(curves.items(), "chains, compared"):
         compared = {"static": asdict(compare(curve, static, taus, weights))}
         if name != "P":
             compared["P"] = asdict(compare(curve, curves["P"], taus, weights))
@@ -116,13 +119,13 @@ def evaluate_trees(classifiers: Mapping[str, NodeClassifier], traces: Traces, pl
     scores |= {name: classifier.confidence(forest.stats()) for name, classifier in classifiers.items()}
     baseline = serve(traces, eagle2_sweep(forest), plan.every_state, plan.starts)
     curves, speed = {}, {}
-    for name, score in scores.items():
+    for name, score in track(scores.items(), "trees, served"):
         started = time.process_time()
         curves[name] = serve(traces, threshold_sweep(forest, score), plan.every_state, plan.starts)
         speed[name] = forest.accepted.numel() / (time.process_time() - started)
     judged = dict(scores)
     if plan.second_top_k is not None:
-        for name in classifiers:
+        for name in track(list(classifiers), "trees, second top-K"):
             title = f"{name}, second top-{plan.second_top_k}"
             betas = thresholds(scores[name], TOP_K_POINTS).tolist()
             sweep = top_k_sweep(forest, scores[name], betas, plan.second_top_k)
@@ -130,7 +133,7 @@ def evaluate_trees(classifiers: Mapping[str, NodeClassifier], traces: Traces, pl
             judged[title] = scores[name]
     taus = list(plan.taus) if plan.taus else _spread([baseline, *curves.values()])
     rules = []
-    for name, curve in curves.items():
+    for name, curve in track(curves.items(), "trees, compared"):
         compared = {"EAGLE-2": asdict(compare(curve, baseline, taus, weights))}
         if name != "P":
             compared["P"] = asdict(compare(curve, curves["P"], taus, weights))

@@ -8,37 +8,36 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils import logging
 
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.causal import CausalDraft
 from c2t_plugin.lab.drafts import DraftModel, HeadDraft, StandaloneDraft
-from c2t_plugin.pair.load import load_head
-from c2t_plugin.pair.recipe import Recipe
+from c2t_plugin.pair.load import read_weights
+from c2t_plugin.pair.models import HEADS, HeadShape
+
+_NOT_THE_HEADS = ("t2d", "embed_tokens.weight", "model.embed_tokens.weight")
 
 
 def load_pair(directory: Path, kind: str) -> tuple[PreTrainedModel, DraftModel]:
     """Target and draft in float32. kind: draft (stand-alone), eagle3, eagle1 or mtp.
 
-    C2TError if a checkpoint is missing, the draft has another vocabulary than the target, or a head's target is no
-    Llama.
+    A head may choose from a part of the target's words (EAGLE-3's d2t). C2TError if a checkpoint is missing or does not
+    fit the target.
     """
     target_config, config = _config(directory / "target"), _config(directory / kind)
     _check_vocabulary(directory, kind, target_config, config)
     target = _causal_lm(directory / "target")
     if kind == "draft":
         return target, stand_alone(_causal_lm(directory / kind))
-    if not isinstance(target, LlamaForCausalLM):
-        raise C2TError(f"{kind} heads are read beside Llama targets, this one is {type(target).__name__}; take a draft")
-    recipe = head_recipe(config, target_config)
-    return target, HeadDraft(load_head(kind, recipe, target, directory), target)
+    return target, _head(directory, kind, config, target)
 
 
 def stand_alone(model: PreTrainedModel) -> DraftModel:
@@ -46,23 +45,40 @@ def stand_alone(model: PreTrainedModel) -> DraftModel:
     return StandaloneDraft(model) if isinstance(model, LlamaForCausalLM) else CausalDraft(model)
 
 
-def head_recipe(config: dict[str, Any], target_config: dict[str, Any]) -> Recipe:
-    """The shapes of a head, as the pair's own code names them."""
-    recipe = Recipe()
-    if "eagle_config" in config:
-        # SGLang captures the input of layer id + 1
-        ids = config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
-        captured = tuple(layer + 1 for layer in ids)
-    else:
-        captured = recipe.captured
-    return replace(
-        recipe,
-        vocab_size=config["vocab_size"],
-        hidden=config["hidden_size"],
-        layers=max(target_config["num_hidden_layers"], max(captured) + 1),
-        intermediate=config["intermediate_size"],
-        captured=captured,
+def head_shape(kind: str, config: dict[str, Any], layers: int) -> HeadShape:
+    """From a head's config.json; layers: of the target."""
+    config = {"rope_theta": 10000.0, **config}
+    llama = LlamaConfig.from_dict(config)
+    ids = config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids")
+    # What SGLang captures: the input of layer id + 1, and these three where the file names none.
+    captured = (2, layers // 2, layers - 3) if ids is None else tuple(layer + 1 for layer in ids)
+    return HeadShape(
+        hidden=llama.hidden_size,
+        intermediate=llama.intermediate_size,
+        heads=llama.num_attention_heads,
+        kv_heads=llama.num_key_value_heads or llama.num_attention_heads,
+        vocab=draft_vocab_size(config),
+        captured=captured if kind == "eagle3" else (),
+        eps=llama.rms_norm_eps,
+        rates=LlamaRotaryEmbedding(llama).inv_freq,
     )
+
+
+def _head(directory: Path, kind: str, config: dict[str, Any], target: PreTrainedModel) -> HeadDraft:
+    hidden, layers = target.config.hidden_size, target.config.num_hidden_layers
+    if config["hidden_size"] != hidden:
+        raise C2TError(f"{directory / kind} has hidden states of {config['hidden_size']}, the target of {hidden}")
+    head = HEADS[kind](head_shape(kind, config, layers))
+    # The engines draft with the target's embedding; t2d is d2t the other way.
+    weights = {name: value for name, value in read_weights(directory / kind).items() if name not in _NOT_THE_HEADS}
+    offsets = weights.pop("d2t", None)
+    try:
+        head.load_state_dict({name: value.float() for name, value in weights.items()})
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise C2TError(f"{directory / kind} is not an {kind} head of the layout that is read here: {reason}") from error
+    token_ids = None if offsets is None else torch.arange(len(offsets)) + offsets
+    return HeadDraft(head.eval().requires_grad_(False), target, token_ids)
 
 
 def describe_pair(directory: Path, kind: str) -> dict[str, Any]:
@@ -87,7 +103,9 @@ def _fingerprint(checkpoint: Path) -> str:
         raise C2TError(f"no weights in {checkpoint}: model*.safetensors is missing; name a whole checkpoint")
     digest = hashlib.sha256()
     for file in files:
-        digest.update(file.read_bytes())
+        with file.open("rb") as handle:
+            while piece := handle.read(2**24):
+                digest.update(piece)
     return f"{_config(checkpoint)['architectures'][0]} sha256:{digest.hexdigest()[:16]}"
 
 
@@ -105,7 +123,7 @@ def _check_vocabulary(directory: Path, kind: str, target_config: dict[str, Any],
             )
         if max(own.values()) < min(vocab, wanted):
             return
-    if vocab != wanted:
+    if vocab != wanted and not (kind == "eagle3" and vocab < wanted):
         raise C2TError(
             f"{directory / kind} has a vocabulary of {vocab}, the target of {wanted}; "
             "trees are grown with drafts that share the target's"

@@ -9,6 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+# matplotlib starts its colours again after so many.
+COLOURS, MARKERS = 10, "os^Dv"
 TAU, GAMMA = "tau, bonus excluded", "gamma per verification"
 
 
@@ -38,35 +40,38 @@ def evaluation_figure(record: Mapping[str, Any]) -> Figure:
         found = record[part]
         taus = found["taus"]
         curves.plot(taus, _numbers(found["baselines"][baseline]), "k--", label=baseline)
+        colours = {}
         for rule in found["rules"]:
             compared = rule["compared"][baseline]
             (line,) = curves.plot(taus, _numbers(compared["gamma"]), marker=".", label=rule["name"])
+            colours[rule["name"]] = line.get_color()
             low, high = np.array([_numbers(pair) for pair in compared["gamma_interval"]]).T
             curves.fill_between(taus, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
         gamma_over_tau(curves, f"{part}, 95% intervals", log=part == "trees")
-        reliability_panel(reliability, f"calibration on {part}", found["rules"])
+        reliability_panel(reliability, f"calibration on {part}", found["rules"], colours)
     return figure
 
 
-def reliability_panel(axis: Axes, title: str, rules: Sequence[Mapping[str, Any]]) -> None:
+def reliability_panel(axis: Axes, title: str, rules: Sequence[Mapping[str, Any]], colours: Mapping[str, Any]) -> None:
     """Accepted share over confidence, one point per bin, of the rules that give a probability."""
     axis.plot([0, 1], [0, 1], "k--", linewidth=0.8)
     for rule in rules:
         if rule["calibration"] is not None:
             _, confidence, accepted = np.array(rule["calibration"]["bins"]).T
             label = f"{rule['name']}, ECE {rule['calibration']['error']:.3f}"
-            axis.plot(confidence, accepted, marker=".", label=label)
+            axis.plot(confidence, accepted, marker=".", color=colours[rule["name"]], label=label)
     axis.set(title=title, xlabel="mean confidence of the bin", ylabel="accepted share")
     axis.legend(fontsize="small")
     axis.grid(alpha=0.3)
 
 
 def rows_figure(title: str, rows: Sequence[Mapping[str, Any]], gamma: str) -> Figure:
-    """Rows of an experiment as points. gamma: the column on the y axis; text columns name the points."""
+    """Rows of an experiment as points. gamma: the column on the y axis; text columns, or the first, name a point."""
     figure, (axis,) = panels(1, 8.0)
-    for row in rows:
-        name = ", ".join(value for value in row.values() if isinstance(value, str))
-        axis.plot([row["tau"]], [row[gamma]], "o", label=name)
+    for number, row in enumerate(rows):
+        words = [value for value in row.values() if isinstance(value, str)]
+        name = ", ".join(words) if words else "{} {}".format(*next(iter(row.items())))
+        axis.plot([row["tau"]], [row[gamma]], MARKERS[number // COLOURS % len(MARKERS)], label=name)
     axis.set(title=title, xlabel=TAU, ylabel=gamma)
     axis.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize="x-small")

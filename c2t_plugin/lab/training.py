@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from c2t_plugin.classifier import PAPER_HIDDEN, ClassifierSpec, NodeClassifier
 from c2t_plugin.errors import C2TError
 from c2t_plugin.features import EXTENDED_FEATURES, FEATURES, PAPER_FEATURES
 from c2t_plugin.lab.scores import NodeScores
+from c2t_plugin.lab.unfinished import Unfinished
 
 EPOCHS = 10
 BATCH = 1024
@@ -25,6 +25,8 @@ FINE_TUNING_RATE = 1e-4
 FINE_TUNING_SHARE = 0.1
 # Epochs whose recall is within this of the best count as similar; the paper names no number.
 SIMILAR_RECALL = 0.005
+# What finished epochs left.
+STATE = "epochs.pt"
 
 
 @dataclass(frozen=True)
@@ -138,19 +140,19 @@ def train(
     positive_weight: float = 1.0,
     monotone: float = 0.0,
     parents: Tensor | None = None,
-    state: Path | None = None,
+    unfinished: Unfinished | None = None,
 ) -> list[Epoch]:
     """Adam on binary cross-entropy, in place. features: (rows, F) float32. accepted: (rows,) bool.
 
     evaluate: scores of the classifier as it stands. report: called with batches done and in all.
     decay, positive_weight, monotone: see FitRecipe. parents: (rows,) int64 row of each row's parent, of itself below
-    the root; needed for monotone only. state: file of what the finished epochs left; where it is there, they are not
-    run again.
+    the root; needed for monotone only. unfinished: where finished epochs are kept and, after an interruption, taken
+    from.
     """
     optimiser = torch.optim.Adam(classifier.parameters(), lr=learning_rate, fused=True)
     labels, weight = accepted.float(), torch.tensor(positive_weight)
     batches = math.ceil(len(labels) / BATCH)
-    epochs = [] if state is None else _go_on(state, classifier, optimiser, generator)
+    epochs = [] if unfinished is None else _go_on(unfinished, classifier, optimiser, generator)
     for number in range(len(epochs) + 1, EPOCHS + 1):
         for done, rows in enumerate(torch.randperm(len(labels), generator=generator).split(BATCH)):
             if decay:
@@ -168,29 +170,29 @@ def train(
                 report((number - 1) * batches + done, EPOCHS * batches)
         weights = {name: value.detach().clone() for name, value in classifier.state_dict().items()}
         epochs.append(Epoch(number, evaluate(), weights))
-        if state is not None:
-            _keep(state, epochs, optimiser, generator)
+        if unfinished is not None:
+            _keep(unfinished, epochs, optimiser, generator)
     return epochs
 
 
-def _keep(state: Path, epochs: Sequence[Epoch], optimiser: torch.optim.Optimizer, generator: torch.Generator) -> None:
-    temporary = state.with_suffix(".part")
+def _keep(
+    unfinished: Unfinished, epochs: Sequence[Epoch], optimiser: torch.optim.Optimizer, generator: torch.Generator
+) -> None:
     kept = {
         "epochs": [asdict(epoch) for epoch in epochs],
         "optimiser": optimiser.state_dict(),
         "generator": generator.get_state(),
     }
-    torch.save(kept, temporary)
-    temporary.replace(state)
+    unfinished.keep(STATE, lambda path: torch.save(kept, path))
 
 
 def _go_on(
-    state: Path, classifier: nn.Module, optimiser: torch.optim.Optimizer, generator: torch.Generator
+    unfinished: Unfinished, classifier: nn.Module, optimiser: torch.optim.Optimizer, generator: torch.Generator
 ) -> list[Epoch]:
     """The finished epochs; classifier, optimiser and generator as the last of them left them."""
-    if not state.is_file():
+    if not unfinished.file(STATE).is_file():
         return []
-    kept = torch.load(state, weights_only=True)
+    kept = torch.load(unfinished.file(STATE), weights_only=True)
     epochs = [Epoch(each["number"], NodeScores(**each["scores"]), each["weights"]) for each in kept["epochs"]]
     classifier.load_state_dict(epochs[-1].weights)
     optimiser.load_state_dict(kept["optimiser"])

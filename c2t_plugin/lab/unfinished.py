@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,29 +19,26 @@ SAME_RUN = ("git_sha", "versions")
 
 @dataclass(frozen=True)
 class Unfinished:
-    """folder: `NAME.unfinished` beside the output; files in it are written whole or not at all. run: record of the run
-    that began, which the output keeps however often it was interrupted."""
+    """folder: `NAME.unfinished` beside the output; files in it are written whole or not at all. settings: all that
+    decides the result, as JSON has it. run: record of the run that began, which the output keeps however often it was
+    interrupted."""
 
     folder: Path
+    settings: Mapping[str, Any]
     run: Mapping[str, Any]
 
     @classmethod
-    def begin(cls, out: Path, settings: Mapping[str, Any], seed: int) -> Unfinished:
-        """Make the folder of an output, or go on with the one there is.
+    def of(cls, out: Path, settings: Mapping[str, Any], seed: int) -> Unfinished:
+        """What there is for an output. Nothing is written before there is something to keep.
 
-        settings: all that decides the result, as JSON has it. C2TError if the folder belongs to other settings, another
-        commit or other versions.
+        C2TError if the folder belongs to other settings, another commit or other versions.
         """
         folder = out.with_name(out.name + ".unfinished")
         run = RunRecord.capture(seed=seed).to_json()
         wanted = json.loads(json.dumps({"settings": settings, "run": run}))
         path = folder / SETTINGS
         if not path.is_file():
-            folder.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_suffix(".part")
-            temporary.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
-            temporary.replace(path)
-            return cls(folder, run)
+            return cls(folder, wanted["settings"], run)
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
@@ -52,8 +49,24 @@ class Unfinished:
             raise C2TError(
                 f"{folder} holds an interrupted run with another {', '.join(odd)}; run that command again, or remove it"
             )
-        return cls(folder, found["run"])
+        return cls(folder, found["settings"], found["run"])
+
+    def file(self, name: str) -> Path:
+        """Where a part is, if it is there."""
+        return self.folder / name
+
+    def keep(self, name: str, write: Callable[[Path], None]) -> None:
+        """Write a part, whole or not at all."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"settings": self.settings, "run": self.run}, indent=1)
+        for path, write_it in (
+            (self.file(SETTINGS), lambda path: path.write_text(text, "utf-8")),
+            (self.file(name), write),
+        ):
+            temporary = path.with_name(path.name + ".part")
+            write_it(temporary)
+            temporary.replace(path)
 
     def finish(self) -> None:
         """The output is written: forget its parts."""
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from c2t_plugin.classifier import FILE_NAME
 from c2t_plugin.errors import C2TError
 from c2t_plugin.pair import PROMPTS_FILE
 from c2t_plugin.pair.load import read_weights, save_weights
@@ -29,7 +30,7 @@ def export(write: Callable[[Path, Path], None], pair: Path, out: Path) -> None:
 
 
 def write_mimo(pair: Path, out: Path) -> None:
-    """The target with its MTP head inside, as both engines load MiMo checkpoints.
+    """The target with its MTP head inside, as both engines load MiMo checkpoints, and the head's classifier beside it.
 
     MiMo is Qwen2 with `model.mtp_layers`, and Qwen2 is this Llama with biases on queries, keys and values: here they
     are 0, so the target's logits stay what they are.
@@ -51,6 +52,9 @@ def write_mimo(pair: Path, out: Path) -> None:
     shutil.copytree(pair / "target", out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
     (out / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     save_weights(tensors, out)
+    classifier = pair / "mtp" / FILE_NAME
+    if classifier.is_file():
+        shutil.copy(classifier, out)
 
 
 def write_small_pair(pair: Path, out: Path) -> None:

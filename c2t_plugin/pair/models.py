@@ -6,14 +6,16 @@ head what its MiMoMTP does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from c2t_plugin.pair.layers import RMS_EPS, ROPE_THETA, Chain, ChainAttention, GatedMLP, RMSNorm
+from c2t_plugin.pair.layers import RMS_EPS, ROPE_THETA, Chain, ChainAttention, GatedMLP, RMSNorm, pair_rates
 from c2t_plugin.pair.recipe import HEAD_DIM, STAGES, Recipe
 
 
@@ -63,16 +65,49 @@ def new_draft(recipe: Recipe, target: LlamaForCausalLM) -> LlamaForCausalLM:
     return draft
 
 
+@dataclass(frozen=True, eq=False)
+class HeadShape:
+    """What a head is built from. vocab: words that it chooses from.
+
+    captured: target layers whose inputs it reads (EAGLE-3). eps: of its norms. rates: see layers.pair_rates.
+    """
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    vocab: int
+    captured: tuple[int, ...] = ()
+    eps: float = RMS_EPS
+    rates: torch.Tensor = field(default_factory=pair_rates)
+
+    @classmethod
+    def of(cls, recipe: Recipe, kind: str) -> HeadShape:
+        """Of a head of the project's own pair."""
+        shape = recipe.shape(kind)
+        return cls(recipe.hidden, recipe.intermediate, shape.heads, shape.kv_heads, recipe.vocab_size, recipe.captured)
+
+    def norm(self) -> RMSNorm:
+        return RMSNorm(self.hidden, self.eps)
+
+    def attention(self, inputs: int = 1) -> ChainAttention:
+        """inputs: vectors of `hidden` that it reads beside each other."""
+        return ChainAttention(inputs * self.hidden, self.hidden, self.heads, self.kv_heads, self.rates)
+
+    def mlp(self) -> GatedMLP:
+        return GatedMLP(self.hidden, self.intermediate)
+
+
 class Eagle3Layer(nn.Module):
     """The decoder layer of an EAGLE-3 head: attention reads the embedding beside the hidden state."""
 
-    def __init__(self, hidden: int, intermediate: int, heads: int, kv_heads: int) -> None:
+    def __init__(self, shape: HeadShape) -> None:
         super().__init__()
-        self.self_attn = ChainAttention(2 * hidden, hidden, heads, kv_heads)
-        self.mlp = GatedMLP(hidden, intermediate)
-        self.input_layernorm = RMSNorm(hidden)
-        self.hidden_norm = RMSNorm(hidden)
-        self.post_attention_layernorm = RMSNorm(hidden)
+        self.self_attn = shape.attention(2)
+        self.mlp = shape.mlp()
+        self.input_layernorm = shape.norm()
+        self.hidden_norm = shape.norm()
+        self.post_attention_layernorm = shape.norm()
 
     def forward(self, embeds: torch.Tensor, hidden: torch.Tensor, chain: Chain, first: int) -> torch.Tensor:
         both = torch.cat([self.input_layernorm(embeds), self.hidden_norm(hidden)], dim=-1)
@@ -84,11 +119,11 @@ class Eagle3Layer(nn.Module):
 class Eagle1Layer(nn.Module):
     """The decoder layer of an EAGLE-1 head: Llama's without the first norm."""
 
-    def __init__(self, hidden: int, intermediate: int, heads: int, kv_heads: int) -> None:
+    def __init__(self, shape: HeadShape) -> None:
         super().__init__()
-        self.self_attn = ChainAttention(hidden, hidden, heads, kv_heads)
-        self.mlp = GatedMLP(hidden, intermediate)
-        self.post_attention_layernorm = RMSNorm(hidden)
+        self.self_attn = shape.attention()
+        self.mlp = shape.mlp()
+        self.post_attention_layernorm = shape.norm()
 
     def forward(self, hidden: torch.Tensor, chain: Chain, first: int) -> torch.Tensor:
         attended = self.self_attn(hidden, chain, first)
@@ -140,14 +175,13 @@ class EagleHead(nn.Module):
 class Eagle3Head(EagleHead):
     """EAGLE-3: three of the target's hidden states, own LM head and final norm."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, shape: HeadShape) -> None:
         super().__init__()
-        self.captured = recipe.captured
-        self.fc = nn.Linear(len(recipe.captured) * recipe.hidden, recipe.hidden, bias=False)
-        shape = recipe.shape("eagle3")
-        self.midlayer = Eagle3Layer(recipe.hidden, recipe.intermediate, shape.heads, shape.kv_heads)
-        self.norm = RMSNorm(recipe.hidden)
-        self.lm_head = nn.Linear(recipe.hidden, recipe.vocab_size, bias=False)
+        self.captured = shape.captured
+        self.fc = nn.Linear(len(shape.captured) * shape.hidden, shape.hidden, bias=False)
+        self.midlayer = Eagle3Layer(shape)
+        self.norm = shape.norm()
+        self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False)
 
     def start(self, features: torch.Tensor) -> torch.Tensor:
         return self.fc(features)
@@ -164,11 +198,10 @@ class Eagle1Head(EagleHead):
 
     regresses = True
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, shape: HeadShape) -> None:
         super().__init__()
-        self.fc = nn.Linear(2 * recipe.hidden, recipe.hidden)
-        shape = recipe.shape("eagle1")
-        self.layers = nn.ModuleList([Eagle1Layer(recipe.hidden, recipe.intermediate, shape.heads, shape.kv_heads)])
+        self.fc = nn.Linear(2 * shape.hidden, shape.hidden)
+        self.layers = nn.ModuleList([Eagle1Layer(shape)])
 
     def start(self, features: torch.Tensor) -> torch.Tensor:
         return features
@@ -187,17 +220,16 @@ class MtpHead(EagleHead):
     what the LM head reads and what the next step continues from.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, shape: HeadShape) -> None:
         super().__init__()
-        shape, hidden = recipe.shape("mtp"), recipe.hidden
-        self.token_layernorm = RMSNorm(hidden)
-        self.hidden_layernorm = RMSNorm(hidden)
-        self.input_proj = nn.Linear(2 * hidden, hidden, bias=False)
-        self.input_layernorm = RMSNorm(hidden)
-        self.self_attn = ChainAttention(hidden, hidden, shape.heads, shape.kv_heads)
-        self.post_attention_layernorm = RMSNorm(hidden)
-        self.mlp = GatedMLP(hidden, recipe.intermediate)
-        self.final_layernorm = RMSNorm(hidden)
+        self.token_layernorm = shape.norm()
+        self.hidden_layernorm = shape.norm()
+        self.input_proj = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)
+        self.input_layernorm = shape.norm()
+        self.self_attn = shape.attention()
+        self.post_attention_layernorm = shape.norm()
+        self.mlp = shape.mlp()
+        self.final_layernorm = shape.norm()
 
     def start(self, features: torch.Tensor) -> torch.Tensor:
         return features
@@ -215,30 +247,29 @@ class MtpHead(EagleHead):
         return F.linear(hidden, target_head)
 
 
+HEADS: dict[str, Callable[[HeadShape], EagleHead]] = {"eagle3": Eagle3Head, "eagle1": Eagle1Head, "mtp": MtpHead}
+
+
 def new_head(kind: str, recipe: Recipe, target: LlamaForCausalLM) -> EagleHead:
     """An untrained head of kind eagle3, eagle1 or mtp, fp32.
 
     An EAGLE-3 head starts with the target's LM head and norm, an MTP head, which shares the LM head, with its norm.
     """
     seed_weights(recipe, kind)
-    if kind == "eagle1":
-        return Eagle1Head(recipe)
-    if kind == "mtp":
-        mtp = MtpHead(recipe)
-        with torch.no_grad():
-            mtp.final_layernorm.weight.copy_(target.model.norm.weight)
-        return mtp
-    head = Eagle3Head(recipe)
+    head = HEADS[kind](HeadShape.of(recipe, kind))
     with torch.no_grad():
-        head.lm_head.weight.copy_(target.lm_head.weight)
-        head.norm.weight.copy_(target.model.norm.weight)
+        if isinstance(head, MtpHead):
+            head.final_layernorm.weight.copy_(target.model.norm.weight)
+        if isinstance(head, Eagle3Head):
+            head.lm_head.weight.copy_(target.lm_head.weight)
+            head.norm.weight.copy_(target.model.norm.weight)
     return head
 
 
 @torch.no_grad()
-def hidden_states(target: LlamaForCausalLM, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def hidden_states(target: PreTrainedModel, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The target's hidden states [batch, length, hidden]: the inputs of layers 0.., then the last after its norm."""
-    out: Any = target.model(input_ids=tokens, use_cache=False, output_hidden_states=True)
+    out: Any = target.base_model(input_ids=tokens, use_cache=False, output_hidden_states=True)
     return out.hidden_states
 
 

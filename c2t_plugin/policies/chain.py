@@ -51,6 +51,11 @@ class ChainScorer(RequestLimits):
         self._step = 0
         self._batch = 0
 
+    @property
+    def shape(self) -> str:
+        """For the log."""
+        return f"chains of at most {self.d_max}"
+
     def write_seed(self, slots: Tensor, logits: Tensor) -> None:
         """Keep the statistics of the first token of each request's next draft.
 
@@ -121,9 +126,19 @@ def _statistics(rows: int, top_m: int, device: torch.device) -> Callable[[Tensor
 
 
 def _fused_statistics(rows: int, top_m: int, device: torch.device) -> Callable[[Tensor], DraftStats]:
-    """draft_stats with a workspace for up to `rows` rows, which every captured graph shares."""
+    """draft_stats into buffers for up to `rows` rows that all captured graphs share: the next call overwrites them."""
     from c2t_kernels.fused.stats import DraftStatsWorkspace
     from c2t_kernels.fused.stats import draft_stats as fused
 
     workspace = DraftStatsWorkspace.create(rows, device)
-    return lambda logits: fused(logits, top_m, workspace=workspace if len(logits) <= rows else None)
+    token_ids = torch.empty((rows, 1), dtype=torch.int64, device=device)
+    log_probs, entropy, margin = (torch.empty(shape, device=device) for shape in ((rows, 1), (rows,), (rows,)))
+
+    def statistics(logits: Tensor) -> DraftStats:
+        n = len(logits)
+        if n > rows:
+            return fused(logits, top_m)
+        out = DraftStats(token_ids[:n], log_probs[:n], entropy[:n], margin[:n])
+        return fused(logits, top_m, out=out, workspace=workspace)
+
+    return statistics

@@ -40,7 +40,8 @@ def rows(n: int, vocab: int, dtype: torch.dtype, device: str) -> torch.Tensor:
 
 
 # 1, 2: no margin, the smallest margin; 1023-1025: around M and a power of two; 8193: two programs, groups of 2;
-# 32000 and 128256: reduced and full vocabularies, 4 and 16 programs; M is below, at and above what is packed or finite.
+# 32000 and 128256: reduced and full vocabularies, 4 and 16 programs; 262144: the largest; M is below, at and above what
+# is packed or finite.
 @pytest.mark.parametrize(
     ("vocab", "dtype", "top_m", "k"),
     [
@@ -54,6 +55,7 @@ def rows(n: int, vocab: int, dtype: torch.dtype, device: str) -> torch.Tensor:
         (32_000, torch.bfloat16, 1000, 8),
         (128_256, torch.float32, 1000, 1),
         (128_256, torch.float16, 10**9, 1),
+        (262_144, torch.bfloat16, 1000, 32),
     ],
 )
 def test_matches_the_definition(vocab: int, dtype: torch.dtype, top_m: int, k: int, device: str):

@@ -252,3 +252,45 @@ def test_build_tree_refuses_what_it_cannot_take(place: int, value: Tensor, error
 def test_build_tree_refuses_what_it_does_not_know(change: dict):
     with pytest.raises(ValueError, match=r"build_tree: (bucket|order)"):
         layout.build_tree(*HAND, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"tree_mask": torch.zeros(2, 3, 3)}, TypeError, "tree_mask must be bool"),
+        ({"tree_mask": torch.zeros(2, 3, 4, dtype=torch.bool)}, ValueError, "tree_mask must be contiguous"),
+        ({"tree_mask": torch.zeros(0, 3, 3, dtype=torch.bool)}, ValueError, "requests must be between 1"),
+        ({"prefix_lens": torch.zeros(2)}, TypeError, "prefix_lens must be int32 or int64"),
+        ({"prefix_lens": torch.zeros(3, dtype=torch.int64)}, ValueError, "prefix_lens must have shape"),
+        ({"counts": torch.zeros(2, dtype=torch.int64)}, TypeError, "counts must be int32"),
+        ({"capacity": 0}, ValueError, "capacity must be at least 1"),
+        ({"out": torch.zeros(7, dtype=torch.bool)}, ValueError, "out must have shape"),
+        ({"indptr": torch.zeros(3, dtype=torch.int32)}, TypeError, "indptr must be int64"),
+    ],
+)
+def test_full_mask_refuses_what_it_cannot_take(change: dict, error: type[Exception], message: str):
+    arguments = {
+        "tree_mask": torch.zeros(2, 3, 3, dtype=torch.bool),
+        "prefix_lens": torch.zeros(2, dtype=torch.int64),
+        "capacity": 20,
+        **change,
+    }
+    with pytest.raises(error, match=f"full_mask: {message}"):
+        masks.full_mask(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("mask", "out", "error", "message"),
+    [
+        (torch.zeros(8), None, TypeError, "mask must be bool"),
+        (torch.zeros((), dtype=torch.bool), None, ValueError, "mask must be"),
+        (torch.zeros(8, 4, dtype=torch.bool).t(), None, ValueError, "mask must have stride 1"),
+        (torch.zeros(2, 3, 16, dtype=torch.bool)[..., :8], None, ValueError, r"mask must be \(n,\)"),
+        (torch.zeros(9, dtype=torch.bool), torch.zeros(1, dtype=torch.uint8), ValueError, "out must have shape"),
+    ],
+)
+def test_pack_mask_bits_refuses_what_it_cannot_take(
+    mask: Tensor, out: Tensor | None, error: type[Exception], message: str
+):
+    with pytest.raises(error, match=f"pack_mask_bits: {message}"):
+        masks.pack_mask_bits(mask, out=out)

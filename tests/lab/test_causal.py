@@ -201,10 +201,10 @@ def test_a_text_longer_than_the_model_is_refused(foreign_pair) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_head_beside_another_target_is_refused(foreign_pair, tiny_pair, tmp_path) -> None:
+def test_a_head_of_another_target_is_refused(foreign_pair, tiny_pair, tmp_path) -> None:
     directory = copied(foreign_pair, tmp_path)
     shutil.copytree(tiny_pair / "eagle3", directory / "eagle3")
-    with pytest.raises(C2TError, match="eagle3 heads are read beside Llama targets"):
+    with pytest.raises(C2TError, match="hidden states of 128, the target of 32"):
         load_pair(directory, "eagle3")
 
 

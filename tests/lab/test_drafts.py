@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -187,10 +188,13 @@ def test_a_missing_checkpoint_is_named(tmp_path) -> None:
         load_pair(tmp_path, "draft")
 
 
-def test_a_smaller_draft_vocabulary_is_refused(tiny_pair, tmp_path) -> None:
-    for kind in ("target", "eagle3"):
-        (tmp_path / kind).mkdir()
-        config = (tiny_pair / kind / "config.json").read_text(encoding="utf-8")
-        (tmp_path / kind / "config.json").write_text(config.replace('"draft_vocab_size": 300', '"draft_vocab_size": 9'))
-    with pytest.raises(C2TError, match="vocabulary of 9"):
-        load_pair(tmp_path, "eagle3")
+@pytest.mark.parametrize(("kind", "words"), [("eagle1", 9), ("eagle3", 999)])
+def test_another_vocabulary_is_refused(tiny_pair, tmp_path, kind: str, words: int) -> None:
+    """Only an EAGLE-3 head may have fewer words than the target, and no head more."""
+    for name in ("target", kind):
+        (tmp_path / name).mkdir()
+        config = json.loads((tiny_pair / name / "config.json").read_text(encoding="utf-8"))
+        config |= {"draft_vocab_size": words} if name == kind else {}
+        (tmp_path / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(C2TError, match=f"vocabulary of {words}"):
+        load_pair(tmp_path, kind)

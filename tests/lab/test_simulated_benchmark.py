@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from benchmarks import simulate, table3
 from benchmarks.record import BenchRow, read_rows
@@ -178,13 +179,18 @@ def test_a_model_too_large_is_one_row_that_says_so(replay: Replay):
     assert "do not fit" in row.error and not row.metrics
 
 
-def test_the_papers_table_has_both_columns(replay: Replay, monkeypatch: pytest.MonkeyPatch):
+def test_the_papers_table_has_both_columns(
+    replay: Replay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     monkeypatch.setattr(table3, "MEANS", (20,))
     monkeypatch.setattr(table3, "SPREADS", (0.4,))
     rows = list(table3.table3(replay, RUN))
     assert len(rows) == 2 * 3 * len(table3.ARMS)
     eagle = [row.metrics["paper_ratio"] for row in rows if row.arm == "static 4"]
     assert eagle == [1.13, 1.01, 0.98, 1.40, 1.23, 1.22]
+    table3.show_table(rows, Console(width=200))
+    shown = capsys.readouterr().out
+    assert "the best fixed beta gains" in shown and "the paper's C2T 1.05, 1.11, 1.12." in shown
 
 
 def test_output_lengths_have_the_mean_that_was_asked_for():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -77,8 +78,8 @@ def test_a_fit_goes_on_bit_for_bit(make_traces, tmp_path, same_run, monkeypatch)
     keep = training._keep
     for stop in (3, 7):
 
-        def interrupted(state, epochs, *rest, stop=stop):
-            keep(state, epochs, *rest)
+        def interrupted(unfinished, epochs, *rest, stop=stop):
+            keep(unfinished, epochs, *rest)
             if len(epochs) == stop:
                 raise KeyboardInterrupt
 
@@ -92,7 +93,7 @@ def test_a_fit_goes_on_bit_for_bit(make_traces, tmp_path, same_run, monkeypatch)
     with pytest.raises(C2TError, match="another traces"):
         fit.main([str(tmp_path / "t2"), *command[1:], str(out)])
     worked: list[int] = []
-    monkeypatch.setattr(training, "_keep", lambda state, epochs, *rest: worked.append(len(epochs)))
+    monkeypatch.setattr(training, "_keep", lambda unfinished, epochs, *rest: worked.append(len(epochs)))
     assert fit.main([*command, str(out)]) == 0
     assert worked == [8, 9, 10]
     one, other = load_classifier(out), load_classifier(whole)
@@ -121,29 +122,58 @@ def test_other_settings_do_not_go_on(tiny_pair, tmp_path, batches, name, plan) -
     assert "\n" not in str(error.value) and batches["worked"] == 1 and not out.exists()
 
 
+def test_other_prompts_under_the_same_name_do_not_go_on(tiny_pair, tmp_path, batches) -> None:
+    path, out = tmp_path / "own.jsonl", tmp_path / "x.traces"
+    lines = [json.dumps({"text": "return x\n" * length}) + "\n" for length in (4, 5, 6)]
+    path.write_text("".join(lines), encoding="utf-8")
+    plan = replace(PLAN, prompts=str(path), trees=9)
+    batches["limit"] = 1
+    with pytest.raises(KeyboardInterrupt):
+        collect_to(out, tiny_pair, plan)
+    path.write_text("".join(reversed(lines)), encoding="utf-8")
+    with pytest.raises(C2TError, match="another prompt file"):
+        collect_to(out, tiny_pair, plan)
+
+
+def begun(tmp_path: Path, settings: dict) -> Unfinished:
+    found = Unfinished.of(tmp_path / "x", settings, seed=3)
+    found.keep("part", lambda path: path.write_bytes(b"one"))
+    return found
+
+
 @pytest.mark.parametrize("name", ["git_sha", "versions"])
 def test_another_version_does_not_go_on(tmp_path, name) -> None:
-    begun = Unfinished.begin(tmp_path / "x", {"plan": 1}, seed=0)
-    path = begun.folder / SETTINGS
+    path = begun(tmp_path, {"plan": 1}).file(SETTINGS)
     record = json.loads(path.read_text(encoding="utf-8"))
     record["run"][name] = {"torch": "0"} if name == "versions" else "0" * 40
     path.write_text(json.dumps(record), encoding="utf-8")
     with pytest.raises(C2TError, match=f"another {name}"):
-        Unfinished.begin(tmp_path / "x", {"plan": 1}, seed=0)
+        Unfinished.of(tmp_path / "x", {"plan": 1}, seed=3)
 
 
 def test_the_record_is_that_of_the_run_that_began(tmp_path) -> None:
-    begun = Unfinished.begin(tmp_path / "x", {"plan": (1, 2)}, seed=3)
-    path = begun.folder / SETTINGS
-    path.write_text(path.read_text(encoding="utf-8").replace(begun.run["utc"], "2026-01-01T00:00:00+00:00"))
-    again = Unfinished.begin(tmp_path / "x", {"plan": (1, 2)}, seed=3)
-    assert again.run == {**begun.run, "utc": "2026-01-01T00:00:00+00:00"}
+    first = begun(tmp_path, {"plan": (1, 2)})
+    path = first.file(SETTINGS)
+    path.write_text(path.read_text(encoding="utf-8").replace(first.run["utc"], "2026-01-01T00:00:00+00:00"))
+    for _ in range(2):
+        again = begun(tmp_path, {"plan": (1, 2)})
+        assert again.run == {**first.run, "utc": "2026-01-01T00:00:00+00:00"}
+        assert again.file("part").read_bytes() == b"one"
     again.finish()
     assert not list(tmp_path.iterdir())
 
 
 def test_unreadable_settings_are_named(tmp_path) -> None:
-    begun = Unfinished.begin(tmp_path / "x", {}, seed=0)
-    (begun.folder / SETTINGS).write_text("{", encoding="utf-8")
+    begun(tmp_path, {}).file(SETTINGS).write_text("{", encoding="utf-8")
     with pytest.raises(C2TError, match=r"settings\.json is not readable"):
-        Unfinished.begin(tmp_path / "x", {}, seed=0)
+        Unfinished.of(tmp_path / "x", {}, seed=3)
+
+
+def test_a_refused_command_leaves_nothing(tiny_pair, make_traces, tmp_path) -> None:
+    out = tmp_path / "out" / "x"
+    with pytest.raises(C2TError, match="held-out prompts are needed"):
+        collect_to(out, tiny_pair, replace(PLAN, trees=1000))
+    save_traces(make_traces(), tmp_path / "t")
+    with pytest.raises(C2TError, match="collect deeper"):
+        fit.main([str(tmp_path / "t"), "--d-max", "5", "--out", str(out)])
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t"]

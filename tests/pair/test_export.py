@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 from transformers import LlamaForCausalLM, Qwen2ForCausalLM
 
+from c2t_plugin.classifier import FILE_NAME
 from c2t_plugin.errors import C2TError
 from c2t_plugin.pair import held_out_prompts, load
 from c2t_plugin.pair.cli import EXPORTS, main
@@ -39,7 +40,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prompts = [{"file": "a.py", "text": "", "ids": list(range(64))}]
     (directory / "held_out_prompts.json").write_text(json.dumps({"prompts": prompts}), encoding="utf-8")
     (directory / "held_out_files.json").write_text("[]", encoding="utf-8")
-    (directory / "draft" / "c2t_classifier.safetensors").touch()
+    for kind in ("draft", "mtp"):
+        (directory / kind / FILE_NAME).write_text(kind, encoding="utf-8")
     return directory
 
 
@@ -70,6 +72,8 @@ def test_the_head_in_a_mimo_checkpoint_is_the_pairs(pair: Path, tmp_path: Path) 
     assert all(torch.equal(found[name], tensor) for name, tensor in head.items())
     config = json.loads((tmp_path / "mimo" / "config.json").read_text(encoding="utf-8"))
     assert (config["architectures"], config["num_nextn_predict_layers"]) == (["MiMoForCausalLM"], 1)
+    # where a server looks for it: beside the draft
+    assert (tmp_path / "mimo" / FILE_NAME).read_text(encoding="utf-8") == "mtp"
 
 
 def test_a_small_pair_is_a_pair_directory(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks import gpu_rivals
 from benchmarks.gpu_cases import Case, Provider, needs
 from benchmarks.gpu_part import PARTS, measure_case
-from benchmarks.gpu_table5 import _xformers, xformers_inputs
+from benchmarks.gpu_table5 import xformers_attention, xformers_inputs
 from benchmarks.gpu_trees import attention_case
 
 CPU = torch.device("cpu")
@@ -128,7 +128,7 @@ def test_the_stock_extend_kernel_gets_its_full_mask(monkeypatch: pytest.MonkeyPa
         monkeypatch.setitem(sys.modules, ".".join(names[:depth]), ModuleType(".".join(names[:depth])))
     vars(sys.modules[".".join(names)])["extend_attention_fwd"] = extend
     inputs = case.inputs(torch.Generator().manual_seed(0))
-    found = gpu_rivals._extend(*gpu_rivals.extend_inputs(11, 4, *inputs))
+    found = gpu_rivals.stock_extend(*gpu_rivals.extend_inputs(11, 4, *inputs))
     assert case.error(case.reference(*inputs), found) < case.tolerance
 
 
@@ -143,7 +143,7 @@ def test_xformers_gets_a_bias_with_aligned_rows(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     vars(sys.modules["xformers.ops"])["memory_efficient_attention"] = attend
     inputs = case.inputs(torch.Generator().manual_seed(0))
-    found = _xformers(*xformers_inputs(*inputs))
+    found = xformers_attention(*xformers_inputs(*inputs))
     assert case.error(case.reference(*inputs), found) < case.tolerance
 
 

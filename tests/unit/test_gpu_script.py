@@ -28,6 +28,7 @@ from benchmarks.timing import (
     rounds_of_graph,
 )
 from c2t_kernels import reference
+from tests.unit.ended import ended
 
 # a dry run compiles nothing
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
@@ -114,6 +115,14 @@ def test_a_provider_that_raises_gets_a_fault_and_the_others_go_on(stats_case: Ca
     assert len(rows) == 1 + len(stats_case.providers) and not any(row.fault for row in rows[1:])
 
 
+def test_a_reference_that_raises_is_every_providers_fault(stats_case: Case):
+    def broken(*inputs: object) -> Any:
+        raise RuntimeError("CUDA out of memory")
+
+    rows = list(measure_case("stats", replace(stats_case, reference=broken), {}, None))
+    assert {row.fault for row in rows if not row.absent} == {"RuntimeError: CUDA out of memory"}
+
+
 def test_nan_is_an_error(stats_case: Case):
     case = replace(stats_case, error=lambda expected, found: math.nan)
     assert "error nan" in next(measure_case("stats", case, {}, None)).fault
@@ -181,16 +190,10 @@ def test_nothing_that_a_part_started_outlives_it(tmp_path: Path):
     assert gpu.child("part", python(code), tmp_path, 30.0).fault.startswith("ended with 3")
     pid = int(started.read_text())
     for _ in range(100):
-        if gone(pid):
+        if ended(pid):
             return
         time.sleep(0.1)
     pytest.fail(f"process {pid} is left")
-
-
-def gone(pid: int) -> bool:
-    """Whether the process has ended; an orphan that nobody has waited for yet has too."""
-    stat = Path(f"/proc/{pid}/stat")
-    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_failed_kernel_tests_fail_the_run_and_name_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -211,6 +214,23 @@ def test_the_kernel_tests_are_run_with_what_needs_no_gpu_beside_them(tmp_path: P
     tests, ahead_of_time = commands["tests"], commands["ahead_of_time"]
     assert "tests/kernels" in tests and tests[tests.index("--ignore") + 1] == ahead_of_time[-1]
     assert Path(ahead_of_time[-1]).is_file()
+
+
+def test_a_carried_sglang_lends_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    (tmp_path / "env.sh").write_text("export CARRIED='two words'\n")
+    script = tmp_path / "python"
+    script.write_text('#!/bin/sh\necho "$CARRIED: $*"; exit 7\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    assert gpu.main(["--out", "OUT", "--sglang", str(tmp_path), "--parts", "stats", "chain"]) == 7
+    assert capfd.readouterr().out == "two words: -m benchmarks.gpu --out OUT --parts stats chain\n"
+
+
+def test_a_carried_sglang_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert gpu.main(["--out", "OUT", "--sglang", str(tmp_path)]) == 2
+    assert "has no env.sh" in capsys.readouterr().err
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

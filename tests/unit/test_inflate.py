@@ -24,7 +24,8 @@ from benchmarks import inflate as module
 from benchmarks.inflate import KINDS, PRESETS, inflate, main
 from benchmarks.inflated_weights import Inflation, Shape, Weight
 from c2t_plugin.config import C2TConfig
-from c2t_plugin.engines.sglang.checkpoints import detect_base, find_classifier
+from c2t_plugin.engines.checkpoints import find_classifier
+from c2t_plugin.engines.sglang.checkpoints import detect_base
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.pair import held_out_prompts, pair_dir
 from c2t_plugin.pair.load import load_llama, load_recipe
@@ -257,7 +258,7 @@ def test_engines_find_what_they_look_for(big: Path):
         "draft": "STANDALONE",
     }
     assert configs["eagle3"]["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 2, 3]
-    assert find_classifier(C2TConfig(), "EAGLE3", str(big / "eagle3"))[1] == "beside the draft"
+    assert find_classifier(C2TConfig(), "eagle3", str(big / "eagle3"))[1] == "beside the draft"
     record = json.loads((big / "target" / "inflated.json").read_text())
     assert record["shape"]["hidden"] == TINY.target.hidden and "git_sha" in record["run"]
     # a draft word's number in the target's vocabulary is its own

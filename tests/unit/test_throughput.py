@@ -50,7 +50,7 @@ class FakeClient:
 
     limit: ClassVar[int] = 99
 
-    def __init__(self, url: str, max_tokens: int) -> None:
+    def __init__(self, url: str, max_tokens: int, whole: bool) -> None:
         self.speculates = bool(url)
 
     def __enter__(self) -> FakeClient:
@@ -126,7 +126,7 @@ def test_a_batch_that_was_never_reached_is_no_measurement(
 
 def test_a_set_that_is_smaller_than_the_batch_is_known(fakes: type[FakeServer]):
     """240 requests cannot fill 256 places; so many as there are must have run at once."""
-    assert not measure(FakeClient("", 1), [[1]] * 3, (8, 0.0), 1).error  # type: ignore[arg-type]
+    assert not measure(FakeClient("", 1, True), [[1]] * 3, (8, 0.0), 1).error  # type: ignore[arg-type]
 
 
 def test_a_running_server_is_the_only_arm(fakes: type[FakeServer], tmp_path: Path):
@@ -177,6 +177,7 @@ def test_scenarios_cover_what_the_papers_report():
     assert SCENARIOS["c2t-v2-table3-twice"].prompts == 480
     assert all(SCENARIOS[f"c2t-v2-table2-{name}"].temperatures == (0.0,) for name in ("mt-bench", "gsm8k"))
     assert SCENARIOS["gsm8k"].concurrencies == CONCURRENCIES
+    assert {scenario.whole for name, scenario in SCENARIOS.items() if name.startswith("c2t-v2")} == {False}
 
 
 def test_data_sets_are_mixed_in_turn(tmp_path: Path):
@@ -188,6 +189,12 @@ def test_data_sets_are_mixed_in_turn(tmp_path: Path):
     found = prompts_of(scenario, paths, pair_dir() / "target", pair_dir())
     assert len(found) == scenario.prompts == 8
     assert found[:4] == found[4:] and len({tuple(prompt) for prompt in found}) == 4
+
+
+def test_a_target_without_a_tokenizer_is_one_line(tmp_path: Path):
+    (tmp_path / "g.jsonl").write_text(json.dumps({"question": "q"}) + "\n")
+    with pytest.raises(C2TError, match="no tokenizer of a target"):
+        prompts_of(Scenario("one", 8, data=("gsm8k",), each=1), {"gsm8k": tmp_path / "g.jsonl"}, tmp_path, pair_dir())
 
 
 @pytest.mark.parametrize("arm", SGLANG, ids=lambda arm: arm.name)

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.config import BASES, MODES, RAGGED, C2TConfig
+from c2t_plugin.config import BASES, MODES, POLICIES, RAGGED, C2TConfig
 from c2t_plugin.engines.sglang import requests
 
 PREFIX = "speculative_c2t_"
@@ -42,6 +42,7 @@ def add_cli_args(_result: None, parser: argparse.ArgumentParser, *_: Any, **__: 
     group.add_argument("--speculative-c2t-cost-curve", help="Costs that beta auto decides by; made if there is none.")
     group.add_argument("--speculative-c2t-base", help=f"Algorithm that drafts and verifies: {', '.join(BASES)}.")
     group.add_argument("--speculative-c2t-mode", help=f"Layout of the drafts: {', '.join(MODES)}.")
+    group.add_argument("--speculative-c2t-policy", help=f"Rule by which trees grow: {', '.join(POLICIES)}.")
     group.add_argument("--speculative-c2t-top-m", help="Probabilities the entropy sums over; must be the classifier's.")
     group.add_argument("--speculative-c2t-trace-dir", help="Record chains of served requests here, for c2t fit.")
     group.add_argument("--speculative-c2t-trace-share", help="Share of the requests that is recorded, default 0.05.")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from c2t_kernels import pack_ragged, scatter_ragged
@@ -27,7 +28,7 @@ from c2t_plugin.errors import ConfigError
 # Where a verify forward has one row per token, whatever its request.
 _PER_ROW = ("next_token_logits", "hidden_states")
 
-# Of the argument record: field, what it is called, why compact verification leaves it alone.
+# Of the argument record: field, and why the window stays uniform where it is set.
 _UNIFORM_ONLY: tuple[tuple[str, str], ...] = (
     ("enable_return_routed_experts", "routed experts are returned by place in the uniform window"),
     ("enable_return_indexer_topk", "the indexer's choice is returned by place in the uniform window"),
@@ -55,8 +56,9 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
         return Choice(None, "as asked for")
     found = _ragged_attention(runner.attn_backend)
     kind = type(runner.attn_backend).__name__
-    if config.mode == "tree":
-        obstacle: str | None = "trees have masks, which are laid out for the uniform window"
+    if config.mode != "chain":
+        # What is kept of a chain is its front, and needs no mask.
+        obstacle: str | None = f"mode {config.mode}: only chains are packed"
     elif found is None:
         obstacle = f"{kind} verifies requests of one length only"
     else:
@@ -91,8 +93,10 @@ def _obstacle(server_args: Any, runner: Any, backend: str) -> str | None:
         return "dcp_size: each rank holds a part of the window"
     if runner.model_config.model_is_mrope:
         return "positions of three axes are laid out for the uniform window"
-    if runner.use_mla_backend or (runner.sliding_window_size or 0) > 0:
-        return "latent and sliding-window attention have not been tried"
+    if runner.use_mla_backend or (runner.sliding_window_size or 0) > 0 or runner.attention_chunk_size is not None:
+        return "latent, sliding-window and chunked attention have not been tried"
+    if torch.version.hip is not None:
+        return "on AMD GPUs SGLang verifies by other kernels, which have not been tried"
     return None
 
 

@@ -17,6 +17,8 @@ KEY = "c2t"
 
 # Whether this process serves requests for C2T; without it the key may be somebody else's.
 _active = False
+# Whether its drafts are cut by a threshold that a request may replace.
+_cuts = True
 
 
 @dataclass(frozen=True)
@@ -78,13 +80,13 @@ def register() -> None:
     HookRegistry.register("sglang.srt.sampling.sampling_params.SamplingParams.verify", _check, HookType.AFTER)
 
 
-def activate() -> None:
-    """From now on this process answers for C2T."""
-    global _active
-    _active = True
+def activate(cuts: bool = True) -> None:
+    """From now on this process answers for C2T. cuts: whether its drafts are cut below beta."""
+    global _active, _cuts
+    _active, _cuts = True, cuts
 
 
 def _check(result: None, params: Any, *_: Any, **__: Any) -> None:
     # ConfigError is a ValueError, which SGLang answers with status 400.
-    if _active:
-        RequestOptions.of(params.custom_params)
+    if _active and RequestOptions.of(params.custom_params).beta is not None and not _cuts:
+        raise ConfigError("c2t.beta has no meaning here: this server's trees are not cut by a threshold")

@@ -5,20 +5,11 @@ Nothing here waits for the device: tensors travel with the copy that SGLang make
 
 from __future__ import annotations
 
-import atexit
-import os
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from c2t_plugin.classifier import ClassifierSpec
-from c2t_plugin.config import C2TConfig
-from c2t_plugin.engines.checkpoints import SHIPPED_DRAFTS, read_config
-from c2t_plugin.errors import ConfigError
-from c2t_plugin.provenance import RunRecord
 from c2t_plugin.recording import TraceRecorder, is_chosen
 
 
@@ -97,47 +88,3 @@ def finish(recorder: TraceRecorder | None, reqs: Sequence[Any]) -> None:
     for req in reqs:
         if getattr(req, "c2t_chosen", False) and req.finished():
             recorder.finish(req.rid, req.origin_input_ids, req.output_ids)
-
-
-def check_directory(config: C2TConfig) -> None:
-    """Make the directory of the traces. Raises ConfigError if they could not be written there."""
-    if config.trace_dir is None:
-        return
-    path = Path(config.trace_dir)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"trace_dir {config.trace_dir!r} cannot be made: {error}") from error
-    if not os.access(path, os.W_OK):
-        raise ConfigError(f"trace_dir {config.trace_dir!r} is not writable; name another directory")
-
-
-def start_recorder(config: C2TConfig, server_args: Any, base: str, spec: ClassifierSpec, d_max: int) -> TraceRecorder:
-    """A recorder for this process, closed when it ends."""
-    target, draft = server_args.model_path, server_args.speculative_draft_model_path or server_args.model_path
-    shape = read_config(draft)
-    header = {
-        "pair": {
-            "target": _name(target),
-            "draft": _name(draft),
-            "kind": SHIPPED_DRAFTS[base.lower()],
-            "draft_vocab_size": shape.get("draft_vocab_size") or shape.get("vocab_size"),
-        },
-        "top_m": spec.top_m,
-        "prompts": "served",
-        "new_tokens": None,
-        # the command line may hold keys
-        "run": RunRecord.capture(argv=("sglang.launch_server",)).to_json(),
-    }
-    started = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    recorder = TraceRecorder(
-        Path(str(config.trace_dir)), f"served-{started}-{os.getpid()}", config.trace_share, d_max, header
-    )
-    atexit.register(recorder.close)
-    return recorder
-
-
-def _name(checkpoint: str) -> str:
-    """A hub id, or a directory's last part: files that are passed on should not tell where they were made."""
-    path = Path(checkpoint)
-    return path.resolve().name if path.exists() else checkpoint

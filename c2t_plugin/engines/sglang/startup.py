@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
-from c2t_plugin.config import AUTO, C2TConfig
+from c2t_plugin.config import AUTO, THRESHOLDS, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
-from c2t_plugin.engines.sglang import args, results
+from c2t_plugin.engines.served_traces import start_recorder
+from c2t_plugin.engines.sglang import args
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter
 from c2t_plugin.engines.sglang.planning import StepPlanner
 from c2t_plugin.errors import ConfigError
@@ -38,34 +39,45 @@ def prepare(
     base: str,
     make_scorer: Callable[[NodeClassifier, float, C2TConfig], ChainScorer],
     *,
-    drafted: int,
+    most: int,
     leads: bool,
 ) -> Made:
-    """For one rank; `leads` is the one that reports and records. drafted: draft tokens of a request at most."""
+    """For one rank; `leads`: it reports and records. most: how many draft tokens of a request can be verified."""
     config = args.config_of(server_args)
     path, origin = find_classifier(config, base.lower(), server_args.speculative_draft_model_path)
     classifier = load_fitting_classifier(path, config)
     spec = classifier.spec
-    beta = spec.suggested_beta if config.beta is None else config.beta
-    # with AUTO the planner cuts what the threshold leaves
-    scorer = make_scorer(classifier, 0.0 if beta == AUTO else float(beta), config)
+    beta = spec.suggested_beta if config.beta is None and config.policy in THRESHOLDS else config.beta
+    # the planner cuts what the threshold leaves
+    scorer = make_scorer(classifier, 0.0 if beta is None or beta == AUTO else float(beta), config)
+    d_max = scorer.d_max
     exporter = recorder = None
     if leads and config.trace_dir is not None:
-        recorder = results.start_recorder(config, server_args, base, spec, scorer.d_max)
+        recorder = start_recorder(
+            config.trace_dir,
+            config.trace_share,
+            command="sglang.launch_server",
+            base=base.lower(),
+            target=server_args.model_path,
+            draft=server_args.speculative_draft_model_path or server_args.model_path,
+            top_m=spec.top_m,
+            d_max=d_max,
+        )
     if leads and server_args.enable_metrics:
         exporter = Exporter({"model_name": str(server_args.served_model_name)})
     configuration = {
         **dataclasses.asdict(config),
         "base": base,
-        "d_max": scorer.d_max,
+        "d_max": d_max,
         "beta": beta,
         "classifier": str(path),
         "classifier_origin": origin,
         "features": spec.features,
         "top_m": spec.top_m,
     }
+    _log(configuration, scorer.shape)
     planner = _planner(config, scorer, spec) if beta == AUTO else None
-    return Made(scorer, Counts(drafted, exporter), recorder, planner, configuration)
+    return Made(scorer, Counts(most, exporter), recorder, planner, configuration)
 
 
 def _planner(config: C2TConfig, scorer: ChainScorer, spec: ClassifierSpec) -> StepPlanner:
@@ -90,11 +102,15 @@ def check_curve(config: C2TConfig) -> None:
         raise ConfigError(f"cost_curve {config.cost_curve!r} is not there, and neither is its directory to make it in")
 
 
-def log(found: dict[str, Any], shape: str) -> None:
-    """Say what was prepared. shape: of the drafts, in words."""
+def _log(found: dict[str, Any], shape: str) -> None:
+    rule = f", policy {found['policy']}" if found["mode"] == "tree" else ""
+    beta = "" if found["beta"] is None else f", beta {found['beta']}"
+    if found["policy"] != "c2t":
+        logger.info("C2T: base %s, %s%s%s", found["base"], shape, rule, beta)
+        return
     logger.info(
-        "C2T: base %s, %s, beta %s, classifier %s (%s; features %s, top-M %d)",
-        *(found["base"], shape, found["beta"], found["classifier"], found["classifier_origin"]),
+        "C2T: base %s, %s%s%s, classifier %s (%s; features %s, top-M %d)",
+        *(found["base"], shape, rule, beta, found["classifier"], found["classifier_origin"]),
         ", ".join(found["features"]),
         found["top_m"],
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.config import C2TConfig
+from c2t_plugin.config import AUTO, THRESHOLDS, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
 from c2t_plugin.engines.contract import check_contract
-from c2t_plugin.engines.sglang import args, checkpoints, requests, results, startup
+from c2t_plugin.engines.served_traces import check_directory
+from c2t_plugin.engines.sglang import args, checkpoints, requests, startup
 from c2t_plugin.engines.sglang.contract import SUPPORTED, SYMBOLS
 from c2t_plugin.engines.sglang.trees import shape
 from c2t_plugin.errors import C2TError, ConfigError
@@ -87,11 +88,11 @@ def _resolve(server_args: Any) -> None:
     checkpoints.check_vocabulary(server_args, base)
     path, _ = find_classifier(config, base.lower(), server_args.speculative_draft_model_path)
     load_fitting_classifier(path, config)
-    results.check_directory(config)
+    check_directory(config)
     startup.check_curve(config)
     server_args.speculative_algorithm = f"C2T_{base}"
     _shape(server_args, config)
-    requests.activate()
+    requests.activate(cuts=config.policy in THRESHOLDS)
 
 
 def _base(server_args: Any, config: C2TConfig) -> str:
@@ -118,7 +119,9 @@ def _shape(server_args: Any, config: C2TConfig) -> None:
     if config.mode == "tree":
         if config.trace_dir is not None:
             raise ConfigError("--speculative-c2t-trace-dir records chains; leave it out in tree mode")
-        shape.resolve(server_args)
+        if config.beta == AUTO:
+            raise ConfigError("--speculative-c2t-beta auto plans chains; give tree mode a number")
+        shape.resolve(server_args, config.policy)
     else:
         _resolve_chain(server_args)
 

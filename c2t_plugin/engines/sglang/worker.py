@@ -70,13 +70,12 @@ class _DraftMixin(_StockDraftWorker):
             self.server_args,
             self.speculative_algorithm.base.name,
             self._make_scorer,
-            drafted=self.speculative_num_draft_tokens - 1,
+            most=self.speculative_num_draft_tokens - 1,
             leads=get_tp_group().rank_in_group == 0,
         )
         self.scorer, self.counts, self.recorder = made.scorer, made.counts, made.recorder
         self.planner, self.configuration = made.planner, made.configuration
         self._wrap_draft_runner()
-        startup.log(self.configuration, self._shape())
 
     def _make_scorer(self, classifier: NodeClassifier, beta: float, config: C2TConfig) -> ChainScorer:
         slots = self.req_to_token_pool.req_to_token.shape[0]
@@ -89,9 +88,6 @@ class _DraftMixin(_StockDraftWorker):
             device=self.device,
             keep_stats=config.trace_dir is not None,
         )
-
-    def _shape(self) -> str:
-        return f"chains of at most {self.scorer.d_max}"
 
     def _wrap_draft_runner(self) -> None:
         runner = self.draft_runner
@@ -223,8 +219,8 @@ class _VerifyMixin(_StockWorker):
         kept, drafted = (getattr(batch.spec_info, name, None) for name in ("c2t_kept", "c2t_drafted"))
         if kept is None:
             return super().verify(batch, *positional, **keyword)
-        rows = batch.spec_info.draft_token.numel()
         if self.ragged is None:
+            rows = batch.spec_info.draft_token.numel()
             result = super().verify(batch, *positional, **keyword)
         else:
             verifying = self.ragged.verifying(batch, kept)

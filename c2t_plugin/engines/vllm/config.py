@@ -6,12 +6,14 @@ vLLM made of the rest and writes the settings that every worker reads: `addition
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
+from c2t_plugin.engines.served_traces import check_directory
 from c2t_plugin.errors import ConfigError
 
 METHOD = "c2t"
@@ -24,6 +26,13 @@ BASES = {"draft_model": "standalone", "eagle": "eagle", "eagle3": "eagle3", "mtp
 WORKERS = {
     "vllm.v1.worker.cpu_worker.CPUWorker": "c2t_plugin.engines.vllm.worker_cpu.C2TWorker",
     "vllm.v1.worker.gpu_worker.Worker": "c2t_plugin.engines.vllm.worker_gpu.C2TWorker",
+}
+
+# Options of C2T that mean nothing here, and why.
+_OTHER_ENGINES = {
+    "ragged": "vLLM verifies chains of unequal length as they are",
+    "cost_curve": "vLLM's adaptive verification measures its own",
+    "policy": "vLLM drafts chains, and they have one",
 }
 
 # Whether a resolved speculative configuration is in the way, what to name, why.
@@ -47,22 +56,30 @@ _REFUSED: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
 class Settings:
     """What a worker needs, as it travels in `additional_config["c2t"]`.
 
-    classifier: path of the file. origin: where it came from. beta: threshold in [0, 1].
+    classifier: path of the file. origin: where it came from. beta: threshold in [0, 1]. base: the kind of draft.
+    trace_dir, trace_share: see C2TConfig.
     """
 
     classifier: str
     origin: str
     beta: float
+    base: str
+    trace_dir: str | None = None
+    trace_share: float = C2TConfig.trace_share
 
     @classmethod
     def of(cls, vllm_config: Any) -> Settings | None:
         """The settings of an engine, None if C2T was not asked for."""
         additional = vllm_config.additional_config
         found = additional.get(KEY) if isinstance(additional, Mapping) else None
-        return None if found is None else cls(found["classifier"], found["origin"], found["beta"])
+        return None if found is None else cls(**found)
 
-    def to_json(self) -> dict[str, Any]:
-        return {"classifier": self.classifier, "origin": self.origin, "beta": self.beta}
+    def log(self, logger: logging.Logger, method: str, d_max: int, where: str) -> None:
+        """Say what runs."""
+        text = "C2T: base %s, chains of at most %d, beta %s, classifier %s (%s); %s"
+        logger.info(text, method, d_max, self.beta, self.classifier, self.origin, where)
+        if self.origin.startswith("shipped"):
+            logger.warning("C2T: this classifier was fitted on another pair; fit your own: c2t collect, then c2t fit")
 
 
 def translate(arguments: Any) -> C2TConfig | None:
@@ -73,13 +90,19 @@ def translate(arguments: Any) -> C2TConfig | None:
     options = _options(arguments)
     if options is None:
         return None
-    mode = options.get("mode")
-    if mode not in (None, "chain"):
-        raise ConfigError(
-            f"c2t_mode is {mode!r}: vLLM has no tree attention, so C2T drafts chains there; for trees use SGLang"
-        )
+    foreign = sorted(set(options) & set(_OTHER_ENGINES))
+    if foreign:
+        raise ConfigError(f"{PREFIX}{foreign[0]} is for SGLang: {_OTHER_ENGINES[foreign[0]]}; leave it out")
     C2TConfig.from_mapping(options)  # resolve asks for known options only
     config = C2TConfig.resolve(options)
+    if config.mode != "chain":
+        raise ConfigError(
+            f"c2t_mode is {config.mode!r}: vLLM has no tree attention, so C2T drafts chains there; for trees use SGLang"
+        )
+    if isinstance(config.beta, str):
+        raise ConfigError(
+            f"beta {config.beta!r} is for SGLang; on vLLM give a number, or let adaptive verification cut"
+        )
     if not arguments.speculative_config:
         raise ConfigError('C2T needs a draft: --speculative-config \'{"method": "c2t", "model": ...}\'')
     if arguments.worker_cls != "auto":
@@ -114,13 +137,13 @@ def _options(arguments: Any) -> dict[str, Any] | None:
 
 
 def _without_async(arguments: Any) -> None:
-    """Chains of unequal length need the scheduler to wait for them, unless vLLM's adaptive verification cuts."""
+    """Chains of unequal length need the scheduler to wait for them, unless vLLM's adaptive verification cuts them."""
     if arguments.speculative_config.get("enable_adaptive_verification"):
-        raise ConfigError("enable_adaptive_verification cannot be combined with C2T yet: leave it out")
+        return
     if arguments.async_scheduling:
         raise ConfigError(
-            "--async-scheduling cannot be combined with C2T: it fixes the number of drafts before they are "
-            "scored; leave it out"
+            "--async-scheduling fixes the number of drafts before they are scored: leave it out, or let vLLM cut by "
+            "C2T's confidences with enable_adaptive_verification in --speculative-config"
         )
     arguments.async_scheduling = False
 
@@ -136,19 +159,21 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
             raise ConfigError(f"{what} cannot be combined with C2T (method {spec.method!r}): {reason}")
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         raise ConfigError("--pipeline-parallel-size above 1 cannot be combined with C2T: it was never tried")
+    if spec.enable_adaptive_verification and not vllm_config.use_v2_model_runner:
+        raise ConfigError("enable_adaptive_verification needs vLLM's model runner V2, this engine has V1: leave it out")
     worker = vllm_config.parallel_config.worker_cls
     if worker not in WORKERS:
         raise ConfigError(f"vLLM chose the worker {worker}, C2T knows {', '.join(WORKERS)}: use a CPU or CUDA device")
+    if config.trace_dir is not None and vllm_config.use_v2_model_runner:
+        raise ConfigError("trace_dir: requests are recorded on vLLM's model runner V1 alone, this engine has V2")
+    check_directory(config)
     base = BASES[spec.method]
     if config.base not in ("auto", base):
         raise ConfigError(f"base is {config.base!r}, but vLLM drafts with {spec.method}; leave the base out")
-    if isinstance(config.beta, str) or config.trace_dir is not None:
-        raise ConfigError(
-            "beta 'auto' and trace_dir are known to SGLang's adapter only: give a number and no directory"
-        )
     path, origin = find_classifier(config, base, spec.model)
     suggested = load_fitting_classifier(path, config).spec.suggested_beta
-    settings = Settings(str(path), origin, suggested if config.beta is None else config.beta)
-    vllm_config.additional_config = {**vllm_config.additional_config, KEY: settings.to_json()}
+    beta = suggested if config.beta is None else float(config.beta)
+    settings = Settings(str(path), origin, beta, base, config.trace_dir, config.trace_share)
+    vllm_config.additional_config = {**vllm_config.additional_config, KEY: asdict(settings)}
     vllm_config.parallel_config.worker_cls = WORKERS[worker]
     return settings

@@ -11,6 +11,7 @@ _RELEASE = "0.32."
 _ARGUMENTS = "engine/arg_utils.py"
 _PROPOSER = "v1/spec_decode/llm_base_proposer.py"
 _RUNNER = "v1/worker/gpu_model_runner.py"
+_V2 = "v1/worker/gpu"
 
 SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol(_ARGUMENTS, "EngineArgs.create_engine_config", ("self",), ("self.create_speculative_config(",)),
@@ -57,6 +58,66 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         _RUNNER, "GPUModelRunner._get_draft_token_ids_cpu", contains=("isinstance(self._draft_token_ids, list)",)
     ),
     EngineSymbol(_RUNNER, "GPUModelRunner._get_spec_decode_draft_probs", contains=("[row_idx, :num_draft]",)),
+    EngineSymbol("v1/metrics/loggers.py", "PrometheusStatLogger.__init__", ("vllm_config",)),
+    EngineSymbol(
+        "v1/metrics/loggers.py",
+        "PrometheusStatLogger.record",
+        ("scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx"),
+    ),
+    EngineSymbol("v1/metrics/stats.py", "SchedulerStats.spec_decoding_stats"),
+    EngineSymbol(
+        "v1/metrics/stats.py", "IterationStats.update_from_output", contains=("inter_token_latencies_iter.append(",)
+    ),
+    EngineSymbol("v1/spec_decode/metrics.py", "SpecDecodingStats.num_drafts"),
+    EngineSymbol("v1/spec_decode/metrics.py", "SpecDecodingStats.num_accepted_tokens"),
+    EngineSymbol("v1/spec_decode/metrics.py", "SpecDecodingStats.num_draft_tokens_per_pos"),
+    EngineSymbol("triton_utils/dispatcher.py", "register_kernels", ("overrides",)),
+    EngineSymbol(
+        "v1/sample/rejection_sampler.py",
+        "apply_sampling_constraints",
+        contains=("apply_top_k_top_p(logits, top_k, top_p)",),
+    ),
+    EngineSymbol("v1/sample/rejection_sampler.py", "expand_kernel", ("output_ptr", "input_ptr", "cu_num_tokens_ptr")),
+    EngineSymbol(
+        f"{_V2}/spec_decode/speculator.py",
+        "DraftModelSpeculator.sample_draft",
+        ("hidden_states", "idx_mapping", "draft_step"),
+        ("self._maybe_predict_acceptance(logits, idx_mapping, draft_step)",),
+    ),
+    EngineSymbol(
+        f"{_V2}/spec_decode/speculator.py",
+        "DraftModelSpeculator._maybe_predict_acceptance",
+        contains=("self.acceptance_estimator.predict(", "self.draft_token_confidence_probs", "self.temperature"),
+    ),
+    EngineSymbol(
+        f"{_V2}/spec_decode/speculator.py",
+        "DraftModelSpeculator.observe_verification",
+        ("idx_mapping", "num_sampled", "num_rejected"),
+        ("self.acceptance_estimator.step(idx_mapping, num_sampled, num_rejected)",),
+    ),
+    EngineSymbol(f"{_V2}/spec_decode/speculator.py", "DraftModelSpeculator.load_model", ("target_model",)),
+    EngineSymbol(
+        f"{_V2}/spec_decode/acceptance_estimator.py",
+        "OnlineAcceptanceEstimator.predict",
+        ("logits", "idx_mapping", "draft_step", "confidence_probs", "temperature"),
+        ("confidence_probs.stride(0)",),
+    ),
+    EngineSymbol(
+        f"{_V2}/spec_decode/acceptance_estimator.py",
+        "OnlineAcceptanceEstimator.step",
+        ("idx_mapping", "num_sampled", "num_rejected"),
+    ),
+    EngineSymbol(f"{_V2}/spec_decode/__init__.py", "init_speculator", contains=("StandaloneARSpeculator(",)),
+    EngineSymbol(f"{_V2}/spec_decode/eagle/speculator.py", "EagleSpeculator.load_draft_model"),
+    EngineSymbol(f"{_V2}/spec_decode/mtp/speculator.py", "MTPSpeculator.load_draft_model"),
+    EngineSymbol(f"{_V2}/spec_decode/standalone_ar/speculator.py", "StandaloneARSpeculator.load_draft_model"),
+    EngineSymbol(f"{_V2}/spec_decode/utils.py", "DraftTokensHandler.set_draft_tokens", ("input_batch", "draft_tokens")),
+    EngineSymbol(f"{_V2}/spec_decode/utils.py", "DraftTokensHandler.get_draft_tokens"),
+    EngineSymbol(
+        f"{_V2}/model_runner.py",
+        "GPUModelRunner.take_draft_token_ids",
+        contains=("self.draft_tokens_handler.get_draft_tokens()",),
+    ),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from c2t_plugin.engines.vllm import config, contract
+from c2t_plugin.engines.vllm import config, contract, metrics
 from c2t_plugin.errors import C2TError
 
 # Set on the argument record of a command line: its errors end the process with one line instead of a traceback.
@@ -43,6 +43,7 @@ def _create(stock: Any, arguments: Any, *positional: Any, **keyword: Any) -> Any
     contract.check(vllm.__version__)
     vllm_config = stock(arguments, *positional, **keyword)
     config.settle(vllm_config, options)
+    metrics.install()
     return vllm_config
 
 

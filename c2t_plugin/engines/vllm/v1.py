@@ -20,6 +20,7 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from c2t_plugin.classifier import load_classifier
 from c2t_plugin.engines.vllm.checkpoints import without_classifier_files
 from c2t_plugin.engines.vllm.config import Settings
+from c2t_plugin.engines.vllm.served import ServedTraces
 from c2t_plugin.policies.chain import ChainScorer
 
 if TYPE_CHECKING:
@@ -46,25 +47,24 @@ class _ChainMixin(_StockProposer):
         self._may_stop = parallel.world_size == 1 and parallel.data_parallel_size == 1
         rows = vllm_config.scheduler_config.max_num_seqs
         self._rows = torch.arange(rows, dtype=torch.int64, device=device)
+        classifier = load_classifier(settings.classifier)
         self.scorer = ChainScorer(
-            load_classifier(settings.classifier),
+            classifier,
             slots=rows,
             rows=rows,
             max_depth=self.speculative_config.num_speculative_tokens,
             beta=settings.beta,
             device=device,
+            keep_stats=settings.trace_dir is not None,
         )
+        self.traces: ServedTraces | None = None
+        if settings.trace_dir is not None and parallel.rank == 0:
+            self.traces = ServedTraces(settings, vllm_config, runner, classifier.spec.top_m)
         self.drafts = self.draft_steps = 0
+        self._recording = False
         self._scored = 0
         self._sampled: list[tuple[Tensor, Tensor | None]] = []
-        logger.info(
-            "C2T: base %s, chains of at most %d, beta %s, classifier %s (%s)",
-            self.method,
-            self.scorer.d_max,
-            settings.beta,
-            settings.classifier,
-            settings.origin,
-        )
+        settings.log(logger, self.method, self.scorer.d_max, "model runner V1")
 
     def load_model(self, *positional: Any, **keyword: Any) -> None:
         with without_classifier_files():
@@ -93,13 +93,16 @@ class _ChainMixin(_StockProposer):
     def _sample_draft_tokens(self, *positional: Any, **keyword: Any) -> tuple[Tensor, Tensor | None]:
         sampled = super()._sample_draft_tokens(*positional, **keyword)
         self._sampled.append(sampled)
-        if self._may_stop and self._scored < self.num_speculative_tokens and not self.scorer.any_alive():
+        # what is recorded is recorded whole
+        may_stop = self._may_stop and not self._recording and self._scored < self.num_speculative_tokens
+        if may_stop and not self.scorer.any_alive():
             raise _AllCut
         return sampled
 
     def propose(self, num_speculative_tokens: int, *positional: Any, **keyword: Any) -> list[list[int]]:
         self._scored, self._sampled = 0, []
         self.drafts += 1
+        self._recording = self.traces is not None and self.traces.any_chosen()
         try:
             drafted = super().propose(num_speculative_tokens, *positional, **keyword)
         except _AllCut:
@@ -110,6 +113,9 @@ class _ChainMixin(_StockProposer):
         self._sampled = []
         if self._scored == 0:
             return drafted.tolist()
+        stats = self.scorer.stats(drafted.shape[0]) if self._recording else None
+        if self.traces is not None and stats is not None and self._scored == self.scorer.d_max:
+            self.traces.keep(stats, drafted.tolist())
         kept = self.scorer.end(drafted.shape[0]).tolist()
         return [row[:length] for row, length in zip(drafted.tolist(), kept, strict=True)]
 

@@ -6,8 +6,12 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from c2t_plugin.errors import C2TError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 OUT = Path("build/reproduce")
 TRACES = Path("build/lab")
@@ -50,7 +54,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _run(arguments: argparse.Namespace, console: object) -> None:
+def _run(arguments: argparse.Namespace, console: Console) -> None:
     from c2t_plugin.lab.reproduce import page
     from c2t_plugin.lab.reproduce.catalogue import REGISTRY
     from c2t_plugin.lab.reproduce.experiment import Bench
@@ -63,7 +67,8 @@ def _run(arguments: argparse.Namespace, console: object) -> None:
         chosen = [experiment for experiment in chosen if experiment.name not in known]
     bench = Bench(arguments.pair or pair_dir(), arguments.traces, arguments.seed, arguments.quick)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for experiment in chosen:
+    for number, experiment in enumerate(chosen, start=1):
+        console.print(f"{number} of {len(chosen)}: {experiment.name}", highlight=False)
         started = time.monotonic()
         found = experiment.findings(bench)
         page.show(experiment, found, time.monotonic() - started)

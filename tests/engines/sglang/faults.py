@@ -67,7 +67,9 @@ def depth_off_by_one() -> None:
 
     def deeper(self, device):
         right = network(self, device)
-        return dataclasses.replace(right, depth_origin=1 - right.depth_origin)
+        shift = right.shift.clone()
+        shift[right.features.index("depth")] -= 1
+        return dataclasses.replace(right, shift=shift)
 
     NodeClassifier.network = deeper
 
@@ -81,7 +83,7 @@ def joint_probability_not_reset() -> None:
     def stale(self, slots):
         kept = self._state.joint_log_prob.clone()
         begin(self, slots)
-        self._state.joint_log_prob += kept
+        self._state.joint_log_prob.add_(kept)
 
     ChainScorer.begin = stale
 

@@ -39,7 +39,7 @@ from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer, ServerError  
 from c2t_plugin.pair import held_out_prompts, load_prompts, pair_dir  # noqa: E402
 from tests.engines.sglang.verify_counts import DRAFTS, save_hand_made_classifier  # noqa: E402
 
-BETA = 0.45
+BETA, TREE_BETA = 0.45, 0.15
 D_MAX = 6
 CHUNK = 64
 CONTEXT = 2048
@@ -58,27 +58,36 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuServer]:
         yield server
 
 
-def c2t_flags(draft: Path, classifier: Path) -> list[str]:
+def c2t_flags(draft: Path, classifier: Path, beta: float = BETA) -> list[str]:
     return [
         *("--speculative-algorithm", "C2T", "--speculative-draft-model-path", str(draft)),
         *("--speculative-num-steps", str(D_MAX)),
-        *("--speculative-c2t-classifier", str(classifier), "--speculative-c2t-beta", str(BETA)),
+        *("--speculative-c2t-classifier", str(classifier), "--speculative-c2t-beta", str(beta)),
     ]
 
 
-@pytest.fixture(scope="module", params=["standalone", "eagle3"])
+@pytest.fixture(
+    scope="module",
+    params=[("standalone", 1), ("eagle3", 1), ("eagle3", 4)],
+    ids=lambda param: f"{param[0]}-{'tree' if param[1] > 1 else 'chain'}",
+)
 def c2t(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuServer]:
-    """C2T over the pair's draft; beta is such that chains of most lengths are verified."""
-    folder = tmp_path_factory.mktemp(request.param)
+    """C2T over the pair's draft; beta is such that chains of most lengths, and trees of many sizes, are verified."""
+    base, topk = request.param
+    folder = tmp_path_factory.mktemp(base)
     classifier = save_hand_made_classifier(folder / "hand.safetensors")
+    beta = BETA if topk == 1 else TREE_BETA
+    tree = () if topk == 1 else ("--speculative-c2t-mode", "tree", "--speculative-eagle-topk", str(topk))
     with CpuServer(
         pair_dir() / "target",
-        *c2t_flags(pair_dir() / DRAFTS[request.param], classifier),
+        *c2t_flags(pair_dir() / DRAFTS[base], classifier, beta),
+        *tree,
         *("--chunked-prefill-size", str(CHUNK), "--enable-metrics"),
         log=folder / "server.log",
         env={**os.environ, "SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": str(RETRACT_EVERY)},
     ) as server:
-        server.base = request.param  # type: ignore[attr-defined]
+        # topk: nodes per layer of a draft in which nothing is cut
+        server.base, server.topk, server.beta = base, topk, beta  # type: ignore[attr-defined]
         yield server
 
 
@@ -112,13 +121,13 @@ def c2t_state(server: CpuServer) -> dict[str, Any]:
 # --- decoding, and what is reported about it
 
 
-def test_chains_are_cut_and_output_is_plain_decodings(plain: CpuServer, c2t: CpuServer, prompts: list[list[int]]):
+def test_drafts_are_cut_and_output_is_plain_decodings(plain: CpuServer, c2t: CpuServer, prompts: list[list[int]]):
     found = c2t.generate_all(prompts, max_new_tokens=NEW_TOKENS)
     assert outputs(found) == outputs(plain.generate_all(prompts, max_new_tokens=NEW_TOKENS))
     lengths = {length for answer in found for length in draft_lengths(answer)}
     assert 0 in lengths or 1 in lengths, "nothing is cut early"
-    assert len(lengths) >= 4, f"beta leaves only chains of {sorted(lengths)}"
-    assert max(lengths) <= D_MAX
+    assert len(lengths) >= 4, f"beta leaves only drafts of {sorted(lengths)}"
+    assert max(lengths) <= D_MAX * c2t.topk  # type: ignore[attr-defined]
 
 
 def test_what_is_reported_adds_up(c2t: CpuServer, prompts: list[list[int]]):
@@ -141,7 +150,7 @@ def test_prometheus_reports_verified_lengths(c2t: CpuServer, prompts: list[list[
     while not (value := metric(c2t, "sglang:spec_cap_length")) and time.monotonic() < deadline:
         c2t.generate_all(prompts, max_new_tokens=48, ignore_eos=True)
     assert value is not None
-    assert 1.0 < value < D_MAX + 1
+    assert 1.0 < value < D_MAX * c2t.topk + 1  # type: ignore[attr-defined]
     assert metric(c2t, "sglang:spec_accept_length") > 1.0
 
 
@@ -374,7 +383,7 @@ def test_aborted_requests_leave_nothing_behind(plain: CpuServer, c2t: CpuServer,
     started = threading.Barrier(4, timeout=300)
 
     def abort(i: int) -> None:
-        rid = f"{how}-{c2t.base}-{i}"  # type: ignore[attr-defined]
+        rid = f"{how}-{c2t.base}-{c2t.topk}-{i}"  # type: ignore[attr-defined]
         params = {"temperature": 0.0, "max_new_tokens": 400, "ignore_eos": True}
         events = stream(c2t, {"input_ids": prompts[i], "rid": rid, "sampling_params": params})
         next(events)
@@ -422,12 +431,13 @@ def assert_idle(server: CpuServer) -> None:
 @pytest.fixture
 def controlled(c2t: CpuServer) -> Iterator[CpuServer]:
     yield c2t
-    assert set_state(c2t, speculative_c2t_beta=BETA, speculative_c2t_max_depth=D_MAX) == [True]
+    beta = c2t.beta  # type: ignore[attr-defined]
+    assert set_state(c2t, speculative_c2t_beta=beta, speculative_c2t_max_depth=D_MAX) == [True]
 
 
 def test_server_info_shows_the_settings(c2t: CpuServer):
     state = c2t_state(c2t)
-    assert state["beta"] == pytest.approx(BETA)
+    assert state["beta"] == pytest.approx(c2t.beta)  # type: ignore[attr-defined]
     assert (state["max_depth"], state["d_max"], state["non_finite"]) == (D_MAX, D_MAX, 0)
 
 
@@ -448,7 +458,8 @@ def test_settings_take_effect(
     state = c2t_state(controlled)
     assert {f"speculative_c2t_{name}": state[name] for name in ("beta", "max_depth")}.items() >= values.items()
     found = controlled.generate(prompts[4], max_new_tokens=NEW_TOKENS)
-    assert set(draft_lengths(found)) == lengths
+    topk = controlled.topk  # type: ignore[attr-defined]
+    assert set(draft_lengths(found)) == {length * topk for length in lengths}
     assert outputs([found]) == outputs([plain.generate(prompts[4], max_new_tokens=NEW_TOKENS)])
 
 

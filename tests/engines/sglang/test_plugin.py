@@ -23,7 +23,7 @@ from c2t_plugin.errors import C2TError, ClassifierError, ConfigError  # noqa: E4
 
 @pytest.fixture(autouse=True)
 def no_c2t_variables(monkeypatch: pytest.MonkeyPatch):
-    for name in ("CONFIG", "BETA", "BASE", "MODE", "CLASSIFIER", "TOP_M"):
+    for name in ("CONFIG", "BETA", "BASE", "MODE", "POLICY", "CLASSIFIER", "TOP_M"):
         monkeypatch.delenv(f"C2T_{name}", raising=False)
 
 

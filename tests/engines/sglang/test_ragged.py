@@ -27,13 +27,9 @@ class TorchNativeAttnBackend:
 
 
 def runner(backend: Any, **changes: Any) -> SimpleNamespace:
-    plain = {"use_mla_backend": False, "sliding_window_size": None, "mrope": False}
-    chosen = {**plain, **changes}
-    return SimpleNamespace(
-        attn_backend=backend,
-        model_config=SimpleNamespace(model_is_mrope=chosen.pop("mrope")),
-        **chosen,
-    )
+    plain = {"use_mla_backend": False, "sliding_window_size": None, "attention_chunk_size": None}
+    model_config = SimpleNamespace(model_is_mrope=changes.pop("mrope", False))
+    return SimpleNamespace(attn_backend=backend, model_config=model_config, **{**plain, **changes})
 
 
 @pytest.mark.parametrize(
@@ -64,15 +60,21 @@ def test_choice(wanted: str, backend: Any, expected: str | None):
         ({}, {"mrope": True}, "three axes"),
         ({}, {"use_mla_backend": True}, "latent"),
         ({}, {"sliding_window_size": 512}, "sliding-window"),
+        ({}, {"attention_chunk_size": 8192}, "chunked"),
     ],
 )
 def test_what_keeps_the_uniform_window(server_args: dict[str, Any], changes: dict[str, Any], reason: str):
     record, model = SimpleNamespace(**server_args), runner(RaggedAttention(), **changes)
-    choice = choose(C2TConfig(ragged="auto"), record, model)
+    choice = choose(C2TConfig(), record, model)
     assert choice.backend is None
     assert reason in choice.reason
     with pytest.raises(ConfigError, match=f"--speculative-c2t-ragged triton cannot be had: .*{reason}"):
         choose(C2TConfig(ragged="triton"), record, model)
+
+
+def test_only_chains_are_packed():
+    choice = choose(C2TConfig(mode="tree"), SimpleNamespace(), runner(RaggedAttention()))
+    assert choice == Choice(None, "mode tree: only chains are packed")
 
 
 def test_a_backend_that_the_server_does_not_run():
@@ -80,9 +82,6 @@ def test_a_backend_that_the_server_does_not_run():
         choose(C2TConfig(ragged="triton"), SimpleNamespace(), runner(TorchNativeAttnBackend()))
     with pytest.raises(ConfigError, match="ragged fa3 cannot be had: the attention backend is RaggedAttention"):
         choose(C2TConfig(ragged="fa3"), SimpleNamespace(), runner(RaggedAttention()))
-    with pytest.raises(ConfigError, match="ragged triton cannot be had: trees have masks"):
-        choose(C2TConfig(ragged="triton", mode="tree"), SimpleNamespace(), runner(RaggedAttention()))
-    assert choose(C2TConfig(mode="tree"), SimpleNamespace(), runner(RaggedAttention())).backend is None
     assert choose(C2TConfig(ragged="off"), SimpleNamespace(), runner(TorchNativeAttnBackend())) == Choice(
         None, "as asked for"
     )
@@ -136,7 +135,7 @@ def test_graphs_are_captured_with_a_layout(ragged: bool):
 def test_tiers_are_those_of_the_packed_graphs(graphs: GraphRunner | None, expected: object):
     model_runner = SimpleNamespace(decode_cuda_graph_runner=graphs)
     target = SimpleNamespace(forward_batch_generation=None, model_runner=model_runner)
-    assert RaggedVerify(target, 5, "triton")._captured() == expected
+    assert RaggedVerify(target, 5, "triton").sizes() == expected
 
 
 def test_other_forwards_of_the_target_are_left_alone():

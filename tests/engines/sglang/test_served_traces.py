@@ -51,7 +51,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     rids = [f"asked-{number}" for number in range(REQUESTS)]
     log, traces = folder / "server.log", folder / "served"
     options = {"C2T_TRACE_DIR": str(traces), "C2T_TRACE_SHARE": str(SHARE)}
-    with vc.server(pair_dir(), "eagle3", D_MAX, classifier, log, env={**os.environ, **options}) as running:
+    # The warm-up is a request like any other, with a random id.
+    flags = ("--skip-server-warmup",)
+    with vc.server(pair_dir(), "eagle3", D_MAX, classifier, log, *flags, env={**os.environ, **options}) as running:
         params = {"temperature": 0.0, "max_new_tokens": vc.NEW_TOKENS, "ignore_eos": True}
         answers = running.request("/generate", {"input_ids": prompts, "rid": rids, "sampling_params": params})
         end_politely(running)

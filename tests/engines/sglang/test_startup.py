@@ -42,13 +42,11 @@ def prepare(draft: Path, **flags: Any) -> startup.Made:
         enable_metrics=False,
         _c2t=flags,
     )
-    made = startup.prepare(server_args, "EAGLE3", make_scorer, drafted=4, leads=True)
-    startup.log(made.configuration, "chains of at most 4")
-    return made
 
+    def make_scorer(classifier: NodeClassifier, beta: float, config: C2TConfig) -> ChainScorer:
+        return ChainScorer(classifier, slots=8, rows=8, max_depth=4, beta=beta, device="cpu")
 
-def make_scorer(classifier: NodeClassifier, beta: float, config: C2TConfig) -> ChainScorer:
-    return ChainScorer(classifier, slots=8, rows=8, max_depth=4, beta=beta, device="cpu")
+    return startup.prepare(server_args, "EAGLE3", make_scorer, most=4, leads=True)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
+from c2t_plugin.engines.sglang import requests  # noqa: E402
 from c2t_plugin.engines.sglang.trees import shape  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
 
@@ -20,15 +21,23 @@ def record(**changes: Any) -> types.SimpleNamespace:
     return types.SimpleNamespace(**{**fields, **changes})
 
 
-def resolved(**changes: Any) -> tuple[int, int]:
+def resolved(policy: str = "c2t", **changes: Any) -> tuple[int, int]:
     server_args = record(**changes)
-    shape.resolve(server_args)
+    shape.resolve(server_args, policy)
     return server_args.speculative_eagle_topk, server_args.speculative_num_draft_tokens
 
 
 def test_a_tree_has_room_for_all_that_is_drafted_from():
     assert resolved() == (shape.DEFAULT_TOPK, shape.DEFAULT_TOPK * 5 + 1)
     assert resolved(speculative_eagle_topk=8, speculative_num_steps=2) == (8, 17)
+
+
+def test_every_policy_has_its_width():
+    assert resolved("static") == (4, 26)
+    assert resolved("static", speculative_eagle_topk=8, speculative_num_steps=7) == (8, 26)
+    assert resolved("eagle2") == (4, 21)
+    assert resolved("eagle2", speculative_num_draft_tokens=60) == (4, 60)
+    assert resolved("dyspec", speculative_num_steps=1) == (4, 5)
 
 
 def test_the_width_is_the_users():
@@ -44,6 +53,11 @@ def test_the_width_is_the_users():
         ({"speculative_num_draft_tokens": 22}, r"--speculative-num-draft-tokens is 22; .* from 2 to 21"),
         ({"speculative_num_draft_tokens": 1}, r"--speculative-num-draft-tokens is 1; .* from 2 to 21"),
         ({"speculative_eagle_topk": 1, "speculative_num_draft_tokens": 5}, r"from 6 to 6"),
+        ({"speculative_eagle_topk": 32}, r"draft 4128 nodes; tree mode takes up to 4096"),
+        ({"kv_canary": "log"}, r"--kv-canary watches"),
+        ({"policy": "static", "speculative_eagle_topk": 3}, r"static .* at least 4 and --speculative-num-steps of at"),
+        ({"policy": "static", "speculative_num_draft_tokens": 20}, r"from 26 to 26"),
+        ({"policy": "eagle2", "speculative_num_draft_tokens": 70}, r"with policy eagle2, top-k 4 .* from 2 to 69"),
         ({"attention_backend": "trtllm_mha"}, r"--attention-backend is trtllm_mha, which verifies no trees"),
         ({"decode_attention_backend": "flashmla"}, r"--decode-attention-backend is flashmla"),
         ({"attention_backend": "intel_amx", "page_size": 16}, r"--page-size is 16; on intel_amx trees need pages of"),
@@ -62,3 +76,17 @@ def test_backends_with_a_mask(backend: str | None):
 @pytest.mark.parametrize("backend", ["fa3", "flashinfer", "triton"])
 def test_larger_pages(backend: str):
     assert resolved(attention_backend=backend, page_size=16)[1] == 21
+
+
+@pytest.mark.parametrize("cuts", [True, False])
+def test_a_requests_beta_needs_a_threshold(cuts: bool, monkeypatch: pytest.MonkeyPatch):
+    for name in ("_active", "_cuts"):
+        monkeypatch.setattr(requests, name, getattr(requests, name))
+    requests.activate(cuts=cuts)
+    asked = types.SimpleNamespace(custom_params={"c2t": {"beta": 0.3}})
+    requests._check(None, types.SimpleNamespace(custom_params={"c2t": {"max_depth": 1}}))
+    if cuts:
+        requests._check(None, asked)
+    else:
+        with pytest.raises(ConfigError, match=r"c2t\.beta has no meaning"):
+            requests._check(None, asked)

@@ -42,14 +42,21 @@ def engine(layout: Path) -> Engine:
     """A context manager: `with engine("c2t:eagle3", 6, c2t_beta=0.4) as llm`; method None is plain decoding."""
 
     @contextmanager
-    def run(method: str | None, steps: int = 6, options: dict[str, Any] | None = None, **speculative: Any) -> Any:
+    def run(
+        method: str | None,
+        steps: int = 6,
+        options: dict[str, Any] | None = None,
+        target: Path | None = None,
+        **speculative: Any,
+    ) -> Any:
         from vllm import LLM
         from vllm.distributed import cleanup_dist_env_and_memory
 
         spec = None
         if method is not None:
-            draft = str(layout / DRAFTS[method.removeprefix("c2t:")])
-            spec = {"method": method, "model": draft, "num_speculative_tokens": steps, **speculative}
+            spec = {"method": method, "num_speculative_tokens": steps, **speculative}
+            if draft := DRAFTS.get(method.removeprefix("c2t:")):
+                spec["model"] = str(layout / draft)
         settings = {
             "dtype": "float32",
             "enforce_eager": True,
@@ -59,7 +66,7 @@ def engine(layout: Path) -> Engine:
             "seed": 0,
             "per_request_spec_decode_metrics": "detailed" if spec else "none",
         }
-        llm = LLM(str(layout / "target"), speculative_config=spec, **{**settings, **(options or {})})
+        llm = LLM(str(target or layout / "target"), speculative_config=spec, **{**settings, **(options or {})})
         try:
             yield llm
         finally:

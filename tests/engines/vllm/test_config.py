@@ -34,6 +34,7 @@ def resolved(**spec: Any) -> types.SimpleNamespace:
         "parallel_drafting": False,
         "use_heterogeneous_vocab": False,
         "rejection_sample_method": "standard",
+        "enable_adaptive_verification": False,
     }
     no = {name: lambda: False for name in ("use_gemma4_mtp", "use_step3p5_mtp", "use_multi_module_mtp")}
     return types.SimpleNamespace(
@@ -42,6 +43,7 @@ def resolved(**spec: Any) -> types.SimpleNamespace:
             worker_cls="vllm.v1.worker.cpu_worker.CPUWorker", pipeline_parallel_size=1
         ),
         additional_config={"other": 1},
+        use_v2_model_runner=False,
     )
 
 
@@ -74,17 +76,26 @@ def test_others_are_left_alone(spec: dict[str, Any] | None):
     assert vars(record) == before
 
 
+def test_adaptive_verification_keeps_its_scheduling():
+    record = arguments({"method": "c2t", **MODEL, "enable_adaptive_verification": True}, async_scheduling=True)
+    assert config.translate(record) is not None
+    assert record.async_scheduling is True
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [
         (arguments({"method": "c2t", **MODEL, "c2t_bta": 0.3}), "unknown option bta"),
         (arguments({"method": "c2t", **MODEL, "c2t_beta": 2}), r"beta must be a number in \[0, 1\], got 2"),
+        (arguments({"method": "c2t", **MODEL, "c2t_ragged": "fa3"}), "c2t_ragged is for SGLang: vLLM verifies"),
+        (arguments({"method": "c2t", **MODEL, "c2t_policy": "prob"}), "c2t_policy is for SGLang"),
+        (arguments({"method": "c2t", **MODEL, "c2t_beta": "auto"}), "beta 'auto' is for SGLang"),
         (arguments({"method": "c2t", **MODEL, "c2t_mode": "tree"}), "no tree attention.*SGLang"),
         (arguments({"method": "c2t:medusa", **MODEL}), "after the colon C2T knows draft_model, eagle, eagle3, mtp"),
         (arguments({"method": "eagle", **MODEL, "c2t_beta": 0.3}), "c2t_beta is set, but the method is 'eagle'"),
         (arguments(None, additional_config={"c2t": {}}), "C2T needs a draft"),
         (arguments({"method": "c2t", **MODEL}, additional_config={"c2t": 0.3}), "must be an object, got 0.3"),
-        (arguments({"method": "c2t", **MODEL}, async_scheduling=True), "--async-scheduling cannot be combined"),
+        (arguments({"method": "c2t", **MODEL}, async_scheduling=True), "--async-scheduling fixes the number"),
         (arguments({"method": "c2t", **MODEL}, worker_cls="my.Worker"), "--worker-cls my.Worker cannot be combined"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -104,6 +115,7 @@ def test_bad_options_are_refused(record: types.SimpleNamespace, message: str):
         ({"method": "mtp", "use_gemma4_mtp": lambda: True}, "a Gemma 4 draft cannot be combined"),
         ({"method": "mtp", "use_step3p5_mtp": lambda: True}, "a Step 3.5 draft cannot be combined"),
         ({"method": "mtp", "use_multi_module_mtp": lambda: True}, "an MTP draft of several modules cannot"),
+        ({"enable_adaptive_verification": True}, "needs vLLM's model runner V2"),
         ({"rejection_sample_method": "block"}, "rejection_sample_method other than standard cannot be combined"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -135,9 +147,21 @@ def test_the_settings_reach_the_worker(tmp_path: Path):
     named = tmp_path / "named.safetensors"
     save_classifier(NodeClassifier(ClassifierSpec(suggested_beta=0.25)), named)
     config.settle(found, config.C2TConfig(classifier=str(named)))
-    assert config.Settings.of(found) == config.Settings(str(named), "named", 0.25)
+    assert config.Settings.of(found) == config.Settings(str(named), "named", 0.25, "standalone")
     assert found.additional_config["other"] == 1
     assert found.parallel_config.worker_cls == "c2t_plugin.engines.vllm.worker_cpu.C2TWorker"
+
+
+def test_traces_are_recorded_on_v1_alone(tmp_path: Path):
+    options = config.C2TConfig(trace_dir=str(tmp_path / "new"), trace_share=0.5)
+    found = resolved()
+    settings = config.settle(found, options)
+    assert (settings.trace_dir, settings.trace_share) == (str(tmp_path / "new"), 0.5)
+    assert (tmp_path / "new").is_dir()
+    found = resolved()
+    found.use_v2_model_runner = True
+    with pytest.raises(ConfigError, match="recorded on vLLM's model runner V1 alone"):
+        config.settle(found, options)
 
 
 def test_without_c2t_there_are_no_settings():

@@ -23,6 +23,7 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         (
             "attn_backend=self.draft_attn_backend.attn_backends[i]",
             "forward_batch.positions.add_(1)",
+            "forward_batch.mrope_positions.add_(1)",
         ),
     ),
     EngineSymbol(
@@ -54,6 +55,11 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol("srt/layers/attention/verify_mask.py", "VerifyMask.fits", ("bs",)),
     EngineSymbol("srt/model_executor/forward_context.py", "ForwardContext.attn_backend"),
     EngineSymbol("srt/model_executor/forward_context.py", "forward_context"),
+    EngineSymbol(
+        "srt/layers/attention/intel_amx_backend.py",
+        "IntelAMXAttnBackend.init_forward_metadata",
+        contains=("max_extend_len = self.num_draft_tokens",),
+    ),
     EngineSymbol(_POOL, "MHATokenToKVPool"),
     EngineSymbol(_POOL, "MLATokenToKVPool"),
 )

@@ -11,6 +11,7 @@ from torch import Tensor
 from c2t_kernels import DraftStats, draft_stats
 from c2t_kernels.reference import GrownLayer
 from c2t_plugin.engines.sglang.trees.policies import SlotPolicy
+from c2t_plugin.errors import ConfigError
 from c2t_plugin.policies.limits import RequestLimits
 from c2t_plugin.tree import ROOT, best
 
@@ -43,6 +44,7 @@ class TreeGrower(RequestLimits):
         self,
         policy: SlotPolicy,
         *,
+        top_m: int,
         slots: int,
         max_depth: int,
         max_nodes: int,
@@ -50,12 +52,15 @@ class TreeGrower(RequestLimits):
         device: torch.device | str,
         vocabulary: Tensor | None = None,
     ) -> None:
-        """slots: seeds are kept per request slot. max_depth: draft steps. max_nodes: of a tree, the root not counted.
+        """top_m: how many probabilities the entropy sums over. slots: seeds are kept per request slot.
+
+        max_depth: draft steps. max_nodes: of a tree, the root not counted.
 
         vocabulary: (draft_vocab,) int64, the target's id of each word of the draft; None where they are the same.
         """
-        super().__init__(slots=slots, max_depth=max_depth, beta=beta, device=device)
         self.policy = policy
+        super().__init__(slots=slots, max_depth=max_depth, beta=beta, device=device)
+        self.top_m = top_m
         self.max_nodes = max_nodes
         self.non_finite = torch.zeros(1, dtype=torch.int64, device=device)
         self._vocabulary = vocabulary
@@ -69,6 +74,11 @@ class TreeGrower(RequestLimits):
         )
         self._layers: list[_Candidates] = []
 
+    def set_beta(self, beta: float) -> None:
+        if beta and not self.policy.cuts:
+            raise ConfigError(f"the trees that this server grows are not cut by a threshold: no beta, got {beta}")
+        super().set_beta(beta)
+
     def write_seed(self, slots: Tensor, logits: Tensor) -> None:
         """Keep the statistics of what follows each request's next root.
 
@@ -76,6 +86,11 @@ class TreeGrower(RequestLimits):
         """
         for seed, value in zip(self._seeds, self._stats(logits), strict=True):
             seed[slots] = value
+
+    @property
+    def shape(self) -> str:
+        """For the log."""
+        return f"trees of at most {self.max_nodes} nodes and depth {self.d_max}, top-k {self.policy.width}"
 
     def begin(self, slots: Tensor) -> GrownLayer:
         """Start a draft for the requests in these slots ((n,) int64): the first layer, (n, width)."""
@@ -105,7 +120,7 @@ class TreeGrower(RequestLimits):
         return self._alive.any()
 
     def _stats(self, logits: Tensor) -> DraftStats:
-        stats = draft_stats(logits, self.policy.top_m, self.policy.width)
+        stats = draft_stats(logits, self.top_m, self.policy.width)
         if self._vocabulary is None:
             return stats
         return stats._replace(token_ids=self._vocabulary[stats.token_ids])

@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from sglang.srt.distributed import get_tp_group
+from sglang.srt.layers.attention.intel_amx_backend import IntelAMXAttnBackend
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from sglang.srt.speculative import eagle_worker_v2
@@ -22,10 +24,15 @@ from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang.trees.branches import inherit_branches
 from c2t_plugin.engines.sglang.trees.grower import TreeGrower
-from c2t_plugin.engines.sglang.trees.policies import C2TSlots, scoring_network
+from c2t_plugin.engines.sglang.trees.policies import slot_policy
 from c2t_plugin.engines.sglang.trees.verify_input import TreeVerifyInput, build_verify_input
 from c2t_plugin.engines.sglang.worker import _DraftMixin, _VerifyMixin
 from c2t_plugin.errors import ConfigError
+
+# Widths that are verified besides the largest, where the target's attention takes one that changes.
+BUCKETS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
+# In larger batches some tree is nearly always alive, and asking costs a wait for the device.
+EARLY_END_BATCH = 4
 
 
 class _TreeDraftMixin(_DraftMixin):
@@ -33,11 +40,16 @@ class _TreeDraftMixin(_DraftMixin):
 
     # What both have is what `_DraftMixin` uses of it here: seeds and limits.
     scorer: TreeGrower  # type: ignore[assignment]
+    _may_end_early = False
+    _inherits = True
 
     def _make_scorer(self, classifier: NodeClassifier, beta: float, config: C2TConfig) -> TreeGrower:  # type: ignore[override]
         kv_buffers(self.draft_runner.token_to_kv_pool)
+        # SGLang's own trees read each branch's own keys, whatever it grew from; to have the same trees is the point.
+        self._inherits = config.policy != "eagle2"
         return TreeGrower(
-            C2TSlots(scoring_network(classifier, self.device), classifier.spec.top_m, self.topk),
+            slot_policy(config.policy, classifier, self.topk, self.device),
+            top_m=classifier.spec.top_m,
             slots=self.req_to_token_pool.req_to_token.shape[0],
             max_depth=self.speculative_num_steps,
             max_nodes=self.speculative_num_draft_tokens - 1,
@@ -45,9 +57,6 @@ class _TreeDraftMixin(_DraftMixin):
             device=self.device,
             vocabulary=self.hot_token_id,
         )
-
-    def _shape(self) -> str:
-        return f"trees of at most {self.scorer.max_nodes} nodes and depth {self.scorer.d_max}, top-k {self.topk}"
 
     def draft_forward(self, forward_batch: Any) -> Any:
         if forward_batch.forward_mode.is_idle():
@@ -57,7 +66,10 @@ class _TreeDraftMixin(_DraftMixin):
         hidden = forward_batch.spec_info.hidden_states
         layer = self.scorer.begin(forward_batch.req_pool_indices)
         for step in range(self.speculative_num_steps - 1):
-            inherit_branches(buffers, slots, layer.parents, written=step)
+            if self._may_end_early and len(slots) <= EARLY_END_BATCH and not self.scorer.alive:
+                break
+            if self._inherits:
+                inherit_branches(buffers, slots, layer.parents, written=step)
             forward_batch.input_ids = layer.token_ids.flatten()
             forward_batch.out_cache_loc = slots[:, :, step].flatten()
             forward_batch.spec_info.hidden_states = _of_parents(hidden, layer.parents)
@@ -65,6 +77,8 @@ class _TreeDraftMixin(_DraftMixin):
             with forward_context(ForwardContext(attn_backend=backend), forward_batch=forward_batch):
                 output = self.draft_runner.forward(forward_batch).logits_output
             forward_batch.positions.add_(1)
+            if self.draft_runner.model_config.model_is_mrope:
+                forward_batch.mrope_positions.add_(1)
             hidden = output.hidden_states
             layer = self.scorer.step(output.next_token_logits)
         return *self.scorer.end(), None
@@ -74,22 +88,61 @@ class _TreeDraftMixin(_DraftMixin):
         stock = super(_DraftMixin, self).draft
         if batch.forward_mode.is_idle():
             return stock(batch, *positional, **keyword)
-        with _replaced(eagle_worker_v2, "build_eagle_verify_input", self._build_verify_input):
+        # A graph is captured outside of here, and it has to hold all steps; ranks have to take the same ones.
+        with (
+            _replaced(self, "_may_end_early", get_tp_group().world_size == 1),
+            _replaced(eagle_worker_v2, "build_eagle_verify_input", self._build_verify_input),
+        ):
             return stock(batch, *positional, **keyword)
 
     def _build_verify_input(
         self, batch: Any, draft_input: Any, parent_ids: Tensor, keep: Tensor, token_ids: Tensor, *_: Any, **__: Any
     ) -> TreeVerifyInput:
+        trees = (self._agree(parent_ids), self._agree(keep), self._agree(token_ids))
         return build_verify_input(
             batch,
             draft_input,
-            (self._agree(parent_ids), self._agree(keep), self._agree(token_ids)),
-            self.speculative_num_draft_tokens,
+            trees,
+            self._width(trees[1]),
             attn_backend=self.target_worker.model_runner.attn_backend,
             topk=self.topk,
             num_steps=self.speculative_num_steps,
             tree_mask_mode=self.tree_mask_mode,
         )
+
+    def _width(self, keep: Tensor) -> int:
+        """Nodes per request of this batch, the root included: its largest tree, rounded up to a bucket."""
+        widest = self.speculative_num_draft_tokens
+        runner = self.target_worker.model_runner
+        # Other backends, and every captured graph, fix the width at start; at top-k 1 the stock draft fixes it.
+        if (
+            self.topk == 1
+            or runner.decode_cuda_graph_runner
+            or not isinstance(runner.attn_backend, IntelAMXAttnBackend)
+        ):
+            return widest
+        nodes = int(keep.sum(1).max()) + 1
+        return min(width for width in (*BUCKETS, widest) if width >= nodes)
+
+    def _draft_extend_for_decode(self, batch: Any, batch_result: Any, *positional: Any, **keyword: Any) -> None:
+        # It reads what was verified, so it has that width.
+        with _replaced(self, "speculative_num_draft_tokens", batch_result.speculative_num_draft_tokens):
+            super()._draft_extend_for_decode(batch, batch_result, *positional, **keyword)
+
+
+class _TreeVerifyMixin(_VerifyMixin):
+    """Over a stock worker: verifies as many nodes per request as the batch's bucket has."""
+
+    def verify(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
+        width = batch.spec_info.draft_token_num
+        if width == self.speculative_num_draft_tokens:
+            return super().verify(batch, *positional, **keyword)
+        backend = self.target_worker.model_runner.attn_backend
+        with (
+            _replaced(self, "speculative_num_draft_tokens", width),
+            _replaced(backend, "num_draft_tokens", width),
+        ):
+            return super().verify(batch, *positional, **keyword)
 
 
 def _of_parents(hidden: Tensor | None, parents: Tensor) -> Tensor | None:
@@ -114,13 +167,13 @@ def kv_buffers(pool: Any) -> list[Tensor]:
 
 
 @contextlib.contextmanager
-def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(module, name)
-    setattr(module, name, value)
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(module, name, original)
+        setattr(owner, name, original)
 
 
 class C2TEagleTreeDraftWorker(_TreeDraftMixin, EagleDraftWorker):
@@ -131,13 +184,13 @@ class C2TStandaloneTreeDraftWorker(_TreeDraftMixin, StandaloneDraftWorker):
     """Stand-alone draft models."""
 
 
-class C2TEagleTreeWorker(_VerifyMixin, EAGLEWorkerV2):
+class C2TEagleTreeWorker(_TreeVerifyMixin, EAGLEWorkerV2):
     """EAGLE and EAGLE-3 with C2T's trees."""
 
     _draft_class = C2TEagleTreeDraftWorker
 
 
-class C2TStandaloneTreeWorker(_VerifyMixin, StandaloneWorkerV2):
+class C2TStandaloneTreeWorker(_TreeVerifyMixin, StandaloneWorkerV2):
     """Stand-alone drafts with C2T's trees."""
 
     _draft_class = C2TStandaloneTreeDraftWorker

@@ -1,0 +1,290 @@
+"""SGLang end to end with a target of realistic cost: plain, static EAGLE-3 chains, C2T at beta 0 and at its own beta.
+
+    python -m benchmarks.gpu_serving --out OUT --seconds 500     on a GPU
+    python -m benchmarks.gpu_serving --out OUT --dry-run         tiny, on the CPU engine: it works
+
+writes the inflated pair (benchmarks/inflate.py) to --models unless it is there, then starts one server after the other
+with it: outputs and counts first, one request at a time, then throughput by concurrency. A server that does not start
+gets a row with the reason and the others go on; what there is no time for gets a row too. Rows go to OUT/serving.jsonl.
+Exit status 1: an arm failed, or a count that must agree does not. Every server is stopped before the next starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+
+from benchmarks.gpu_server import GpuServer, plugin_environment
+from benchmarks.inflate import PRESETS, inflate
+from benchmarks.record import BenchRow, append_rows
+from benchmarks.serving import REQUEST_TIMEOUT_S, Client, Completion, Pass, counts
+from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer
+from c2t_plugin.errors import C2TError
+from c2t_plugin.pair import held_out_prompts, pair_dir
+from c2t_plugin.provenance import RunRecord
+
+Setting = str | int | float | None
+
+ROWS = "serving.jsonl"
+SEED = 0
+# the small target's greedy text loops soon after, and loops are easy to draft
+MAX_TOKENS = 40
+IDENTITY_PROMPTS = 16
+CONCURRENCIES = (1, 8, 64, 256)
+DRY_CONCURRENCIES = (2,)
+PROMPTS_PER_SLOT = 2
+DRY_PROMPTS = 4
+START_TIMEOUT_S = 240.0
+# Of two arms that must accept the same: bfloat16 and another batch may turn a tie
+SAME_TAU = 0.02
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A server. steps: draft steps, 0 for plain decoding. betas: thresholds to measure it with, None for its own."""
+
+    name: str
+    steps: int = 0
+    c2t: bool = False
+    betas: tuple[float | None, ...] = (None,)
+
+    def flags(self, models: Path) -> list[str]:
+        """Of sglang.launch_server."""
+        if not self.steps:
+            return []
+        flags = ["--speculative-algorithm", "C2T" if self.c2t else "EAGLE3"]
+        flags += ["--speculative-draft-model-path", str(models / "eagle3"), "--speculative-num-steps", str(self.steps)]
+        return [*flags, "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", str(self.steps + 1)]
+
+
+# what has to agree first, then the rest
+ARMS = (
+    Arm("plain"),
+    Arm("static 4", steps=4),
+    Arm("c2t, at most 4", steps=4, c2t=True, betas=(0.0, None)),
+    Arm("static 2", steps=2),
+    Arm("static 1", steps=1),
+    Arm("c2t, at most 6", steps=6, c2t=True),
+)
+DRY_ARMS = (Arm("plain"), Arm("static 4", steps=4), Arm("c2t, at most 4", steps=4, c2t=True, betas=(0.0, None)))
+
+
+class NativeClient(Client):
+    """Sends prompts to /generate, whose answers hold the counts on every supported SGLang, and as many at a time."""
+
+    def __init__(self, url: str, max_tokens: int) -> None:
+        super().__init__(url, max_tokens)
+        self._http.close()
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._http = httpx.Client(base_url=url, timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False)
+
+    def complete(self, prompt: Sequence[int], temperature: float = 0.0) -> Completion:
+        """One completion of a prompt given as token ids. Raises C2TError if the server fails."""
+        sampling = {"temperature": temperature, "max_new_tokens": self.max_tokens, "ignore_eos": True}
+        body = {"input_ids": list(prompt), "sampling_params": sampling}
+        answer = self._request("POST", "/generate", json=body).json()
+        meta = answer["meta_info"]
+        details = {"spec_cap_lens_histogram": [], **meta} if meta.get("spec_verify_ct") else None
+        return Completion(tuple(answer["output_ids"]), *counts(details))
+
+
+class Bench:
+    """One run: its prompts, the outputs of plain decoding, rows as they come."""
+
+    def __init__(self, out: Path, models: Path, target: str, prefix: int, dry_run: bool) -> None:
+        self.out, self.models, self.dry_run = out, models, dry_run
+        self.prompts = prompts_of(DRY_PROMPTS if dry_run else PROMPTS_PER_SLOT * max(CONCURRENCIES), prefix)
+        self.setting: dict[str, Setting] = {"target": target, "prefix": prefix, "output_tokens": MAX_TOKENS}
+        self.record = RunRecord.capture(seed=SEED).to_json()
+        self.plain: Pass | None = None
+        self.static: dict[int, float | None] = {}
+        self.faults: list[str] = []
+
+    def row(self, arm: str, metrics: Mapping[str, float | None], error: str = "", **setting: Setting) -> None:
+        """Append one, and print it."""
+        kind = "functional" if self.dry_run else "measured"
+        whole = {**self.setting, **setting}
+        append_rows(self.out / ROWS, [BenchRow("gpu-serving", kind, arm, whole, metrics, error, self.record)])
+        shown = " ".join(f"{name}={value:.4g}" for name, value in metrics.items() if value is not None)
+        where = " ".join(f"{name}={value}" for name, value in setting.items() if value is not None)
+        print(f"{arm:<18}{where:<42}{shown}{error}", flush=True)
+        if error:
+            self.faults.append(f"{arm}: {error}")
+
+    def serve(self, arm: Arm, running: AbstractContextManager[Any], log: Path) -> None:
+        """Start a server, compare it with the others, measure it, stop it."""
+        began = time.monotonic()
+        with running as server, NativeClient(server.base_url, MAX_TOKENS) as client:
+            started = time.monotonic() - began
+            for beta in arm.betas:
+                if beta is not None:
+                    client.control(beta, arm.steps)
+                elif arm.c2t:
+                    # an earlier beta of this server stays until it is replaced
+                    client.control(self.own_beta(client), arm.steps)
+                used = round(client.c2t_state()["beta"], 6) if arm.c2t else None
+                self.compare(arm, client, used, started)
+                for concurrency in DRY_CONCURRENCIES if self.dry_run else CONCURRENCIES:
+                    self.throughput(arm, client, used, concurrency, log)
+
+    def own_beta(self, client: Client) -> float:
+        """The threshold that the classifier file beside the draft suggests."""
+        from c2t_plugin.classifier import FILE_NAME, load_classifier
+
+        return load_classifier(self.models / "eagle3" / FILE_NAME).spec.suggested_beta
+
+    def compare(self, arm: Arm, client: Client, beta: float | None, started: float) -> None:
+        """Outputs against plain decoding's, one request at a time; beta 0 accepts what the static chain accepts."""
+        found = client.run(self.prompts[:IDENTITY_PROMPTS], 1, lambda: None)
+        self.plain = self.plain or found
+        identical, of = found.n_identical(self.plain), len(found.completions)
+        metrics = {"identical": identical, "prompts": of, "tau": found.tau, "verify_steps": found.verify_steps}
+        self.row(arm.name, {**metrics, "start_s": started}, check="outputs", beta=beta)
+        if self.dry_run and identical != of:
+            self.faults.append(f"{arm.name}: {identical} of {of} outputs are plain decoding's")
+        if arm.steps and not arm.c2t:
+            self.static[arm.steps] = found.tau
+        expected = self.static.get(arm.steps)
+        if beta == 0.0 and expected is not None and not _close(found.tau, expected, 0.0 if self.dry_run else SAME_TAU):
+            self.faults.append(f"{arm.name}: beta 0 accepts {found.tau} tokens a step, the static chain {expected}")
+
+    def throughput(self, arm: Arm, client: Client, beta: float | None, concurrency: int, log: Path) -> None:
+        """A pass at full batches; the largest batch that the server's log shows is in the row."""
+        prompts = self.prompts[: max(IDENTITY_PROMPTS, PROMPTS_PER_SLOT * concurrency)]
+        client.run(prompts[:concurrency], concurrency, lambda: None)
+        read = log.stat().st_size
+        found = client.run(prompts, concurrency, lambda: None)
+        metrics = {
+            "output_tokens_per_s": found.output_tokens / found.seconds,
+            "seconds": found.seconds,
+            "tau": found.tau,
+            "gamma_per_token": found.gamma_per_token,
+            "verify_steps": found.verify_steps,
+            "largest_batch": largest_batch(log, read),
+        }
+        self.row(arm.name, metrics, check="throughput", beta=beta, concurrency=concurrency)
+
+
+def _close(found: float | None, expected: float, tolerance: float) -> bool:
+    return found is not None and abs(found - expected) <= tolerance * expected
+
+
+def largest_batch(log: Path, start: int) -> int | None:
+    """The most requests that ran at a time, by the decode lines of a server's log from byte `start` on."""
+    with log.open("rb") as handle:
+        handle.seek(start)
+        text = handle.read().decode(errors="replace")
+    return max((int(number) for number in re.findall(r"Decode batch.*?#running-req: (\d+)", text)), default=None)
+
+
+def prompts_of(n: int, prefix: int) -> list[list[int]]:
+    """n prompts of token ids, each with at least `prefix` tokens of other held-out prompts in front of it.
+
+    The pair has fewer prompts than a large batch takes; then they repeat, which needs a server without a prefix cache.
+    """
+    known = held_out_prompts(200, seed=SEED)
+    prompts = []
+    for i in range(n):
+        own, others = known[i % len(known)], itertools.cycle(known[(i + 1) % len(known) :] + known)
+        front: list[int] = []
+        while len(front) < prefix:
+            front += next(others)
+        prompts.append([*front[:prefix], *own])
+    return prompts
+
+
+def servers(
+    arms: Sequence[Arm], models: Path, out: Path, environment: Mapping[str, str] | None
+) -> Iterator[tuple[Arm, Path, Callable[[], AbstractContextManager[Any]]]]:
+    """Each arm with its log and what makes its server; environment: None for the CPU engine."""
+    largest = max(CONCURRENCIES)
+    graphs = [str(size) for size in CONCURRENCIES]
+    for arm in arms:
+        log = out / f"server-{re.sub('[^a-z0-9]+', '-', arm.name)}.log"
+
+        def make(arm: Arm = arm, log: Path = log) -> AbstractContextManager[Any]:
+            flags, target = arm.flags(models), models / "target"
+            if environment is None:
+                return CpuServer(target, *flags, "--decode-log-interval", "1", log=log, start_timeout=START_TIMEOUT_S)
+            # often enough for a short pass to leave a line
+            flags += ["--decode-log-interval", "8"]
+            flags += ["--max-running-requests", str(largest), "--cuda-graph-bs-decode", *graphs]
+            return GpuServer(target, *flags, log=log, environment=environment, start_timeout=START_TIMEOUT_S)
+
+        yield arm, log, make
+
+
+def build(models: Path, preset: str, dry_run: bool) -> None:
+    """Write the inflated pair, unless it is there."""
+    dtype = torch.float32 if dry_run else torch.bfloat16
+    for kind in ("target", "eagle3"):
+        if not (models / kind).is_dir():
+            device = "cpu" if dry_run else "cuda"
+            inflate(kind, PRESETS[preset], pair_dir(), models, device=device, dtype=dtype, seed=SEED)
+    if not dry_run:
+        # the servers need what the building took
+        torch.cuda.empty_cache()
+
+
+def run(bench: Bench, arms: Sequence[Arm], environment: Mapping[str, str] | None, deadline: float) -> None:
+    """Every arm while there is time for one as long as the longest so far."""
+    longest = 0.0
+    for arm, log, make in servers(arms, bench.models, bench.out, environment):
+        began = time.monotonic()
+        if began + longest > deadline:
+            bench.row(arm.name, {}, "not run: out of time")
+            continue
+        try:
+            bench.serve(arm, make(), log)
+        except (C2TError, LookupError) as error:
+            # a lookup fails where a server's answer lacks what it should hold
+            bench.row(arm.name, {}, " ".join(f"{type(error).__name__}: {error}".split()))
+        longest = max(longest, time.monotonic() - began)
+
+
+def main(argv: list[str]) -> int:
+    """Build, serve, compare, measure."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_serving",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for rows and the servers' logs")
+    parser.add_argument("--models", type=Path, help="folder of the inflated pair, kept; without it OUT/models")
+    parser.add_argument("--preset", choices=sorted(PRESETS), help="8b, or tiny in a dry run, without it")
+    parser.add_argument("--prefix", type=int, default=0, help="tokens in front of every prompt, e.g. 512 or 8192")
+    parser.add_argument("--seconds", type=float, default=500.0, help="no server is started that would end later")
+    parser.add_argument("--dry-run", action="store_true", help="tiny, float32, on the CPU engine")
+    options = parser.parse_args(argv)
+    deadline = time.monotonic() + options.seconds
+    preset = options.preset or ("tiny" if options.dry_run else "8b")
+    models = options.models or options.out / "models"
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            build(models, preset, options.dry_run)
+        except C2TError as error:
+            print(f"gpu_serving: {error}", file=sys.stderr)
+            return 2
+        environment = None if options.dry_run else plugin_environment(Path(scratch))
+        bench = Bench(options.out, models, preset, options.prefix, options.dry_run)
+        run(bench, DRY_ARMS if options.dry_run else ARMS, environment, deadline)
+    for fault in bench.faults:
+        print(f"FAULT: {fault}")
+    return int(bool(bench.faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

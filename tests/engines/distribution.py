@@ -1,0 +1,70 @@
+"""The exact distribution of a target's next tokens, and whether samples have it: for the tests of every engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import torch
+from scipy.stats import chisquare
+from transformers import LlamaForCausalLM
+
+from c2t_plugin.pair import held_out_prompts, pair_dir
+
+TOKENS = 4
+# With three words per token there are 81 outcomes, few enough for samples of each.
+TOP_K = 3
+TEMPERATURE = 0.8
+SAMPLES = 2000
+# A right server fails one run in ten thousand. A seed fixes its draws, though not how requests meet in batches.
+ALPHA = 1e-4
+# Below this expected count the chi-square distribution is a poor approximation; such outcomes are pooled.
+MIN_EXPECTED = 5.0
+
+Outcome = tuple[int, ...]
+
+
+@torch.no_grad()
+def next_token_probs(model: LlamaForCausalLM, contexts: list[list[int]]) -> list[dict[int, float]]:
+    """Per context (all of one length), the TOP_K most probable next words with their renormalised probabilities."""
+    logits = model(torch.tensor(contexts), use_cache=False).logits[:, -1].double()
+    values, words = (logits / TEMPERATURE).softmax(-1).topk(TOP_K)
+    rows = (values / values.sum(-1, keepdim=True)).tolist()
+    return [dict(zip(ids, probs, strict=True)) for ids, probs in zip(words.tolist(), rows, strict=True)]
+
+
+def enumerate_outcomes(model: LlamaForCausalLM, prompt: list[int]) -> dict[Outcome, float]:
+    """Probability of every sequence of TOKENS words."""
+    known: dict[Outcome, float] = {(): 1.0}
+    for _ in range(TOKENS):
+        nexts = next_token_probs(model, [[*prompt, *words] for words in known])
+        known = {
+            (*words, word): p * q
+            for (words, p), row in zip(known.items(), nexts, strict=True)
+            for word, q in row.items()
+        }
+    return known
+
+
+def p_value(samples: Iterable[Outcome], probs: Mapping[Outcome, float]) -> float:
+    """Of the chi-square test that the samples have these probabilities; rare and impossible outcomes are one class."""
+    counts = Counter(samples)
+    total = sum(counts.values())
+    often = [outcome for outcome, p in probs.items() if p * total >= MIN_EXPECTED]
+    observed = [counts[outcome] for outcome in often]
+    expected = [probs[outcome] * total for outcome in often]
+    rest = total - sum(expected)
+    if rest >= MIN_EXPECTED:
+        observed.append(total - sum(observed))
+        expected.append(rest)
+    else:
+        observed[-1] += total - sum(observed)
+        expected[-1] += rest
+    return float(chisquare(observed, expected).pvalue)
+
+
+def most_varied_prompt() -> tuple[list[int], dict[Outcome, float]]:
+    """The held-out prompt whose continuations vary most, and their exact distribution."""
+    model = LlamaForCausalLM.from_pretrained(pair_dir() / "target", dtype=torch.float32).eval()
+    found = [(prompt[:64], enumerate_outcomes(model, prompt[:64])) for prompt in held_out_prompts(8, seed=2)]
+    return max(found, key=lambda item: sum(p * SAMPLES >= MIN_EXPECTED for p in item[1].values()))

@@ -1,0 +1,26 @@
+"""The GPU run's serving part, dry: an inflated pair behind real servers on the CPU engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu_serving import DRY_ARMS, ROWS, main
+from benchmarks.record import BenchRow, read_rows
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_a_tiny_inflated_pair_is_served_plain_static_and_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["--out", str(tmp_path), "--dry-run"]) == 0, capsys.readouterr().out
+    rows = read_rows(tmp_path / ROWS, BenchRow)
+    assert {row.arm for row in rows} == {arm.name for arm in DRY_ARMS}
+    outputs = {(row.arm, row.setting["beta"]): row.metrics for row in rows if row.setting["check"] == "outputs"}
+    assert all(metrics["identical"] == metrics["prompts"] for metrics in outputs.values())
+    static, uncut = outputs["static 4", None], outputs["c2t, at most 4", 0.0]
+    assert static["verify_steps"] == uncut["verify_steps"]
+    # the head drafts as the small pair's: more than two tokens of four, on these prompts
+    assert static["tau"] is not None and static["tau"] > 2
+    throughput = [row.metrics for row in rows if row.setting["check"] == "throughput"]
+    assert all(metrics["largest_batch"] == 2 for metrics in throughput)

@@ -1,0 +1,112 @@
+"""What tree mode hands to SGLang's verification, against what SGLang's own tree build makes of the same nodes."""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+pytestmark = pytest.mark.sglang
+
+from c2t_plugin.engines.sglang.cpu_engine import SITE  # noqa: E402
+from tests.engines.sglang.test_cpu_engine_tree import PARENTS, SELECTED, build  # noqa: E402
+
+# Candidate c of that tree grew from candidate PARENTS[c // 2].
+PARENT_IDS = [PARENTS[candidate // 2] for candidate in range(10)]
+PREFIXES = [3, 5]
+STEPS = 3
+
+
+@pytest.fixture
+def verify_input(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(SITE))
+    from c2t_plugin.engines.sglang.trees import verify_input
+
+    return verify_input
+
+
+def made(verify_input: Any, width: int, form: str = "QLEN_ONLY", buffer: torch.Tensor | None = None) -> Any:
+    """Two requests, the second with its last node cut."""
+    mode = verify_input.TreeMaskMode[form]
+    owned = None if buffer is None else SimpleNamespace(buffer=buffer, mode=mode, fits=lambda bs: True)
+    keep = torch.zeros(2, 10, dtype=torch.bool)
+    keep[:, SELECTED] = True
+    keep[1, SELECTED[-1]] = False
+    return verify_input.build_verify_input(
+        SimpleNamespace(seq_lens=torch.tensor(PREFIXES), seq_lens_sum=sum(PREFIXES)),
+        SimpleNamespace(bonus_tokens=torch.tensor([50, 60], dtype=torch.int32)),
+        (torch.tensor([PARENT_IDS] * 2), keep, torch.arange(100, 120).view(2, 10)),
+        width,
+        attn_backend=SimpleNamespace(verify_mask=owned, max_context_len=64),
+        topk=2,
+        num_steps=STEPS,
+        tree_mask_mode=mode,
+    )
+
+
+@pytest.mark.parametrize(("form", "mode"), [("QLEN_ONLY", 1), ("FULL_MASK", 0)])
+def test_sglang_builds_the_same_from_the_same_nodes(verify_input: Any, sgl_kernel: ModuleType, form: str, mode: int):
+    found = made(verify_input, 6, form)
+    stock = build(sgl_kernel, [PARENTS] * 2, [SELECTED] * 2, PREFIXES, topk=2, depth=STEPS, mode=mode)
+    first = 36 if mode else 6 * (PREFIXES[0] + 6)
+    assert torch.equal(found.custom_mask[:first], stock.mask[:first])
+    assert found.positions[:6].tolist() == stock.positions[:6].tolist()
+    for ours, theirs in (
+        (found.retrieve_index, stock.index),
+        (found.retrieve_next_token, stock.next_token),
+        (found.retrieve_next_sibling, stock.next_sibling),
+    ):
+        assert ours[0].tolist() == theirs[0].tolist()
+    assert found.draft_token.tolist() == [50, *(100 + c for c in SELECTED), 60, *(110 + c for c in SELECTED[:-1]), 0]
+    assert found.c2t_kept.tolist() == [5, 4]
+
+
+def reachable(found: Any, row: int) -> set[int]:
+    """Nodes that a verifier can come to."""
+    seen: set[int] = set()
+    waiting = [0]
+    while waiting:
+        node = waiting.pop()
+        if node >= 0 and node not in seen:
+            seen.add(node)
+            waiting += [int(found.retrieve_next_token[row, node]), int(found.retrieve_next_sibling[row, node])]
+    return seen
+
+
+@pytest.mark.parametrize("width", [6, 8, 16])
+def test_no_pad_can_be_reached_or_seen(verify_input: Any, width: int):
+    found = made(verify_input, width)
+    masks = found.custom_mask.view(2, width, width)
+    for row, nodes in enumerate((6, 5)):
+        assert reachable(found, row) == set(range(nodes))
+        assert torch.equal(masks[row, nodes:, :], torch.eye(width, dtype=torch.bool)[nodes:])
+        assert not masks[row, :nodes, nodes:].any()
+
+
+@pytest.mark.parametrize(("width", "deepest"), [(2, 2), (6, 4), (16, 4)])
+def test_a_path_is_as_long_as_the_tree_allows(verify_input: Any, width: int, deepest: int):
+    found = made(verify_input, width)
+    assert (found.max_tree_depth, found.tree_topk, found.draft_token_num) == (deepest, -1, width)
+
+
+def test_nodes_that_do_not_fit_are_dropped_from_the_last(verify_input: Any):
+    found = made(verify_input, 4)
+    assert found.c2t_kept.tolist() == [3, 3]
+    assert found.draft_token.tolist() == [50, 100, 101, 103, 60, 110, 111, 113]
+
+
+@pytest.mark.parametrize("form", ["QLEN_ONLY", "FULL_MASK"])
+def test_the_backends_own_buffer_is_written(verify_input: Any, form: str):
+    buffer = torch.zeros(2000, dtype=torch.uint8)
+    found = made(verify_input, 6, form, buffer)
+    assert found.custom_mask is buffer
+    expected = made(verify_input, 6, form).custom_mask
+    assert torch.equal(buffer[: expected.numel()].bool(), expected)
+
+
+def test_another_form_of_mask_is_refused(verify_input: Any):
+    with pytest.raises(NotImplementedError, match="use another attention backend"):
+        made(verify_input, 6, "QLEN_ONLY_BITPACKING")

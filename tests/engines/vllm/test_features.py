@@ -1,0 +1,128 @@
+"""C2T beside what else vLLM does: mixed requests answered as without it, under chunked prefill and preemption."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
+pytestmark = [pytest.mark.vllm, pytest.mark.server]
+
+from c2t_plugin.pair import held_out_prompts  # noqa: E402
+from tests.engines.vllm.conftest import DRAFTS, Engine  # noqa: E402
+
+MAX_MODEL_LEN = 160
+# 24 requests, 8 at a time, want about twice the blocks there are; prompts are longer than a prefill chunk.
+OPTIONS = {
+    "max_model_len": MAX_MODEL_LEN,
+    "max_num_batched_tokens": 64,
+    "block_size": 32,
+    "num_gpu_blocks_override": 20,
+    "disable_log_stats": False,
+}
+NEW_TOKENS = 32
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+    "logprobs": {"logprobs": 3},
+    "structured": {"structured_outputs": {"regex": r"[a-z_]{3,12}(, [a-z_]{3,12}){2,6}"}},
+    "one token": {"max_tokens": 1},
+    "to the end": {"max_tokens": MAX_MODEL_LEN},
+    "stop": {"stop": ["\n\n"], "ignore_eos": False},
+    "minimum": {"min_tokens": 8, "ignore_eos": False},
+}
+REPEATS = 3
+
+
+def all_prompts() -> list[list[int]]:
+    return held_out_prompts(len(KINDS), min_tokens=80, max_tokens=120, seed=3)
+
+
+def twice(llm: Any) -> list[list[int]]:
+    """The first prompt again, alone, and once more: nothing evicts its blocks in between."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    prompt = {"prompt_token_ids": all_prompts()[0]}
+    return [list(llm.generate([prompt], sampling, use_tqdm=False)[0].outputs[0].token_ids) for _ in range(2)]
+
+
+def answers(llm: Any) -> list[SimpleNamespace]:
+    """Of all requests, in one batch: ids, why it ended, log probabilities of the chosen words."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    prompts = all_prompts() * REPEATS
+    chosen = []
+    for kind in list(KINDS.values()) * REPEATS:
+        values = {"temperature": 0.0, "max_tokens": NEW_TOKENS, "ignore_eos": True, **kind}
+        if "structured_outputs" in values:
+            values["structured_outputs"] = StructuredOutputsParams(**values["structured_outputs"])
+        chosen.append(SamplingParams(**values))
+    found = []
+    for output in llm.generate([{"prompt_token_ids": ids} for ids in prompts], chosen, use_tqdm=False):
+        (text,) = output.outputs
+        words = zip(text.token_ids, text.logprobs or [], strict=False)
+        logprobs = [each[token].logprob for token, each in words]
+        found.append(
+            SimpleNamespace(ids=list(text.token_ids), text=text.text, reason=text.finish_reason, logprobs=logprobs)
+        )
+    return found
+
+
+def counter(llm: Any, name: str) -> float:
+    return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
+
+
+@pytest.fixture(scope="module")
+def plain(engine: Engine) -> list[SimpleNamespace]:
+    with engine(None, options=OPTIONS) as llm:
+        return answers(llm)
+
+
+@pytest.fixture(scope="module", params=DRAFTS)
+def served(request: pytest.FixtureRequest, engine: Engine) -> Iterator[SimpleNamespace]:
+    with engine(f"c2t:{request.param}", 4, OPTIONS) as llm:
+        found = answers(llm)
+        again = twice(llm)
+        counts = {
+            name: counter(llm, f"vllm:{name}")
+            for name in ("num_preemptions", "prefix_cache_hits", "c2t_verify_steps", "c2t_accepted_tokens")
+        }
+    yield SimpleNamespace(found=found, again=again, counts=counts)
+
+
+def of_kind(found: list[SimpleNamespace], kind: str) -> list[SimpleNamespace]:
+    return found[list(KINDS).index(kind) :: len(KINDS)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_request_is_answered_as_without_c2t(
+    served: SimpleNamespace, plain: list[SimpleNamespace], kind: str
+):
+    mine, theirs = of_kind(served.found, kind), of_kind(plain, kind)
+    assert len(mine) == REPEATS
+    assert [(each.ids, each.reason) for each in mine] == [(each.ids, each.reason) for each in theirs]
+    for one, other in zip(mine, theirs, strict=True):
+        # the same sums in batches of another shape
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+
+
+def test_the_requests_are_what_their_names_say(plain: list[SimpleNamespace]):
+    assert all(len(each.ids) == 1 for each in of_kind(plain, "one token"))
+    assert all(len(each.logprobs) == NEW_TOKENS for each in of_kind(plain, "logprobs"))
+    assert all(each.text.count(", ") >= 2 for each in of_kind(plain, "structured"))
+    assert all(len(each.ids) > NEW_TOKENS for each in of_kind(plain, "to the end"))
+    different = zip(of_kind(plain, "penalties"), of_kind(plain, "plain"), strict=True)
+    assert all(one.ids != other.ids for one, other in different)
+
+
+def test_requests_were_preempted_found_their_prefix_and_speculated(served: SimpleNamespace):
+    assert all(value > 0 for value in served.counts.values()), served.counts
+
+
+def test_a_prompt_found_in_the_prefix_cache_is_answered_the_same(served: SimpleNamespace, plain: list[SimpleNamespace]):
+    assert served.again == [plain[0].ids] * 2

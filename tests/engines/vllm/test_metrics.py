@@ -1,0 +1,80 @@
+"""The counters of /metrics and the repair of vLLM's CPU sampling, each on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import prometheus_client
+import pytest
+import torch
+
+from c2t_plugin.engines.vllm import cpu_guard
+from c2t_plugin.engines.vllm.metrics import VerifyCounters
+
+
+@pytest.fixture
+def counters() -> Iterator[VerifyCounters]:
+    spec = SimpleNamespace(num_speculative_tokens=3)
+    logger = SimpleNamespace(
+        vllm_config=SimpleNamespace(speculative_config=spec), per_engine_labelvalues={0: ["model", "0"]}
+    )
+    known = set(prometheus_client.REGISTRY._collector_to_names)
+    yield VerifyCounters(logger)
+    for collector in set(prometheus_client.REGISTRY._collector_to_names) - known:
+        prometheus_client.REGISTRY.unregister(collector)
+
+
+def value(name: str, **labels: str) -> float | None:
+    return prometheus_client.REGISTRY.get_sample_value(name, {"model_name": "model", "engine": "0", **labels})
+
+
+def steps() -> list[float | None]:
+    return [value("vllm:c2t_verify_steps_total", length=str(length)) for length in range(4)]
+
+
+def drafts(lengths: list[int], accepted: int) -> Any:
+    reaching = [sum(length > place for length in lengths) for place in range(3)]
+    return SimpleNamespace(num_drafts=len(lengths), num_draft_tokens_per_pos=reaching, num_accepted_tokens=accepted)
+
+
+def iteration(decoded: int) -> Any:
+    return SimpleNamespace(inter_token_latencies_iter=[0.1] * decoded)
+
+
+def test_each_length_is_counted(counters: VerifyCounters):
+    counters.record(0, drafts([3, 1, 1], accepted=2), iteration(5))
+    assert steps() == [2, 2, 0, 1]
+    assert value("vllm:c2t_accepted_tokens_total") == 2
+    counters.record(0, drafts([2], accepted=2), iteration(1))
+    assert steps() == [2, 2, 1, 1]
+
+
+def test_iterations_without_drafts_are_plain_steps(counters: VerifyCounters):
+    counters.record(0, None, iteration(2))
+    counters.record(0, None, None)
+    assert steps() == [2, 0, 0, 0]
+
+
+def test_a_dropped_output_is_not_a_step_less(counters: VerifyCounters):
+    counters.record(0, drafts([1, 1], accepted=0), iteration(1))
+    counters.record(0, None, iteration(3))
+    assert steps() == [2, 2, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
+def test_expand_fills_the_tensor_that_it_is_given(dtype: torch.dtype):
+    out = torch.full((7,), -9, dtype=dtype)
+    values = torch.tensor([0.0, 2.5, 4.0]).to(dtype)
+    cpu_guard.expand(out, values, torch.tensor([2, 2, 5], dtype=torch.int32), 0, 1)
+    assert out.tolist() == [1, 1, *[values[2].item()] * 3, -9, -9]
+
+
+def test_top_k_of_nothing_is_nothing():
+    def stock(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
+        return logits + k.max()
+
+    guarded = cpu_guard.unless_empty(stock)
+    assert guarded(torch.zeros(0, 5), torch.zeros(0), None).shape == (0, 5)
+    assert guarded(torch.zeros(2, 1), torch.ones(2), None).tolist() == [[1], [1]]

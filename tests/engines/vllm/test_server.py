@@ -1,0 +1,131 @@
+"""vLLM's OpenAI server with C2T, through the openai client: output, streaming, /metrics, and errors at start."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
+pytestmark = [pytest.mark.vllm, pytest.mark.server]
+
+import openai  # noqa: E402
+
+from benchmarks.vllm_server import command, environment, free_port, serving  # noqa: E402
+from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
+from tests.engines.sglang.simulate import Target, simulate  # noqa: E402
+from tests.engines.sglang.verify_counts import Rule, save_hand_made_classifier  # noqa: E402
+from tests.engines.vllm.verify_counts import Oracle  # noqa: E402
+
+NEW_TOKENS = 24
+BETA = 0.45
+D_MAX = 6
+PROMPTS = 8
+
+
+def speculative(layout: Path, **options: object) -> list[str]:
+    values = {"method": "c2t:eagle3", "model": str(layout / "eagle3"), "num_speculative_tokens": D_MAX, **options}
+    return ["--speculative-config", json.dumps(values)]
+
+
+@pytest.fixture(scope="module")
+def served(layout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    folder = tmp_path_factory.mktemp("server")
+    classifier = save_hand_made_classifier(folder / "hand.safetensors")
+    target = Target(pair_dir() / "target")
+    draft = Oracle(pair_dir(), target).draft("eagle3")
+    prompts, runs = [], []
+    for prompt in held_out_prompts(PROMPTS + 3, seed=5):
+        rule = Rule(classifier, BETA)
+        run = simulate(target, draft, prompt, NEW_TOKENS, D_MAX, rule.keep_length)
+        if not rule.undecided and len(prompts) < PROMPTS:
+            prompts.append(prompt)
+            runs.append(run)
+    options = speculative(layout, c2t_classifier=str(classifier), c2t_beta=BETA)
+    log = folder / "server.log"
+    with serving(layout / "target", log, options) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        before = urllib.request.urlopen(f"{url}/metrics").read().decode()
+        with ThreadPoolExecutor(PROMPTS) as pool:
+            found = list(pool.map(lambda prompt: complete(client, prompt), prompts))
+        metrics = urllib.request.urlopen(f"{url}/metrics").read().decode()
+        streamed = "".join(
+            chunk.choices[0].text
+            for chunk in client.completions.create(
+                model="pair", prompt=prompts[0], max_tokens=NEW_TOKENS, temperature=0, stream=True,
+                extra_body={"ignore_eos": True},
+            )
+        )  # fmt: skip
+    yield SimpleNamespace(
+        found=found, runs=runs, before=before, metrics=metrics, streamed=streamed, log=log.read_text(errors="replace")
+    )
+
+
+def complete(client: openai.OpenAI, prompt: list[int]) -> tuple[str, list[int]]:
+    """Text and token ids."""
+    answer = client.completions.create(
+        model="pair",
+        prompt=prompt,
+        max_tokens=NEW_TOKENS,
+        temperature=0,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
+    choice = answer.choices[0]
+    return choice.text, choice.model_dump()["token_ids"]
+
+
+def value(metrics: str, name: str) -> float:
+    """A counter's value, over all its labels."""
+    return sum(float(number) for number in re.findall(rf"^vllm:{name}\{{[^}}]*\}} (\S+)$", metrics, re.MULTILINE))
+
+
+def test_output_is_plain_decodings(served: SimpleNamespace):
+    assert [ids for _, ids in served.found] == [run.output_ids for run in served.runs]
+
+
+def test_streaming_gives_the_same_text(served: SimpleNamespace):
+    assert served.streamed == served.found[0][0]
+
+
+def test_metrics_are_the_simulations_counts(served: SimpleNamespace):
+    lengths = Counter(length for run in served.runs for length in run.draft_lengths)
+    found = {
+        length: value(served.metrics, rf"c2t_verify_steps_total(?=\{{[^}}]*length=\"{length}\")")
+        for length in range(D_MAX + 1)
+    }
+    assert found == {length: lengths[length] for length in range(D_MAX + 1)}
+    accepted = sum(sum(run.accept_lengths) for run in served.runs)
+    assert value(served.metrics, "c2t_accepted_tokens_total") == accepted
+    # vLLM's own agree, without the steps that had no draft
+    assert value(served.metrics, "spec_decode_num_drafts_total") == sum(lengths.values()) - lengths[0]
+    assert value(served.metrics, "spec_decode_num_accepted_tokens_total") == accepted
+
+
+def test_counters_start_at_zero(served: SimpleNamespace):
+    assert "vllm:c2t_verify_steps_total" in served.before
+    assert value(served.before, "c2t_verify_steps_total") == 0
+
+
+def test_the_log_says_what_runs(served: SimpleNamespace):
+    assert f"C2T: base eagle3, chains of at most {D_MAX}, beta {BETA}, classifier " in served.log
+    assert "model runner V1" in served.log
+
+
+def test_a_bad_option_ends_the_start_with_one_line(layout: Path):
+    port = free_port()
+    options = speculative(layout, c2t_mode="tree")
+    done = subprocess.run(
+        command(layout / "target", port, *options), capture_output=True, text=True, env=environment(), timeout=300
+    )
+    assert done.returncode == 1
+    last = done.stderr.rstrip().splitlines()[-1]
+    assert last.startswith("C2T: c2t_mode is 'tree': vLLM has no tree attention")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,90 @@
+"""Model runner V2, interpreted on the CPU: the same cuts as the simulation, and adaptive verification by C2T."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
+pytestmark = [pytest.mark.vllm, pytest.mark.server]
+
+from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
+from tests.engines.sglang.simulate import Target  # noqa: E402
+from tests.engines.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
+from tests.engines.vllm.conftest import DRAFTS  # noqa: E402
+from tests.engines.vllm.verify_counts import Oracle  # noqa: E402
+
+# The interpreter takes about a millisecond for every block of every kernel.
+NEW_TOKENS = 12
+LENGTHS = [3, 17, 40, 64]
+BETA = 0.45
+D_MAX = 4
+TIMEOUT_S = 900
+
+
+@pytest.fixture(scope="module")
+def run(layout: Path, root: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """All engines of this file, one after the other in one process."""
+    folder = tmp_path_factory.mktemp("v2")
+    classifier = save_hand_made_classifier(folder / "hand.safetensors")
+    drawn = held_out_prompts(len(LENGTHS), min_tokens=96, seed=7)
+    prompts = [ids[:n] for ids, n in zip(drawn, LENGTHS, strict=True)]
+
+    def spec(base: str, **options: object) -> dict[str, object]:
+        draft = {"method": f"c2t:{base}", "model": str(layout / DRAFTS[base]), "num_speculative_tokens": D_MAX}
+        return {**draft, "c2t_classifier": str(classifier), "c2t_beta": BETA, **options}
+
+    engines = {base: spec(base) for base in DRAFTS}
+    engines["adaptive"] = spec("eagle3", enable_adaptive_verification=True)
+    job = {"target": str(layout / "target"), "prompts": prompts, "new_tokens": NEW_TOKENS, "max_num_seqs": 4}
+    (folder / "job.json").write_text(json.dumps({**job, "speculative": list(engines.values())}))
+    command = [sys.executable, "-m", "tests.engines.vllm.run_v2", str(folder / "job.json"), str(folder / "out.json")]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads((folder / "out.json").read_text())
+    target = Target(pair_dir() / "target")
+    return SimpleNamespace(
+        found=dict(zip(engines, found, strict=True)),
+        prompts=prompts,
+        plain=[target.greedy(prompt, NEW_TOKENS) for prompt in prompts],
+        classifier=classifier,
+        oracle=Oracle(pair_dir(), target),
+    )
+
+
+@pytest.mark.parametrize("engine", [*DRAFTS, "adaptive"])
+def test_output_is_plain_decodings(run: SimpleNamespace, engine: str):
+    assert run.found[engine]["outputs"] == run.plain
+
+
+@pytest.mark.parametrize("base", DRAFTS)
+def test_each_request_is_cut_where_the_classifier_says(run: SimpleNamespace, base: str):
+    expected = [run.oracle.steps(base, prompt, NEW_TOKENS, D_MAX, run.classifier, BETA) for prompt in run.prompts]
+    mine = [tuple(tuple(pair) for pair in steps) for steps in run.found[base]["steps"]]
+    decided = [(found, theirs.steps) for found, theirs in zip(mine, expected, strict=True) if theirs is not None]
+    assert len(decided) >= len(LENGTHS) - 1, "too many confidences lie at beta: choose another"
+    assert [found for found, _ in decided] == [theirs for _, theirs in decided]
+    assert len({drafted for found, _ in decided for drafted, _ in found}) >= 2
+
+
+@pytest.mark.parametrize("base", DRAFTS)
+def test_the_runners_own_counts_agree(run: SimpleNamespace, base: str):
+    found = run.found[base]
+    steps = [pair for steps in found["steps"] for pair in steps]
+    lengths = [drafted for drafted, _ in steps]
+    assert found["state"]["verified"] == [0, *(lengths.count(length) for length in range(1, D_MAX + 1))]
+    assert found["state"]["accepted"] == sum(accepted for _, accepted in steps)
+
+
+def test_adaptive_verification_verifies_less_than_it_schedules(run: SimpleNamespace):
+    """vLLM counts what it scheduled, which is every draft; the state counts what was verified."""
+    found = run.found["adaptive"]
+    scheduled = sum(drafted for steps in found["steps"] for drafted, _ in steps)
+    verified = sum(length * steps for length, steps in enumerate(found["state"]["verified"]))
+    assert 0 < verified < scheduled
+    assert 0 < found["state"]["accepted"] <= verified

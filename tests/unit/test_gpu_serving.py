@@ -1,0 +1,287 @@
+"""The GPU run's serving part with servers that answer by rule, and its server with a stand-in for SGLang."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from benchmarks import gpu_serving
+from benchmarks.gpu_server import GpuServer, plugin_environment
+from benchmarks.gpu_serving import ARMS, NativeClient, largest_batch, main, prompts_of
+from benchmarks.record import BenchRow, read_rows
+from benchmarks.serving import Completion, Pass
+from c2t_plugin.errors import C2TError
+from c2t_plugin.pair import pair_dir
+from tests.unit.ended import ended
+
+OWN_BETA = 0.4
+
+
+class FakeServer:
+    """Remembers its flags under its address."""
+
+    flags: ClassVar[dict[str, tuple[str, ...]]] = {}
+    broken: ClassVar[str] = ""
+
+    def __init__(self, model: Path, *flags: str, log: Path, **others: Any) -> None:
+        self.base_url = f"server {len(self.flags)}"
+        self.flags[self.base_url] = flags
+        log.write_text("")
+
+    def __enter__(self) -> FakeServer:
+        if self.broken and self.broken in self.flags[self.base_url]:
+            raise C2TError("the server ended\nbefore it was ready")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+
+class FakeClient:
+    """Outputs depend on the prompt alone; a beta cuts chains of any length to 1 token."""
+
+    wrong_at_beta: ClassVar[float | None] = None
+    less_at_beta: ClassVar[float | None] = None
+
+    def __init__(self, url: str, max_tokens: int) -> None:
+        flags = FakeServer.flags[url]
+        self.depth = int(flags[flags.index("--speculative-num-steps") + 1]) if "--speculative-num-steps" in flags else 0
+        self.c2t = "C2T" in flags
+        self.beta = 0.9
+
+    def __enter__(self) -> FakeClient:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+    def control(self, beta: float, max_depth: int) -> None:
+        assert self.c2t and max_depth == self.depth
+        self.beta = beta
+
+    def c2t_state(self) -> dict[str, float]:
+        assert self.c2t
+        return {"beta": self.beta}
+
+    def run(self, prompts: Sequence[Sequence[int]], concurrency: int, advance: Callable[[], None]) -> Pass:
+        beta = self.beta if self.c2t else None
+        tokens = self.depth if not beta else 1
+        taken = tokens - (self.less_at_beta is not None and self.less_at_beta == beta)
+        wrong = self.wrong_at_beta is not None and self.wrong_at_beta == beta
+        steps = 2 if self.depth else 0
+        done = Completion((sum(prompts[0]) + wrong, 7), steps, steps * taken, steps * tokens)
+        return Pass((done,) * len(prompts), seconds=0.5)
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("CpuServer", FakeServer), ("GpuServer", FakeServer), ("NativeClient", FakeClient)):
+        monkeypatch.setattr(gpu_serving, name, value)
+    monkeypatch.setattr(gpu_serving, "build", lambda *arguments: None)
+    monkeypatch.setattr(gpu_serving.Bench, "own_beta", lambda self, client: OWN_BETA)
+    monkeypatch.setattr(FakeServer, "flags", {})
+
+
+def run(out: Path, *arguments: str) -> tuple[int, list[BenchRow]]:
+    status = main(["--out", str(out), "--dry-run", *arguments])
+    return status, read_rows(out / gpu_serving.ROWS, BenchRow)
+
+
+def test_every_arm_is_compared_and_then_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    status, rows = run(tmp_path)
+    assert status == 0 and "FAULT" not in capsys.readouterr().out
+    shown = [(row.arm, row.setting["check"], row.setting["beta"], row.setting.get("concurrency")) for row in rows]
+    betas = [("plain", None), ("static 4", None), ("c2t, at most 4", 0.0), ("c2t, at most 4", OWN_BETA)]
+    assert shown == [
+        (arm, check, beta, concurrency)
+        for arm, beta in betas
+        for check, concurrency in (("outputs", None), ("throughput", 2))
+    ]
+    assert all(row.kind == "functional" and row.scenario == "gpu-serving" for row in rows)
+    outputs = {(row.arm, row.setting["beta"]): row.metrics for row in rows if row.setting["check"] == "outputs"}
+    assert outputs["c2t, at most 4", 0.0]["tau"] == outputs["static 4", None]["tau"] == 4
+    assert outputs["c2t, at most 4", OWN_BETA]["tau"] == 1 and outputs["plain", None]["tau"] is None
+    assert all(metrics["identical"] == metrics["prompts"] == 4 for metrics in outputs.values())
+    speed = next(row.metrics for row in rows if row.setting["check"] == "throughput")
+    assert speed["output_tokens_per_s"] == 16
+
+
+def test_servers_get_the_draft_and_the_length_of_their_chains(tmp_path: Path):
+    run(tmp_path, "--models", "models")
+    plain, static, c2t = (" ".join(flags) for flags in FakeServer.flags.values())
+    assert "speculative" not in plain
+    chain = "--speculative-draft-model-path models/eagle3 --speculative-num-steps 4"
+    assert f"--speculative-algorithm EAGLE3 {chain}" in static and f"--speculative-algorithm C2T {chain}" in c2t
+
+
+@pytest.mark.parametrize(
+    ("fault", "beta", "says"),
+    [
+        ("wrong_at_beta", OWN_BETA, "0 of 4 outputs are plain decoding's"),
+        ("less_at_beta", 0.0, "beta 0 accepts 3.0 tokens a step, the static chain 4.0"),
+    ],
+)
+def test_what_must_agree_and_does_not_fails_the_run(
+    fault: str,
+    beta: float,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setattr(FakeClient, fault, beta)
+    status, rows = run(tmp_path)
+    assert status == 1 and f"FAULT: c2t, at most 4: {says}" in capsys.readouterr().out
+    assert len(rows) == 8
+
+
+def test_a_server_that_does_not_start_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(FakeServer, "broken", "EAGLE3")
+    status, rows = run(tmp_path)
+    assert status == 1
+    errors = {row.arm: row.error for row in rows if row.error}
+    assert errors == {"static 4": "C2TError: the server ended before it was ready"}
+    assert {row.arm for row in rows} == {"plain", "static 4", "c2t, at most 4"}
+
+
+def test_an_answer_that_lacks_something_stops_no_other_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(FakeClient, "c2t_state", lambda self: {})
+    status, rows = run(tmp_path)
+    assert status == 1 and [(row.arm, row.error) for row in rows if row.error] == [
+        ("c2t, at most 4", "KeyError: 'beta'")
+    ]
+
+
+def test_what_there_is_no_time_for_is_named(tmp_path: Path):
+    status, rows = run(tmp_path, "--seconds", "-1")
+    assert status == 1 and [row.error for row in rows] == ["not run: out of time"] * 3
+
+
+def test_a_gpu_run_has_every_arm_of_the_comparison(tmp_path: Path):
+    made = list(gpu_serving.servers(ARMS, tmp_path, tmp_path, {}))
+    for _, _, make in made:
+        make()
+    lines = [" ".join(flags) for flags in FakeServer.flags.values()]
+    assert [arm.name for arm, _, _ in made] == [arm.name for arm in ARMS]
+    assert {arm.steps for arm in ARMS if not arm.c2t} == {0, 1, 2, 4}
+    assert all("--max-running-requests 256 --cuda-graph-bs-decode 1 8 64 256" in line for line in lines)
+    assert len({log for _, log, _ in made}) == len(ARMS)
+
+
+def test_the_largest_batch_is_read_from_the_decode_lines(tmp_path: Path):
+    log = tmp_path / "log"
+    log.write_text("Decode batch, #running-req: 99, x\n")
+    start = log.stat().st_size
+    assert largest_batch(log, start) is None
+    with log.open("a") as handle:
+        handle.write("Prefill batch, #running-req: 50\n[t] Decode batch [3], #running-req: 7, y\n")
+        handle.write("Decode batch, #running-req: 12, gen throughput (token/s): 3\nDecode batch, #running-req: 4\n")
+    assert largest_batch(log, start) == 12
+
+
+def test_prompts_repeat_and_get_the_tokens_asked_for_in_front():
+    short, long = prompts_of(450, 0), prompts_of(3, 512)
+    assert len(short) == 450 and short[0] == short[200] != short[1]
+    assert [len(mine) - len(own) for mine, own in zip(long, short[:3], strict=True)] == [512] * 3
+    assert all(mine[512:] == own for mine, own in zip(long, short[:3], strict=True))
+    assert long[0][:512] != long[1][:512]
+
+
+def test_answers_of_the_native_route_are_counted(monkeypatch: pytest.MonkeyPatch):
+    meta = {"spec_verify_ct": 2, "spec_num_correct_drafts": 3, "spec_num_proposed_drafts": 8}
+
+    class Answer:
+        def __init__(self, meta_info: dict[str, Any]) -> None:
+            self.meta_info = meta_info
+
+        def json(self) -> dict[str, Any]:
+            return {"output_ids": [5, 6], "meta_info": self.meta_info}
+
+    with NativeClient("http://127.0.0.1:9", 2) as client:
+        for meta_info, expected in (
+            (meta, (2, 3, 8)),
+            ({**meta, "spec_cap_lens_histogram": [0, 1, 1]}, (2, 3, 1)),
+            ({}, (0, 0, 0)),
+        ):
+            monkeypatch.setattr(client, "_request", lambda *_, meta_info=meta_info, **__: Answer(meta_info))
+            done = client.complete([1])
+            assert (done.verify_steps, done.accepted, done.candidates) == expected and done.token_ids == (5, 6)
+
+
+def test_a_servers_environment_has_our_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", "/carried")
+    environment = plugin_environment(tmp_path / "scratch")
+    path = environment["PYTHONPATH"].split(os.pathsep)
+    assert path.index(str(tmp_path / "scratch")) < path.index("/carried")
+    code = "from importlib.metadata import distribution as d; print([p.value for p in d('c2t-plugin').entry_points])"
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "c2t_plugin.engines.sglang.plugin:register" in found.stdout
+
+
+LAUNCH = """
+import http.server, json, os, subprocess, sys
+HOW = {how!r}
+if HOW == "ends":
+    print("no kernel image is available"); sys.exit(3)
+open({record!r}, "w").write(json.dumps([os.getpid(), sys.argv]))
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(503 if HOW == "hangs" else 200); self.end_headers()
+
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+def stand_in(tmp_path: Path, how: str) -> GpuServer:
+    """A server whose SGLang answers, ends at once or never gets ready."""
+    package = tmp_path / "packages" / "sglang"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "launch_server.py").write_text(LAUNCH.format(how=how, record=str(tmp_path / "record")))
+    path = os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", ""), str(pair_dir().parents[2])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    return GpuServer(
+        tmp_path / "model", "--extra", "1", log=tmp_path / "log", environment=environment, start_timeout=8.0
+    )
+
+
+@pytest.fixture
+def free_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        monkeypatch.setattr("benchmarks.gpu_server.PORT", listener.getsockname()[1])
+
+
+@pytest.mark.usefixtures("free_port")
+def test_a_server_is_started_with_its_flags_and_stopped(tmp_path: Path):
+    with stand_in(tmp_path, "answers"):
+        pid, argv = json.loads((tmp_path / "record").read_text())
+        assert not ended(pid)
+        line = " ".join(argv)
+        assert f"--model-path {tmp_path / 'model'} --attention-backend triton" in line and line.endswith("--extra 1")
+    assert ended(pid)
+
+
+@pytest.mark.usefixtures("free_port")
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("ends", "ended with 3 before it was ready; log ends with: no kernel image is available"),
+        ("hangs", "was not ready after 8 s"),
+    ],
+)
+def test_a_server_that_never_gets_ready_is_stopped_and_its_log_shown(how: str, says: str, tmp_path: Path):
+    with pytest.raises(C2TError, match=says), stand_in(tmp_path, how):
+        pytest.fail("it was not ready")
+    record = tmp_path / "record"
+    assert how == "ends" or ended(json.loads(record.read_text())[0])
