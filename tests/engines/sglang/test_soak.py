@@ -115,7 +115,8 @@ def soaked(texts: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> 
         *("--speculative-algorithm", "C2T", "--speculative-draft-model-path", str(pair_dir() / vc.DRAFTS["eagle3"])),
         *("--speculative-num-steps", str(D_MAX), "--speculative-c2t-classifier", str(classifier)),
         *("--speculative-c2t-beta", str(vc.BETA), "--chunked-prefill-size", "64", "--enable-mixed-chunk"),
-        *("--max-running-requests", "9"),
+        # the server's own first request would be recorded too
+        *("--max-running-requests", "9", "--skip-server-warmup"),
         log=folder / "server.log",
         env={**os.environ, **options},
     ) as server:
