@@ -62,7 +62,7 @@ class OnlineLogistic:
     """vLLM's acceptance estimator (OnlineAcceptanceEstimator of vLLM 0.32): sigmoid(slope * logit(q) + bias[position])
     is the chance that a token is accepted if all before it were; the product down the chain is that of the token.
 
-    One slope for all positions, one bias each, from slope 0 and bias 1.5. Every 100 verification steps comes one
+    One slope for all positions, one bias each, from slope 0.5 and bias -0.2. Every 100 verification steps comes one
     Newton step on these steps alone, with a ridge of 1e-3, each parameter damped by n / (n + 50) for n observations;
     a step that is NaN or would make the slope negative is left out. A position is observed where the chain was accepted
     up to it. All drafts are verified whole here, where the engine, once warm, learns only from what it did not cut.
@@ -71,10 +71,11 @@ class OnlineLogistic:
     REFIT_INTERVAL = 100
     DAMPING = 50.0
     RIDGE = 1e-3
-    FIRST_BIAS = 1.5
+    FIRST_SLOPE = 0.5
+    FIRST_BIAS = -0.2
 
     def __init__(self, positions: int) -> None:
-        self.slope = 0.0
+        self.slope = self.FIRST_SLOPE
         self.bias = torch.full((positions,), self.FIRST_BIAS, dtype=torch.float64)
 
     def conditional(self, log_prob: Tensor) -> Tensor:
