@@ -65,6 +65,16 @@ def test_fault_is_caught(served: SimpleNamespace, right: list[vc.Counts], fault:
     assert answers(served, fault) != right
 
 
+def test_keys_of_another_branch_are_caught(served: SimpleNamespace):
+    """It changes little, so more prompts are looked at, and whole trees."""
+    vc.control(served.running, beta=0.0)
+    more = SimpleNamespace(**{**vars(served), "prompts": [ids[:32] for ids in held_out_prompts(24, seed=12)]})
+    whole, wrong = (answers(more, fault, 8) for fault in ("", tree_faults.keys_of_another_branch.__name__))
+    vc.control(served.running, beta=BETA)
+    assert [found.output_ids for found in wrong] == [found.output_ids for found in whole]
+    assert wrong != whole
+
+
 def test_width_and_draft_follow_the_largest_tree(served: SimpleNamespace, right: list[vc.Counts]):
     """One request at a time, so that each verify step has one tree."""
     assert answers(served, "", concurrency=1) == right

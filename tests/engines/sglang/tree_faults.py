@@ -146,7 +146,6 @@ FAULTS = (
     kv_of_a_rejected_branch_kept,
     a_pad_node_reachable,
     a_sibling_link_lost,
-    keys_of_another_branch,
     state_of_another_branch,
     seed_of_the_wrong_slot,
 )
