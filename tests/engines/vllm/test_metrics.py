@@ -20,9 +20,15 @@ def counters() -> Iterator[VerifyCounters]:
     logger = SimpleNamespace(
         vllm_config=SimpleNamespace(speculative_config=spec), per_engine_labelvalues={0: ["model", "0"]}
     )
-    known = set(prometheus_client.REGISTRY._collector_to_names)
+    # An engine that ran in this process before has left its own.
+    forget()
     yield VerifyCounters(logger)
-    for collector in set(prometheus_client.REGISTRY._collector_to_names) - known:
+    forget()
+
+
+def forget() -> None:
+    found = prometheus_client.REGISTRY._names_to_collectors
+    for collector in {collector for name, collector in found.items() if name.startswith("vllm:c2t")}:
         prometheus_client.REGISTRY.unregister(collector)
 
 
