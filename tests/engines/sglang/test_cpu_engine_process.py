@@ -91,7 +91,7 @@ def test_kill_session_ends_children_too(tmp_path: Path, server_command: list[str
 
 
 def test_kill_session_removes_shared_memory(tmp_path: Path) -> None:
-    """A mapped file, as SGLang's load snapshots, and a semaphore, which Python's resource tracker removes."""
+    """A mapped file, as SGLang's load snapshots, and a semaphore, whose name is not the one that was mapped."""
     shared = Path("/dev/shm") / f"c2t-test-{os.getpid()}"
     script = (
         "import mmap, multiprocessing, sys, time\n"

@@ -9,23 +9,21 @@ import subprocess
 import time
 from pathlib import Path
 
-_SHARED_MEMORY = "/dev/shm/"
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 def kill_session(leader: subprocess.Popen[bytes], timeout: float = 10.0) -> list[int]:
     """Kill the session that `leader` leads, and unlink the shared memory that its processes have mapped.
 
-    A server asked to end takes 6 s over it and leaves shared memory behind just the same. Python's resource tracker is
-    not killed: it ends by itself after the others, and unlinks their semaphores. Returns the pids that are still alive
-    after `timeout` seconds.
+    A server asked to end takes 6 s over it and leaves shared memory behind just the same. Returns the pids that are
+    still alive after `timeout` seconds.
     """
     mapped: set[Path] = set()
     deadline = time.monotonic() + timeout
     while (left := alive(leader.pid)) and time.monotonic() < deadline:
         for pid in left:
-            if not _is_resource_tracker(pid):
-                mapped |= _mapped(pid)
-                _kill(pid)
+            mapped |= _mapped(pid)
+            _kill(pid)
         time.sleep(0.02)
     leader.wait()
     for path in mapped:
@@ -51,20 +49,23 @@ def alive(session: int) -> list[int]:
 
 
 def _mapped(pid: int) -> set[Path]:
-    """Shared-memory files that a process has mapped and that still have a name."""
+    """Shared-memory files that a process has mapped, by the names that they have now.
+
+    Found by inode: sem_open() maps a semaphore under a name that it then changes, so the map's own name is gone.
+    """
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return set()
-    names = {line[line.index(_SHARED_MEMORY) :] for line in lines if _SHARED_MEMORY in line}
-    return {Path(name) for name in names if not name.endswith(" (deleted)")}
+    inodes = {int(line.split(maxsplit=5)[4]) for line in lines if f" {_SHARED_MEMORY}/" in line}
+    return {path for path in _SHARED_MEMORY.iterdir() if _inode(path) in inodes} if inodes else set()
 
 
-def _is_resource_tracker(pid: int) -> bool:
+def _inode(path: Path) -> int | None:
     try:
-        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+        return path.lstat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 def _kill(pid: int) -> None:
