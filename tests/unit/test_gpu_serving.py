@@ -253,16 +253,6 @@ def stand_in(tmp_path: Path, how: str) -> GpuServer:
     )
 
 
-@pytest.fixture
-def free_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        monkeypatch.setattr("benchmarks.gpu_server.PORT", listener.getsockname()[1])
-
-
-@pytest.mark.usefixtures("free_port")
 def test_a_server_is_started_with_its_flags_and_stopped(tmp_path: Path):
     with stand_in(tmp_path, "answers"):
         pid, argv = json.loads((tmp_path / "record").read_text())
@@ -272,7 +262,6 @@ def test_a_server_is_started_with_its_flags_and_stopped(tmp_path: Path):
     assert ended(pid)
 
 
-@pytest.mark.usefixtures("free_port")
 @pytest.mark.parametrize(
     ("how", "says"),
     [
