@@ -7,13 +7,17 @@ from dataclasses import replace
 
 import pytest
 
+from c2t_plugin.classifier import FILE_NAME, load_classifier
 from c2t_plugin.lab import plans
 from c2t_plugin.lab.judging import evaluate_chains, evaluate_trees
+from c2t_plugin.lab.pairs import describe_pair
 from c2t_plugin.lab.reproduce import goals, goals_transfer
+from c2t_plugin.lab.reproduce.c2t_v1_common import PAPER_FEATURES_FILE
 from c2t_plugin.lab.reproduce.catalogue import REGISTRY
 from c2t_plugin.lab.reproduce.experiment import Bench, Row
 from c2t_plugin.lab.reproduce.goals import EXTENDED, THREE, TITLES, Measured, at_most, gained
 from c2t_plugin.lab.reproduce.goals_transfer import FOREIGN, OWN, TUNED
+from c2t_plugin.pair import SHIPPED
 
 NAN = float("nan")
 DRAFTS = {name: TITLES[name] for name in ("eagle3", "draft")}
@@ -35,6 +39,16 @@ def rows_of(bench: Bench, name: str) -> Sequence[Row]:
 
 def test_every_draft_of_the_pair_has_goals() -> None:
     assert set(TITLES) == set(plans.DRAFTS)
+
+
+@pytest.mark.parametrize("file", [FILE_NAME, PAPER_FEATURES_FILE])
+@pytest.mark.parametrize("draft", plans.DRAFTS)
+def test_every_draft_ships_with_classifiers_of_its_own(draft: str, file: str) -> None:
+    spec = load_classifier(SHIPPED / draft / file).spec
+    assert spec.pair == describe_pair(SHIPPED, draft)
+    assert len(spec.features) == (3 if file == PAPER_FEATURES_FILE else 6)
+    for run in (spec.training["run"], spec.training["traces"]["run"]):
+        assert run["dirty"] is False and run["seed"] == 0
 
 
 def test_the_replays_speed_is_counted_in_nodes(bench: Bench) -> None:
