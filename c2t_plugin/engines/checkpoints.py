@@ -10,7 +10,7 @@ from c2t_plugin.classifier import FILE_NAME, NodeClassifier, load_classifier
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.errors import ClassifierError, ConfigError
 
-SHIPPED_DRAFTS = {"eagle": "eagle1", "eagle3": "eagle3", "standalone": "draft"}
+SHIPPED_DRAFTS = {"eagle": "eagle1", "eagle3": "eagle3", "standalone": "draft", "mtp": "mtp"}
 
 
 def fetch(repo: str, name: str) -> Path | None:
@@ -49,7 +49,7 @@ def read_config(checkpoint: str) -> dict[str, Any]:
 
 
 def shipped_classifier(base: str) -> Path:
-    """The classifier fitted on the project's own pair for this kind of draft: eagle, eagle3 or standalone."""
+    """The classifier fitted on the project's own pair for this kind of draft: eagle, eagle3, mtp or standalone."""
     from c2t_plugin.pair import SHIPPED
 
     if base not in SHIPPED_DRAFTS:

@@ -48,6 +48,12 @@ class EvaluatePlan:
             raise ConfigError(f"taus must be positive numbers, got {self.taus}")
 
 
+def plan_for(traces: Traces, replicates: int = EvaluatePlan.replicates, seed: int = EvaluatePlan.seed) -> EvaluatePlan:
+    """The default plan, as far as the traces are deep."""
+    depth = min(EvaluatePlan.d_max, traces.chain.layers)
+    return EvaluatePlan(d_max=depth, tree_depth=min(depth, traces.tree.layers), replicates=replicates, seed=seed)
+
+
 def _taus(text: str) -> tuple[float, ...]:
     return tuple(float(part) for part in text.split(","))
 

@@ -41,7 +41,8 @@ class RuleResult:
     """One rule on chains or on trees. Intervals are (low, high), of 95%.
 
     auc: over all nodes. calibration: fields of Calibration, None of rules that give no probability.
-    compared: curves.Compared per baseline name. censored: of trees, where the record ends first, at the middle tau.
+    compared: curves.Compared per baseline name; of a classifier in chains, every rival is one.
+    censored: of trees, where the record ends first, at the middle tau.
     nodes_per_second: of trees, recorded nodes replayed at all thresholds, per second of processor time on one core.
     """
 
@@ -97,9 +98,9 @@ def evaluate_chains(
     }
     rules = []
     for name, curve in track(curves.items(), "chains, compared"):
-        compared = {"static": asdict(compare(curve, static, taus, weights))}
-        if name != "P":
-            compared["P"] = asdict(compare(curve, curves["P"], taus, weights))
+        others = [rival for rival in curves if rival not in classifiers] if name in classifiers else ["P"]
+        against = {"static": static, **{other: curves[other] for other in others if other != name}}
+        compared = {other: asdict(compare(curve, baseline, taus, weights)) for other, baseline in against.items()}
         rules.append(
             RuleResult(
                 name,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from c2t_plugin.provenance import RunRecord
+
 # matplotlib starts its colours again after so many.
 COLOURS, MARKERS = 10, "os^Dv"
+DPI = 130
 TAU, GAMMA = "tau, bonus excluded", "gamma per verification"
 
 
@@ -18,6 +22,16 @@ def panels(count: int, width: float = 6.0) -> tuple[Figure, Sequence[Axes]]:
     """A figure of `count` panels in a row."""
     figure = Figure(figsize=(width * count, 5), layout="constrained")
     return figure, figure.subplots(1, count, squeeze=False)[0]
+
+
+def save_png(figure: Figure, path: Path, run: RunRecord) -> None:
+    """Whole or not at all. The file's text fields say what it came from: Command, Commit, Machine, Date."""
+    commit = "unknown" if run.git_sha is None else run.git_sha + (" with uncommitted changes" if run.dirty else "")
+    fields = {"Command": run.command, "Commit": commit, "Machine": run.machine, "Date": run.utc}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    figure.savefig(temporary, dpi=DPI, format="png", metadata=fields)
+    temporary.replace(path)
 
 
 def gamma_over_tau(axis: Axes, title: str, log: bool = False) -> None:

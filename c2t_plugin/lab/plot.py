@@ -13,7 +13,6 @@ from c2t_plugin.errors import C2TError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DPI = 130
 ACCEPTS = "trace files, the JSON of `c2t evaluate --json`, and the rows.jsonl of `c2t reproduce`"
 
 
@@ -31,11 +30,13 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command and return its exit status."""
     arguments = _parser().parse_args(argv)
-    for path, figure in figures(arguments).items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(path.name + ".part")
-        figure.savefig(temporary, dpi=DPI, format="png")
-        temporary.replace(path)
+    drawn = figures(arguments)
+    from c2t_plugin.lab.pictures import save_png
+    from c2t_plugin.provenance import RunRecord
+
+    run = RunRecord.capture()
+    for path, figure in drawn.items():
+        save_png(figure, path, run)
         print(path)
     return 0
 
@@ -68,13 +69,12 @@ def _text(file: Path) -> str | None:
 
 def _judged(file: Path, classifiers: list[str]) -> Mapping[str, Any]:
     """What `c2t evaluate` finds on traces, as its JSON has it."""
-    from c2t_plugin.lab.evaluate import EvaluatePlan, named_classifiers, to_json
+    from c2t_plugin.lab.evaluate import named_classifiers, plan_for, to_json
     from c2t_plugin.lab.judging import evaluate_chains, evaluate_trees
     from c2t_plugin.traces import load_traces
 
     traces = load_traces(file)
-    depth = min(EvaluatePlan.d_max, traces.chain.layers)
-    plan = EvaluatePlan(d_max=depth, tree_depth=min(depth, traces.tree.layers))
+    plan = plan_for(traces)
     chosen = named_classifiers(classifiers, traces)
     chains = evaluate_chains(chosen, traces, None, plan)
     return to_json(chains, evaluate_trees(chosen, traces, plan), traces, plan)

@@ -11,11 +11,14 @@ from c2t_plugin.errors import C2TError, ConfigError
 
 if TYPE_CHECKING:
     from c2t_plugin.classifier import NodeClassifier
+    from c2t_plugin.forest import Forest
+    from c2t_plugin.lab.sweeps import Sweep
     from c2t_plugin.traces import Traces
 
 STEPS = 100
 # Rows printed on each side of the chosen beta, and how far apart they are.
 NEIGHBOURS, STRIDE = 4, 5
+STATES_AT_A_TIME = 250
 
 
 @dataclass(frozen=True)
@@ -91,10 +94,8 @@ def main(argv: list[str]) -> int:
 
 def tune(classifier: NodeClassifier, traces: Traces, plan: TunePlan) -> Tuned:
     """The largest, so cheapest, threshold that reaches the wanted tau. C2TError, with what is reached, if none does."""
-    import torch
-
     from c2t_plugin.lab.curves import bootstrap_weights, interval, serve
-    from c2t_plugin.lab.sweeps import static_sweep, threshold_sweep, truncate
+    from c2t_plugin.lab.sweeps import static_sweep, truncate
 
     if classifier.spec.top_m != traces.header["top_m"]:
         raise C2TError(f"the classifier's top_m is {classifier.spec.top_m}, the traces' {traces.header['top_m']}")
@@ -104,7 +105,7 @@ def tune(classifier: NodeClassifier, traces: Traces, plan: TunePlan) -> Tuned:
         wanted = float(serve(traces, static_sweep(chain)).curve()[0][plan.static - 1])
     forest = truncate(traces.tree, plan.depth) if plan.tree else chain
     betas = [step / STEPS for step in range(1, STEPS)]
-    served = serve(traces, threshold_sweep(forest, classifier.confidence(forest.stats()), torch.tensor(betas)))
+    served = serve(traces, _swept(classifier, forest, betas))
     tau, gamma = served.curve()
     fitting = [index for index, reached in enumerate(tau) if reached >= wanted]
     if not fitting:
@@ -113,6 +114,22 @@ def tune(classifier: NodeClassifier, traces: Traces, plan: TunePlan) -> Tuned:
     weights = bootstrap_weights(traces.groups, plan.replicates, plan.seed)
     drawn = [part[:, chosen] for part in served.curve(weights)]
     return Tuned(wanted, betas[chosen], betas, tau.tolist(), gamma.tolist(), interval(drawn[0]), interval(drawn[1]))
+
+
+def _swept(classifier: NodeClassifier, forest: Forest, betas: list[float]) -> Sweep:
+    """Every state at every beta, with a progress bar; a few at a time: the hidden layer of all takes gigabytes."""
+    import torch
+    from rich.progress import track
+
+    from c2t_plugin.lab.sweeps import Sweep, threshold_sweep
+
+    levels = torch.tensor(betas)
+    parts = []
+    for rows in track(torch.arange(len(forest)).split(STATES_AT_A_TIME), "scoring"):
+        part = forest[rows]
+        parts.append(threshold_sweep(part, classifier.confidence(part.stats()), levels))
+    gamma, tau = (torch.cat([getattr(part, name) for part in parts], dim=1) for name in ("gamma", "tau"))
+    return Sweep(levels, gamma, tau)
 
 
 def _print(found: Tuned, plan: TunePlan, traces: Traces) -> None:

@@ -12,8 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier
 from c2t_plugin.grow import LogitDistributions
-from c2t_plugin.lab.plans import TreeShape
+from c2t_plugin.lab.plans import DRAFTS, TreeShape
+from c2t_plugin.lab.reproduce.c2t_v1_common import PAPER_FEATURES_FILE
+from c2t_plugin.lab.reproduce.experiment import Bench
 from c2t_plugin.lab.trees import grow
 from c2t_plugin.traces import Traces
 
@@ -102,6 +105,35 @@ def _follow(logits: Callable[[Path_], Sequence[float]], layers: int, rng: random
         order = torch.tensor(logits(path)).argsort(descending=True).tolist()
         path = (*path, order[rng.choices((0, 1, 3), (6, 2, 2))[0]])
     return list(path)
+
+
+@dataclass
+class ToyBench(Bench):
+    """Random traces of trees 4 wide and 5 deep in place of a pair's, untrained classifiers."""
+
+    make: Callable[..., Traces] = field(kw_only=True)
+
+    def traces(self, draft: str, prompts: str = "held-out") -> Traces:
+        key = (draft, prompts)
+        if key not in self._traces:
+            seed = sum(map(ord, self.prefix + draft + prompts))
+            self._traces[key] = self.make(prompts=4, steps=6, k=4, layers=5, seed=seed)
+        return self._traces[key]
+
+    def classifier(self, draft: str) -> NodeClassifier:
+        torch.manual_seed(len(draft))
+        features = ("joint_log_prob", "entropy", "depth")
+        spec = ClassifierSpec(features=features, top_m=4, hidden=8, training={"recipe": "default"})
+        return NodeClassifier(spec).eval().requires_grad_(False)
+
+
+@pytest.fixture
+def toy_bench(make_traces: Callable[..., Traces], tmp_path: Path) -> Bench:
+    found = ToyBench(tmp_path, tmp_path, quick=True, make=make_traces)
+    for draft in DRAFTS:
+        (tmp_path / draft).mkdir()
+        save_classifier(found.classifier(draft), tmp_path / draft / PAPER_FEATURES_FILE)
+    return found
 
 
 @pytest.fixture(scope="session")

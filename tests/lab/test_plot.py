@@ -6,10 +6,12 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab import evaluate, fit, plot
-from c2t_plugin.lab.pictures import evaluation_figure, rows_figure
+from c2t_plugin.lab.pictures import evaluation_figure, rows_figure, save_png
+from c2t_plugin.provenance import RunRecord, describe_machine
 from c2t_plugin.traces import save_traces
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -52,6 +54,19 @@ def test_curves_are_those_of_the_evaluation(folder) -> None:
     assert not any("DyMax" in str(line.get_label()) for line in reliability[0].lines)
 
 
+@pytest.mark.parametrize(
+    ("sha", "dirty", "commit"),
+    [("0123abc", False, "0123abc"), ("0123abc", True, "0123abc with uncommitted changes"), (None, None, "unknown")],
+)
+def test_a_picture_says_what_it_came_from(tmp_path, sha, dirty, commit) -> None:
+    run = RunRecord("c2t plot x", sha, dirty, {}, "a machine", None, "2026-01-02T03:04:05+00:00")
+    save_png(rows_figure("title", ROWS[:2], "gamma"), tmp_path / "new" / "x.png", run)
+    with Image.open(tmp_path / "new" / "x.png") as picture:
+        found = {name: picture.info[name] for name in ("Command", "Commit", "Machine", "Date")}
+    assert found == {"Command": "c2t plot x", "Commit": commit, "Machine": "a machine", "Date": run.utc}
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["x.png"]
+
+
 def test_rows_become_points(folder) -> None:
     (axis, *_) = rows_figure("title", ROWS[:2], "gamma").axes
     assert [list(line.get_xydata()[0]) for line in axis.lines] == [[1.0, 2.0], [1.5, 3.0]]
@@ -78,6 +93,10 @@ def test_pictures_are_written(folder, tmp_path, monkeypatch, capsys, arguments, 
     new = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file() and file not in before}
     assert new == set(written)
     assert all((tmp_path / name).read_bytes().startswith(PNG) for name in written)
+    for name in written:
+        with Image.open(tmp_path / name) as picture:
+            assert {"Command", "Commit", "Machine", "Date"} <= set(picture.info)
+            assert picture.info["Machine"] == describe_machine()
     assert capsys.readouterr().out.splitlines()[-len(written) :] == written
 
 

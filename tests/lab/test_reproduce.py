@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from c2t_plugin import cli
 from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.pictures import rows_figure
 from c2t_plugin.lab.reproduce import page
 from c2t_plugin.lab.reproduce.catalogue import REGISTRY
 from c2t_plugin.lab.reproduce.experiment import Bench, Experiment, Findings, Registry
@@ -59,7 +62,9 @@ def test_two_experiments_of_one_name_are_refused() -> None:
 def test_every_experiment_says_where_it_is_from() -> None:
     for each in REGISTRY.experiments.values():
         assert each.title and each.columns, each.name
-        assert each.source.startswith(("C2T v1", "C2T v2", "DySpec", "Entropy trees")), each.name
+        assert each.source.startswith(("C2T v1", "C2T v2", "DySpec", "Entropy trees", "This project's goals")), (
+            each.name
+        )
 
 
 def test_the_page_shows_the_last_rows_and_names_what_is_missing(tmp_path: Path) -> None:
@@ -67,15 +72,35 @@ def test_the_page_shows_the_last_rows_and_names_what_is_missing(tmp_path: Path) 
     row = {"method": "static", "paper tau": 1.98, "tau": 2.0}
     rows = record("toy", [row]) + record("toy", [row | {"tau": 2.5}], dirty=True) + record("toy", [row], quick=True)
     (tmp_path / page.ROWS).write_text(rows)
-    Image.new("RGB", (30, 20), "red").save(tmp_path / "toy.png")
+    fields = PngInfo()
+    fields.add_text("Command", "c2t reproduce toy")
+    Image.new("RGB", (30, 20), "red").save(tmp_path / "toy.png", pnginfo=fields)
+    page.write(tmp_path / "page.md", tmp_path, known)
+    # rows that were run elsewhere have no picture; the page keeps the one it has
+    (tmp_path / "toy.png").unlink()
     page.write(tmp_path / "page.md", tmp_path, known)
     with Image.open(tmp_path / "page" / "toy.png") as picture:
+        assert picture.info["Command"] == "c2t reproduce toy"
         assert picture.size == (30, 20) and picture.convert("RGB").getpixel((3, 3)) == (255, 0, 0)
     text = (tmp_path / "page.md").read_text()
     assert "| static | 1.980 | 2.500 |" in text and "2.000" not in text
     assert "`c2t reproduce toy`, a machine, 2026-01-02, commit 0123456789ab with uncommitted changes." in text
     assert "Not run for this page: other." in text
     assert "![A toy](page/toy.png)" in text
+
+
+def test_a_picture_carries_what_its_rows_carry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = Findings(experiment().run(None).rows, "", rows_figure("title", [{"tau": 1.0, "gamma": 2.0}], "gamma"))
+    pictured = replace(experiment(), run=lambda bench: drawn)
+    monkeypatch.setattr("c2t_plugin.lab.reproduce.catalogue.REGISTRY", registry(pictured))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["reproduce", "toy", "--out", "out"]) == 0
+    run = page.latest(tmp_path / "out" / page.ROWS)["toy"]["run"]
+    with Image.open(tmp_path / "out" / "toy.png") as picture:
+        assert [picture.info[name] for name in ("Command", "Machine", "Date")] == [
+            run[name] for name in ("command", "machine", "utc")
+        ]
+        assert picture.info["Commit"].startswith(run["git_sha"] or "unknown")
 
 
 def test_rows_of_an_older_experiment_are_refused(tmp_path: Path) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
-from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier
+from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.errors import C2TError
+from c2t_plugin.lab import pairs
 from c2t_plugin.lab.report import score_trees
 from c2t_plugin.lab.reproduce import c2t_v1_common as common
-from c2t_plugin.lab.reproduce import c2t_v1_training
 from c2t_plugin.lab.reproduce.c2t_recent import PRIOR, WINDOW, recent_acceptance
 from c2t_plugin.lab.reproduce.c2t_v1_common import Brought, Curve, Ground
 from c2t_plugin.lab.reproduce.c2t_v1_corpora import KINDS, corpora, halves
@@ -29,48 +26,20 @@ from c2t_plugin.lab.reproduce.catalogue import REGISTRY
 from c2t_plugin.lab.reproduce.experiment import QUICK_TREES, Bench
 from c2t_plugin.lab.sweeps import Sweep
 from c2t_plugin.policies.c2t import C2TTree
-from c2t_plugin.traces import Traces, save_traces
+from c2t_plugin.traces import save_traces
 
 TABLES = [name for name in REGISTRY.experiments if name.startswith("c2t-")]
 PICTURES = {f"c2t-v1-figure-{number}" for number in (2, 4, 6, 7, 10)} | {"c2t-v1-table-2"}
 
 
-@dataclass
-class ToyBench:
-    """Stands for a Bench: random traces of trees 4 wide and 5 deep, untrained classifiers."""
-
-    make: Callable[..., Traces]
-    traces_dir: Path
-    pair: Path
-    seed: int = 0
-    quick: bool = True
-    known: dict[tuple[str, str], Traces] = field(default_factory=dict)
-
-    def traces(self, draft: str, prompts: str = "held-out") -> Traces:
-        key = (draft, prompts)
-        if key not in self.known:
-            self.known[key] = self.make(prompts=4, steps=6, k=4, layers=5, seed=sum(map(ord, draft + prompts)))
-        return self.known[key]
-
-    def classifier(self, draft: str) -> NodeClassifier:
-        torch.manual_seed(len(draft))
-        features = ("joint_log_prob", "entropy", "depth")
-        spec = ClassifierSpec(features=features, top_m=4, hidden=8, training={"recipe": "default"})
-        return NodeClassifier(spec).eval().requires_grad_(False)
-
-
 @pytest.fixture
-def bench(make_traces: Callable[..., Traces], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    found = ToyBench(make_traces, tmp_path, tmp_path)
-    for draft in common.TITLES:
-        (tmp_path / draft).mkdir()
-        save_classifier(found.classifier(draft), tmp_path / draft / common.PAPER_FEATURES_FILE)
-    pair = found.traces("eagle3").header["pair"]
-    monkeypatch.setattr(c2t_v1_training, "describe_pair", lambda directory, draft: pair)
-    # table 6 would collect these from the pair's models
+def bench(toy_bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """With the traces that table 6 would collect from the pair's models."""
+    traces = toy_bench.traces("eagle3")
+    monkeypatch.setattr(pairs, "describe_pair", lambda directory, draft: traces.header["pair"])
     for top_m in (4, 6):
-        save_traces(found.traces("eagle3"), tmp_path / f"eagle3-held-out-top-{top_m}-{QUICK_TREES}.traces")
-    return cast(Bench, found)
+        save_traces(traces, toy_bench.traces_dir / f"eagle3-held-out-top-{top_m}-{QUICK_TREES}.traces")
+    return toy_bench
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -234,7 +203,7 @@ def test_entropies_over_other_probabilities_are_read_back(bench: Bench, monkeypa
     # the same traces stand for every M here; other weights are refused
     assert [row["gamma / all"] for row in rows] == [1.0] * 4
     assert [row["probabilities"] for row in rows] == [6] * 4
-    monkeypatch.setattr(c2t_v1_training, "describe_pair", lambda directory, draft: {"target": "another"})
+    monkeypatch.setattr(pairs, "describe_pair", lambda directory, draft: {"target": "another"})
     with pytest.raises(C2TError, match="other weights"):
         top_m_traces(bench, "eagle3", 4)
 
@@ -274,9 +243,9 @@ def test_every_kind_is_judged_with_every_classifier(bench) -> None:
     assert [(row["judged on"], row["fitted on"]) for row in rows] == [(one, two) for one in KINDS for two in KINDS]
 
 
-def test_beta_rises_with_what_is_left_out(bench) -> None:
+def test_beta_rises_with_what_is_left_out(bench, make_traces) -> None:
     # enough that something is learnt
-    bench.known[("eagle3", "train")] = bench.make(prompts=40, steps=20, k=4, layers=5, seed=1)
+    bench._traces[("eagle3", "train")] = make_traces(prompts=40, steps=20, k=4, layers=5, seed=1)
     rows = REGISTRY.experiments["c2t-v1-negatives"].findings(bench).rows
     assert [row["rejected per accepted"] for row in rows[::2]] == [1.0, 3.0, 10.0, 30.0, 100.0, *["all"] * 3]
     theta = [row["theta"] for row in rows if str(row["epoch by"]).startswith("bce")]

@@ -27,7 +27,9 @@ def follows_the_draft() -> NodeClassifier:
     return classifier.eval().requires_grad_(False)
 
 
-def test_the_largest_beta_that_is_accepted_long_enough(make_traces) -> None:
+def test_the_largest_beta_that_is_accepted_long_enough(make_traces, monkeypatch, capsys) -> None:
+    # in many parts, with a bar
+    monkeypatch.setattr(tune, "STATES_AT_A_TIME", 7)
     traces, classifier = make_traces(prompts=40, steps=10), follows_the_draft()
     replay, confidence = ChainReplay(traces, 4), classifier.confidence(traces.chain.stats())
     found = tune.tune(classifier, traces, TunePlan(static=2, depth=4, replicates=50))
@@ -38,6 +40,7 @@ def test_the_largest_beta_that_is_accepted_long_enough(make_traces) -> None:
     cut = replay.cut(confidence, found.beta)
     assert (found.tau[at], found.gamma[at]) == pytest.approx((cut.tau, cut.gamma))
     assert found.tau_interval[0] < found.tau[at] < found.tau_interval[1]
+    assert "scoring" in capsys.readouterr().out
 
 
 def test_trees_reach_further_than_chains(make_traces) -> None:

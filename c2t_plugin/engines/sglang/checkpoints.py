@@ -23,6 +23,11 @@ def detect_base(draft: str | None, target: str | None = None) -> str:
     return "STANDALONE"
 
 
+def classifier_kind(base: str, draft: str | None, target: str | None) -> str:
+    """The kind of draft that a classifier is for. An MTP head, which the target carries, is drafted with as EAGLE."""
+    return "mtp" if base == "EAGLE" and draft in (None, target) else base.lower()
+
+
 def check_vocabulary(server_args: Any, base: str) -> None:
     """A stand-alone draft must use the target's words."""
     if base != "STANDALONE":

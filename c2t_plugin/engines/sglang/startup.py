@@ -13,6 +13,7 @@ from c2t_plugin.config import AUTO, THRESHOLDS, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
 from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.sglang import args
+from c2t_plugin.engines.sglang.checkpoints import classifier_kind
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter
 from c2t_plugin.engines.sglang.planning import StepPlanner
 from c2t_plugin.errors import ConfigError
@@ -44,7 +45,8 @@ def prepare(
 ) -> Made:
     """For one rank; `leads`: it reports and records. most: how many draft tokens of a request can be verified."""
     config = args.config_of(server_args)
-    path, origin = find_classifier(config, base.lower(), server_args.speculative_draft_model_path)
+    draft = server_args.speculative_draft_model_path
+    path, origin = find_classifier(config, classifier_kind(base, draft, server_args.model_path), draft)
     classifier = load_fitting_classifier(path, config)
     spec = classifier.spec
     beta = spec.suggested_beta if config.beta is None and config.policy in THRESHOLDS else config.beta
@@ -59,7 +61,7 @@ def prepare(
             command="sglang.launch_server",
             base=base.lower(),
             target=server_args.model_path,
-            draft=server_args.speculative_draft_model_path or server_args.model_path,
+            draft=draft or server_args.model_path,
             top_m=spec.top_m,
             d_max=d_max,
         )

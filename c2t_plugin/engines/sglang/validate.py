@@ -86,7 +86,8 @@ def _resolve(server_args: Any) -> None:
     base = _base(server_args, config)
     _refuse(server_args)
     checkpoints.check_vocabulary(server_args, base)
-    path, _ = find_classifier(config, base.lower(), server_args.speculative_draft_model_path)
+    draft = server_args.speculative_draft_model_path
+    path, _ = find_classifier(config, checkpoints.classifier_kind(base, draft, server_args.model_path), draft)
     load_fitting_classifier(path, config)
     check_directory(config)
     startup.check_curve(config)

@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.errors import C2TError
-from c2t_plugin.lab.collect import collect_to
-from c2t_plugin.lab.pairs import describe_pair
 from c2t_plugin.lab.plans import CollectPlan, TreeShape
 from c2t_plugin.lab.report import score_trees
 from c2t_plugin.lab.reproduce import c2t_v1_common as common
@@ -20,7 +17,7 @@ from c2t_plugin.lab.reproduce.experiment import QUICK_TREES, Bench, Experiment, 
 from c2t_plugin.lab.scores import NodeScores
 from c2t_plugin.lab.sweeps import threshold_sweep
 from c2t_plugin.lab.training import FINE_TUNING_RATE, Epoch
-from c2t_plugin.traces import Traces, load_traces
+from c2t_plugin.traces import Traces
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -167,15 +164,9 @@ TABLE_6_TREES = 400
 def top_m_traces(bench: Bench, draft: str, top_m: int) -> Traces:
     """A few held-out trees whose entropies sum over other probabilities; collected once, then read."""
     trees = QUICK_TREES if bench.quick else TABLE_6_TREES
-    path = bench.traces_dir / f"{draft}-held-out-top-{top_m}-{trees}.traces"
-    if path.is_file():
-        traces = load_traces(path)
-        if traces.header["pair"] != describe_pair(bench.pair, draft):
-            raise C2TError(f"{path} was recorded with other weights than {bench.pair}; remove it")
-        return traces
     shape = TreeShape(top_m=top_m)
     plan = CollectPlan(draft=draft, shape=shape, trees=trees, prompts="held-out", seed=bench.seed)
-    return collect_to(path, bench.pair, plan)
+    return bench.collected(f"{draft}-held-out-top-{top_m}-{trees}", plan)
 
 
 def table_6(bench: Bench) -> Findings:

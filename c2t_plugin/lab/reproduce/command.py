@@ -55,6 +55,7 @@ def main(argv: list[str]) -> int:
 
 
 def _run(arguments: argparse.Namespace, console: Console) -> None:
+    from c2t_plugin.lab.pictures import save_png
     from c2t_plugin.lab.reproduce import page
     from c2t_plugin.lab.reproduce.catalogue import REGISTRY
     from c2t_plugin.lab.reproduce.experiment import Bench
@@ -72,14 +73,15 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
         started = time.monotonic()
         found = experiment.findings(bench)
         page.show(experiment, found, time.monotonic() - started)
+        run = RunRecord.capture(seed=arguments.seed)
         record = {
             "experiment": experiment.name,
             "rows": [dict(row) for row in found.rows],
             "remark": found.remark,
             "quick": arguments.quick,
-            "run": RunRecord.capture(seed=arguments.seed).to_json(),
+            "run": run.to_json(),
         }
         with (arguments.out / page.ROWS).open("a", encoding="utf-8") as handle:
             handle.write(json.dumps(record, sort_keys=True, allow_nan=False) + "\n")
         if found.figure is not None:
-            found.figure.savefig(arguments.out / f"{experiment.name}.png", dpi=130)
+            save_png(found.figure, arguments.out / f"{experiment.name}.png", run)

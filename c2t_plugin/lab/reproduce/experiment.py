@@ -32,13 +32,15 @@ class Bench:
     """The pair, its traces and its classifiers, each made or read when first asked for and then kept.
 
     pair: pair directory. traces_dir: where trace files are looked for and, where one is missing, collected to.
-    seed: of everything random in an experiment. quick: small traces, to see an experiment run.
+    seed: of everything random in an experiment. quick: small traces, to see an experiment run. prefix: of the names of
+    trace files, for another pair than the first.
     """
 
     pair: Path
     traces_dir: Path
     seed: int = 0
     quick: bool = False
+    prefix: str = ""
     _traces: dict[tuple[str, str], Traces] = field(default_factory=dict, repr=False)
     _classifiers: dict[str, NodeClassifier] = field(default_factory=dict, repr=False)
 
@@ -46,26 +48,25 @@ class Bench:
         """Whole trees of 1,011 nodes and chains of one draft. prompts: kind of text, as in CollectPlan."""
         key = (draft, prompts)
         if key not in self._traces:
-            self._traces[key] = self._load_or_collect(draft, prompts)
+            trees = QUICK_TREES if self.quick else TREES.get(prompts, OTHER_TREES)
+            plan = CollectPlan(draft=draft, shape=TreeShape(), trees=trees, prompts=prompts, seed=self.seed)
+            kind, size = f"-{prompts}" if prompts != "train" else "", "-quick" if self.quick else ""
+            self._traces[key] = self.collected(f"{draft}{kind}{size}", plan)
         return self._traces[key]
 
-    def _load_or_collect(self, draft: str, prompts: str) -> Traces:
+    def collected(self, name: str, plan: CollectPlan) -> Traces:
+        """The trace file of a name, collected by the plan if there is none. C2TError if other weights recorded it."""
         from c2t_plugin.lab.collect import collect_to
         from c2t_plugin.lab.pairs import describe_pair
         from c2t_plugin.traces import load_traces
 
-        path = self.traces_dir / self._file_name(draft, prompts)
-        if path.is_file():
-            traces = load_traces(path)
-            if traces.header["pair"] != describe_pair(self.pair, draft):
-                raise C2TError(f"{path} was recorded with other weights than {self.pair}; remove it or name another")
-            return traces
-        trees = QUICK_TREES if self.quick else TREES.get(prompts, OTHER_TREES)
-        plan = CollectPlan(draft=draft, shape=TreeShape(), trees=trees, prompts=prompts, seed=self.seed)
-        return collect_to(path, self.pair, plan)
-
-    def _file_name(self, draft: str, prompts: str) -> str:
-        return "".join([draft, f"-{prompts}" if prompts != "train" else "", "-quick" if self.quick else "", ".traces"])
+        path = self.traces_dir / f"{self.prefix}{name}.traces"
+        if not path.is_file():
+            return collect_to(path, self.pair, plan)
+        traces = load_traces(path)
+        if traces.header["pair"] != describe_pair(self.pair, plan.draft):
+            raise C2TError(f"{path} was recorded with other weights than {self.pair}; remove it or name another")
+        return traces
 
     def classifier(self, draft: str) -> NodeClassifier:
         """The classifier that ships with this draft of the pair."""

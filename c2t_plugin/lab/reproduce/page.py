@@ -23,7 +23,8 @@ Written by `c2t reproduce --page`, from the rows of `c2t reproduce all`; do not 
 are the paper's own figures, every other one was measured with the command below its table. The pair is small
 ([pair](pair.md)): a target of 5 layers on Python source. Absolute figures differ from the papers' for that reason
 alone; what can be compared is which rule needs fewer candidates at the same accept length. tau never counts the
-bonus token here unless a column says so.
+bonus token here unless a column says so. What this project set itself as goals stands [at the
+end](#goal-candidates-of-trees-at-equal-tau), reached or not.
 """
 
 
@@ -70,11 +71,13 @@ def write(page: Path, out: Path, registry: Registry) -> int:
         if experiment.name in records:
             parts.append(section(experiment, records[experiment.name]))
             picture = out / f"{experiment.name}.png"
+            shown = page.with_suffix("") / picture.name
             if picture.is_file():
-                folder = page.with_suffix("")
-                folder.mkdir(exist_ok=True)
-                _save_small(picture, folder / picture.name)
-                parts.append(f"![{experiment.title}]({folder.name}/{picture.name})\n")
+                shown.parent.mkdir(exist_ok=True)
+                _save_small(picture, shown)
+            # rows that were not run again keep the picture that the page has of them
+            if shown.is_file():
+                parts.append(f"![{experiment.title}]({shown.parent.name}/{shown.name})\n")
     missing = [name for name in registry.experiments if name not in records]
     if missing:
         parts.append(f"Not run for this page: {', '.join(missing)}.\n")
@@ -105,8 +108,13 @@ def section(experiment: Experiment, record: Mapping[str, Any]) -> str:
 
 
 def _save_small(picture: Path, target: Path) -> None:
-    """The picture in few colours, which a repository can carry in every version."""
+    """The picture in few colours, which a repository can carry in every version, with the text fields it has."""
     from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
 
     with Image.open(picture) as image:
-        image.convert("RGB").quantize(COLOURS).save(target, optimize=True)
+        fields = PngInfo()
+        for name, value in image.info.items():
+            if isinstance(name, str) and isinstance(value, str):
+                fields.add_text(name, value)
+        image.convert("RGB").quantize(COLOURS).save(target, optimize=True, pnginfo=fields)

@@ -235,6 +235,25 @@ def test_named_then_beside_then_shipped(pair: types.SimpleNamespace, tmp_path: P
     assert (path.parent.name, path.name, origin) == ("eagle3", FILE_NAME, "shipped, generic")
 
 
+@pytest.mark.parametrize(
+    ("base", "draft", "kind"),
+    [
+        ("EAGLE", None, "mtp"),
+        ("EAGLE", "target", "mtp"),
+        ("EAGLE", "head", "eagle"),
+        ("EAGLE3", "head", "eagle3"),
+        ("STANDALONE", "draft", "standalone"),
+    ],
+)
+def test_a_draft_that_the_target_carries_has_the_mtp_heads_classifier(base: str, draft: str | None, kind: str):
+    from c2t_plugin.config import C2TConfig
+
+    assert checkpoints.classifier_kind(base, draft, "target") == kind
+    path, origin = find_classifier(C2TConfig(), kind, None)
+    folder = {"eagle": "eagle1", "standalone": "draft"}.get(kind, kind)
+    assert (path.parent.name, origin) == (folder, "shipped, generic") and path.is_file()
+
+
 # --- the cut
 
 

@@ -163,17 +163,25 @@ def test_without_c2t_there_are_no_settings():
 
 
 @pytest.mark.parametrize(
-    ("options", "spec", "message"),
+    ("options", "message"),
     [
-        ({"classifier": "none.safetensors"}, {}, "neither a file nor a directory"),
-        ({"top_m": 7}, {}, "top_m is 7, but"),
-        ({"base": "eagle3"}, {}, "base is 'eagle3', but vLLM drafts with draft_model"),
-        ({}, {"method": "mtp", "model": str(SHIPPED / "target")}, "no classifier ships for mtp"),
+        ({"classifier": "none.safetensors"}, "neither a file nor a directory"),
+        ({"top_m": 7}, "top_m is 7, but"),
+        ({"base": "eagle3"}, "base is 'eagle3', but vLLM drafts with draft_model"),
     ],
 )
-def test_classifiers_that_do_not_hold(options: dict[str, Any], spec: dict[str, Any], message: str):
+def test_classifiers_that_do_not_hold(options: dict[str, Any], message: str):
     with pytest.raises(C2TError, match=message):
-        config.settle(resolved(**spec), config.C2TConfig(**options))
+        config.settle(resolved(), config.C2TConfig(**options))
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"), [("draft_model", "draft"), ("eagle", "eagle1"), ("eagle3", "eagle3"), ("mtp", "mtp")]
+)
+def test_a_classifier_ships_for_every_method(method: str, kind: str):
+    # no classifier lies beside the target
+    settings = config.settle(resolved(method=method, model=str(SHIPPED / "target")), config.C2TConfig())
+    assert (settings.classifier, settings.origin) == (str(SHIPPED / kind / FILE_NAME), "shipped, generic")
 
 
 def test_a_damaged_classifier_is_named(tmp_path: Path):
