@@ -44,7 +44,9 @@ class VllmClient(Client):
         except openai.OpenAIError as error:
             raise C2TError(f"the server did not answer a completion request: {error}") from error
         seconds = time.perf_counter() - start
-        return Completion(tuple(answer.choices[0].model_dump()["token_ids"]), 0, 0, 0, seconds, seconds)
+        # all tokens come at once
+        ids = tuple(answer.choices[0].model_dump()["token_ids"])
+        return Completion(ids, 0, 0, 0, sent_s=start, first_s=seconds, last_s=seconds)
 
     def run(
         self,

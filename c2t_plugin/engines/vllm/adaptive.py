@@ -28,9 +28,18 @@ class StepScorer(ChainScorer):
     """
 
     def __init__(
-        self, classifier: NodeClassifier, *, rows: int, max_depth: int, beta: float, device: torch.device | str
+        self,
+        classifier: NodeClassifier,
+        *,
+        rows: int,
+        max_depth: int,
+        beta: float,
+        device: torch.device | str,
+        keep_stats: bool = False,
     ) -> None:
-        super().__init__(classifier, slots=1, rows=rows, max_depth=max_depth, beta=beta, device=device)
+        super().__init__(
+            classifier, slots=1, rows=rows, max_depth=max_depth, beta=beta, device=device, keep_stats=keep_stats
+        )
         # not the kernel that `score_chain` is, which takes the depth as a number of Python
         self.classifier = classifier.to(device)
         self._joint = torch.zeros(rows, dtype=torch.float32, device=device)
@@ -57,6 +66,9 @@ class StepScorer(ChainScorer):
         joint = torch.where(first, 0.0, self._joint[:rows]) + torch.where(finite, log_prob, 0.0)
         self._joint[:rows] = joint
         depth = (draft_step + 1).float().expand(rows)
+        if self._stats is not None:
+            stacked = torch.stack((joint, log_prob, entropy, margin), dim=-1)
+            self._stats[:rows].index_copy_(1, draft_step.reshape(1), stacked[:, None])
         node = NodeStats(joint, log_prob, entropy, depth, rank=torch.zeros_like(joint), margin=margin)
         confidence = torch.where(finite, self.classifier.confidence(node), torch.nan)
         column = draft_step.reshape(1)
@@ -72,6 +84,14 @@ class StepScorer(ChainScorer):
     def kept(self, rows: int, steps: int) -> Tensor:
         """(rows,) int32: how many of the last draft's first `steps` tokens to verify."""
         return early_stop(self._confidence[:rows, :steps], self.beta, self.max_depth)
+
+    def any_alive_after(self, rows: int, steps: int) -> bool:
+        """Whether a chain may grow behind its first `steps` tokens. Asks the device, so not for a captured graph."""
+        return bool(((self.kept(rows, steps) == steps) & (self.max_depth > steps)).any())
+
+    def stats(self, rows: int) -> Tensor | None:
+        """(rows, d_max, 4) float32 copy, see ChainScorer; of steps that were not drafted what an earlier draft left."""
+        return None if self._stats is None else self._stats[:rows].clone()
 
     def observe(self, idx_mapping: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> None:
         """Count what became of the last drafts. num_sampled: (requests,) accepted drafts and the bonus token, 0 for

@@ -164,8 +164,8 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     worker = vllm_config.parallel_config.worker_cls
     if worker not in WORKERS:
         raise ConfigError(f"vLLM chose the worker {worker}, C2T knows {', '.join(WORKERS)}: use a CPU or CUDA device")
-    if config.trace_dir is not None and vllm_config.use_v2_model_runner:
-        raise ConfigError("trace_dir: requests are recorded on vLLM's model runner V1 alone, this engine has V2")
+    if config.trace_dir is not None and spec.enable_adaptive_verification:
+        raise ConfigError("trace_dir cannot be combined with enable_adaptive_verification: leave one of them out")
     check_directory(config)
     base = BASES[spec.method]
     if config.base not in ("auto", base):

@@ -53,7 +53,11 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     ),
     EngineSymbol("v1/spec_decode/eagle.py", "EagleProposer.__init__", ("vllm_config", "device", "runner")),
     EngineSymbol("v1/spec_decode/draft_model.py", "DraftModelProposer.__init__", ("vllm_config", "device", "runner")),
-    EngineSymbol(_RUNNER, "GPUModelRunner.__init__", contains=("= DraftModelProposer(", "= EagleProposer(")),
+    EngineSymbol(
+        _RUNNER,
+        "GPUModelRunner.__init__",
+        contains=("= DraftModelProposer(", "= EagleProposer(", "self.requests: dict[", "self.input_batch ="),
+    ),
     EngineSymbol(
         _RUNNER, "GPUModelRunner._get_draft_token_ids_cpu", contains=("isinstance(self._draft_token_ids, list)",)
     ),
@@ -108,6 +112,36 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         ("idx_mapping", "num_sampled", "num_rejected"),
     ),
     EngineSymbol(f"{_V2}/spec_decode/__init__.py", "init_speculator", contains=("StandaloneARSpeculator(",)),
+    EngineSymbol(
+        f"{_V2}/spec_decode/speculator.py",
+        "BaseSpeculator.propose",
+        ("input_batch", "dummy_run", "num_speculative_tokens"),
+    ),
+    EngineSymbol(
+        f"{_V2}/spec_decode/target_dependent_ar/speculator.py",
+        "TargetDependentARSpeculator._generate_draft",
+        contains=("self._run_model(", "self.sample_draft("),
+    ),
+    EngineSymbol(
+        f"{_V2}/spec_decode/standalone_ar/speculator.py",
+        "StandaloneARSpeculator._multi_step_decode",
+        contains=("self._run_model(", "self.sample_draft("),
+    ),
+    EngineSymbol(
+        f"{_V2}/spec_decode/mtp/speculator.py",
+        "MTPSpeculator.on_prefill_begin",
+        contains=("set_skip_topk(False)",),
+    ),
+    EngineSymbol(
+        f"{_V2}/model_runner.py",
+        "GPUModelRunner.sample_tokens",
+        contains=("self.speculator.propose(", "num_speculative_tokens=num_spec_tokens"),
+    ),
+    EngineSymbol(
+        f"{_V2}/states.py",
+        "RequestState.__init__",
+        contains=("self.req_id_to_index", "self.all_token_ids", "self.prompt_len", "self.total_len"),
+    ),
     EngineSymbol(f"{_V2}/spec_decode/eagle/speculator.py", "EagleSpeculator.load_draft_model"),
     EngineSymbol(f"{_V2}/spec_decode/mtp/speculator.py", "MTPSpeculator.load_draft_model"),
     EngineSymbol(f"{_V2}/spec_decode/standalone_ar/speculator.py", "StandaloneARSpeculator.load_draft_model"),

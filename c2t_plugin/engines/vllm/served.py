@@ -1,27 +1,39 @@
-"""Traces of served requests on model runner V1: drafts as they were scored, labelled by what the target wrote."""
+"""Traces of served requests: drafts as they were scored, labelled by what the target wrote."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from c2t_plugin.classifier import load_classifier
 from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.vllm.config import Settings
 from c2t_plugin.recording import is_chosen
 
 
+class Request(Protocol):
+    """The tokens of a request, as model runner V1 keeps them."""
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int] | None: ...
+
+    @property
+    def output_token_ids(self) -> Sequence[int]: ...
+
+
 class ServedTraces:
     """Between vLLM's model runner and the recorder.
 
-    The runner drafts before it appends a step's tokens to its requests, so a draft is kept until `settle`, which the
-    worker calls when the scheduler fetches the drafts. vLLM names ended requests at the next step, before it forgets
-    them.
+    V1 drafts before it appends a step's tokens to its requests, so a draft is kept until `settle`, which the worker
+    calls when the scheduler fetches the drafts. vLLM names ended requests at the next step, before it forgets them.
     """
 
-    def __init__(self, settings: Settings, vllm_config: Any, runner: Any, top_m: int) -> None:
-        self._runner = runner
+    def __init__(self, settings: Settings, vllm_config: Any, requests: Mapping[str, Request]) -> None:
+        """requests: those that run, by their names, always as they are now."""
+        self._requests = requests
         spec = vllm_config.speculative_config
         self._recorder = start_recorder(
             str(settings.trace_dir),
@@ -30,18 +42,18 @@ class ServedTraces:
             base=settings.base,
             target=vllm_config.model_config.model,
             draft=spec.model,
-            top_m=top_m,
+            top_m=load_classifier(settings.classifier).spec.top_m,
             d_max=spec.num_speculative_tokens,
         )
         self._kept: tuple[Tensor, list[list[int]], list[str]] | None = None
 
-    def any_chosen(self) -> bool:
-        """Whether a request of the batch belongs to the recorded share."""
-        return any(is_chosen(name, self._recorder.share) for name in self._runner.input_batch.req_ids)
+    def any_chosen(self, names: Iterable[str]) -> bool:
+        """Whether one of these requests belongs to the recorded share."""
+        return any(is_chosen(name, self._recorder.share) for name in names)
 
-    def keep(self, stats: Tensor, drafted: list[list[int]]) -> None:
+    def keep(self, stats: Tensor, drafted: list[list[int]], names: Iterable[str]) -> None:
         """One draft of the batch. stats: (rows, d_max, 4), see ChainScorer.stats. drafted: of every row, d_max ids."""
-        self._kept = stats.cpu(), drafted, list(self._runner.input_batch.req_ids)
+        self._kept = stats.cpu(), drafted, list(names)
 
     def settle(self) -> None:
         """Hand the kept draft over, now that the runner knows its root as the newest token of each request."""
@@ -49,19 +61,53 @@ class ServedTraces:
         if kept is None:
             return
         for stats, drafted, name in zip(*kept, strict=True):
-            new_tokens = len(self._runner.requests[name].output_token_ids)
-            # none: a part of a prompt, whose draft nobody takes
-            if new_tokens and is_chosen(name, self._recorder.share):
-                self._recorder.add(name, new_tokens - 1, stats, drafted)
+            if is_chosen(name, self._recorder.share):
+                new_tokens = len(self._requests[name].output_token_ids)
+                # none: a part of a prompt, whose draft nobody takes
+                if new_tokens:
+                    self._recorder.add(name, new_tokens - 1, stats, drafted)
 
     def finish(self, names: Iterable[str]) -> None:
         """These requests have ended; to be called while the runner still has them."""
         for name in names:
-            request = self._runner.requests.get(name)
+            request = self._requests.get(name)
             if request is not None:
                 self._recorder.finish(name, request.prompt_token_ids or [], request.output_token_ids)
 
     def close(self) -> None:
         """Write what is left, of requests that have not ended too: nothing is behind what they have written so far."""
-        self.finish(list(self._runner.requests))
+        self.finish(list(self._requests))
         self._recorder.close()
+
+
+@dataclass(frozen=True)
+class _StateOfV2:
+    tokens: Tensor
+    prompt_len: int
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.tokens[: self.prompt_len].tolist()
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.tokens[self.prompt_len :].tolist()
+
+
+class RequestsOfV2(Mapping[str, Request]):
+    """Model runner V2's requests, which it keeps as rows of tensors, in the shape of V1's."""
+
+    def __init__(self, states: Any) -> None:
+        """states: vLLM's RequestState."""
+        self._states = states
+
+    def __getitem__(self, name: str) -> Request:
+        row = self._states.req_id_to_index[name]
+        total = int(self._states.total_len.gpu[row])
+        return _StateOfV2(self._states.all_token_ids.gpu[row, :total], int(self._states.prompt_len.np[row]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._states.req_id_to_index)
+
+    def __len__(self) -> int:
+        return len(self._states.req_id_to_index)

@@ -20,6 +20,7 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from c2t_plugin.classifier import load_classifier
 from c2t_plugin.engines.vllm.checkpoints import without_classifier_files
 from c2t_plugin.engines.vllm.config import Settings
+from c2t_plugin.engines.vllm.early_exit import AllCut, may_leave
 from c2t_plugin.engines.vllm.served import ServedTraces
 from c2t_plugin.policies.chain import ChainScorer
 
@@ -31,10 +32,6 @@ else:
 logger = logging.getLogger("vllm.c2t")
 
 
-class _AllCut(Exception):
-    """Leaves the stock draft loop: no request of the batch has a token left to draft."""
-
-
 class _ChainMixin(_StockProposer):
     """Over a stock proposer: scores each draft step, ends the loop early, returns one list of tokens per request."""
 
@@ -42,14 +39,12 @@ class _ChainMixin(_StockProposer):
         super().__init__(vllm_config, device, runner)
         settings = Settings.of(vllm_config)
         assert settings is not None
-        parallel = vllm_config.parallel_config
-        # A rank that leaves the loop alone would leave the others waiting in a collective.
-        self._may_stop = parallel.world_size == 1 and parallel.data_parallel_size == 1
+        self._runner = runner
+        self._may_leave = may_leave(vllm_config)
         rows = vllm_config.scheduler_config.max_num_seqs
         self._rows = torch.arange(rows, dtype=torch.int64, device=device)
-        classifier = load_classifier(settings.classifier)
         self.scorer = ChainScorer(
-            classifier,
+            load_classifier(settings.classifier),
             slots=rows,
             rows=rows,
             max_depth=self.speculative_config.num_speculative_tokens,
@@ -57,9 +52,8 @@ class _ChainMixin(_StockProposer):
             device=device,
             keep_stats=settings.trace_dir is not None,
         )
+        # set by the worker where requests are recorded
         self.traces: ServedTraces | None = None
-        if settings.trace_dir is not None and parallel.rank == 0:
-            self.traces = ServedTraces(settings, vllm_config, runner, classifier.spec.top_m)
         self.drafts = self.draft_steps = 0
         self._recording = False
         self._scored = 0
@@ -94,18 +88,18 @@ class _ChainMixin(_StockProposer):
         sampled = super()._sample_draft_tokens(*positional, **keyword)
         self._sampled.append(sampled)
         # what is recorded is recorded whole
-        may_stop = self._may_stop and not self._recording and self._scored < self.num_speculative_tokens
-        if may_stop and not self.scorer.any_alive():
-            raise _AllCut
+        may_leave = self._may_leave and not self._recording and self._scored < self.num_speculative_tokens
+        if may_leave and not self.scorer.any_alive():
+            raise AllCut
         return sampled
 
     def propose(self, num_speculative_tokens: int, *positional: Any, **keyword: Any) -> list[list[int]]:
         self._scored, self._sampled = 0, []
         self.drafts += 1
-        self._recording = self.traces is not None and self.traces.any_chosen()
+        self._recording = self.traces is not None and self.traces.any_chosen(self._runner.input_batch.req_ids)
         try:
             drafted = super().propose(num_speculative_tokens, *positional, **keyword)
-        except _AllCut:
+        except AllCut:
             drafted = torch.stack([tokens for tokens, _ in self._sampled], dim=1)
             probs = [each for _, each in self._sampled if each is not None]
             if probs:
@@ -115,7 +109,7 @@ class _ChainMixin(_StockProposer):
             return drafted.tolist()
         stats = self.scorer.stats(drafted.shape[0]) if self._recording else None
         if self.traces is not None and stats is not None and self._scored == self.scorer.d_max:
-            self.traces.keep(stats, drafted.tolist())
+            self.traces.keep(stats, drafted.tolist(), self._runner.input_batch.req_ids)
         kept = self.scorer.end(drafted.shape[0]).tolist()
         return [row[:length] for row, length in zip(drafted.tolist(), kept, strict=True)]
 

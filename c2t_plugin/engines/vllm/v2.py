@@ -1,7 +1,8 @@
 """Model runner V2: vLLM's own speculators, with the classifier in the place of their acceptance estimator.
 
 With synchronous scheduling the scheduler takes as many tokens of each draft as the list that it is handed is long, so
-the lists are cut. The stock draft loop always runs to its end.
+the lists are cut. Nothing of the draft loop is copied: it is left between two draft steps, when all chains have ended.
+A captured graph of the loop, or of a step, never asks.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from c2t_plugin.classifier import load_classifier
 from c2t_plugin.engines.vllm.adaptive import StepScorer
 from c2t_plugin.engines.vllm.checkpoints import without_classifier_files
 from c2t_plugin.engines.vllm.config import Settings
+from c2t_plugin.engines.vllm.early_exit import AllCut, may_leave
+from c2t_plugin.engines.vllm.served import ServedTraces
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator as _StockSpeculator
@@ -31,9 +34,15 @@ logger = logging.getLogger("vllm.c2t")
 
 
 class _ScoringMixin(_StockSpeculator):
-    """Over a stock speculator."""
+    """Over a stock speculator: scores each draft step and ends the loop early."""
 
     scorer: StepScorer
+    # set by the worker where requests are recorded
+    traces: ServedTraces | None = None
+    drafts = draft_steps = 0
+    # Of the draft under way: whether it may end early, and its forwards.
+    _may_leave = False
+    _forwards = 0
 
     def load_model(self, *positional: Any, **keyword: Any) -> None:
         with without_classifier_files():
@@ -46,9 +55,46 @@ class _ScoringMixin(_StockSpeculator):
             max_depth=self.num_speculative_steps,
             beta=settings.beta,
             device=self.device,
+            keep_stats=settings.trace_dir is not None,
         )
         self.acceptance_estimator = SimpleNamespace(predict=self.scorer.predict, step=self.scorer.observe)
         settings.log(logger, self.method, self.num_speculative_steps, "model runner V2")
+
+    def _run_model(self, *positional: Any, **keyword: Any) -> Any:
+        if self._may_leave and self._forwards and not self.scorer.any_alive_after(self._rows, self._forwards):
+            raise AllCut
+        self._forwards += 1
+        return super()._run_model(*positional, **keyword)
+
+    def propose(
+        self,
+        input_batch: Any,
+        *positional: Any,
+        dummy_run: bool = False,
+        num_speculative_tokens: int | None = None,
+        **keyword: Any,
+    ) -> Tensor:
+        keyword |= {"dummy_run": dummy_run, "num_speculative_tokens": num_speculative_tokens}
+        if dummy_run:
+            return super().propose(input_batch, *positional, **keyword)
+        steps = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
+        names, self._rows, self._forwards = input_batch.req_ids, input_batch.num_reqs, 0
+        # what is recorded is recorded whole
+        recording = self.traces is not None and self.traces.any_chosen(names)
+        self._may_leave = may_leave(self.vllm_config) and not recording
+        self.drafts += 1
+        try:
+            drafted = super().propose(input_batch, *positional, **keyword)
+        except AllCut:
+            # what ends a stock draft is not called; MTP's switch, the one thing it turns, is set anew at each start
+            drafted, steps = self.draft_tokens[: self._rows], self._forwards
+        finally:
+            self._may_leave = False
+        self.draft_steps += steps
+        stats = self.scorer.stats(self._rows) if recording else None
+        if self.traces is not None and stats is not None and steps == self.num_speculative_steps:
+            self.traces.keep(stats, drafted.tolist(), names)
+        return drafted
 
 
 class C2TEagleSpeculator(_ScoringMixin, EagleSpeculator):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from c2t_plugin.engines.vllm.served import ServedTraces
+from c2t_plugin.engines.vllm.config import Settings
+from c2t_plugin.engines.vllm.served import RequestsOfV2, ServedTraces
 from c2t_plugin.engines.vllm.standing_in import standing_in
 from c2t_plugin.errors import ConfigError
 
@@ -28,9 +29,14 @@ class WorkerMixin(_StockWorker):
 
     def load_model(self, *positional: Any, **keyword: Any) -> None:
         super().load_model(*positional, **keyword)
-        adaptive = self.vllm_config.speculative_config.enable_adaptive_verification
-        if self.use_v2_model_runner and not adaptive:
-            self.model_runner.draft_tokens_handler.scorer = self.model_runner.speculator.scorer
+        runner, config = self.model_runner, self.vllm_config
+        if self.use_v2_model_runner and not config.speculative_config.enable_adaptive_verification:
+            runner.draft_tokens_handler.scorer = runner.speculator.scorer
+        settings = Settings.of(config)
+        assert settings is not None
+        if settings.trace_dir is not None and config.parallel_config.rank == 0:
+            requests = RequestsOfV2(runner.req_states) if self.use_v2_model_runner else runner.requests
+            self._drafter().traces = ServedTraces(settings, config, requests)
 
     def execute_model(self, scheduler_output: Any, *positional: Any, **keyword: Any) -> Any:
         traces = self._traces()
@@ -52,17 +58,19 @@ class WorkerMixin(_StockWorker):
         super().shutdown()
 
     def _traces(self) -> ServedTraces | None:
-        return None if self.use_v2_model_runner else self.model_runner.drafter.traces
+        return self._drafter().traces
+
+    def _drafter(self) -> Any:
+        return self.model_runner.speculator if self.use_v2_model_runner else self.model_runner.drafter
 
     def c2t_control(self, beta: float | None = None, max_depth: int | None = None) -> dict[str, Any]:
         """Change threshold and longest chain from the next draft on, both or, with ConfigError, neither.
 
         Returns the state: beta, max_depth, d_max, how many tokens were kept for want of finite statistics (non_finite),
-        and what the runner counted since the start, V1: drafts begun and draft steps scored; V2: requests by number of
+        and what the runner counted since the start: drafts begun and draft steps taken, and on V2 requests by number of
         drafts verified, and draft tokens accepted.
         """
-        runner = self.model_runner
-        drafter = runner.speculator if self.use_v2_model_runner else runner.drafter
+        drafter = self._drafter()
         scorer = drafter.scorer
         previous = int(scorer.max_depth)
         if max_depth is not None:
@@ -73,15 +81,15 @@ class WorkerMixin(_StockWorker):
         except ConfigError:
             scorer.set_max_depth(previous)
             raise
-        counted = (
-            {"verified": scorer.verified.tolist(), "accepted": int(scorer.accepted)}
-            if self.use_v2_model_runner
-            else {"drafts": drafter.drafts, "draft_steps": drafter.draft_steps}
+        verdicts = (
+            {"verified": scorer.verified.tolist(), "accepted": int(scorer.accepted)} if self.use_v2_model_runner else {}
         )
         return {
             "beta": float(scorer.beta),
             "max_depth": int(scorer.max_depth),
             "d_max": scorer.d_max,
             "non_finite": int(scorer.non_finite),
-            **counted,
+            "drafts": drafter.drafts,
+            "draft_steps": drafter.draft_steps,
+            **verdicts,
         }

@@ -1,7 +1,8 @@
 """Model runner V2 in a process of its own: `python -m tests.engines.vllm.run_v2 JOB.json OUT.json`.
 
 JOB: target, prompts, new_tokens, max_num_seqs, speculative (one configuration per engine). OUT: per engine the output
-ids, the steps of each request as (drafted, accepted), and C2T's state at the end.
+ids and the steps of each request as (drafted, accepted), C2T's state then, and the first prompt's steps alone, with the
+state behind them.
 """
 
 from __future__ import annotations
@@ -45,15 +46,23 @@ def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     )
     assert llm.llm_engine.vllm_config.use_v2_model_runner
     sampling = SamplingParams(temperature=0, max_tokens=job["new_tokens"], ignore_eos=True)
-    found = llm.generate([{"prompt_token_ids": ids} for ids in job["prompts"]], sampling, use_tqdm=False)
-    steps = [Steps.of_output(output) for output in found]
+
+    def steps_of(prompts: list[list[int]]) -> list[Steps]:
+        found = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
+        return [Steps.of_output(output) for output in found]
+
+    steps = steps_of(job["prompts"])
     (state,) = llm.collective_rpc("c2t_control")
+    (alone,) = steps_of(job["prompts"][:1])
+    (state_alone,) = llm.collective_rpc("c2t_control")
     llm.llm_engine.engine_core.shutdown()
     cleanup_dist_env_and_memory()
     return {
         "outputs": [each.output_ids for each in steps],
         "steps": [each.steps for each in steps],
         "state": state,
+        "alone": alone.steps,
+        "state_alone": state_alone,
     }
 
 

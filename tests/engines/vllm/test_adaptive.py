@@ -39,11 +39,11 @@ def draft(scorer: StepScorer, steps: list[torch.Tensor]) -> torch.Tensor:
 
 
 def scorer_for(classifier: NodeClassifier, beta: float = 0.0) -> StepScorer:
-    return StepScorer(classifier, rows=ROWS, max_depth=STEPS, beta=beta, device="cpu")
+    return StepScorer(classifier, rows=ROWS, max_depth=STEPS, beta=beta, device="cpu", keep_stats=True)
 
 
 def by_chain_mode(classifier: NodeClassifier, steps: list[torch.Tensor], beta: float) -> ChainScorer:
-    scorer = ChainScorer(classifier, slots=ROWS, rows=ROWS, max_depth=STEPS, beta=beta, device="cpu")
+    scorer = ChainScorer(classifier, slots=ROWS, rows=ROWS, max_depth=STEPS, beta=beta, device="cpu", keep_stats=True)
     rows = torch.arange(len(steps[0]))
     scorer.write_seed(rows, steps[0])
     scorer.begin(rows)
@@ -59,6 +59,30 @@ def test_kept_lengths_are_chain_modes(classifier: NodeClassifier, beta: float):
         steps = [logits(seed + number) for number in range(STEPS)]
         draft(scorer, steps)
         assert torch.equal(scorer.kept(ROWS, STEPS), by_chain_mode(classifier, steps, beta).end(ROWS))
+
+
+@pytest.mark.parametrize("depth", [1, 2, STEPS])
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.55, 1.0])
+def test_chains_are_alive_as_long_as_chain_modes(classifier: NodeClassifier, beta: float, depth: int):
+    scorer = scorer_for(classifier, beta)
+    scorer.set_max_depth(depth)
+    steps = [logits(number) for number in range(STEPS)]
+    draft(scorer, steps)
+    for taken in range(1, STEPS + 1):
+        theirs = ChainScorer(classifier, slots=ROWS, rows=ROWS, max_depth=STEPS, beta=beta, device="cpu")
+        theirs.set_max_depth(depth)
+        theirs.write_seed(torch.arange(ROWS), steps[0])
+        theirs.begin(torch.arange(ROWS))
+        for each in steps[1:taken]:
+            theirs.step(each)
+        assert scorer.any_alive_after(ROWS, taken) == theirs.any_alive()
+
+
+def test_recorded_statistics_are_chain_modes(classifier: NodeClassifier):
+    scorer, steps = scorer_for(classifier), [logits(number) for number in range(STEPS)]
+    draft(scorer, [logits(9)] * STEPS)  # the second draft must not remember the first
+    draft(scorer, steps)
+    torch.testing.assert_close(scorer.stats(ROWS), by_chain_mode(classifier, steps, 0.0).stats(ROWS))
 
 
 def test_the_product_of_the_conditionals_is_the_running_minimum(classifier: NodeClassifier):

@@ -146,15 +146,14 @@ def test_the_settings_reach_the_worker(tmp_path: Path):
     assert found.parallel_config.worker_cls == "c2t_plugin.engines.vllm.worker_cpu.C2TWorker"
 
 
-def test_traces_are_recorded_on_v1_alone(tmp_path: Path):
+def test_where_traces_are_recorded(tmp_path: Path):
     options = config.C2TConfig(trace_dir=str(tmp_path / "new"), trace_share=0.5)
-    found = resolved()
-    settings = config.settle(found, options)
+    settings = config.settle(resolved(), options)
     assert (settings.trace_dir, settings.trace_share) == (str(tmp_path / "new"), 0.5)
     assert (tmp_path / "new").is_dir()
-    found = resolved()
+    found = resolved(enable_adaptive_verification=True)
     found.use_v2_model_runner = True
-    with pytest.raises(ConfigError, match="recorded on vLLM's model runner V1 alone"):
+    with pytest.raises(ConfigError, match="trace_dir cannot be combined with enable_adaptive_verification"):
         config.settle(found, options)
 
 

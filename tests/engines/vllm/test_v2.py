@@ -14,9 +14,11 @@ pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
 from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
+from c2t_plugin.traces import load_traces  # noqa: E402
 from tests.engines.sglang.simulate import Target  # noqa: E402
 from tests.engines.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
 from tests.engines.vllm.conftest import DRAFTS  # noqa: E402
+from tests.engines.vllm.recorded import Models, assert_states_are_the_models  # noqa: E402
 from tests.engines.vllm.verify_counts import Oracle  # noqa: E402
 
 # The interpreter takes about a millisecond for every block of every kernel.
@@ -24,6 +26,8 @@ NEW_TOKENS = 12
 LENGTHS = [3, 17, 40, 64]
 BETA = 0.45
 D_MAX = 4
+# Requests are recorded on one of the engines; it drafts to the end, the others as far as a chain is alive.
+RECORDED = "eagle"
 TIMEOUT_S = 900
 
 
@@ -40,6 +44,7 @@ def run(layout: Path, root: Path, tmp_path_factory: pytest.TempPathFactory) -> S
         return {**draft, "c2t_classifier": str(classifier), "c2t_beta": BETA, **options}
 
     engines = {base: spec(base) for base in DRAFTS}
+    engines[RECORDED] |= {"c2t_trace_dir": str(folder / "served"), "c2t_trace_share": 1.0}
     engines["adaptive"] = spec("eagle3", enable_adaptive_verification=True)
     job = {"target": str(layout / "target"), "prompts": prompts, "new_tokens": NEW_TOKENS, "max_num_seqs": 4}
     (folder / "job.json").write_text(json.dumps({**job, "speculative": list(engines.values())}))
@@ -54,6 +59,7 @@ def run(layout: Path, root: Path, tmp_path_factory: pytest.TempPathFactory) -> S
         plain=[target.greedy(prompt, NEW_TOKENS) for prompt in prompts],
         classifier=classifier,
         oracle=Oracle(pair_dir(), target),
+        served=folder / "served",
     )
 
 
@@ -79,6 +85,30 @@ def test_the_runners_own_counts_agree(run: SimpleNamespace, base: str):
     lengths = [drafted for drafted, _ in steps]
     assert found["state"]["verified"] == [0, *(lengths.count(length) for length in range(1, D_MAX + 1))]
     assert found["state"]["accepted"] == sum(accepted for _, accepted in steps)
+
+
+@pytest.mark.parametrize("base", [base for base in DRAFTS if base != RECORDED])
+def test_drafting_ends_when_no_request_is_alive(run: SimpleNamespace, base: str):
+    """One request alone: a chain of n kept tokens took n + 1 draft steps, or all of them if none was cut."""
+    found = run.found[base]
+    taken, drafts = (found["state_alone"][name] - found["state"][name] for name in ("draft_steps", "drafts"))
+    lengths = [drafted for drafted, _ in found["alone"]]
+    # Drafts without a step: those cut at their first token, and the one behind the request's end, of any length.
+    seen, unseen = sum(min(length + 1, D_MAX) for length in lengths), drafts - len(lengths)
+    assert 0 <= taken - seen - unseen <= D_MAX - 1
+    assert taken < D_MAX * drafts
+
+
+@pytest.mark.parametrize("engine", [RECORDED, "adaptive"])
+def test_drafting_never_ends_early_where_all_of_it_is_wanted(run: SimpleNamespace, engine: str):
+    state = run.found[engine]["state"]
+    assert state["draft_steps"] == D_MAX * state["drafts"] > 0
+
+
+def test_recorded_states_are_the_models(run: SimpleNamespace):
+    models = Models(RECORDED, run.classifier, D_MAX)
+    prompts, outputs = [[*each, each[0]] for each in (run.prompts, run.plain)]
+    assert_states_are_the_models(load_traces(run.served), models, prompts, outputs)
 
 
 def test_adaptive_verification_verifies_less_than_it_schedules(run: SimpleNamespace):
