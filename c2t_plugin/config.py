@@ -53,8 +53,6 @@ class C2TConfig:
             raise ConfigError(f"beta must be a number or {AUTO!r}, got {self.beta!r}")
         if self.cost_curve is not None and self.beta != AUTO:
             raise ConfigError(f"cost_curve says what beta {AUTO!r} decides by, but beta is {self.beta}; leave one out")
-        if self.mode != "chain" and self.beta == AUTO:
-            raise ConfigError(f"beta {AUTO!r} decides about chains, but mode is {self.mode!r}; give a number")
         if self.base not in BASES:
             raise ConfigError(f"base must be one of {', '.join(BASES)}, got {self.base!r}")
         if self.mode not in MODES:

@@ -47,7 +47,6 @@ def test_beta_inside_it(beta: object):
     ("values", "message"),
     [
         ({"beta": "high"}, "beta must be a number, got 'high'"),
-        ({"beta": "auto", "mode": "tree"}, "beta 'auto' decides about chains, but mode is 'tree'"),
         ({"cost_curve": "curve.json"}, "cost_curve says what beta 'auto' decides by, but beta is None"),
         ({"cost_curve": "curve.json", "beta": 0.5}, "leave one out"),
         ({"beta": True}, "wrong type"),

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.planner import CostCurve, spend
-from c2t_plugin.policies.chain import ChainScorer
 from c2t_plugin.profiling import CostProfile
 
 logger = logging.getLogger(__name__)
@@ -25,20 +24,22 @@ class StepPlanner:
     is verified, down to nothing. Confidences say nothing about a token's own random draw, so neither does a choice.
 
     curve: None measures one on the first steps and, if there is a path, writes it there. sizes: token counts of the
-    target's captured passes.
+    target's captured passes. steps: of a draft. most: draft tokens of one request that can be verified.
     """
 
-    def __init__(self, scorer: ChainScorer, curve: CostCurve | None, path: Path | None) -> None:
+    def __init__(
+        self, curve: CostCurve | None, path: Path | None, *, steps: int, most: int, device: torch.device
+    ) -> None:
         self.active = True
         self.curve = curve
         self.sizes: Callable[[], Sequence[int]] = tuple
         # Whether what is not verified is not computed; without that nothing is won by verifying less.
         self.compact = False
-        self._scorer, self._path = scorer, path
-        self._passes = scorer.d_max - 1
+        self._path = path
+        self._passes = steps - 1
         self._profile: CostProfile | None = None
         if curve is None:
-            self._profile = CostProfile(scorer.d_max, self._passes, _waiting_for(scorer.beta.device))
+            self._profile = CostProfile(most, self._passes, _waiting_for(device))
         self._forced: int | None = None
 
     @contextmanager
@@ -70,16 +71,16 @@ class StepPlanner:
             except OSError as error:
                 logger.error("C2T: the cost curve cannot be written to %s: %s", self._path, error)
 
-    def keep(self, kept: Tensor, own: Tensor) -> Tensor:
+    def keep(self, kept: Tensor, own: Tensor, confidence: Tensor) -> Tensor:
         """(rows,) int32 draft tokens to verify. kept: (rows,) int32, at most so many. own: (rows,) bool, requests that
-        have a beta of their own; of those it is exactly so many."""
+        have a beta of their own; of those it is exactly so many. confidence: (rows, tokens) float32, of a request's
+        draft tokens in the order in which they are taken."""
         if not (self.active and self.compact):
             return kept
         if self._forced is not None:
             return torch.where(own, kept, kept.clamp(max=self._forced))
         if self.curve is None:
             return kept
-        confidence = self._scorer.confidence(len(kept))
         # the one wait: the host chooses the graph
         host = torch.cat([confidence, kept[:, None], own[:, None]], dim=1).cpu()
         longest = host[:, -2].long()

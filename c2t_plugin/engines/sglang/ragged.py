@@ -4,6 +4,9 @@ The rows of all requests are packed end to end for the target's forward pass alo
 put back at their places in the uniform window, so that sampling, grammar, logprobs and the draft model's extend pass
 are SGLang's own and see what they always see. Nothing of SGLang's batch is changed, so nothing has to be restored.
 
+A tree packs as a chain does, since its pads stand behind its nodes. Only what its rows see of each other is not plain
+from their order: its verify input brings a mask for packed rows (trees/verify_input.py).
+
 SGLang has the parts of this for another algorithm (srt/speculative/ragged_verify.py); the attention backend has to
 take requests of different lengths, which `choose` decides.
 """
@@ -40,10 +43,11 @@ _UNIFORM_ONLY: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True)
 class Choice:
-    """backend: which ragged attention verifies; None: uniform width. reason: for the log."""
+    """backend: which ragged attention verifies; None: uniform width. reason: for the log. masked: rows are trees."""
 
     backend: str | None
     reason: str
+    masked: bool = False
 
 
 def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
@@ -56,11 +60,11 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
         return Choice(None, "as asked for")
     found = _ragged_attention(runner.attn_backend)
     kind = type(runner.attn_backend).__name__
-    if config.mode != "chain":
-        # What is kept of a chain is its front, and needs no mask.
-        obstacle: str | None = f"mode {config.mode}: only chains are packed"
-    elif found is None:
-        obstacle = f"{kind} verifies requests of one length only"
+    masked = config.mode == "tree"
+    if found is None:
+        obstacle: str | None = f"{kind} verifies requests of one length only"
+    elif found == "fa3" and masked:
+        obstacle = "fa3 packs chains only: it takes trees of one size, each as a list of pages"
     else:
         obstacle = _obstacle(server_args, runner, found)
     if wanted != "auto" and (obstacle is not None or found != wanted):
@@ -73,7 +77,7 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
     if found == "fa3" and wanted == "auto":
         # Of the other backends the attention has at least been run in an interpreter.
         return Choice(None, "nobody has run C2T on fa3 yet: --speculative-c2t-ragged fa3 tries it")
-    return Choice(found, f"attention backend {kind}")
+    return Choice(found, f"attention backend {kind}", masked)
 
 
 def _ragged_attention(attn_backend: Any) -> str | None:
@@ -127,16 +131,17 @@ def prepare(algorithm: Any, choice: Choice) -> None:
     from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
 
     if not hasattr(DecodeCudaGraphRunner.get_spec_info, "c2t"):
-        DecodeCudaGraphRunner.get_spec_info = _with_capture_layout(DecodeCudaGraphRunner.get_spec_info)
+        DecodeCudaGraphRunner.get_spec_info = _with_capture_layout(DecodeCudaGraphRunner.get_spec_info, choice.masked)
 
 
-def _with_capture_layout(original: Callable[..., Any]) -> Callable[..., Any]:
+def _with_capture_layout(original: Callable[..., Any], masked: bool) -> Callable[..., Any]:
     def get_spec_info(self: Any, num_tokens: int) -> Any:
         spec_info = original(self, num_tokens)
-        # SGLang sets it for the algorithms that it verifies compactly itself. A chain needs no mask.
+        # SGLang sets it for the algorithms that it verifies compactly itself.
         if spec_info is not None and getattr(self, "ragged_verify_mode", False):
             spec_info.ragged_verify_layout = self._capture_ragged_verify_layout(num_tokens)
-            spec_info.custom_mask = None
+            if not masked:
+                spec_info.custom_mask = None
         return spec_info
 
     get_spec_info.c2t = True  # type: ignore[attr-defined]
@@ -147,12 +152,12 @@ def _with_capture_layout(original: Callable[..., Any]) -> Callable[..., Any]:
 class RaggedVerify:
     """Packs the target's verify forwards of one server process.
 
+    masked: whether the rows of a request are a tree, whose verify input has a mask for packed rows.
     rows: that the target computed in the last one, padding to the next tier included. ran_graph: whether from a graph.
     """
 
     target_worker: Any
-    width: int
-    backend: str
+    masked: bool = False
     rows: int = 0
     ran_graph: bool = False
     _step: tuple[Any, Tensor] | None = field(default=None, repr=False)
@@ -163,10 +168,11 @@ class RaggedVerify:
         def forward_batch_generation(batch: Any = None, forward_batch: Any = None, **keyword: Any) -> Any:
             if self._step is None:
                 return forward(batch, forward_batch, **keyword)
-            packed, cu_seqlens = self.pack(*self._step, forward_batch)
+            batch, kept = self._step
+            packed, cu_seqlens = self.pack(batch, kept, forward_batch)
             result = forward(None, packed, **keyword)
             self.ran_graph = result.can_run_cuda_graph
-            self.scatter(result.logits_output, cu_seqlens)
+            self.scatter(result.logits_output, cu_seqlens, batch.spec_info.draft_token_num)
             return result
 
         self.target_worker.forward_batch_generation = forward_batch_generation
@@ -191,13 +197,16 @@ class RaggedVerify:
         window: Any = batch.spec_info
         # The one wait of a step: the host chooses the graph. SGLang's preparation ran while the draft was computed.
         needed = int(kept.sum()) + len(kept)
-        self.rows = rows = rows_to_compute(needed, len(kept) * self.width, self.sizes())
-        sources = [part.view(-1, self.width) for part in (window.draft_token, window.positions, batch.out_cache_loc)]
+        width = window.draft_token_num
+        self.rows = rows = rows_to_compute(needed, len(kept) * width, self.sizes())
+        sources = [part.view(-1, width) for part in (window.draft_token, window.positions, batch.out_cache_loc)]
         # A row of nobody is token 0 at position 0, written to slot 0, which no request owns.
         (tokens, positions, slots), cu_seqlens = pack_ragged(kept, sources, capacity=rows, pads=(0, 0, 0))
 
         compact = copy.copy(window)
-        compact.draft_token, compact.positions, compact.custom_mask = tokens, positions, None
+        compact.draft_token, compact.positions = tokens, positions
+        if not self.masked:
+            compact.custom_mask = None
         # What SGLang worked out for the uniform window, where this version does so.
         compact.prepared_out_cache_loc = compact.prepared_mrope_positions = compact.kv_loc_plan = None
         compact.ragged_verify_layout = RaggedVerifyLayout.from_verify_lens_device(
@@ -213,7 +222,7 @@ class RaggedVerify:
         )
         return packed, cu_seqlens
 
-    def scatter(self, output: Any, cu_seqlens: Tensor) -> None:
+    def scatter(self, output: Any, cu_seqlens: Tensor, width: int) -> None:
         """Put the packed rows of the target's output back into the uniform window; rows behind a cut are 0.
 
         Nothing reads those: acceptance ends at the cut, and the draft's extend pass selects the last accepted row.
@@ -221,7 +230,7 @@ class RaggedVerify:
         for name in _PER_ROW:
             packed = getattr(output, name)
             if packed is not None:
-                setattr(output, name, scatter_ragged(packed, cu_seqlens, self.width, fill=0).flatten(0, 1))
+                setattr(output, name, scatter_ragged(packed, cu_seqlens, width, fill=0).flatten(0, 1))
 
     def sizes(self) -> list[int]:
         """Token counts of the captured graphs, rising."""

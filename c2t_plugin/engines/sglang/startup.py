@@ -78,17 +78,19 @@ def prepare(
         "top_m": spec.top_m,
     }
     _log(configuration, scorer.shape)
-    planner = _planner(config, scorer, spec) if beta == AUTO else None
+    planner = _planner(config, scorer, spec, most) if beta == AUTO else None
     return Made(scorer, Counts(most, exporter), recorder, planner, configuration)
 
 
-def _planner(config: C2TConfig, scorer: ChainScorer, spec: ClassifierSpec) -> StepPlanner:
-    if spec.training.get("calibrated") != "chain":
+def _planner(config: C2TConfig, scorer: ChainScorer, spec: ClassifierSpec, most: int) -> StepPlanner:
+    if config.policy == "c2t" and spec.training.get("calibrated") != config.mode:
         logger.warning(
-            "C2T: beta auto takes confidences for probabilities, and this classifier's were not made that on chains: "
-            "fit one with `c2t fit --calibrate chain`"
+            "C2T: beta auto takes confidences for probabilities, and this classifier's were not made that on %ss: "
+            "fit one with `c2t fit --calibrate %s`",
+            *(config.mode, config.mode),
         )
-    return StepPlanner(scorer, load_curve(config), None if config.cost_curve is None else Path(config.cost_curve))
+    path = None if config.cost_curve is None else Path(config.cost_curve)
+    return StepPlanner(load_curve(config), path, steps=scorer.d_max, most=most, device=scorer.beta.device)
 
 
 def load_curve(config: C2TConfig) -> CostCurve | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.config import AUTO, THRESHOLDS, C2TConfig
+from c2t_plugin.config import THRESHOLDS, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
 from c2t_plugin.engines.contract import check_contract
 from c2t_plugin.engines.served_traces import check_directory
@@ -120,8 +120,6 @@ def _shape(server_args: Any, config: C2TConfig) -> None:
     if config.mode == "tree":
         if config.trace_dir is not None:
             raise ConfigError("--speculative-c2t-trace-dir records chains; leave it out in tree mode")
-        if config.beta == AUTO:
-            raise ConfigError("--speculative-c2t-beta auto plans chains; give tree mode a number")
         shape.resolve(server_args, config.policy)
     else:
         _resolve_chain(server_args)

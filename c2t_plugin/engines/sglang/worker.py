@@ -134,13 +134,15 @@ class _DraftMixin(_StockDraftWorker):
             self.planner.begin(len(batch.reqs))
         with self.timed("draft", lambda: len(batch.reqs)):
             result = super().draft(batch, *positional, **keyword)
-        verify_input = result[0] if isinstance(result, tuple) else result
         if not idle:
-            kept = self._agree(self._kept(verify_input.retrieve_next_token.shape[0]))
-            cut_links(verify_input.retrieve_next_token, kept)
-            verify_input.c2t_kept = kept
-            verify_input.c2t_drafted = self._drafted(batch, verify_input)
+            self._cut(batch, result[0] if isinstance(result, tuple) else result)
         return result
+
+    def _cut(self, batch: Any, verify_input: Any) -> None:
+        kept = self._agree(self._kept(verify_input.retrieve_next_token.shape[0]))
+        cut_links(verify_input.retrieve_next_token, kept)
+        verify_input.c2t_kept = kept
+        verify_input.c2t_drafted = self._drafted(batch, verify_input)
 
     def timed(self, part: str, count: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
         """Measures what happens within for the planner, in the few steps in which it wants that."""
@@ -148,7 +150,9 @@ class _DraftMixin(_StockDraftWorker):
 
     def _kept(self, rows: int) -> Tensor:
         kept = self.scorer.end(rows)
-        return kept if self.planner is None else self.planner.keep(kept, self.scorer.own_beta(rows))
+        if self.planner is None:
+            return kept
+        return self.planner.keep(kept, self.scorer.own_beta(rows), self.scorer.confidence(rows))
 
     def _drafted(self, batch: Any, verify_input: Any) -> results.Drafted | None:
         """The draft, if a request of the batch is recorded."""
@@ -205,7 +209,7 @@ class _VerifyMixin(_StockWorker):
         if choice.backend is None:
             logger.info("C2T: verification over the uniform width (%s)", choice.reason)
         else:
-            self.ragged = RaggedVerify(self.target_worker, self.speculative_num_draft_tokens, choice.backend)
+            self.ragged = RaggedVerify(self.target_worker, choice.masked)
             logger.info("C2T: verification of kept tokens only, ragged %s (%s)", choice.backend, choice.reason)
         self.configuration["ragged"] = choice.backend or "off"
         if self.planner is not None and self.ragged is not None:

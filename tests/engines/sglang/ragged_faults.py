@@ -1,8 +1,8 @@
 """A plugin for tests only: writes down what the target computes, and plants faults into compact verification.
 
-ROW_LOG names a file that gets one JSON line per verify forward of the target: requests, rows, and the lengths of the
-layout (None where the whole window is verified). PLANTED_FAULT_FILE names one that holds the name of a fault or
-nothing; it is read at every step, so that one server serves all of them.
+ROW_LOG names a file that gets one JSON line per verify forward of the target: requests, width of the window, rows, and
+the lengths of the layout (None where the whole window is verified). PLANTED_FAULT_FILE names one that holds the name of
+a fault or nothing; it is read at every step, so that one server serves all of them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def _logged(forward: Callable[..., Any], path: Path) -> Callable[..., Any]:
             layout = forward_batch.spec_info.ragged_verify_layout
             line = {
                 "requests": forward_batch.batch_size,
+                "width": forward_batch.spec_info.draft_token_num,
                 "rows": len(forward_batch.input_ids),
                 "lengths": None if layout is None else layout.verify_lens.tolist(),
             }
@@ -51,10 +52,10 @@ def _faulty(right: Callable[..., Any], faults: dict[str, Callable[..., Any]]) ->
     return chosen
 
 
-def a_row_scattered_to_the_wrong_place(scatter: Any, self: Any, output: Any, cu_seqlens: Any) -> None:
+def a_row_scattered_to_the_wrong_place(scatter: Any, self: Any, output: Any, cu_seqlens: Any, width: int) -> None:
     if len(output.next_token_logits) > 1:
         output.next_token_logits[:2] = output.next_token_logits[:2].flip(0)
-    scatter(self, output, cu_seqlens)
+    scatter(self, output, cu_seqlens, width)
 
 
 def positions_off_by_one(pack: Any, self: Any, batch: Any, kept: Any, uniform: Any) -> Any:
@@ -77,7 +78,7 @@ def the_root_dropped(pack: Any, self: Any, batch: Any, kept: Any, uniform: Any) 
     right = window.draft_token, window.positions
 
     def later(part: Any) -> Any:
-        return part.view(-1, self.width).roll(-1, dims=1).flatten()
+        return part.view(-1, window.draft_token_num).roll(-1, dims=1).flatten()
 
     window.draft_token, window.positions, batch.out_cache_loc = later(right[0]), later(right[1]), later(slots)
     try:
@@ -86,6 +87,57 @@ def the_root_dropped(pack: Any, self: Any, batch: Any, kept: Any, uniform: Any) 
         (window.draft_token, window.positions), batch.out_cache_loc = right, slots
 
 
-PACKING = {fault.__name__: fault for fault in (positions_off_by_one, out_cache_loc_not_restored, the_root_dropped)}
-SCATTERING = {fault.__name__: fault for fault in (a_row_scattered_to_the_wrong_place,)}
-FAULTS = (*PACKING, *SCATTERING)
+def a_bit_of_the_mask_off(pack: Any, self: Any, batch: Any, kept: Any, uniform: Any) -> Any:
+    """No request's first draft token sees the root."""
+    packed, cu_seqlens = pack(self, batch, kept, uniform)
+    starts = [0]
+    for length in (kept + 1).tolist():
+        if length > 1:
+            packed.spec_info.custom_mask[starts[-1] + length] = False
+        starts.append(starts[-1] + length**2)
+    return packed, cu_seqlens
+
+
+def the_mask_of_the_request_before(pack: Any, self: Any, batch: Any, kept: Any, uniform: Any) -> Any:
+    """Masks follow each other as if all were as large as the first."""
+    packed, cu_seqlens = pack(self, batch, kept, uniform)
+    mask, lengths = packed.spec_info.custom_mask, (kept + 1).tolist()
+    right = mask.clone()
+    start = 0
+    for length in lengths:
+        wrong = right[: length**2]
+        mask[start : start + length**2] = wrong
+        start += length**2
+    return packed, cu_seqlens
+
+
+def the_prefix_of_the_request_before(pack: Any, self: Any, batch: Any, kept: Any, uniform: Any) -> Any:
+    packed, cu_seqlens = pack(self, batch, kept, uniform)
+    packed.req_pool_indices = packed.req_pool_indices.roll(1)
+    return packed, cu_seqlens
+
+
+def a_prefix_one_too_short(pack: Any, self: Any, batch: Any, kept: Any, uniform: Any) -> Any:
+    packed, cu_seqlens = pack(self, batch, kept, uniform)
+    packed.seq_lens = packed.seq_lens - 1
+    return packed, cu_seqlens
+
+
+def rows_of_two_requests_swapped(scatter: Any, self: Any, output: Any, cu_seqlens: Any, width: int) -> None:
+    """The roots of the first and the last request."""
+    rows = cu_seqlens[[0, -2]].long()
+    output.next_token_logits[rows] = output.next_token_logits[rows.flip(0)]
+    scatter(self, output, cu_seqlens, width)
+
+
+_OF_CHAINS = (positions_off_by_one, out_cache_loc_not_restored, the_root_dropped)
+_OF_TREES = (
+    a_bit_of_the_mask_off,
+    the_mask_of_the_request_before,
+    the_prefix_of_the_request_before,
+    a_prefix_one_too_short,
+)
+PACKING = {fault.__name__: fault for fault in (*_OF_CHAINS, *_OF_TREES)}
+SCATTERING = {fault.__name__: fault for fault in (a_row_scattered_to_the_wrong_place, rows_of_two_requests_swapped)}
+FAULTS = (*(fault.__name__ for fault in _OF_CHAINS), a_row_scattered_to_the_wrong_place.__name__)
+TREE_FAULTS = (*FAULTS, *(fault.__name__ for fault in _OF_TREES), rows_of_two_requests_swapped.__name__)

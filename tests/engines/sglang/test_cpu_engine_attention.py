@@ -31,7 +31,7 @@ def make_pool(kv_heads: int, requests: int, seed: int = 0) -> Pool:
         torch.randn(SLOTS, kv_heads, K_DIM),
         torch.randn(SLOTS, kv_heads, V_DIM),
         table,
-        torch.tensor([2, 0, 3])[:requests],
+        torch.tensor([2, 0, 3, 1])[:requests],
     )
 
 
@@ -201,6 +201,29 @@ def test_extend_with_tree_mask(sgl_kernel: ModuleType) -> None:
         for i, nodes in enumerate(queries):
             mask[request, i, nodes] = True
     torch.testing.assert_close(batch.run(mask.view(-1)), batch.expected(seen), **TOLERANCE)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_extend_with_trees_of_different_sizes(sgl_kernel: ModuleType, turned: bool) -> None:
+    """A root alone, two trees of one size that differ, and a larger one."""
+    seen = [
+        [[0]],
+        [[0], [0, 1], [0, 2]],
+        [[0], [0, 1], [0, 1, 2]],
+        [[0], [0, 1], [0, 2], [0, 1, 3], [0, 2, 4]],
+    ]
+    prefix = [6, 2, 0, 9]
+    if turned:
+        seen, prefix = seen[::-1], prefix[::-1]
+    batch = make_extend(prefix, [len(queries) for queries in seen])
+    rows = [[j in nodes for j in range(len(queries))] for queries in seen for nodes in queries]
+    mask = torch.tensor([bit for row in rows for bit in row])
+    found = batch.run(mask)
+    torch.testing.assert_close(found, batch.expected(seen), **TOLERANCE)
+    for bit in (mask.nonzero().flatten()[-2], mask.logical_not().nonzero().flatten()[0]):
+        wrong = mask.clone()
+        wrong[bit] = ~wrong[bit]
+        assert (batch.run(wrong) - found).abs().max() > 1e-3
 
 
 def test_extend_refuses_a_mask_of_wrong_size(sgl_kernel: ModuleType) -> None:

@@ -34,13 +34,13 @@ def scorer() -> ChainScorer:
 
 
 def planner_of(scorer: ChainScorer, curve: CostCurve | None = CURVE, path: Path | None = None) -> StepPlanner:
-    planner = StepPlanner(scorer, curve, path)
+    planner = StepPlanner(curve, path, steps=D_MAX, most=D_MAX, device=scorer.beta.device)
     planner.compact = True
     return planner
 
 
 def decide(planner: StepPlanner, scorer: ChainScorer) -> list[int]:
-    return planner.keep(scorer.end(ROWS), scorer.own_beta(ROWS)).tolist()
+    return planner.keep(scorer.end(ROWS), scorer.own_beta(ROWS), scorer.confidence(ROWS)).tolist()
 
 
 def test_it_spends_what_the_curve_says(scorer: ChainScorer):

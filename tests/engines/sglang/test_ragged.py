@@ -72,9 +72,16 @@ def test_what_keeps_the_uniform_window(server_args: dict[str, Any], changes: dic
         choose(C2TConfig(ragged="triton"), record, model)
 
 
-def test_only_chains_are_packed():
-    choice = choose(C2TConfig(mode="tree"), SimpleNamespace(), runner(RaggedAttention()))
-    assert choice == Choice(None, "mode tree: only chains are packed")
+def test_trees_are_packed_where_a_request_has_a_mask_of_its_own():
+    trees, record = C2TConfig(mode="tree"), SimpleNamespace()
+    assert choose(trees, record, runner(RaggedAttention())) == Choice(
+        "triton", "attention backend RaggedAttention", masked=True
+    )
+    assert not choose(C2TConfig(), record, runner(RaggedAttention())).masked
+    choice = choose(trees, record, runner(FlashAttentionBackend(3)))
+    assert (choice.backend, "fa3 packs chains only" in choice.reason) == (None, True)
+    with pytest.raises(ConfigError, match="ragged fa3 cannot be had: fa3 packs chains only"):
+        choose(C2TConfig(mode="tree", ragged="fa3"), record, runner(FlashAttentionBackend(3)))
 
 
 def test_a_backend_that_the_server_does_not_run():
@@ -120,11 +127,12 @@ class GraphRunner:
         return f"layout of {num_tokens}"
 
 
+@pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("ragged", [True, False])
-def test_graphs_are_captured_with_a_layout(ragged: bool):
-    get_spec_info = _with_capture_layout(GraphRunner.get_spec_info)
+def test_graphs_are_captured_with_a_layout(ragged: bool, masked: bool):
+    get_spec_info = _with_capture_layout(GraphRunner.get_spec_info, masked)
     spec_info = get_spec_info(GraphRunner(ragged), 10)
-    expected = ("layout of 10", None) if ragged else (None, "mask")
+    expected = ("layout of 10" if ragged else None, "mask" if masked or not ragged else None)
     assert (spec_info.ragged_verify_layout, spec_info.custom_mask) == expected
     assert get_spec_info(GraphRunner(ragged), 0) is None
 
@@ -135,12 +143,12 @@ def test_graphs_are_captured_with_a_layout(ragged: bool):
 def test_tiers_are_those_of_the_packed_graphs(graphs: GraphRunner | None, expected: object):
     model_runner = SimpleNamespace(decode_cuda_graph_runner=graphs)
     target = SimpleNamespace(forward_batch_generation=None, model_runner=model_runner)
-    assert RaggedVerify(target, 5, "triton").sizes() == expected
+    assert RaggedVerify(target).sizes() == expected
 
 
 def test_other_forwards_of_the_target_are_left_alone():
     calls = []
     target = SimpleNamespace(forward_batch_generation=lambda *args, **keyword: calls.append((args, keyword)))
-    RaggedVerify(target, 5, "cpu")
+    RaggedVerify(target)
     target.forward_batch_generation("prefill", capture_hidden_mode="full")
     assert calls == [(("prefill", None), {"capture_hidden_mode": "full"})]

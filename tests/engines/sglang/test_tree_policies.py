@@ -93,7 +93,7 @@ def grown(made: TreeGrower, depth: int, slots: tuple[int, ...] = (4, 1, 6)) -> l
         ]
         rows = [logits_after(state, path) for state, paths in enumerate(frontier) for path in paths]
         layer = made.step(torch.stack(rows))
-    parent_ids, keep, token_ids = made.end()
+    parent_ids, keep, token_ids, _ = made.end()
     return [paths_of(*row) for row in zip(parent_ids.tolist(), keep.tolist(), token_ids.tolist(), strict=True)]
 
 
@@ -227,7 +227,7 @@ def test_nothing_is_drafted_after_a_slot_without_a_seed():
     made = grower("c2t", 4, 2, 8)
     made.begin(torch.tensor([3]))
     assert not made.alive
-    _, keep, _ = made.end()
+    _, keep, _, _ = made.end()
     assert not keep.any()
 
 
@@ -250,7 +250,7 @@ def test_statistics_that_are_not_finite_keep_the_node_and_are_counted():
     logits[0, 3] = torch.nan
     made.write_seed(torch.tensor([2]), logits)
     made.begin(torch.tensor([2]))
-    _, keep, _ = made.end()
+    _, keep, _, _ = made.end()
     assert keep.all()
     assert int(made.non_finite) == 2
 

@@ -28,7 +28,9 @@ def verify_input(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any
     return verify_input
 
 
-def made(verify_input: Any, width: int, form: str = "QLEN_ONLY", buffer: torch.Tensor | None = None) -> Any:
+def made(
+    verify_input: Any, width: int, form: str = "QLEN_ONLY", buffer: torch.Tensor | None = None, packed: bool = False
+) -> Any:
     """Two requests, the second with its last node cut."""
     mode = verify_input.TreeMaskMode[form]
     owned = None if buffer is None else SimpleNamespace(buffer=buffer, mode=mode, fits=lambda bs: True)
@@ -44,6 +46,7 @@ def made(verify_input: Any, width: int, form: str = "QLEN_ONLY", buffer: torch.T
         topk=2,
         num_steps=STEPS,
         tree_mask_mode=mode,
+        packed=packed,
     )
 
 
@@ -107,6 +110,16 @@ def test_the_backends_own_buffer_is_written(verify_input: Any, form: str):
     assert torch.equal(buffer[: expected.numel()].bool(), expected)
 
 
-def test_another_form_of_mask_is_refused(verify_input: Any):
-    with pytest.raises(NotImplementedError, match="use another attention backend"):
-        made(verify_input, 6, "QLEN_ONLY_BITPACKING")
+@pytest.mark.parametrize("width", [6, 16])
+@pytest.mark.parametrize("owned", [False, True])
+@pytest.mark.parametrize(("form", "prefixes"), [("QLEN_ONLY", [0, 0]), ("FULL_MASK", PREFIXES)])
+def test_a_packed_mask_has_no_pads(verify_input: Any, form: str, prefixes: list[int], owned: bool, width: int):
+    """Each request's own rows and columns, one request after the other, whatever the width of the window."""
+    trees = made(verify_input, width).custom_mask.view(2, width, width)
+    expected = [
+        torch.cat([torch.ones(nodes, prefix, dtype=torch.bool), tree[:nodes, :nodes]], dim=1).flatten()
+        for tree, nodes, prefix in zip(trees, (6, 5), prefixes, strict=True)
+    ]
+    buffer = torch.zeros(2000, dtype=torch.uint8) if owned else None
+    found = made(verify_input, width, form, buffer, packed=True).custom_mask.bool()
+    assert torch.equal(found[: sum(map(len, expected))], torch.cat(expected))

@@ -75,6 +75,10 @@ class TreeRule:
 
     def grow(self, draft: PathDraft) -> set[Path_]:
         """Paths of the kept nodes."""
+        return {path for _, path in self.nodes(draft)}
+
+    def nodes(self, draft: PathDraft) -> list[tuple[float, Path_]]:
+        """The kept nodes from the surest on: the lowest confidence on the way from the root, path."""
         kept: list[tuple[float, Path_]] = []
         frontier: list[tuple[float, float, Path_]] = [(0.0, math.inf, ())]
         for depth in range(1, self.depth + 1):
@@ -91,7 +95,7 @@ class TreeRule:
         # A node that is surer than one above it goes by that one's confidence: such ties go to the one drafted first.
         kept.sort(key=lambda node: -node[0])
         self.near_tie([least for least, _ in kept], self.max_nodes)
-        return {path for _, path in kept[: self.max_nodes]}
+        return kept[: self.max_nodes]
 
     def children(
         self, draft: PathDraft, frontier: list[tuple[float, float, Path_]], depth: int
@@ -154,26 +158,31 @@ class Forest:
 
     def steps(self, base: str, prompt: Sequence[int], rule: TreeRule) -> tuple[list[int], int]:
         """Tree sizes of the verify steps, and how many there are."""
+        committed, sizes = len(prompt) + 1, []
+        while committed - len(prompt) < self.new_tokens:
+            tree = rule.grow(self.draft(base, prompt, committed))
+            committed += self.accepted(prompt, committed, tree) + 1
+            sizes.append(len(tree))
+        return sizes, len(sizes)
+
+    def draft(self, base: str, prompt: Sequence[int], committed: int) -> PathDraft:
+        """Below the newest of so many committed tokens."""
         if base not in self.drafts:
             self.drafts[base] = load_draft(self.pair, vc.DRAFTS[base], self.target)
         draft = self.drafts[base]
         tokens, states = self.text(prompt)
-        committed, sizes = len(prompt) + 1, []
-        while committed - len(prompt) < self.new_tokens:
-            # the newest token has not been through the target
-            features = draft.features([state[: committed - 1] for state in states])
-            paths: PathDraft
-            if features is None:
-                paths = StandalonePaths(draft, tokens[:committed])  # type: ignore[arg-type]
-            else:
-                paths = HeadPaths(draft, tokens[:committed], features)  # type: ignore[arg-type]
-            tree = rule.grow(paths)
-            accepted = 0
-            while tuple(tokens[committed : committed + accepted + 1]) in tree:
-                accepted += 1
-            committed += accepted + 1
-            sizes.append(len(tree))
-        return sizes, len(sizes)
+        # the newest token has not been through the target
+        features = draft.features([state[: committed - 1] for state in states])
+        if features is None:
+            return StandalonePaths(draft, tokens[:committed])  # type: ignore[arg-type]
+        return HeadPaths(draft, tokens[:committed], features)  # type: ignore[arg-type]
+
+    def accepted(self, prompt: Sequence[int], committed: int, tree: set[Path_]) -> int:
+        """Nodes of the tree on the way of plain decoding's output, which is known beforehand."""
+        tokens, hits = self.text(prompt)[0], 0
+        while tuple(tokens[committed : committed + hits + 1]) in tree:
+            hits += 1
+        return hits
 
 
 def assert_as_simulated(found: Sequence[vc.Counts], expected: Sequence[vc.Counts | None], tolerated: int = 1) -> None:

@@ -34,6 +34,10 @@ def _create(runner: Any) -> Any:
             self.graphs = Graphs(self.triton, runner)
             self.forwards = 0
 
+        @property
+        def verify_mask(self) -> Any:
+            return self.triton.verify_mask
+
         def init_forward_metadata(self, forward_batch: Any) -> None:
             if not forward_batch.forward_mode.is_target_verify():
                 super().init_forward_metadata(forward_batch)
@@ -56,10 +60,22 @@ class Graphs:
     """The part of SGLang's graph runner that prepares metadata, without the graphs."""
 
     def __init__(self, backend: Any, runner: Any) -> None:
+        from sglang.srt.layers.attention.verify_mask import VerifyMask, tree_mask_numel
+        from sglang.srt.speculative.eagle_utils import TreeMaskMode
+
         self.backend = backend
         self.width = runner.decode_num_tokens_per_req()
         self.requests = 8
         backend.init_cuda_graph_state(self.requests, self.requests * self.width)
+        # On a CPU SGLang's has the rows' own columns only, which is not what the kernel reads.
+        context = backend.max_context_len
+        backend._verify_mask = VerifyMask(
+            buffer=torch.zeros(
+                tree_mask_numel(TreeMaskMode.FULL_MASK, self.requests, self.width, context), dtype=torch.bool
+            ),
+            mode=TreeMaskMode.FULL_MASK,
+            max_bs=self.requests,
+        )
         self.metadata: dict[int, tuple[Any, Any]] = {}
 
     def replay(self, live: Any) -> None:
@@ -101,5 +117,9 @@ class Graphs:
             encoder_lens=None,
             out_cache_loc=live.out_cache_loc,
             kv_loc_plan=live.kv_loc_plan,
-            spec_info=SimpleNamespace(ragged_verify_layout=layout, custom_mask=None, num_tokens_per_req=self.width),
+            spec_info=SimpleNamespace(
+                ragged_verify_layout=layout,
+                custom_mask=live.spec_info.custom_mask,
+                num_tokens_per_req=self.width,
+            ),
         )

@@ -19,5 +19,7 @@ class RaggedCpuAttnBackend(IntelAMXAttnBackend):
         layout = forward_batch.spec_info.ragged_verify_layout if forward_batch.forward_mode.is_target_verify() else None
         if layout is None:
             return uniform
-        lengths = layout.verify_lens
-        return forward_batch.seq_lens + lengths, lengths, layout.extend_start_loc, uniform[3]
+        lengths, mask = layout.verify_lens, uniform[3]
+        if mask is not None:
+            mask = mask[: int((lengths.long() ** 2).sum())]
+        return forward_batch.seq_lens + lengths, lengths, layout.extend_start_loc, mask

@@ -51,6 +51,17 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol(f"{_SPEC}/eagle_info.py", "EagleVerifyInput.tree_topk"),
     EngineSymbol("kernels/ops/speculative/spec_tree.py", "TreeMaskMode.QLEN_ONLY"),
     EngineSymbol("kernels/ops/speculative/spec_tree.py", "TreeMaskMode.FULL_MASK"),
+    # the two forms of a mask that trees are given in
+    EngineSymbol(
+        f"{_SPEC}/eagle_utils.py",
+        "default_tree_mask_mode",
+        contains=("TreeMaskMode.QLEN_ONLY if _is_cpu else TreeMaskMode.FULL_MASK",),
+    ),
+    EngineSymbol(
+        "srt/layers/attention/verify_mask.py",
+        "maybe_create_verify_mask",
+        contains=("mode = default_tree_mask_mode() if is_read else TreeMaskMode.QLEN_ONLY",),
+    ),
     EngineSymbol("srt/layers/attention/verify_mask.py", "VerifyMask.buffer"),
     EngineSymbol("srt/layers/attention/verify_mask.py", "VerifyMask.fits", ("bs",)),
     EngineSymbol("srt/model_executor/forward_context.py", "ForwardContext.attn_backend"),

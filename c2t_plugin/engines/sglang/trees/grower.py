@@ -106,13 +106,19 @@ class TreeGrower(RequestLimits):
         """The next layer, from the logits after the nodes of the layer before: (n * width or more, draft_vocab)."""
         return self._grow(self._stats(logits[: self._alive.numel()]))
 
-    def end(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The trees: parent_ids int64, keep bool, token_ids int64, all (n, columns); parents before their children.
+    def end(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The trees: parent_ids int64, keep bool, token_ids int64, key float32, all (n, columns); parents before their
+        children.
 
-        keep is closed under ancestors and has at most max_nodes True entries per row.
+        keep is closed under ancestors and has at most max_nodes True entries per row. key is what nodes go by: the
+        lowest confidence on the way from the root, infinite where none is known.
         """
         parent_ids, keep, token_ids, key = (torch.cat(parts, dim=1) for parts in zip(*self._layers, strict=True))
-        return parent_ids, best(key, keep, self.max_nodes), token_ids
+        return parent_ids, best(key, keep, self.max_nodes), token_ids, key
+
+    def own_beta(self, slots: Tensor) -> Tensor:
+        """(n,) bool: which of the requests in these slots ((n,) int64) have a threshold of their own."""
+        return ~self._slot_beta[slots].isnan()
 
     @property
     def alive(self) -> Tensor:

@@ -194,7 +194,7 @@ class _Children:
 def slot_policy(name: str, classifier: NodeClassifier, width: int, device: torch.device | str) -> SlotPolicy:
     """The policy of this name from c2t_plugin.config.POLICIES."""
     policies: dict[str, Callable[[], SlotPolicy]] = {
-        "c2t": lambda: C2TSlots(scoring_network(classifier, device), width),
+        "c2t": lambda: C2TSlots(classifier.network(device), width),
         "prob": lambda: ProbSlots(width),
         "eagle2": lambda: Eagle2Slots(width),
         "dyspec": lambda: DySpecSlots(width),
@@ -215,22 +215,3 @@ def largest_tree(name: str, topk: int, steps: int) -> int:
     if name == "static":
         return len(EAGLE1_PATHS)
     return topk * steps if has_beta(name) else topk + (steps - 1) * topk**2
-
-
-def scoring_network(classifier: NodeClassifier, device: torch.device | str) -> ScoringNetwork:
-    """The classifier as the kernels take it."""
-    spec = classifier.spec
-
-    def ready(weight: Tensor) -> Tensor:
-        return weight.detach().float().contiguous().to(device)
-
-    return ScoringNetwork(
-        features=spec.features,
-        shift=ready(classifier.shift),
-        scale=ready(classifier.scale),
-        hidden_weight=ready(classifier.hidden.weight),
-        hidden_bias=ready(classifier.hidden.bias),
-        out_weight=ready(classifier.out.weight.flatten()),
-        out_bias=ready(classifier.out.bias),
-        depth_origin=spec.depth_origin,
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from torch import Tensor
@@ -38,16 +39,18 @@ def build_verify_input(
     topk: int,
     num_steps: int,
     tree_mask_mode: TreeMaskMode,
+    packed: bool,
 ) -> TreeVerifyInput:
     """The verify input of a batch that is not idle.
 
     trees: parent_ids, keep, token_ids as TreeGrower.end gives them. width: nodes of each request, root and pads
     included; what does not fit is dropped. attn_backend: the target's, which may own the mask's buffer and format.
+    packed: the target computes no pads (ragged.py), so the mask has none: each request's is as large as its tree.
     """
     layout = build_tree(*trees, draft_input.bonus_tokens, batch.seq_lens, bucket=width)
     made = TreeVerifyInput(
         draft_token=layout.draft_tokens.flatten(),
-        custom_mask=_mask(layout, batch, attn_backend, tree_mask_mode),
+        custom_mask=_mask(layout, batch, attn_backend, tree_mask_mode, packed),
         positions=layout.positions.flatten(),
         retrieve_index=layout.retrieve_index,
         retrieve_next_token=layout.retrieve_next_token,
@@ -64,23 +67,22 @@ def build_verify_input(
     return made
 
 
-def _mask(layout: TreeLayout, batch: Any, attn_backend: Any, default_mode: TreeMaskMode) -> Tensor:
+def _mask(layout: TreeLayout, batch: Any, attn_backend: Any, default_mode: TreeMaskMode, packed: bool) -> Tensor:
     """The mask as the target's attention reads it: its own columns only, or with the prefix in front of them."""
     owned = attn_backend.verify_mask
     buffer = owned.buffer if owned is not None and owned.fits(len(layout.counts)) else None
     mode = default_mode if owned is None else owned.mode
-    if mode == TreeMaskMode.QLEN_ONLY:
-        mask = layout.mask.flatten()
-    elif mode == TreeMaskMode.FULL_MASK:
-        bs, width = layout.draft_tokens.shape
-        if buffer is not None:
-            capacity = buffer.numel()
-        else:
-            tokens = batch.seq_lens_sum
-            capacity = width * ((bs * attn_backend.max_context_len if tokens is None else tokens) + bs * width)
-        mask, _ = full_mask(layout.mask, batch.seq_lens, capacity=capacity)
+    prefix_lens, tokens = torch.zeros_like(batch.seq_lens), 0
+    if mode == TreeMaskMode.FULL_MASK:
+        prefix_lens, tokens = batch.seq_lens, batch.seq_lens_sum
+    bs, width = layout.draft_tokens.shape
+    if buffer is not None:
+        capacity = buffer.numel()
     else:
-        raise NotImplementedError(f"tree mode has no mask of the form {mode}; use another attention backend")
+        # without this sum the host does not know the lengths
+        capacity = width * ((bs * attn_backend.max_context_len if tokens is None else tokens) + bs * width)
+    counts = layout.counts if packed else None
+    mask, _ = full_mask(layout.mask, prefix_lens, capacity=capacity, counts=counts)
     if buffer is None:
         return mask
     # A captured graph reads the backend's own buffer.

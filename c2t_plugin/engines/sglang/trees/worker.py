@@ -24,6 +24,7 @@ from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang.trees.branches import inherit_branches
 from c2t_plugin.engines.sglang.trees.grower import TreeGrower
+from c2t_plugin.engines.sglang.trees.planning import plan
 from c2t_plugin.engines.sglang.trees.policies import slot_policy
 from c2t_plugin.engines.sglang.trees.verify_input import TreeVerifyInput, build_verify_input
 from c2t_plugin.engines.sglang.worker import _DraftMixin, _VerifyMixin
@@ -40,6 +41,8 @@ class _TreeDraftMixin(_DraftMixin):
 
     # What both have is what `_DraftMixin` uses of it here: seeds and limits.
     scorer: TreeGrower  # type: ignore[assignment]
+    # Whether the target computes no pads: `init_attention_backends` of the worker says so.
+    packed = False
     _may_end_early = False
     _inherits = True
 
@@ -81,23 +84,33 @@ class _TreeDraftMixin(_DraftMixin):
                 forward_batch.mrope_positions.add_(1)
             hidden = output.hidden_states
             layer = self.scorer.step(output.next_token_logits)
-        return *self.scorer.end(), None
+        # What nodes go by takes the place of draft probabilities, which only rejection sampling has.
+        return self.scorer.end()
 
     def draft(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
-        # Past chain mode's own `draft`, which cuts chains.
-        stock = super(_DraftMixin, self).draft
         if batch.forward_mode.is_idle():
-            return stock(batch, *positional, **keyword)
+            return super().draft(batch, *positional, **keyword)
         # A graph is captured outside of here, and it has to hold all steps; ranks have to take the same ones.
         with (
             _replaced(self, "_may_end_early", get_tp_group().world_size == 1),
             _replaced(eagle_worker_v2, "build_eagle_verify_input", self._build_verify_input),
         ):
-            return stock(batch, *positional, **keyword)
+            return super().draft(batch, *positional, **keyword)
+
+    def _cut(self, batch: Any, verify_input: Any) -> None:
+        """Nothing: trees are cut while they grow."""
 
     def _build_verify_input(
-        self, batch: Any, draft_input: Any, parent_ids: Tensor, keep: Tensor, token_ids: Tensor, *_: Any, **__: Any
+        self,
+        batch: Any,
+        draft_input: Any,
+        parent_ids: Tensor,
+        keep: Tensor,
+        token_ids: Tensor,
+        key: Tensor,
+        **_: Any,
     ) -> TreeVerifyInput:
+        keep = self._planned(keep, key, batch.req_pool_indices)
         trees = (self._agree(parent_ids), self._agree(keep), self._agree(token_ids))
         return build_verify_input(
             batch,
@@ -108,7 +121,15 @@ class _TreeDraftMixin(_DraftMixin):
             topk=self.topk,
             num_steps=self.speculative_num_steps,
             tree_mask_mode=self.tree_mask_mode,
+            packed=self.packed,
         )
+
+    def _planned(self, keep: Tensor, key: Tensor, slots: Tensor) -> Tensor:
+        planner = self.planner
+        if planner is None:
+            return keep
+        own = self.scorer.own_beta(slots)
+        return plan(keep, key, self.scorer.max_nodes, lambda sizes, keys: planner.keep(sizes, own, keys))
 
     def _width(self, keep: Tensor) -> int:
         """Nodes per request of this batch, the root included: its largest tree, rounded up to a bucket."""
@@ -131,7 +152,11 @@ class _TreeDraftMixin(_DraftMixin):
 
 
 class _TreeVerifyMixin(_VerifyMixin):
-    """Over a stock worker: verifies as many nodes per request as the batch's bucket has."""
+    """Over a stock worker: the window has as many places per request as the batch's bucket."""
+
+    def init_attention_backends(self) -> None:
+        super().init_attention_backends()
+        self._draft_worker.packed = self.ragged is not None
 
     def verify(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
         width = batch.spec_info.draft_token_num

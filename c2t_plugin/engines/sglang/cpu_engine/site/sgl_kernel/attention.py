@@ -131,10 +131,10 @@ def decode_attention_cpu(
     output.copy_(out[:, 0])
 
 
-def _extend_mask(length: int, batch: int, tree_mask: torch.Tensor | None, is_causal: bool) -> torch.Tensor:
+def _extend_mask(length: int, tree_mask: torch.Tensor | None, is_causal: bool) -> torch.Tensor:
     """Which of the `length` new positions each of them sees: [B or 1, length, length]."""
     if tree_mask is not None:
-        return tree_mask.view(batch, length, length).to(torch.bool)
+        return tree_mask.view(-1, length, length).to(torch.bool)
     mask = torch.ones(1, length, length, dtype=torch.bool)
     return mask.tril() if is_causal else mask
 
@@ -184,7 +184,8 @@ def extend_attention_cpu(
 
     Request b's rows in `q_extend`, `o_extend` [T, H, D|E] and `k_extend`, `v_extend` start at `extend_start_loc[b]`.
     The prefix is read from the pool, the new positions from `k_extend` and `v_extend`; the caller has written those
-    to the pool. `tree_mask` (flat [B * q * q], q the same for all requests) replaces the causal mask among them.
+    to the pool. `tree_mask` (flat, [q * q] of each request one after another) replaces the causal mask among them; the
+    real op takes one q for all requests.
     Rows of no request, which may only come after all others, become 0.
     """
     _refuse_extras("extend_attention_cpu", logit_cap, is_cross_attn, sliding_window_size, encoder_lens, sinks)
@@ -196,17 +197,18 @@ def extend_attention_cpu(
     key = k_extend.reshape(-1, *k_buffer.shape[1:])
     value = v_extend.reshape(-1, *v_buffer.shape[1:])
     prefix_lens = seq_lens - extend_seq_lens
+    trees = None if tree_mask is None else tree_mask.split([length**2 for length in lengths])
     for first, count, start in _equal_runs(lengths, extend_start_loc.tolist()):
         length = lengths[first]
         some, rows = slice(first, first + count), slice(start, start + count * length)
-        tree = None if tree_mask is None else tree_mask.view(len(lengths), -1)[some]
+        tree = None if trees is None else torch.cat(trees[some])
         out = _extend_uniform(
             q_extend[rows].view(count, length, *q_extend.shape[1:]),
             (key[rows].view(count, length, *key.shape[1:]), value[rows].view(count, length, *value.shape[1:])),
             (k_buffer, v_buffer),
             _slots(req_to_token, req_pool_indices[some], int(prefix_lens[some].max())),
             prefix_lens[some],
-            _extend_mask(length, count, tree, is_causal),
+            _extend_mask(length, tree, is_causal),
             sm_scale,
         )
         o_extend[rows] = out.reshape(count * length, *o_extend.shape[1:])
@@ -231,7 +233,7 @@ def _check_extend(
         raise RuntimeError(f"extend_attention_cpu: got lengths {lengths}, longer than max_len_extend {max_len_extend}")
     if tree_mask is not None:
         check("tree_mask", tree_mask, (torch.bool, torch.uint8), 1)
-        check_size("tree_mask", tree_mask, len(lengths) * max_len_extend**2)
+        check_size("tree_mask", tree_mask, sum(length**2 for length in lengths))
     return lengths
 
 

@@ -1,0 +1,158 @@
+"""One budget for the nodes of all trees, against every choice that there is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+pytestmark = pytest.mark.sglang
+
+from c2t_plugin.engines.sglang.planning import StepPlanner  # noqa: E402
+from c2t_plugin.engines.sglang.trees.planning import plan  # noqa: E402
+from c2t_plugin.planner import CostCurve  # noqa: E402
+from c2t_plugin.profiling import REPEATS, WARM_UP  # noqa: E402
+from tests.engines.sglang.test_tree_policies import STATES, grower, grown  # noqa: E402
+
+NODES, STEPS = 5, 3
+# With little else to pay for, rows beyond the sixth are dear.
+CURVE = CostCurve(verify=((1, 1.0), (6, 1.1), (16, 6.0)), draft=((1, 0.05), (16, 0.1)), fixed=0.1)
+SIZES = (4, 8, 12)
+# of trees that are neither empty nor whole
+SEED = 6
+
+
+def planner_of(curve: CostCurve | None = CURVE, sizes: tuple[int, ...] = ()) -> StepPlanner:
+    planner = StepPlanner(curve, None, steps=STEPS, most=NODES, device=torch.device("cpu"))
+    planner.compact = True
+    planner.sizes = lambda: sizes
+    return planner
+
+
+def deciding(planner: StepPlanner, own: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda counts, keys: planner.keep(counts, own, keys)
+
+
+def random_trees(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Parents, which columns belong to the tree, and the lowest confidence on the way: two requests."""
+    generator = torch.Generator().manual_seed(seed)
+    columns = NODES + 1
+    parents = torch.stack(
+        [torch.tensor([int(torch.randint(-1, c, (1,), generator=generator)) for c in range(columns)]) for _ in "ab"]
+    )
+    # of a few values only, so that some are equal
+    own = torch.randint(1, 9, (2, columns), generator=generator) / 9
+    key, keep = own.clone(), torch.rand(2, columns, generator=generator) < 0.8
+    keep[0, int(torch.randint(columns, (1,), generator=generator))] = False
+    keep[1, -1] = False
+    for row, column in itertools.product(range(2), range(columns)):
+        if parents[row, column] >= 0:
+            key[row, column] = torch.minimum(own[row, column], key[row, parents[row, column]])
+            keep[row, column] &= keep[row, parents[row, column]]
+    return parents, keep, key
+
+
+def closed(parents: list[int], nodes: set[int]) -> bool:
+    return all(parents[node] < 0 or parents[node] in nodes for node in nodes)
+
+
+def subsets(parents: Tensor, keep: Tensor) -> Iterator[set[int]]:
+    """Every part of a tree that hangs together from the root."""
+    columns = keep.nonzero().flatten().tolist()
+    for count in range(len(columns) + 1):
+        for chosen in itertools.combinations(columns, count):
+            if closed(parents.tolist(), set(chosen)):
+                yield set(chosen)
+
+
+def rate(key: Tensor, forest: tuple[set[int], ...], sizes: tuple[int, ...]) -> float:
+    """Expected output tokens per second of a step that verifies these nodes."""
+    rows = len(forest) + sum(map(len, forest))
+    padded = next((size for size in sizes if size >= rows), rows)
+    expected = len(forest) + sum(float(key[row, node].double()) for row, tree in enumerate(forest) for node in tree)
+    seconds = float(CURVE.verify_s(torch.tensor(padded))) + (STEPS - 1) * CURVE.draft_s(len(forest)) + CURVE.fixed
+    return expected / seconds
+
+
+@pytest.mark.parametrize("sizes", [(), SIZES])
+@pytest.mark.parametrize("seed", range(12))
+def test_no_other_forest_gives_more_per_second(seed: int, sizes: tuple[int, ...]):
+    parents, keep, key = random_trees(seed)
+    found = plan(keep, key, NODES, deciding(planner_of(sizes=sizes), torch.zeros(2, dtype=torch.bool)))
+    chosen = tuple(set(row.nonzero().flatten().tolist()) for row in found)
+    assert all(closed(row.tolist(), tree) for row, tree in zip(parents, chosen, strict=True))
+    assert not (found & ~keep).any()
+    forests = list(itertools.product(*(list(subsets(parents[row], keep[row])) for row in range(2))))
+    best = max(rate(key, forest, sizes) for forest in forests)
+    assert rate(key, chosen, sizes) == pytest.approx(best, rel=1e-9)
+    # of what is as good no larger one: what is not verified is not computed
+    fewest = min(sum(map(len, forest)) for forest in forests if rate(key, forest, sizes) > best * (1 - 1e-9))
+    assert sum(map(len, chosen)) == fewest
+
+
+def test_the_cases_above_are_of_many_kinds():
+    """Without trees of several shapes, of which a part is taken, they would say nothing."""
+    kinds = set()
+    for seed in range(12):
+        _, keep, key = random_trees(seed)
+        found = plan(keep, key, NODES, deciding(planner_of(), torch.zeros(2, dtype=torch.bool)))
+        kinds.add((tuple(keep.sum(1).tolist()), tuple(found.sum(1).tolist())))
+    assert len(kinds) > 8
+    assert any(0 < sum(taken) < sum(sizes) for sizes, taken in kinds)
+    assert any(0 in taken for _, taken in kinds)
+
+
+def test_a_request_with_a_beta_of_its_own_keeps_its_tree():
+    _, keep, key = random_trees(SEED)
+    own = torch.tensor([False, True])
+    found = plan(keep, key * 0.01, NODES, deciding(planner_of(), own))
+    assert torch.equal(found[1], keep[1])
+    assert keep[1].any()
+    assert not found[0].any()
+
+
+def test_every_size_is_tried_while_it_measures():
+    planner = planner_of(curve=None)
+    _, keep, key = random_trees(SEED)
+    seen = set()
+    for _ in range(WARM_UP + REPEATS * (NODES + 1)):
+        planner.begin(2)
+        found = plan(keep, key, NODES, deciding(planner, torch.zeros(2, dtype=torch.bool)))
+        seen.add(tuple(found.sum(1).tolist()))
+    sizes = keep.sum(1).tolist()
+    assert seen == {tuple(min(size, length) for size in sizes) for length in range(NODES + 1)}
+
+
+@pytest.mark.parametrize("name", ["c2t", "prob"])
+@pytest.mark.parametrize("count", [0, 1, 3, 7, 12])
+def test_the_surest_nodes_of_a_grown_tree_hang_together(name: str, count: int):
+    """The grower's own key, on trees with more places than nodes."""
+    made = grower(name, 4, 3, 12)
+    whole = grown(made, 3)
+    parents, keep, _, key = made.end()
+    found = plan(keep, key, 12, lambda sizes, keys: sizes.clamp(max=count))
+    assert found.sum(1).tolist() == [min(count, len(tree)) for tree in whole]
+    for row in range(STATES):
+        nodes = set(found[row].nonzero().flatten().tolist())
+        assert closed(parents[row].tolist(), nodes)
+        left = keep[row] & ~found[row]
+        assert not (nodes and left.any()) or key[row][found[row]].min() >= key[row][left].max()
+
+
+def test_what_decides_sees_the_keys_from_the_surest_on():
+    _, keep, key = random_trees(1)
+    seen = []
+
+    def note(sizes: Tensor, keys: Tensor) -> Tensor:
+        seen.append((sizes, keys))
+        return sizes
+
+    assert torch.equal(plan(keep, key, NODES, note), keep)
+    ((sizes, keys),) = seen
+    for row in range(2):
+        falling = key[row][keep[row]].sort(descending=True).values
+        assert torch.equal(keys[row, : int(sizes[row])], falling)
