@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from benchmarks.record import BenchRow
 from benchmarks.spans import PHASES
 
+# the planner in simulated rows
+AUTO = "C2T auto (planned)"
 # what a setting calls the number of requests that run at once
 LOADS = ("requests_in_flight", "concurrency")
 METRICS = {
