@@ -50,6 +50,7 @@ SERVED = """## Served
 
 Lines of text in place of figures are arms that did not run, and why.
 """
+FUNCTIONAL = "A functional check on a CPU: arms run, outputs and counts are right, times say nothing about a GPU."
 NO_GPU = "## On a GPU\n\nNo row yet: nothing here has been measured on a GPU.\n"
 
 
@@ -162,7 +163,8 @@ def _planner(rows: Sequence[BenchRow]) -> str:
 
 def _served(rows: Sequence[BenchRow]) -> str:
     setting = ", ".join(f"{name} {value}" for name, value in rows[0].setting.items() if name != "concurrency")
-    return _block(f"### {rows[0].scenario}, {rows[0].kind}: {setting}", listing(rows), losers(rows), rows)
+    remark = FUNCTIONAL if rows[0].kind == "functional" else losers(rows)
+    return _block(f"### {rows[0].scenario}, {rows[0].kind}: {setting}", listing(rows), remark, rows)
 
 
 def _block(title: str, shown: str, remark: str, rows: Sequence[BenchRow]) -> str:

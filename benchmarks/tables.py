@@ -18,6 +18,8 @@ METRICS = {
     "ttft_p50_ms": ("TTFT p50, ms", ".0f"),
     "tau": ("tau (bonus excluded)", ".2f"),
     "gamma_per_token": ("gamma per output token", ".2f"),
+    "identical_share": ("outputs identical to plain", ".0%"),
+    "ran_at_once": ("ran at once", ".0f"),
     "ratio_to_plain": ("ratio to plain", ".2f"),
     "ratio_to_best_static": ("ratio to best static", ".2f"),
     **{f"{phase}_ms": (f"{phase}, ms/step", ".2f") for phase in PHASES},
