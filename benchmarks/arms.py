@@ -17,18 +17,23 @@ TREE = {"steps": 6, "topk": 10, "tokens": 60}
 
 @dataclass(frozen=True)
 class Arm:
-    """name: in tables. flags: of the server, with {draft}, {base}, {d_max}, {width}, {beta}, {threshold_classifier} and
-    {threshold} to be filled in. concurrency: the only one it is meant for, None for all. bases: the only kinds of
-    draft it is for, empty for all; on others SGLang starts without it and only logs so."""
+    """name: in tables. flags: of the server, with {draft}, {base}, {method}, {d_max}, {width}, {beta},
+    {threshold_classifier} and {threshold} to be filled in. classifier: the flag that names a classifier file, where a
+    run names one. concurrency: the only one it is meant for, None for all. bases: the only kinds of draft it is for,
+    empty for all; on others SGLang starts without it and only logs so. absent: why this engine has no such arm, empty
+    if it has one."""
 
     name: str
     flags: tuple[str, ...]
+    classifier: str = ""
     concurrency: int | None = None
     bases: tuple[str, ...] = ()
+    absent: str = ""
 
     def command(self, values: Mapping[str, object]) -> list[str]:
         """The flags, filled in."""
-        return [flag.format_map(values) for flag in self.flags]
+        named = self.classifier and values["classifier"]
+        return [flag.format_map(values) for flag in self.flags] + ([self.classifier, str(named)] if named else [])
 
 
 def _chain(algorithm: str, steps: object, tokens: object, *more: str) -> tuple[str, ...]:
@@ -41,6 +46,9 @@ def _chain(algorithm: str, steps: object, tokens: object, *more: str) -> tuple[s
 
 def _c2t(*more: str) -> tuple[str, ...]:
     return _chain("C2T", "{d_max}", "{width}", *more)
+
+
+_CLASSIFIER = "--speculative-c2t-classifier"
 
 
 SGLANG = (
@@ -58,12 +66,42 @@ SGLANG = (
     ),
     Arm(
         "threshold on P",
-        _c2t("--speculative-c2t-classifier", "{threshold_classifier}", "--speculative-c2t-beta", "{threshold}"),
+        _c2t(_CLASSIFIER, "{threshold_classifier}", "--speculative-c2t-beta", "{threshold}"),
     ),
-    Arm("C2T", _c2t("--speculative-c2t-beta", "{beta}")),
-    Arm("C2T auto", _c2t("--speculative-c2t-beta", "auto")),
+    Arm("C2T", _c2t("--speculative-c2t-beta", "{beta}"), _CLASSIFIER),
+    Arm("C2T auto", _c2t("--speculative-c2t-beta", "auto"), _CLASSIFIER),
 )
-ENGINES: Mapping[str, tuple[Arm, ...]] = {"sglang": SGLANG}
+
+
+_VLLM = "--speculative-config."
+_VLLM_CLASSIFIER = f"{_VLLM}c2t_classifier"
+
+
+def _vllm(method: str, steps: object, **more: object) -> tuple[str, ...]:
+    """One flag a key: in a JSON object a path would need quoting."""
+    values = {"method": method, "model": "{draft}", "num_speculative_tokens": steps, **more}
+    return tuple(word for name, value in values.items() for word in (f"{_VLLM}{name}", str(value)))
+
+
+VLLM = (
+    Arm("plain", ()),
+    *(Arm(f"static {length}", _vllm("{method}", length)) for length in STATIC),
+    Arm("vLLM adaptive", _vllm("{method}", "{d_max}", enable_adaptive_verification="true")),
+    Arm("EAGLE-2 tree", (), concurrency=1, absent="vLLM has no tree attention"),
+    Arm(
+        "threshold on P",
+        _vllm("c2t:{method}", "{d_max}", c2t_classifier="{threshold_classifier}", c2t_beta="{threshold}"),
+    ),
+    Arm("C2T", _vllm("c2t:{method}", "{d_max}", c2t_beta="{beta}"), _VLLM_CLASSIFIER),
+    # its own threshold would cut before the manager does
+    Arm(
+        "C2T adaptive",
+        _vllm("c2t:{method}", "{d_max}", c2t_beta=0, enable_adaptive_verification="true"),
+        _VLLM_CLASSIFIER,
+    ),
+    Arm("C2T auto", (), absent="beta auto is for SGLang; here vLLM's adaptive verification decides (C2T adaptive)"),
+)
+ENGINES: Mapping[str, tuple[Arm, ...]] = {"sglang": SGLANG, "vllm": VLLM}
 
 
 def chosen(engine: str, names: tuple[str, ...] | None) -> list[Arm]:

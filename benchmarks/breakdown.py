@@ -23,6 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
+from benchmarks.arm_options import add_arm_options, arm_values, kind_of
 from benchmarks.arms import chosen
 from benchmarks.measuring import one_line
 from benchmarks.record import BenchRow, append_rows
@@ -30,7 +31,6 @@ from benchmarks.server import Server
 from benchmarks.serving import Client
 from benchmarks.spans import load_trace, phases
 from benchmarks.tables import listing
-from benchmarks.throughput import BASES, arm_values, kind_of
 from c2t_plugin.errors import C2TError
 from c2t_plugin.pair import held_out_prompts, pair_dir
 from c2t_plugin.provenance import RunRecord
@@ -95,19 +95,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.breakdown", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--target", type=Path, help="directory of the target (default: the shipped pair's)")
-    parser.add_argument("--draft", type=Path, help="directory of the draft (default: the shipped pair's)")
-    parser.add_argument("--base", choices=BASES, default=BASES[0], help="what kind of draft it is")
     parser.add_argument("--arms", nargs="+", default=("C2T", "static 4"), metavar="ARM")
     parser.add_argument("--concurrency", type=int, nargs="+", default=(1, 8))
     parser.add_argument("--steps", type=int, default=8, help="decoding steps to profile")
-    parser.add_argument("--d-max", type=int, default=6, help="C2T's longest chain")
-    parser.add_argument("--beta", type=float, default=0.5, help="of the arm C2T")
-    parser.add_argument("--threshold", type=float, default=0.3, help="of the arm threshold on P")
-    parser.add_argument("--cpu", action="store_true", help="start servers on the CPU engine")
-    parser.add_argument("--server-args", default="", help="further flags of every server, one string")
-    parser.add_argument("--start-timeout", type=float, default=900.0, help="seconds until a server must answer")
-    parser.add_argument("--out", type=Path, default=Path("build/breakdown"), help="directory of rows, logs and traces")
+    add_arm_options(parser, Path("build/breakdown"))
     return parser
 
 
@@ -118,7 +109,7 @@ def main(argv: list[str]) -> int:
     run = RunRecord.capture(seed=0).to_json()
     try:
         arms = chosen("sglang", tuple(options.arms))
-        values = arm_values(options)
+        values = arm_values(options, "sglang")
     except C2TError as error:
         print(f"breakdown: {error}", file=sys.stderr)
         return 2

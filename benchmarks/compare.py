@@ -68,11 +68,12 @@ def main(argv: list[str]) -> int:
     except C2TError as error:
         print(f"compare: {error}", file=sys.stderr)
         return 2
-    table = Table("scenario", "arm", "setting", *(title for title, _ in METRICS.values()), title="new over old")
-    for old, new in pairs:
-        found = ratios(old, new)
+    found = [ratios(old, new) for old, new in pairs]
+    shown = [name for name in METRICS if any(name in each for each in found)]
+    table = Table("scenario", "arm", "setting", *(METRICS[name][0] for name in shown), title="new over old")
+    for (_, new), each in zip(pairs, found, strict=True):
         setting = ", ".join(f"{name} {value}" for name, value in new.setting.items())
-        cells = (f"{found[name]:.3f}" if name in found else "" for name in METRICS)
+        cells = (f"{each[name]:.3f}" if name in each else "" for name in shown)
         table.add_row(new.scenario, new.arm, new.error or setting, *cells)
     (Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)).print(table)
     return 0

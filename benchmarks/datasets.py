@@ -1,7 +1,8 @@
-"""Prompts from the data sets of the papers, in the file formats that they are published in, from a local path.
+"""Prompts from the data sets of the papers, in the formats that they are published in: from a local path, or by hub id.
 
-Nothing is downloaded. A path is a .json, .jsonl or .parquet file, either of the first two gzipped too, or for
-CNN/DailyMail and OpenWebText a directory of .story or .txt files.
+A path is a .json, .jsonl or .parquet file, either of the first two gzipped too, or for CNN/DailyMail and OpenWebText a
+directory of .story or .txt files; of a path nothing is downloaded. An id is given to the `datasets` library, if that is
+installed, which takes what its cache has and downloads the rest.
 """
 
 from __future__ import annotations
@@ -40,11 +41,14 @@ def _cnn_dailymail(record: Record) -> str:
 
 
 def _natural_questions(record: Record) -> str:
-    return str(record["question_text"] if "question_text" in record else record["question"])
+    question = record["question_text"] if "question_text" in record else record["question"]
+    # a record with its document has the question's tokens too
+    return str(question["text"] if isinstance(question, Mapping) else question)
 
 
 def _first_turn(record: Record) -> str:
-    return str(record["turns"][0])
+    # a copy of MT-bench on the hub has its turns as `prompt`
+    return str(record["turns" if "turns" in record else "prompt"][0])
 
 
 def _prefix(record: Record) -> str:
@@ -65,12 +69,39 @@ DATA_SETS: Mapping[str, DataSet] = {
 TEXT_FILES = {"cnn-dailymail": (".story", "article"), "openwebtext": (".txt", "text")}
 
 
-def load(name: str, path: Path, count: int) -> list[str]:
-    """The first `count` prompts of a data set. C2TError if the file is missing, of another format, or too short."""
+@dataclass(frozen=True)
+class Hub:
+    """A data set by its id on the hub, e.g. `openai/gsm8k:main:test`: id, configuration if it has several, split."""
+
+    name: str
+    config: str | None = None
+    split: str = "test"
+
+    def __str__(self) -> str:
+        return f"{HUB}{self.name}"
+
+
+HUB = "hub:"
+
+
+def source_of(text: str) -> Path | Hub:
+    """`hub:ID[:CONFIG[:SPLIT]]`, anything else is a path. C2TError for an empty id or more parts."""
+    if not text.startswith(HUB):
+        return Path(text)
+    name, *rest = text.removeprefix(HUB).split(":")
+    if not name or len(rest) > 2:
+        raise C2TError(f"hub:ID[:CONFIG[:SPLIT]] expected, got {text!r}")
+    config, split = [*rest, "", ""][:2]
+    return Hub(name, config or None, split or Hub.split)
+
+
+def load(name: str, path: Path | Hub, count: int) -> list[str]:
+    """The first `count` prompts of a data set. C2TError if it is missing, of another format, or too short."""
     if name not in DATA_SETS:
         raise C2TError(f"data set must be one of {', '.join(DATA_SETS)}, got {name!r}")
     prompts: list[str] = []
-    for number, record in enumerate(_records(name, path), start=1):
+    records = _downloaded(path) if isinstance(path, Hub) else _records(name, path)
+    for number, record in enumerate(records, start=1):
         try:
             prompts.append(DATA_SETS[name].prompt(record))
         except (KeyError, TypeError, IndexError) as error:
@@ -107,3 +138,16 @@ def _parquet(path: Path) -> Iterator[Record]:
     except ImportError as error:
         raise C2TError(f"{path}: parquet takes pyarrow; install it, or convert the file to JSON lines") from error
     yield from pyarrow.read_table(path).to_pylist()
+
+
+def _downloaded(source: Hub) -> Iterator[Record]:
+    try:
+        library = importlib.import_module("datasets")
+    except ImportError as error:
+        raise C2TError(f"{source}: this takes the library `datasets`; install it, or name a local file") from error
+    try:
+        # as a stream, since some sets are far larger than what is taken of them
+        yield from library.load_dataset(source.name, source.config, split=source.split, streaming=True)
+    except (OSError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise C2TError(f"{source}, split {source.split}, cannot be read: {reason}") from error

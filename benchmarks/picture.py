@@ -9,15 +9,14 @@ import matplotlib
 
 from benchmarks.record import BenchRow, ServingRow
 from benchmarks.results_page import title_of
-from benchmarks.tables import latest_blocks, load_of
+from benchmarks.tables import AUTO, latest_blocks, load_of
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-PLANNED = "C2T auto (planned)"
 # Enough to see who wins where; the tables have every arm.
-SHOWN = ("plain", "static 2", "static 4", "SGLang adaptive", "P >= 0.3", "C2T beta 0.5", "EAGLE-2 tree of 60", PLANNED)
+SHOWN = ("plain", "static 2", "static 4", "SGLang adaptive", "P >= 0.3", "C2T beta 0.5", "EAGLE-2 tree of 60", AUTO)
 TITLES = {"standalone": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE-3"}
 
 
@@ -63,7 +62,7 @@ def draw_throughput(rows: Sequence[BenchRow], path: Path) -> None:
     for axes, found in zip(panels.flat, blocks, strict=False):
         for arm in SHOWN:
             points = sorted((load_of(row), row.metrics["ratio_to_plain"]) for row in found if row.arm == arm)
-            style = {"linewidth": 2.5, "color": "black"} if arm == PLANNED else {}
+            style = {"linewidth": 2.5, "color": "black"} if arm == AUTO else {}
             axes.plot(*zip(*points, strict=True), "o-", markersize=3, label=arm, **style)
         axes.set_title(title_of(found[0].setting), fontsize=8)
         axes.set_xscale("log", base=2)
@@ -80,7 +79,7 @@ def draw_planner(rows: Sequence[BenchRow], path: Path) -> None:
     """What the planner verifies per request and step, and what of it is accepted, by the number of requests."""
     figure, axes = plt.subplots(figsize=(7.5, 4.5))
     for found in _simulated(rows):
-        planned = sorted((row for row in found if row.arm == PLANNED), key=load_of)
+        planned = sorted((row for row in found if row.arm == AUTO), key=load_of)
         loads = [load_of(row) for row in planned]
         (line,) = axes.plot(
             loads, [row.metrics["gamma_per_step"] or 0.0 for row in planned], "o-", label=title_of(found[0].setting)

@@ -6,14 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.record import BenchRow
-from benchmarks.tables import Block, grid, latest_blocks, listing, load_of, losers
+from benchmarks.tables import AUTO, Block, grid, latest_blocks, listing, load_of, losers, table
 
 HEAD = """# Results
 
 Written by `make report` from the rows in `benchmarks/results`; do not edit. Every arm that ran is in its table, those
 that lose too. Rows are of one of three kinds:
 
-- **functional**: servers on SGLang's CPU engine. Outputs and counts are real, times say nothing about a GPU.
+- **functional**: servers on a CPU, SGLang's on its CPU engine. Outputs and counts are real, times say nothing about a
+  GPU.
 - **simulated**: recorded drafts of the shipped pair, with costs from data sheets. It compares arms and predicts no
   server: see [benchmarking](benchmarking.md#throughput-simulated) for what is assumed.
 - **measured**: on a GPU.
@@ -35,6 +36,11 @@ SIMULATED = """## Throughput by batch size, simulated
 
 Output tokens/s, with the ratio to plain decoding in brackets, by the number of requests in flight.
 """
+PROMISE = """### C2T auto over the best of plain decoding and static chains of 1, 2 and 4
+
+Each figure is that of one setting and number of requests in flight; below 1 something simpler is faster.
+[Why](benchmarking.md#where-c2t-auto-cannot-win).
+"""
 PLANNER = """## The planner's two constants, simulated
 
 Output tokens/s of the planner over the best of plain decoding and all static lengths, by the number of requests in
@@ -44,6 +50,7 @@ SERVED = """## Served
 
 Lines of text in place of figures are arms that did not run, and why.
 """
+FUNCTIONAL = "A functional check on a CPU: arms run, outputs and counts are right, times say nothing about a GPU."
 NO_GPU = "## On a GPU\n\nNo row yet: nothing here has been measured on a GPU.\n"
 
 
@@ -56,8 +63,9 @@ def page(demo: str, rows: Sequence[BenchRow]) -> str:
         parts.append(f"## The demo, functional\n\n{demo}\n\n{picture}\n")
     parts.append(STEP)
     parts += _section(TABLE3, [_table3(found) for found in _of(blocks, "c2t-v2-table3", "simulated")])
-    simulated = [_simulated(found) for found in _of(blocks, "simulated", "simulated")]
-    parts += _section(SIMULATED, simulated, "throughput.png", "planner.png")
+    simulated = _of(blocks, "simulated", "simulated")
+    tables = [*_promise(simulated), *map(_simulated, simulated)]
+    parts += _section(SIMULATED, tables, "throughput.png", "planner.png")
     parts += _section(PLANNER, [_planner(found) for found in _of(blocks, "planner", "simulated")])
     served = [found for block, found in blocks.items() if ("kind", "simulated") not in block]
     parts += _section(SERVED, [_served(found) for found in served])
@@ -131,6 +139,23 @@ def _simulated(rows: Sequence[BenchRow]) -> str:
     return _block(f"### {title_of(rows[0].setting)}", grid(rows, simulated_cell), losers(rows), rows)
 
 
+def _promise(blocks: Sequence[Sequence[BenchRow]]) -> list[str]:
+    """What C2T auto reaches of the best rival, one line a setting, one column a load; nothing of rows without it."""
+    found = {}
+    for rows in blocks:
+        ratios = {load_of(row): row.metrics.get("ratio_to_best") for row in rows if row.arm == AUTO}
+        found[title_of(rows[0].setting)] = {load: ratio for load, ratio in ratios.items() if ratio is not None}
+    loads = sorted({load for ratios in found.values() for load in ratios})
+    if not loads:
+        return []
+    lines = [
+        [name, *(f"{ratios[load]:.3f}" if load in ratios else "" for load in loads)] for name, ratios in found.items()
+    ]
+    every = [ratio for ratios in found.values() for ratio in ratios.values()]
+    count = f"At least 1 in {sum(ratio >= 1.0 for ratio in every)} of {len(every)}; the least is {min(every):.3f}."
+    return [f"{PROMISE}\n{table(['setting', *map(str, loads)], lines)}\n\n{count}\n"]
+
+
 def _planner(rows: Sequence[BenchRow]) -> str:
     shown = grid(rows, lambda row: f"{row.metrics['ratio_to_best']:.3f}")
     return _block(f"### {title_of(rows[0].setting)}", shown, "", rows)
@@ -138,7 +163,8 @@ def _planner(rows: Sequence[BenchRow]) -> str:
 
 def _served(rows: Sequence[BenchRow]) -> str:
     setting = ", ".join(f"{name} {value}" for name, value in rows[0].setting.items() if name != "concurrency")
-    return _block(f"### {rows[0].scenario}, {rows[0].kind}: {setting}", listing(rows), losers(rows), rows)
+    remark = FUNCTIONAL if rows[0].kind == "functional" else losers(rows)
+    return _block(f"### {rows[0].scenario}, {rows[0].kind}: {setting}", listing(rows), remark, rows)
 
 
 def _block(title: str, shown: str, remark: str, rows: Sequence[BenchRow]) -> str:

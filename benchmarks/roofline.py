@@ -13,8 +13,8 @@ from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve
 
 BYTES = 2  # of a weight, an activation and a cached value in bfloat16
-# Tokens of a pass at which curves have points: dense where a GPU turns from reading to multiplying.
-COUNTS = (1, 2, 4, *range(8, 512, 8), *range(512, 4097, 64))
+# Tokens of a pass at which curves have points: all where a GPU turns from reading to multiplying.
+COUNTS = (*range(1, 512), *range(512, 4097, 64))
 
 
 @dataclass(frozen=True)

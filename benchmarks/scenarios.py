@@ -70,11 +70,11 @@ SCENARIOS: Mapping[str, Scenario] = {
 
 
 def prompts_of(
-    scenario: Scenario, paths: Mapping[str, Path], tokenizer: Path, pair: Path, seed: int = 0
+    scenario: Scenario, paths: Mapping[str, Path | datasets.Hub], tokenizer: Path, pair: Path, seed: int = 0
 ) -> list[list[int]]:
     """Token ids of all requests, data sets taken in turn, questions through the target's chat template if it has one.
 
-    paths: where each data set lies. tokenizer: the target's directory. C2TError if a path is missing.
+    paths: where each data set lies, or its id. tokenizer: the target's directory. C2TError if a path is missing.
     """
     if scenario.own:
         found = [prompt.token_ids for prompt in SOURCES[scenario.own](pair, scenario.each, seed)][: scenario.each]

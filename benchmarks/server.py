@@ -12,8 +12,11 @@ from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer
 from c2t_plugin.errors import C2TError
 
 LINE_WIDTH = 300
-# How engines end a log that says why they do not start: a raised error, or argparse's complaint.
-COMPLAINT = re.compile(r"^(?:[\w.]*(?:Error|Exception)\b|[\w.]+: error): ?.*")
+# How engines end a log that says why they do not start: a raised error, argparse's complaint, C2T's own or pydantic's
+# line, which shows the whole input behind. vLLM writes the name of the process in front.
+COMPLAINT = re.compile(
+    r"^(?:\(\w+ pid=\d+\) )?((?:[\w.]*(?:Error|Exception)\b|[\w.]+: error|C2T): ?.*|Value error, .*?(?= \[type=|$))"
+)
 
 
 class Server(CpuServer):
@@ -38,5 +41,5 @@ class Server(CpuServer):
 def complaint(log: Path) -> str:
     """The line of a server's log that says why it ended: its last error, else its last line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if COMPLAINT.match(line)]
+    errors = [found.group(1) for line in lines if (found := COMPLAINT.match(line))]
     return (errors or lines or ["its log is empty"])[-1][:LINE_WIDTH]

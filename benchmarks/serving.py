@@ -1,20 +1,21 @@
-"""A client that measures: prompts to a running SGLang server through the openai package, with per-request counts."""
+"""A client that measures: prompts to a running server through the openai package, with SGLang's per-request counts."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import openai
 
 from c2t_plugin.errors import C2TError
 
+Prompts = Sequence[Sequence[int]]
 REQUEST_TIMEOUT_S = 300.0
 FLUSH_TIMEOUT_S = 10.0
 
@@ -105,11 +106,16 @@ def counts(details: dict[str, Any] | None) -> tuple[int, int, int]:
 
 
 class Client:
-    """Talks to one server.
+    """Talks to one SGLang server.
 
     url: its address without /v1. max_tokens: output tokens per request; exactly so many if `whole`, which ignores the
     end-of-text token.
     """
+
+    # SGLang serves one model, under whatever name
+    model = "default"
+    # the field of a request that asks for its counts
+    counting: ClassVar[Mapping[str, object]] = {"return_spec_tokens_details": True}
 
     def __init__(self, url: str, max_tokens: int, whole: bool = True) -> None:
         self.max_tokens = max_tokens
@@ -132,16 +138,12 @@ class Client:
         details = None
         try:
             stream = self._openai.completions.create(
-                model="default",
+                model=self.model,
                 prompt=list(prompt),
                 max_tokens=self.max_tokens,
                 temperature=temperature,
                 stream=True,
-                extra_body={
-                    "ignore_eos": self.whole,
-                    "return_token_ids": True,
-                    "return_spec_tokens_details": True,
-                },
+                extra_body={"ignore_eos": self.whole, "return_token_ids": True, **self.counting},
             )
             for chunk in stream:
                 answer = chunk.model_dump()
@@ -157,13 +159,7 @@ class Client:
             raise C2TError("the server ended an answer without a token; its log says why")
         return Completion(tuple(token_ids), *counts(details), start, first_s, last_s)
 
-    def run(
-        self,
-        prompts: Sequence[Sequence[int]],
-        concurrency: int,
-        advance: Callable[[], None],
-        temperature: float = 0.0,
-    ) -> Pass:
+    def run(self, prompts: Prompts, concurrency: int, advance: Callable[[], None], temperature: float = 0.0) -> Pass:
         """Send all prompts, `concurrency` at a time, to a server with an empty cache; advance() after each answer."""
         self.flush()
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.roofline import Machine, Measured, Model
+from benchmarks.tables import AUTO
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.lab.rivals import OnlineLogistic, joint_prob
 from c2t_plugin.lab.simulate import Arm, fixed_beta, plain, planned, static
@@ -129,7 +130,7 @@ def chain_arms(
     if estimator is not None:
         survival = estimator.survival(traces.chain).exp()
         yield Entrant("planned, vLLM's estimator", planned(scored, setting.d_max), scored, survival, hits)
-    yield Entrant("C2T auto (planned)", planned(scored, setting.d_max), scored, confidence, hits)
+    yield Entrant(AUTO, planned(scored, setting.d_max), scored, confidence, hits)
 
 
 def tree_arms(traces: Traces, classifier: NodeClassifier, setting: Setting) -> Iterator[Entrant]:

@@ -21,11 +21,12 @@ from benchmarks.results_page import how_far, table3_cell
 from benchmarks.roofline import GPUS, MODELS, Machine, eagle_head
 from benchmarks.simulated_arms import BETAS, Setting, chain_arms, requests_of
 from benchmarks.simulation import Replay, play
+from benchmarks.tables import AUTO
 
 SCENARIO = "c2t-v2-table3"
 BATCHES = (64, 128, 256)
 LONGEST_CHAIN = 4
-ARMS = ("plain", "static 4", *(f"C2T beta {beta:g}" for beta in BETAS), "C2T auto (planned)")
+ARMS = ("plain", "static 4", *(f"C2T beta {beta:g}" for beta in BETAS), AUTO)
 REQUESTS_EACH = 80
 # Tokens of a prompt, about: CNN/DailyMail articles, GSM8K questions, Alpaca instructions.
 PROMPTS = {"CNN/DailyMail": 900, "GSM8K": 110, "Alpaca": 40}

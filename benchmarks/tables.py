@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from benchmarks.record import BenchRow
 from benchmarks.spans import PHASES
 
+# the planner in simulated rows
+AUTO = "C2T auto (planned)"
 # what a setting calls the number of requests that run at once
 LOADS = ("requests_in_flight", "concurrency")
 METRICS = {
@@ -16,6 +18,8 @@ METRICS = {
     "ttft_p50_ms": ("TTFT p50, ms", ".0f"),
     "tau": ("tau (bonus excluded)", ".2f"),
     "gamma_per_token": ("gamma per output token", ".2f"),
+    "identical_share": ("outputs identical to plain", ".0%"),
+    "ran_at_once": ("ran at once", ".0f"),
     "ratio_to_plain": ("ratio to plain", ".2f"),
     "ratio_to_best_static": ("ratio to best static", ".2f"),
     **{f"{phase}_ms": (f"{phase}, ms/step", ".2f") for phase in PHASES},

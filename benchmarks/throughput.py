@@ -4,6 +4,7 @@
     python -m benchmarks.throughput --scenario c2t-v2-table3 --target LLAMA --draft EAGLE --base eagle \\
         --data gsm8k=test.jsonl --data alpaca=alpaca_data.json --data cnn-dailymail=stories/
     python -m benchmarks.throughput --scenario gsm8k --data gsm8k=test.jsonl --url http://HOST:PORT --target LLAMA
+    python -m benchmarks.throughput --scenario pair-held-out --cpu --engine vllm
 
 On a CPU the rows are functional: they show that arms run and what they verify, never how fast they are.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,20 +22,21 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-from benchmarks.arms import ENGINES, STATIC, Arm, chosen, threshold_beta, write_threshold_classifier
+from benchmarks.arm_options import add_arm_options, arm_values, kind_of
+from benchmarks.arms import ENGINES, STATIC, Arm, chosen
+from benchmarks.datasets import Hub, source_of
 from benchmarks.measuring import Condition, Outcome, measure, metrics_of, one_line
 from benchmarks.record import BenchRow, append_rows
 from benchmarks.scenarios import SCENARIOS, Scenario, prompts_of
-from benchmarks.server import Server
+from benchmarks.server import Server, complaint
 from benchmarks.serving import Client
 from benchmarks.tables import listing
+from benchmarks.vllm_client import VllmClient
+from benchmarks.vllm_server import serving
 from c2t_plugin.errors import C2TError
 from c2t_plugin.pair import pair_dir
 from c2t_plugin.provenance import RunRecord
 
-BASES = ("eagle3", "eagle", "standalone")
-PAIR_DRAFTS = {"eagle3": "eagle3", "eagle": "eagle1", "standalone": "draft"}
-TOP_M = 1000
 WARM_UP = 2
 PIPE_WIDTH = 200
 
@@ -43,10 +45,11 @@ PIPE_WIDTH = 200
 class Bench:
     """Everything that a run needs besides the scenario.
 
-    url: of a server that runs already, which is then the only arm; empty to start one for each arm.
-    values: what flags of arms are filled in with. server_args: flags for every server.
+    engine: a key of ENGINES. url: of a server that runs already, which is then the only arm; empty to start one for
+    each arm. values: what flags of arms are filled in with. server_args: flags for every server.
     """
 
+    engine: str
     target: Path
     values: Mapping[str, object]
     server_args: tuple[str, ...]
@@ -73,25 +76,50 @@ class Bench:
         ]
         console.print(f"{scenario.name}: {arm.name}", markup=False)
         try:
+            if arm.absent:
+                raise C2TError(f"not supported: {arm.absent}")
             if arm.bases and self.values["base"] not in arm.bases:
                 raise C2TError(f"{arm.name} drafts with {' or '.join(arm.bases)} only, not with {self.values['base']}")
-            with self._server(scenario, arm) as server:
-                url = self.url or server.base_url  # type: ignore[union-attr]
-                with Client(url, scenario.max_tokens, scenario.whole) as client:
-                    for prompt in prompts[:WARM_UP]:
-                        client.complete(prompt)
-                    return {each: measure(client, prompts, each, self.repeats) for each in conditions}
+            with self._served(scenario, arm) as url, self._client(url, scenario) as client:
+                for prompt in prompts[:WARM_UP]:
+                    client.complete(prompt)
+                return {each: measure(client, prompts, each, self.repeats) for each in conditions}
         except C2TError as error:
             console.print(f"{arm.name}: {one_line(error)}", markup=False)
             return {each: Outcome(error=one_line(error)) for each in conditions}
 
-    def _server(self, scenario: Scenario, arm: Arm) -> Server | nullcontext[None]:
+    def _client(self, url: str, scenario: Scenario) -> Client:
+        kind = VllmClient if self.engine == "vllm" else Client
+        return kind(url, scenario.max_tokens, scenario.whole)
+
+    @contextmanager
+    def _served(self, scenario: Scenario, arm: Arm) -> Iterator[str]:
+        """The address of a server of this arm."""
         if self.url:
-            return nullcontext()
+            yield self.url
+            return
         d_max = scenario.d_max or int(str(self.values["d_max"]))
-        flags = arm.command({**self.values, "d_max": d_max, "width": d_max + 1})
+        flags = [*self.server_args, *arm.command({**self.values, "d_max": d_max, "width": d_max + 1})]
         log = self.out / f"{scenario.name}-{arm.name}.log".replace(" ", "-")
-        return Server(self.target, [*self.server_args, *flags], log, self.cpu, self.start_timeout)
+        if self.engine == "vllm":
+            with _vllm_server(self.target, log, flags) as url:
+                yield url
+            return
+        with Server(self.target, flags, log, self.cpu, self.start_timeout) as server:
+            yield server.base_url
+
+
+@contextmanager
+def _vllm_server(target: Path, log: Path, flags: Sequence[str]) -> Iterator[str]:
+    started = False
+    try:
+        with serving(target, log, flags) as url:
+            started = True
+            yield url
+    except C2TError as error:
+        if started:
+            raise
+        raise C2TError(f"the server did not start: {complaint(log)}") from error
 
 
 def rows_of(
@@ -113,11 +141,14 @@ def rows_of(
             yield BenchRow(scenario.name, kind, arm, label, metrics, outcome.error, run)
 
 
-def _data(text: str) -> tuple[str, Path]:
-    name, equals, path = text.partition("=")
+def _data(text: str) -> tuple[str, Path | Hub]:
+    name, equals, source = text.partition("=")
     if not equals:
-        raise argparse.ArgumentTypeError(f"NAME=PATH expected, got {text!r}")
-    return name, Path(path)
+        raise argparse.ArgumentTypeError(f"NAME=PATH or NAME=hub:ID expected, got {text!r}")
+    try:
+        return name, source_of(source)
+    except C2TError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -126,24 +157,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--scenario", choices=SCENARIOS, required=True, metavar="NAME", help=", ".join(SCENARIOS))
     parser.add_argument("--engine", choices=ENGINES, default="sglang")
-    parser.add_argument("--target", type=Path, help="directory of the target (default: the shipped pair's)")
-    parser.add_argument("--draft", type=Path, help="directory of the draft (default: the shipped pair's)")
-    parser.add_argument("--base", choices=BASES, default=BASES[0], help="what kind of draft it is")
-    parser.add_argument("--data", type=_data, action="append", default=[], metavar="NAME=PATH", help="a data set")
+    parser.add_argument(
+        "--data", type=_data, action="append", default=[], metavar="NAME=PATH", help="a data set, or NAME=hub:ID"
+    )
     parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these arms")
     parser.add_argument("--concurrency", type=int, nargs="+", help="in place of the scenario's")
     parser.add_argument("--temperature", type=float, nargs="+", help="in place of the scenario's")
     parser.add_argument("--prompts", type=int, help="prompts of each data set, in place of the scenario's")
     parser.add_argument("--max-tokens", type=int, help="output tokens of a request, in place of the scenario's")
     parser.add_argument("--repeats", type=int, default=3, help="passes of each condition")
-    parser.add_argument("--d-max", type=int, default=6, help="C2T's longest chain, where the scenario has none")
-    parser.add_argument("--beta", type=float, default=0.5, help="of the arm C2T")
-    parser.add_argument("--threshold", type=float, default=0.3, help="of the arm threshold on P")
     parser.add_argument("--url", default="", help="a running server: it is the only arm, under the name of --arms")
-    parser.add_argument("--cpu", action="store_true", help="start servers on the CPU engine")
-    parser.add_argument("--server-args", default="", help="further flags of every server, one string")
-    parser.add_argument("--start-timeout", type=float, default=900.0, help="seconds until a server must answer")
-    parser.add_argument("--out", type=Path, default=Path("build/throughput"), help="directory of rows and logs")
+    add_arm_options(parser, Path("build/throughput"))
     return parser
 
 
@@ -152,8 +176,9 @@ def main(argv: list[str]) -> int:
     options = _parser().parse_args(argv)
     console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
     try:
-        scenario, arms, prompts = _workload(options)
+        scenario, arms = _contest(options)
         bench = _bench(options)
+        prompts = prompts_of(scenario, dict(options.data), bench.target, pair_dir())
     except C2TError as error:
         print(f"throughput: {error}", file=sys.stderr)
         return 2
@@ -176,7 +201,7 @@ def main(argv: list[str]) -> int:
     return 1 if any(row.error for row in rows) else 0
 
 
-def _workload(options: argparse.Namespace) -> tuple[Scenario, list[Arm], list[list[int]]]:
+def _contest(options: argparse.Namespace) -> tuple[Scenario, list[Arm]]:
     scenario = SCENARIOS[options.scenario]
     scenario = replace(
         scenario,
@@ -186,38 +211,18 @@ def _workload(options: argparse.Namespace) -> tuple[Scenario, list[Arm], list[li
         max_tokens=options.max_tokens or scenario.max_tokens,
     )
     if options.url:
-        arms = [Arm((options.arms or ["the server as it runs"])[0], ())]
-    else:
-        arms = chosen(options.engine, tuple(options.arms) if options.arms else scenario.arms)
-    target = options.target or pair_dir() / "target"
-    return scenario, arms, prompts_of(scenario, dict(options.data), target, pair_dir())
-
-
-def arm_values(options: argparse.Namespace) -> dict[str, object]:
-    """What flags of arms are filled in with; writes the classifier of the arm threshold on P into --out."""
-    out: Path = options.out
-    out.mkdir(parents=True, exist_ok=True)
-    threshold = out / "threshold-on-p.safetensors"
-    write_threshold_classifier(threshold, TOP_M)
-    return {
-        "draft": options.draft or pair_dir() / PAIR_DRAFTS[options.base],
-        "base": options.base.upper(),
-        "d_max": options.d_max,
-        "beta": options.beta,
-        "threshold_classifier": threshold,
-        "threshold": threshold_beta(options.threshold),
-    }
-
-
-def kind_of(run: Mapping[str, Any]) -> str:
-    """Of rows that this process writes: functional without a GPU."""
-    return "functional" if "no GPU" in run["machine"] else "measured"
+        return scenario, [Arm((options.arms or ["the server as it runs"])[0], ())]
+    if options.engine == "vllm" and not options.cpu:
+        raise C2TError("vLLM is started on a CPU only, with --cpu; on another device start it and name it with --url")
+    return scenario, chosen(options.engine, tuple(options.arms) if options.arms else scenario.arms)
 
 
 def _bench(options: argparse.Namespace) -> Bench:
+    values = arm_values(options, options.engine)
     return Bench(
-        target=options.target or pair_dir() / "target",
-        values=arm_values(options),
+        engine=options.engine,
+        target=Path(str(values["target"])),
+        values=values,
         server_args=tuple(options.server_args.split()),
         out=options.out,
         cpu=options.cpu,

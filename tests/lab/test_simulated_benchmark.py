@@ -165,6 +165,7 @@ def test_every_arm_has_a_row(replay: Replay):
     assert any(name.startswith("EAGLE-2 tree") for name in rows) and "C2T tree, beta 0.3" in rows
     assert rows["plain"].metrics["ratio_to_plain"] == 1.0
     assert max(rows[f"static {n}"].metrics["ratio_to_best_static"] or 0 for n in simulate.STATIC) == 1.0
+    assert max(rows[name].metrics["ratio_to_best"] or 0 for name in simulate.RIVALS) == 1.0
     assert all(row.kind == "simulated" and not row.error for row in rows.values())
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import itertools
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,6 +113,54 @@ def test_what_is_no_data_set_is_named(tmp_path: Path):
     ):
         with pytest.raises(C2TError, match=complaint):
             datasets.load(name, path, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "prompt"),
+    [
+        ("mt-bench", {"prompt": ["Write.", "Again."], "prompt_id": 1}, "Write."),
+        ("natural-questions", {"question": {"text": "who wrote it", "tokens": ["who"]}}, "who wrote it"),
+        ("gsm8k", {"question": "Two and two?", "answer": "4"}, "Two and two?"),
+    ],
+)
+def test_a_set_by_its_hub_id_is_given_to_the_library(
+    name: str, record: dict[str, Any], prompt: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Only so many records are taken as prompts are wanted."""
+    asked: list[tuple[str, str | None, str, bool]] = []
+
+    def load_dataset(path: str, config: str | None, *, split: str, streaming: bool) -> Iterator[dict[str, Any]]:
+        asked.append((path, config, split, streaming))
+        return itertools.repeat(record)
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    assert datasets.load(name, datasets.source_of("hub:some/set:main"), 2) == [prompt] * 2
+    assert asked == [("some/set", "main", "test", True)]
+
+
+def test_what_the_library_cannot_read_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    def load_dataset(*_: object, **__: object) -> None:
+        raise FileNotFoundError("no such set\nlook elsewhere")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    with pytest.raises(C2TError, match=r"hub:some/set, split dev, cannot be read: no such set$"):
+        datasets.load("gsm8k", datasets.source_of("hub:some/set::dev"), 1)
+
+
+def test_a_hub_id_without_the_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(C2TError, match="hub:some/set: this takes the library `datasets`"):
+        datasets.load("gsm8k", datasets.source_of("hub:some/set"), 1)
+
+
+@pytest.mark.parametrize("text", ["hub:", "hub:a:b:c:d"])
+def test_what_is_no_hub_id_is_refused(text: str):
+    with pytest.raises(C2TError, match="expected"):
+        datasets.source_of(text)
+
+
+def test_all_else_is_a_path():
+    assert datasets.source_of("some/set") == Path("some/set")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pyarrow") is not None, reason="pyarrow is installed")

@@ -6,7 +6,6 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ import torch
 
 from benchmarks import gpu, gpu_part
 from benchmarks.gpu_cases import Case, Provider, largest_error
-from benchmarks.gpu_goals import goals
-from benchmarks.gpu_part import PARTS, GpuRow, measure_case
+from benchmarks.gpu_part import PARTS, measure_case
 from benchmarks.gpu_stats import TOP_K, TOP_M, leading_error, stats_error
 from benchmarks.timing import (
     CALLS_PER_GRAPH,
@@ -252,44 +250,6 @@ def test_slow_work_is_repeated_less_often():
     assert rounds_of_graph(calls=3, us=1.0) == 7
     assert rounds_of_graph(calls=1, us=1e5) == 1
     assert rounds_of_graph(calls=CALLS_PER_GRAPH, us=1e5) == 1
-
-
-def timed(part: str, provider: str, us: float, of_copy: float = 0.5, **shape: int | str) -> GpuRow:
-    return GpuRow(part, provider, shape, {}, us=us, of_copy=of_copy)
-
-
-def kept(rows: list[GpuRow]) -> Iterator[tuple[str, str]]:
-    for line in goals(rows):
-        _, goal, by = line.split(": ", 1)[0], line.split(": ", 1)[1].rpartition(": ")[0], line.rpartition(": ")[2]
-        yield goal, by
-
-
-def test_goals_are_judged_by_the_rows_that_there_are():
-    assert list(goals([])) == []
-    rows = [
-        *(timed("stats", "fused", 9.0, bs=1), timed("stats", "fused", 11.0, bs=32)),
-        *(timed("stats", "fused", 20.0, of_copy=0.81, bs=64), timed("stats", "fused", 40.0, of_copy=0.79, bs=128)),
-        *(timed("stats", "torch.topk alone", 30.0, bs=64), timed("stats", "torch.topk alone", 39.0, bs=128)),
-        *(timed("attention", "fused", 10.0, bs=1), timed("attention", "sglang extend", 15.0, bs=1)),
-        timed("attention", "flashinfer", 9.0, bs=1),
-    ]
-    assert dict(kept(rows)) == {
-        "draft_stats: at least 80% of a copy's bandwidth from 64 rows on": "kept by 1 of 2",
-        "draft_stats: at most 10 us up to 32 rows": "kept by 1 of 2",
-        "draft_stats: never slower than torch.topk alone": "kept by 1 of 2",
-        "tree_attention: 1.5 times as fast as SGLang's extend": "kept by 1 of 1",
-        "tree_attention: within 1.1 times FlashInfer's time": "kept by 0 of 1",
-    }
-
-
-def test_table_5_compares_the_orders_of_one_tree():
-    times = {"drafted": 20.0, "depth-first": 10.0, "heavy paths": 11.0}
-    rows = [timed("table5", "fused", us, nodes=1024, order=order) for order, us in times.items()]
-    rows += [timed("table5", "manual", 70.0, nodes=1024, order=order) for order in times]
-    assert dict(kept(rows)) == {
-        "table 5, 1024 nodes: reordering is worth 1.99 times": "kept by 1 of 2",
-        "table 5, 1024 nodes: at most .153 of manual attention's time": "kept by 1 of 2",
-    }
 
 
 def test_errors_are_of_floats_and_anything_else_must_be_equal():

@@ -229,8 +229,31 @@ def test_each_table_is_of_its_newest_run_and_has_the_arms_that_failed_or_lost() 
     assert "| old |" not in text
     assert "| static 6 | 4 | 50 | 0.50 (0.40 to 0.60) |" in text
     assert "| tree | 4 | no such option |  |" in text
-    assert "Slower than plain decoding: static 6 at 4." in text
+    assert "A functional check on a CPU" in text and "Slower than plain" not in text
     assert "No row yet" in text
+
+
+def test_on_a_gpu_the_arms_that_lose_are_named() -> None:
+    slow = {"output_tokens_per_s": 50.0, "ratio_to_plain": 0.5, "identical_share": 1.0}
+    setting = {"concurrency": 4, "temperature": 0}
+    row = {**SIMULATED, "scenario": "chat", "kind": "measured", "setting": setting, "metrics": slow}
+    text = page("", [BenchRow(**{**row, "arm": "static 6", "run": {**RUN, "machine": "a CPU, an H200"}})])
+    assert "| static 6 | 4 | 50 | 100% | 0.50 |" in text
+    assert "Slower than plain decoding: static 6 at 4." in text and "No row yet" not in text
+
+
+def test_what_c2t_auto_reaches_of_the_best_without_it_is_one_table() -> None:
+    def row(load: int, ratio: float, gpu: str) -> BenchRow:
+        setting = {**SIMULATED["setting"], "requests_in_flight": load, "gpu": gpu}
+        return BenchRow(
+            **{**SIMULATED, "setting": setting, "metrics": {**SIMULATED["metrics"], "ratio_to_best": ratio}}
+        )
+
+    text = page("", [row(1, 1.0, "L40"), row(32, 0.9876, "L40"), row(32, 1.25, "H200")])
+    assert "| setting | 1 | 32 |" in text
+    assert "on L40, 512 tokens of context, acceptance of `eagle3` | 1.000 | 0.988 |" in text
+    assert "on H200, 512 tokens of context, acceptance of `eagle3` |  | 1.250 |" in text
+    assert "At least 1 in 2 of 3; the least is 0.988." in text
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:

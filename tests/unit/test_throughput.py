@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
-import torch
 
 from benchmarks import throughput
-from benchmarks.arms import SGLANG, chosen, threshold_beta, write_threshold_classifier
+from benchmarks.arms import SGLANG, VLLM
 from benchmarks.measuring import Outcome, measure, metrics_of, ratio
 from benchmarks.record import BenchRow, read_rows
 from benchmarks.scenarios import CONCURRENCIES, SCENARIOS, Scenario, prompts_of
 from benchmarks.server import Server, complaint
 from benchmarks.serving import Completion, Pass
-from c2t_plugin.classifier import load_classifier
 from c2t_plugin.errors import C2TError
-from c2t_plugin.features import NodeStats
 from c2t_plugin.pair import pair_dir
 
 
@@ -103,6 +101,41 @@ def test_every_arm_runs_on_a_server_of_its_own(fakes: type[FakeServer], tmp_path
     assert {row.kind for row in rows} == {"functional"}
 
 
+@contextmanager
+def fake_serving(target: Path, log: Path, flags: Sequence[str]) -> Iterator[str]:
+    log.write_text("ValueError: vLLM says no\n", encoding="utf-8")
+    with FakeServer(target, flags, log, True, 0.0) as server:
+        yield server.base_url
+
+
+@pytest.fixture
+def vllm_fakes(fakes: type[FakeServer], monkeypatch: pytest.MonkeyPatch) -> type[FakeServer]:
+    monkeypatch.setattr(throughput, "serving", fake_serving)
+    monkeypatch.setattr(throughput, "VllmClient", FakeClient)
+    return fakes
+
+
+def test_vllm_runs_the_arms_that_it_has_and_names_those_that_it_has_not(vllm_fakes: type[FakeServer], tmp_path: Path):
+    status, rows = run(tmp_path, "--engine", "vllm")
+    assert status == 1
+    assert {row.arm for row in rows} == {arm.name for arm in VLLM}
+    assert len(vllm_fakes.started) == sum(not arm.absent for arm in VLLM)
+    assert {row.arm: row.error for row in rows if row.error} == {
+        arm.name: f"not supported: {arm.absent}" for arm in VLLM if arm.absent
+    }
+    assert {row.setting["engine"] for row in rows} == {"vllm"}
+
+
+def test_what_vllm_refuses_at_start_is_the_line_of_its_log(
+    vllm_fakes: type[FakeServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(vllm_fakes, "broken", "--speculative-config.enable_adaptive_verification")
+    _, rows = run(tmp_path, "--engine", "vllm", "--arms", "plain", "vLLM adaptive")
+    assert {row.arm: row.error for row in rows if row.error} == {
+        "vLLM adaptive": "the server did not start: ValueError: vLLM says no"
+    }
+
+
 def test_an_arm_that_does_not_start_is_a_row_and_the_others_go_on(
     fakes: type[FakeServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -149,6 +182,7 @@ def test_a_running_server_is_the_only_arm(fakes: type[FakeServer], tmp_path: Pat
         (["--arms", "fast"], "got fast"),
         (["--prompts", "100000"], "100000"),
         (["--scenario", "gsm8k"], "--data gsm8k=PATH"),
+        (["--engine", "vllm", "--arms", "SGLang adaptive"], "got SGLang adaptive"),
     ],
 )
 def test_a_wrong_command_is_one_line(
@@ -158,6 +192,11 @@ def test_a_wrong_command_is_one_line(
     error = capsys.readouterr().err
     assert (status, rows) == (2, [])
     assert complaint in error and error.count("\n") == 1
+
+
+def test_vllm_is_started_on_a_cpu_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert throughput.main(["--scenario", "pair-held-out", "--engine", "vllm", "--out", str(tmp_path)]) == 2
+    assert "name it with --url" in capsys.readouterr().err
 
 
 def passes(*seconds: float) -> Outcome:
@@ -205,41 +244,28 @@ def test_a_target_without_a_tokenizer_is_one_line(tmp_path: Path):
         prompts_of(Scenario("one", 8, data=("gsm8k",), each=1), {"gsm8k": tmp_path / "g.jsonl"}, tmp_path, pair_dir())
 
 
-@pytest.mark.parametrize("arm", SGLANG, ids=lambda arm: arm.name)
-def test_every_flag_is_filled_in(arm: object):
-    values = {"draft": "D", "base": "EAGLE3", "d_max": 6, "width": 7, "beta": 0.5}
-    command = arm.command({**values, "threshold_classifier": "F", "threshold": 0.2})  # type: ignore[attr-defined]
-    assert not [flag for flag in command if "{" in flag]
-
-
-def test_arms_are_chosen_by_name():
-    assert [arm.name for arm in chosen("sglang", ("C2T", "plain"))] == ["plain", "C2T"]
-    assert len(chosen("sglang", None)) == len(SGLANG)
-
-
-@pytest.mark.parametrize("threshold", [0.05, 0.3, 0.9])
-def test_the_threshold_classifier_is_a_threshold_on_p(threshold: float, tmp_path: Path):
-    write_threshold_classifier(tmp_path / "p.safetensors", top_m=1000)
-    probability = torch.tensor([threshold * 0.99, threshold * 1.01, 1.0])
-    other = torch.rand(3)
-    stats = NodeStats(probability.log(), other, other, other, other, other)
-    kept = load_classifier(tmp_path / "p.safetensors").confidence(stats) >= threshold_beta(threshold)
-    assert kept.tolist() == [False, True, True]
-
-
 @pytest.mark.parametrize(
     ("log", "expected"),
     [
         ("loading\nTraceback (most recent call last):\n  x\nValueError: bad flag\nbye\n", "ValueError: bad flag"),
         ("c2t_plugin.errors.ConfigError: no beta\n", "c2t_plugin.errors.ConfigError: no beta"),
-        ("usage: launch_server\nlaunch_server.py: error: unrecognized arguments: --x\n", "launch_server.py: error: "),
+        ("C2T: c2t_mode is 'tree': no\n", "C2T: c2t_mode is 'tree': no"),
+        ("(EngineCore pid=7) ValueError: no memory\n", "ValueError: no memory"),
+        (
+            "pydantic_core.ValidationError: 1 error\n  Value error, no graphs [type=value_error, x]\n",
+            "Value error, no graphs",
+        ),
+        (
+            "usage: launch_server\nlaunch_server.py: error: unrecognized arguments: --x\n",
+            "launch_server.py: error: unrecognized arguments: --x",
+        ),
         ("killed\n\n", "killed"),
         ("", "its log is empty"),
     ],
 )
 def test_a_log_says_why_in_one_line(log: str, expected: str, tmp_path: Path):
     (tmp_path / "log").write_text(log)
-    assert complaint(tmp_path / "log").startswith(expected)
+    assert complaint(tmp_path / "log") == expected
 
 
 @pytest.mark.parametrize(

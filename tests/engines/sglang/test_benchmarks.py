@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.server]
 from benchmarks import breakdown, throughput  # noqa: E402
 from benchmarks.record import BenchRow, read_rows  # noqa: E402
 from benchmarks.spans import PHASES  # noqa: E402
+from tests.engines.bench_rows import check_plain_and_cut  # noqa: E402
 
 
 def test_arms_run_and_one_that_the_engine_does_not_know_is_marked(tmp_path: Path):
@@ -21,13 +22,7 @@ def test_arms_run_and_one_that_the_engine_does_not_know_is_marked(tmp_path: Path
     assert throughput.main(["--scenario", "pair-arithmetic", *small, *arms, *options]) == 1
     rows = {row.arm: row for row in read_rows(tmp_path / "rows.jsonl", BenchRow)}
     assert "adaptive" in rows["SGLang adaptive"].error.lower()
-    plain, cut = rows["plain"].metrics, rows["C2T"].metrics
-    assert (plain["ran_at_once"], cut["ran_at_once"]) == (3, 3)
-    assert plain["tau"] is None and plain["gamma_per_token"] == 0.0
-    assert cut["identical_share"] == 1.0
-    assert (cut["tau"] or 0.0) > 0.0 and (cut["gamma_per_token"] or 0.0) > 0.0
-    for name in ("output_tokens_per_s", "tpot_p50_ms", "ttft_p50_ms", "ratio_to_plain_low"):
-        assert (cut[name] or 0.0) > 0.0
+    check_plain_and_cut(rows["plain"], rows["C2T"], together=3)
 
 
 def test_a_steps_time_is_found_in_the_engines_own_trace(tmp_path: Path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import demo, demo_vllm
+from benchmarks.vllm_client import value_of
 from c2t_plugin.classifier import FILE_NAME
 
 METRICS = """# HELP vllm:spec_decode_num_draft_tokens_total Number of draft tokens.
@@ -42,5 +43,5 @@ def test_plain_decoding_has_no_flags():
 
 
 def test_a_metric_is_read_over_all_its_labels():
-    assert demo_vllm._value(METRICS, "spec_decode_num_draft_tokens_total") == 15
-    assert demo_vllm._value(METRICS, "inter_token_latency_seconds_count") == 0
+    assert value_of(METRICS, "spec_decode_num_draft_tokens_total") == 15
+    assert value_of(METRICS, "inter_token_latency_seconds_count") == 0
