@@ -129,6 +129,37 @@ def test_a_fixed_width_is_the_widest(worker: Any, fixed: dict[str, Any]):
     assert width_of(worker, 1, **fixed) == 21
 
 
+def test_ranks_verify_the_first_ones_trees(worker: Any, monkeypatch: pytest.MonkeyPatch):
+    """Links, choice and tokens: each rank may have rounded its draft's logits its own way, and planned by them."""
+    made = object.__new__(type("Draft", (worker._TreeDraftMixin,), {}))
+    made.topk, made.speculative_num_steps, made.speculative_num_draft_tokens = TOPK, 1, 5
+    made.tree_mask_mode, made.packed = "form", True
+    made.scorer = policies.grower("c2t", TOPK, 1, TOPK)
+    backend = SimpleNamespace()
+    runner = SimpleNamespace(attn_backend=backend, decode_cuda_graph_runner=None)
+    made.target_worker = SimpleNamespace(model_runner=runner)
+    made.planner = SimpleNamespace(keep=lambda sizes, own, keys: sizes - 1)
+    mine = (torch.full((1, 4), -1), torch.ones(1, 4, dtype=torch.bool), torch.arange(4)[None])
+    planned = torch.tensor([[True, True, True, False]])
+    theirs = (mine[0], torch.tensor([[True, False, True, True]]), mine[2] + 10)
+    sent = []
+
+    def broadcast(tensor: Tensor, src: int) -> Tensor:
+        sent.append(tensor)
+        assert src == 0
+        return theirs[len(sent) - 1]
+
+    group = SimpleNamespace(world_size=2, broadcast=broadcast)
+    monkeypatch.setattr("c2t_plugin.engines.sglang.worker.get_tp_group", lambda: group)
+    monkeypatch.setattr(worker, "build_verify_input", lambda _batch, _draft, trees, width, **more: (trees, width, more))
+    key = torch.tensor([[0.9, 0.8, 0.7, 0.6]])
+    trees, width, more = made._build_verify_input(SimpleNamespace(req_pool_indices=torch.tensor([2])), None, *mine, key)
+    for ours, expected in zip(sent, (mine[0], planned, mine[2]), strict=True):
+        assert torch.equal(ours, expected)
+    assert trees == theirs
+    assert (width, more["packed"], more["attn_backend"]) == (5, True, backend)
+
+
 def test_a_pool_whose_slots_cannot_be_moved_is_refused(worker: Any):
     with pytest.raises(worker.ConfigError, match="keeps its keys in a object, whose slots tree mode cannot move"):
         worker.kv_buffers(object())

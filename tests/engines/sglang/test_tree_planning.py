@@ -156,3 +156,15 @@ def test_what_decides_sees_the_keys_from_the_surest_on():
     for row in range(2):
         falling = key[row][keep[row]].sort(descending=True).values
         assert torch.equal(keys[row, : int(sizes[row])], falling)
+
+
+def test_of_equal_nodes_the_ones_drafted_first_are_taken():
+    """A path as long as a sort that is not stable needs to turn equals around."""
+    keep, key = torch.ones(1, 200, dtype=torch.bool), torch.full((1, 200), 0.5)
+    found = plan(keep, key, 200, lambda sizes, keys: sizes // 2)
+    assert found[0].nonzero().flatten().tolist() == list(range(100))
+
+
+def test_no_more_is_taken_than_there_is():
+    _, keep, key = random_trees(SEED)
+    assert torch.equal(plan(keep, key, NODES, lambda sizes, keys: sizes + 1), keep)
