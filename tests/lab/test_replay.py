@@ -1,4 +1,7 @@
-"""Replay of policies on records: the same trees as live growth, or a report of what the record lacks."""
+"""Replay of policies on records: the same trees as live growth, or a report of what the record lacks.
+
+Longer than 300 lines because one toy draft is grown live and replayed by all of them.
+"""
 
 from __future__ import annotations
 

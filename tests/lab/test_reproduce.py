@@ -17,6 +17,8 @@ from c2t_plugin.lab.reproduce import page
 from c2t_plugin.lab.reproduce.catalogue import REGISTRY
 from c2t_plugin.lab.reproduce.experiment import Bench, Experiment, Findings, Registry
 
+ROOT = Path(__file__).parents[2]
+
 
 def experiment(name: str = "toy", columns: tuple[str, ...] = ("method", "paper tau", "tau")) -> Experiment:
     rows = [{"method": "static", "paper tau": 1.98, "tau": 2.5}, {"method": "C2T", "paper tau": None, "tau": 2.75}]
@@ -101,6 +103,14 @@ def test_a_picture_carries_what_its_rows_carry(tmp_path: Path, monkeypatch: pyte
             run[name] for name in ("command", "machine", "utc")
         ]
         assert picture.info["Commit"].startswith(run["git_sha"] or "unknown")
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "reproduction").glob("*.png")), ids=lambda path: path.stem)
+def test_a_published_picture_is_of_published_rows(picture: Path) -> None:
+    records = [json.loads(line) for line in (ROOT / "benchmarks/results/reproduce.jsonl").read_text().splitlines()]
+    commits = {record["run"]["git_sha"] for record in records if record["experiment"] == picture.stem}
+    with Image.open(picture) as image:
+        assert image.info["Commit"] in commits
 
 
 def test_rows_of_an_older_experiment_are_refused(tmp_path: Path) -> None:

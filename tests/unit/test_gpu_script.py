@@ -1,4 +1,7 @@
-"""The standing GPU run without a GPU: every part's cases are right on the CPU's references, and a wrong one is seen."""
+"""The standing GPU run without a GPU: every part's cases are right on the CPU's references, and a wrong one is seen.
+
+Longer than 300 lines because it follows one script from its cases to its rows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Cost-padded targets and drafts: the small model's function in every part, written shard by shard or not at all."""
+"""Cost-padded targets and drafts: the small model's function in every part, written shard by shard or not at all.
+
+Longer than 300 lines because its tests share the padded checkpoints, which take time to write.
+"""
 
 from __future__ import annotations
 

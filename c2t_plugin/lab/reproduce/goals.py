@@ -26,6 +26,7 @@ ESTIMATOR = "vLLM's estimator, whole"
 # Replicates of the bootstrap where figures mean little anyway.
 QUICK_REPLICATES = 50
 MILLION = 1e6
+MEAN_OF, AUC_GAINED = "mean; ", "AUC gain x 100"
 
 # At most so many candidates for EAGLE-2's: at every tau, and on average.
 OF_EAGLE2 = {"head": (0.80, 0.75), STAND_ALONE: (0.90, None)}
@@ -115,17 +116,23 @@ def trees(bench: Bench) -> Findings:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Of every draft and set of features, how many goals the estimate keeps, against whom."""
+    """Of every draft and set of features, how many goals the estimate keeps, by what they are held against."""
     said = []
     for names in dict.fromkeys((row["draft"], row["features"]) for row in rows):
         parts = []
         own = [row for row in rows if (row["draft"], row["features"]) == names and row["reached"] is not None]
-        for against in dict.fromkeys(row["against"] for row in own):
-            kept = [row["reached"] != "no" for row in own if row["against"] == against]
-            parts.append(f"{sum(kept)} of {len(kept)} against {against}")
+        for part in dict.fromkeys(_part(row) for row in own):
+            kept = [row["reached"] != "no" for row in own if _part(row) == part]
+            parts.append(f"{part} {sum(kept)} of {len(kept)}")
         if parts:
             said.append(f"{names[0]}, {names[1]}: {', '.join(parts)}")
     return "; ".join(said)
+
+
+def _part(row: Row) -> str:
+    if row["at"] == AUC_GAINED:
+        return "AUC"
+    return "means against rivals" if str(row["at"]).startswith(MEAN_OF) else f"against {row['against']}"
 
 
 def picture(evaluations: Mapping[str, Evaluation]) -> Figure:
@@ -168,7 +175,7 @@ def chains(bench: Bench) -> Findings:
                     rows.append({**names, "against": rival, "at": _below(compared), "gamma": None, **mean})
             if rule.auc_gain is not None and rule.auc_gain_interval is not None:
                 gain = Measured(rule.auc_gain, *rule.auc_gain_interval)
-                rows.append({**names, "against": ESTIMATOR, "at": "AUC gain x 100", "gamma": None, **gained(gain)})
+                rows.append({**names, "against": ESTIMATOR, "at": AUC_GAINED, "gamma": None, **gained(gain)})
     return Findings(
         rows,
         f"All held-out prompts, chains of at most {EvaluatePlan.d_max}, at the tau of static chains of 1 to "
@@ -180,7 +187,7 @@ def chains(bench: Bench) -> Findings:
 
 def _below(compared: Mapping[str, Any]) -> str:
     ratios = [ratio for ratio in compared["ratio"] if not math.isnan(ratio)]
-    return f"mean; at or below at {sum(ratio <= OF_RIVALS for ratio in ratios)} of {len(ratios)} taus"
+    return f"{MEAN_OF}at or below at {sum(ratio <= OF_RIVALS for ratio in ratios)} of {len(ratios)} taus"
 
 
 def gained(gain: Measured) -> dict[str, Cell]:
