@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from c2t_plugin.classifier import FILE_NAME
 from c2t_plugin.errors import C2TError
 from c2t_plugin.pair import PROMPTS_FILE
 from c2t_plugin.pair.load import read_weights, save_weights
@@ -30,10 +29,11 @@ def export(write: Callable[[Path, Path], None], pair: Path, out: Path) -> None:
 
 
 def write_mimo(pair: Path, out: Path) -> None:
-    """The target with its MTP head inside, as both engines load MiMo checkpoints, and the head's classifier beside it.
+    """The target with its MTP head inside, as both engines load MiMo checkpoints.
 
-    MiMo is Qwen2 with `model.mtp_layers`, and Qwen2 is this Llama with biases on queries, keys and values: here they
-    are 0, so the target's logits stay what they are.
+    No classifier stands beside it: the engines would load it with the target's weights. MiMo is Qwen2 with
+    `model.mtp_layers`, and Qwen2 is this Llama with biases on queries, keys and values: here they are 0, so the
+    target's logits stay what they are.
     """
     target, head = read_weights(pair / "target"), read_weights(pair / "mtp")
     tensors = target | {MTP_PREFIX + name: tensor for name, tensor in head.items()}
@@ -52,9 +52,6 @@ def write_mimo(pair: Path, out: Path) -> None:
     shutil.copytree(pair / "target", out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
     (out / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     save_weights(tensors, out)
-    classifier = pair / "mtp" / FILE_NAME
-    if classifier.is_file():
-        shutil.copy(classifier, out)
 
 
 def write_small_pair(pair: Path, out: Path) -> None:
