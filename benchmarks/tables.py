@@ -65,10 +65,11 @@ def grid(rows: Sequence[BenchRow], cell: Callable[[BenchRow], str]) -> str:
 def listing(rows: Sequence[BenchRow]) -> str:
     """One line an arm and load, one column a metric, with the bootstrap interval of a ratio that has one."""
     shown = [name for name in METRICS if any(row.metrics.get(name) is not None for row in rows)]
-    header = ["arm", "concurrency", *(METRICS[name][0] for name in shown)]
+    titles = [METRICS[name][0] for name in shown] or ["why not"]
+    header = ["arm", "concurrency", *titles]
     lines = []
     for row in sorted(rows, key=load_of):
-        figures = [row.error] + [""] * (len(shown) - 1) if row.error else [figure(row.metrics, name) for name in shown]
+        figures = [row.error] + [""] * (len(titles) - 1) if row.error else [figure(row.metrics, name) for name in shown]
         lines.append([row.arm, str(load_of(row)), *figures])
     return table(header, lines)
 

@@ -14,6 +14,7 @@ from benchmarks.picture import draw
 from benchmarks.record import BenchRow, ServingRow, append_rows, read_rows
 from benchmarks.report import BEGIN, END, PAGE, README, RESULTS, latest_run, markdown, read_published, render
 from benchmarks.results_page import page
+from benchmarks.tables import listing
 from c2t_plugin.errors import C2TError
 
 RUN = {
@@ -231,6 +232,11 @@ def test_each_table_is_of_its_newest_run_and_has_the_arms_that_failed_or_lost() 
     assert "| tree | 4 | no such option |  |" in text
     assert "A functional check on a CPU" in text and "Slower than plain" not in text
     assert "No row yet" in text
+
+
+def test_where_every_arm_failed_the_reasons_are_shown() -> None:
+    failed = BenchRow(**{**SIMULATED, "metrics": {}, "error": "no such option"})
+    assert "no such option" in listing([failed])
 
 
 def test_on_a_gpu_the_arms_that_lose_are_named() -> None:

@@ -166,3 +166,12 @@ def test_a_missing_symbol_is_named() -> None:
     with pytest.raises(ContractError, match=r"sglang\.example has no absent, .* install sglang==0\.5\.23"):
         patches._replace(module, {"present": 2, "absent": 3})
     assert module.present == 1
+
+
+def test_a_profile_is_never_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patches, "_PROFILES", [])
+    monkeypatch.setattr(torch.autograd.profiler, "_disable_profiler", patches._disable_profiler)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        torch.ones(2).sum()
+    assert profile.profiler is not None
+    assert [profile.profiler.kineto_results] == patches._PROFILES

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from torch._C import _autograd
+from torch.autograd import profiler
+
 from c2t_plugin.engines.sglang.cpu_engine import sampling
 from c2t_plugin.errors import ContractError
 
@@ -19,6 +22,7 @@ _SAMPLED_VERIFICATION = {
     "top_k_renorm_prob": sampling.top_k_renorm,
     "top_p_renorm_prob": sampling.top_p_renorm,
 }
+_PROFILES: list[object] = []
 
 
 def apply() -> None:
@@ -31,7 +35,18 @@ def apply() -> None:
     from sglang.srt.speculative import eagle_utils
 
     _replace(eagle_utils, _SAMPLED_VERIFICATION)
+    _replace(profiler, {"_disable_profiler": _disable_profiler})
     attention_registry.register_attention_backend("intel_amx")(lambda runner: ragged_attention(runner))
+
+
+def _disable_profiler() -> object:
+    """torch's own, with its result kept for good.
+
+    SGLang drops a profile once its file is written, and to free one with Python's call stacks ends the process with a
+    segmentation fault about one time in ten. Seen with torch 2.13 on Python 3.11; can go when it is not any more.
+    """
+    _PROFILES.append(_autograd._disable_profiler())
+    return _PROFILES[-1]
 
 
 def ragged_attention(runner: Any) -> Any:
