@@ -57,7 +57,8 @@ class StepScorer(ChainScorer):
         logits: (rows, draft_vocab) before the temperature. draft_step: int64 number in a tensor, 0 for a draft's first
         token. confidence_probs: (max rows, steps) float32, column draft_step gets c_d = C_d / C_{d-1} with C the
         running minimum of the confidences, so that c_d <= 1 and the product down the chain is C_d; 0 for a token below
-        beta. idx_mapping, temperature: not used; the classifier's statistics are those of temperature 1.
+        beta. idx_mapping: (rows,) request slots, -1 for rows that only pad a captured batch. temperature: not used; the
+        classifier's statistics are those of temperature 1.
         """
         rows = logits.shape[0]
         log_prob, entropy, margin = self._statistics_of(logits)
@@ -73,7 +74,7 @@ class StepScorer(ChainScorer):
         confidence = torch.where(finite, self.classifier.confidence(node), torch.nan)
         column = draft_step.reshape(1)
         self._confidence[:rows].index_copy_(1, column, confidence[:, None])
-        self.non_finite += (~finite).sum()
+        self.non_finite += (~finite & (idx_mapping >= 0)).sum()
         above = torch.where(first, 1.0, self._lowest[:rows])
         # fmin leaves the minimum as it is where the confidence is not known
         self._lowest[:rows] = torch.fmin(above, confidence)

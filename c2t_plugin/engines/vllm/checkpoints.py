@@ -1,4 +1,4 @@
-"""vLLM loads every safetensors file of a checkpoint; a classifier beside the draft is not part of the draft."""
+"""vLLM loads every safetensors file of a checkpoint; a classifier beside the draft is not part of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from c2t_plugin.engines.vllm.standing_in import standing_in
 
 @contextlib.contextmanager
 def without_classifier_files() -> Iterator[None]:
-    """While a draft is loaded: leave out the files whose names begin as a classifier's does."""
+    """While target and draft are loaded: leave out the files whose names begin as a classifier's does."""
     stock = default_loader.filter_duplicate_safetensors_files
 
     def needed(files: list[str], *rest: str) -> list[str]:

@@ -159,8 +159,6 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
             raise ConfigError(f"{what} cannot be combined with C2T (method {spec.method!r}): {reason}")
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         raise ConfigError("--pipeline-parallel-size above 1 cannot be combined with C2T: it was never tried")
-    if spec.enable_adaptive_verification and not vllm_config.use_v2_model_runner:
-        raise ConfigError("enable_adaptive_verification needs vLLM's model runner V2, this engine has V1: leave it out")
     worker = vllm_config.parallel_config.worker_cls
     if worker not in WORKERS:
         raise ConfigError(f"vLLM chose the worker {worker}, C2T knows {', '.join(WORKERS)}: use a CPU or CUDA device")

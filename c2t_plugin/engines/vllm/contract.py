@@ -28,9 +28,9 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol("config/speculative.py", "SpeculativeConfig.use_heterogeneous_vocab"),
     EngineSymbol("config/speculative.py", "SpeculativeConfig.rejection_sample_method"),
     EngineSymbol("config/vllm.py", "VllmConfig.additional_config"),
-    EngineSymbol("config/vllm.py", "VllmConfig.use_v2_model_runner"),
     EngineSymbol("v1/worker/worker_base.py", "WorkerWrapperBase.init_worker", contains=("parallel_config.worker_cls",)),
     EngineSymbol("v1/worker/cpu_worker.py", "CPUWorker.init_device", ("self",), ("= CPUModelRunner(",)),
+    EngineSymbol("v1/worker/gpu_worker.py", "Worker.__init__", contains=("self.use_v2_model_runner =",)),
     EngineSymbol("v1/worker/gpu_worker.py", "Worker.init_device", ("self",)),
     EngineSymbol(
         _PROPOSER,

@@ -18,7 +18,6 @@ from vllm.v1.spec_decode.draft_model import DraftModelProposer
 from vllm.v1.spec_decode.eagle import EagleProposer
 
 from c2t_plugin.classifier import load_classifier
-from c2t_plugin.engines.vllm.checkpoints import without_classifier_files
 from c2t_plugin.engines.vllm.config import Settings
 from c2t_plugin.engines.vllm.early_exit import AllCut, may_leave
 from c2t_plugin.engines.vllm.served import ServedTraces
@@ -61,8 +60,7 @@ class _ChainMixin(_StockProposer):
         settings.log(logger, self.method, self.scorer.d_max, "model runner V1")
 
     def load_model(self, *positional: Any, **keyword: Any) -> None:
-        with without_classifier_files():
-            super().load_model(*positional, **keyword)
+        super().load_model(*positional, **keyword)
         compute_logits = self.model.compute_logits
 
         @functools.wraps(compute_logits)

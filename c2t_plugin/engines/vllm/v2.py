@@ -20,7 +20,6 @@ from vllm.v1.worker.gpu.spec_decode.utils import DraftTokensHandler
 
 from c2t_plugin.classifier import load_classifier
 from c2t_plugin.engines.vllm.adaptive import StepScorer
-from c2t_plugin.engines.vllm.checkpoints import without_classifier_files
 from c2t_plugin.engines.vllm.config import Settings
 from c2t_plugin.engines.vllm.early_exit import AllCut, may_leave
 from c2t_plugin.engines.vllm.served import ServedTraces
@@ -45,8 +44,7 @@ class _ScoringMixin(_StockSpeculator):
     _forwards = 0
 
     def load_model(self, *positional: Any, **keyword: Any) -> None:
-        with without_classifier_files():
-            super().load_model(*positional, **keyword)
+        super().load_model(*positional, **keyword)
         settings = Settings.of(self.vllm_config)
         assert settings is not None
         self.scorer = StepScorer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from c2t_plugin.engines.vllm.checkpoints import without_classifier_files
 from c2t_plugin.engines.vllm.config import Settings
 from c2t_plugin.engines.vllm.served import RequestsOfV2, ServedTraces
 from c2t_plugin.engines.vllm.standing_in import standing_in
@@ -28,7 +29,9 @@ class WorkerMixin(_StockWorker):
             super().init_device()
 
     def load_model(self, *positional: Any, **keyword: Any) -> None:
-        super().load_model(*positional, **keyword)
+        # an MTP head's classifier lies beside the target
+        with without_classifier_files():
+            super().load_model(*positional, **keyword)
         runner, config = self.model_runner, self.vllm_config
         if self.use_v2_model_runner and not config.speculative_config.enable_adaptive_verification:
             runner.draft_tokens_handler.scorer = runner.speculator.scorer

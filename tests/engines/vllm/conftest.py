@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from c2t_plugin.classifier import FILE_NAME
 from c2t_plugin.pair import pair_dir
+from c2t_plugin.pair.export import export, write_mimo
 from c2t_plugin.pair.vllm_layout import write_vllm_layout
+from tests.engines.sglang.verify_counts import save_hand_made_classifier
 
 DRAFTS = {"draft_model": "draft", "eagle": "eagle1", "eagle3": "eagle3"}
 VARIABLES = ("CONFIG", "BETA", "BASE", "MODE", "CLASSIFIER", "TOP_M")
@@ -32,6 +35,15 @@ def vllm_in_this_process() -> Iterator[None]:
 def layout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pair as vLLM loads it."""
     return write_vllm_layout(pair_dir(), tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="session")
+def mimo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target with its MTP head, one checkpoint, and a classifier made by hand beside them."""
+    folder = tmp_path_factory.mktemp("mtp") / "mimo"
+    export(write_mimo, pair_dir(), folder)
+    save_hand_made_classifier(folder / FILE_NAME)
+    return folder
 
 
 Engine = Callable[..., Any]

@@ -1,8 +1,8 @@
 """Model runner V2 in a process of its own: `python -m tests.engines.vllm.run_v2 JOB.json OUT.json`.
 
-JOB: target, prompts, new_tokens, max_num_seqs, speculative (one configuration per engine). OUT: per engine the output
-ids and the steps of each request as (drafted, accepted), C2T's state then, and the first prompt's steps alone, with the
-state behind them.
+JOB: target, prompts, new_tokens, max_num_seqs, speculative (one configuration per engine, with a `target` where that
+is another). OUT: per engine the output ids and the steps of each request as (drafted, accepted), C2T's state then, and
+the first prompt's steps alone, with the state behind them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import contextlib
 import json
 import os
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +25,17 @@ def main(job: dict[str, Any]) -> list[dict[str, Any]]:
     from tests.engines.vllm import interpreter
 
     interpreter.install()
-    _allow_adaptive_verification()
+    allow_adaptive_verification()
     return [_run(job, spec) for spec in job["speculative"]]
 
 
-def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
-    from vllm import LLM, SamplingParams
+@contextlib.contextmanager
+def engine(job: dict[str, Any], spec: dict[str, Any]) -> Iterator[Any]:
+    from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    from tests.engines.vllm.verify_counts import Steps
-
     llm = LLM(
-        job["target"],
+        spec.pop("target", job["target"]),
         dtype="float32",
         enforce_eager=True,
         max_model_len=512,
@@ -45,18 +46,29 @@ def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
         seed=0,
     )
     assert llm.llm_engine.vllm_config.use_v2_model_runner
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        cleanup_dist_env_and_memory()
+
+
+def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+    from vllm import SamplingParams
+
+    from tests.engines.vllm.verify_counts import Steps
+
     sampling = SamplingParams(temperature=0, max_tokens=job["new_tokens"], ignore_eos=True)
+    with engine(job, spec) as llm:
 
-    def steps_of(prompts: list[list[int]]) -> list[Steps]:
-        found = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
-        return [Steps.of_output(output) for output in found]
+        def steps_of(prompts: list[list[int]]) -> list[Steps]:
+            found = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
+            return [Steps.of_output(output) for output in found]
 
-    steps = steps_of(job["prompts"])
-    (state,) = llm.collective_rpc("c2t_control")
-    (alone,) = steps_of(job["prompts"][:1])
-    (state_alone,) = llm.collective_rpc("c2t_control")
-    llm.llm_engine.engine_core.shutdown()
-    cleanup_dist_env_and_memory()
+        steps = steps_of(job["prompts"])
+        (state,) = llm.collective_rpc("c2t_control")
+        (alone,) = steps_of(job["prompts"][:1])
+        (state_alone,) = llm.collective_rpc("c2t_control")
     return {
         "outputs": [each.output_ids for each in steps],
         "steps": [each.steps for each in steps],
@@ -66,17 +78,36 @@ def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _allow_adaptive_verification() -> None:
+def allow_adaptive_verification() -> None:
     """It needs full CUDA graphs, to price its batches; a CPU has neither, so the prices are made up."""
     from vllm.config import VllmConfig
     from vllm.v1.worker.gpu import model_runner
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification as stock
 
+    class Manager(stock.AdaptiveVerificationManager):
+        """Set `share` to have that share of the drafts verified, whatever they cost; `verified` counts by request."""
+
+        share: float | None = None
+
+        def get_num_tokens(self, *positional: Any, **keyword: Any) -> int:
+            tokens = super().get_num_tokens(*positional, **keyword)
+            if self.share is None:
+                return tokens
+            drafts, others, _ = self._batch_budget
+            self._batch_budget = drafts, others, round(self.share * sum(drafts.values()))
+            return sum(others.values()) + self._batch_budget[2]
+
+        def reallocate_drafts(self, req_ids: list[str], idx_mapping: Any) -> Any:
+            found = super().reallocate_drafts(req_ids, idx_mapping)
+            self.verified.update(dict(zip(req_ids, self._batch_draft_capacity.tolist(), strict=False)))
+            return found
+
     def manager(*, enable_adaptive_verification: bool, **keyword: Any) -> Any:
         if not enable_adaptive_verification:
             return None
         names = ("req_states", "query_start_loc", "num_bonus_tokens", "max_total_logits")
-        made = stock.AdaptiveVerificationManager(**{name: keyword[name] for name in names})
+        made = Manager(**{name: keyword[name] for name in names})
+        made.verified = Counter()
         most = made.req_states.max_num_batched_tokens
         curve = [(tokens, COST_OF_A_STEP + tokens) for tokens in range(0, most + 1, most // 8)]
         made.set_cost_curves([(made.req_states.max_num_reqs, 0.0)], curve)

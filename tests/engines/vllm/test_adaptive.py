@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -131,6 +133,13 @@ def test_a_token_without_statistics_is_kept_and_counted(classifier: NodeClassifi
     torch.testing.assert_close(scorer._confidence, expected, equal_nan=True)
 
 
+def test_rows_that_pad_a_captured_batch_are_not_counted(classifier: NodeClassifier):
+    scorer, found = scorer_for(classifier), torch.zeros(ROWS, STEPS)
+    slots = torch.tensor([3, 0, -1, -1, -1])
+    scorer.predict(torch.full((ROWS, VOCAB), math.nan), slots, torch.zeros((), dtype=torch.int64), found, found[:, 0])
+    assert scorer.non_finite.item() == 2
+
+
 def test_what_was_verified_is_counted(classifier: NodeClassifier):
     scorer = scorer_for(classifier)
     # three accepted and the bonus; one of two accepted; none of two; a plain step; a request in its prompt
@@ -160,3 +169,32 @@ def test_vllms_budget_goes_to_the_most_confident_chains(classifier: NodeClassifi
     assert int(capacities.sum()) == budget and int(capacities[2]) <= 2
     chosen = sum(survival[row, : int(length)].sum() for row, length in enumerate(capacities))
     torch.testing.assert_close(chosen, best, atol=1e-5, rtol=0)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("beta", [0.0, 0.45, 0.5, 1.0])
+def test_vllms_budget_ends_at_beta_however_cheap_a_token_is(classifier: NodeClassifier, beta: float):
+    pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
+    from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
+
+    steps = [logits(number) for number in range(STEPS)]
+    scorer = scorer_for(classifier, beta)
+    conditional = draft(scorer, steps)
+    names = [str(row) for row in range(ROWS)]
+    manager = AdaptiveVerificationManager.__new__(AdaptiveVerificationManager)
+    manager.num_speculative_steps, manager.num_bonus_tokens, manager._max_total_logits = STEPS, 1, 10_000
+    manager._stale_confidences, manager._stale_idx = [SimpleNamespace(np=conditional.numpy())], 0
+    ones = np.ones(ROWS, dtype=np.int32)
+    manager.req_states = SimpleNamespace(
+        req_id_to_index={name: row for row, name in enumerate(names)},
+        num_computed_tokens_np=ones,
+        prefill_len=SimpleNamespace(np=ones),
+    )
+    # a step costs something, a token nothing: only what cannot be accepted is left out
+    manager.cost_tables = np.zeros(ROWS + 1), np.ones(ROWS * (STEPS + 1) + 1)
+    tokens = manager.get_num_tokens(dict.fromkeys(names, STEPS + 1), dict.fromkeys(names, [-1] * STEPS))
+    kept = int(scorer.kept(ROWS, STEPS).sum())
+    assert tokens == ROWS + kept
+    drafts = np.full(ROWS, STEPS)
+    compacted, _ = manager.compact_batch(drafts, drafts + 1, (np.arange(ROWS + 1) * (STEPS + 1)).astype(np.int32))
+    assert compacted.sum() == tokens and compacted.max() <= STEPS + 1

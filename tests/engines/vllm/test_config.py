@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import types
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,6 @@ def resolved(**spec: Any) -> types.SimpleNamespace:
             worker_cls="vllm.v1.worker.cpu_worker.CPUWorker", pipeline_parallel_size=1
         ),
         additional_config={"other": 1},
-        use_v2_model_runner=False,
     )
 
 
@@ -115,7 +115,6 @@ def test_bad_options_are_refused(record: types.SimpleNamespace, message: str):
         ({"method": "mtp", "use_gemma4_mtp": lambda: True}, "a Gemma 4 draft cannot be combined"),
         ({"method": "mtp", "use_step3p5_mtp": lambda: True}, "a Step 3.5 draft cannot be combined"),
         ({"method": "mtp", "use_multi_module_mtp": lambda: True}, "an MTP draft of several modules cannot"),
-        ({"enable_adaptive_verification": True}, "needs vLLM's model runner V2"),
         ({"rejection_sample_method": "block"}, "rejection_sample_method other than standard cannot be combined"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -152,7 +151,6 @@ def test_where_traces_are_recorded(tmp_path: Path):
     assert (settings.trace_dir, settings.trace_share) == (str(tmp_path / "new"), 0.5)
     assert (tmp_path / "new").is_dir()
     found = resolved(enable_adaptive_verification=True)
-    found.use_v2_model_runner = True
     with pytest.raises(ConfigError, match="trace_dir cannot be combined with enable_adaptive_verification"):
         config.settle(found, options)
 
@@ -251,3 +249,52 @@ def test_a_command_line_ends_with_one_line_and_a_program_gets_the_error(layout: 
     setattr(record, plugin.COMMAND_LINE, True)
     with pytest.raises(SystemExit, match=r"^C2T: c2t_mode is 'tree': vLLM has no tree attention[^\n]*$"):
         record.create_engine_config()
+
+
+SYNTHETIC = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}
+
+
+def spec(layout: Path, base: str, **values: Any) -> dict[str, Any]:
+    draft = {"eagle3": "eagle3", "draft_model": "draft"}[base]
+    return {"method": f"c2t:{base}", "model": str(layout / draft), "num_speculative_tokens": 4, **values}
+
+
+@pytest.mark.parametrize(
+    ("base", "values", "flags", "message"),
+    [
+        ("eagle3", {"c2t_bta": 0.3}, [], "unknown option bta"),
+        ("eagle3", {"c2t_beta": 2}, [], "beta must be a number in [0, 1], got 2"),
+        ("eagle3", {"c2t_mode": "tree"}, [], "for trees use SGLang"),
+        ("eagle3", {"c2t_policy": "prob"}, [], "c2t_policy is for SGLang"),
+        ("eagle3", {"c2t_classifier": "nowhere.safetensors"}, [], "neither a file nor a directory"),
+        ("eagle3", {"c2t_classifier": "damaged"}, [], "is not a readable safetensors file"),
+        ("eagle3", {"c2t_top_m": 7}, [], "top_m is 7, but"),
+        ("eagle3", {"method": "c2t:medusa"}, [], "after the colon C2T knows"),
+        ("eagle3", {}, ["--async-scheduling"], "--async-scheduling fixes the number of drafts"),
+        ("eagle3", {}, ["--worker-cls", "my.Worker"], "--worker-cls my.Worker cannot be combined"),
+        ("eagle3", {"use_local_argmax_reduction": True}, [], "use_local_argmax_reduction cannot be combined"),
+        ("draft_model", {"parallel_drafting": True}, [], "parallel_drafting cannot be combined"),
+        ("eagle3", SYNTHETIC, [], "rejection_sample_method other than standard"),
+        ("eagle3", {}, ["--pipeline-parallel-size", "2"], "--pipeline-parallel-size above 1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_each_fault_is_one_line_on_a_command_line(
+    layout: Path, tmp_path: Path, base: str, values: dict[str, Any], flags: list[str], message: str
+):
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    plugin.register()
+    if values.get("c2t_classifier") == "damaged":
+        values = {"c2t_classifier": str(tmp_path / "damaged.safetensors")}
+        (tmp_path / "damaged.safetensors").write_bytes(b"no tensors")
+    asked = ["--speculative-config", json.dumps(spec(layout, base, **values)), *flags]
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    record = EngineArgs.from_cli_args(
+        parser.parse_args(["--model", str(layout / "target"), "--max-model-len", "512", *asked])
+    )
+    with pytest.raises(SystemExit) as ended:
+        record.create_engine_config()
+    line = str(ended.value)
+    assert line.startswith("C2T: ") and message in line and len(line.splitlines()) == 1

@@ -19,20 +19,21 @@ from tests.engines.sglang.simulate import Target  # noqa: E402
 from tests.engines.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
 from tests.engines.vllm.conftest import DRAFTS  # noqa: E402
 from tests.engines.vllm.recorded import Models, assert_states_are_the_models  # noqa: E402
-from tests.engines.vllm.verify_counts import Oracle  # noqa: E402
+from tests.engines.vllm.verify_counts import Oracle, UnnormedMtpDraft  # noqa: E402
 
 # The interpreter takes about a millisecond for every block of every kernel.
 NEW_TOKENS = 12
 LENGTHS = [3, 17, 40, 64]
 BETA = 0.45
 D_MAX = 4
+BASES = (*DRAFTS, "mtp")
 # Requests are recorded on one of the engines; it drafts to the end, the others as far as a chain is alive.
 RECORDED = "eagle"
 TIMEOUT_S = 900
 
 
 @pytest.fixture(scope="module")
-def run(layout: Path, root: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def run(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """All engines of this file, one after the other in one process."""
     folder = tmp_path_factory.mktemp("v2")
     classifier = save_hand_made_classifier(folder / "hand.safetensors")
@@ -40,10 +41,11 @@ def run(layout: Path, root: Path, tmp_path_factory: pytest.TempPathFactory) -> S
     prompts = [ids[:n] for ids, n in zip(drawn, LENGTHS, strict=True)]
 
     def spec(base: str, **options: object) -> dict[str, object]:
-        draft = {"method": f"c2t:{base}", "model": str(layout / DRAFTS[base]), "num_speculative_tokens": D_MAX}
+        own = {"target": str(mimo)} if base == "mtp" else {"model": str(layout / DRAFTS[base])}
+        draft = {"method": f"c2t:{base}", "num_speculative_tokens": D_MAX, **own}
         return {**draft, "c2t_classifier": str(classifier), "c2t_beta": BETA, **options}
 
-    engines = {base: spec(base) for base in DRAFTS}
+    engines = {base: spec(base) for base in BASES}
     engines[RECORDED] |= {"c2t_trace_dir": str(folder / "served"), "c2t_trace_share": 1.0}
     engines["adaptive"] = spec("eagle3", enable_adaptive_verification=True)
     job = {"target": str(layout / "target"), "prompts": prompts, "new_tokens": NEW_TOKENS, "max_num_seqs": 4}
@@ -53,22 +55,24 @@ def run(layout: Path, root: Path, tmp_path_factory: pytest.TempPathFactory) -> S
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads((folder / "out.json").read_text())
     target = Target(pair_dir() / "target")
+    oracle = Oracle(pair_dir(), target)
+    oracle.drafts["mtp"] = UnnormedMtpDraft(mimo, target)
     return SimpleNamespace(
         found=dict(zip(engines, found, strict=True)),
         prompts=prompts,
         plain=[target.greedy(prompt, NEW_TOKENS) for prompt in prompts],
         classifier=classifier,
-        oracle=Oracle(pair_dir(), target),
+        oracle=oracle,
         served=folder / "served",
     )
 
 
-@pytest.mark.parametrize("engine", [*DRAFTS, "adaptive"])
+@pytest.mark.parametrize("engine", [*BASES, "adaptive"])
 def test_output_is_plain_decodings(run: SimpleNamespace, engine: str):
     assert run.found[engine]["outputs"] == run.plain
 
 
-@pytest.mark.parametrize("base", DRAFTS)
+@pytest.mark.parametrize("base", BASES)
 def test_each_request_is_cut_where_the_classifier_says(run: SimpleNamespace, base: str):
     expected = [run.oracle.steps(base, prompt, NEW_TOKENS, D_MAX, run.classifier, BETA) for prompt in run.prompts]
     mine = [tuple(tuple(pair) for pair in steps) for steps in run.found[base]["steps"]]
@@ -78,7 +82,7 @@ def test_each_request_is_cut_where_the_classifier_says(run: SimpleNamespace, bas
     assert len({drafted for found, _ in decided for drafted, _ in found}) >= 2
 
 
-@pytest.mark.parametrize("base", DRAFTS)
+@pytest.mark.parametrize("base", BASES)
 def test_the_runners_own_counts_agree(run: SimpleNamespace, base: str):
     found = run.found[base]
     steps = [pair for steps in found["steps"] for pair in steps]
@@ -87,7 +91,7 @@ def test_the_runners_own_counts_agree(run: SimpleNamespace, base: str):
     assert found["state"]["accepted"] == sum(accepted for _, accepted in steps)
 
 
-@pytest.mark.parametrize("base", [base for base in DRAFTS if base != RECORDED])
+@pytest.mark.parametrize("base", [base for base in BASES if base != RECORDED])
 def test_drafting_ends_when_no_request_is_alive(run: SimpleNamespace, base: str):
     """One request alone: a chain of n kept tokens took n + 1 draft steps, or all of them if none was cut."""
     found = run.found[base]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tests.engines.sglang.simulate import Draft, Simulation, StandaloneDraft, Target, load_draft, simulate
+from tests.engines.sglang.simulate import Draft, MtpDraft, Simulation, StandaloneDraft, Target, load_draft, simulate
 from tests.engines.sglang.verify_counts import Rule
 from tests.engines.vllm.conftest import DRAFTS
 
@@ -20,6 +20,18 @@ class WholeStandaloneDraft(StandaloneDraft):
     @torch.no_grad()
     def chain(self, tokens: Sequence[int], features: torch.Tensor | None, length: int) -> torch.Tensor:
         return super().chain([-1, *tokens], features, length)
+
+
+class UnnormedMtpDraft(MtpDraft):
+    """vLLM's MiMo hands its MTP layer what is before the target's final norm, SGLang's what is behind it."""
+
+    def __init__(self, checkpoint: Path, target: Target) -> None:
+        super().__init__(checkpoint, target)
+        self.final_norm = target.model.model.norm.weight.detach()
+
+    def features(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
+        # but for its length, which the layer's own norm takes away
+        return states[-1] / self.final_norm
 
 
 @dataclass(frozen=True)
