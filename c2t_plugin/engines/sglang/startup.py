@@ -77,7 +77,9 @@ def prepare(
     }
     _log(configuration, scorer.shape)
     planner = _planner(config, scorer, spec) if beta == AUTO else None
-    return Made(scorer, Counts(most, exporter), recorder, planner, configuration)
+    # Kernels of other devices run when they have time, some of them out of a graph: the host's clock knows nothing.
+    counts = Counts(most, exporter, classifier_s=0.0 if scorer.beta.device.type == "cpu" else None)
+    return Made(scorer, counts, recorder, planner, configuration)
 
 
 def _planner(config: C2TConfig, scorer: ChainScorer, spec: ClassifierSpec) -> StepPlanner:
