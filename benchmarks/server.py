@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer, ServerError
+from c2t_plugin.engines.server_process import ServerError
+from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer
 from c2t_plugin.errors import C2TError
 
 LINE_WIDTH = 300
@@ -24,8 +25,8 @@ class Server(CpuServer):
         if not cpu:
             self.common_flags = ()
 
-    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        return super().environment(env) if self._cpu else dict(env)
+    def environment(self) -> Mapping[str, str]:
+        return super().environment() if self._cpu else self.env
 
     def __enter__(self) -> Self:
         try:

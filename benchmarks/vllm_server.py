@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
+from c2t_plugin.engines.server_process import HOST, ServerProcess
 
-from c2t_plugin.engines.sglang.cpu_engine.processes import kill_session
-from c2t_plugin.errors import C2TError
-
-HOST = "127.0.0.1"
 MODEL = "pair"
 SMALL_MODEL_FLAGS = (
     *("--dtype", "float32", "--enforce-eager"),
     *("--max-model-len", "512", "--max-num-seqs", "8", "--kv-cache-memory-bytes", str(2**28)),
 )
-START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 60.0
-POLL_S = 0.5
-LOG_TAIL = 2000
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def command(target: Path, port: int, *flags: str) -> list[str]:
@@ -48,43 +30,20 @@ def environment() -> dict[str, str]:
     return {**os.environ, **own, "VLLM_NO_USAGE_STATS": "1"}
 
 
+class _Server(ServerProcess):
+    def __init__(self, target: Path, flags: Sequence[str], log: Path) -> None:
+        super().__init__(log=log, grace=STOP_TIMEOUT_S)
+        self._target, self._flags = target, flags
+
+    def command(self, port: int) -> list[str]:
+        return command(self._target, port, *self._flags)
+
+    def environment(self) -> Mapping[str, str]:
+        return environment()
+
+
 @contextmanager
 def serving(target: Path, log: Path, flags: Sequence[str] = ()) -> Iterator[str]:
-    """Base URL of a running server, asked to end as an operator would. Raises C2TError if it does not start."""
-    port = free_port()
-    url = f"http://{HOST}:{port}"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command(target, port, *flags),
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        _wait(process, url, log)
-        yield url
-        process.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_TIMEOUT_S)
-    finally:
-        left = kill_session(process)
-    if left:
-        raise C2TError(f"processes {left} of the server did not end: kill them by hand")
-
-
-def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not _healthy(url):
-        if process.poll() is not None or time.monotonic() > deadline:
-            tail = log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:]
-            raise C2TError(f"vLLM's server did not start; its log ends:\n{tail}")
-        time.sleep(POLL_S)
-
-
-def _healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=5.0, trust_env=False).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
+    """Base URL of a running server, asked to end as an operator would. Raises ServerError if it does not start."""
+    with _Server(target, flags, log) as server:
+        yield server.base_url

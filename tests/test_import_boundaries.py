@@ -18,7 +18,7 @@ FORBIDDEN = {
     "c2t_plugin/engines/contract.py": (*NEVER, *ENGINES, "torch", "transformers"),
     **{
         f"c2t_plugin/engines/{shared}.py": (*NEVER, *ENGINES, "transformers", "c2t_plugin.lab")
-        for shared in ("checkpoints", "served_traces")
+        for shared in ("checkpoints", "processes", "served_traces", "server_process", "supervise")
     },
     "c2t_plugin/engines/sglang/": (*NEVER, "vllm", "c2t_plugin.lab", "c2t_plugin.engines.vllm"),
     "c2t_plugin/engines/vllm/": (*NEVER, "sglang", "c2t_plugin.lab", "c2t_plugin.engines.sglang"),

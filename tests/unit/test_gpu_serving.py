@@ -248,21 +248,13 @@ def stand_in(tmp_path: Path, how: str) -> GpuServer:
     (package / "launch_server.py").write_text(LAUNCH.format(how=how, record=str(tmp_path / "record")))
     path = os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", ""), str(pair_dir().parents[2])])
     environment = {**os.environ, "PYTHONPATH": path}
+    # only the one that hangs waits so long, and on a busy machine the others need more than a moment to start
+    patience = 15.0 if how == "hangs" else 120.0
     return GpuServer(
-        tmp_path / "model", "--extra", "1", log=tmp_path / "log", environment=environment, start_timeout=8.0
+        tmp_path / "model", "--extra", "1", log=tmp_path / "log", environment=environment, start_timeout=patience
     )
 
 
-@pytest.fixture
-def free_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        monkeypatch.setattr("benchmarks.gpu_server.PORT", listener.getsockname()[1])
-
-
-@pytest.mark.usefixtures("free_port")
 def test_a_server_is_started_with_its_flags_and_stopped(tmp_path: Path):
     with stand_in(tmp_path, "answers"):
         pid, argv = json.loads((tmp_path / "record").read_text())
@@ -272,12 +264,11 @@ def test_a_server_is_started_with_its_flags_and_stopped(tmp_path: Path):
     assert ended(pid)
 
 
-@pytest.mark.usefixtures("free_port")
 @pytest.mark.parametrize(
     ("how", "says"),
     [
         ("ends", "ended with 3 before it was ready; log ends with: no kernel image is available"),
-        ("hangs", "was not ready after 8 s"),
+        ("hangs", "was not ready after 15 s"),
     ],
 )
 def test_a_server_that_never_gets_ready_is_stopped_and_its_log_shown(how: str, says: str, tmp_path: Path):

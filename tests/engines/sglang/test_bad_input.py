@@ -24,6 +24,7 @@ import sglang  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier  # noqa: E402
+from c2t_plugin.engines.server_process import free_port  # noqa: E402
 from c2t_plugin.engines.sglang.cpu_engine import cpu_engine_env  # noqa: E402
 from c2t_plugin.engines.sglang.cpu_engine.server import SMALL_MODEL_FLAGS  # noqa: E402
 from c2t_plugin.pair import pair_dir  # noqa: E402
@@ -41,12 +42,6 @@ class Outcome(NamedTuple):
     code: int | None
     opened: bool
     output: str
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def command_line_env() -> dict[str, str]:

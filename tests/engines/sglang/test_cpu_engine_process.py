@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from c2t_plugin.engines.sglang.cpu_engine import launch, processes
-from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer, ServerError
+from c2t_plugin.engines import processes
+from c2t_plugin.engines.server_process import ServerError, ServerProcess
+from c2t_plugin.engines.sglang.cpu_engine import launch
+from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer
 from c2t_plugin.errors import C2TError
 
 PATIENCE_S = 30.0
@@ -31,7 +33,7 @@ time.sleep(600)
 # A test run: starts a supervised server in a session of its own and says which.
 SUPERVISED = """
 import os, subprocess, sys, time
-command = [sys.executable, "-m", "c2t_plugin.engines.sglang.cpu_engine.supervise", str(os.getpid()), *sys.argv[1:]]
+command = [sys.executable, "-m", "c2t_plugin.engines.supervise", str(os.getpid()), *sys.argv[1:]]
 print(subprocess.Popen(command, start_new_session=True).pid, flush=True)
 time.sleep(600)
 """
@@ -69,16 +71,47 @@ def test_nothing_outlives_a_killed_test_run(tmp_path: Path, server_command: list
 
 
 def test_supervisor_of_a_dead_parent_starts_nothing(tmp_path: Path, server_command: list[str]) -> None:
-    module = "c2t_plugin.engines.sglang.cpu_engine.supervise"
+    module = "c2t_plugin.engines.supervise"
     done = subprocess.run([sys.executable, "-m", module, "1", *server_command], timeout=PATIENCE_S)
     assert done.returncode == 1
     assert not (tmp_path / "up").exists()
 
 
 def test_supervisor_hands_on_the_exit_code() -> None:
-    module = "c2t_plugin.engines.sglang.cpu_engine.supervise"
+    module = "c2t_plugin.engines.supervise"
     command = [sys.executable, "-m", module, str(os.getpid()), sys.executable, "-c", "raise SystemExit(7)"]
     assert subprocess.run(command, start_new_session=True, timeout=PATIENCE_S).returncode == 7
+
+
+ASKED = """
+import http.server, pathlib, signal, sys
+
+class Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+
+def end(*_):
+    pathlib.Path(sys.argv[2]).touch()
+    sys.exit()
+
+signal.signal(signal.SIGTERM, end)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Healthy).serve_forever()
+"""
+
+
+class Asked(ServerProcess):
+    def command(self, port: int) -> list[str]:
+        return [sys.executable, "-c", ASKED, str(port), str(self.log.with_name("asked"))]
+
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+
+@pytest.mark.parametrize("grace", [0.0, PATIENCE_S])
+def test_a_server_is_asked_to_end_if_it_has_a_grace(tmp_path: Path, grace: float) -> None:
+    with Asked(log=tmp_path / "log", start_timeout=PATIENCE_S, grace=grace):
+        pass
+    assert (tmp_path / "asked").exists() == bool(grace)
 
 
 def test_kill_session_ends_children_too(tmp_path: Path, server_command: list[str]) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 pytest.importorskip("transformers", reason="the simulation needs transformers")
 
-from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer, ServerError
+from c2t_plugin.engines.server_process import ServerError
+from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer
 from c2t_plugin.pair import held_out_prompts, pair_dir
 from tests.engines.sglang.simulate import Simulation, Target, load_draft, simulate
 

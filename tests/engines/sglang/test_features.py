@@ -35,7 +35,8 @@ import openai  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from c2t_plugin.config import C2TConfig  # noqa: E402
-from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer, ServerError  # noqa: E402
+from c2t_plugin.engines.server_process import ServerError  # noqa: E402
+from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer  # noqa: E402
 from c2t_plugin.pair import held_out_prompts, load_prompts, pair_dir  # noqa: E402
 from tests.engines.sglang.verify_counts import DRAFTS, save_hand_made_classifier  # noqa: E402
 

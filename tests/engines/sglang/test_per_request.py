@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.sglang]
 
 import openai  # noqa: E402
 
-from c2t_plugin.engines.sglang.cpu_engine.server import ServerError  # noqa: E402
+from c2t_plugin.engines.server_process import ServerError  # noqa: E402
 from c2t_plugin.engines.sglang.requests import RequestOptions  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
 from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,12 +19,12 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 pytest.importorskip("sglang_router", reason="SGLang's router is not installed in this environment")
 pytestmark = [pytest.mark.sglang]
 
+from c2t_plugin.engines.server_process import HOST, ServerProcess, free_port  # noqa: E402
 from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer  # noqa: E402
 from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
 
 NEW_TOKENS = 24
 START_S = 120.0
-POLL_S = 0.25
 # docs/distributed.md shows these
 ROUTER_FLAGS = (
     *("--policy", "round_robin"),
@@ -66,51 +66,32 @@ ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 GENERATED = "sglang:generation_tokens_total"
 
 
-class Router:
-    """The router's process and its address."""
+class Router(ServerProcess):
+    """SGLang's router before `workers`, the addresses of servers."""
+
+    health = "/readiness"
 
     def __init__(self, workers: list[str], log: Path) -> None:
-        ports = [free_port() for _ in range(2)]
-        self.url = f"http://127.0.0.1:{ports[0]}"
-        address = ["--host", "127.0.0.1", "--port", str(ports[0]), "--prometheus-port", str(ports[1])]
-        command = [sys.executable, "-m", "sglang_router.launch_router", *address, *ROUTER_FLAGS]
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [*command, "--worker-urls", *workers], stdout=output, stderr=subprocess.STDOUT
-            )
-        self.log = log
+        super().__init__(log=log, start_timeout=START_S)
+        self.workers = workers
 
-    def __enter__(self) -> Router:
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline and self.process.poll() is None:
-            try:
-                if httpx.get(f"{self.url}/readiness", trust_env=False).is_success:
-                    return self
-            except httpx.HTTPError:
-                pass
-            time.sleep(POLL_S)
-        self.__exit__()
-        raise AssertionError(self.log.read_text()[-2000:])
+    def command(self, port: int) -> list[str]:
+        address = ["--host", HOST, "--port", str(port), "--prometheus-port", str(free_port())]
+        start = [sys.executable, "-m", "sglang_router.launch_router", *address, *ROUTER_FLAGS]
+        return [*start, "--worker-urls", *self.workers]
 
-    def __exit__(self, *exception: object) -> None:
-        self.process.kill()
-        self.process.wait()
+    def environment(self) -> Mapping[str, str]:
+        return os.environ
 
     def complete(self, prompt: list[int]) -> list[int]:
         """Greedy token ids of one request. Raises httpx.HTTPStatusError if the router gives up."""
         answer = httpx.post(
-            f"{self.url}/generate",
+            f"{self.base_url}/generate",
             json={"input_ids": prompt, "sampling_params": {"temperature": 0.0, "max_new_tokens": NEW_TOKENS}},
             timeout=START_S,
             trust_env=False,
         )
         return list(answer.raise_for_status().json()["output_ids"])
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def counter(text: str, name: str) -> float:
@@ -142,7 +123,7 @@ def generated(url: str) -> float:
 
 def merged(router: Router) -> float:
     """The same of all servers, as the router has it: it writes an underscore for the colon."""
-    return counter(httpx.get(f"{router.url}/engine_metrics", trust_env=False).text, GENERATED.replace(":", "_"))
+    return counter(httpx.get(f"{router.base_url}/engine_metrics", trust_env=False).text, GENERATED.replace(":", "_"))
 
 
 def test_the_router_loses_no_request_of_a_killed_server(tmp_path: Path):

@@ -34,8 +34,8 @@ TOLERANCE = 1e-3
 
 def end_politely(server: CpuServer) -> None:
     """What an operator's SIGTERM does; waits until all of the server is gone."""
-    assert server._process is not None
-    family = psutil.Process(server._process.pid).children(recursive=True)
+    assert server.process is not None
+    family = psutil.Process(server.process.pid).children(recursive=True)
     main = next(process for process in family if "sglang.launch_server" in process.cmdline())
     main.send_signal(signal.SIGTERM)
     gone, left = psutil.wait_procs([main], timeout=120)

@@ -21,7 +21,8 @@ import torch
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
-from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer, ServerError  # noqa: E402
+from c2t_plugin.engines.server_process import ServerError  # noqa: E402
+from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer  # noqa: E402
 from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.traces import load_traces  # noqa: E402
 from tests.engines.sglang import verify_counts as vc  # noqa: E402
@@ -73,8 +74,8 @@ def texts() -> SimpleNamespace:
 
 
 def scheduler(server: CpuServer) -> psutil.Process:
-    assert server._process is not None
-    family = psutil.Process(server._process.pid).children(recursive=True)
+    assert server.process is not None
+    family = psutil.Process(server.process.pid).children(recursive=True)
     return next(process for process in family if "scheduler" in " ".join(process.cmdline()))
 
 

@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
 import openai  # noqa: E402
 
-from benchmarks.vllm_server import command, environment, free_port, serving  # noqa: E402
+from benchmarks.vllm_server import command, environment, serving  # noqa: E402
+from c2t_plugin.engines.server_process import free_port  # noqa: E402
 from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
 from tests.engines.sglang.simulate import Target, simulate  # noqa: E402
 from tests.engines.sglang.verify_counts import Rule, save_hand_made_classifier  # noqa: E402

@@ -1,25 +1,19 @@
-"""A stock SGLang server on the CPU engine as a context manager, for tests and demonstrations with small models."""
+"""A stock SGLang server on the CPU engine, for tests and demonstrations with small models."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import socket
-import subprocess
 import sys
-import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from c2t_plugin.engines.sglang.cpu_engine import cpu_engine_env, processes
-from c2t_plugin.errors import C2TError
+from c2t_plugin.engines.server_process import HOST, ServerError, ServerProcess
+from c2t_plugin.engines.sglang.cpu_engine import cpu_engine_env
 
 # float32: in bfloat16 two tokens often share the highest logit, and which one wins depends on the batch.
 SMALL_MODEL_FLAGS = (
@@ -27,23 +21,16 @@ SMALL_MODEL_FLAGS = (
     *("--max-total-tokens", "20000", "--max-running-requests", "16"),
     "--sleep-on-idle",
 )
-_LOG_TAIL = 30
-_LOG_WIDTH = 500
-_HOST = "127.0.0.1"
+_IDLE_TIMEOUT_S = 60
 
 Prompt = str | Sequence[int]
 
 
-class ServerError(C2TError):
-    """The server did not start, died, or refused a request."""
+class CpuServer(ServerProcess):
+    """A server on the CPU engine, and what it is asked.
 
-
-class CpuServer:
-    """Starts the server on entry, in its own process group, and kills that group on exit.
-
-    `flags` are added to SMALL_MODEL_FLAGS and win over them. Standard output and error go to `log`. The group is also
-    killed when this process dies without leaving the block (SIGTERM, SIGKILL), see `supervise`; Linux ties that to the
-    thread that entered, so enter from a thread that lives as long as the server is wanted.
+    `flags` are added to SMALL_MODEL_FLAGS and win over them. `env` (this process's by default) is what the CPU engine's
+    environment is made from.
     """
 
     common_flags: tuple[str, ...] = SMALL_MODEL_FLAGS
@@ -56,47 +43,17 @@ class CpuServer:
         env: Mapping[str, str] | None = None,
         start_timeout: float = 600.0,
     ) -> None:
+        super().__init__(log=log, start_timeout=start_timeout)
         self.model = str(model)
         self.flags = flags
-        self.log = Path(log)
         self.env = dict(os.environ if env is None else env)
-        self.start_timeout = start_timeout
-        self.base_url = ""
-        self._process: subprocess.Popen[bytes] | None = None
-        self._scratch: str | None = None
 
-    def __enter__(self) -> Self:
-        port = _free_port()
-        self.base_url = f"http://{_HOST}:{port}"
-        # SGLang leaves its sockets behind when killed
-        self._scratch = tempfile.mkdtemp(prefix="c2t-")
-        command = [sys.executable, "-m", "sglang.launch_server", "--model-path", self.model]
-        command += [*self.common_flags, "--host", _HOST, "--port", str(port), *self.flags]
-        supervise = [sys.executable, "-m", "c2t_plugin.engines.sglang.cpu_engine.supervise", str(os.getpid())]
-        with self.log.open("wb") as output:
-            self._process = subprocess.Popen(
-                supervise + command,
-                env=self.environment({**self.env, "TMPDIR": self._scratch}),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        try:
-            self._wait_until_healthy()
-        except BaseException:
-            self._stop()
-            raise
-        return self
+    def command(self, port: int) -> list[str]:
+        start = [sys.executable, "-m", "sglang.launch_server", "--model-path", self.model, *self.common_flags]
+        return [*start, "--host", HOST, "--port", str(port), *self.flags]
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stop()
-
-    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """What the server's process gets as its environment, made from `env`."""
-        return cpu_engine_env(env)
+    def environment(self) -> Mapping[str, str]:
+        return cpu_engine_env(self.env)
 
     def generate(self, prompt: Prompt, **sampling_params: Any) -> dict[str, Any]:
         """SGLang's answer to one prompt (text or token ids): `text`, `output_ids` and `meta_info`.
@@ -117,8 +74,8 @@ class CpuServer:
         return answers
 
     def flush_cache(self) -> None:
-        """Empty the radix cache; the server must be idle."""
-        self.request("/flush_cache", {})
+        """Empty the radix cache, once the server is idle."""
+        self.request(f"/flush_cache?timeout={_IDLE_TIMEOUT_S}", {})
 
     def request(self, path: str, payload: Mapping[str, Any] | None = None, timeout: float = 600.0) -> Any:
         """The JSON (or else the text) that the server answers to a POST of `payload`, or to a GET without one.
@@ -135,46 +92,5 @@ class CpuServer:
         except urllib.error.HTTPError as error:
             raise ServerError(f"{path} was answered with {error.code}: {error.read().decode()[:2000]}") from error
         except (OSError, HTTPException) as error:
-            raise ServerError(f"{path} was not answered ({error}); {self._end_of_log()}") from error
+            raise ServerError(f"{path} was not answered ({error}); {self.end_of_log()}") from error
         return json.loads(text) if text[:1] in ("{", "[") else text
-
-    def _wait_until_healthy(self) -> None:
-        assert self._process is not None
-        deadline = time.monotonic() + self.start_timeout
-        while True:
-            code = self._process.poll()
-            if code is not None:
-                raise ServerError(f"the server ended with {code} before it was ready; {self._end_of_log()}")
-            if _answers(self.base_url + "/health"):
-                return
-            if time.monotonic() > deadline:
-                raise ServerError(f"the server was not ready after {self.start_timeout:.0f} s; {self._end_of_log()}")
-            time.sleep(0.5)
-
-    def _end_of_log(self) -> str:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL:]
-        return "\n".join([f"the log {self.log} ends with:", *(line[:_LOG_WIDTH] for line in lines)])
-
-    def _stop(self) -> None:
-        """Kill the process group and check that the whole session is gone."""
-        process, self._process = self._process, None
-        left = [] if process is None else processes.kill_session(process)
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-        if left:
-            raise ServerError(f"processes {left} of the server did not end: kill them by hand")
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((_HOST, 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (OSError, HTTPException):
-        return False

@@ -1,8 +1,8 @@
 """Runs a server so that nothing of it outlives the process that asked for it.
 
-`python -m c2t_plugin.engines.sglang.cpu_engine.supervise PARENT_PID CMD...` has to be started as the leader of a
-process group of its own. It waits for the command; on SIGTERM, or when the parent dies in whatever way, the group is
-killed. SGLang's own children ask for the like, but only after several seconds of imports.
+`python -m c2t_plugin.engines.supervise PARENT_PID CMD...` has to be started as the leader of a process group.
+It waits for the command; on SIGTERM, or when the parent dies in whatever way, the group is killed; on SIGINT the
+command is asked to end, by SIGTERM. SGLang's own children ask for the like, but only after several seconds of imports.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def main(argv: Sequence[str]) -> int:
     if os.getppid() != parent:
         # it died before prctl took effect
         return 1
-    return subprocess.call(command)
+    child = subprocess.Popen(command)
+    signal.signal(signal.SIGINT, lambda _signal, _frame: child.terminate())
+    return child.wait()
 
 
 if __name__ == "__main__":
