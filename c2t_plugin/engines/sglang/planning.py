@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from c2t_plugin.planner import CostCurve, Planner
-from c2t_plugin.policies.chain import ChainScorer
+from c2t_plugin.planner import CostCurve, Planner, spend
 from c2t_plugin.profiling import CostProfile
 
 logger = logging.getLogger(__name__)
@@ -33,28 +32,35 @@ class StepPlanner:
     They say nothing about a token's own random draw, so neither does a choice.
 
     curve: None measures one on the first steps and, if there is a path, writes it there. sizes: token counts of the
-    target's captured passes.
+    target's captured passes. steps: of the deepest draft. most: draft tokens of one request that can be verified.
+    depths: that can be drafted, rising, from 0 to `steps`; without them every draft is whole.
     """
 
-    def __init__(self, scorer: ChainScorer, curve: CostCurve | None, path: Path | None) -> None:
+    def __init__(
+        self,
+        curve: CostCurve | None,
+        path: Path | None,
+        *,
+        steps: int,
+        most: int,
+        device: torch.device,
+        depths: Sequence[int] = (),
+    ) -> None:
         self.active = True
         self.sizes: Callable[[], Sequence[int]] = tuple
+        # Whether what is not verified is not computed; without that every drafted token is verified.
+        self.compact = False
+        self.depths = tuple(depths)
         # Of the step at hand.
-        self.depth = scorer.d_max
-        self._scorer, self._path = scorer, path
-        self._compact = False
+        self.depth = steps
+        self._steps, self._path = steps, path
         self._planner: Planner | None = None
         self._profile: CostProfile | None = None
         if curve is None:
-            self._profile = CostProfile(self.depths, _waiting_for(scorer.beta.device))
+            self._profile = CostProfile(self.depths or range(most + 1), _waiting_for(device))
         else:
             self.curve = curve
-        self._forced = False
-
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """Those that are chosen from."""
-        return depths(self._scorer.d_max)
+        self._forced: int | None = None
 
     @property
     def curve(self) -> CostCurve | None:
@@ -64,45 +70,34 @@ class StepPlanner:
     @curve.setter
     def curve(self, curve: CostCurve) -> None:
         if self._planner is None:
-            self._planner = Planner(curve, self._scorer.d_max, depths=self.depths, free=FREE, compact=self._compact)
+            self._planner = Planner(curve, self._steps, depths=self.depths or None, free=FREE)
         self._planner.curve = curve
-
-    @property
-    def compact(self) -> bool:
-        """Whether what is not verified is not computed; without that every drafted token is verified."""
-        return self._compact
-
-    @compact.setter
-    def compact(self, compact: bool) -> None:
-        self._compact = compact
-        if self._planner is not None:
-            self._planner.compact = compact
 
     @contextmanager
     def timed(self, part: str, count: Callable[[], int]) -> Iterator[None]:
         """See CostProfile.timed."""
-        if self._profile is None or not self._forced:
+        if self._profile is None or self._forced is None:
             yield
             return
         # a chain of one has no draft pass, but a curve has to have a cost
-        passes = max(self.depth - FREE, int(self.depth == self._scorer.d_max)) if part == "draft" else 1
+        passes = max(self.depth - FREE, int(self.depth == self._steps)) if part == "draft" else 1
         with self._profile.timed(part, count, passes):
             yield
 
     def begin(self, requests: int, whole: bool = False) -> int:
         """How deep to draft, asked before each step. whole: a request of it needs all its drafts."""
-        before, self._forced = self._forced, False
-        self.depth = self._scorer.d_max
-        if not self.active or whole:
+        before, self._forced = self._forced, None
+        self.depth = self._steps
+        if not (self.active and (self.compact or self.depths)) or whole:
             return self.depth
         if self._profile is not None:
-            length = self._profile.length(requests)
-            if length is not None:
-                self._forced, self.depth = True, length
-                return length
-            if before:
+            self._forced = self._profile.length(requests)
+            if before is not None and self._forced is None:
                 self._learn(self._profile.curve())
-        if self._planner is not None:
+        if self.depths and self._forced is not None:
+            self.depth = self._forced
+        elif self.depths and self._planner is not None:
+            self._planner.compact = self.compact
             self.depth = self._planner.depth(requests)
         return self.depth
 
@@ -117,23 +112,32 @@ class StepPlanner:
             except OSError as error:
                 logger.error("C2T: the cost curve cannot be written to %s: %s", self._path, error)
 
-    def keep(self, kept: Tensor, own: Tensor) -> Tensor:
-        """(requests,) int32 draft tokens to verify of the last draft.
-
-        kept: (requests,) int32, the most that single requests' own limits leave. own: (requests,) bool, which of them
-        have a beta of their own; of those it is exactly so many."""
-        if not self.active or self._forced or self._planner is None:
+    def keep(self, kept: Tensor, own: Tensor, confidence: Tensor) -> Tensor:
+        """(rows,) int32 draft tokens to verify. kept: (rows,) int32, at most so many. own: (rows,) bool, requests that
+        have a beta of their own; of those it is exactly so many. confidence: (rows, tokens) float32, of a request's
+        draft tokens in the order in which they are taken."""
+        if not (self.active and (self.compact or self.depths)):
             return kept
-        confidence = self._scorer.confidence(len(kept))
+        if self._forced is not None:
+            return torch.where(own, kept, kept.clamp(max=self._forced))
+        if self._planner is None:
+            return kept
         # the one wait: the host chooses the graph
         host = torch.cat([confidence, kept[:, None], own[:, None]], dim=1).cpu()
-        longest = host[:, -2].long()
+        acceptance, longest = host[:, :-2], host[:, -2].long()
         at_least = torch.where(host[:, -1] > 0, longest, 0)
-        return self._planner.keep(host[:, :-2], longest, at_least, self.sizes()).int().to(kept.device)
+        if self.depths:
+            self._planner.compact = self.compact
+            budget = self._planner.keep(acceptance, longest, at_least, self.sizes())
+        else:
+            passes = self._planner.passes(self._steps)
+            budget = spend(acceptance, self._planner.curve, passes, longest, at_least, self.sizes()).kept
+        return budget.int().to(kept.device)
 
     def state(self) -> dict[str, Any]:
         """active: whether it decides. curve: whether it has one to decide by. depth: of the last step's draft."""
-        return {"active": self.active, "curve": self.curve is not None, "depth": self.depth}
+        active = self.active and bool(self.compact or self.depths)
+        return {"active": active, "curve": self.curve is not None, "depth": self.depth}
 
 
 def _waiting_for(device: torch.device) -> Callable[[], None]:

@@ -14,7 +14,7 @@ from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classif
 from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.sglang import args
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter
-from c2t_plugin.engines.sglang.planning import StepPlanner
+from c2t_plugin.engines.sglang.planning import StepPlanner, depths
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.policies.chain import ChainScorer
@@ -76,19 +76,21 @@ def prepare(
         "top_m": spec.top_m,
     }
     _log(configuration, scorer.shape)
-    planner = _planner(config, scorer, spec) if beta == AUTO else None
+    planner = _planner(config, scorer, spec, most) if beta == AUTO else None
     # Kernels of other devices run when they have time, some of them out of a graph: the host's clock knows nothing.
     counts = Counts(most, exporter, classifier_s=0.0 if scorer.beta.device.type == "cpu" else None)
     return Made(scorer, counts, recorder, planner, configuration)
 
 
-def _planner(config: C2TConfig, scorer: ChainScorer, spec: ClassifierSpec) -> StepPlanner:
+def _planner(config: C2TConfig, scorer: ChainScorer, spec: ClassifierSpec, most: int) -> StepPlanner:
     if spec.training.get("calibrated") != "chain":
         logger.warning(
             "C2T: beta auto takes confidences for probabilities, and this classifier's were not made that on chains: "
             "fit one with `c2t fit --calibrate chain`"
         )
-    return StepPlanner(scorer, load_curve(config), None if config.cost_curve is None else Path(config.cost_curve))
+    path = None if config.cost_curve is None else Path(config.cost_curve)
+    shape: dict[str, Any] = {"steps": scorer.d_max, "most": most, "device": scorer.beta.device}
+    return StepPlanner(load_curve(config), path, **shape, depths=depths(scorer.d_max))
 
 
 def load_curve(config: C2TConfig) -> CostCurve | None:

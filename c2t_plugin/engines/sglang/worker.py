@@ -136,16 +136,18 @@ class _DraftMixin(_StockDraftWorker):
         idle = batch.forward_mode.is_idle()
         with self.timed("draft", lambda: len(batch.reqs)):
             result = super().draft(batch, *positional, **keyword)
-        verify_input = result[0] if isinstance(result, tuple) else result
         if not idle:
-            # A replayed graph does not count its steps.
-            self.scorer.drafted(self.speculative_num_steps)
             with self.counts.classifying():
-                kept = self._agree(self._kept(verify_input.retrieve_next_token.shape[0]))
-                cut_links(verify_input.retrieve_next_token, kept)
-            verify_input.c2t_kept = kept
-            verify_input.c2t_drafted = self._drafted(batch, verify_input)
+                self._cut(batch, result[0] if isinstance(result, tuple) else result)
         return result
+
+    def _cut(self, batch: Any, verify_input: Any) -> None:
+        # A replayed graph does not count its steps.
+        self.scorer.drafted(self.speculative_num_steps)
+        kept = self._agree(self._kept(verify_input.retrieve_next_token.shape[0]))
+        cut_links(verify_input.retrieve_next_token, kept)
+        verify_input.c2t_kept = kept
+        verify_input.c2t_drafted = self._drafted(batch, verify_input)
 
     def plan(self, reqs: Sequence[Any]) -> int:
         """How deep the next step of these requests drafts."""
@@ -164,7 +166,9 @@ class _DraftMixin(_StockDraftWorker):
 
     def _kept(self, rows: int) -> Tensor:
         kept = self.scorer.end(rows)
-        return kept if self.planner is None else self.planner.keep(kept, self.scorer.own_beta(rows))
+        if self.planner is None:
+            return kept
+        return self.planner.keep(kept, self.scorer.own_beta(rows), self.scorer.confidence(rows))
 
     def _drafted(self, batch: Any, verify_input: Any) -> results.Drafted | None:
         """The draft, if a request of the batch is recorded."""
@@ -225,12 +229,12 @@ class _VerifyMixin(DepthMixin, _StockWorker):
             self.ragged = RaggedVerify(self.target_worker, self.speculative_num_draft_tokens, choice.backend)
             logger.info("C2T: verification of kept tokens only, ragged %s (%s)", choice.backend, choice.reason)
         self.configuration["ragged"] = choice.backend or "off"
-        if self.planner is not None:
+        if self.planner is not None and self.planner.depths:
             self.adaptive_controller = DepthSwitch(self, self.planner.depths)
-            if self.ragged is not None:
-                self.planner.compact, self.planner.sizes = True, self.ragged.sizes
-            else:
-                logger.warning("C2T: beta auto plans the draft's depth alone: the whole window is computed anyway")
+        if self.planner is not None and self.ragged is not None:
+            self.planner.compact, self.planner.sizes = True, self.ragged.sizes
+        elif self.planner is not None:
+            logger.warning("C2T: beta auto plans the draft's depth alone, since the whole window is computed anyway")
         control.publish(self)
         logger.info("C2T: configuration %s", json.dumps(self.configuration))
 

@@ -36,8 +36,12 @@ def scorer() -> ChainScorer:
     return made
 
 
-def planner_of(scorer: ChainScorer, curve: CostCurve | None = CURVE, path: Path | None = None) -> StepPlanner:
-    planner = StepPlanner(scorer, curve, path)
+def planner_of(
+    scorer: ChainScorer, curve: CostCurve | None = CURVE, path: Path | None = None, *, switches: bool = True
+) -> StepPlanner:
+    planner = StepPlanner(
+        curve, path, steps=D_MAX, most=D_MAX, device=scorer.beta.device, depths=DEPTHS if switches else ()
+    )
     planner.compact = True
     return planner
 
@@ -49,7 +53,7 @@ def observe(planner: StepPlanner, scorer: ChainScorer) -> None:
 
 
 def decide(planner: StepPlanner, scorer: ChainScorer) -> list[int]:
-    return planner.keep(scorer.end(ROWS), scorer.own_beta(ROWS)).tolist()
+    return planner.keep(scorer.end(ROWS), scorer.own_beta(ROWS), scorer.confidence(ROWS)).tolist()
 
 
 def test_it_spends_what_the_curve_says(scorer: ChainScorer):
@@ -126,6 +130,23 @@ def test_drafting_ends_where_it_loses_and_returns_where_it_wins(scorer: ChainSco
     assert planner.state()["depth"] == found[-1]
     planner.curve = CURVE
     assert planner.begin(ROWS) > 0
+
+
+def test_without_depths_to_switch_between_every_draft_is_whole(scorer: ChainScorer):
+    planner = planner_of(scorer, switches=False)
+    assert planner.begin(ROWS) == D_MAX
+    assert decide(planner, scorer) == spend(scorer.confidence(ROWS), CURVE, D_MAX - FREE).kept.tolist()
+    planner.curve = NO_DRAFTS
+    assert planner.begin(ROWS) == D_MAX
+    assert decide(planner, scorer) == [0] * ROWS
+    measuring = planner_of(scorer, None, switches=False)
+    scorer.set_requests(torch.arange(ROWS), [0.0, None, None, None], [None] * ROWS)
+    assert [measuring.begin(ROWS) for _ in range(2)] == [D_MAX] * 2
+    # the second step of the profile cuts all chains at 1
+    assert decide(measuring, scorer) == [D_MAX, 1, 1, 1]
+    planner.compact = False
+    assert decide(planner, scorer) == [D_MAX] * ROWS
+    assert planner.state()["active"] is False
 
 
 def test_it_switches_between_few_depths():
