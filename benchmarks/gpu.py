@@ -2,6 +2,8 @@
 
     python -m benchmarks.gpu --out OUT                        the kernels' tests, then every part that times kernels
     python -m benchmarks.gpu --out OUT --parts stats table5   tests, then some parts
+    python -m benchmarks.gpu --out OUT --parts ladder --no-tests
+                                                              what has to hold in SGLang before its speed means anything
     python -m benchmarks.gpu --out OUT --parts serving --no-tests
                                                               SGLang end to end with a target of realistic cost
     python -m benchmarks.gpu --sglang DIR ...                 within the environment of a carried SGLang
@@ -34,7 +36,8 @@ from benchmarks.gpu_part import PARTS, GpuRow, append
 from c2t_plugin.provenance import RunRecord
 
 ROWS = "gpu.jsonl"
-SERVING = "serving"
+# Parts that start servers, by the script that does, which has rows of its own.
+SERVERS = {"serving": "benchmarks.gpu_serving", "ladder": "benchmarks.gpu_ladder"}
 # Nine minutes less what starting processes takes
 TOTAL_S = 520.0
 TESTS_S = 200.0
@@ -76,7 +79,7 @@ def run(argv: list[str]) -> int:
     """Everything, in this environment."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for rows and logs")
-    parser.add_argument("--parts", nargs="+", choices=[*PARTS, SERVING], default=list(PARTS), help="what to measure")
+    parser.add_argument("--parts", nargs="+", choices=[*PARTS, *SERVERS], default=list(PARTS), help="what to measure")
     parser.add_argument("--no-tests", action="store_true", help="skip the kernel tests")
     parser.add_argument("--seconds", type=float, default=TOTAL_S, help="of all parts and tests together")
     parser.add_argument("--sglang", help="folder of a carried SGLang, whose env.sh is sourced first")
@@ -131,8 +134,8 @@ def kernel_tests(out: Path) -> list[Outcome]:
 
 def part_command(part: str, options: argparse.Namespace, seconds: float) -> list[str]:
     """Command line of one part."""
-    if part == SERVING:
-        command = [sys.executable, "-m", "benchmarks.gpu_serving", "--out", str(options.out)]
+    if part in SERVERS:
+        command = [sys.executable, "-m", SERVERS[part], "--out", str(options.out)]
     else:
         command = [sys.executable, "-m", "benchmarks.gpu_part", part, "--rows", str(options.out / ROWS)]
     return [*command, "--seconds", f"{seconds:.0f}", *(["--dry-run"] if options.dry_run else [])]
@@ -144,7 +147,7 @@ def run_parts(options: argparse.Namespace, deadline: float) -> Iterator[Outcome]
     for place, part in enumerate(options.parts):
         seconds = max(0.0, deadline - time.monotonic()) / (len(options.parts) - place)
         outcome = child(part, part_command(part, options, seconds), options.out, seconds + GRACE_S)
-        if part == SERVING:
+        if part in SERVERS:
             print((options.out / f"{part}.log").read_text(encoding="utf-8", errors="replace"))
         elif outcome.fault:
             append(options.out / ROWS, GpuRow(part, "", {}, run, fault=outcome.fault))

@@ -163,46 +163,79 @@ class Planner:
 
     The depth comes from running means of how often a token is accepted if the one before it is, by depth; `forget` is
     the newest step's weight in them. The first step drafts as deep as it may, since a guess that is too low would be
-    corrected by probes only. One step of `probe_every` drafts one token more than seems best, so that a change for the
+    corrected by probes only. One step of `probe_every` drafts one depth more than seems best, so that a change for the
     better is noticed; from depth 0, plain decoding, too.
     """
 
-    def __init__(self, curve: CostCurve, d_max: int, probe_every: int = PROBE_EVERY, forget: float = FORGET) -> None:
+    def __init__(
+        self,
+        curve: CostCurve,
+        d_max: int,
+        probe_every: int = PROBE_EVERY,
+        forget: float = FORGET,
+        *,
+        depths: Sequence[int] | None = None,
+        free: int = 0,
+        compact: bool = True,
+    ) -> None:
+        """depths: those that can be drafted, rising, from 0 to d_max; None: all. free: so many first draft tokens of a
+        step cost no draft pass, since an engine gets them of the pass that lets the draft keep up. compact: whether a
+        draft token that is not verified is not computed; without that all drafted ones are verified."""
+        self.depths = tuple(range(d_max + 1) if depths is None else depths)
         if d_max < 1:
             raise ConfigError(f"the planner needs at least 1 draft step, got {d_max}")
+        if list(self.depths) != sorted({0, d_max, *(depth for depth in self.depths if 0 < depth < d_max)}):
+            raise ConfigError(f"depths must rise from 0 to {d_max}, got {self.depths}")
         if probe_every < 1 or not 0.0 < forget <= 1.0:
             raise ConfigError(f"probe_every must be at least 1 and forget in (0, 1], got {probe_every} and {forget}")
         self.curve = curve
         self.d_max = d_max
         self.probe_every = probe_every
         self.forget = forget
+        self.free = free
+        self.compact = compact
         # of the token at depth i + 1, given the one before it
         self._accepted = torch.zeros(d_max, dtype=torch.float64)
         self._seen = 0
         self._short_steps = 0
 
+    def passes(self, depth: int) -> int:
+        """Draft passes of a step that drafts so deep."""
+        return max(0, depth - self.free)
+
     def depth(self, requests: int) -> int:
-        """Draft passes for the next step of so many requests; 0 is plain decoding."""
+        """How deep to draft in the next step of so many requests; 0 is plain decoding."""
         if not self._seen:
             return self.d_max
         gains = self._accepted.cumprod(0).repeat_interleave(requests)
         expected = requests + torch.cat([gains.new_zeros(1), gains.cumsum(0)])
         counts = torch.arange(len(expected))
-        drafted = torch.arange(self.d_max + 1)[:, None]
-        seconds = self.curve.verify_s(requests + counts) + drafted * self.curve.draft_s(requests)
+        drafted = torch.tensor(self.depths)[:, None]
+        passes = torch.tensor([self.passes(depth) for depth in self.depths])[:, None]
+        seconds = self.curve.verify_s(requests + counts) + passes * self.curve.draft_s(requests)
         rates = expected / (seconds + self.curve.fixed + self.curve.keep_up)
-        best = int(rates.masked_fill(counts > drafted * requests, -1.0).amax(1).argmax())
-        if best == self.d_max:
-            return best
+        impossible = counts > drafted * requests if self.compact else counts != drafted * requests
+        best = int(rates.masked_fill(impossible, -1.0).amax(1).argmax())
+        if best == len(self.depths) - 1:
+            return self.d_max
         self._short_steps += 1
-        return best + (self._short_steps % self.probe_every == 0)
+        return self.depths[best + (self._short_steps % self.probe_every == 0)]
 
-    def keep(self, acceptance: Tensor, longest: Tensor | None = None) -> Tensor:
+    def keep(
+        self,
+        acceptance: Tensor,
+        longest: Tensor | None = None,
+        at_least: Tensor | None = None,
+        sizes: Sequence[int] = (),
+    ) -> Tensor:
         """(requests,) int64 draft tokens to verify; see `spend`. acceptance: (requests, drafted) of this step."""
         drafted = acceptance.shape[1]
         if acceptance.numel():
             self._observe(acceptance.double().nan_to_num(1.0).clamp(0.0, 1.0).cummin(1).values.mean(0))
-        return spend(acceptance, self.curve, drafted, longest).kept
+        if not self.compact:
+            whole = torch.full((len(acceptance),), drafted)
+            return whole if longest is None else longest.clamp(max=drafted)
+        return spend(acceptance, self.curve, self.passes(drafted), longest, at_least, sizes).kept
 
     def _observe(self, chain: Tensor) -> None:
         """chain: (drafted,) mean acceptance by depth."""

@@ -17,16 +17,15 @@ WARM_UP = 2
 
 @dataclass
 class CostProfile:
-    """Has the first steps of every size of batch (up to 1 request, 2, 4, 8, ...) verify chains of each length in turn,
-    and measures them.
+    """Has the first steps of every size of batch (up to 1 request, 2, 4, 8, ...) draft and verify chains of each length
+    in turn, and measures them.
 
     The device is waited for in those steps only. Output does not depend on how much is verified.
 
-    d_max: longest chain. passes: draft passes of a step. synchronise: waits until the device is idle. clock: seconds.
+    lengths: of chains, the longest one last. synchronise: waits until the device is idle. clock: seconds.
     """
 
-    d_max: int
-    passes: int
+    lengths: Sequence[int]
     synchronise: Callable[[], None]
     clock: Callable[[], float] = time.perf_counter
     _steps: dict[int, int] = field(default_factory=dict)
@@ -34,41 +33,41 @@ class CostProfile:
     _measuring: bool = False
 
     def length(self, requests: int) -> int | None:
-        """To be asked before each step: the length at which all chains are to be cut, or None."""
+        """To be asked before each step: the length that all its chains are to have, or None."""
         size = (requests - 1).bit_length()
         done = self._steps.get(size, 0)
         self._measuring = WARM_UP <= done < self.steps_per_size
         if done >= self.steps_per_size:
             return None
         self._steps[size] = done + 1
-        return done % (self.d_max + 1)
+        return self.lengths[done % len(self.lengths)]
 
     @property
     def steps_per_size(self) -> int:
         """Steps until a size of batch is known."""
-        return WARM_UP + REPEATS * (self.d_max + 1)
+        return WARM_UP + REPEATS * len(self.lengths)
 
     @contextmanager
-    def timed(self, part: str, count: Callable[[], int]) -> Iterator[None]:
+    def timed(self, part: str, count: Callable[[], int], passes: int = 1) -> Iterator[None]:
         """Measure what happens within, if the step is measured. part: verify, draft, or up for what lets the draft
-        keep up. count: asked afterwards, the tokens of a verify pass, else the requests."""
-        if not self._measuring:
+        keep up. count: asked afterwards, the tokens of a verify pass, else the requests. passes: that it consists of;
+        of none there is nothing to measure."""
+        if not (self._measuring and passes):
             yield
             return
         self.synchronise()
         started = self.clock()
         yield
         self.synchronise()
-        self._samples[part].append((count(), self.clock() - started))
+        self._samples[part].append((count(), (self.clock() - started) / passes))
 
     def curve(self) -> CostCurve | None:
         """What is known so far; None until a size of batch is."""
         if not any(done >= self.steps_per_size for done in self._steps.values()):
             return None
-        draft = [(requests, seconds / max(1, self.passes)) for requests, seconds in self._samples["draft"]]
         return CostCurve(
             verify=_points(self._samples["verify"]),
-            draft=_points(draft),
+            draft=_points(self._samples["draft"]),
             keep_up=median(seconds for _, seconds in self._samples["up"]),
         )
 

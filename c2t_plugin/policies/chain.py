@@ -80,6 +80,11 @@ class ChainScorer(RequestLimits):
         """Score the next token of every chain from the logits it is the argmax of: (n or more rows, draft_vocab)."""
         self._score(*self._statistics_of(logits[: self._batch]))
 
+    def drafted(self, steps: int) -> None:
+        """To be called before `end` where `begin` and `step` may have come out of a CUDA graph: how many tokens of a
+        chain the draft has scored."""
+        self._step = steps
+
     def confidence(self, rows: int) -> Tensor:
         """(rows, steps scored) float32 view of the last draft's confidences; NaN where statistics were not finite."""
         return self._state.confidence[:rows, : self._step]

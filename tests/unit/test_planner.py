@@ -111,6 +111,46 @@ def test_the_depth_is_the_one_whose_best_budget_is_fastest(accepted: list[float]
     assert rates[planner.depth(requests)] == pytest.approx(max(rates), rel=1e-9)
 
 
+@given(
+    accepted=st.lists(st.floats(0, 1), min_size=4, max_size=4),
+    requests=st.integers(1, 5),
+    curve=st.sampled_from([FREE, DEAR, USUAL]),
+    depths=st.sampled_from([(0, 1, 2, 4), (0, 4), (0, 1, 2, 3, 4)]),
+    free=st.integers(0, 1),
+    compact=st.booleans(),
+)
+def test_of_the_depths_that_there_are_the_fastest_is_taken(
+    accepted: list[float], requests: int, curve: CostCurve, depths: tuple[int, ...], free: int, compact: bool
+):
+    chain = torch.tensor(accepted, dtype=torch.float64).cumprod(0)
+    planner = Planner(curve, 4, depths=depths, free=free, compact=compact)
+    planner.keep(chain[None])
+
+    def rate(depth: int, count: int) -> float:
+        expected = requests + sum(chain[i // requests].item() for i in range(count))
+        seconds = float(curve.verify_s(torch.tensor(requests + count))) + curve.fixed + curve.keep_up
+        return expected / (seconds + max(0, depth - free) * curve.draft_s(requests))
+
+    def best(depth: int) -> float:
+        return max(rate(depth, count) for count in (range(depth * requests + 1) if compact else [depth * requests]))
+
+    chosen = planner.depth(requests)
+    assert chosen in depths
+    assert best(chosen) == pytest.approx(max(best(depth) for depth in depths), rel=1e-9)
+
+
+def test_where_the_window_is_computed_anyway_all_of_it_is_kept():
+    planner = Planner(DEAR, 4, compact=False)
+    assert planner.keep(torch.full((3, 2), 0.5)).tolist() == [2, 2, 2]
+    assert planner.keep(torch.full((3, 2), 0.5), torch.tensor([0, 1, 9])).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("depths", [(), (1, 4), (0, 1), (0, 4, 1), (0, 1, 1, 4), (-1, 0, 4)])
+def test_depths_that_cannot_be_are_refused(depths: tuple[int, ...]):
+    with pytest.raises(ConfigError, match="rise from 0 to 4"):
+        Planner(USUAL, 4, depths=depths)
+
+
 def test_drafting_is_deep_where_it_pays_and_stops_where_it_loses():
     likely, hopeless = torch.full((4, 6), 0.95), torch.full((4, 6), 0.02)
     for curve, acceptance, expected in ((USUAL, likely, 6), (USUAL, hopeless, 0), (DEAR, likely, 0)):

@@ -8,8 +8,7 @@ import torch
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.profiling import REPEATS, WARM_UP, CostProfile
 
-D_MAX = 3
-PASSES = 2
+LENGTHS = (0, 1, 2, 3)
 
 
 class Machine:
@@ -17,7 +16,7 @@ class Machine:
 
     def __init__(self, curve: CostCurve) -> None:
         self.curve, self.now, self.waits = curve, 0.0, 0
-        self.profile = CostProfile(D_MAX, PASSES, synchronise=self.wait, clock=lambda: self.now)
+        self.profile = CostProfile(LENGTHS, synchronise=self.wait, clock=lambda: self.now)
         self.lengths: list[int | None] = []
 
     def wait(self) -> None:
@@ -26,15 +25,17 @@ class Machine:
     def step(self, requests: int) -> None:
         length = self.profile.length(requests)
         self.lengths.append(length)
-        tokens = requests * (1 + (D_MAX if length is None else length))
+        drafted = LENGTHS[-1] if length is None else length
+        tokens = requests * (1 + drafted)
         slow = 9.0 if len(self.lengths) <= WARM_UP else 1.0
         parts = {
-            "draft": (requests, PASSES * self.curve.draft_s(requests)),
+            "draft": (requests, drafted * self.curve.draft_s(requests)),
             "verify": (tokens, float(self.curve.verify_s(torch.tensor(tokens)))),
             "up": (requests, self.curve.keep_up),
         }
         for part, (count, seconds) in parts.items():
-            with self.profile.timed(part, lambda count=count: count):
+            passes = drafted if part == "draft" else 1
+            with self.profile.timed(part, lambda count=count: count, passes):
                 self.now += slow * seconds
 
 
@@ -47,10 +48,10 @@ def test_every_length_is_measured_and_then_nothing(machine: Machine):
     for _ in range(machine.profile.steps_per_size + 3):
         machine.step(1)
     measured = machine.lengths[WARM_UP : machine.profile.steps_per_size]
-    assert sorted(measured) == sorted(list(range(D_MAX + 1)) * REPEATS)
+    assert sorted(measured) == sorted(list(LENGTHS) * REPEATS)
     assert machine.lengths[-3:] == [None] * 3
-    # before and after each of three parts of a measured step, and never else
-    assert machine.waits == 2 * 3 * len(measured)
+    # before and after each of three parts of a measured step, and never else; at depth 0 nothing is drafted
+    assert machine.waits == 2 * (3 * len(measured) - REPEATS)
 
 
 def test_the_curve_is_the_machines(machine: Machine):

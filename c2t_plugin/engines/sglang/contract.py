@@ -52,6 +52,40 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     ),
     EngineSymbol(f"{_SPEC}/base_spec_worker.py", "BaseSpecWorker.init_attention_backends"),
     EngineSymbol(
+        _WORKER, "EagleDraftWorker._capture_cuda_graphs", contains=("self.cuda_graph_runner_for_draft_extend",)
+    ),
+    EngineSymbol(
+        _WORKER,
+        "EAGLEWorkerV2.init_cuda_graphs",
+        contains=("self.adaptive_controller.register(", "self.adaptive_controller.init_states("),
+    ),
+    EngineSymbol(
+        _WORKER,
+        "EAGLEWorkerV2.forward_batch_generation",
+        ("batch",),
+        (
+            "self.activate_step_by_batch(batch.seq_lens.shape[0])",
+            "self._build_trivial_verify_input(batch)",
+            "self.draft_worker._draft_extend_for_decode(",
+        ),
+    ),
+    EngineSymbol(_WORKER, "EAGLEWorkerV2._build_trivial_verify_input", ("batch",), ("draft_token_num=1",)),
+    EngineSymbol(
+        _WORKER,
+        "EAGLEWorkerV2.build_adaptive_runtime_state",
+        ("speculative_num_steps", "speculative_num_draft_tokens"),
+        ("self._draft_worker._capture_cuda_graphs()",),
+    ),
+    EngineSymbol(
+        _WORKER,
+        "EAGLEWorkerV2.apply_runtime_state",
+        ("state",),
+        ("if self.speculative_num_steps == state.speculative_num_steps", "Switch adaptive runtime state"),
+    ),
+    EngineSymbol(f"{_SPEC}/adaptive_runtime_state.py", "SpecRuntimeState.speculative_num_steps"),
+    EngineSymbol(f"{_SPEC}/adaptive_runtime_state.py", "SpecRuntimeState.speculative_num_draft_tokens"),
+    EngineSymbol("srt/managers/utils.py", "GenerationBatchResult.speculative_num_draft_tokens"),
+    EngineSymbol(
         f"{_SPEC}/eagle_worker_common.py",
         "run_eagle_verify",
         ("batch", "target_worker"),

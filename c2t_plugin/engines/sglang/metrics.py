@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +15,13 @@ if TYPE_CHECKING:
 # name without "c2t:", help text, further labels
 COUNTERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("chains", "Chains verified, one per running request and step, by their number of draft tokens.", ("verified",)),
+    ("steps", "Steps of the batch, by the depth that they drafted to.", ("depth",)),
+    ("tiers", "Steps of the batch, by the rows of the target's verify pass, padding included.", ("rows",)),
+    ("draft_tokens_clipped", "Draft tokens that were drafted and not verified.", ()),
     ("draft_tokens_verified", "Draft tokens that the target verified.", ()),
     ("draft_tokens_accepted", "Draft tokens that the target accepted, bonus tokens excluded.", ()),
     ("rows_computed", "Rows of the target's verify passes: roots, draft tokens and padding.", ()),
+    ("classifier_seconds", "Time for statistics, confidences and cuts, where the draft runs on the host's clock.", ()),
 )
 GAUGES: tuple[tuple[str, str], ...] = (
     ("beta", "Confidence below which a draft token is dropped."),
@@ -32,20 +39,21 @@ class Exporter:
     """The metrics in prometheus_client, which SGLang has pointed at its own directory before a worker exists."""
 
     def __init__(self, labels: dict[str, str], registry: CollectorRegistry | None = None) -> None:
-        from prometheus_client import REGISTRY, Counter, Gauge
+        from prometheus_client import REGISTRY, Gauge
+        from prometheus_client import Counter as Total
 
         registry = REGISTRY if registry is None else registry
         own = list(labels)
         self._labels = labels
         self._counters = {
-            name: Counter(PREFIX + name, text, [*own, *more], registry=registry) for name, text, more in COUNTERS
+            name: Total(PREFIX + name, text, [*own, *more], registry=registry) for name, text, more in COUNTERS
         }
         self._gauges = {
             name: Gauge(PREFIX + name, text, own, registry=registry, multiprocess_mode="mostrecent")
             for name, text in GAUGES
         }
 
-    def add(self, name: str, amount: int, **labels: str) -> None:
+    def add(self, name: str, amount: float, **labels: str) -> None:
         self._counters[name].labels(**self._labels, **labels).inc(amount)
 
     def set(self, name: str, value: float) -> None:
@@ -55,35 +63,62 @@ class Exporter:
 @dataclass
 class Counts:
     """Since the server started. verified, accepted: steps of single requests by how many draft tokens the target
-    verified and accepted, 0 to `most`. steps: of the batch. rows_computed: of the target's verify passes."""
+    verified and accepted, 0 to `most`. steps: of the batch; depths, tiers: these by drafted depth, and by rows of the
+    target's verify pass. clipped: draft tokens that were drafted and not verified. classifier_s: None where only the
+    device's clock would know."""
 
     most: int
     exporter: Exporter | None = None
     steps: int = 0
     rows_computed: int = 0
+    clipped: int = 0
+    classifier_s: float | None = None
     verified: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    depths: dict[int, int] = field(default_factory=dict)
+    tiers: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.verified, self.accepted = ([0] * (self.most + 1) for _ in range(2))
 
-    def add(self, verified: Iterable[int], accepted: Iterable[int], rows_computed: int) -> None:
-        """One step: draft tokens verified and accepted of each running request, and the rows of the whole batch."""
+    def add(self, verified: Sequence[int], accepted: Sequence[int], rows_computed: int, depth: int) -> None:
+        """One step: draft tokens verified and accepted of each running request, rows of the whole batch, and how deep
+        it drafted."""
+        lengths = Counter(verified)
+        for length, chains in lengths.items():
+            self.verified[length] += chains
+        for hits in accepted:
+            self.accepted[hits] += 1
+        # a tree verifies more nodes than it is deep
+        clipped = sum(max(0, depth - length) for length in verified)
         self.steps += 1
         self.rows_computed += rows_computed
-        lengths: dict[int, int] = {}
-        hits = 0
-        for length, hit in zip(verified, accepted, strict=True):
-            self.verified[length] += 1
-            self.accepted[hit] += 1
-            lengths[length] = lengths.get(length, 0) + 1
-            hits += hit
+        self.clipped += clipped
+        self.depths[depth] = self.depths.get(depth, 0) + 1
+        self.tiers[rows_computed] = self.tiers.get(rows_computed, 0) + 1
+        if self.exporter is None:
+            return
+        for length, chains in lengths.items():
+            self.exporter.add("chains", chains, verified=str(length))
+        self.exporter.add("steps", 1, depth=str(depth))
+        self.exporter.add("tiers", 1, rows=str(rows_computed))
+        self.exporter.add("draft_tokens_clipped", clipped)
+        self.exporter.add("draft_tokens_verified", sum(verified))
+        self.exporter.add("draft_tokens_accepted", sum(accepted))
+        self.exporter.add("rows_computed", rows_computed)
+
+    @contextmanager
+    def classifying(self) -> Iterator[None]:
+        """Around what the host computes for C2T itself; only where `classifier_s` is counted."""
+        if self.classifier_s is None:
+            yield
+            return
+        started = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - started
+        self.classifier_s += seconds
         if self.exporter is not None:
-            for length, chains in lengths.items():
-                self.exporter.add("chains", chains, verified=str(length))
-            self.exporter.add("draft_tokens_verified", sum(length * n for length, n in lengths.items()))
-            self.exporter.add("draft_tokens_accepted", hits)
-            self.exporter.add("rows_computed", rows_computed)
+            self.exporter.add("classifier_seconds", seconds)
 
     def state(self) -> dict[str, Any]:
         """gamma and tau per running request and step (bonus excluded), and what they are means of."""
@@ -94,6 +129,11 @@ class Counts:
             "tau": hits / chains if chains else 0.0,
             "steps": self.steps,
             "rows_computed": self.rows_computed,
+            "clipped": self.clipped,
+            "classifier_s": self.classifier_s,
             "verified": list(self.verified),
             "accepted": list(self.accepted),
+            # as JSON has them: names are text
+            "depths": {str(depth): self.depths[depth] for depth in sorted(self.depths)},
+            "tiers": {str(rows): self.tiers[rows] for rows in sorted(self.tiers)},
         }

@@ -1,4 +1,4 @@
-"""`--speculative-c2t-beta auto`: how many of a step's draft tokens are verified, decided over all requests together."""
+"""`--speculative-c2t-beta auto`: how deep each step drafts, and how much of that it verifies, all requests together."""
 
 from __future__ import annotations
 
@@ -11,36 +11,67 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from c2t_plugin.planner import CostCurve, spend
+from c2t_plugin.planner import CostCurve, Planner, spend
 from c2t_plugin.profiling import CostProfile
 
 logger = logging.getLogger(__name__)
 
+# SGLang's draft extend, which lets the draft keep up, predicts the first draft token of the next step.
+FREE = 1
+
+
+def depths(d_max: int) -> tuple[int, ...]:
+    """Rising, from 0 to d_max: each has CUDA graphs of its own, so few of those between."""
+    return tuple(sorted({0, d_max, *(2**i for i in range(d_max.bit_length()) if 2**i < d_max)}))
+
 
 class StepPlanner:
-    """Spends the target's pass where the cost curve and the confidences of the draft say that it pays.
+    """Drafts, and spends the target's pass, where the cost curve and the confidences of the draft say that it pays.
 
-    The draft is as deep as the server was told, since its loop is captured as a whole: what is chosen is how much of it
-    is verified, down to nothing. Confidences say nothing about a token's own random draw, so neither does a choice.
+    How deep a step drafts follows from the steps before it; how much of that is verified, from its own confidences.
+    They say nothing about a token's own random draw, so neither does a choice.
 
     curve: None measures one on the first steps and, if there is a path, writes it there. sizes: token counts of the
-    target's captured passes. steps: of a draft. most: draft tokens of one request that can be verified.
+    target's captured passes. steps: of the deepest draft. most: draft tokens of one request that can be verified.
+    depths: that can be drafted, rising, from 0 to `steps`; without them every draft is whole.
     """
 
     def __init__(
-        self, curve: CostCurve | None, path: Path | None, *, steps: int, most: int, device: torch.device
+        self,
+        curve: CostCurve | None,
+        path: Path | None,
+        *,
+        steps: int,
+        most: int,
+        device: torch.device,
+        depths: Sequence[int] = (),
     ) -> None:
         self.active = True
-        self.curve = curve
         self.sizes: Callable[[], Sequence[int]] = tuple
-        # Whether what is not verified is not computed; without that nothing is won by verifying less.
+        # Whether what is not verified is not computed; without that every drafted token is verified.
         self.compact = False
-        self._path = path
-        self._passes = steps - 1
+        self.depths = tuple(depths)
+        # Of the step at hand.
+        self.depth = steps
+        self._steps, self._path = steps, path
+        self._planner: Planner | None = None
         self._profile: CostProfile | None = None
         if curve is None:
-            self._profile = CostProfile(most, self._passes, _waiting_for(device))
+            self._profile = CostProfile(self.depths or range(most + 1), _waiting_for(device))
+        else:
+            self.curve = curve
         self._forced: int | None = None
+
+    @property
+    def curve(self) -> CostCurve | None:
+        """What is decided by; None as long as it is measured."""
+        return None if self._planner is None else self._planner.curve
+
+    @curve.setter
+    def curve(self, curve: CostCurve) -> None:
+        if self._planner is None:
+            self._planner = Planner(curve, self._steps, depths=self.depths or None, free=FREE)
+        self._planner.curve = curve
 
     @contextmanager
     def timed(self, part: str, count: Callable[[], int]) -> Iterator[None]:
@@ -48,17 +79,27 @@ class StepPlanner:
         if self._profile is None or self._forced is None:
             yield
             return
-        with self._profile.timed(part, count):
+        # a chain of one has no draft pass, but a curve has to have a cost
+        passes = max(self.depth - FREE, int(self.depth == self._steps)) if part == "draft" else 1
+        with self._profile.timed(part, count, passes):
             yield
 
-    def begin(self, requests: int) -> None:
-        """Before each draft."""
-        if self._profile is None:
-            return
-        before = self._forced
-        self._forced = self._profile.length(requests) if self.active and self.compact else None
-        if before is not None and self._forced is None:
-            self._learn(self._profile.curve())
+    def begin(self, requests: int, whole: bool = False) -> int:
+        """How deep to draft, asked before each step. whole: a request of it needs all its drafts."""
+        before, self._forced = self._forced, None
+        self.depth = self._steps
+        if not (self.active and (self.compact or self.depths)) or whole:
+            return self.depth
+        if self._profile is not None:
+            self._forced = self._profile.length(requests)
+            if before is not None and self._forced is None:
+                self._learn(self._profile.curve())
+        if self.depths and self._forced is not None:
+            self.depth = self._forced
+        elif self.depths and self._planner is not None:
+            self._planner.compact = self.compact
+            self.depth = self._planner.depth(requests)
+        return self.depth
 
     def _learn(self, curve: CostCurve | None) -> None:
         if curve is None or curve == self.curve:
@@ -75,23 +116,28 @@ class StepPlanner:
         """(rows,) int32 draft tokens to verify. kept: (rows,) int32, at most so many. own: (rows,) bool, requests that
         have a beta of their own; of those it is exactly so many. confidence: (rows, tokens) float32, of a request's
         draft tokens in the order in which they are taken."""
-        if not (self.active and self.compact):
+        if not (self.active and (self.compact or self.depths)):
             return kept
         if self._forced is not None:
             return torch.where(own, kept, kept.clamp(max=self._forced))
-        if self.curve is None:
+        if self._planner is None:
             return kept
         # the one wait: the host chooses the graph
         host = torch.cat([confidence, kept[:, None], own[:, None]], dim=1).cpu()
-        longest = host[:, -2].long()
-        budget = spend(
-            host[:, :-2], self.curve, self._passes, longest, torch.where(host[:, -1] > 0, longest, 0), self.sizes()
-        )
-        return budget.kept.int().to(kept.device)
+        acceptance, longest = host[:, :-2], host[:, -2].long()
+        at_least = torch.where(host[:, -1] > 0, longest, 0)
+        if self.depths:
+            self._planner.compact = self.compact
+            budget = self._planner.keep(acceptance, longest, at_least, self.sizes())
+        else:
+            passes = self._planner.passes(self._steps)
+            budget = spend(acceptance, self._planner.curve, passes, longest, at_least, self.sizes()).kept
+        return budget.int().to(kept.device)
 
     def state(self) -> dict[str, Any]:
-        """active: whether it decides. curve: whether it has one to decide by."""
-        return {"active": self.active and self.compact, "curve": self.curve is not None}
+        """active: whether it decides. curve: whether it has one to decide by. depth: of the last step's draft."""
+        active = self.active and bool(self.compact or self.depths)
+        return {"active": active, "curve": self.curve is not None, "depth": self.depth}
 
 
 def _waiting_for(device: torch.device) -> Callable[[], None]:

@@ -58,7 +58,10 @@ def _settling(original: Callable[..., Any]) -> Callable[..., Any]:
         settled = original(self, batch, result)
         verified, accepted = result.cap_lens.tolist(), result.accept_lens.tolist()
         self.draft_worker.counts.add(
-            [verified[row] - 1 for row in running], [accepted[row] - 1 for row in running], result.c2t_rows
+            [verified[row] - 1 for row in running],
+            [accepted[row] - 1 for row in running],
+            result.c2t_rows,
+            result.c2t_depth,
         )
         if result.c2t_drafted is not None:
             chosen = [row for row in running if batch.reqs[row].c2t_chosen]

@@ -15,7 +15,7 @@ from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.sglang import args
 from c2t_plugin.engines.sglang.checkpoints import classifier_kind
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter
-from c2t_plugin.engines.sglang.planning import StepPlanner
+from c2t_plugin.engines.sglang.planning import StepPlanner, depths
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.policies.chain import ChainScorer
@@ -79,7 +79,9 @@ def prepare(
     }
     _log(configuration, scorer.shape)
     planner = _planner(config, scorer, spec, most) if beta == AUTO else None
-    return Made(scorer, Counts(most, exporter), recorder, planner, configuration)
+    # Kernels of other devices run when they have time, some of them out of a graph: the host's clock knows nothing.
+    counts = Counts(most, exporter, classifier_s=0.0 if scorer.beta.device.type == "cpu" else None)
+    return Made(scorer, counts, recorder, planner, configuration)
 
 
 def _planner(config: C2TConfig, scorer: ChainScorer, spec: ClassifierSpec, most: int) -> StepPlanner:
@@ -90,7 +92,10 @@ def _planner(config: C2TConfig, scorer: ChainScorer, spec: ClassifierSpec, most:
             *(config.mode, config.mode),
         )
     path = None if config.cost_curve is None else Path(config.cost_curve)
-    return StepPlanner(load_curve(config), path, steps=scorer.d_max, most=most, device=scorer.beta.device)
+    # a tree's loop is captured as a whole
+    switched = depths(scorer.d_max) if config.mode == "chain" else ()
+    shape: dict[str, Any] = {"steps": scorer.d_max, "most": most, "device": scorer.beta.device}
+    return StepPlanner(load_curve(config), path, **shape, depths=switched)
 
 
 def load_curve(config: C2TConfig) -> CostCurve | None:

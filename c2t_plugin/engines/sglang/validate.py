@@ -66,6 +66,10 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ("enable_unified_memory", bool, "--enable-unified-memory", "SGLang supports it for its built-in algorithms only"),
 )
 
+# What --speculative-c2t-ragged names, as SGLang's options name it.
+_RAGGED_ATTENTION = {"triton": "triton", "fa3": "fa3", "cpu": "intel_amx"}
+_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+
 
 def validate(server_args: Any) -> None:
     """SGLang's hook while it resolves arguments: check, and write the resolved algorithm, draft length and width.
@@ -91,6 +95,7 @@ def _resolve(server_args: Any) -> None:
     load_fitting_classifier(path, config)
     check_directory(config)
     startup.check_curve(config)
+    _check_ragged(server_args, config)
     server_args.speculative_algorithm = f"C2T_{base}"
     _shape(server_args, config)
     requests.activate(cuts=config.policy in THRESHOLDS)
@@ -109,6 +114,23 @@ def _refuse(server_args: Any) -> None:
         value = getattr(server_args, field, None)
         if is_set(value):
             raise ConfigError(f"{flag} cannot be combined with C2T ({field} is {value!r}): {reason}; leave it out")
+
+
+def _check_ragged(server_args: Any, config: C2TConfig) -> None:
+    """What can be known of a named ragged attention before there is a model; ragged.choose knows the rest."""
+    wanted = _RAGGED_ATTENTION.get(config.ragged)
+    if wanted is None:
+        return
+    if config.ragged == "fa3" and config.mode == "tree":
+        raise ConfigError("--speculative-c2t-ragged fa3 packs chains only; leave it out in mode tree")
+    for field in _BACKENDS:
+        # SGLang has chosen one where the command line has not.
+        found = getattr(server_args, field, None)
+        if found not in (None, wanted):
+            raise ConfigError(
+                f"--speculative-c2t-ragged {config.ragged} cannot be had: {field} is {found}; use auto, or start with "
+                f"--attention-backend {wanted}"
+            )
 
 
 def _shape(server_args: Any, config: C2TConfig) -> None:

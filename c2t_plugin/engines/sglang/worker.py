@@ -17,9 +17,10 @@ import functools
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorkerV2
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker, StandaloneWorkerV2
@@ -28,6 +29,7 @@ from torch import Tensor
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang import args, control, ragged, results, startup
+from c2t_plugin.engines.sglang.depths import DepthMixin, DepthSwitch
 from c2t_plugin.engines.sglang.layout import cut_links
 from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.planning import StepPlanner
@@ -97,16 +99,17 @@ class _DraftMixin(_StockDraftWorker):
         def scored_forward(*positional: Any, **keyword: Any) -> Any:
             output = forward(*positional, **keyword)
             if self._scoring:
-                self.scorer.step(output.logits_output.next_token_logits)
+                with self.counts.classifying():
+                    self.scorer.step(output.logits_output.next_token_logits)
             else:
                 self._last_logits_output = output.logits_output
             return output
 
         runner.forward = scored_forward
 
-    def init_cuda_graphs(self) -> None:
-        super().init_cuda_graphs()
-        graph_runner = getattr(self, "cuda_graph_runner_for_draft_extend", None)
+    def _capture_cuda_graphs(self) -> None:
+        super()._capture_cuda_graphs()
+        graph_runner = self.cuda_graph_runner_for_draft_extend
         if graph_runner is None:
             return
         execute = graph_runner.execute
@@ -121,7 +124,8 @@ class _DraftMixin(_StockDraftWorker):
     def draft_forward(self, forward_batch: Any) -> Any:
         if forward_batch.forward_mode.is_idle():
             return super().draft_forward(forward_batch)
-        self.scorer.begin(forward_batch.req_pool_indices)
+        with self.counts.classifying():
+            self.scorer.begin(forward_batch.req_pool_indices)
         self._scoring = True
         try:
             return super().draft_forward(forward_batch)
@@ -130,19 +134,33 @@ class _DraftMixin(_StockDraftWorker):
 
     def draft(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
         idle = batch.forward_mode.is_idle()
-        if self.planner is not None and not idle:
+        if self.planner is not None and not (self.planner.depths or idle):
             self.planner.begin(len(batch.reqs))
         with self.timed("draft", lambda: len(batch.reqs)):
             result = super().draft(batch, *positional, **keyword)
         if not idle:
-            self._cut(batch, result[0] if isinstance(result, tuple) else result)
+            with self.counts.classifying():
+                self._cut(batch, result[0] if isinstance(result, tuple) else result)
         return result
 
     def _cut(self, batch: Any, verify_input: Any) -> None:
+        # A replayed graph does not count its steps.
+        self.scorer.drafted(self.speculative_num_steps)
         kept = self._agree(self._kept(verify_input.retrieve_next_token.shape[0]))
         cut_links(verify_input.retrieve_next_token, kept)
         verify_input.c2t_kept = kept
         verify_input.c2t_drafted = self._drafted(batch, verify_input)
+
+    def plan(self, reqs: Sequence[Any]) -> int:
+        """How deep the next step of these requests drafts."""
+        assert self.planner is not None
+        # Recorded chains are whole, and so are those of requests that ask for a threshold of their own.
+        options = (RequestOptions.of(req.sampling_params.custom_params) for req in reqs)
+        whole = self.recorder is not None or any(each.threshold is not None for each in options)
+        depth = self.planner.begin(len(reqs), whole)
+        if get_tp_group().world_size > 1:
+            depth = self.planner.depth = int(self._agree(torch.tensor([depth], dtype=torch.int32, device=self.device)))
+        return depth
 
     def timed(self, part: str, count: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
         """Measures what happens within for the planner, in the few steps in which it wants that."""
@@ -187,10 +205,11 @@ class _DraftMixin(_StockDraftWorker):
         output, self._last_logits_output = self._last_logits_output, None
         if not batch.forward_mode.is_idle():
             slots = batch.req_pool_indices
-            self.scorer.write_seed(slots, output.next_token_logits[: slots.shape[0]])
+            with self.counts.classifying():
+                self.scorer.write_seed(slots, output.next_token_logits[: slots.shape[0]])
 
 
-class _VerifyMixin(_StockWorker):
+class _VerifyMixin(DepthMixin, _StockWorker):
     """Over a stock worker: puts the scoring draft worker in place and reports what each request had verified."""
 
     _draft_class: type
@@ -212,10 +231,13 @@ class _VerifyMixin(_StockWorker):
             self.ragged = RaggedVerify(self.target_worker, choice.masked)
             logger.info("C2T: verification of kept tokens only, ragged %s (%s)", choice.backend, choice.reason)
         self.configuration["ragged"] = choice.backend or "off"
+        if self.planner is not None and self.planner.depths:
+            self.adaptive_controller = DepthSwitch(self, self.planner.depths)
         if self.planner is not None and self.ragged is not None:
             self.planner.compact, self.planner.sizes = True, self.ragged.sizes
         elif self.planner is not None:
-            logger.warning("C2T: beta auto verifies every draft token, since the whole window is computed anyway")
+            planned = "plans the draft's depth alone" if self.planner.depths else "verifies every node"
+            logger.warning("C2T: beta auto %s, since the whole window is computed anyway", planned)
         control.publish(self)
         logger.info("C2T: configuration %s", json.dumps(self.configuration))
 
@@ -225,7 +247,8 @@ class _VerifyMixin(_StockWorker):
             return super().verify(batch, *positional, **keyword)
         if self.ragged is None:
             rows = batch.spec_info.draft_token.numel()
-            result = super().verify(batch, *positional, **keyword)
+            with self._draft_worker.timed("verify", lambda: rows):
+                result = super().verify(batch, *positional, **keyword)
         else:
             verifying = self.ragged.verifying(batch, kept)
             with self._draft_worker.timed("verify", lambda: self.ragged.rows), verifying:
@@ -234,7 +257,7 @@ class _VerifyMixin(_StockWorker):
             # SGLang asked for a graph of the uniform window, which there is none of.
             result.can_run_cuda_graph = self.ragged.ran_graph
         result.cap_lens = kept + 1
-        result.c2t_drafted, result.c2t_rows = drafted, rows
+        result.c2t_drafted, result.c2t_rows, result.c2t_depth = drafted, rows, self.speculative_num_steps
         return result
 
     @property

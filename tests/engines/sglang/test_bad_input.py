@@ -107,6 +107,12 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
     "trace_dir_that_is_a_file": (["--speculative-c2t-trace-dir", __file__], {}, "trace_dir .* cannot be made"),
     "unknown_mode": (["--speculative-c2t-mode", "star"], {}, "mode must be one of .*, got 'star'"),
     "unknown_ragged_attention": (["--speculative-c2t-ragged", "fast"], {}, "ragged must be one of .*, got 'fast'"),
+    "ragged_fa3_on_a_cpu": (
+        ["--speculative-c2t-ragged", "fa3"],
+        {},
+        "--speculative-c2t-ragged fa3 cannot be had: attention_backend is intel_amx; use auto, or start with",
+    ),
+    "ragged_trees_on_fa3": ([*TREE, "--speculative-c2t-ragged", "fa3"], {}, "fa3 packs chains only; .* in mode tree"),
     "unknown_base": (["--speculative-c2t-base", "medusa"], {}, "base must be one of .*, got 'medusa'"),
     "rejection_sampling": (["--speculative-use-rejection-sampling"], {}, "--speculative-use-rejection-sampling .*bias"),
     "adaptive": (["--speculative-adaptive"], {}, "--speculative-adaptive cannot be combined"),

@@ -18,7 +18,8 @@ from prometheus_client import CollectorRegistry, generate_latest  # noqa: E402
 from c2t_plugin.engines.sglang import metrics  # noqa: E402
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter  # noqa: E402
 
-STEPS = [([2, 0, 3], [1, 0, 3], 8), ([2], [2], 4), ([], [], 0)]
+SECONDS = 'c2t:classifier_seconds_total{model_name="m"}'
+STEPS = [([2, 0, 3], [1, 0, 3], 8, 3), ([2], [2], 4, 2), ([], [], 4, 2), ([0], [0], 1, 0)]
 
 
 def exported(registry: CollectorRegistry) -> dict[str, float]:
@@ -31,13 +32,32 @@ def test_counts_are_means_over_running_requests():
     for step in STEPS:
         counts.add(*step)
     assert counts.state() == {
-        "gamma": 7 / 4,
-        "tau": 6 / 4,
-        "steps": 3,
-        "rows_computed": 12,
-        "verified": [1, 0, 2, 1],
-        "accepted": [1, 1, 1, 1],
+        "gamma": 7 / 5,
+        "tau": 6 / 5,
+        "steps": 4,
+        "rows_computed": 17,
+        "clipped": 4,
+        "classifier_s": None,
+        "verified": [2, 0, 2, 1],
+        "accepted": [2, 1, 1, 1],
+        "depths": {"0": 1, "2": 2, "3": 1},
+        "tiers": {"1": 1, "4": 2, "8": 1},
     }
+
+
+def test_time_is_counted_where_the_hosts_clock_knows_it(monkeypatch: pytest.MonkeyPatch):
+    registry = CollectorRegistry()
+    clock = iter([1.0, 1.5, 7.0, 7.25])
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: next(clock))
+    counts = Counts(3, Exporter({"model_name": "m"}, registry), classifier_s=0.0)
+    for _ in range(2):
+        with counts.classifying():
+            pass
+    assert counts.state()["classifier_s"] == exported(registry)[SECONDS] == 0.75
+    elsewhere = Counts(3)
+    with elsewhere.classifying():
+        pass
+    assert elsewhere.state()["classifier_s"] is None
 
 
 def test_nothing_counted_is_no_division_by_zero():
@@ -50,15 +70,24 @@ def test_prometheus_gets_the_same():
     counts = Counts(3, Exporter({"model_name": "m"}, registry))
     for step in STEPS:
         counts.add(*step)
+    counts.exporter.add("classifier_seconds", 0.5)
     counts.exporter.set("beta", 0.5)
     counts.exporter.set("max_depth", 3)
     assert exported(registry) == {
-        'c2t:chains_total{model_name="m",verified="0"}': 1.0,
+        'c2t:chains_total{model_name="m",verified="0"}': 2.0,
         'c2t:chains_total{model_name="m",verified="2"}': 2.0,
         'c2t:chains_total{model_name="m",verified="3"}': 1.0,
+        'c2t:steps_total{depth="0",model_name="m"}': 1.0,
+        'c2t:steps_total{depth="2",model_name="m"}': 2.0,
+        'c2t:steps_total{depth="3",model_name="m"}': 1.0,
+        'c2t:tiers_total{model_name="m",rows="1"}': 1.0,
+        'c2t:tiers_total{model_name="m",rows="4"}': 2.0,
+        'c2t:tiers_total{model_name="m",rows="8"}': 1.0,
+        'c2t:draft_tokens_clipped_total{model_name="m"}': 4.0,
+        'c2t:classifier_seconds_total{model_name="m"}': 0.5,
         'c2t:draft_tokens_verified_total{model_name="m"}': 7.0,
         'c2t:draft_tokens_accepted_total{model_name="m"}': 6.0,
-        'c2t:rows_computed_total{model_name="m"}': 12.0,
+        'c2t:rows_computed_total{model_name="m"}': 17.0,
         'c2t:beta{model_name="m"}': 0.5,
         'c2t:max_depth{model_name="m"}': 3.0,
     }

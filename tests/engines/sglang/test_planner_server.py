@@ -1,7 +1,8 @@
 """`--speculative-c2t-beta auto` through real servers: a given cost curve decides exactly what a simulation says.
 
-The simulation decides for all requests of a step together, as the server has to, so requests of one test are made to
-start in the same step: they wait while a long prompt is read.
+The simulation decides for all requests of a step together, as the server has to, so requests of one group are made to
+start in the same step: they wait while a long prompt is read. How deep a step drafts follows from all steps before it,
+so the simulation lives as long as the server.
 """
 
 from __future__ import annotations
@@ -29,21 +30,25 @@ from tests.engines.sglang import verify_counts as vc  # noqa: E402
 from tests.engines.sglang.simulate import Draft, Target, load_draft  # noqa: E402
 
 D_MAX = 4
-CONCURRENCIES = (1, 8)
-# Cheap for one request, dear for eight: at 8 some requests get nothing.
+DEPTHS = (0, 1, 2, 4)
+# Numbers of requests that start in one step.
+GROUPS = (1, 1, 4, 8, 1)
+PROBE_EVERY, FORGET = 64, 0.1
+# Cheap for one request, dear for eight, for which plain decoding is faster.
 CURVE = CostCurve(verify=((1, 1.0), (4, 1.2), (64, 16.0)), draft=((1, 0.05), (64, 0.1)), fixed=0.1, keep_up=0.1)
 # Two choices whose output per second is so near that the rounding of sums decides.
 UNDECIDED = 1e-5
 
 
-def server(folder: Path, classifier: Path, curve: Path, name: str) -> CpuServer:
+def server(folder: Path, classifier: Path, curve: Path, name: str, *flags: str, base: str = "eagle3") -> CpuServer:
     return CpuServer(
         pair_dir() / "target",
-        *("--speculative-algorithm", "C2T", "--speculative-c2t-base", "eagle3"),
-        *("--speculative-draft-model-path", str(pair_dir() / vc.DRAFTS["eagle3"])),
+        *("--speculative-algorithm", "C2T", "--speculative-c2t-base", base),
+        *("--speculative-draft-model-path", str(pair_dir() / vc.DRAFTS[base])),
         *("--speculative-num-steps", str(D_MAX), "--speculative-c2t-classifier", str(classifier)),
         *("--speculative-c2t-beta", "auto", "--speculative-c2t-cost-curve", str(curve)),
-        "--disable-radix-cache",
+        *("--disable-radix-cache", "--skip-server-warmup"),
+        *flags,
         log=folder / f"{name}.log",
     )
 
@@ -66,19 +71,70 @@ class Request:
         return vc.Counts(tuple(output), len(self.lengths), tuple(sorted(lengths.items())))
 
 
-def budget(chances: Sequence[Sequence[float]], margins: list[float]) -> list[int]:
-    """Kept tokens of each request, most likely ones first, as many as give most output per second of CURVE."""
-    falling = [[min(row[: depth + 1]) for depth in range(len(row))] for row in chances]
-    tokens = sorted(((p, -depth, -row) for row, ps in enumerate(falling) for depth, p in enumerate(ps)), reverse=True)
-    rates = []
-    for count in range(len(tokens) + 1):
-        rows = torch.tensor(len(chances) + count)
-        seconds = float(CURVE.verify_s(rows)) + (D_MAX - 1) * CURVE.draft_s(len(chances)) + CURVE.fixed + CURVE.keep_up
-        rates.append((len(chances) + sum(p for p, _, _ in tokens[:count])) / seconds)
-    best = max(range(len(rates)), key=lambda count: (rates[count], -count))
-    margins.append(min(abs(rate / rates[best] - 1) for count, rate in enumerate(rates) if count != best))
-    taken = Counter(-row for _, _, row in tokens[:best])
-    return [taken[row] for row in range(len(chances))]
+@dataclass
+class Plan:
+    """What the server should decide, step by step, for one CURVE. compact: whether tokens behind a cut cost nothing.
+    margin: how near the nearest decision was to another one."""
+
+    compact: bool
+    ratios: list[float] = field(default_factory=list)
+    short_steps: int = 0
+    margin: float = math.inf
+    depths: list[int] = field(default_factory=list)
+
+    def depth(self, requests: int) -> int:
+        found = self._depth(requests)
+        self.depths.append(found)
+        return found
+
+    def _depth(self, requests: int) -> int:
+        if not self.ratios:
+            return D_MAX
+        ratios = self.ratios + [self.ratios[-1]] * (D_MAX - len(self.ratios))
+        gains = [math.prod(ratios[: depth + 1]) for depth in range(D_MAX) for _ in range(requests)]
+        choices = {}
+        for depth in DEPTHS:
+            counts = range(depth * requests + 1) if self.compact else [depth * requests]
+            choices[depth] = max((requests + sum(gains[:n])) / self.seconds(requests, n, depth) for n in counts)
+        best = self.best(list(choices.values()))
+        if best == len(DEPTHS) - 1:
+            return D_MAX
+        self.short_steps += 1
+        return DEPTHS[best + (self.short_steps % PROBE_EVERY == 0)]
+
+    def keep(self, chances: Sequence[Sequence[float]]) -> list[int]:
+        """Kept tokens of each request, most likely ones first, as many as give most output per second."""
+        requests, depth = len(chances), len(chances[0])
+        falling = [[min(row[: n + 1]) for n in range(depth)] for row in chances]
+        self._see([sum(row[n] for row in falling) / requests for n in range(depth)])
+        if not self.compact:
+            return [depth] * requests
+        found = sorted(((p, -n, -row) for row, ps in enumerate(falling) for n, p in enumerate(ps)), reverse=True)
+        gains = [p for p, _, _ in found]
+        best = self.best(
+            [(requests + sum(gains[:n])) / self.seconds(requests, n, depth) for n in range(len(found) + 1)]
+        )
+        taken = Counter(-row for _, _, row in found[:best])
+        return [taken[row] for row in range(requests)]
+
+    def _see(self, means: list[float]) -> None:
+        for n, mean in enumerate(means):
+            ratio = mean / (means[n - 1] if n else 1.0)
+            if n < len(self.ratios):
+                self.ratios[n] += FORGET * (ratio - self.ratios[n])
+            else:
+                self.ratios.append(ratio)
+
+    def seconds(self, requests: int, count: int, depth: int) -> float:
+        draft = max(0, depth - 1) * CURVE.draft_s(requests)
+        return float(CURVE.verify_s(torch.tensor(requests + count))) + draft + CURVE.fixed + CURVE.keep_up
+
+    def best(self, rates: list[float]) -> int:
+        best = max(range(len(rates)), key=lambda n: (rates[n], -n))
+        # the same choice twice is none: at depth 1 as at 0 nothing may be verified, and neither has a draft pass
+        others = [abs(rate / rates[best] - 1) for rate in rates if rate != rates[best]]
+        self.margin = min([self.margin, *others])
+        return best
 
 
 def chances(rule: vc.Rule, logits: torch.Tensor) -> list[float]:
@@ -92,27 +148,27 @@ def chances(rule: vc.Rule, logits: torch.Tensor) -> list[float]:
 
 
 def in_step(
-    target: Target, draft: Draft, rule: vc.Rule, prompts: list[list[int]]
-) -> tuple[list[vc.Counts], int, float]:
-    """All requests decoded together, step by step; also the steps, and how near the nearest decision was."""
+    target: Target, draft: Draft, rule: vc.Rule, prompts: list[list[int]], plan: Plan
+) -> tuple[list[vc.Counts], int]:
+    """All requests decoded together, step by step, and the number of target rows needed."""
     requests = [Request(prompt, [*prompt, target.run(prompt)[0][-1]]) for prompt in prompts]
-    margins: list[float] = []
-    steps = 0
+    rows = 0
     while running := [request for request in requests if not request.ended]:
-        steps += 1
+        depth = plan.depth(len(running))
         drafts = []
         for request in running:
             n = len(request.text) - 1
             features = draft.features([state[:n] for state in target.run(request.text)[1]])
-            drafts.append(draft.chain(request.text, features, D_MAX))
-        kept = budget([chances(rule, logits) for logits in drafts], margins)
+            drafts.append(draft.chain(request.text, features, depth) if depth else torch.zeros(0, 1))
+        kept = plan.keep([chances(rule, logits) for logits in drafts]) if depth else [0] * len(running)
+        rows += sum(kept) + len(kept)
         for request, logits, length in zip(running, drafts, kept, strict=True):
             drafted, n = logits.argmax(-1).tolist()[:length], len(request.text) - 1
             choices, _ = target.run([*request.text, *drafted])
             hits = next((i for i in range(length) if drafted[i] != choices[n + i]), length)
             request.text += [*drafted[:hits], choices[n + hits]]
             request.lengths.append(length)
-    return [request.counts() for request in requests], steps, min(margins)
+    return [request.counts() for request in requests], rows
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +180,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return SimpleNamespace(
         folder=folder,
         target=target,
-        draft=load_draft(pair_dir(), vc.DRAFTS["eagle3"], target),
+        drafts={base: load_draft(pair_dir(), vc.DRAFTS[base], target) for base in ("eagle3", "standalone")},
         prompts=prompts,
         plain=[tuple(target.greedy(prompt, vc.NEW_TOKENS)) for prompt in prompts],
         classifier=classifier,
@@ -148,37 +204,62 @@ def together(running: CpuServer, prompts: list[list[int]]) -> list[dict[str, Any
     return found
 
 
+def groups(prompts: list[list[int]]) -> list[list[list[int]]]:
+    return [prompts[:size] if size > 1 else [prompts[i]] for i, size in enumerate(GROUPS)]
+
+
+def served_as_simulated(running: CpuServer, setting: SimpleNamespace, base: str, *, compact: bool) -> Plan:
+    """Every group as simulated: texts, verify steps, how many drafts of each were verified, steps and their depths."""
+    plan = Plan(compact)
+    for group in groups(setting.prompts):
+        before, decided = state(running), len(plan.depths)
+        found = [vc.Counts.of_answer(answer) for answer in together(running, group)]
+        expected, rows = in_step(setting.target, setting.drafts[base], setting.rule, group, plan)
+        after = state(running)
+        assert [each.output_ids for each in found] == [setting.plain[setting.prompts.index(each)] for each in group]
+        assert found == expected
+        assert after["steps"] - before["steps"] == len(plan.depths) - decided
+        if not compact:
+            assert after["rows_computed"] - before["rows_computed"] == rows
+    assert plan.margin > UNDECIDED, "a decision is too near to call: choose other prompts"
+    return plan
+
+
 @pytest.fixture(scope="module")
 def planned(setting: SimpleNamespace) -> Iterator[SimpleNamespace]:
     curve = setting.folder / "given.json"
     CURVE.save(curve)
     with server(setting.folder, setting.classifier, curve, "given") as running:
-        yield SimpleNamespace(server=running, curve=curve)
+        yield SimpleNamespace(
+            server=running, curve=curve, plan=served_as_simulated(running, setting, "eagle3", compact=True)
+        )
 
 
-@pytest.mark.parametrize("concurrency", CONCURRENCIES)
-def test_each_step_is_spent_as_simulated(setting: SimpleNamespace, planned: SimpleNamespace, concurrency: int):
-    groups = [setting.prompts[i : i + concurrency] for i in range(0, 8, concurrency)]
-    found: list[vc.Counts] = []
-    expected: list[vc.Counts] = []
-    for group in groups if concurrency > 1 else groups[:4]:
-        before = state(planned.server)["steps"]
-        found += [vc.Counts.of_answer(answer) for answer in together(planned.server, group)]
-        counts, steps, margin = in_step(setting.target, setting.draft, setting.rule, group)
-        expected += counts
-        assert state(planned.server)["steps"] - before == steps
-        assert margin > UNDECIDED, "a decision is too near to call: choose other prompts"
-    assert [each.output_ids for each in found] == setting.plain[: len(found)]
-    assert found == expected
-    lengths = {length for each in found for length, _ in each.draft_lengths}
-    assert len(lengths) >= 3
-    assert concurrency == 1 or 0 in lengths
+def test_each_step_drafts_and_verifies_as_simulated(planned: SimpleNamespace):
+    """That it does is asserted where it is served; here, that there was something to decide."""
+    chosen = planned.plan.depths
+    assert chosen[0] == D_MAX
+    # drafting ends at eight requests, and has come back for the last one alone
+    assert {0, D_MAX} < set(chosen)
+    assert chosen[-1] > 0
+    assert state(planned.server)["depths"]["0"] == chosen.count(0)
+
+
+def test_where_the_window_is_computed_whole_it_is_as_wide_as_the_draft_is_deep(setting: SimpleNamespace):
+    curve = setting.folder / "uniform.json"
+    CURVE.save(curve)
+    options = {"base": "standalone"}
+    with server(
+        setting.folder, setting.classifier, curve, "uniform", "--speculative-c2t-ragged", "off", **options
+    ) as one:
+        plan = served_as_simulated(one, setting, "standalone", compact=False)
+    assert {0, D_MAX} < set(plan.depths)
 
 
 def test_a_given_curve_is_left_as_it_is(planned: SimpleNamespace):
     found = state(planned.server)
     assert found["beta"] == "auto"
-    assert found["planner"] == {"active": True, "curve": True}
+    assert found["planner"]["active"] and found["planner"]["curve"]
     assert CostCurve.load(planned.curve) == CURVE
 
 
@@ -216,11 +297,11 @@ def test_a_fixed_beta_ends_it_and_auto_returns_to_it(setting: SimpleNamespace, p
 def test_without_a_curve_one_is_measured_and_kept(setting: SimpleNamespace):
     curve = setting.folder / "measured.json"
     with server(setting.folder, setting.classifier, curve, "measured") as running:
-        assert state(running)["planner"] == {"active": True, "curve": False}
+        assert state(running)["planner"] == {"active": True, "curve": False, "depth": D_MAX}
         for _ in range(2):
             found = vc.answers(running, setting.prompts[:4], concurrency=1)
             assert [tuple(answer["output_ids"]) for answer in found] == setting.plain[:4]
-        assert state(running)["planner"] == {"active": True, "curve": True}
+        assert state(running)["planner"]["curve"]
         lengths = {length for answer in found for length, _ in vc.Counts.of_answer(answer).draft_lengths}
         log = running.log.read_text(errors="replace")
     assert CostCurve.load(curve).verify_s(torch.tensor([1, 5])).gt(0).all()

@@ -9,15 +9,18 @@ import torch
 
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.engines.sglang.control import apply
-from c2t_plugin.engines.sglang.planning import StepPlanner
+from c2t_plugin.engines.sglang.planning import FREE, StepPlanner, depths
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.planner import CostCurve, spend
+from c2t_plugin.planner import PROBE_EVERY, CostCurve, spend
 from c2t_plugin.policies.chain import ChainScorer
 from c2t_plugin.profiling import REPEATS, WARM_UP
 
 D_MAX = 3
+DEPTHS = depths(D_MAX)
 ROWS = 4
 CURVE = CostCurve(verify=((1, 1.0), (9, 1.0), (64, 30.0)), draft=((1, 0.05), (64, 0.1)))
+# A token more costs as much as a request.
+NO_DRAFTS = CostCurve(verify=((1, 1.0), (64, 64.0)), draft=((1, 0.5), (64, 0.5)))
 
 
 @pytest.fixture
@@ -33,10 +36,20 @@ def scorer() -> ChainScorer:
     return made
 
 
-def planner_of(scorer: ChainScorer, curve: CostCurve | None = CURVE, path: Path | None = None) -> StepPlanner:
-    planner = StepPlanner(curve, path, steps=D_MAX, most=D_MAX, device=scorer.beta.device)
+def planner_of(
+    scorer: ChainScorer, curve: CostCurve | None = CURVE, path: Path | None = None, *, switches: bool = True
+) -> StepPlanner:
+    planner = StepPlanner(
+        curve, path, steps=D_MAX, most=D_MAX, device=scorer.beta.device, depths=DEPTHS if switches else ()
+    )
     planner.compact = True
     return planner
+
+
+def observe(planner: StepPlanner, scorer: ChainScorer) -> None:
+    """As after a step that drafted so deep."""
+    scorer.drafted(planner.depth)
+    decide(planner, scorer)
 
 
 def decide(planner: StepPlanner, scorer: ChainScorer) -> list[int]:
@@ -44,7 +57,7 @@ def decide(planner: StepPlanner, scorer: ChainScorer) -> list[int]:
 
 
 def test_it_spends_what_the_curve_says(scorer: ChainScorer):
-    expected = spend(scorer.confidence(ROWS), CURVE, D_MAX - 1).kept.tolist()
+    expected = spend(scorer.confidence(ROWS), CURVE, D_MAX - FREE).kept.tolist()
     assert 0 < sum(expected) < ROWS * D_MAX
     assert decide(planner_of(scorer), scorer) == expected
 
@@ -56,15 +69,21 @@ def test_sizes_of_captured_passes_count(scorer: ChainScorer):
     assert decide(planner, scorer) == [D_MAX] * ROWS
 
 
-@pytest.mark.parametrize("why", ["inactive", "the window is computed anyway"])
-def test_otherwise_the_threshold_decides(scorer: ChainScorer, why: str):
-    planner = planner_of(scorer)
-    if why == "inactive":
-        planner.active = False
-    else:
-        planner.compact = False
+def test_a_fixed_beta_is_the_papers(scorer: ChainScorer):
+    """The whole depth is drafted, and the threshold decides."""
+    planner = planner_of(scorer, NO_DRAFTS)
+    observe(planner, scorer)
+    assert planner.begin(ROWS) == 0
+    planner.active = False
+    assert planner.begin(ROWS) == D_MAX
     assert decide(planner, scorer) == [D_MAX] * ROWS
-    assert planner.state()["active"] is False
+
+
+def test_where_the_window_is_computed_anyway_every_drafted_token_is_verified(scorer: ChainScorer):
+    planner = planner_of(scorer, NO_DRAFTS)
+    planner.compact = False
+    assert decide(planner, scorer) == [D_MAX] * ROWS
+    assert planner.begin(ROWS) == 0
 
 
 def test_a_requests_own_beta_and_depth_hold(scorer: ChainScorer):
@@ -74,23 +93,77 @@ def test_a_requests_own_beta_and_depth_hold(scorer: ChainScorer):
     assert found[3] <= 1
 
 
-def test_every_length_is_tried_while_it_measures_and_own_rules_hold(scorer: ChainScorer, tmp_path: Path):
+def test_every_depth_is_tried_while_it_measures(scorer: ChainScorer, tmp_path: Path):
     path = tmp_path / "curve.json"
     planner = planner_of(scorer, None, path)
-    scorer.set_requests(torch.arange(ROWS), [0.0, None, None, None], [None] * ROWS)
     seen = []
-    steps = WARM_UP + REPEATS * (D_MAX + 1)
-    for _ in range(steps):
-        planner.begin(ROWS)
+    for _ in range(WARM_UP + REPEATS * len(DEPTHS)):
+        # that one is not measured, and does not count
+        assert planner.begin(ROWS, whole=True) == D_MAX
+        depth = planner.begin(ROWS)
         for part in ("draft", "verify", "up"):
             with planner.timed(part, lambda: 5 + len(seen) % 4):
                 pass
-        seen.append(decide(planner, scorer))
-    assert {tuple(kept) for kept in seen} == {(D_MAX, length, length, length) for length in range(D_MAX + 1)}
+        seen.append(depth)
+        scorer.drafted(depth)
+        assert decide(planner, scorer) == [depth] * ROWS
+    assert seen == (list(DEPTHS) * len(seen))[: len(seen)]
     assert not path.exists()
     planner.begin(ROWS)
     assert CostCurve.load(path) == planner.curve
-    assert planner.state() == {"active": True, "curve": True}
+    assert planner.state()["curve"]
+
+
+def test_drafting_ends_where_it_loses_and_returns_where_it_wins(scorer: ChainScorer):
+    planner = planner_of(scorer)
+    observe(planner, scorer)
+    assert planner.begin(ROWS) > 0
+    planner.curve = NO_DRAFTS
+    found = []
+    for _ in range(2 * PROBE_EVERY):
+        found.append(planner.begin(ROWS))
+        if found[-1]:
+            observe(planner, scorer)
+    # but for the probes, of the next depth only
+    assert found.count(0) == 2 * PROBE_EVERY - 2
+    assert set(found) == {0, DEPTHS[1]}
+    assert planner.state()["depth"] == found[-1]
+    planner.curve = CURVE
+    assert planner.begin(ROWS) > 0
+
+
+def test_without_depths_to_switch_between_every_draft_is_whole(scorer: ChainScorer):
+    planner = planner_of(scorer, switches=False)
+    assert planner.begin(ROWS) == D_MAX
+    assert decide(planner, scorer) == spend(scorer.confidence(ROWS), CURVE, D_MAX - FREE).kept.tolist()
+    planner.curve = NO_DRAFTS
+    assert planner.begin(ROWS) == D_MAX
+    assert decide(planner, scorer) == [0] * ROWS
+    measuring = planner_of(scorer, None, switches=False)
+    scorer.set_requests(torch.arange(ROWS), [0.0, None, None, None], [None] * ROWS)
+    assert [measuring.begin(ROWS) for _ in range(2)] == [D_MAX] * 2
+    # the second step of the profile cuts all chains at 1
+    assert decide(measuring, scorer) == [D_MAX, 1, 1, 1]
+    planner.compact = False
+    assert decide(planner, scorer) == [D_MAX] * ROWS
+    assert planner.state()["active"] is False
+
+
+def test_it_switches_between_few_depths():
+    assert [depths(d_max) for d_max in (1, 2, 3, 4, 6, 8)] == [
+        (0, 1),
+        (0, 1, 2),
+        (0, 1, 2, 3),
+        (0, 1, 2, 4),
+        (0, 1, 2, 4, 6),
+        (0, 1, 2, 4, 8),
+    ]
+
+
+def test_a_request_that_needs_all_its_drafts_gets_them(scorer: ChainScorer):
+    planner = planner_of(scorer, NO_DRAFTS)
+    observe(planner, scorer)
+    assert [planner.begin(ROWS, whole=whole) for whole in (False, True, False)] == [0, D_MAX, 0]
 
 
 def test_a_curve_that_cannot_be_kept_stops_nothing(

@@ -39,17 +39,28 @@ group = parallel_state.init_model_parallel_group(
 worker.get_tp_group = lambda: group
 kept = torch.tensor(job["kept"], dtype=torch.int32)
 agreed = worker._DraftMixin._agree(SimpleNamespace(), kept)
-Path(job["out"]).write_text(json.dumps({"agreed": agreed.tolist(), "leads": group.rank_in_group == 0}))
+planner = SimpleNamespace(begin=lambda requests, whole: job["depth"])
+drafting = SimpleNamespace(planner=planner, recorder=None, device="cpu")
+drafting._agree = lambda tensor: worker._DraftMixin._agree(drafting, tensor)
+depth = worker._DraftMixin.plan(drafting, [])
+assert planner.depth == depth
+Path(job["out"]).write_text(json.dumps({"agreed": agreed.tolist(), "depth": depth, "leads": group.rank_in_group == 0}))
 torch.distributed.destroy_process_group()
 """
 
 
-def test_all_ranks_take_the_first_ones_cut(tmp_path: Path):
+def test_all_ranks_take_the_first_ones_cut_and_depth(tmp_path: Path):
     program = tmp_path / "rank.py"
     program.write_text(PROGRAM)
     ranks = []
     for rank, kept in enumerate(MINE):
-        job = {"rank": rank, "kept": kept, "store": str(tmp_path / "store"), "out": str(tmp_path / f"{rank}.json")}
+        job = {
+            "rank": rank,
+            "kept": kept,
+            "depth": (2, 4)[rank],
+            "store": str(tmp_path / "store"),
+            "out": str(tmp_path / f"{rank}.json"),
+        }
         command = [sys.executable, program, json.dumps(job)]
         with (tmp_path / f"{rank}.log").open("wb") as log:
             ranks.append(subprocess.Popen(command, env=cpu_engine_env(os.environ), stdout=log, stderr=log))
@@ -57,4 +68,5 @@ def test_all_ranks_take_the_first_ones_cut(tmp_path: Path):
     assert codes == [0, 0], "".join((tmp_path / f"{rank}.log").read_text()[-3000:] for rank in range(2))
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert [each["agreed"] for each in found] == [MINE[0], MINE[0]]
+    assert [each["depth"] for each in found] == [2, 2]
     assert [each["leads"] for each in found] == [True, False]

@@ -69,17 +69,17 @@ def test_rows_of_ended_and_retracted_requests_mean_nothing(worker: SimpleNamespa
     ]
     reqs[2].is_retracted = True
     lens = {"cap_lens": torch.tensor([3, 3, 2, 1]), "accept_lens": torch.tensor([2, 1, 1, 1])}
-    process(worker, reqs, set(), c2t_rows=9, c2t_drafted=drafted(4), **lens)
+    process(worker, reqs, set(), c2t_rows=9, c2t_depth=2, c2t_drafted=drafted(4), **lens)
     assert worker.counts.verified == [1, 0, 1]
     assert worker.counts.accepted == [1, 1, 0]
-    assert worker.counts.rows_computed == 9
+    assert (worker.counts.rows_computed, worker.counts.depths, worker.counts.clipped) == (9, {2: 1}, 2)
     # the root is the newest token before the step
     assert worker.recorder.added == [("a", 0, [0, 1])]
 
 
 def test_a_request_that_ends_is_handed_over_with_all_its_text(worker: SimpleNamespace):
     lens = {"cap_lens": torch.tensor([3]), "accept_lens": torch.tensor([2])}
-    process(worker, [Request("a", [5])], {"a"}, c2t_rows=3, c2t_drafted=drafted(1), **lens)
+    process(worker, [Request("a", [5])], {"a"}, c2t_rows=3, c2t_depth=2, c2t_drafted=drafted(1), **lens)
     assert worker.recorder.finished == [("a", [5, 9, 9])]
 
 
@@ -94,5 +94,5 @@ def test_without_a_recorder_nothing_is_kept(worker: SimpleNamespace):
     worker.recorder = None
     process(worker, [Request("a", [5])], {"a"})
     lens = {"cap_lens": torch.tensor([3]), "accept_lens": torch.tensor([2])}
-    process(worker, [Request("b", [5])], {"b"}, c2t_rows=3, c2t_drafted=None, **lens)
+    process(worker, [Request("b", [5])], {"b"}, c2t_rows=3, c2t_depth=2, c2t_drafted=None, **lens)
     assert worker.counts.steps == 1

@@ -67,7 +67,8 @@ class _TreeDraftMixin(_DraftMixin):
         slots = forward_batch.out_cache_loc.view(-1, self.topk, self.speculative_num_steps)
         buffers = kv_buffers(self.draft_runner.token_to_kv_pool)
         hidden = forward_batch.spec_info.hidden_states
-        layer = self.scorer.begin(forward_batch.req_pool_indices)
+        with self.counts.classifying():
+            layer = self.scorer.begin(forward_batch.req_pool_indices)
         for step in range(self.speculative_num_steps - 1):
             if self._may_end_early and len(slots) <= EARLY_END_BATCH and not self.scorer.alive:
                 break
@@ -83,7 +84,8 @@ class _TreeDraftMixin(_DraftMixin):
             if self.draft_runner.model_config.model_is_mrope:
                 forward_batch.mrope_positions.add_(1)
             hidden = output.hidden_states
-            layer = self.scorer.step(output.next_token_logits)
+            with self.counts.classifying():
+                layer = self.scorer.step(output.next_token_logits)
         # What nodes go by takes the place of draft probabilities, which only rejection sampling has.
         return self.scorer.end()
 
