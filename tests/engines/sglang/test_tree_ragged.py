@@ -96,6 +96,9 @@ def test_the_target_computes_the_nodes_of_each_tree_only(served: SimpleNamespace
     assert computed < uniform * (1.0 if concurrency == 1 else 0.8), "a window of one request is nearly its tree"
     if concurrency > 1:
         assert max(len(set(forward["lengths"])) for forward in packed) > 3, "trees of one size say nothing"
+        # powers of 2, from 2 on
+        buckets = [{max(1, (length - 1).bit_length()) for length in forward["lengths"]} for forward in packed]
+        assert max(map(len, buckets)) > 2, "no batch has trees of different buckets"
 
 
 def test_the_log_says_which_one_runs(served: SimpleNamespace, setting: SimpleNamespace):
