@@ -1,13 +1,15 @@
-"""Stock servers as the benchmarks start them, on a GPU or on the CPU engine; one line says why one does not start."""
+"""Stock servers as the benchmarks start them, on a GPU or a CPU; one line says why one does not start."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from c2t_plugin.engines.server_process import ServerError
+from benchmarks import vllm_server
+from c2t_plugin.engines.server_process import HOST, ServerError, ServerProcess
 from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer
 from c2t_plugin.errors import C2TError
 
@@ -19,7 +21,15 @@ COMPLAINT = re.compile(
 )
 
 
-class Server(CpuServer):
+class _OneLine(ServerProcess):
+    def __enter__(self) -> Self:
+        try:
+            return super().__enter__()
+        except ServerError as error:
+            raise C2TError(f"the server did not start: {complaint(self.log)}") from error
+
+
+class Server(_OneLine, CpuServer):
     """As CpuServer; without `cpu` on whatever device SGLang finds, with none of the flags for small models."""
 
     def __init__(self, model: Path, flags: Sequence[str], log: Path, cpu: bool, start_timeout: float) -> None:
@@ -31,11 +41,22 @@ class Server(CpuServer):
     def environment(self) -> Mapping[str, str]:
         return super().environment() if self._cpu else self.env
 
-    def __enter__(self) -> Self:
-        try:
-            return super().__enter__()
-        except ServerError as error:
-            raise C2TError(f"the server did not start: {complaint(self.log)}") from error
+
+class VllmServer(_OneLine):
+    """vLLM's OpenAI server; without `cpu` with none of the flags for small models."""
+
+    def __init__(self, model: Path, flags: Sequence[str], log: Path, cpu: bool, start_timeout: float) -> None:
+        super().__init__(log=log, start_timeout=start_timeout)
+        self._model, self._flags, self._cpu = model, flags, cpu
+
+    def command(self, port: int) -> list[str]:
+        if self._cpu:
+            return vllm_server.command(self._model, port, *self._flags)
+        start = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self._model)]
+        return [*start, "--host", HOST, "--port", str(port), *self._flags]
+
+    def environment(self) -> Mapping[str, str]:
+        return vllm_server.environment()
 
 
 def complaint(log: Path) -> str:

@@ -28,11 +28,10 @@ from benchmarks.datasets import Hub, source_of
 from benchmarks.measuring import Condition, Outcome, measure, metrics_of, one_line
 from benchmarks.record import BenchRow, append_rows
 from benchmarks.scenarios import SCENARIOS, Scenario, prompts_of
-from benchmarks.server import Server, complaint
+from benchmarks.server import Server, VllmServer
 from benchmarks.serving import Client
 from benchmarks.tables import listing
 from benchmarks.vllm_client import VllmClient
-from benchmarks.vllm_server import serving
 from c2t_plugin.errors import C2TError
 from c2t_plugin.pair import pair_dir
 from c2t_plugin.provenance import RunRecord
@@ -101,25 +100,9 @@ class Bench:
         d_max = scenario.d_max or int(str(self.values["d_max"]))
         flags = [*self.server_args, *arm.command({**self.values, "d_max": d_max, "width": d_max + 1})]
         log = self.out / f"{scenario.name}-{arm.name}.log".replace(" ", "-")
-        if self.engine == "vllm":
-            with _vllm_server(self.target, log, flags) as url:
-                yield url
-            return
-        with Server(self.target, flags, log, self.cpu, self.start_timeout) as server:
+        kind = VllmServer if self.engine == "vllm" else Server
+        with kind(self.target, flags, log, self.cpu, self.start_timeout) as server:
             yield server.base_url
-
-
-@contextmanager
-def _vllm_server(target: Path, log: Path, flags: Sequence[str]) -> Iterator[str]:
-    started = False
-    try:
-        with serving(target, log, flags) as url:
-            started = True
-            yield url
-    except C2TError as error:
-        if started:
-            raise
-        raise C2TError(f"the server did not start: {complaint(log)}") from error
 
 
 def rows_of(
@@ -212,8 +195,6 @@ def _contest(options: argparse.Namespace) -> tuple[Scenario, list[Arm]]:
     )
     if options.url:
         return scenario, [Arm((options.arms or ["the server as it runs"])[0], ())]
-    if options.engine == "vllm" and not options.cpu:
-        raise C2TError("vLLM is started on a CPU only, with --cpu; on another device start it and name it with --url")
     return scenario, chosen(options.engine, tuple(options.arms) if options.arms else scenario.arms)
 
 

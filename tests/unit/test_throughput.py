@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -17,7 +16,7 @@ from benchmarks.arms import SGLANG, VLLM
 from benchmarks.measuring import Outcome, measure, metrics_of, ratio
 from benchmarks.record import BenchRow, read_rows
 from benchmarks.scenarios import CONCURRENCIES, SCENARIOS, Scenario, prompts_of
-from benchmarks.server import Server, complaint
+from benchmarks.server import Server, VllmServer, complaint
 from benchmarks.serving import Completion, Pass
 from c2t_plugin.errors import C2TError
 from c2t_plugin.pair import pair_dir
@@ -101,16 +100,9 @@ def test_every_arm_runs_on_a_server_of_its_own(fakes: type[FakeServer], tmp_path
     assert {row.kind for row in rows} == {"functional"}
 
 
-@contextmanager
-def fake_serving(target: Path, log: Path, flags: Sequence[str]) -> Iterator[str]:
-    log.write_text("ValueError: vLLM says no\n", encoding="utf-8")
-    with FakeServer(target, flags, log, True, 0.0) as server:
-        yield server.base_url
-
-
 @pytest.fixture
 def vllm_fakes(fakes: type[FakeServer], monkeypatch: pytest.MonkeyPatch) -> type[FakeServer]:
-    monkeypatch.setattr(throughput, "serving", fake_serving)
+    monkeypatch.setattr(throughput, "VllmServer", FakeServer)
     monkeypatch.setattr(throughput, "VllmClient", FakeClient)
     return fakes
 
@@ -124,16 +116,6 @@ def test_vllm_runs_the_arms_that_it_has_and_names_those_that_it_has_not(vllm_fak
         arm.name: f"not supported: {arm.absent}" for arm in VLLM if arm.absent
     }
     assert {row.setting["engine"] for row in rows} == {"vllm"}
-
-
-def test_what_vllm_refuses_at_start_is_the_line_of_its_log(
-    vllm_fakes: type[FakeServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(vllm_fakes, "broken", "--speculative-config.enable_adaptive_verification")
-    _, rows = run(tmp_path, "--engine", "vllm", "--arms", "plain", "vLLM adaptive")
-    assert {row.arm: row.error for row in rows if row.error} == {
-        "vLLM adaptive": "the server did not start: ValueError: vLLM says no"
-    }
 
 
 def test_an_arm_that_does_not_start_is_a_row_and_the_others_go_on(
@@ -192,11 +174,6 @@ def test_a_wrong_command_is_one_line(
     error = capsys.readouterr().err
     assert (status, rows) == (2, [])
     assert complaint in error and error.count("\n") == 1
-
-
-def test_vllm_is_started_on_a_cpu_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert throughput.main(["--scenario", "pair-held-out", "--engine", "vllm", "--out", str(tmp_path)]) == 2
-    assert "name it with --url" in capsys.readouterr().err
 
 
 def passes(*seconds: float) -> Outcome:
@@ -282,3 +259,9 @@ def test_a_server_that_does_not_come_up_is_an_error_and_leaves_nothing(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(C2TError, match=expected), Server(Path("m"), [], tmp_path / "log", False, timeout):
         pass
+
+
+def test_vllms_flags_for_small_models_are_for_a_cpu_alone(tmp_path: Path):
+    commands = [VllmServer(Path("m"), ["--x"], tmp_path / "log", cpu, 1.0).command(7) for cpu in (True, False)]
+    assert ["--enforce-eager" in command for command in commands] == [True, False]
+    assert all(command[-1] == "--x" and command[command.index("--port") + 1] == "7" for command in commands)
