@@ -17,7 +17,7 @@ from c2t_plugin.lab.training import FINE_TUNING_RATE, FINE_TUNING_SHARE, FIT_REC
 from c2t_plugin.traces import Traces
 
 DRAFTS = (("draft", "eagle3"), ("eagle3", "draft"))
-# The foreign target's own classifier is fitted on so many prompts, all that its page fits on.
+# The small target's own classifier is fitted on so many prompts, as in docs/pair.md: half of those recorded.
 SMALL_PROMPTS = 127
 OWN, FOREIGN, TUNED = "own", "foreign", "foreign, fine-tuned"
 
