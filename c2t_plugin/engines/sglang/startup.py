@@ -46,7 +46,8 @@ def prepare(
     """For one rank; `leads`: it reports and records. most: how many draft tokens of a request can be verified."""
     config = args.config_of(server_args)
     draft = server_args.speculative_draft_model_path
-    path, origin = find_classifier(config, classifier_kind(base, draft, server_args.model_path), draft)
+    kind = classifier_kind(base, draft, server_args.model_path)
+    path, origin = find_classifier(config, kind, draft)
     classifier = load_fitting_classifier(path, config)
     spec = classifier.spec
     beta = spec.suggested_beta if config.beta is None and config.policy in THRESHOLDS else config.beta
@@ -59,7 +60,7 @@ def prepare(
             config.trace_dir,
             config.trace_share,
             command="sglang.launch_server",
-            base=base.lower(),
+            base=kind,
             target=server_args.model_path,
             draft=draft or server_args.model_path,
             top_m=spec.top_m,
