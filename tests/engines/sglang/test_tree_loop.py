@@ -13,6 +13,7 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 pytestmark = pytest.mark.sglang
 
 from c2t_plugin.engines.sglang.cpu_engine import SITE  # noqa: E402
+from c2t_plugin.engines.sglang.metrics import Counts  # noqa: E402
 from tests.engines.sglang import test_tree_policies as policies  # noqa: E402
 
 TOPK, DEPTH = 4, 4
@@ -64,6 +65,7 @@ def draft(worker: Any, name: str, beta: float, **changes: Any) -> tuple[list[set
     pool = object.__new__(worker.MHATokenToKVPool)
     pool.k_buffer, pool.v_buffer = [torch.zeros(SLOTS, 1)], [torch.zeros(SLOTS, 1)]
     made.scorer = policies.grower(name, TOPK, DEPTH, TOPK * DEPTH, beta)
+    made.counts = Counts(TOPK * DEPTH)
     made.draft_runner = MadeUpModel(pool)
     made.topk, made.speculative_num_steps = TOPK, DEPTH
     made.draft_attn_backend = SimpleNamespace(attn_backends=[object()] * (DEPTH - 1))
