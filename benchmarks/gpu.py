@@ -6,6 +6,8 @@
                                                               what has to hold in SGLang before its speed means anything
     python -m benchmarks.gpu --out OUT --parts serving --no-tests
                                                               SGLang end to end with a target of realistic cost
+    python -m benchmarks.gpu --out OUT --parts vllm --no-tests
+                                                              vLLM's arms, or what they would need
     python -m benchmarks.gpu --sglang DIR ...                 within the environment of a carried SGLang
     python -m benchmarks.gpu --out OUT --dry-run              tiny shapes on the CPU, no times: the script works
 
@@ -37,7 +39,7 @@ from c2t_plugin.provenance import RunRecord
 
 ROWS = "gpu.jsonl"
 # Parts that start servers, by the script that does, which has rows of its own.
-SERVERS = {"serving": "benchmarks.gpu_serving", "ladder": "benchmarks.gpu_ladder"}
+SERVERS = {"serving": "benchmarks.gpu_serving", "ladder": "benchmarks.gpu_ladder", "vllm": "benchmarks.gpu_vllm"}
 # Nine minutes less what starting processes takes
 TOTAL_S = 520.0
 TESTS_S = 200.0

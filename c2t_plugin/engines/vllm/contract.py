@@ -6,7 +6,7 @@ from c2t_plugin.engines.contract import EngineSymbol, check_contract
 from c2t_plugin.errors import ContractError
 
 SUPPORTED = "vLLM 0.32"
-_RELEASE = "0.32."
+RELEASE = "0.32."
 
 _ARGUMENTS = "engine/arg_utils.py"
 _PROPOSER = "v1/spec_decode/llm_base_proposer.py"
@@ -157,7 +157,7 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
 
 def check(version: str) -> None:
     """Raise ContractError unless this release of vLLM is one the adapter knows and has every symbol as it needs it."""
-    if not version.startswith(_RELEASE):
+    if not version.startswith(RELEASE):
         raise ContractError(
             f"vLLM {version} is installed, C2T supports {SUPPORTED}: install that, or a C2T that knows yours"
         )
