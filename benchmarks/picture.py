@@ -13,6 +13,7 @@ from benchmarks.tables import AUTO, latest_blocks, load_of
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 # Enough to see who wins where; the tables have every arm.
@@ -65,8 +66,7 @@ def draw_throughput(rows: Sequence[BenchRow], path: Path) -> None:
             style = {"linewidth": 2.5, "color": "black"} if arm == AUTO else {}
             axes.plot(*zip(*points, strict=True), "o-", markersize=3, label=arm, **style)
         axes.set_title(title_of(found[0].setting), fontsize=8)
-        axes.set_xscale("log", base=2)
-        axes.set_xlabel("requests in flight")
+        _by_load(axes, found)
         axes.set_ylabel("simulated output tokens/s over plain")
         axes.grid(alpha=0.3)
     for axes in panels.flat[len(blocks) :]:
@@ -85,13 +85,19 @@ def draw_planner(rows: Sequence[BenchRow], path: Path) -> None:
             loads, [row.metrics["gamma_per_step"] or 0.0 for row in planned], "o-", label=title_of(found[0].setting)
         )
         axes.plot(loads, [row.metrics["tau"] or 0.0 for row in planned], "x--", color=line.get_color())
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel("requests in flight")
+    _by_load(axes, [row for found in _simulated(rows) for row in found])
     axes.set_ylabel("draft tokens per request and step:\nverified (line), accepted (dashes)")
     axes.set_title("the planner's choice by load, simulated")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7)
     _save(figure, path)
+
+
+def _by_load(axes: Axes, rows: Sequence[BenchRow]) -> None:
+    loads = sorted({load_of(row) for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(loads, labels=list(map(str, loads)))
+    axes.set_xlabel("requests in flight")
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -17,8 +17,10 @@ LINE_WIDTH = 300
 # How engines end a log that says why they do not start: a raised error, argparse's complaint, C2T's own or pydantic's
 # line, which shows the whole input behind. vLLM writes the name of the process in front.
 COMPLAINT = re.compile(
-    r"^(?:\(\w+ pid=\d+\) )?((?:[\w.]*(?:Error|Exception)\b|[\w.]+: error|C2T): ?.*|Value error, .*?(?= \[type=|$))"
+    r"^(?:\(\w+ pid=\d+\) )?(?:(?P<bare>[\w.]*(?:Error|Exception)):?$"
+    r"|(?P<said>(?:[\w.]*(?:Error|Exception)|[\w.]+: error|C2T): ?.+|Value error, .*?(?= \[type=|$)))"
 )
+FRAME = re.compile(r'File ".*", line \d+, in (\w+)$')
 
 
 class _OneLine(ServerProcess):
@@ -60,7 +62,13 @@ class VllmServer(_OneLine):
 
 
 def complaint(log: Path) -> str:
-    """The line of a server's log that says why it ended: its last error, else its last line."""
+    """The line of a server's log that says why it ended: its last error, with the function that raised it where the
+    error has no message; else its last line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    errors = [found.group(1) for line in lines if (found := COMPLAINT.match(line))]
-    return (errors or lines or ["its log is empty"])[-1][:LINE_WIDTH]
+    found, where = (lines or ["its log is empty"])[-1], ""
+    for line in lines:
+        if frame := FRAME.search(line):
+            where = f" in {frame.group(1)}"
+        elif error := COMPLAINT.match(line):
+            found = error["said"] or error["bare"] + where
+    return found[:LINE_WIDTH]

@@ -236,6 +236,11 @@ def test_a_target_without_a_tokenizer_is_one_line(tmp_path: Path):
             "usage: launch_server\nlaunch_server.py: error: unrecognized arguments: --x\n",
             "launch_server.py: error: unrecognized arguments: --x",
         ),
+        (
+            'Traceback (most recent call last):\n  File "a.py", line 2, in outer\n    inner()\n'
+            '  File "b.py", line 7, in inner\n    raise NotImplementedError()\nNotImplementedError\n\nkilling all\n',
+            "NotImplementedError in inner",
+        ),
         ("killed\n\n", "killed"),
         ("", "its log is empty"),
     ],
