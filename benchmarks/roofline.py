@@ -159,22 +159,22 @@ class Machine:
         draft: None for a server without speculation. scored: C2T's statistics of every draft pass are in its cost.
         width: tokens of a request that a draft pass reads: 1 for chains, K for trees.
 
-        The pass with which the draft reads what was accepted gives its first token too: with d draft tokens there are
-        d passes in all. `keep_up` is therefore only what that pass costs beyond an ordinary one.
+        `keep_up` is the pass with which the draft reads what was accepted. It gives the first draft token too, so d of
+        them take d passes in all, and none take one.
         """
         verify = tuple((count, self.pass_s(target, count)) for count in COUNTS)
         fixed = self.assumed.host + self.cache_s(target, requests)
         if draft is None:
             return CostCurve(verify, draft=((1, 1e-9), (2, 1e-9)), fixed=fixed)
-        steps = tuple((count, self._draft_s(draft, count, scored, width)) for count in COUNTS)
-        several = 3 * requests  # tokens that it reads then, about
-        keep_up = max(0.0, self.pass_s(draft, several) - self.pass_s(draft, requests))
-        return CostCurve(verify, steps, fixed, keep_up)
+        steps = tuple((count, self._draft_s(draft, count, scored, width, width)) for count in COUNTS)
+        several = 3  # tokens of a request that it reads then, about
+        return CostCurve(verify, steps, fixed, keep_up=self._draft_s(draft, requests, scored, several, 1))
 
-    def _draft_s(self, draft: Model, requests: int, scored: bool, width: int) -> float:
-        seconds = self.pass_s(draft, requests * width) + self.cache_s(draft, requests) + self.assumed.launch
+    def _draft_s(self, draft: Model, requests: int, scored: bool, read: int, predicted: int) -> float:
+        """read, predicted: tokens of each request."""
+        seconds = self.pass_s(draft, requests * read) + self.cache_s(draft, requests) + self.assumed.launch
         if scored:
-            logits = requests * width * draft.vocab * BYTES / (self.gpu.bandwidth * self.assumed.bandwidth_share)
+            logits = requests * predicted * draft.vocab * BYTES / (self.gpu.bandwidth * self.assumed.bandwidth_share)
             seconds += self.assumed.score + logits
         return seconds
 

@@ -23,6 +23,13 @@ FORMAT = "c2t-cost-curve"
 PROBE_EVERY = 64
 # Weight of the newest step in the running means of acceptance by depth.
 FORGET = 0.1
+# First draft tokens of a step that cost no draft pass in an engine: the pass that lets the draft keep up predicts one.
+FREE = 1
+
+
+def switched_depths(d_max: int) -> tuple[int, ...]:
+    """0 to d_max, rising: each has CUDA graphs of its own in an engine, so few of those between."""
+    return tuple(sorted({0, d_max, *(2**i for i in range(d_max.bit_length()) if 2**i < d_max)}))
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from c2t_kernels import early_stop
-from c2t_plugin.planner import CostCurve, Planner
+from c2t_plugin.planner import FREE, CostCurve, Planner, switched_depths
 from c2t_plugin.traces import Traces
 
 
 @dataclass(frozen=True)
 class Arm:
-    """How a server chooses. depth: requests -> draft passes. keep: (requests, drafted) acceptance probabilities ->
-    (requests,) int64 draft tokens to verify."""
+    """How a server chooses. depth: requests -> draft tokens of a chain. keep: (requests, drafted) acceptance
+    probabilities -> (requests,) int64 draft tokens to verify."""
 
     name: str
     depth: Callable[[int], int]
@@ -44,8 +44,8 @@ def fixed_beta(beta: float, d_max: int) -> Arm:
 
 
 def planned(curve: CostCurve, d_max: int, **tuning: Any) -> Arm:
-    """The planner, which knows the cost curve. tuning: probe_every and forget, where not the planner's own."""
-    planner = Planner(curve, d_max, **tuning)
+    """The planner as SGLang runs it, which knows the cost curve. tuning: probe_every and forget, where not its own."""
+    planner = Planner(curve, d_max, depths=switched_depths(d_max), free=FREE, **tuning)
     return Arm("planned", planner.depth, planner.keep)
 
 
@@ -69,7 +69,7 @@ class Served:
 
 def serve(traces: Traces, acceptance: Tensor, curve: CostCurve, arm: Arm, slots: int) -> Served:
     """All recorded prompts, each token of them a state, through `slots` places; a new prompt takes each place that
-    falls free.
+    falls free. In each step the draft keeps up, which gives its first token.
 
     acceptance: (states, recorded depth) the probabilities that the arm sees, of the recorded chains' tokens.
     """
@@ -84,7 +84,8 @@ def serve(traces: Traces, acceptance: Tensor, curve: CostCurve, arm: Arm, slots:
         kept = arm.keep(acceptance[at, :drafted])
         accepted = torch.minimum(hits[at], kept)
         total = torch.tensor(requests + int(kept.sum()))
-        seconds += float(curve.verify_s(total)) + drafted * curve.draft_s(requests) + curve.fixed + curve.keep_up
+        drafting = max(0, drafted - FREE) * curve.draft_s(requests) + curve.keep_up
+        seconds += float(curve.verify_s(total)) + drafting + curve.fixed
         tokens += int(torch.minimum(accepted + 1, until - at).sum())
         steps, turns = steps + 1, turns + requests
         verified, accepted_in_all = verified + int(kept.sum()), accepted_in_all + int(accepted.sum())

@@ -11,18 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from c2t_plugin.planner import CostCurve, Planner, spend
+from c2t_plugin.planner import FREE, CostCurve, Planner, spend
 from c2t_plugin.profiling import CostProfile
 
 logger = logging.getLogger(__name__)
-
-# SGLang's draft extend, which lets the draft keep up, predicts the first draft token of the next step.
-FREE = 1
-
-
-def depths(d_max: int) -> tuple[int, ...]:
-    """Rising, from 0 to d_max: each has CUDA graphs of its own, so few of those between."""
-    return tuple(sorted({0, d_max, *(2**i for i in range(d_max.bit_length()) if 2**i < d_max)}))
 
 
 class StepPlanner:

@@ -15,9 +15,9 @@ from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.sglang import args
 from c2t_plugin.engines.sglang.checkpoints import classifier_kind
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter
-from c2t_plugin.engines.sglang.planning import StepPlanner, depths
+from c2t_plugin.engines.sglang.planning import StepPlanner
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.planner import CostCurve
+from c2t_plugin.planner import CostCurve, switched_depths
 from c2t_plugin.policies.chain import ChainScorer
 from c2t_plugin.recording import TraceRecorder
 
@@ -94,7 +94,7 @@ def _planner(config: C2TConfig, scorer: ChainScorer, spec: ClassifierSpec, most:
         )
     path = None if config.cost_curve is None else Path(config.cost_curve)
     # a tree's loop is captured as a whole
-    switched = depths(scorer.d_max) if config.mode == "chain" else ()
+    switched = switched_depths(scorer.d_max) if config.mode == "chain" else ()
     shape: dict[str, Any] = {"steps": scorer.d_max, "most": most, "device": scorer.beta.device}
     return StepPlanner(load_curve(config), path, **shape, depths=switched)
 

@@ -9,14 +9,14 @@ import torch
 
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.engines.sglang.control import apply
-from c2t_plugin.engines.sglang.planning import FREE, StepPlanner, depths
+from c2t_plugin.engines.sglang.planning import StepPlanner
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.planner import PROBE_EVERY, CostCurve, spend
+from c2t_plugin.planner import FREE, PROBE_EVERY, CostCurve, spend, switched_depths
 from c2t_plugin.policies.chain import ChainScorer
 from c2t_plugin.profiling import REPEATS, WARM_UP
 
 D_MAX = 3
-DEPTHS = depths(D_MAX)
+DEPTHS = switched_depths(D_MAX)
 ROWS = 4
 CURVE = CostCurve(verify=((1, 1.0), (9, 1.0), (64, 30.0)), draft=((1, 0.05), (64, 0.1)))
 # A token more costs as much as a request.
@@ -150,7 +150,7 @@ def test_without_depths_to_switch_between_every_draft_is_whole(scorer: ChainScor
 
 
 def test_it_switches_between_few_depths():
-    assert [depths(d_max) for d_max in (1, 2, 3, 4, 6, 8)] == [
+    assert [switched_depths(d_max) for d_max in (1, 2, 3, 4, 6, 8)] == [
         (0, 1),
         (0, 1, 2),
         (0, 1, 2, 3),
