@@ -161,6 +161,7 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol("srt/managers/schedule_batch.py", "ScheduleBatch.req_pool_indices"),
     EngineSymbol("srt/sampling/sampling_params.py", "SamplingParams.custom_params"),
     EngineSymbol("srt/sampling/sampling_params.py", "SamplingParams.verify"),
+    EngineSymbol("srt/runtime_context.py", "get_server_args"),
     EngineSymbol(
         "srt/managers/tokenizer_manager.py",
         "TokenizerManager._create_tokenized_object",

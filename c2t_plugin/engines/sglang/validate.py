@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.config import THRESHOLDS, C2TConfig
+from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
 from c2t_plugin.engines.contract import check_contract
 from c2t_plugin.engines.served_traces import check_directory
-from c2t_plugin.engines.sglang import args, checkpoints, requests, startup
+from c2t_plugin.engines.sglang import args, checkpoints, startup, unplugged
 from c2t_plugin.engines.sglang.contract import SUPPORTED, SYMBOLS
 from c2t_plugin.engines.sglang.trees import shape
 from c2t_plugin.errors import C2TError, ConfigError
@@ -56,12 +56,6 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
         "--disaggregation-mode",
         "the first draft token's statistics are not transferred",
     ),
-    (
-        "tokenizer_worker_num",
-        lambda number: (number or 1) > 1,
-        "--tokenizer-worker-num above 1",
-        "SGLang does not load plugins in extra tokenizer workers",
-    ),
     ("watermark_config", bool, "--watermark-config", "SGLang supports it for its built-in algorithms only"),
     ("enable_unified_memory", bool, "--enable-unified-memory", "SGLang supports it for its built-in algorithms only"),
 )
@@ -89,6 +83,7 @@ def _resolve(server_args: Any) -> None:
     config = args.config_of(server_args)
     base = _base(server_args, config)
     _refuse(server_args)
+    unplugged.reach(server_args)
     checkpoints.check_vocabulary(server_args, base)
     draft = server_args.speculative_draft_model_path
     path, _ = find_classifier(config, checkpoints.classifier_kind(base, draft, server_args.model_path), draft)
@@ -98,7 +93,6 @@ def _resolve(server_args: Any) -> None:
     _check_ragged(server_args, config)
     server_args.speculative_algorithm = f"C2T_{base}"
     _shape(server_args, config)
-    requests.activate(cuts=config.policy in THRESHOLDS)
 
 
 def _base(server_args: Any, config: C2TConfig) -> str:

@@ -167,7 +167,7 @@ def test_a_target_that_carries_its_draft_is_eagle():
         ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
         ({"enable_pdmux": True}, "--enable-pdmux"),
         ({"disaggregation_mode": "decode"}, "--disaggregation-mode"),
-        ({"tokenizer_worker_num": 4}, "--tokenizer-worker-num above 1"),
+        ({"use_ray": True}, "--use-ray cannot be combined with C2T: .* ray-actors.patch"),
         ({"watermark_config": "{}"}, "--watermark-config"),
         ({"enable_unified_memory": True}, "--enable-unified-memory"),
         ({"enable_dp_attention": True}, "--enable-dp-attention"),
