@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
+
+from torch import Tensor
 
 from c2t_plugin.config import THRESHOLDS
 from c2t_plugin.engines.sglang import args
 from c2t_plugin.errors import ConfigError
+from c2t_plugin.policies.limits import RequestLimits
 
 KEY = "c2t"
 
@@ -69,6 +72,12 @@ class RequestOptions:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def set_options(scorer: RequestLimits, slots: Tensor, reqs: Sequence[Any]) -> None:
+    """Give the scorer what SGLang's requests in these slots ((n,) int64, on its device) ask for."""
+    options = [RequestOptions.of(req.sampling_params.custom_params) for req in reqs]
+    scorer.set_requests(slots, [each.threshold for each in options], [each.longest for each in options])
 
 
 @functools.cache

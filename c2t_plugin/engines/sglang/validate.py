@@ -50,12 +50,6 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ),
     ("enable_two_batch_overlap", bool, "--enable-two-batch-overlap", "the seeds of half batches are not relayed"),
     ("enable_pdmux", bool, "--enable-pdmux", "the order of prefill and decode steps is not the one C2T relies on"),
-    (
-        "disaggregation_mode",
-        lambda mode: mode not in (None, "null"),
-        "--disaggregation-mode",
-        "the first draft token's statistics are not transferred",
-    ),
     ("watermark_config", bool, "--watermark-config", "SGLang supports it for its built-in algorithms only"),
     ("enable_unified_memory", bool, "--enable-unified-memory", "SGLang supports it for its built-in algorithms only"),
 )
@@ -83,6 +77,7 @@ def _resolve(server_args: Any) -> None:
     config = args.config_of(server_args)
     base = _base(server_args, config)
     _refuse(server_args)
+    _check_disaggregation(server_args, base, config)
     unplugged.reach(server_args)
     checkpoints.check_vocabulary(server_args, base)
     draft = server_args.speculative_draft_model_path
@@ -108,6 +103,18 @@ def _refuse(server_args: Any) -> None:
         value = getattr(server_args, field, None)
         if is_set(value):
             raise ConfigError(f"{flag} cannot be combined with C2T ({field} is {value!r}): {reason}; leave it out")
+
+
+def _check_disaggregation(server_args: Any, base: str, config: C2TConfig) -> None:
+    mode = getattr(server_args, "disaggregation_mode", None)
+    if mode in (None, "null"):
+        return
+    for unfit, found, reason in (
+        (base == "STANDALONE", "a stand-alone draft", "SGLang transfers no first draft token for those"),
+        (config.mode == "tree", "trees", "the first layer needs a distribution, and SGLang transfers none"),
+    ):
+        if unfit:
+            raise ConfigError(f"--disaggregation-mode {mode} cannot be combined with {found}: {reason}; leave it out")
 
 
 def _check_ragged(server_args: Any, config: C2TConfig) -> None:
