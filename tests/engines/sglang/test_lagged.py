@@ -16,6 +16,7 @@ from torch import Tensor
 from c2t_kernels import early_stop, pack_ragged
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang import lagged
+from c2t_plugin.engines.sglang.cpu_engine import SITE
 from c2t_plugin.engines.sglang.lagged import LAG, MEMORY, LaggedPlan
 from c2t_plugin.errors import ConfigError
 from tests.engines.sglang import lagged_rule
@@ -144,15 +145,66 @@ def test_the_best_filled_step_is_scaled_by_the_requests_of_now():
     assert rows[-1] == 24  # 8 + 14, in fours
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_numbers_come_back_from_a_gpu_in_order():
-    numbers = lagged._Readback(torch.device("cuda"))
-    found = []
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_numbers_come_back_in_order(device: str):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs CUDA")
+    numbers, found = lagged._Readback(torch.device(device)), []
     for number in range(10):
         if number >= LAG:
             found.append(numbers.read())
-        numbers.write(torch.full((3,), number, dtype=torch.int32, device="cuda").sum())
+        numbers.write(torch.full((3,), number, dtype=torch.int32, device=device).sum())
     assert found == [3 * number for number in range(10 - LAG)]
+
+
+# --- in the worker
+
+
+class Drafts:
+    """What a worker asks of a scorer, about one draft after another."""
+
+    d_max = D_MAX
+    confidence: Tensor
+
+    def drafted(self, steps: int) -> None:
+        assert steps == D_MAX
+
+    def end(self, rows: int) -> Tensor:
+        return self.lengths(rows)
+
+    def lengths(self, rows: int, budget: int | None = None) -> Tensor:
+        assert len(self.confidence) == rows
+        return early_stop(self.confidence, BETA, D_MAX, budget=budget)
+
+
+@pytest.fixture
+def worker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+    request.getfixturevalue("sgl_kernel")
+    monkeypatch.syspath_prepend(str(SITE))
+    from c2t_plugin.engines.sglang import worker
+
+    return worker
+
+
+@pytest.mark.sglang
+def test_the_worker_cuts_the_links_where_the_clip_ends(worker: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worker, "get_tp_group", lambda: SimpleNamespace(world_size=1))
+    made = object.__new__(type("Draft", (worker._DraftMixin,), {}))
+    made.speculative_num_steps, made.scorer, made.lagged = D_MAX, Drafts(), plan_of()
+    batch = SimpleNamespace(reqs=[SimpleNamespace(rid=rid) for rid in "abc"])
+    loud = torch.tensor([[0.9, 0.8, 0.7, 0.4], [0.95, 0.6, 0.6, 0.6], [0.3, 0.9, 0.9, 0.9]])
+    found = []
+    for confidence in [torch.zeros(3, D_MAX)] * LAG + [loud] * (LAG + 1):
+        made.scorer.confidence = confidence
+        links = torch.arange(1, WIDTH + 1).repeat(3, 1)
+        links[:, -1] = -1
+        verify_input = SimpleNamespace(retrieve_next_token=links, draft_token_num=WIDTH)
+        made._cut(batch, verify_input)
+        assert ((links != -1).int().cumprod(1).sum(1) == verify_input.c2t_kept).all()
+        found.append((verify_input.c2t_rows, verify_input.c2t_kept.tolist()))
+    # one row of four is left over the roots, then all that is above beta is known to be wanted: 3 + 7
+    assert found == [(15, [0, 0, 0])] * LAG + [(4, [0, 1, 0])] * LAG + [(12, [3, 4, 0])]
 
 
 # --- what starts it
