@@ -44,8 +44,8 @@ class LaggedPlan:
     """Rows of one step's pass after another.
 
     They hold the roots and so many draft tokens per request as the hungriest of the last MEMORY known steps wanted. In
-    the first LAG steps of a batch nothing is known, and they hold the uniform window. A batch is a new one where fewer
-    than half of the requests, of this step or the one before, are in both.
+    the first LAG steps of a batch nothing is known, and they hold the uniform window. A batch is a new one where this
+    step and the one before share fewer than half of the requests that the larger of them has.
 
     The same steps have the same rows on every rank: numbers were agreed on before they are noted, and are read at a
     fixed distance, not when they happen to be there.

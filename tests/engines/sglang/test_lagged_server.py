@@ -23,7 +23,7 @@ from tests.engines.sglang.simulate import Target, load_draft, simulate  # noqa: 
 BASE = "standalone"
 D_MAX = 6
 WIDTH = D_MAX + 1
-PROMPTS = 8
+PROMPTS = lagged_faults.FULL
 CONCURRENCIES = (1, 8)
 # As the server has it, whose threshold is a float32.
 BETA = float(torch.tensor(vc.BETA))
@@ -47,7 +47,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     text = folder / "server.log"
     with vc.server(pair_dir(), BASE, D_MAX, classifier, text, "--speculative-c2t-plan", "lagged", env=env) as running:
         for what in (*CONCURRENCIES, *lagged_faults.FAULTS):
-            planted.write_text(what if isinstance(what, str) else "")
+            planted.write_text("" if what == 1 else f"quiet {what}")
             log.write_text("")
             before = told(running)
             answers[what] = vc.answers(running, prompts, what if isinstance(what, int) else PROMPTS)
@@ -75,7 +75,7 @@ def by_the_rule(steps: list[dict[str, Any]]) -> list[tuple[int, list[int], list[
     rule, found = lagged_rule.Rule(WIDTH), []
     for step in steps:
         rows = rule.rows(step["rids"])
-        wanted = [lagged_rule.above(each, BETA) for each in step["confidence"]]
+        wanted = [min(lagged_rule.above(each, BETA), step["max_depth"]) for each in step["confidence"]]
         rule.wanted(step["rids"], sum(wanted))
         found.append((rows, wanted, lagged_rule.clip(step["confidence"], wanted, rows - len(wanted))))
     return found
