@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.engines.sglang import args, validate
+from c2t_plugin.engines.sglang import args, prebuilt, validate
 
 GENERIC = "C2T"
 BASES = ("EAGLE", "EAGLE3", "STANDALONE")
@@ -49,7 +49,10 @@ def algorithm_class(base_name: str) -> type:
     }
     body["handle_server_args"] = _handle_server_args
     body["supports_ragged_verify"] = lambda self: self.ragged
+    body["build_disagg_draft_input"] = prebuilt.build_disagg_draft_input
     body["base"] = base
+    # Slots and requests that were prefilled elsewhere and that the worker has not taken over yet.
+    body["prebuilt"] = []
     # Whether this process captures its target graphs for packed rows; ragged.prepare says so.
     body["ragged"] = False
     return type(f"C2T{base_name.title()}Algorithm", (CustomSpecAlgo,), body)

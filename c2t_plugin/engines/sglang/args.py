@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from c2t_plugin.config import BASES, MODES, PLANS, POLICIES, RAGGED, C2TConfig
-from c2t_plugin.engines.sglang import requests
 
 PREFIX = "speculative_c2t_"
 ATTRIBUTE = "_c2t"
@@ -31,7 +30,6 @@ def register() -> None:
     record = "sglang.srt.server_args.ServerArgs"
     HookRegistry.register(f"{record}.add_cli_args", add_cli_args, HookType.AFTER)
     HookRegistry.register(f"{record}.from_cli_args", from_cli_args, HookType.AROUND)
-    requests.register()
 
 
 def add_cli_args(_result: None, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
@@ -71,6 +69,11 @@ def from_cli_args(original: Callable[..., Any], *positional: Any, **keyword: Any
 def flags_of(server_args: Any) -> dict[str, Any] | None:
     """C2T's command-line options of this record; None if it was not made from a command line."""
     return getattr(server_args, ATTRIBUTE, _parsed)
+
+
+def asks_for_c2t(server_args: Any) -> bool:
+    """Whether this record selects one of C2T's algorithms, be it resolved already or not."""
+    return str(server_args.speculative_algorithm).upper().startswith("C2T")
 
 
 def config_of(server_args: Any) -> C2TConfig:

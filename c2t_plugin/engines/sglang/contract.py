@@ -8,6 +8,7 @@ SUPPORTED = "SGLang 0.5.17 to 0.5.23"
 
 _SPEC = "srt/speculative"
 _WORKER = f"{_SPEC}/eagle_worker_v2.py"
+_PREBUILT = "srt/disaggregation/decode_schedule_batch_mixin.py"
 _GRAPHS = "srt/model_executor/runner/decode_cuda_graph_runner.py"
 _TRITON = "srt/layers/attention/triton_backend.py"
 _STANDALONE = f"{_SPEC}/standalone_worker_v2.py"
@@ -20,6 +21,17 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol(f"{_SPEC}/spec_info.py", "SpeculativeAlgorithm.STANDALONE"),
     EngineSymbol(f"{_SPEC}/spec_info.py", "SpeculativeAlgorithm.handle_server_args", ("server_args",)),
     EngineSymbol(f"{_SPEC}/spec_info.py", "SpeculativeAlgorithm.create_future_map"),
+    EngineSymbol(f"{_SPEC}/spec_info.py", "SpeculativeAlgorithm.build_disagg_draft_input", ("batch", "future_map")),
+    EngineSymbol(
+        _PREBUILT,
+        "ScheduleBatchDisaggregationDecodeMixin.prepare_for_prebuilt",
+        contains=("self.req_pool_indices_cpu =",),
+    ),
+    EngineSymbol(
+        _PREBUILT,
+        "ScheduleBatchDisaggregationDecodeMixin.process_prebuilt",
+        contains=("self.spec_algorithm.build_disagg_draft_input(\n            self,",),
+    ),
     EngineSymbol(f"{_SPEC}/spec_registry.py", "CustomSpecAlgo.__init__", ("name", "factory", "supports_overlap")),
     EngineSymbol("srt/plugins/hook_registry.py", "HookRegistry.register", ("target", "hook", "hook_type")),
     EngineSymbol("srt/plugins/hook_registry.py", "HookType.AFTER"),
@@ -161,6 +173,7 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol("srt/managers/schedule_batch.py", "ScheduleBatch.req_pool_indices"),
     EngineSymbol("srt/sampling/sampling_params.py", "SamplingParams.custom_params"),
     EngineSymbol("srt/sampling/sampling_params.py", "SamplingParams.verify"),
+    EngineSymbol("srt/runtime_context.py", "get_server_args"),
     EngineSymbol(
         "srt/managers/tokenizer_manager.py",
         "TokenizerManager._create_tokenized_object",

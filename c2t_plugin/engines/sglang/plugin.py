@@ -15,10 +15,11 @@ def register() -> None:
     """
     if envs.cpu_engine():
         _apply_cpu_engine()
-    from c2t_plugin.engines.sglang import algo, args
+    from c2t_plugin.engines.sglang import algo, args, requests
 
     algo.register()
     args.register()
+    requests.register()
 
 
 def _apply_cpu_engine() -> None:

@@ -6,19 +6,20 @@ parameters, so that a bad value is answered with status 400 before the request m
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from torch import Tensor
+
+from c2t_plugin.config import THRESHOLDS
+from c2t_plugin.engines.sglang import args
 from c2t_plugin.errors import ConfigError
+from c2t_plugin.policies.limits import RequestLimits
 
 KEY = "c2t"
-
-# Whether this process serves requests for C2T; without it the key may be somebody else's.
-_active = False
-# Whether its drafts are cut by a threshold that a request may replace.
-_cuts = True
 
 
 @dataclass(frozen=True)
@@ -73,20 +74,29 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def set_options(scorer: RequestLimits, slots: Tensor, reqs: Sequence[Any]) -> None:
+    """Give the scorer what SGLang's requests in these slots ((n,) int64, on its device) ask for."""
+    options = [RequestOptions.of(req.sampling_params.custom_params) for req in reqs]
+    scorer.set_requests(slots, [each.threshold for each in options], [each.longest for each in options])
+
+
+@functools.cache
 def register() -> None:
-    """Hook SGLang's check of sampling parameters. Idempotent through its only caller, args.register."""
+    """Hook SGLang's check of sampling parameters. Idempotent."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register("sglang.srt.sampling.sampling_params.SamplingParams.verify", _check, HookType.AFTER)
 
 
-def activate(cuts: bool = True) -> None:
-    """From now on this process answers for C2T. cuts: whether its drafts are cut below beta."""
-    global _active, _cuts
-    _active, _cuts = True, cuts
-
-
 def _check(result: None, params: Any, *_: Any, **__: Any) -> None:
+    from sglang.srt.runtime_context import get_server_args
+
+    # Asked anew for each request: what a tokenizer worker's server is asked to do, the worker learns after its plugins.
+    server_args = get_server_args()
+    # Of another algorithm's requests the key may be somebody else's.
+    if not args.asks_for_c2t(server_args):
+        return
     # ConfigError is a ValueError, which SGLang answers with status 400.
-    if _active and RequestOptions.of(params.custom_params).beta is not None and not _cuts:
+    asked = RequestOptions.of(params.custom_params)
+    if asked.beta is not None and args.config_of(server_args).policy not in THRESHOLDS:
         raise ConfigError("c2t.beta has no meaning here: this server's trees are not cut by a threshold")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.config import THRESHOLDS, C2TConfig
+from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
 from c2t_plugin.engines.contract import check_contract
 from c2t_plugin.engines.served_traces import check_directory
-from c2t_plugin.engines.sglang import args, checkpoints, requests, startup
+from c2t_plugin.engines.sglang import args, checkpoints, startup, unplugged
 from c2t_plugin.engines.sglang.contract import SUPPORTED, SYMBOLS
 from c2t_plugin.engines.sglang.trees import shape
 from c2t_plugin.errors import C2TError, ConfigError
@@ -50,18 +50,6 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ),
     ("enable_two_batch_overlap", bool, "--enable-two-batch-overlap", "the seeds of half batches are not relayed"),
     ("enable_pdmux", bool, "--enable-pdmux", "the order of prefill and decode steps is not the one C2T relies on"),
-    (
-        "disaggregation_mode",
-        lambda mode: mode not in (None, "null"),
-        "--disaggregation-mode",
-        "the first draft token's statistics are not transferred",
-    ),
-    (
-        "tokenizer_worker_num",
-        lambda number: (number or 1) > 1,
-        "--tokenizer-worker-num above 1",
-        "SGLang does not load plugins in extra tokenizer workers",
-    ),
     ("watermark_config", bool, "--watermark-config", "SGLang supports it for its built-in algorithms only"),
     ("enable_unified_memory", bool, "--enable-unified-memory", "SGLang supports it for its built-in algorithms only"),
 )
@@ -89,6 +77,8 @@ def _resolve(server_args: Any) -> None:
     config = args.config_of(server_args)
     base = _base(server_args, config)
     _refuse(server_args)
+    _check_disaggregation(server_args, base, config)
+    unplugged.reach(server_args)
     checkpoints.check_vocabulary(server_args, base)
     draft = server_args.speculative_draft_model_path
     path, _ = find_classifier(config, checkpoints.classifier_kind(base, draft, server_args.model_path), draft)
@@ -98,7 +88,6 @@ def _resolve(server_args: Any) -> None:
     _check_ragged(server_args, config)
     server_args.speculative_algorithm = f"C2T_{base}"
     _shape(server_args, config)
-    requests.activate(cuts=config.policy in THRESHOLDS)
 
 
 def _base(server_args: Any, config: C2TConfig) -> str:
@@ -114,6 +103,18 @@ def _refuse(server_args: Any) -> None:
         value = getattr(server_args, field, None)
         if is_set(value):
             raise ConfigError(f"{flag} cannot be combined with C2T ({field} is {value!r}): {reason}; leave it out")
+
+
+def _check_disaggregation(server_args: Any, base: str, config: C2TConfig) -> None:
+    mode = getattr(server_args, "disaggregation_mode", None)
+    if mode in (None, "null"):
+        return
+    for unfit, found, reason in (
+        (base == "STANDALONE", "a stand-alone draft", "SGLang transfers no first draft token for those"),
+        (config.mode == "tree", "trees", "the first layer needs a distribution, and SGLang transfers none"),
+    ):
+        if unfit:
+            raise ConfigError(f"--disaggregation-mode {mode} cannot be combined with {found}: {reason}; leave it out")
 
 
 def _check_ragged(server_args: Any, config: C2TConfig) -> None:

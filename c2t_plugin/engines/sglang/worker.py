@@ -34,8 +34,9 @@ from c2t_plugin.engines.sglang.lagged import LaggedPlan
 from c2t_plugin.engines.sglang.layout import cut_links
 from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.planning import StepPlanner
+from c2t_plugin.engines.sglang.prebuilt import PrebuiltMixin
 from c2t_plugin.engines.sglang.ragged import RaggedVerify
-from c2t_plugin.engines.sglang.requests import RequestOptions
+from c2t_plugin.engines.sglang.requests import RequestOptions, set_options
 from c2t_plugin.policies.chain import ChainScorer
 from c2t_plugin.recording import TraceRecorder
 
@@ -204,9 +205,7 @@ class _DraftMixin(_StockDraftWorker):
         result = super()._draft_extend_for_prefill(batch, *positional, **keyword)
         self._keep_seed(batch)
         if not batch.forward_mode.is_idle():
-            options = [RequestOptions.of(req.sampling_params.custom_params) for req in batch.reqs]
-            thresholds, longest = [each.threshold for each in options], [each.longest for each in options]
-            self.scorer.set_requests(batch.req_pool_indices, thresholds, longest)
+            set_options(self.scorer, batch.req_pool_indices, batch.reqs)
         return result
 
     def _draft_extend_for_decode(self, batch: Any, *positional: Any, **keyword: Any) -> None:
@@ -223,7 +222,7 @@ class _DraftMixin(_StockDraftWorker):
                 self.scorer.write_seed(slots, output.next_token_logits[: slots.shape[0]])
 
 
-class _VerifyMixin(control.Shown, DepthMixin, _StockWorker):
+class _VerifyMixin(control.Shown, PrebuiltMixin, DepthMixin, _StockWorker):
     """Over a stock worker: puts the scoring draft worker in place and reports what each request had verified."""
 
     _draft_class: type

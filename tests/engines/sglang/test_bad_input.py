@@ -143,7 +143,11 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
         "torch_native, which verifies no trees",
     ),
     "tree_on_larger_pages": ([*TREE, "--page-size", "16"], {}, "--page-size is 16; on intel_amx trees need pages of"),
-    "tokenizer_workers": (["--tokenizer-worker-num", "2"], {}, "--tokenizer-worker-num above 1"),
+    "tokenizer_workers_of_another_app": (
+        ["--tokenizer-worker-num", "2"],
+        {"SGLANG_HTTP_SERVER_APP_PATH": "mine:app"},
+        "--tokenizer-worker-num above 1 cannot be combined with C2T while SGLANG_HTTP_SERVER_APP_PATH is mine:app",
+    ),
     "draft_of_another_vocabulary": (["draft=vocabulary"], {}, r"vocabulary of \d+, the target .* of \d+"),
 }
 

@@ -166,8 +166,12 @@ def test_a_target_that_carries_its_draft_is_eagle():
         ({"pp_size": 2}, "--pp-size above 1"),
         ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
         ({"enable_pdmux": True}, "--enable-pdmux"),
-        ({"disaggregation_mode": "decode"}, "--disaggregation-mode"),
-        ({"tokenizer_worker_num": 4}, "--tokenizer-worker-num above 1"),
+        ({"disaggregation_mode": "decode"}, "--disaggregation-mode decode .* a stand-alone draft"),
+        (
+            {"disaggregation_mode": "prefill", "speculative_algorithm": "C2T_EAGLE3", "_c2t": {"mode": "tree"}},
+            "--disaggregation-mode prefill .* trees",
+        ),
+        ({"use_ray": True}, "--use-ray cannot be combined with C2T: .*/ray-actors.patch"),
         ({"watermark_config": "{}"}, "--watermark-config"),
         ({"enable_unified_memory": True}, "--enable-unified-memory"),
         ({"enable_dp_attention": True}, "--enable-dp-attention"),
@@ -187,6 +191,13 @@ def test_flags_that_cannot_work_with_c2t(pair: types.SimpleNamespace, changes: d
     else:
         with pytest.raises(C2TError, match=message):
             validate.validate(server_args)
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+def test_both_sides_of_a_disaggregated_server(pair: types.SimpleNamespace, mode: str):
+    server_args = record(pair, disaggregation_mode=mode, speculative_algorithm="C2T_EAGLE3")
+    validate.validate(server_args)
+    assert server_args.speculative_num_draft_tokens == validate.DEFAULT_STEPS + 1
 
 
 @pytest.mark.parametrize("beta", ["1.5", "-1", "nan", "much"])

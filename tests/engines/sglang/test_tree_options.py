@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -78,15 +79,33 @@ def test_larger_pages(backend: str):
     assert resolved(attention_backend=backend, page_size=16)[1] == 21
 
 
-@pytest.mark.parametrize("cuts", [True, False])
-def test_a_requests_beta_needs_a_threshold(cuts: bool, monkeypatch: pytest.MonkeyPatch):
-    for name in ("_active", "_cuts"):
-        monkeypatch.setattr(requests, name, getattr(requests, name))
-    requests.activate(cuts=cuts)
+# the server's record -> what is said of a request's own beta
+ASKED = {
+    "chains": ({"speculative_algorithm": "C2T"}, None),
+    "trees that are cut": ({"speculative_algorithm": "C2T_EAGLE3", "_c2t": {"mode": "tree"}}, None),
+    "trees that are not": (
+        {"speculative_algorithm": "c2t_eagle3", "_c2t": {"mode": "tree", "policy": "eagle2"}},
+        r"c2t\.beta has no meaning",
+    ),
+    "another algorithm": ({"speculative_algorithm": "EAGLE3"}, None),
+    "none": ({"speculative_algorithm": None}, None),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_requests_beta_needs_a_threshold(name: str, monkeypatch: pytest.MonkeyPatch):
+    server, says = ASKED[name]
+    monkeypatch.setattr("sglang.srt.runtime_context.get_server_args", lambda: types.SimpleNamespace(**server))
     asked = types.SimpleNamespace(custom_params={"c2t": {"beta": 0.3}})
     requests._check(None, types.SimpleNamespace(custom_params={"c2t": {"max_depth": 1}}))
-    if cuts:
+    with nullcontext() if says is None else pytest.raises(ConfigError, match=says):
         requests._check(None, asked)
-    else:
-        with pytest.raises(ConfigError, match=r"c2t\.beta has no meaning"):
-            requests._check(None, asked)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_bad_value_is_c2ts_to_refuse(name: str, monkeypatch: pytest.MonkeyPatch):
+    server, _ = ASKED[name]
+    monkeypatch.setattr("sglang.srt.runtime_context.get_server_args", lambda: types.SimpleNamespace(**server))
+    ours = str(server["speculative_algorithm"]).upper().startswith("C2T")
+    with pytest.raises(ConfigError, match="c2t has no colour") if ours else nullcontext():
+        requests._check(None, types.SimpleNamespace(custom_params={"c2t": {"colour": "red"}}))

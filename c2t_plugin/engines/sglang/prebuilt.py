@@ -1,0 +1,40 @@
+"""Requests whose prompt another server has read: the decode side of prefill-decode disaggregation.
+
+Their prompt's draft extend ran on the prefill server, which sends the first draft token without the distribution it is
+the argmax of. Here their slots still hold the seed and the options of whoever had them before. Each gets the request's
+own options, and a seed that is not finite: the first token of the first draft is then kept and counted, and its
+probability is taken for 1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from c2t_plugin.engines.sglang import requests
+
+if TYPE_CHECKING:
+    from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2 as _StockWorker
+else:
+    _StockWorker = object
+
+
+def build_disagg_draft_input(algorithm: Any, batch: Any, *positional: Any, **keyword: Any) -> Any:
+    """The method of an algorithm that SGLang calls for each batch of such requests: the base's, which is noted."""
+    algorithm.prebuilt.append((batch.req_pool_indices_cpu, list(batch.reqs)))
+    return algorithm.base.build_disagg_draft_input(batch, *positional, **keyword)
+
+
+class PrebuiltMixin(_StockWorker):
+    """Over a stock worker: takes over the requests that have come since its last step."""
+
+    _draft_worker: Any
+
+    def forward_batch_generation(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
+        # Not where they are noted: on 0.5.17 a step is running then that may write seeds for the slots' former owners.
+        noted, scorer = self.speculative_algorithm.prebuilt, self._draft_worker.scorer
+        while noted:
+            slots, reqs = noted.pop(0)
+            slots = slots.to(self.device, non_blocking=True)
+            scorer.clear_seed(slots)
+            requests.set_options(scorer, slots, reqs)
+        return super().forward_batch_generation(batch, *positional, **keyword)
