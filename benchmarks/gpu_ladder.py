@@ -70,7 +70,7 @@ class Size:
     samples: int
 
 
-FULL, DRY = Size(64, 32, 20_000), Size(6, 3, 60)
+FULL, DRY = Size(64, 32, 20_000), Size(4, 2, 30)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ BASES = ("auto", "eagle", "eagle3", "standalone")
 AUTO = "auto"
 MODES = ("chain", "tree")
 RAGGED = ("auto", "triton", "fa3", "cpu", "off")
+LAGGED = "lagged"
+PLANS = ("sync", LAGGED)
 POLICIES = ("c2t", "prob", "eagle2", "dyspec", "entropy", "static")
 # The policies that cut below beta.
 THRESHOLDS = ("c2t", "prob")
@@ -31,6 +33,8 @@ class C2TConfig:
     policy: the rule by which a tree grows; chain mode has c2t alone.
     top_m: how many probabilities the entropy sums over; it must be what the classifier was trained with.
     ragged: attention that verifies kept tokens only; auto: the server's, where it can; off: the uniform window.
+    plan: how the rows of such a pass are chosen: sync waits for the number of kept tokens; lagged predicts it from
+        steps before, and clips what does not fit.
     trace_dir: directory that chains of served requests are recorded into, without their text; None records none.
     trace_share: share of the requests that is recorded, in (0, 1].
     """
@@ -45,6 +49,7 @@ class C2TConfig:
     trace_dir: str | None = None
     trace_share: float = 0.05
     ragged: str = "auto"
+    plan: str = "sync"
 
     def __post_init__(self) -> None:
         if isinstance(self.beta, float | int) and not (math.isfinite(self.beta) and 0.0 <= self.beta <= 1.0):
@@ -59,6 +64,12 @@ class C2TConfig:
             raise ConfigError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
         if self.ragged not in RAGGED:
             raise ConfigError(f"ragged must be one of {', '.join(RAGGED)}, got {self.ragged!r}")
+        if self.plan not in PLANS:
+            raise ConfigError(f"plan must be one of {', '.join(PLANS)}, got {self.plan!r}")
+        if self.plan == LAGGED and self.mode != "chain":
+            raise ConfigError(f"plan {LAGGED} clips chains: set the mode to chain, or leave the plan out")
+        if self.plan == LAGGED and self.beta == AUTO:
+            raise ConfigError(f"plan {LAGGED} waits for no number, but beta {AUTO!r} reads every step's; leave one out")
         if self.policy not in POLICIES:
             raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
         if self.policy != "c2t" and self.mode != "tree":

@@ -100,11 +100,14 @@ class ChainScorer(RequestLimits):
 
     def end(self, rows: int) -> Tensor:
         """(rows,) int32: draft tokens to verify of the first `rows` requests; counts the ones without a confidence."""
-        confidence = self.confidence(rows)
         # The kernel counts too, but also the rows that only pad a captured batch.
-        self.non_finite += confidence.isnan().sum()
+        self.non_finite += self.confidence(rows).isnan().sum()
+        return self.lengths(rows)
+
+    def lengths(self, rows: int, budget: int | None = None) -> Tensor:
+        """As `end`, which is to be called too; budget: draft tokens of all rows together, by c2t_kernels.early_stop."""
         beta, depth = self.limits_of(self._slots[:rows])
-        return early_stop(confidence, beta, depth)
+        return early_stop(self.confidence(rows), beta, depth, budget=budget)
 
     def any_alive(self) -> bool:
         """Whether a chain of this batch may still grow. Asks the device, so not for a captured graph."""

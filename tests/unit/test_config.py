@@ -24,6 +24,7 @@ def no_c2t_variables(monkeypatch: pytest.MonkeyPatch):
         "TRACE_SHARE",
         "COST_CURVE",
         "RAGGED",
+        "PLAN",
     ):
         monkeypatch.delenv(f"C2T_{name}", raising=False)
 
@@ -58,6 +59,9 @@ def test_beta_inside_it(beta: object):
         ({"trace_share": "some"}, "trace_share must be a number, got 'some'"),
         ({"mode": "forest"}, "mode must be one of chain, tree"),
         ({"ragged": "fast"}, "ragged must be one of auto, triton, fa3, cpu, off"),
+        ({"plan": "late"}, "plan must be one of sync, lagged, got 'late'"),
+        ({"plan": "lagged", "mode": "tree"}, "plan lagged clips chains: set the mode to chain, or leave the plan out"),
+        ({"plan": "lagged", "beta": "auto"}, "plan lagged waits for no number, but beta 'auto' reads every step's"),
         ({"mode": "tree", "policy": "sequoia"}, "policy must be one of c2t, prob"),
         ({"policy": "eagle2"}, "policy eagle2 grows trees: set the mode to tree"),
         ({"mode": "tree", "policy": "prob"}, "policy prob has no suggested beta"),

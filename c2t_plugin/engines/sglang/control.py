@@ -13,15 +13,49 @@ from collections.abc import Callable
 from typing import Any
 
 from c2t_plugin.config import AUTO
+from c2t_plugin.engines.sglang.lagged import LaggedPlan
+from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.planning import StepPlanner
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.policies.chain import ChainScorer
+from c2t_plugin.recording import TraceRecorder
 
 logger = logging.getLogger(__name__)
 
 BETA = "speculative_c2t_beta"
 MAX_DEPTH = "speculative_c2t_max_depth"
 AUTO_BETA = "speculative_c2t_auto"
+
+
+class Shown:
+    """Over a worker: what the handlers here and results.py ask it for, all of it its draft worker's."""
+
+    _draft_worker: Any
+
+    @property
+    def scorer(self) -> ChainScorer:
+        return self._draft_worker.scorer
+
+    @property
+    def recorder(self) -> TraceRecorder | None:
+        return self._draft_worker.recorder
+
+    @property
+    def planner(self) -> StepPlanner | None:
+        return self._draft_worker.planner
+
+    @property
+    def lagged(self) -> LaggedPlan | None:
+        return self._draft_worker.lagged
+
+    @property
+    def counts(self) -> Counts:
+        return self._draft_worker.counts
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """What runs, every option resolved."""
+        return self._draft_worker.configuration
 
 
 def install() -> None:
@@ -107,6 +141,7 @@ def report(worker: Any) -> dict[str, Any]:
         **worker.counts.state(),
         "traces": traces,
         "planner": None if worker.planner is None else worker.planner.state(),
+        "lagged": None if worker.lagged is None else worker.lagged.state(),
         "configuration": worker.configuration,
     }
 

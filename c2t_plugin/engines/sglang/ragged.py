@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from c2t_kernels import pack_ragged, scatter_ragged
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang.layout import rows_to_compute
 from c2t_plugin.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 # Where a verify forward has one row per token, whatever its request.
 _PER_ROW = ("next_token_logits", "hidden_states")
@@ -134,6 +137,18 @@ def prepare(algorithm: Any, choice: Choice) -> None:
         DecodeCudaGraphRunner.get_spec_info = _with_capture_layout(DecodeCudaGraphRunner.get_spec_info, choice.masked)
 
 
+def start(config: C2TConfig, server_args: Any, target_worker: Any) -> RaggedVerify | None:
+    """Choose, prepare SGLang, and say in the log which it is; None: the uniform window. When `prepare` says."""
+    runner = target_worker.model_runner
+    choice = choose(config, server_args, runner)
+    prepare(runner.spec_algorithm, choice)
+    if choice.backend is None:
+        logger.info("C2T: verification over the uniform width (%s)", choice.reason)
+        return None
+    logger.info("C2T: verification of kept tokens only, ragged %s (%s)", choice.backend, choice.reason)
+    return RaggedVerify(target_worker, choice.masked, choice.backend)
+
+
 def _with_capture_layout(original: Callable[..., Any], masked: bool) -> Callable[..., Any]:
     def get_spec_info(self: Any, num_tokens: int) -> Any:
         spec_info = original(self, num_tokens)
@@ -152,12 +167,14 @@ def _with_capture_layout(original: Callable[..., Any], masked: bool) -> Callable
 class RaggedVerify:
     """Packs the target's verify forwards of one server process.
 
-    masked: whether the rows of a request are a tree, whose verify input has a mask for packed rows.
+    masked: whether the rows of a request are a tree, whose verify input has a mask for packed rows. backend: which
+    attention. The verify input's `c2t_rows` says how many rows it takes; None: as many as hold what is kept.
     rows: that the target computed in the last one, padding to the next tier included. ran_graph: whether from a graph.
     """
 
     target_worker: Any
     masked: bool = False
+    backend: str = ""
     rows: int = 0
     ran_graph: bool = False
     _step: tuple[Any, Tensor] | None = field(default=None, repr=False)
@@ -195,10 +212,8 @@ class RaggedVerify:
         from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
         window: Any = batch.spec_info
-        # The one wait of a step: the host chooses the graph. SGLang's preparation ran while the draft was computed.
-        needed = int(kept.sum()) + len(kept)
         width = window.draft_token_num
-        self.rows = rows = rows_to_compute(needed, len(kept) * width, self.sizes())
+        self.rows = rows = getattr(window, "c2t_rows", None) or self._rows(kept, width)
         sources = [part.view(-1, width) for part in (window.draft_token, window.positions, batch.out_cache_loc)]
         # A row of nobody is token 0 at position 0, written to slot 0, which no request owns.
         (tokens, positions, slots), cu_seqlens = pack_ragged(kept, sources, capacity=rows, pads=(0, 0, 0))
@@ -221,6 +236,11 @@ class RaggedVerify:
             return_hidden_states_before_norm=False,
         )
         return packed, cu_seqlens
+
+    def _rows(self, kept: Tensor, width: int) -> int:
+        # The one wait of a step: the host chooses the graph. SGLang's preparation ran while the draft was computed.
+        needed = int(kept.sum()) + len(kept)
+        return rows_to_compute(needed, len(kept) * width, self.sizes())
 
     def scatter(self, output: Any, cu_seqlens: Tensor, width: int) -> None:
         """Put the packed rows of the target's output back into the uniform window; rows behind a cut are 0.

@@ -16,8 +16,7 @@ import contextlib
 import functools
 import json
 import logging
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,8 +27,10 @@ from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import C2TConfig
-from c2t_plugin.engines.sglang import args, control, ragged, results, startup
+from c2t_plugin.engines.sglang import args, control, lagged, ragged, results, startup
+from c2t_plugin.engines.sglang.construction import constructing
 from c2t_plugin.engines.sglang.depths import DepthMixin, DepthSwitch
+from c2t_plugin.engines.sglang.lagged import LaggedPlan
 from c2t_plugin.engines.sglang.layout import cut_links
 from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.planning import StepPlanner
@@ -60,6 +61,7 @@ class _DraftMixin(_StockDraftWorker):
     recorder: TraceRecorder | None = None
     counts: Counts
     planner: StepPlanner | None = None
+    lagged: LaggedPlan | None = None
     configuration: dict[str, Any]
     _scoring = False
     _last_logits_output: Any = None
@@ -147,10 +149,22 @@ class _DraftMixin(_StockDraftWorker):
     def _cut(self, batch: Any, verify_input: Any) -> None:
         # A replayed graph does not count its steps.
         self.scorer.drafted(self.speculative_num_steps)
-        kept = self._agree(self._kept(verify_input.retrieve_next_token.shape[0]))
+        if self.lagged is None:
+            kept = self._agree(self._kept(verify_input.retrieve_next_token.shape[0]))
+        else:
+            kept, verify_input.c2t_rows = self._clipped(batch, verify_input.draft_token_num, self.lagged)
         cut_links(verify_input.retrieve_next_token, kept)
         verify_input.c2t_kept = kept
         verify_input.c2t_drafted = self._drafted(batch, verify_input)
+
+    def _clipped(self, batch: Any, width: int, plan: LaggedPlan) -> tuple[Tensor, int]:
+        """What is verified of each request's draft, and the rows that the target computes for that."""
+        requests = len(batch.reqs)
+        rows = plan.rows([req.rid for req in batch.reqs], width)
+        lengths = torch.stack([self.scorer.end(requests), self.scorer.lengths(requests, rows - requests)])
+        wanted, kept = self._agree(lengths)
+        plan.note(wanted, rows)
+        return kept, rows
 
     def plan(self, reqs: Sequence[Any]) -> int:
         """How deep the next step of these requests drafts."""
@@ -208,7 +222,7 @@ class _DraftMixin(_StockDraftWorker):
                 self.scorer.write_seed(slots, output.next_token_logits[: slots.shape[0]])
 
 
-class _VerifyMixin(PrebuiltMixin, DepthMixin, _StockWorker):
+class _VerifyMixin(control.Shown, PrebuiltMixin, DepthMixin, _StockWorker):
     """Over a stock worker: puts the scoring draft worker in place and reports what each request had verified."""
 
     _draft_class: type
@@ -216,20 +230,15 @@ class _VerifyMixin(PrebuiltMixin, DepthMixin, _StockWorker):
     ragged: RaggedVerify | None = None
 
     def __init__(self, *positional: Any, **keyword: Any) -> None:
-        with _constructing(self._draft_class):
+        with constructing(self._draft_class):
             super().__init__(*positional, **keyword)
 
     def init_attention_backends(self) -> None:
         super().init_attention_backends()
-        runner = self.target_worker.model_runner
-        choice = ragged.choose(args.config_of(self.server_args), self.server_args, runner)
-        ragged.prepare(runner.spec_algorithm, choice)
-        if choice.backend is None:
-            logger.info("C2T: verification over the uniform width (%s)", choice.reason)
-        else:
-            self.ragged = RaggedVerify(self.target_worker, choice.masked)
-            logger.info("C2T: verification of kept tokens only, ragged %s (%s)", choice.backend, choice.reason)
-        self.configuration["ragged"] = choice.backend or "off"
+        config = args.config_of(self.server_args)
+        self.ragged = ragged.start(config, self.server_args, self.target_worker)
+        self.configuration["ragged"] = "off" if self.ragged is None else self.ragged.backend
+        self._draft_worker.lagged = lagged.start(config, self.ragged, self.scorer, self.req_to_token_pool.size)
         if self.planner is not None and self.planner.depths:
             self.adaptive_controller = DepthSwitch(self, self.planner.depths)
         if self.planner is not None and self.ragged is not None:
@@ -259,27 +268,6 @@ class _VerifyMixin(PrebuiltMixin, DepthMixin, _StockWorker):
         result.c2t_drafted, result.c2t_rows, result.c2t_depth = drafted, rows, self.speculative_num_steps
         return result
 
-    @property
-    def scorer(self) -> ChainScorer:
-        return self._draft_worker.scorer
-
-    @property
-    def recorder(self) -> TraceRecorder | None:
-        return self._draft_worker.recorder
-
-    @property
-    def planner(self) -> StepPlanner | None:
-        return self._draft_worker.planner
-
-    @property
-    def counts(self) -> Counts:
-        return self._draft_worker.counts
-
-    @property
-    def configuration(self) -> dict[str, Any]:
-        """What runs, every option resolved."""
-        return self._draft_worker.configuration
-
 
 class C2TEagleDraftWorker(_DraftMixin, EagleDraftWorker):
     """EAGLE and EAGLE-3 heads."""
@@ -299,18 +287,6 @@ class C2TStandaloneWorker(_VerifyMixin, StandaloneWorkerV2):
     """Stand-alone drafts with C2T."""
 
     _draft_class = C2TStandaloneDraftWorker
-
-
-@contextlib.contextmanager
-def _constructing(draft_class: type) -> Iterator[None]:
-    """The stock constructors name their draft class; meanwhile that name means ours."""
-    stock = draft_class.__bases__[-1]
-    module = sys.modules[stock.__module__]
-    setattr(module, stock.__name__, draft_class)
-    try:
-        yield
-    finally:
-        setattr(module, stock.__name__, stock)
 
 
 def worker_class(base: str) -> type:

@@ -31,6 +31,7 @@ WORKERS = {
 # Options of C2T that mean nothing here, and why.
 _OTHER_ENGINES = {
     "ragged": "vLLM verifies chains of unequal length as they are",
+    "plan": "vLLM verifies chains of unequal length as they are",
     "cost_curve": "vLLM's adaptive verification measures its own",
     "policy": "vLLM drafts chains, and they have one",
 }

@@ -113,6 +113,13 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
         "--speculative-c2t-ragged fa3 cannot be had: attention_backend is intel_amx; use auto, or start with",
     ),
     "ragged_trees_on_fa3": ([*TREE, "--speculative-c2t-ragged", "fa3"], {}, "fa3 packs chains only; .* in mode tree"),
+    "unknown_plan": ([], {"C2T_PLAN": "late"}, "plan must be one of sync, lagged, got 'late'"),
+    "lagged_trees": ([*TREE, "--speculative-c2t-plan", "lagged"], {}, "plan lagged clips chains"),
+    "lagged_beta_auto": (
+        ["--speculative-c2t-plan", "lagged", "--speculative-c2t-beta", "auto"],
+        {},
+        "plan lagged waits for no number, but beta 'auto' reads every step's; leave one out",
+    ),
     "unknown_base": (["--speculative-c2t-base", "medusa"], {}, "base must be one of .*, got 'medusa'"),
     "rejection_sampling": (["--speculative-use-rejection-sampling"], {}, "--speculative-use-rejection-sampling .*bias"),
     "adaptive": (["--speculative-adaptive"], {}, "--speculative-adaptive cannot be combined"),

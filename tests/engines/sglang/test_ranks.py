@@ -27,7 +27,9 @@ from types import SimpleNamespace
 import torch
 from sglang.srt.distributed import parallel_state
 
+from c2t_kernels import early_stop
 from c2t_plugin.engines.sglang import worker
+from c2t_plugin.engines.sglang.lagged import LaggedPlan
 
 job = json.loads(sys.argv[1])
 rank = job["rank"]
@@ -44,12 +46,21 @@ drafting = SimpleNamespace(planner=planner, recorder=None, device="cpu")
 drafting._agree = lambda tensor: worker._DraftMixin._agree(drafting, tensor)
 depth = worker._DraftMixin.plan(drafting, [])
 assert planner.depth == depth
-Path(job["out"]).write_text(json.dumps({"agreed": agreed.tolist(), "depth": depth, "leads": group.rank_in_group == 0}))
+lagged = LaggedPlan(tuple, "cpu")
+drafting.scorer = SimpleNamespace(
+    end=lambda requests: kept,
+    lengths=lambda requests, budget: early_stop(torch.ones(requests, 4), 0.5, kept, budget=budget),
+)
+requests = SimpleNamespace(reqs=[SimpleNamespace(rid=rid) for rid in "abcd"])
+steps = [worker._DraftMixin._clipped(drafting, requests, 5, lagged) for _ in range(4)]
+lagged_steps = [[lengths.tolist(), rows] for lengths, rows in steps]
+Path(job["out"]).write_text(json.dumps({"agreed": agreed.tolist(), "depth": depth, "lagged": lagged_steps,
+    "leads": group.rank_in_group == 0}))
 torch.distributed.destroy_process_group()
 """
 
 
-def test_all_ranks_take_the_first_ones_cut_and_depth(tmp_path: Path):
+def test_all_ranks_take_the_first_ones_cut_depth_and_rows(tmp_path: Path):
     program = tmp_path / "rank.py"
     program.write_text(PROGRAM)
     ranks = []
@@ -69,4 +80,6 @@ def test_all_ranks_take_the_first_ones_cut_and_depth(tmp_path: Path):
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert [each["agreed"] for each in found] == [MINE[0], MINE[0]]
     assert [each["depth"] for each in found] == [2, 2]
+    # the window, until the first one's numbers are known: 4 roots and 9 draft tokens, in fours
+    assert [each["lagged"] for each in found] == [[[MINE[0], rows] for rows in (20, 20, 16, 16)]] * 2
     assert [each["leads"] for each in found] == [True, False]

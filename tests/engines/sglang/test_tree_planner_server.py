@@ -1,17 +1,18 @@
 """`--speculative-c2t-beta auto` over trees: a given cost curve decides about nodes exactly as a simulation says.
 
-See test_planner_server, whose curve and budget these are: what is decided there about the tokens of a chain is decided
-here about the nodes of a tree, from the surest on.
+See test_planner_server, whose curve this is: what is decided there about the tokens of a chain is decided here about
+the nodes of a tree, from the surest on.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
@@ -38,6 +39,20 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return SimpleNamespace(folder=folder, prompts=prompts, classifier=classifier, forest=forest)
 
 
+def budget(keys: Sequence[Sequence[float]], margins: list[float]) -> list[int]:
+    """How many nodes of each request, whose surest come first, give most output per second of the curve."""
+    nodes = sorted(((key, -i, -row) for row, own in enumerate(keys) for i, key in enumerate(own)), reverse=True)
+    drafting = (DEPTH - 1) * chains.CURVE.draft_s(len(keys)) + chains.CURVE.fixed + chains.CURVE.keep_up
+    rates = []
+    for count in range(len(nodes) + 1):
+        seconds = float(chains.CURVE.verify_s(torch.tensor(len(keys) + count))) + drafting
+        rates.append((len(keys) + sum(key for key, _, _ in nodes[:count])) / seconds)
+    best = max(range(len(rates)), key=lambda count: (rates[count], -count))
+    margins.append(min((abs(rate / rates[best] - 1) for count, rate in enumerate(rates) if count != best), default=1.0))
+    taken = Counter(-row for _, _, row in nodes[:best])
+    return [taken[row] for row in range(len(keys))]
+
+
 def in_step(forest: ts.Forest, classifier: Path, prompts: list[list[int]]) -> tuple[list[vc.Counts], int, float, bool]:
     """All requests decoded together, step by step; also the steps, how near the nearest decision about the budget was,
     and whether one about a tree was too near."""
@@ -49,7 +64,7 @@ def in_step(forest: ts.Forest, classifier: Path, prompts: list[list[int]]) -> tu
     while running := [i for i, prompt in enumerate(prompts) if committed[i] - len(prompt) < vc.NEW_TOKENS]:
         steps += 1
         grown = [rule.nodes(forest.draft(BASE, prompts[i], committed[i])) for i in running]
-        counts = chains.budget([[least for least, _ in nodes] for nodes in grown], margins)
+        counts = budget([[least for least, _ in nodes] for nodes in grown], margins)
         for i, nodes, count in zip(running, grown, counts, strict=True):
             tree = {path for _, path in nodes[:count]}
             committed[i] += forest.accepted(prompts[i], committed[i], tree) + 1
@@ -94,7 +109,7 @@ def test_each_step_is_spent_as_simulated(setting: SimpleNamespace, planned: CpuS
 
 
 def test_the_log_asks_for_confidences_of_trees(planned: CpuServer, setting: SimpleNamespace):
-    assert chains.state(planned)["planner"] == {"active": True, "curve": True}
+    assert chains.state(planned)["planner"] == {"active": True, "curve": True, "depth": DEPTH}
     assert "fit one with `c2t fit --calibrate tree`" in (setting.folder / "server.log").read_text(errors="replace")
 
 

@@ -1,0 +1,82 @@
+"""A plugin for tests only: writes down what the lagged plan did, and plants faults into it.
+
+STEP_LOG names a file that gets one JSON line per verify forward of the target: its requests, the confidences of their
+drafts (request, depth), the server's longest chain, rows, lengths of the layout, and how many links each request's
+chain has. PLANTED_FAULT_FILE names one that is read at every step; it may hold the name of a fault, and `quiet`: then
+the longest chain is of 1 token until FULL requests have run together QUIET_STEPS times, and d_max after that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+FAULTS = ("clip_of_the_wrong_request", "links_not_cut_to_the_clipped_length")
+FULL = 8
+QUIET_STEPS = 5
+
+
+def register() -> None:
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    from c2t_plugin.engines.sglang import worker
+
+    planted = Path(os.environ["PLANTED_FAULT_FILE"])
+    _log(ModelRunner, worker._DraftMixin, Path(os.environ["STEP_LOG"]), planted)
+    _plant(worker, planted)
+
+
+def _log(model_runner: Any, draft_mixin: Any, path: Path, planted: Path) -> None:
+    cut, forward = draft_mixin._cut, model_runner.forward
+
+    def is_quiet() -> bool:
+        if "quiet" not in planted.read_text():
+            return False
+        steps = [json.loads(line) for line in path.read_text().splitlines()]
+        return sum(len(step["rids"]) == FULL for step in steps) < QUIET_STEPS
+
+    def cut_and_noted(self: Any, batch: Any, verify_input: Any) -> None:
+        self.scorer.set_max_depth(1 if is_quiet() else self.scorer.d_max)
+        cut(self, batch, verify_input)
+        verify_input.noted = {
+            "rids": [req.rid for req in batch.reqs],
+            "max_depth": int(self.scorer.max_depth),
+            "confidence": self.scorer.confidence(len(batch.reqs)).tolist(),
+        }
+
+    def logged(self: Any, forward_batch: Any, *positional: Any, **keyword: Any) -> Any:
+        if forward_batch.forward_mode.is_target_verify():
+            spec_info = forward_batch.spec_info
+            line = {
+                **spec_info.noted,
+                "rows": len(forward_batch.input_ids),
+                "lengths": spec_info.ragged_verify_layout.verify_lens.tolist(),
+                "links": (spec_info.retrieve_next_token != -1).int().cumprod(1).sum(1).tolist(),
+            }
+            with path.open("a") as log:
+                log.write(json.dumps(line) + "\n")
+        return forward(self, forward_batch, *positional, **keyword)
+
+    draft_mixin._cut, model_runner.forward = cut_and_noted, logged
+
+
+def _plant(worker: Any, path: Path) -> None:
+    clipped, cut_links, note = worker._DraftMixin._clipped, worker.cut_links, worker.LaggedPlan.note
+    wanted_now: list[Any] = []
+
+    def noting(self: Any, wanted: Any, rows: int) -> None:
+        wanted_now[:] = [wanted]
+        note(self, wanted, rows)
+
+    def faulty_clip(self: Any, *arguments: Any) -> Any:
+        kept, rows = clipped(self, *arguments)
+        if "clip_of_the_wrong_request" in path.read_text():
+            kept = kept.roll(1)
+        return kept, rows
+
+    def faulty_links(links: Any, kept: Any) -> None:
+        cut_links(links, wanted_now[0] if "links_not_cut_to_the_clipped_length" in path.read_text() else kept)
+
+    worker.LaggedPlan.note, worker._DraftMixin._clipped, worker.cut_links = noting, faulty_clip, faulty_links

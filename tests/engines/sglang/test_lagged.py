@@ -1,0 +1,257 @@
+"""The lagged plan: what it predicts, from what, and what the device clips."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from c2t_kernels import early_stop, pack_ragged
+from c2t_plugin.config import C2TConfig
+from c2t_plugin.engines.sglang import lagged
+from c2t_plugin.engines.sglang.cpu_engine import SITE
+from c2t_plugin.engines.sglang.lagged import LaggedPlan
+from c2t_plugin.errors import ConfigError
+from tests.engines.sglang import lagged_rule
+from tests.engines.sglang.lagged_rule import LAG, MEMORY
+
+D_MAX = 4
+WIDTH = D_MAX + 1
+BETA = 0.5
+CAPTURED = (5, 10, 20, 40)
+# Few values, so that there are equals; some on beta, some unknown.
+confidences = st.sampled_from([0.1, 0.4, 0.5, 0.6, 0.6000001, 0.9, 1.0, float("nan")])
+batches = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8, unique=True)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[tuple[list[str], Tensor]]:
+    """Batches that stay for a while, with the confidences of their drafts."""
+    found = []
+    for _ in range(draw(st.integers(1, 4))):
+        rids = draw(batches)
+        for _ in range(draw(st.integers(1, 5))):
+            chain = st.lists(confidences, min_size=D_MAX, max_size=D_MAX)
+            found.append((rids, torch.tensor([draw(chain) for _ in rids])))
+    return found
+
+
+def run(plan: LaggedPlan, taken: Iterable[tuple[Sequence[str], Tensor]]) -> list[tuple[int, Tensor, Tensor]]:
+    """Rows, what was wanted and what is kept of each step."""
+    found = []
+    for rids, confidence in taken:
+        rows = plan.rows(rids, WIDTH)
+        wanted = early_stop(confidence, BETA, D_MAX)
+        plan.note(wanted, rows)
+        found.append((rows, wanted, early_stop(confidence, BETA, D_MAX, budget=rows - len(rids))))
+    return found
+
+
+def plan_of(captured: Sequence[int] = ()) -> LaggedPlan:
+    return LaggedPlan(lambda: captured, "cpu")
+
+
+def rows_of(plan: LaggedPlan, wanted: Iterable[tuple[Sequence[str], Sequence[int]]]) -> list[int]:
+    found = []
+    for rids, lengths in wanted:
+        found.append(plan.rows(rids, WIDTH))
+        plan.note(torch.tensor(lengths, dtype=torch.int32), found[-1])
+    return found
+
+
+@given(steps(), st.sampled_from([(), CAPTURED]))
+@settings(max_examples=150, deadline=None)
+def test_every_step_is_the_rule_and_fits_its_rows(taken: list[tuple[list[str], Tensor]], captured: Sequence[int]):
+    rule, plan, clipped = lagged_rule.Rule(WIDTH, captured), plan_of(captured), 0
+    for (rids, confidence), (rows, wanted, kept) in zip(taken, run(plan, taken), strict=True):
+        assert rows == rule.rows(rids)
+        rule.wanted(rids, int(wanted.sum()))
+        known = confidence.nan_to_num(nan=2.0).tolist()
+        assert wanted.tolist() == [lagged_rule.above(each, BETA) for each in known]
+        assert kept.tolist() == lagged_rule.clip(known, wanted.tolist(), rows - len(rids))
+        clipped += int((wanted - kept).sum())
+        sources = [torch.arange(len(rids) * WIDTH).view(-1, WIDTH)]
+        packed = pack_ragged(kept, sources, capacity=rows, pads=(-1,))
+        # every root and every kept token has a row
+        assert int(packed.cu_seqlens[-1]) == len(rids) + int(kept.sum()) <= rows
+    # those of the last LAG steps are read with the next two
+    rids = taken[-1][0]
+    run(plan, [(rids, torch.zeros(len(rids), D_MAX))] * LAG)
+    assert plan.state() == {"clipped": clipped}
+
+
+@given(steps())
+@settings(max_examples=50, deadline=None)
+def test_ranks_with_the_same_numbers_choose_the_same_rows(taken: list[tuple[list[str], Tensor]]):
+    one, another = (run(plan_of(CAPTURED), taken) for _ in range(2))
+    assert [rows for rows, *_ in one] == [rows for rows, *_ in another]
+
+
+@pytest.mark.parametrize("later", [[0, 0], [4, 4]])
+def test_what_is_newer_than_the_lag_has_no_say(later: list[int]):
+    """It may or may not have arrived by then."""
+    before = [("ab", [1, 0])] * 3
+    rows = rows_of(plan_of(), [*before, *[("ab", later)] * LAG])
+    assert rows == [10, 10, 4, 4, 4]
+    assert rows_of(plan_of(), [*before, *[("ab", later)] * (LAG + 1)])[-1] == (4 if later == [0, 0] else 10)
+
+
+def test_an_explosion_after_a_quiet_phase_is_clipped_until_it_is_known():
+    quiet, loud = (torch.full((8, D_MAX), each) for each in (0.1, 0.9))
+    found = run(plan_of(), [("abcdefgh", quiet)] * 10 + [("abcdefgh", loud)] * 4)
+    assert [rows for rows, *_ in found] == [40] * LAG + [8] * 10 + [40] * 2
+    assert [int(kept.sum()) for *_, kept in found][-4:] == [0, 0, 32, 32]
+
+
+def test_a_request_of_few_tokens_is_forgotten_only_after_the_memory():
+    taken = [("a", [4])] + [("a", [0])] * (MEMORY + LAG)
+    assert rows_of(plan_of(), taken) == [5] * (LAG + MEMORY) + [4]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "new"),
+    [
+        ("abcd", "abcd", False),
+        ("abcd", "abef", False),  # half of it
+        ("abcd", "aefg", True),
+        ("ab", "abcd", False),
+        ("ab", "abcde", True),
+        ("abcd", "ab", False),
+        ("abcde", "ab", True),
+        ("a", "b", True),
+    ],
+)
+def test_a_batch_is_new_when_it_shares_few_requests_with_the_step_before(then: str, now: str, new: bool):
+    plan = plan_of()
+    rows_of(plan, [(then, [0] * len(then))] * (LAG + 1))
+    window = len(now) * WIDTH
+    assert plan.rows(now, WIDTH) == (window if new else -(-len(now) // 4) * 4)
+
+
+def test_numbers_of_the_batch_before_that_are_still_unread_are_not_its_own():
+    rows = rows_of(plan_of(), [("ab", [0, 0])] * 4 + [("cd", [4, 4])] * 3)
+    assert rows == [10, 10, 4, 4, 10, 10, 10]
+
+
+def test_the_best_filled_step_is_scaled_by_the_requests_of_now():
+    # 7 of 4 requests are 14 for 8, after the second step
+    rows = rows_of(plan_of(), [("abcd", [4, 3, 0, 0]), *[("abcdefgh", [0] * 8)] * 2])
+    assert rows[-1] == 24  # 8 + 14, in fours
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_numbers_come_back_in_order(device: str):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs CUDA")
+    numbers, found = lagged._Readback(torch.device(device)), []
+    for number in range(10):
+        if number >= LAG:
+            found.append(numbers.read())
+        numbers.write(torch.full((3,), number, dtype=torch.int32, device=device).sum())
+    assert found == [3 * number for number in range(10 - LAG)]
+
+
+# --- in the worker
+
+
+class Drafts:
+    """What a worker asks of a scorer, about one draft after another."""
+
+    d_max = D_MAX
+    confidence: Tensor
+
+    def drafted(self, steps: int) -> None:
+        assert steps == D_MAX
+
+    def end(self, rows: int) -> Tensor:
+        return self.lengths(rows)
+
+    def lengths(self, rows: int, budget: int | None = None) -> Tensor:
+        assert len(self.confidence) == rows
+        return early_stop(self.confidence, BETA, D_MAX, budget=budget)
+
+
+@pytest.fixture
+def worker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+    request.getfixturevalue("sgl_kernel")
+    monkeypatch.syspath_prepend(str(SITE))
+    from c2t_plugin.engines.sglang import worker
+
+    return worker
+
+
+@pytest.mark.sglang
+def test_the_worker_cuts_the_links_where_the_clip_ends(worker: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worker, "get_tp_group", lambda: SimpleNamespace(world_size=1))
+    made = object.__new__(type("Draft", (worker._DraftMixin,), {}))
+    made.speculative_num_steps, made.scorer, made.lagged = D_MAX, Drafts(), plan_of()
+    batch = SimpleNamespace(reqs=[SimpleNamespace(rid=rid) for rid in "abc"])
+    loud = torch.tensor([[0.9, 0.8, 0.7, 0.4], [0.95, 0.6, 0.6, 0.6], [0.3, 0.9, 0.9, 0.9]])
+    found = []
+    for confidence in [torch.zeros(3, D_MAX)] * LAG + [loud] * (LAG + 1):
+        made.scorer.confidence = confidence
+        links = torch.arange(1, WIDTH + 1).repeat(3, 1)
+        links[:, -1] = -1
+        verify_input = SimpleNamespace(retrieve_next_token=links, draft_token_num=WIDTH)
+        made._cut(batch, verify_input)
+        assert ((links != -1).int().cumprod(1).sum(1) == verify_input.c2t_kept).all()
+        found.append((verify_input.c2t_rows, verify_input.c2t_kept.tolist()))
+    # one row of four is left over the roots, then all that is above beta is known to be wanted: 3 + 7
+    assert found == [(15, [0, 0, 0])] * LAG + [(4, [0, 1, 0])] * LAG + [(12, [3, 4, 0])]
+
+
+# --- what starts it
+
+
+class Scorer:
+    d_max = D_MAX
+    beta = torch.zeros(1)
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def drafted(self, steps: int) -> None:
+        self.steps = steps
+
+    def lengths(self, rows: int, budget: int) -> None:
+        assert self.steps == D_MAX
+        if rows > self.most:
+            raise ValueError("too many rows")
+
+
+def started(most: int = 100, ragged: Any = None, **options: str) -> LaggedPlan | None:
+    return lagged.start(C2TConfig(**options), ragged, Scorer(most), 48)  # type: ignore[arg-type]
+
+
+RAGGED = SimpleNamespace(sizes=lambda: CAPTURED)
+
+
+def test_sync_has_no_plan_of_its_own(caplog: pytest.LogCaptureFixture):
+    assert started(ragged=RAGGED) is None
+    assert started(ragged=RAGGED, plan="sync") is None
+    assert not caplog.records
+
+
+def test_tiers_are_those_of_the_captured_graphs():
+    plan = started(ragged=RAGGED, plan="lagged")
+    assert plan is not None
+    assert rows_of(plan, [("abc", [1, 1, 1])] * 3) == [20, 20, 10]
+
+
+def test_over_the_uniform_window_the_log_says_that_it_means_nothing(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING):
+        assert started(plan="lagged") is None
+    assert "plan lagged chooses nothing, since the whole window is computed anyway" in caplog.text
+
+
+def test_batches_that_cannot_be_clipped_are_refused():
+    with pytest.raises(ConfigError, match=r"plan lagged cannot clip 48 requests \(too many rows\): use sync"):
+        started(most=47, ragged=RAGGED, plan="lagged")
