@@ -91,7 +91,7 @@ def register() -> None:
 def _check(result: None, params: Any, *_: Any, **__: Any) -> None:
     from sglang.srt.runtime_context import get_server_args
 
-    # Asked anew for each request: what a tokenizer worker's server is asked to do, the worker learns after its plugins.
+    # Read here and not once: an extra tokenizer worker has its plugins before it knows its server's arguments.
     server_args = get_server_args()
     # Of another algorithm's requests the key may be somebody else's.
     if not args.asks_for_c2t(server_args):
