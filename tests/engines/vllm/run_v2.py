@@ -1,8 +1,9 @@
 """Model runner V2 in a process of its own: `python -m tests.engines.vllm.run_v2 JOB.json OUT.json`.
 
 JOB: target, prompts, new_tokens, max_num_seqs, speculative (one configuration per engine, with a `target` where that
-is another). OUT: per engine the output ids and the steps of each request as (drafted, accepted), C2T's state then, and
-the first prompt's steps alone, with the state behind them.
+is another; None for plain decoding), and further `options` of every engine. OUT: per engine the output ids and the
+steps of each request as (drafted, accepted), C2T's state then, and the first prompt's steps alone, with the state
+behind them. With `mixed`: test_features.py's answers, and how many requests were preempted.
 """
 
 from __future__ import annotations
@@ -26,24 +27,25 @@ def main(job: dict[str, Any]) -> list[dict[str, Any]]:
 
     interpreter.install()
     allow_adaptive_verification()
-    return [_run(job, spec) for spec in job["speculative"]]
+    run = _mixed if job.get("mixed") else _run
+    return [run(job, spec) for spec in job["speculative"]]
 
 
 @contextlib.contextmanager
-def engine(job: dict[str, Any], spec: dict[str, Any]) -> Iterator[Any]:
+def engine(job: dict[str, Any], spec: dict[str, Any] | None) -> Iterator[Any]:
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
     llm = LLM(
-        spec.pop("target", job["target"]),
+        spec.pop("target", job["target"]) if spec else job["target"],
         dtype="float32",
         enforce_eager=True,
-        max_model_len=512,
         max_num_seqs=job["max_num_seqs"],
         kv_cache_memory_bytes=2**28,
         speculative_config=spec,
-        per_request_spec_decode_metrics="detailed",
+        per_request_spec_decode_metrics="detailed" if spec else "none",
         seed=0,
+        **{"max_model_len": 512, **job.get("options", {})},
     )
     assert llm.llm_engine.vllm_config.use_v2_model_runner
     try:
@@ -76,6 +78,14 @@ def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
         "alone": alone.steps,
         "state_alone": state_alone,
     }
+
+
+def _mixed(job: dict[str, Any], spec: dict[str, Any] | None) -> dict[str, Any]:
+    from tests.engines.vllm.test_features import answers, counter
+
+    with engine(job, spec) as llm:
+        found = answers(llm, job["prompts"], job["new_tokens"])
+        return {"answers": [vars(each) for each in found], "preemptions": counter(llm, "vllm:num_preemptions")}
 
 
 def allow_adaptive_verification() -> None:

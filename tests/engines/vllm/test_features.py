@@ -50,20 +50,19 @@ def twice(llm: Any) -> list[list[int]]:
     return [list(llm.generate([prompt], sampling, use_tqdm=False)[0].outputs[0].token_ids) for _ in range(2)]
 
 
-def answers(llm: Any) -> list[SimpleNamespace]:
-    """Of all requests, in one batch: ids, why it ended, log probabilities of the chosen words."""
+def answers(llm: Any, prompts: list[list[int]], new_tokens: int) -> list[SimpleNamespace]:
+    """Of all requests, in one batch: ids, why it ended, log probabilities of the chosen words. prompts: one a kind."""
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
-    prompts = all_prompts() * REPEATS
     chosen = []
     for kind in list(KINDS.values()) * REPEATS:
-        values = {"temperature": 0.0, "max_tokens": NEW_TOKENS, "ignore_eos": True, **kind}
+        values = {"temperature": 0.0, "max_tokens": new_tokens, "ignore_eos": True, **kind}
         if "structured_outputs" in values:
             values["structured_outputs"] = StructuredOutputsParams(**values["structured_outputs"])
         chosen.append(SamplingParams(**values))
     found = []
-    for output in llm.generate([{"prompt_token_ids": ids} for ids in prompts], chosen, use_tqdm=False):
+    for output in llm.generate([{"prompt_token_ids": ids} for ids in prompts * REPEATS], chosen, use_tqdm=False):
         (text,) = output.outputs
         words = zip(text.token_ids, text.logprobs or [], strict=False)
         logprobs = [each[token].logprob for token, each in words]
@@ -80,13 +79,13 @@ def counter(llm: Any, name: str) -> float:
 @pytest.fixture(scope="module")
 def plain(engine: Engine) -> list[SimpleNamespace]:
     with engine(None, options=OPTIONS) as llm:
-        return answers(llm)
+        return answers(llm, all_prompts(), NEW_TOKENS)
 
 
 @pytest.fixture(scope="module", params=DRAFTS)
 def served(request: pytest.FixtureRequest, engine: Engine) -> Iterator[SimpleNamespace]:
     with engine(f"c2t:{request.param}", 4, OPTIONS) as llm:
-        found = answers(llm)
+        found = answers(llm, all_prompts(), NEW_TOKENS)
         again = twice(llm)
         counts = {
             name: counter(llm, f"vllm:{name}")
@@ -99,16 +98,19 @@ def of_kind(found: list[SimpleNamespace], kind: str) -> list[SimpleNamespace]:
     return found[list(KINDS).index(kind) :: len(KINDS)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_of_request_is_answered_as_without_c2t(
-    served: SimpleNamespace, plain: list[SimpleNamespace], kind: str
-):
-    mine, theirs = of_kind(served.found, kind), of_kind(plain, kind)
+def assert_the_same(mine: list[SimpleNamespace], theirs: list[SimpleNamespace]) -> None:
     assert len(mine) == REPEATS
     assert [(each.ids, each.reason) for each in mine] == [(each.ids, each.reason) for each in theirs]
     for one, other in zip(mine, theirs, strict=True):
         # the same sums in batches of another shape
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_request_is_answered_as_without_c2t(
+    served: SimpleNamespace, plain: list[SimpleNamespace], kind: str
+):
+    assert_the_same(of_kind(served.found, kind), of_kind(plain, kind))
 
 
 def test_the_requests_are_what_their_names_say(plain: list[SimpleNamespace]):

@@ -1,0 +1,82 @@
+"""Mixed requests on model runner V2, interpreted on the CPU: answered as without C2T, chunked and after preemption."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
+pytestmark = [pytest.mark.vllm, pytest.mark.server]
+
+from tests.engines.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
+from tests.engines.vllm.conftest import DRAFTS  # noqa: E402
+from tests.engines.vllm.test_features import KINDS, all_prompts, assert_the_same, of_kind  # noqa: E402
+
+BASES = ("draft_model", "eagle3")
+# Short ones, for the interpreter's sake: 20 to 41 tokens, and 4 requests want more blocks than there are.
+LENGTHS = range(20, 20 + 3 * len(KINDS), 3)
+NEW_TOKENS = 12
+OPTIONS = {
+    "max_model_len": 64,
+    "max_num_batched_tokens": 32,
+    "block_size": 32,
+    "num_gpu_blocks_override": 7,
+    "disable_log_stats": False,
+}
+TIMEOUT_S = 900
+
+Answers = dict[str | None, SimpleNamespace]
+
+
+@pytest.fixture(scope="module")
+def found(layout: Path, root: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """By base, None for plain decoding: answers and preemptions, all engines in one process."""
+    folder = tmp_path_factory.mktemp("v2-features")
+    classifier = save_hand_made_classifier(folder / "hand.safetensors")
+    cut = {"num_speculative_tokens": 4, "c2t_classifier": str(classifier), "c2t_beta": 0.45}
+    specs = [{"method": f"c2t:{base}", "model": str(layout / DRAFTS[base]), **cut} for base in BASES]
+    job = {
+        "target": str(layout / "target"),
+        "prompts": [ids[:length] for ids, length in zip(all_prompts(), LENGTHS, strict=True)],
+        "new_tokens": NEW_TOKENS,
+        "max_num_seqs": 4,
+        "options": OPTIONS,
+        "mixed": True,
+        "speculative": [None, *specs],
+    }
+    (folder / "job.json").write_text(json.dumps(job))
+    command = [sys.executable, "-m", "tests.engines.vllm.run_v2", str(folder / "job.json"), str(folder / "out.json")]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr[-4000:]
+    out = json.loads((folder / "out.json").read_text())
+    return {
+        base: SimpleNamespace(
+            answers=[SimpleNamespace(**each) for each in one["answers"]], preemptions=one["preemptions"]
+        )
+        for base, one in zip((None, *BASES), out, strict=True)
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("base", BASES)
+def test_each_kind_of_request_is_answered_as_without_c2t(found: Answers, base: str, kind: str):
+    assert_the_same(of_kind(found[base].answers, kind), of_kind(found[None].answers, kind))
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_requests_were_preempted(found: Answers, base: str):
+    assert found[base].preemptions > 0
+
+
+def test_the_requests_are_what_their_names_say(found: Answers):
+    plain = found[None].answers
+    assert all(len(each.ids) == 1 for each in of_kind(plain, "one token"))
+    assert all(len(each.logprobs) == NEW_TOKENS for each in of_kind(plain, "logprobs"))
+    assert all(len(each.ids) > NEW_TOKENS for each in of_kind(plain, "to the end"))
+    different = zip(of_kind(plain, "penalties"), of_kind(plain, "plain"), strict=True)
+    assert all(one.ids != other.ids for one, other in different)
