@@ -43,7 +43,7 @@ def _disable_profiler() -> object:
     """torch's own, with its result kept for good.
 
     SGLang drops a profile once its file is written, and to free one with Python's call stacks ends the process with a
-    segmentation fault about one time in ten. Seen with torch 2.13 on Python 3.11; can go when it is not any more.
+    segmentation fault now and then. Seen with torch 2.13 on Python 3.11; can go when it is not any more.
     """
     _PROFILES.append(_autograd._disable_profiler())
     return _PROFILES[-1]
