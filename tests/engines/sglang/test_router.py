@@ -28,7 +28,7 @@ START_S = 120.0
 # docs/distributed.md shows these
 ROUTER_FLAGS = (
     *("--policy", "round_robin"),
-    *("--retry-max-retries", "5", "--retry-initial-backoff-ms", "100"),
+    *("--retry-max-retries", "5", "--retry-initial-backoff-ms", "1000"),
     *("--health-check-interval-secs", "2", "--health-failure-threshold", "1"),
 )
 
