@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks import demo
 from benchmarks.serving import Client
 from benchmarks.vllm_client import VllmClient
-from benchmarks.vllm_server import serving
+from benchmarks.vllm_server import VllmServer
 from c2t_plugin.classifier import FILE_NAME
 from c2t_plugin.pair.vllm_layout import write_vllm_layout
 
@@ -32,7 +32,8 @@ class VllmDemo(demo.Demo):
         with tempfile.TemporaryDirectory() as folder:
             layout = write_vllm_layout(pair, Path(folder))
             flags = speculative(server, pair, layout)
-            with serving(layout / "target", log, flags) as url, VllmClient(url, demo.MAX_TOKENS) as client:
+            running = VllmServer(layout / "target", flags, log)
+            with running, VllmClient(running.base_url, demo.MAX_TOKENS) as client:
                 yield client
 
 

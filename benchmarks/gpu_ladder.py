@@ -11,7 +11,6 @@ others are added; what needs another tool or more GPUs is in docs/benchmarking.m
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -24,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_server import GpuServer, plugin_environment
+from benchmarks.gpu_server import GpuServer, part_parser, plugin_environment
 from benchmarks.gpu_serving import NativeClient
 from benchmarks.record import BenchRow, append_rows
 from benchmarks.serving import Pass
@@ -215,7 +214,10 @@ RUNGS: dict[str, tuple[Callable[[Mapping[str, Found]], Verdict], tuple[str, ...]
 
 
 def p_value(first: Counter[tuple[int, ...]], second: Counter[tuple[int, ...]]) -> float:
-    """Chance that two samples of one distribution differ so much (chi-square, rare outcomes together)."""
+    """Chance that two samples of one distribution differ so much (chi-square, rare outcomes together).
+
+    By torch alone, since a bare machine has no scipy.
+    """
     smaller, both = min(first.total(), second.total()), first + second
     common = [key for key, count in both.items() if smaller * count / both.total() >= MIN_EXPECTED]
     table = torch.tensor([[float(counts[key]) for key in common] for counts in (first, second)]).view(2, -1)
@@ -277,15 +279,7 @@ def run(out: Path, size: Size, environment: Mapping[str, str] | None, deadline: 
 
 def main(argv: Sequence[str]) -> int:
     """Serve, check, print."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_ladder",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder for rows, logs and traces")
-    parser.add_argument("--seconds", type=float, default=500.0, help="no server is started later")
-    parser.add_argument("--dry-run", action="store_true", help="few requests, on the CPU engine")
-    options = parser.parse_args(argv)
+    options = part_parser("benchmarks.gpu_ladder", __doc__, "few requests, on the CPU engine").parse_args(argv)
     deadline = time.monotonic() + options.seconds
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:

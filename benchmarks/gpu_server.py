@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tomllib
@@ -18,6 +19,17 @@ FLAGS = (
     *("--mm-feature-transport", "cpu", "--disable-flashinfer-autotune", "--disable-prefill-cuda-graph"),
     *("--disable-radix-cache", "--skip-server-warmup", "--mem-fraction-static", "0.7"),
 )
+
+
+def part_parser(module: str, about: str, dry: str) -> argparse.ArgumentParser:
+    """What every part of the GPU run that starts servers is told. about: its docstring. dry: what --dry-run does."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {module}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for rows and logs")
+    parser.add_argument("--seconds", type=float, default=500.0, help="no server is started that would end later")
+    parser.add_argument("--dry-run", action="store_true", help=dry)
+    return parser
 
 
 def plugin_environment(scratch: Path) -> dict[str, str]:

@@ -11,7 +11,6 @@ Exit status 1: an arm failed, or a count that must agree does not. Every server 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import re
 import sys
@@ -26,7 +25,7 @@ from typing import Any
 import httpx
 import torch
 
-from benchmarks.gpu_server import GpuServer, plugin_environment
+from benchmarks.gpu_server import GpuServer, part_parser, plugin_environment
 from benchmarks.inflate import PRESETS, inflate
 from benchmarks.record import BenchRow, append_rows
 from benchmarks.serving import REQUEST_TIMEOUT_S, Client, Completion, Pass, counts
@@ -256,17 +255,10 @@ def run(bench: Bench, arms: Sequence[Arm], environment: Mapping[str, str] | None
 
 def main(argv: list[str]) -> int:
     """Build, serve, compare, measure."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_serving",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder for rows and the servers' logs")
+    parser = part_parser("benchmarks.gpu_serving", __doc__, "tiny, float32, on the CPU engine")
     parser.add_argument("--models", type=Path, help="folder of the inflated pair, kept; without it OUT/models")
     parser.add_argument("--preset", choices=sorted(PRESETS), help="8b, or tiny in a dry run, without it")
     parser.add_argument("--prefix", type=int, default=0, help="tokens in front of every prompt, e.g. 512 or 8192")
-    parser.add_argument("--seconds", type=float, default=500.0, help="no server is started that would end later")
-    parser.add_argument("--dry-run", action="store_true", help="tiny, float32, on the CPU engine")
     options = parser.parse_args(argv)
     deadline = time.monotonic() + options.seconds
     preset = options.preset or ("tiny" if options.dry_run else "8b")

@@ -10,7 +10,6 @@ missing, or an arm failed; 124: out of time.
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_server import plugin_environment
+from benchmarks.gpu_server import part_parser, plugin_environment
 from c2t_plugin.engines.vllm.contract import RELEASE, SUPPORTED
 
 ARMS = ("plain", "static 4", "C2T", "vLLM adaptive", "C2T adaptive", "static 2", "threshold on P")
@@ -63,15 +62,7 @@ def command(out: Path, dry_run: bool) -> list[str]:
 
 def main(argv: Sequence[str]) -> int:
     """Say what is missing, or run."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_vllm",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder for rows and logs")
-    parser.add_argument("--seconds", type=float, default=500.0, help="of the whole run")
-    parser.add_argument("--dry-run", action="store_true", help="few requests, on vLLM's CPU build")
-    options = parser.parse_args(argv)
+    options = part_parser("benchmarks.gpu_vllm", __doc__, "few requests, on vLLM's CPU build").parse_args(argv)
     lacks = missing(options.dry_run)
     if lacks:
         print(f"vLLM with C2T needs {'; and '.join(lacks)}")

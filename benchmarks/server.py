@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from benchmarks import vllm_server
-from c2t_plugin.engines.server_process import HOST, ServerError, ServerProcess
+from c2t_plugin.engines.server_process import ServerError, ServerProcess
 from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer
 from c2t_plugin.errors import C2TError
 
@@ -44,21 +43,8 @@ class Server(_OneLine, CpuServer):
         return super().environment() if self._cpu else self.env
 
 
-class VllmServer(_OneLine):
-    """vLLM's OpenAI server; without `cpu` with none of the flags for small models."""
-
-    def __init__(self, model: Path, flags: Sequence[str], log: Path, cpu: bool, start_timeout: float) -> None:
-        super().__init__(log=log, start_timeout=start_timeout)
-        self._model, self._flags, self._cpu = model, flags, cpu
-
-    def command(self, port: int) -> list[str]:
-        if self._cpu:
-            return vllm_server.command(self._model, port, *self._flags)
-        start = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self._model)]
-        return [*start, "--host", HOST, "--port", str(port), *self._flags]
-
-    def environment(self) -> Mapping[str, str]:
-        return vllm_server.environment()
+class VllmServer(_OneLine, vllm_server.VllmServer):
+    """As that one."""
 
 
 def complaint(log: Path) -> str:

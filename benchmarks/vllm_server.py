@@ -1,14 +1,13 @@
-"""vLLM's own OpenAI server as a context manager, for small models on a CPU; nothing of it is left behind."""
+"""vLLM's own OpenAI server as a context manager; nothing of it is left behind."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from c2t_plugin.engines.server_process import HOST, ServerProcess
+from c2t_plugin.engines.server_process import HOST, START_TIMEOUT_S, ServerProcess
 
 MODEL = "pair"
 SMALL_MODEL_FLAGS = (
@@ -18,10 +17,11 @@ SMALL_MODEL_FLAGS = (
 STOP_TIMEOUT_S = 60.0
 
 
-def command(target: Path, port: int, *flags: str) -> list[str]:
+def command(target: Path, port: int, *flags: str, cpu: bool = True) -> list[str]:
     """The `vllm` command of the CPU wheel ends with PackageNotFoundError; the module that it would start does not."""
     server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(target)]
-    return [*server, "--host", HOST, "--port", str(port), "--served-model-name", MODEL, *SMALL_MODEL_FLAGS, *flags]
+    server += ["--host", HOST, "--port", str(port), "--served-model-name", MODEL]
+    return [*server, *(SMALL_MODEL_FLAGS if cpu else ()), *flags]
 
 
 def environment() -> dict[str, str]:
@@ -30,20 +30,17 @@ def environment() -> dict[str, str]:
     return {**os.environ, **own, "VLLM_NO_USAGE_STATS": "1"}
 
 
-class _Server(ServerProcess):
-    def __init__(self, target: Path, flags: Sequence[str], log: Path) -> None:
-        super().__init__(log=log, grace=STOP_TIMEOUT_S)
-        self._target, self._flags = target, flags
+class VllmServer(ServerProcess):
+    """Asked to end as an operator would. cpu: with the flags for small models; else on whatever device vLLM finds."""
+
+    def __init__(
+        self, target: Path, flags: Sequence[str], log: Path, cpu: bool = True, start_timeout: float = START_TIMEOUT_S
+    ) -> None:
+        super().__init__(log=log, start_timeout=start_timeout, grace=STOP_TIMEOUT_S)
+        self._target, self._flags, self._cpu = target, flags, cpu
 
     def command(self, port: int) -> list[str]:
-        return command(self._target, port, *self._flags)
+        return command(self._target, port, *self._flags, cpu=self._cpu)
 
     def environment(self) -> Mapping[str, str]:
         return environment()
-
-
-@contextmanager
-def serving(target: Path, log: Path, flags: Sequence[str] = ()) -> Iterator[str]:
-    """Base URL of a running server, asked to end as an operator would. Raises ServerError if it does not start."""
-    with _Server(target, flags, log) as server:
-        yield server.base_url

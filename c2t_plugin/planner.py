@@ -6,6 +6,7 @@ step. With acceptance probabilities and a cost curve both have an answer, and pl
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -23,8 +24,11 @@ FORMAT = "c2t-cost-curve"
 PROBE_EVERY = 64
 # Weight of the newest step in the running means of acceptance by depth.
 FORGET = 0.1
-# First draft tokens of a step that cost no draft pass in an engine: the pass that lets the draft keep up predicts one.
-FREE = 1
+
+
+def draft_passes(depth: int) -> int:
+    """Of a step that drafts so deep, besides the one that lets the draft keep up: that predicts the first token."""
+    return max(0, depth - 1)
 
 
 def switched_depths(d_max: int) -> tuple[int, ...]:
@@ -71,7 +75,7 @@ class CostCurve:
 
     def draft_s(self, requests: int) -> float:
         """Seconds of one draft pass for so many requests."""
-        return float(_interpolate(self.draft, torch.tensor(requests)))
+        return _interpolated(self.draft, requests)
 
     def save(self, path: Path) -> None:
         """Write as JSON, whole or not at all."""
@@ -99,9 +103,20 @@ class CostCurve:
             raise ConfigError(f"{path} is no cost curve: {error}") from error
 
 
-def _interpolate(points: Sequence[tuple[int, float]], at: Tensor) -> Tensor:
+# Asked for several times a step, on the way of the next launch.
+@functools.lru_cache(maxsize=16)
+def _table(points: tuple[tuple[int, float], ...]) -> tuple[Tensor, Tensor]:
     counts = torch.tensor([count for count, _ in points], dtype=torch.float64)
-    seconds = torch.tensor([s for _, s in points], dtype=torch.float64).cummax(0).values
+    return counts, torch.tensor([s for _, s in points], dtype=torch.float64).cummax(0).values
+
+
+@functools.lru_cache(maxsize=1024)
+def _interpolated(points: tuple[tuple[int, float], ...], at: int) -> float:
+    return float(_interpolate(points, torch.tensor(at)))
+
+
+def _interpolate(points: tuple[tuple[int, float], ...], at: Tensor) -> Tensor:
+    counts, seconds = _table(points)
     x = at.double()
     right = torch.searchsorted(counts, x).clamp(1, len(points) - 1)
     left = right - 1
@@ -182,12 +197,10 @@ class Planner:
         forget: float = FORGET,
         *,
         depths: Sequence[int] | None = None,
-        free: int = 0,
         compact: bool = True,
     ) -> None:
-        """depths: those that can be drafted, rising, from 0 to d_max; None: all. free: so many first draft tokens of a
-        step cost no draft pass, since an engine gets them of the pass that lets the draft keep up. compact: whether a
-        draft token that is not verified is not computed; without that all drafted ones are verified."""
+        """depths: those that can be drafted, rising, from 0 to d_max; None: all. compact: whether a draft token that is
+        not verified is not computed; without that all drafted ones are verified."""
         self.depths = tuple(range(d_max + 1) if depths is None else depths)
         if d_max < 1:
             raise ConfigError(f"the planner needs at least 1 draft step, got {d_max}")
@@ -199,16 +212,11 @@ class Planner:
         self.d_max = d_max
         self.probe_every = probe_every
         self.forget = forget
-        self.free = free
         self.compact = compact
         # of the token at depth i + 1, given the one before it
         self._accepted = torch.zeros(d_max, dtype=torch.float64)
         self._seen = 0
         self._short_steps = 0
-
-    def passes(self, depth: int) -> int:
-        """Draft passes of a step that drafts so deep."""
-        return max(0, depth - self.free)
 
     def depth(self, requests: int) -> int:
         """How deep to draft in the next step of so many requests; 0 is plain decoding."""
@@ -218,7 +226,7 @@ class Planner:
         expected = requests + torch.cat([gains.new_zeros(1), gains.cumsum(0)])
         counts = torch.arange(len(expected))
         drafted = torch.tensor(self.depths)[:, None]
-        passes = torch.tensor([self.passes(depth) for depth in self.depths])[:, None]
+        passes = torch.tensor([draft_passes(depth) for depth in self.depths])[:, None]
         seconds = self.curve.verify_s(requests + counts) + passes * self.curve.draft_s(requests)
         rates = expected / (seconds + self.curve.fixed + self.curve.keep_up)
         impossible = counts > drafted * requests if self.compact else counts != drafted * requests
@@ -242,7 +250,7 @@ class Planner:
         if not self.compact:
             whole = torch.full((len(acceptance),), drafted)
             return whole if longest is None else longest.clamp(max=drafted)
-        return spend(acceptance, self.curve, self.passes(drafted), longest, at_least, sizes).kept
+        return spend(acceptance, self.curve, draft_passes(drafted), longest, at_least, sizes).kept
 
     def _observe(self, chain: Tensor) -> None:
         """chain: (drafted,) mean acceptance by depth."""

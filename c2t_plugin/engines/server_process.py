@@ -23,6 +23,7 @@ from c2t_plugin.engines import processes
 from c2t_plugin.errors import C2TError
 
 HOST = "127.0.0.1"
+START_TIMEOUT_S = 600.0
 _LOG_TAIL = 30
 _LOG_WIDTH = 500
 _POLL_S = 0.5
@@ -43,7 +44,7 @@ class ServerProcess(ABC):
 
     health = "/health"
 
-    def __init__(self, *, log: str | Path, start_timeout: float = 600.0, grace: float = 0.0) -> None:
+    def __init__(self, *, log: str | Path, start_timeout: float = START_TIMEOUT_S, grace: float = 0.0) -> None:
         self.log = Path(log)
         self.start_timeout = start_timeout
         self.base_url = ""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from c2t_kernels import early_stop
-from c2t_plugin.planner import FREE, CostCurve, Planner, switched_depths
+from c2t_plugin.planner import CostCurve, Planner, draft_passes, switched_depths
 from c2t_plugin.traces import Traces
 
 
@@ -45,7 +45,7 @@ def fixed_beta(beta: float, d_max: int) -> Arm:
 
 def planned(curve: CostCurve, d_max: int, **tuning: Any) -> Arm:
     """The planner as SGLang runs it, which knows the cost curve. tuning: probe_every and forget, where not its own."""
-    planner = Planner(curve, d_max, depths=switched_depths(d_max), free=FREE, **tuning)
+    planner = Planner(curve, d_max, depths=switched_depths(d_max), **tuning)
     return Arm("planned", planner.depth, planner.keep)
 
 
@@ -84,7 +84,7 @@ def serve(traces: Traces, acceptance: Tensor, curve: CostCurve, arm: Arm, slots:
         kept = arm.keep(acceptance[at, :drafted])
         accepted = torch.minimum(hits[at], kept)
         total = torch.tensor(requests + int(kept.sum()))
-        drafting = max(0, drafted - FREE) * curve.draft_s(requests) + curve.keep_up
+        drafting = draft_passes(drafted) * curve.draft_s(requests) + curve.keep_up
         seconds += float(curve.verify_s(total)) + drafting + curve.fixed
         tokens += int(torch.minimum(accepted + 1, until - at).sum())
         steps, turns = steps + 1, turns + requests

@@ -1,7 +1,8 @@
 """What a captured CUDA graph asks of every launcher: nothing read on the host, given buffers alone, inputs read anew.
 
 On a GPU the launches are captured and replayed. Without one the launchers run under a watch on torch's operations, the
-kernels left out, and the second launch into the same buffers takes the place of the replay.
+kernels left out, and the second launch into the same buffers takes the place of the replay. One file, because all
+operations go through the same watch.
 """
 
 from __future__ import annotations

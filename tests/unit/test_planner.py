@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.planner import PROBE_EVERY, CostCurve, Planner, spend
+from c2t_plugin.planner import PROBE_EVERY, CostCurve, Planner, draft_passes, spend
 
 FREE = CostCurve(verify=((1, 1.0), (1000, 1.0)), draft=((1, 1e-6), (1000, 1e-6)))
 # every token costs the same, nothing else costs anything to speak of
 DEAR = CostCurve(verify=((1, 1.0), (1000, 1000.0)), draft=((1, 0.1), (1000, 0.1)))
+# Every verified token has its price, the first one of a draft too, which no draft pass is spent on.
+PRICED = CostCurve(verify=((1, 1.0), (1001, 21.0)), draft=((1, 0.02), (1000, 0.02)))
 USUAL = CostCurve(verify=((1, 1.0), (32, 1.0), (512, 8.0)), draft=((1, 0.05), (512, 0.2)), fixed=0.02, keep_up=0.03)
 
 probabilities = st.lists(
@@ -107,7 +109,7 @@ def test_the_depth_is_the_one_whose_best_budget_is_fastest(accepted: list[float]
     chain = torch.tensor(accepted, dtype=torch.float64).cumprod(0)
     planner = Planner(curve, 4)
     planner.keep(chain[None])
-    rates = [spend(chain[:drafted].expand(requests, drafted), curve, drafted).rate for drafted in range(5)]
+    rates = [spend(chain[:n].expand(requests, n), curve, draft_passes(n)).rate for n in range(5)]
     assert rates[planner.depth(requests)] == pytest.approx(max(rates), rel=1e-9)
 
 
@@ -116,20 +118,19 @@ def test_the_depth_is_the_one_whose_best_budget_is_fastest(accepted: list[float]
     requests=st.integers(1, 5),
     curve=st.sampled_from([FREE, DEAR, USUAL]),
     depths=st.sampled_from([(0, 1, 2, 4), (0, 4), (0, 1, 2, 3, 4)]),
-    free=st.integers(0, 1),
     compact=st.booleans(),
 )
 def test_of_the_depths_that_there_are_the_fastest_is_taken(
-    accepted: list[float], requests: int, curve: CostCurve, depths: tuple[int, ...], free: int, compact: bool
+    accepted: list[float], requests: int, curve: CostCurve, depths: tuple[int, ...], compact: bool
 ):
     chain = torch.tensor(accepted, dtype=torch.float64).cumprod(0)
-    planner = Planner(curve, 4, depths=depths, free=free, compact=compact)
+    planner = Planner(curve, 4, depths=depths, compact=compact)
     planner.keep(chain[None])
 
     def rate(depth: int, count: int) -> float:
         expected = requests + sum(chain[i // requests].item() for i in range(count))
         seconds = float(curve.verify_s(torch.tensor(requests + count))) + curve.fixed + curve.keep_up
-        return expected / (seconds + max(0, depth - free) * curve.draft_s(requests))
+        return expected / (seconds + max(0, depth - 1) * curve.draft_s(requests))
 
     def best(depth: int) -> float:
         return max(rate(depth, count) for count in (range(depth * requests + 1) if compact else [depth * requests]))
@@ -153,7 +154,7 @@ def test_depths_that_cannot_be_are_refused(depths: tuple[int, ...]):
 
 def test_drafting_is_deep_where_it_pays_and_stops_where_it_loses():
     likely, hopeless = torch.full((4, 6), 0.95), torch.full((4, 6), 0.02)
-    for curve, acceptance, expected in ((USUAL, likely, 6), (USUAL, hopeless, 0), (DEAR, likely, 0)):
+    for curve, acceptance, expected in ((PRICED, likely, 6), (PRICED, hopeless, 0), (DEAR, likely, 0)):
         planner = Planner(curve, 6)
         for _ in range(40):
             planner.keep(acceptance)
@@ -175,7 +176,7 @@ def test_constants_that_cannot_be_are_refused(tuning: dict):
 
 
 def test_plain_decoding_looks_now_and_then_whether_drafting_would_pay():
-    planner = Planner(USUAL, 6)
+    planner = Planner(PRICED, 6)
     for _ in range(40):
         planner.keep(torch.full((4, 6), 0.02))
     depths = [planner.depth(4) for _ in range(2 * PROBE_EVERY)]
@@ -184,9 +185,10 @@ def test_plain_decoding_looks_now_and_then_whether_drafting_would_pay():
 
 
 def test_it_comes_back_from_plain_decoding():
-    planner = Planner(USUAL, 6)
+    planner = Planner(PRICED, 6)
     for _ in range(40):
         planner.keep(torch.full((4, 6), 0.02))
+    assert planner.depth(4) == 0
     for _ in range(12 * PROBE_EVERY):
         depth = planner.depth(4)
         planner.keep(torch.full((4, 6), 0.95)[:, :depth])
@@ -194,7 +196,7 @@ def test_it_comes_back_from_plain_decoding():
 
 
 def test_depths_that_were_never_drafted_are_forecast_from_the_last_ratio():
-    """At .8 and then .9 of what is left, four free-standing draft passes pay; at .8 and then .1, one does."""
+    """At .8 and then .9 of what is left, drafting four pays; at .8 and then .1, one does."""
     curve = CostCurve(verify=((1, 1.0), (64, 1.0)), draft=((1, 0.2), (64, 0.2)))
     for second, expected in ((0.72, 4), (0.08, 1)):
         planner = Planner(curve, 4)

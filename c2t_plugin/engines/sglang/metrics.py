@@ -63,23 +63,31 @@ class Exporter:
 @dataclass
 class Counts:
     """Since the server started. verified, accepted: steps of single requests by how many draft tokens the target
-    verified and accepted, 0 to `most`. steps: of the batch; depths, tiers: these by drafted depth, and by rows of the
-    target's verify pass. clipped: draft tokens that were drafted and not verified. classifier_s: None where only the
-    device's clock would know."""
+    verified and accepted, 0 to `most`. depths, tiers: steps of the batch by drafted depth, and by rows of the target's
+    verify pass. clipped: draft tokens that were drafted and not verified. classifier_s: None where only the device's
+    clock would know."""
 
     most: int
     exporter: Exporter | None = None
-    steps: int = 0
-    rows_computed: int = 0
     clipped: int = 0
     classifier_s: float | None = None
     verified: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
-    depths: dict[int, int] = field(default_factory=dict)
-    tiers: dict[int, int] = field(default_factory=dict)
+    depths: Counter[int] = field(default_factory=Counter)
+    tiers: Counter[int] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.verified, self.accepted = ([0] * (self.most + 1) for _ in range(2))
+
+    @property
+    def steps(self) -> int:
+        """Of the batch."""
+        return self.depths.total()
+
+    @property
+    def rows_computed(self) -> int:
+        """Of the target's verify passes."""
+        return sum(rows * steps for rows, steps in self.tiers.items())
 
     def add(self, verified: Sequence[int], accepted: Sequence[int], rows_computed: int, depth: int) -> None:
         """One step: draft tokens verified and accepted of each running request, rows of the whole batch, and how deep
@@ -91,11 +99,9 @@ class Counts:
             self.accepted[hits] += 1
         # a tree verifies more nodes than it is deep
         clipped = sum(max(0, depth - length) for length in verified)
-        self.steps += 1
-        self.rows_computed += rows_computed
         self.clipped += clipped
-        self.depths[depth] = self.depths.get(depth, 0) + 1
-        self.tiers[rows_computed] = self.tiers.get(rows_computed, 0) + 1
+        self.depths[depth] += 1
+        self.tiers[rows_computed] += 1
         if self.exporter is None:
             return
         for length, chains in lengths.items():

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from c2t_plugin.planner import FREE, CostCurve, Planner, spend
+from c2t_plugin.planner import CostCurve, Planner, draft_passes, spend
 from c2t_plugin.profiling import CostProfile
 
 logger = logging.getLogger(__name__)
@@ -62,8 +62,12 @@ class StepPlanner:
     @curve.setter
     def curve(self, curve: CostCurve) -> None:
         if self._planner is None:
-            self._planner = Planner(curve, self._steps, depths=self.depths or None, free=FREE)
+            self._planner = Planner(curve, self._steps, depths=self.depths or None)
         self._planner.curve = curve
+
+    @property
+    def _decides(self) -> bool:
+        return self.active and bool(self.compact or self.depths)
 
     @contextmanager
     def timed(self, part: str, count: Callable[[], int]) -> Iterator[None]:
@@ -72,7 +76,7 @@ class StepPlanner:
             yield
             return
         # a chain of one has no draft pass, but a curve has to have a cost
-        passes = max(self.depth - FREE, int(self.depth == self._steps)) if part == "draft" else 1
+        passes = max(draft_passes(self.depth), int(self.depth == self._steps)) if part == "draft" else 1
         with self._profile.timed(part, count, passes):
             yield
 
@@ -80,7 +84,7 @@ class StepPlanner:
         """How deep to draft, asked before each step. whole: a request of it needs all its drafts."""
         before, self._forced = self._forced, None
         self.depth = self._steps
-        if not (self.active and (self.compact or self.depths)) or whole:
+        if not self._decides or whole:
             return self.depth
         if self._profile is not None:
             self._forced = self._profile.length(requests)
@@ -108,7 +112,7 @@ class StepPlanner:
         """(rows,) int32 draft tokens to verify. kept: (rows,) int32, at most so many. own: (rows,) bool, requests that
         have a beta of their own; of those it is exactly so many. confidence: (rows, tokens) float32, of a request's
         draft tokens in the order in which they are taken."""
-        if not (self.active and (self.compact or self.depths)):
+        if not self._decides:
             return kept
         if self._forced is not None:
             return torch.where(own, kept, kept.clamp(max=self._forced))
@@ -122,14 +126,13 @@ class StepPlanner:
             self._planner.compact = self.compact
             budget = self._planner.keep(acceptance, longest, at_least, self.sizes())
         else:
-            passes = self._planner.passes(self._steps)
+            passes = draft_passes(self._steps)
             budget = spend(acceptance, self._planner.curve, passes, longest, at_least, self.sizes()).kept
         return budget.int().to(kept.device)
 
     def state(self) -> dict[str, Any]:
         """active: whether it decides. curve: whether it has one to decide by. depth: of the last step's draft."""
-        active = self.active and bool(self.compact or self.depths)
-        return {"active": active, "curve": self.curve is not None, "depth": self.depth}
+        return {"active": self._decides, "curve": self.curve is not None, "depth": self.depth}
 
 
 def _waiting_for(device: torch.device) -> Callable[[], None]:

@@ -75,8 +75,13 @@ def _is_number(value: Any) -> bool:
 
 
 def set_options(scorer: RequestLimits, slots: Tensor, reqs: Sequence[Any]) -> None:
-    """Give the scorer what SGLang's requests in these slots ((n,) int64, on its device) ask for."""
+    """Give the scorer what SGLang's requests in these slots ((n,) int64, on its device) ask for.
+
+    Notes on each whether it has a threshold of its own, which would else be read off its parameters in every step.
+    """
     options = [RequestOptions.of(req.sampling_params.custom_params) for req in reqs]
+    for req, each in zip(reqs, options, strict=True):
+        req.c2t_own_beta = each.threshold is not None
     scorer.set_requests(slots, [each.threshold for each in options], [each.longest for each in options])
 
 

@@ -36,7 +36,7 @@ from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.planning import StepPlanner
 from c2t_plugin.engines.sglang.prebuilt import PrebuiltMixin
 from c2t_plugin.engines.sglang.ragged import RaggedVerify
-from c2t_plugin.engines.sglang.requests import RequestOptions, set_options
+from c2t_plugin.engines.sglang.requests import set_options
 from c2t_plugin.policies.chain import ChainScorer
 from c2t_plugin.recording import TraceRecorder
 
@@ -170,8 +170,7 @@ class _DraftMixin(_StockDraftWorker):
         """How deep the next step of these requests drafts."""
         assert self.planner is not None
         # Recorded chains are whole, and so are those of requests that ask for a threshold of their own.
-        options = (RequestOptions.of(req.sampling_params.custom_params) for req in reqs)
-        whole = self.recorder is not None or any(each.threshold is not None for each in options)
+        whole = self.recorder is not None or any(req.c2t_own_beta for req in reqs)
         depth = self.planner.begin(len(reqs), whole)
         if get_tp_group().world_size > 1:
             depth = self.planner.depth = int(self._agree(torch.tensor([depth], dtype=torch.int32, device=self.device)))

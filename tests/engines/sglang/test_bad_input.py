@@ -1,4 +1,7 @@
-"""Bad input on real command lines: one clear line, a non-zero exit, and never an open port."""
+"""Bad input on real command lines: one clear line, a non-zero exit, and never an open port.
+
+One file, because one process tries all command lines and so imports SGLang once.
+"""
 
 from __future__ import annotations
 

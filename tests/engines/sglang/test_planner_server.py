@@ -2,7 +2,7 @@
 
 The simulation decides for all requests of a step together, as the server has to, so requests of one group are made to
 start in the same step: they wait while a long prompt is read. How deep a step drafts follows from all steps before it,
-so the simulation lives as long as the server.
+so the simulation lives as long as the server. One file, because the simulation is of no use without the servers.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Plan:
         for depth in DEPTHS:
             counts = range(depth * requests + 1) if self.compact else [depth * requests]
             choices[depth] = max((requests + sum(gains[:n])) / self.seconds(requests, n, depth) for n in counts)
-        best = self.best(list(choices.values()))
+        best = self.best(list(choices.values()), ties=True)
         if best == len(DEPTHS) - 1:
             return D_MAX
         self.short_steps += 1
@@ -107,8 +107,11 @@ class Plan:
         requests, depth = len(chances), len(chances[0])
         falling = [[min(row[: n + 1]) for n in range(depth)] for row in chances]
         self._see([sum(row[n] for row in falling) / requests for n in range(depth)])
-        if not self.compact:
-            return [depth] * requests
+        return self.spend(falling, depth) if self.compact else [depth] * requests
+
+    def spend(self, falling: Sequence[Sequence[float]], depth: int) -> list[int]:
+        """As keep, of chances that fall already and need not be equally many."""
+        requests = len(falling)
         found = sorted(((p, -n, -row) for row, ps in enumerate(falling) for n, p in enumerate(ps)), reverse=True)
         gains = [p for p, _, _ in found]
         best = self.best(
@@ -129,11 +132,12 @@ class Plan:
         draft = max(0, depth - 1) * CURVE.draft_s(requests)
         return float(CURVE.verify_s(torch.tensor(requests + count))) + draft + CURVE.fixed + CURVE.keep_up
 
-    def best(self, rates: list[float]) -> int:
+    def best(self, rates: list[float], ties: bool = False) -> int:
+        """ties: may be, as the same choice twice is none: at depth 1 as at 0 nothing may be verified, and neither has a
+        draft pass."""
         best = max(range(len(rates)), key=lambda n: (rates[n], -n))
-        # the same choice twice is none: at depth 1 as at 0 nothing may be verified, and neither has a draft pass
-        others = [abs(rate / rates[best] - 1) for rate in rates if rate != rates[best]]
-        self.margin = min([self.margin, *others])
+        others = [rate for n, rate in enumerate(rates) if n != best and not (ties and rate == rates[best])]
+        self.margin = min([self.margin, *(abs(rate / rates[best] - 1) for rate in others)])
         return best
 
 

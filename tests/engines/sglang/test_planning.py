@@ -11,7 +11,7 @@ from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.engines.sglang.control import apply
 from c2t_plugin.engines.sglang.planning import StepPlanner
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.planner import FREE, PROBE_EVERY, CostCurve, spend, switched_depths
+from c2t_plugin.planner import PROBE_EVERY, CostCurve, draft_passes, spend, switched_depths
 from c2t_plugin.policies.chain import ChainScorer
 from c2t_plugin.profiling import REPEATS, WARM_UP
 
@@ -57,7 +57,7 @@ def decide(planner: StepPlanner, scorer: ChainScorer) -> list[int]:
 
 
 def test_it_spends_what_the_curve_says(scorer: ChainScorer):
-    expected = spend(scorer.confidence(ROWS), CURVE, D_MAX - FREE).kept.tolist()
+    expected = spend(scorer.confidence(ROWS), CURVE, draft_passes(D_MAX)).kept.tolist()
     assert 0 < sum(expected) < ROWS * D_MAX
     assert decide(planner_of(scorer), scorer) == expected
 
@@ -135,7 +135,7 @@ def test_drafting_ends_where_it_loses_and_returns_where_it_wins(scorer: ChainSco
 def test_without_depths_to_switch_between_every_draft_is_whole(scorer: ChainScorer):
     planner = planner_of(scorer, switches=False)
     assert planner.begin(ROWS) == D_MAX
-    assert decide(planner, scorer) == spend(scorer.confidence(ROWS), CURVE, D_MAX - FREE).kept.tolist()
+    assert decide(planner, scorer) == spend(scorer.confidence(ROWS), CURVE, draft_passes(D_MAX)).kept.tolist()
     planner.curve = NO_DRAFTS
     assert planner.begin(ROWS) == D_MAX
     assert decide(planner, scorer) == [0] * ROWS

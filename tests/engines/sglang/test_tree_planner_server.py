@@ -7,12 +7,11 @@ the nodes of a tree, from the surest on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
@@ -39,32 +38,18 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return SimpleNamespace(folder=folder, prompts=prompts, classifier=classifier, forest=forest)
 
 
-def budget(keys: Sequence[Sequence[float]], margins: list[float]) -> list[int]:
-    """How many nodes of each request, whose surest come first, give most output per second of the curve."""
-    nodes = sorted(((key, -i, -row) for row, own in enumerate(keys) for i, key in enumerate(own)), reverse=True)
-    drafting = (DEPTH - 1) * chains.CURVE.draft_s(len(keys)) + chains.CURVE.fixed + chains.CURVE.keep_up
-    rates = []
-    for count in range(len(nodes) + 1):
-        seconds = float(chains.CURVE.verify_s(torch.tensor(len(keys) + count))) + drafting
-        rates.append((len(keys) + sum(key for key, _, _ in nodes[:count])) / seconds)
-    best = max(range(len(rates)), key=lambda count: (rates[count], -count))
-    margins.append(min((abs(rate / rates[best] - 1) for count, rate in enumerate(rates) if count != best), default=1.0))
-    taken = Counter(-row for _, _, row in nodes[:best])
-    return [taken[row] for row in range(len(keys))]
-
-
 def in_step(forest: ts.Forest, classifier: Path, prompts: list[list[int]]) -> tuple[list[vc.Counts], int, float, bool]:
     """All requests decoded together, step by step; also the steps, how near the nearest decision about the budget was,
     and whether one about a tree was too near."""
     rule = ts.TreeRule(vc.Rule(classifier, 0.0), TOPK, DEPTH, MAX_NODES)
     committed = [len(prompt) + 1 for prompt in prompts]
     sizes: list[list[int]] = [[] for _ in prompts]
-    margins: list[float] = []
+    plan = chains.Plan(compact=True)
     steps = 0
     while running := [i for i, prompt in enumerate(prompts) if committed[i] - len(prompt) < vc.NEW_TOKENS]:
         steps += 1
         grown = [rule.nodes(forest.draft(BASE, prompts[i], committed[i])) for i in running]
-        counts = budget([[least for least, _ in nodes] for nodes in grown], margins)
+        counts = plan.spend([[least for least, _ in nodes] for nodes in grown], DEPTH)
         for i, nodes, count in zip(running, grown, counts, strict=True):
             tree = {path for _, path in nodes[:count]}
             committed[i] += forest.accepted(prompts[i], committed[i], tree) + 1
@@ -73,7 +58,7 @@ def in_step(forest: ts.Forest, classifier: Path, prompts: list[list[int]]) -> tu
         vc.Counts(forest.plain(prompt), len(own), tuple(sorted(Counter(own).items())))
         for prompt, own in zip(prompts, sizes, strict=True)
     ]
-    return found, steps, min(margins), rule.rule.undecided
+    return found, steps, plan.margin, rule.rule.undecided
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""Translation of options, refusals, and the contract: everything that happens before an engine starts."""
+"""Translation of options, refusals, and the contract: everything that happens before an engine starts.
+
+One file, because every test alters the same few argument records.
+"""
 
 from __future__ import annotations
 

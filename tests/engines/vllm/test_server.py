@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
 import openai  # noqa: E402
 
-from benchmarks.vllm_server import command, environment, serving  # noqa: E402
+from benchmarks.vllm_server import VllmServer, command, environment  # noqa: E402
 from c2t_plugin.engines.server_process import free_port  # noqa: E402
 from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
 from tests.engines.sglang.simulate import Target, simulate  # noqa: E402
@@ -52,7 +52,8 @@ def served(layout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
             runs.append(run)
     options = speculative(layout, c2t_classifier=str(classifier), c2t_beta=BETA)
     log = folder / "server.log"
-    with serving(layout / "target", log, options) as url:
+    with VllmServer(layout / "target", options, log) as running:
+        url = running.base_url
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         before = urllib.request.urlopen(f"{url}/metrics").read().decode()
         with ThreadPoolExecutor(PROMPTS) as pool:
