@@ -28,8 +28,7 @@ def panels(count: int, width: float = 6.0) -> tuple[Figure, Sequence[Axes]]:
 
 def save_png(figure: Figure, path: Path, run: RunRecord) -> None:
     """Whole or not at all. The file's text fields say what it came from: Command, Commit, Machine, Date."""
-    commit = "unknown" if run.git_sha is None else run.git_sha + (" with uncommitted changes" if run.dirty else "")
-    fields = {"Command": run.command, "Commit": commit, "Machine": run.machine, "Date": run.utc}
+    fields = {"Command": run.command, "Commit": run.commit, "Machine": run.machine, "Date": run.utc}
     write_whole(path, partial(figure.savefig, dpi=DPI, format="png", metadata=fields))
 
 

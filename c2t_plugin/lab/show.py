@@ -45,6 +45,7 @@ def main(argv: list[str]) -> int:
     from c2t_plugin.lab.drawing import html_page, print_step
     from c2t_plugin.pair import pair_dir
     from c2t_plugin.pair.load import load_tokenizer
+    from c2t_plugin.provenance import RunRecord
     from c2t_plugin.traces import load_traces
 
     traces = load_traces(arguments.traces)
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> int:
     if arguments.html is None:
         print_step(step, token_text, arguments.cut, Console())
         return 0
-    write_text(arguments.html, html_page(step, token_text, arguments.cut))
+    write_text(arguments.html, html_page(step, token_text, arguments.cut, RunRecord.capture()))
     print(arguments.html)
     return 0
 

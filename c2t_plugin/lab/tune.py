@@ -80,6 +80,7 @@ def main(argv: list[str]) -> int:
     names = ("tau", "static", "tree", "depth", "replicates", "seed")
     plan = TunePlan(**{name: getattr(arguments, name) for name in names})
     from c2t_plugin.classifier import load_classifier, save_classifier
+    from c2t_plugin.provenance import RunRecord
     from c2t_plugin.traces import load_traces
 
     classifier, traces = load_classifier(arguments.classifier), load_traces(arguments.traces)
@@ -87,7 +88,8 @@ def main(argv: list[str]) -> int:
     _print(found, plan, traces)
     if arguments.out:
         how = f"{'trees' if plan.tree else 'chains'} of depth {plan.depth} accepted for {found.wanted:.3f}"
-        training = {**classifier.spec.training, "suggested_beta": how}
+        run = RunRecord.capture(seed=plan.seed).to_json()
+        training = {**classifier.spec.training, "suggested_beta": how, "tuned": {"run": run, "traces": traces.header}}
         classifier.spec = replace(classifier.spec, suggested_beta=found.beta, training=training)
         save_classifier(classifier, arguments.out)
         print(f"{arguments.out}: suggested beta {found.beta:.2f}")
