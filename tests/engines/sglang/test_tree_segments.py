@@ -214,7 +214,7 @@ def check(server: Server, graph: Any, allowed: int, overwritten: bool = True) ->
         server.prompt(beta, number)
         expected, layers = server.eager()
         server.prompt(beta, number)
-        server.made.draft_runner.token_to_kv_pool.k_buffer[0].fill_(NEVER)
+        keys = server.made.draft_runner.token_to_kv_pool.k_buffer[0].fill_(NEVER)
         for segment in graph._segments:
             segment.replays = 0
             if overwritten:
@@ -225,6 +225,7 @@ def check(server: Server, graph: Any, allowed: int, overwritten: bool = True) ->
         launched = [segment.replays for segment in graph._segments]
         needed = min(layers + allowed, DEPTH)
         assert launched == [1] * needed + [0] * (DEPTH - needed) + [1], "another number of layers"
+        assert (keys.view(-1, TOPK, DEPTH)[:, :, needed - 1 :] == NEVER).all(), "keys of a layer that was not drafted"
         lengths.add(layers)
     return lengths
 

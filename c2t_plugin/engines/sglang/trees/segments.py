@@ -20,7 +20,7 @@ import torch
 from sglang.srt.model_executor.runner_backend.full_cuda_graph_backend import FullCudaGraphBackend
 from torch import Tensor
 
-# In larger batches some tree is nearly always alive.
+# In larger batches some tree is nearly always alive, and asking has its price: a wait, or a launch for each layer.
 EARLY_END_BATCH = 4
 
 
