@@ -5,7 +5,7 @@ that graph is cut between layers here. Its pieces share SGLang's memory pool, li
 replayed in turn; after each, a flag travels to the host that says whether there is a node left to draft from.
 
 The host launches segments ahead of the device, so the newest flag that it can read is of an earlier segment than the
-last one launched. What is launched too many costs its time and changes no tree: of dead nodes nothing grows, and
+last one launched. A layer launched in vain costs its time and changes no tree: from dead nodes nothing grows, and the
 columns of layers that were not drafted are dead (TreeGrower).
 """
 
@@ -27,12 +27,14 @@ EARLY_END_BATCH = 4
 class Drafts(Protocol):
     """The draft worker, as far as it matters here.
 
-    packed: whether each step waits for the device after its draft anyway. between_layers: what its draft loop calls
-    before each layer but the first, and before it closes the trees.
+    waits: whether the host waits for every draft anyway. between_layers: what the draft loop calls before each layer
+    but the first, and before it closes the trees.
     """
 
     scorer: Any
-    packed: bool
+
+    @property
+    def waits(self) -> bool: ...
 
     def between_layers(self) -> None: ...
 
@@ -98,7 +100,7 @@ class SegmentedGraph:
         assert self._flags is not None
         *layers, end = self._segments
         for sent, (segment, alive) in enumerate(zip(layers, self._alive, strict=True)):
-            if not self._flags.alive(sent, self._drafts.packed):
+            if not self._flags.alive(sent, self._drafts.waits):
                 break
             segment.replay()
             self._flags.send(sent, alive)

@@ -93,6 +93,11 @@ class _TreeDraftMixin(_DraftMixin):
     def between_layers(self) -> None:
         """Nothing, except while a graph of the loop is recorded in segments."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether the host waits for every draft anyway: it counts the rows that the target computes."""
+        return self.packed
+
     def _capture_cuda_graphs(self) -> None:
         resolve = eagle_draft_cuda_graph_runner.resolve_decode_backend
         # Ranks have to take the same steps, and may see an end at different times.
