@@ -43,6 +43,8 @@ _UNIFORM_ONLY: tuple[tuple[str, str], ...] = (
     ("enable_hisparse", "its buffers are laid out for the uniform window"),
 )
 
+_UNTRIED_FLASHINFER = ", unless --speculative-c2t-ragged flashinfer is tried, which nobody has run yet"
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -65,8 +67,7 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
     kind = type(runner.attn_backend).__name__
     masked = config.mode == "tree"
     if found is None:
-        hint = ", unless --speculative-c2t-ragged flashinfer is tried, which nobody has run yet"
-        hint = hint if kind == "FlashInferAttnBackend" else ""
+        hint = _UNTRIED_FLASHINFER if kind == "FlashInferAttnBackend" else ""
         obstacle: str | None = f"{kind} verifies requests of one length only{hint}"
     elif found == "fa3" and masked:
         obstacle = "fa3 packs chains only: it takes trees of one size, each as a list of pages"
