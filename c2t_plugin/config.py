@@ -13,7 +13,7 @@ from c2t_plugin.errors import ConfigError
 BASES = ("auto", "eagle", "eagle3", "standalone")
 AUTO = "auto"
 MODES = ("chain", "tree")
-RAGGED = ("auto", "triton", "fa3", "cpu", "off")
+RAGGED = ("auto", "triton", "flashinfer", "fa3", "cpu", "off")
 LAGGED = "lagged"
 PLANS = ("sync", LAGGED)
 POLICIES = ("c2t", "prob", "eagle2", "dyspec", "entropy", "static")
