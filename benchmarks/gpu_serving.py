@@ -52,18 +52,22 @@ SAME_TAU = 0.02
 
 @dataclass(frozen=True)
 class Arm:
-    """A server. steps: draft steps, 0 for plain decoding. betas: thresholds to measure it with, None for its own."""
+    """A server. steps: draft steps, 0 for plain decoding. betas: thresholds to measure it with, None for its own.
+
+    more: flags beside those of the draft.
+    """
 
     name: str
     steps: int = 0
     c2t: bool = False
     betas: tuple[float | None, ...] = (None,)
+    more: tuple[str, ...] = ()
 
     def flags(self, models: Path) -> list[str]:
         """Of sglang.launch_server."""
         if not self.steps:
             return []
-        flags = ["--speculative-algorithm", "C2T" if self.c2t else "EAGLE3"]
+        flags = ["--speculative-algorithm", "C2T" if self.c2t else "EAGLE3", *self.more]
         flags += ["--speculative-draft-model-path", str(models / "eagle3"), "--speculative-num-steps", str(self.steps)]
         return [*flags, "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", str(self.steps + 1)]
 
@@ -76,6 +80,8 @@ ARMS = (
     Arm("static 2", steps=2),
     Arm("static 1", steps=1),
     Arm("c2t, at most 6", steps=6, c2t=True),
+    # against "c2t, at most 4": the kernel that verifies
+    Arm("c2t, tree_attention", steps=4, c2t=True, more=("--speculative-c2t-attention", "tree")),
 )
 DRY_ARMS = (Arm("plain"), Arm("static 4", steps=4), Arm("c2t, at most 4", steps=4, c2t=True, betas=(0.0, None)))
 
@@ -259,6 +265,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--models", type=Path, help="folder of the inflated pair, kept; without it OUT/models")
     parser.add_argument("--preset", choices=sorted(PRESETS), help="8b, or tiny in a dry run, without it")
     parser.add_argument("--prefix", type=int, default=0, help="tokens in front of every prompt, e.g. 512 or 8192")
+    parser.add_argument("--arms", nargs="+", choices=[arm.name for arm in ARMS], help="these alone, plain among them")
     options = parser.parse_args(argv)
     deadline = time.monotonic() + options.seconds
     preset = options.preset or ("tiny" if options.dry_run else "8b")
@@ -272,7 +279,8 @@ def main(argv: list[str]) -> int:
             return 2
         environment = None if options.dry_run else plugin_environment(Path(scratch))
         bench = Bench(options.out, models, preset, options.prefix, options.dry_run)
-        run(bench, DRY_ARMS if options.dry_run else ARMS, environment, deadline)
+        arms = [arm for arm in (DRY_ARMS if options.dry_run else ARMS) if arm.name in (options.arms or [arm.name])]
+        run(bench, arms, environment, deadline)
     for fault in bench.faults:
         print(f"FAULT: {fault}")
     return int(bool(bench.faults))

@@ -173,6 +173,15 @@ def test_a_gpu_run_has_every_arm_of_the_comparison(tmp_path: Path):
     assert {arm.steps for arm in ARMS if not arm.c2t} == {0, 1, 2, 4}
     assert all("--max-running-requests 256 --cuda-graph-bs-decode 1 8 64 256" in line for line in lines)
     assert len({log for _, log, _ in made}) == len(ARMS)
+    # the two kernels that verify differ in nothing else
+    names = [arm.name for arm in ARMS]
+    stock, tree = (lines[names.index(name)] for name in ("c2t, at most 4", "c2t, tree_attention"))
+    assert tree.replace("--speculative-c2t-attention tree ", "") == stock != tree
+
+
+def test_some_arms_alone(tmp_path: Path):
+    status, rows = run(tmp_path, "--arms", "plain", "c2t, at most 4")
+    assert status == 0 and {row.arm for row in rows} == {"plain", "c2t, at most 4"}
 
 
 def test_the_largest_batch_is_read_from_the_decode_lines(tmp_path: Path):

@@ -99,7 +99,7 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
     "beta_nan": (["--speculative-c2t-beta", "nan"], {}, r"beta must be a number in \[0, 1\], got nan"),
     "beta_of_text": (["--speculative-c2t-beta", "much"], {}, "beta must be a number, got 'much'"),
     "beta_by_environment": ([], {"C2T_BETA": "2"}, r"beta must be a number in \[0, 1\], got 2"),
-    "unknown_option_in_json": ([], {"C2T_CONFIG": '{"bata": 0.5}'}, "unknown option bata; known: attention, base, beta"),
+    "unknown_option_in_json": ([], {"C2T_CONFIG": '{"bata": 0.5}'}, "unknown option bata; known: attention, base"),
     "cost_curve_of_a_number": (["--speculative-c2t-cost-curve", "c.json"], {}, "cost_curve says what beta 'auto'"),
     "cost_curve_that_is_none": (
         ["--speculative-c2t-beta", "auto", "--speculative-c2t-cost-curve", __file__],
