@@ -11,6 +11,7 @@ _WORKER = f"{_SPEC}/eagle_worker_v2.py"
 _PREBUILT = "srt/disaggregation/decode_schedule_batch_mixin.py"
 _GRAPHS = "srt/model_executor/runner/decode_cuda_graph_runner.py"
 _TRITON = "srt/layers/attention/triton_backend.py"
+_RUNNER = "srt/model_executor/model_runner.py"
 _STANDALONE = f"{_SPEC}/standalone_worker_v2.py"
 # What the Triton backend calls its extend kernel with, behind queries, keys, values, output and both pools.
 _KERNEL_ARGUMENTS = """\
@@ -152,7 +153,10 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol(
         _TRITON,
         "TritonAttnBackend.__init__",
-        contains=("self.qo_indptr =", "self.mask_indptr =", "self.extend_attention_fwd =", "self._verify_mask ="),
+        contains=(
+            *("self.qo_indptr =", "self.mask_indptr =", "self.extend_attention_fwd ="),
+            *("self._verify_mask =", "self.num_draft_tokens ="),
+        ),
     ),
     EngineSymbol(_TRITON, "TritonAttnBackend.init_cuda_graph_state", ("max_bs", "max_num_tokens")),
     EngineSymbol(
@@ -176,6 +180,10 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         ),
     ),
     EngineSymbol("srt/layers/radix_attention.py", "AttentionType.DECODER"),
+    EngineSymbol("srt/layers/attention/verify_mask.py", "VerifyMask.mode"),
+    EngineSymbol("srt/layers/attention/verify_mask.py", "VerifyMask.max_bs"),
+    EngineSymbol(_RUNNER, "ModelRunner.load_model", contains=("self.model =", "self.dtype =")),
+    EngineSymbol(_RUNNER, "ModelRunner.configure_kv_cache_dtype", contains=("self.kv_cache_dtype =",)),
     EngineSymbol(_TRITON, "ForwardMetadata.qo_indptr"),
     EngineSymbol(_TRITON, "ForwardMetadata.mask_indptr"),
     EngineSymbol(

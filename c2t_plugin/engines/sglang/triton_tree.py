@@ -47,18 +47,18 @@ class TreeTritonAttnBackend(RaggedTritonAttnBackend):
         self._stock_kernel = self.extend_attention_fwd
         self.extend_attention_fwd = torch.compiler.disable(self._attend)
         if masked:
-            # without graphs there is no buffer, but what SGLang asks for the form of a mask
-            self._verify_mask = self._mask_buffer(0)
+            # without graphs nobody needs a buffer, but its form is asked for
+            self._verify_mask = self._mask_buffer(0, 0)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int, *positional: Any, **keyword: Any) -> None:
         super().init_cuda_graph_state(max_bs, max_num_tokens, *positional, **keyword)
         if self._masked and self._verify_mask is not None:
-            self._verify_mask = self._mask_buffer(max_bs)
+            self._verify_mask = self._mask_buffer(max_bs, max_num_tokens)
 
-    def _mask_buffer(self, requests: int) -> VerifyMask:
+    def _mask_buffer(self, requests: int, rows: int) -> VerifyMask:
         width = self.num_draft_tokens
-        # SGLang captures with a mask over a prefix of one token each, which has to fit as well
-        elements = requests * width * (width + 1)
+        # SGLang captures with a mask over a prefix of one token for each request, which has to fit as well
+        elements = (requests + max(rows, requests * width)) * width
         buffer = torch.zeros(elements, dtype=torch.uint8, device=self.device)
         return VerifyMask(buffer=buffer, mode=TreeMaskMode.QLEN_ONLY, max_bs=requests)
 
@@ -72,9 +72,9 @@ class TreeTritonAttnBackend(RaggedTritonAttnBackend):
             return
         *tensors, mask, causal, mask_indptr, max_nodes, k_scale, v_scale, scale = arguments
         options |= {"causal": causal, "k_scale": k_scale, "v_scale": v_scale}
-        unfit = {name: value for name, value in options.items() if not _fits(name, value)}
+        unfit = [name for name, value in options.items() if not _fits(name, value)]
         if unfit:
-            raise _refused(f"an attention layer of the target was called with {unfit}")
+            raise _refused(f"a layer of the target attends with {', '.join(unfit)}")
         q, k, v, out, k_pool, v_pool, starts, kv_indptr, kv_indices = tensors
         tree_attention(
             *(q, k, v, k_pool, v_pool, starts, kv_indptr, kv_indices),

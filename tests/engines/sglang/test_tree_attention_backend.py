@@ -57,15 +57,15 @@ def test_tree_attention_takes_plain_layers_and_a_cache_of_one_dtype(own: Any):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"sinks": torch.ones(4)}, {"logit_cap": 50.0}, {"causal": False}, {"k_scale": 0.5}, {"new_option": None}],
+    ("name", "value"),
+    [("sinks", torch.ones(4)), ("logit_cap", 50.0), ("causal", False), ("k_scale", 0.5), ("new_option", None)],
 )
-def test_a_call_that_asks_for_more_is_refused(own: Any, options: dict[str, Any]):
+def test_a_call_that_asks_for_more_is_refused(own: Any, name: str, value: Any):
     backend = own.TreeTritonAttnBackend.__new__(own.TreeTritonAttnBackend)
     backend._padding = torch.zeros(1, dtype=torch.bool)
-    scales = [options.pop(name, value) for name, value in (("causal", True), ("k_scale", 1.0))]
-    arguments = [None] * 9 + [None, scales[0], None, 1, scales[1], 1.0, 1.0]
-    with pytest.raises(ConfigError, match="an attention layer of the target was called with"):
+    options = {"causal": True, "k_scale": 1.0, name: value}
+    arguments = [None] * 10 + [options.pop("causal"), None, 1, options.pop("k_scale"), 1.0, 1.0]
+    with pytest.raises(ConfigError, match=f"tree cannot be had: a layer of the target attends with {name}; leave it"):
         backend._attend(*arguments, **options)
 
 

@@ -68,8 +68,6 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         contains=("self._verify_mask.buffer", "custom_mask[: spec_info.custom_mask.shape[0]] = spec_info.custom_mask"),
     ),
     EngineSymbol("srt/layers/attention/verify_mask.py", "VerifyMask.buffer"),
-    EngineSymbol("srt/layers/attention/verify_mask.py", "VerifyMask.mode"),
-    EngineSymbol("srt/layers/attention/verify_mask.py", "VerifyMask.max_bs"),
     EngineSymbol("srt/layers/attention/verify_mask.py", "VerifyMask.fits", ("bs",)),
     EngineSymbol("srt/model_executor/forward_context.py", "ForwardContext.attn_backend"),
     EngineSymbol("srt/model_executor/forward_context.py", "forward_context"),
