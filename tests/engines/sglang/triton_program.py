@@ -92,7 +92,12 @@ def make_backend(generator: torch.Generator, kernel: str, masked: bool) -> Any:
         pool=pool,
     )
     with mock.patch.object(TritonAttnBackend, "__init__", lambda self, _: vars(self).update(attributes)):
-        return RaggedTritonAttnBackend(None) if kernel == "stock" else TreeTritonAttnBackend(None, masked=masked)
+        if kernel == "stock":
+            return RaggedTritonAttnBackend(None)
+        backend = TreeTritonAttnBackend(None, masked=masked)
+    # nothing falls back to the other kernel
+    backend._stock_kernel = None
+    return backend
 
 
 LAYER = SimpleNamespace(
