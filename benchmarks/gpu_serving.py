@@ -1,4 +1,4 @@
-"""SGLang end to end with a target of realistic cost: plain, static EAGLE-3 chains, C2T at beta 0 and at its own beta.
+"""SGLang end to end with a target of realistic cost: the arms of benchmarks/throughput.py, C2T at beta 0 among them.
 
     python -m benchmarks.gpu_serving --out OUT --seconds 500     on a GPU
     python -m benchmarks.gpu_serving --out OUT --dry-run         tiny, on the CPU engine: it works
@@ -18,16 +18,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
 
+from benchmarks.arm_options import TOP_M
+from benchmarks.arms import write_threshold_classifier
 from benchmarks.gpu_server import GpuServer, part_parser, plugin_environment
+from benchmarks.gpu_serving_arms import ARMS, DRY_ARMS, THRESHOLD, Arm
 from benchmarks.inflate import PRESETS, inflate
 from benchmarks.record import BenchRow, append_rows
+from benchmarks.scenarios import CONCURRENCIES
 from benchmarks.serving import REQUEST_TIMEOUT_S, Client, Completion, Pass, counts
 from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer
 from c2t_plugin.errors import C2TError
@@ -41,49 +44,12 @@ SEED = 0
 # the small target's greedy text loops soon after, and loops are easy to draft
 MAX_TOKENS = 40
 IDENTITY_PROMPTS = 16
-CONCURRENCIES = (1, 8, 64, 256)
 DRY_CONCURRENCIES = (2,)
 PROMPTS_PER_SLOT = 2
 DRY_PROMPTS = 4
 START_TIMEOUT_S = 240.0
 # Of two arms that must accept the same: bfloat16 and another batch may turn a tie
 SAME_TAU = 0.02
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A server. steps: draft steps, 0 for plain decoding. betas: thresholds to measure it with, None for its own.
-
-    more: flags beside those of the draft.
-    """
-
-    name: str
-    steps: int = 0
-    c2t: bool = False
-    betas: tuple[float | None, ...] = (None,)
-    more: tuple[str, ...] = ()
-
-    def flags(self, models: Path) -> list[str]:
-        """Of sglang.launch_server."""
-        if not self.steps:
-            return []
-        flags = ["--speculative-algorithm", "C2T" if self.c2t else "EAGLE3", *self.more]
-        flags += ["--speculative-draft-model-path", str(models / "eagle3"), "--speculative-num-steps", str(self.steps)]
-        return [*flags, "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", str(self.steps + 1)]
-
-
-# what has to agree first, then the rest
-ARMS = (
-    Arm("plain"),
-    Arm("static 4", steps=4),
-    Arm("c2t, at most 4", steps=4, c2t=True, betas=(0.0, None)),
-    Arm("static 2", steps=2),
-    Arm("static 1", steps=1),
-    Arm("c2t, at most 6", steps=6, c2t=True),
-    # against "c2t, at most 4": the kernel that verifies
-    Arm("c2t, tree_attention", steps=4, c2t=True, more=("--speculative-c2t-attention", "tree")),
-)
-DRY_ARMS = (Arm("plain"), Arm("static 4", steps=4), Arm("c2t, at most 4", steps=4, c2t=True, betas=(0.0, None)))
 
 
 class NativeClient(Client):
@@ -115,6 +81,8 @@ class Bench:
         self.record = RunRecord.capture(seed=SEED).to_json()
         self.plain: Pass | None = None
         self.static: dict[int, float | None] = {}
+        # output tokens/s of plain decoding and of the fastest static chain, by concurrency
+        self.speed: dict[tuple[str, int], float] = {}
         self.faults: list[str] = []
 
     def row(self, arm: str, metrics: Mapping[str, float | None], error: str = "", **setting: Setting) -> None:
@@ -136,12 +104,12 @@ class Bench:
             for beta in arm.betas:
                 if beta is not None:
                     client.control(beta, arm.steps)
-                elif arm.c2t:
+                elif arm.c2t and not arm.planned:
                     # an earlier beta of this server stays until it is replaced
                     client.control(self.own_beta(client), arm.steps)
-                used = round(client.c2t_state()["beta"], 6) if arm.c2t else None
+                used = round(client.c2t_state()["beta"], 6) if arm.c2t and not arm.planned else None
                 self.compare(arm, client, used, started)
-                for concurrency in DRY_CONCURRENCIES if self.dry_run else CONCURRENCIES:
+                for concurrency in DRY_CONCURRENCIES if self.dry_run else arm.concurrencies or CONCURRENCIES:
                     self.throughput(arm, client, used, concurrency, log)
 
     def own_beta(self, client: Client) -> float:
@@ -155,8 +123,8 @@ class Bench:
         found = client.run(self.prompts[:IDENTITY_PROMPTS], 1, lambda: None)
         self.plain = self.plain or found
         identical, of = found.n_identical(self.plain), len(found.completions)
-        metrics = {"identical": identical, "prompts": of, "tau": found.tau, "verify_steps": found.verify_steps}
-        self.row(arm.name, {**metrics, "start_s": started}, check="outputs", beta=beta)
+        metrics = {"identical_share": identical / of, "tau": found.tau, "verify_steps": found.verify_steps}
+        self.row(_named(arm, beta), {**metrics, "start_s": started}, check="outputs")
         if self.dry_run and identical != of:
             self.faults.append(f"{arm.name}: {identical} of {of} outputs are plain decoding's")
         if arm.steps and not arm.c2t:
@@ -171,15 +139,33 @@ class Bench:
         client.run(prompts[:concurrency], concurrency, lambda: None)
         read = log.stat().st_size
         found = client.run(prompts, concurrency, lambda: None)
+        ran = largest_batch(log, read)
+        if not self.dry_run and ran is not None and ran < min(concurrency, len(prompts)):
+            short = f"only {ran} of {concurrency} requests ever ran at once"
+            self.row(_named(arm, beta), {}, short, check="throughput", concurrency=concurrency)
+            return
+        speed = found.output_tokens / found.seconds
+        rival = "static" if arm.name.startswith("static") else arm.name
+        self.speed[rival, concurrency] = max(speed, self.speed.get((rival, concurrency), 0.0))
         metrics = {
-            "output_tokens_per_s": found.output_tokens / found.seconds,
+            "output_tokens_per_s": speed,
+            "ratio_to_plain": _over(speed, self.speed.get(("plain", concurrency))),
+            "ratio_to_best_static": _over(speed, self.speed.get(("static", concurrency))),
             "seconds": found.seconds,
             "tau": found.tau,
             "gamma_per_token": found.gamma_per_token,
             "verify_steps": found.verify_steps,
-            "largest_batch": largest_batch(log, read),
+            "ran_at_once": ran,
         }
-        self.row(arm.name, metrics, check="throughput", beta=beta, concurrency=concurrency)
+        self.row(_named(arm, beta), metrics, check="throughput", concurrency=concurrency)
+
+
+def _named(arm: Arm, beta: float | None) -> str:
+    return arm.name if beta is None else f"{arm.name}, beta {beta:g}"
+
+
+def _over(mine: float, theirs: float | None) -> float | None:
+    return None if theirs is None else mine / theirs
 
 
 def _close(found: float | None, expected: float, tolerance: float) -> bool:
@@ -224,7 +210,7 @@ def servers(
             if environment is None:
                 return CpuServer(target, *flags, "--decode-log-interval", "1", log=log, start_timeout=START_TIMEOUT_S)
             # often enough for a short pass to leave a line
-            flags += ["--decode-log-interval", "8"]
+            flags += ["--decode-log-interval", "1"]
             flags += ["--max-running-requests", str(largest), "--cuda-graph-bs-decode", *graphs]
             return GpuServer(target, *flags, log=log, environment=environment, start_timeout=START_TIMEOUT_S)
 
@@ -238,6 +224,7 @@ def build(models: Path, preset: str, dry_run: bool) -> None:
         if not (models / kind).is_dir():
             device = "cpu" if dry_run else "cuda"
             inflate(kind, PRESETS[preset], pair_dir(), models, device=device, dtype=dtype, seed=SEED)
+    write_threshold_classifier(models / THRESHOLD, TOP_M)
     if not dry_run:
         # the servers need what the building took
         torch.cuda.empty_cache()
