@@ -252,6 +252,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--models", type=Path, help="folder of the inflated pair, kept; without it OUT/models")
     parser.add_argument("--preset", choices=sorted(PRESETS), help="8b, or tiny in a dry run, without it")
     parser.add_argument("--prefix", type=int, default=0, help="tokens in front of every prompt, e.g. 512 or 8192")
+    parser.add_argument("--arms", nargs="+", choices=[arm.name for arm in ARMS], help="these alone, plain among them")
     options = parser.parse_args(argv)
     deadline = time.monotonic() + options.seconds
     preset = options.preset or ("tiny" if options.dry_run else "8b")
@@ -265,7 +266,8 @@ def main(argv: list[str]) -> int:
             return 2
         environment = None if options.dry_run else plugin_environment(Path(scratch))
         bench = Bench(options.out, models, preset, options.prefix, options.dry_run)
-        run(bench, DRY_ARMS if options.dry_run else ARMS, environment, deadline)
+        arms = [arm for arm in (DRY_ARMS if options.dry_run else ARMS) if arm.name in (options.arms or [arm.name])]
+        run(bench, arms, environment, deadline)
     for fault in bench.faults:
         print(f"FAULT: {fault}")
     return int(bool(bench.faults))

@@ -57,5 +57,7 @@ ARMS = (
         more=("--speculative-c2t-classifier", f"{{models}}/{THRESHOLD}"),
     ),
     Arm("static 6", steps=6),
+    # against "c2t, at most 4": the kernel that verifies
+    Arm("c2t, tree_attention", steps=4, c2t=True, more=("--speculative-c2t-attention", "tree")),
 )
 DRY_ARMS = (Arm("plain"), Arm("static 4", steps=4), Arm("c2t, at most 4", steps=4, c2t=True, betas=(0.0, None)))

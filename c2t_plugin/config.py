@@ -16,6 +16,8 @@ MODES = ("chain", "tree")
 RAGGED = ("auto", "triton", "flashinfer", "fa3", "cpu", "off")
 LAGGED = "lagged"
 PLANS = ("sync", LAGGED)
+TREE_ATTENTION = "tree"
+ATTENTIONS = ("stock", TREE_ATTENTION)
 POLICIES = ("c2t", "prob", "eagle2", "dyspec", "entropy", "static")
 # The policies that cut below beta.
 THRESHOLDS = ("c2t", "prob")
@@ -35,6 +37,7 @@ class C2TConfig:
     ragged: attention that verifies kept tokens only; auto: the server's, where it can; off: the uniform window.
     plan: how the rows of such a pass are chosen: sync waits for the number of kept tokens; lagged predicts it from
         steps before, and clips what does not fit.
+    attention: kernel of ragged verification on triton; stock: the engine's own, tree: c2t_kernels.tree_attention.
     trace_dir: directory that chains of served requests are recorded into, without their text; None records none.
     trace_share: share of the requests that is recorded, in (0, 1].
     """
@@ -50,6 +53,7 @@ class C2TConfig:
     trace_share: float = 0.05
     ragged: str = "auto"
     plan: str = "sync"
+    attention: str = "stock"
 
     def __post_init__(self) -> None:
         if isinstance(self.beta, float | int) and not (math.isfinite(self.beta) and 0.0 <= self.beta <= 1.0):
@@ -70,6 +74,12 @@ class C2TConfig:
             raise ConfigError(f"plan {LAGGED} clips chains: set the mode to chain, or leave the plan out")
         if self.plan == LAGGED and self.beta == AUTO:
             raise ConfigError(f"plan {LAGGED} waits for no number, but beta {AUTO!r} reads every step's; leave one out")
+        if self.attention not in ATTENTIONS:
+            raise ConfigError(f"attention must be one of {', '.join(ATTENTIONS)}, got {self.attention!r}")
+        if self.attention == TREE_ATTENTION and self.ragged not in ("auto", "triton"):
+            raise ConfigError(
+                f"attention {TREE_ATTENTION} is a kernel of ragged triton, but ragged is {self.ragged}; leave one out"
+            )
         if self.policy not in POLICIES:
             raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
         if self.policy != "c2t" and self.mode != "tree":

@@ -199,13 +199,21 @@ def test_a_gpu_run_has_every_arm_of_the_comparison(tmp_path: Path):
     lines = [" ".join(flags) for flags in FakeServer.flags.values()]
     assert [arm.name for arm, _, _ in made] == [arm.name for arm in ARMS]
     names = {"plain", *(f"static {n}" for n in (1, 2, 4, 6)), "SGLang adaptive", "EAGLE-2 tree", "threshold on P"}
-    assert {arm.name for arm in ARMS} == {*names, "c2t, at most 4", "c2t, at most 6", "c2t auto"}
+    assert {arm.name for arm in ARMS} == {*names, "c2t, at most 4", "c2t, at most 6", "c2t auto", "c2t, tree_attention"}
     served = dict(zip((arm.name for arm in ARMS), lines, strict=True))
     assert f"--speculative-c2t-classifier {tmp_path}/threshold-on-p.safetensors" in served["threshold on P"]
     assert served["c2t auto"].index("--speculative-c2t-beta auto") > 0
     assert "--speculative-eagle-topk 10 --speculative-num-draft-tokens 60" in served["EAGLE-2 tree"]
     assert all("--max-running-requests 256 --cuda-graph-bs-decode 1 4 8 32 64 128 256" in line for line in lines)
     assert len({log for _, log, _ in made}) == len(ARMS)
+    # the two kernels that verify differ in nothing else
+    stock, tree = served["c2t, at most 4"], served["c2t, tree_attention"]
+    assert tree.replace("--speculative-c2t-attention tree ", "") == stock != tree
+
+
+def test_some_arms_alone(tmp_path: Path):
+    status, rows = run(tmp_path, "--arms", "plain", "c2t, at most 4")
+    assert status == 0 and {row.arm.partition(", beta")[0] for row in rows} == {"plain", "c2t, at most 4"}
 
 
 def test_the_largest_batch_is_read_from_the_decode_lines(tmp_path: Path):

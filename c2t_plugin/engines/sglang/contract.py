@@ -12,7 +12,21 @@ _PREBUILT = "srt/disaggregation/decode_schedule_batch_mixin.py"
 _GRAPHS = "srt/model_executor/runner/decode_cuda_graph_runner.py"
 _TRITON = "srt/layers/attention/triton_backend.py"
 _FLASHINFER = "srt/layers/attention/flashinfer_backend.py"
+_RUNNER = "srt/model_executor/model_runner.py"
 _STANDALONE = f"{_SPEC}/standalone_worker_v2.py"
+# What the Triton backend calls its extend kernel with, behind queries, keys, values, output and both pools.
+_KERNEL_ARGUMENTS = """\
+            self.forward_metadata.qo_indptr,
+            kv_indptr,
+            kv_indices,
+            self.forward_metadata.custom_mask,
+            causal,
+            self.forward_metadata.mask_indptr,
+            self.forward_metadata.max_extend_len,
+            k_descale,
+            v_descale,
+            layer.scaling,
+            logit_cap="""
 
 SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol(f"{_SPEC}/spec_info.py", "SpeculativeAlgorithm.register", ("name", "supports_overlap", "spec_class")),
@@ -137,7 +151,14 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol(_GRAPHS, "DecodeCudaGraphRunner._can_run_ragged_verify_graph"),
     EngineSymbol("srt/layers/attention/attention_registry.py", "ATTENTION_BACKENDS"),
     EngineSymbol("srt/layers/attention/attention_registry.py", "register_attention_backend", ("name",)),
-    EngineSymbol(_TRITON, "TritonAttnBackend.__init__", contains=("self.qo_indptr =", "self.mask_indptr =")),
+    EngineSymbol(
+        _TRITON,
+        "TritonAttnBackend.__init__",
+        contains=(
+            *("self.qo_indptr =", "self.mask_indptr =", "self.extend_attention_fwd ="),
+            *("self._verify_mask =", "self.num_draft_tokens ="),
+        ),
+    ),
     EngineSymbol(_TRITON, "TritonAttnBackend.init_cuda_graph_state", ("max_bs", "max_num_tokens")),
     EngineSymbol(
         _TRITON,
@@ -149,8 +170,21 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol(
         _TRITON,
         "TritonAttnBackend.forward_extend",
-        contains=("self.forward_metadata.qo_indptr", "self.forward_metadata.mask_indptr"),
+        contains=("self.forward_metadata.qo_indptr", "self.forward_metadata.mask_indptr", _KERNEL_ARGUMENTS),
     ),
+    EngineSymbol(
+        "srt/layers/radix_attention.py",
+        "RadixAttention.__init__",
+        contains=(
+            *("self.qk_head_dim =", "self.v_head_dim =", "self.logit_cap =", "self.sliding_window_size ="),
+            *("self.is_cross_attention =", "self.attn_type =", "self.xai_temperature_len =", "self.k_scale ="),
+        ),
+    ),
+    EngineSymbol("srt/layers/radix_attention.py", "AttentionType.DECODER"),
+    EngineSymbol("srt/layers/attention/verify_mask.py", "VerifyMask.mode"),
+    EngineSymbol("srt/layers/attention/verify_mask.py", "VerifyMask.max_bs"),
+    EngineSymbol(_RUNNER, "ModelRunner.load_model", contains=("self.model =", "self.dtype =")),
+    EngineSymbol(_RUNNER, "ModelRunner.configure_kv_cache_dtype", contains=("self.kv_cache_dtype =",)),
     EngineSymbol(_TRITON, "ForwardMetadata.qo_indptr"),
     EngineSymbol(_TRITON, "ForwardMetadata.mask_indptr"),
     EngineSymbol(_FLASHINFER, "FlashInferAttnBackend.__init__", contains=("self.workspace_buffer =",)),

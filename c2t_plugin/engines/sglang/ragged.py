@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from c2t_kernels import pack_ragged, scatter_ragged
-from c2t_plugin.config import C2TConfig
+from c2t_plugin.config import TREE_ATTENTION, C2TConfig
 from c2t_plugin.engines.sglang.layout import rows_to_compute
 from c2t_plugin.errors import ConfigError
 
@@ -121,10 +121,10 @@ def install(config: C2TConfig) -> None:
     stock = attention_registry.ATTENTION_BACKENDS["triton"]
 
     def create(runner: Any) -> Any:
-        from c2t_plugin.engines.sglang.triton_ragged import RaggedTritonAttnBackend
-
-        # SGLang's own refuses these, with its reason.
-        return stock(runner) if runner.model_config.is_encoder_decoder else RaggedTritonAttnBackend(runner)
+        if runner.model_config.is_encoder_decoder:
+            # SGLang's own refuses these, with its reason.
+            return stock(runner)
+        return _triton(config, runner)
 
     attention_registry.register_attention_backend("triton")(create)
 
@@ -146,6 +146,30 @@ def _install_flashinfer() -> None:
     attention_registry.register_attention_backend("flashinfer")(create)
 
 
+def _triton(config: C2TConfig, runner: Any) -> Any:
+    if config.attention == TREE_ATTENTION:
+        from c2t_plugin.engines.sglang.triton_tree import TreeTritonAttnBackend
+
+        return TreeTritonAttnBackend(runner, masked=config.mode == "tree")
+    from c2t_plugin.engines.sglang.triton_ragged import RaggedTritonAttnBackend
+
+    return RaggedTritonAttnBackend(runner)
+
+
+def _check_attention(config: C2TConfig, choice: Choice, runner: Any) -> None:
+    """Raises ConfigError if the kernel that is asked for cannot verify by this choice."""
+    if config.attention != TREE_ATTENTION:
+        return
+    if choice.backend != "triton":
+        raise ConfigError(
+            f"--speculative-c2t-attention {TREE_ATTENTION} is a kernel of ragged triton, which this server does not "
+            f"verify by: {choice.reason}; leave it out"
+        )
+    from c2t_plugin.engines.sglang.triton_tree import refuse_unfit
+
+    refuse_unfit(runner)
+
+
 def prepare(algorithm: Any, choice: Choice) -> None:
     """Have SGLang capture its target graphs for packed rows. To be called before it captures them."""
     if choice.backend is None:
@@ -163,11 +187,13 @@ def start(config: C2TConfig, server_args: Any, target_worker: Any) -> RaggedVeri
     """Choose, prepare SGLang, and say in the log which it is; None: the uniform window. When `prepare` says."""
     runner = target_worker.model_runner
     choice = choose(config, server_args, runner)
+    _check_attention(config, choice, runner)
     prepare(runner.spec_algorithm, choice)
     if choice.backend is None:
         logger.info("C2T: verification over the uniform width (%s)", choice.reason)
         return None
-    logger.info("C2T: verification of kept tokens only, ragged %s (%s)", choice.backend, choice.reason)
+    kernel = f", kernel {config.attention}" if choice.backend == "triton" else ""
+    logger.info("C2T: verification of kept tokens only, ragged %s (%s%s)", choice.backend, choice.reason, kernel)
     return RaggedVerify(target_worker, choice.masked, choice.backend)
 
 

@@ -32,6 +32,7 @@ WORKERS = {
 _OTHER_ENGINES = {
     "ragged": "vLLM verifies chains of unequal length as they are",
     "plan": "vLLM verifies chains of unequal length as they are",
+    "attention": "vLLM verifies by its own attention backends",
     "cost_curve": "vLLM's adaptive verification measures its own",
     "policy": "vLLM drafts chains, and they have one",
 }

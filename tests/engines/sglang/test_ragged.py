@@ -9,7 +9,7 @@ import pytest
 
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang.layout import ROW_STEP, rows_to_compute
-from c2t_plugin.engines.sglang.ragged import Choice, RaggedVerify, _with_capture_layout, choose
+from c2t_plugin.engines.sglang.ragged import Choice, RaggedVerify, _with_capture_layout, choose, start
 from c2t_plugin.errors import ConfigError
 
 
@@ -116,6 +116,14 @@ def test_a_backend_that_the_server_does_not_run():
     assert choose(C2TConfig(ragged="off"), SimpleNamespace(), runner(TorchNativeAttnBackend())) == Choice(
         None, "as asked for"
     )
+
+
+@pytest.mark.parametrize("backend", [TorchNativeAttnBackend(), FlashAttentionBackend(3)])
+def test_tree_attention_is_for_ragged_triton(backend: Any):
+    record, model = SimpleNamespace(), runner(backend)
+    for config in (C2TConfig(attention="tree"), C2TConfig(attention="tree", mode="tree")):
+        with pytest.raises(ConfigError, match="--speculative-c2t-attention tree is a kernel of ragged triton, which"):
+            start(config, record, SimpleNamespace(model_runner=model))
 
 
 @pytest.mark.parametrize(

@@ -119,17 +119,19 @@ def test_fault_is_caught(served: SimpleNamespace, setting: SimpleNamespace, faul
     assert [tuple(answer["output_ids"]) for answer in answers] != setting.plain
 
 
-def test_triton_verifies_the_same(setting: SimpleNamespace, served: SimpleNamespace, tmp_path: Path):
+@pytest.mark.parametrize("kernel", ["stock", "tree"])
+def test_triton_verifies_the_same(setting: SimpleNamespace, served: SimpleNamespace, tmp_path: Path, kernel: str):
     """In Triton's interpreter, every other step as a captured graph would: no GPU has seen this."""
     chosen = slice(1, 3)
     prompts = setting.prompts[chosen]
     env = {"PYTHONPATH": str(faults.install(tmp_path, triton_verify.__file__)), "TRITON_INTERPRET": "1"}
-    with serve(setting, "triton", **env) as running:
+    with serve(setting, f"triton-{kernel}", C2T_ATTENTION=kernel, **env) as running:
         vc.control(running, beta=BETA)
         answers = vc.answers(running, prompts, len(prompts))
-    text = (setting.folder / "triton.log").read_text(errors="replace")
+    text = (setting.folder / f"triton-{kernel}.log").read_text(errors="replace")
     assert "planted: the target verifies in Triton's interpreter" in text
     assert "C2T: verification of kept tokens only, ragged triton" in text
+    assert f"kernel {kernel})" in text and f'"attention": "{kernel}"' in text
     assert [told(a) for a in answers] == [told(a) for a in served.answers["off", PROMPTS][chosen]]
 
 

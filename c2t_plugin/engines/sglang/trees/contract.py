@@ -111,6 +111,11 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         "maybe_create_verify_mask",
         contains=("mode = default_tree_mask_mode() if is_read else TreeMaskMode.QLEN_ONLY",),
     ),
+    EngineSymbol(
+        "srt/layers/attention/triton_backend.py",
+        "TritonAttnBackend._update_target_verify_buffers",
+        contains=("self._verify_mask.buffer", "custom_mask[: spec_info.custom_mask.shape[0]] = spec_info.custom_mask"),
+    ),
     EngineSymbol("srt/layers/attention/verify_mask.py", "VerifyMask.buffer"),
     EngineSymbol("srt/layers/attention/verify_mask.py", "VerifyMask.fits", ("bs",)),
     EngineSymbol("srt/model_executor/forward_context.py", "ForwardContext.attn_backend"),
