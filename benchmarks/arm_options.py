@@ -64,6 +64,6 @@ def arm_values(options: argparse.Namespace, engine: str) -> dict[str, object]:
     }
 
 
-def kind_of(run: Mapping[str, Any]) -> str:
-    """Of rows that this process writes: functional without a GPU."""
-    return "functional" if "no GPU" in run["machine"] else "measured"
+def kind_of(run: Mapping[str, Any], cpu: bool) -> str:
+    """Of a run's rows: functional without a GPU, and on the CPU beside one."""
+    return "functional" if cpu or "no GPU" in run["machine"] else "measured"

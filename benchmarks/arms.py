@@ -70,6 +70,15 @@ SGLANG = (
     ),
     Arm("C2T", _c2t("--speculative-c2t-beta", "{beta}"), _CLASSIFIER),
     Arm("C2T auto", _c2t("--speculative-c2t-beta", "auto"), _CLASSIFIER),
+    Arm(
+        "C2T tree",
+        (
+            *("--speculative-algorithm", "C2T", "--speculative-draft-model-path", "{draft}"),
+            *("--speculative-c2t-mode", "tree", "--speculative-c2t-beta", "{beta}"),
+            *("--speculative-num-steps", "{d_max}", "--speculative-eagle-topk", "4"),
+        ),
+        _CLASSIFIER,
+    ),
 )
 
 

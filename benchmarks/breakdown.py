@@ -1,10 +1,11 @@
 """Where a decoding step's time goes: draft, statistics, classifier, second top-K or rerank, verify, other.
 
-    python -m benchmarks.breakdown --arms C2T "static 4" --concurrency 1 8 --cpu
+    python -m benchmarks.breakdown --arms C2T "static 4" "C2T tree" "EAGLE-2 tree" --concurrency 1 8 --cpu
 
 The engine's own torch profiler writes a trace with Python's call stack; `spans` adds it up. What C2T v2 equation 12 and
-v1 figures 5 and 11 call t_math1 is `statistics`, t_cls `classifier`, t_math2 `rerank`. With device times in the trace,
-those count; kernels of one captured graph are then told apart by their names, as far as they are C2T's own.
+v1 figures 5 and 11 call t_math1 is `statistics`, t_cls `classifier`, t_math2 `rerank`; in trees the last holds the
+making of links and mask too. With device times in the trace those count; kernels of one captured graph are then told
+apart by their names, as far as they are C2T's own.
 
 The profiler slows everything down, the host most: shares mean more than milliseconds, and on a CPU neither says
 anything about a GPU.
@@ -28,7 +29,7 @@ from benchmarks.arms import chosen
 from benchmarks.measuring import one_line
 from benchmarks.record import BenchRow, append_rows
 from benchmarks.server import Server
-from benchmarks.serving import Client
+from benchmarks.serving import Client, Pass
 from benchmarks.spans import load_trace, phases
 from benchmarks.tables import listing
 from c2t_plugin.errors import C2TError
@@ -41,13 +42,17 @@ PIPE_WIDTH = 180
 
 
 def profiled(client: Client, prompts: Sequence[Sequence[int]], steps: int, out: Path, cpu: bool) -> dict[str, float]:
-    """Milliseconds per step of each phase, over `steps` steps while all prompts are being answered."""
+    """Milliseconds per step of each phase, over `steps` steps while all prompts are being answered.
+
+    C2TError if the server never had all of them at once.
+    """
     shutil.rmtree(out, ignore_errors=True)
     failed: list[C2TError] = []
+    answered: list[Pass] = []
 
     def answer() -> None:
         try:
-            client.run(prompts, len(prompts), lambda: None)
+            answered.append(client.run(prompts, len(prompts), lambda: None))
         except C2TError as error:
             failed.append(error)
 
@@ -60,6 +65,8 @@ def profiled(client: Client, prompts: Sequence[Sequence[int]], steps: int, out: 
         load.join()
     if failed:
         raise failed[0]
+    if answered[0].most_at_once < len(prompts):
+        raise C2TError(f"only {answered[0].most_at_once} of {len(prompts)} requests ever ran at once")
     traces = sorted(out.rglob("*DECODE*.trace.json.gz"))
     if not traces:
         raise C2TError("the server wrote no trace of decoding; take longer answers or fewer steps")
@@ -69,7 +76,7 @@ def profiled(client: Client, prompts: Sequence[Sequence[int]], steps: int, out: 
 def measure(options: argparse.Namespace, arm: str, flags: Sequence[str], run: Mapping[str, Any]) -> list[BenchRow]:
     """One row per concurrency of one arm; a server that does not start leaves its reason in each."""
     target = options.target or pair_dir() / "target"
-    kind = kind_of(run)
+    kind = kind_of(run, options.cpu)
     setting = {"engine": "sglang", "target": target.name, "base": options.base, "d_max": options.d_max}
     found: dict[int, dict[str, float] | str] = {}
     try:

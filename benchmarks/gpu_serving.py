@@ -1,4 +1,4 @@
-"""SGLang end to end with a target of realistic cost: plain, static EAGLE-3 chains, C2T at beta 0 and at its own beta.
+"""SGLang end to end with a target of realistic cost: the arms of benchmarks/throughput.py, C2T at beta 0 among them.
 
     python -m benchmarks.gpu_serving --out OUT --seconds 500     on a GPU
     python -m benchmarks.gpu_serving --out OUT --dry-run         tiny, on the CPU engine: it works
@@ -18,14 +18,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
 
+from benchmarks.arm_options import TOP_M
+from benchmarks.arms import write_threshold_classifier
 from benchmarks.gpu_server import GpuServer, part_parser, plugin_environment
+from benchmarks.gpu_serving_arms import ARMS, DRY_ARMS, THRESHOLD, Arm
 from benchmarks.inflate import PRESETS, inflate
 from benchmarks.record import BenchRow, append_rows
 from benchmarks.serving import REQUEST_TIMEOUT_S, Client, Completion, Pass, counts
@@ -48,36 +50,6 @@ DRY_PROMPTS = 4
 START_TIMEOUT_S = 240.0
 # Of two arms that must accept the same: bfloat16 and another batch may turn a tie
 SAME_TAU = 0.02
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A server. steps: draft steps, 0 for plain decoding. betas: thresholds to measure it with, None for its own."""
-
-    name: str
-    steps: int = 0
-    c2t: bool = False
-    betas: tuple[float | None, ...] = (None,)
-
-    def flags(self, models: Path) -> list[str]:
-        """Of sglang.launch_server."""
-        if not self.steps:
-            return []
-        flags = ["--speculative-algorithm", "C2T" if self.c2t else "EAGLE3"]
-        flags += ["--speculative-draft-model-path", str(models / "eagle3"), "--speculative-num-steps", str(self.steps)]
-        return [*flags, "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", str(self.steps + 1)]
-
-
-# what has to agree first, then the rest
-ARMS = (
-    Arm("plain"),
-    Arm("static 4", steps=4),
-    Arm("c2t, at most 4", steps=4, c2t=True, betas=(0.0, None)),
-    Arm("static 2", steps=2),
-    Arm("static 1", steps=1),
-    Arm("c2t, at most 6", steps=6, c2t=True),
-)
-DRY_ARMS = (Arm("plain"), Arm("static 4", steps=4), Arm("c2t, at most 4", steps=4, c2t=True, betas=(0.0, None)))
 
 
 class NativeClient(Client):
@@ -130,12 +102,12 @@ class Bench:
             for beta in arm.betas:
                 if beta is not None:
                     client.control(beta, arm.steps)
-                elif arm.c2t:
+                elif arm.c2t and not arm.planned:
                     # an earlier beta of this server stays until it is replaced
                     client.control(self.own_beta(client), arm.steps)
-                used = round(client.c2t_state()["beta"], 6) if arm.c2t else None
+                used = round(client.c2t_state()["beta"], 6) if arm.c2t and not arm.planned else None
                 self.compare(arm, client, used, started)
-                for concurrency in DRY_CONCURRENCIES if self.dry_run else CONCURRENCIES:
+                for concurrency in DRY_CONCURRENCIES if self.dry_run else arm.concurrencies or CONCURRENCIES:
                     self.throughput(arm, client, used, concurrency, log)
 
     def own_beta(self, client: Client) -> float:
@@ -165,13 +137,17 @@ class Bench:
         client.run(prompts[:concurrency], concurrency, lambda: None)
         read = log.stat().st_size
         found = client.run(prompts, concurrency, lambda: None)
+        ran = largest_batch(log, read)
+        if ran is not None and ran < min(concurrency, len(prompts)):
+            self.row(arm.name, {}, f"only {ran} of {concurrency} requests ever ran at once", concurrency=concurrency)
+            return
         metrics = {
             "output_tokens_per_s": found.output_tokens / found.seconds,
             "seconds": found.seconds,
             "tau": found.tau,
             "gamma_per_token": found.gamma_per_token,
             "verify_steps": found.verify_steps,
-            "largest_batch": largest_batch(log, read),
+            "ran_at_once": ran,
         }
         self.row(arm.name, metrics, check="throughput", beta=beta, concurrency=concurrency)
 
@@ -232,6 +208,7 @@ def build(models: Path, preset: str, dry_run: bool) -> None:
         if not (models / kind).is_dir():
             device = "cpu" if dry_run else "cuda"
             inflate(kind, PRESETS[preset], pair_dir(), models, device=device, dtype=dtype, seed=SEED)
+    write_threshold_classifier(models / THRESHOLD, TOP_M)
     if not dry_run:
         # the servers need what the building took
         torch.cuda.empty_cache()

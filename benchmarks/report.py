@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.kernel_rows import read_kernel_rows
 from benchmarks.picture import draw, draw_planner, draw_throughput
-from benchmarks.record import KINDS, BenchRow, ServingRow, append_rows, read_rows
+from benchmarks.record import KINDS, BenchRow, Row, ServingRow, append_rows, read_rows
 from benchmarks.results_page import page
 from c2t_plugin.errors import C2TError
 
@@ -86,6 +88,13 @@ def render(readme: str, rows: Sequence[ServingRow]) -> str:
     return f"{before}{BEGIN}\n{table}{chr(10) * bool(table)}{END}{after}"
 
 
+def of_commit(row: Row, sha: str | None) -> Row:
+    """The row as one of this commit, if it says nothing of a commit and one is given."""
+    if sha is None or row.run["git_sha"] is not None:
+        return row
+    return replace(row, run={**row.run, "git_sha": sha, "dirty": False})
+
+
 def check_clean(rows: Sequence[BenchRow | ServingRow]) -> None:
     """C2TError if a row was made by uncommitted code: nobody could repeat it."""
     if any(row.run["dirty"] is not False for row in rows):
@@ -98,14 +107,15 @@ def read_published(folder: Path) -> tuple[list[ServingRow], list[BenchRow]]:
     return read_rows(folder / DEMO, ServingRow), bench
 
 
-def read_new(path: Path) -> tuple[list[ServingRow], list[BenchRow]]:
-    """Rows of either type from a file of measurements. C2TError if it holds none."""
-    is_demo = path.is_file() and '"n_identical"' in path.read_text(encoding="utf-8").partition("\n")[0]
-    serving = read_rows(path, ServingRow) if is_demo else []
-    bench = [] if is_demo else read_rows(path, BenchRow)
+def read_new(path: Path, commit: str | None = None) -> tuple[list[ServingRow], list[BenchRow]]:
+    """Rows of any type from a file of measurements. commit: see of_commit. C2TError if it holds none."""
+    first = path.read_text(encoding="utf-8").partition("\n")[0] if path.is_file() else ""
+    serving = read_rows(path, ServingRow) if '"n_identical"' in first else []
+    read_bench = read_kernel_rows if '"provider"' in first else lambda path: read_rows(path, BenchRow)
+    bench = [] if serving else read_bench(path)
     if not serving and not bench:
         raise C2TError(f"{path} holds no rows; `make demo` writes build/demo/rows.jsonl")
-    return serving, bench
+    return [of_commit(row, commit) for row in serving], [of_commit(row, commit) for row in bench]
 
 
 def draw_all(serving: Sequence[ServingRow], bench: Sequence[BenchRow], folder: Path) -> None:
@@ -121,11 +131,12 @@ def draw_all(serving: Sequence[ServingRow], bench: Sequence[BenchRow], folder: P
 def main(argv: list[str]) -> int:
     """Rewrite the README's table and the page of results from benchmarks/results, after adding the rows of --add."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=main.__doc__)
+    parser.add_argument("--commit", help="of added rows whose code was a copy of a clean checkout without its history")
     parser.add_argument("--add", type=Path, action="append", default=[], help="rows to publish; may be repeated")
     options = parser.parse_args(argv)
     try:
         serving, bench = read_published(RESULTS)
-        added = [read_new(path) for path in options.add]
+        added = [read_new(path, options.commit) for path in options.add]
         serving += [row for rows, _ in added for row in rows]
         bench += [row for _, rows in added for row in rows]
         check_clean([*serving, *bench])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.kernel_rows import is_kernel_row, kernel_table, newest
 from benchmarks.record import BenchRow
 from benchmarks.tables import AUTO, Block, grid, latest_blocks, listing, load_of, losers, table
 
@@ -18,6 +20,9 @@ that lose too. Rows are of one of three kinds:
 - **simulated**: recorded drafts of the shipped pair, with costs from data sheets. It compares arms and predicts no
   server: see [benchmarking](benchmarking.md#throughput-simulated) for what is assumed.
 - **measured**: on a GPU.
+
+The recorded drafts are too large to keep here: [training](training.md) has the commands that
+record them again, from fixed seeds.
 
 tau never counts the bonus token. [The papers' tables](reproduction.md) on the pair have a page of their own.
 """
@@ -51,12 +56,16 @@ SERVED = """## Served
 Lines of text in place of figures are arms that did not run, and why.
 """
 FUNCTIONAL = "A functional check on a CPU: arms run, outputs and counts are right, times say nothing about a GPU."
+KERNELS = """## Kernels
+
+By part of `benchmarks/gpu.py`. Every provider is checked against the reference before it is timed.
+"""
 NO_GPU = "## On a GPU\n\nNo row yet: nothing here has been measured on a GPU.\n"
 
 
 def page(demo: str, rows: Sequence[BenchRow]) -> str:
     """The whole page. demo: the README's table with its source line, empty without rows of the demo."""
-    blocks = latest_blocks(rows)
+    blocks = latest_blocks([row for row in rows if not is_kernel_row(row)])
     parts = [HEAD]
     if demo:
         picture = "![tau against gamma per output token](results/tau-gamma.png)"
@@ -69,6 +78,10 @@ def page(demo: str, rows: Sequence[BenchRow]) -> str:
     parts += _section(PLANNER, [_planner(found) for found in _of(blocks, "planner", "simulated")])
     served = [found for block, found in blocks.items() if ("kind", "simulated") not in block]
     parts += _section(SERVED, [_served(found) for found in served])
+    kernels = newest([row for row in rows if is_kernel_row(row)])
+    parts += _section(
+        KERNELS, [_block(f"### {part}", kernel_table(found), "", found) for part, found in kernels.items()]
+    )
     if not any(row.kind == "measured" for row in rows):
         parts.append(NO_GPU)
     return "\n".join(parts)
@@ -167,7 +180,12 @@ def _served(rows: Sequence[BenchRow]) -> str:
     return _block(f"### {rows[0].scenario}, {rows[0].kind}: {setting}", listing(rows), remark, rows)
 
 
+def as_typed(command: str) -> str:
+    """A recorded command line as it is typed: a script of this directory runs as a module."""
+    return re.sub(r"^benchmarks/(\w+)\.py", r"python -m benchmarks.\1", command)
+
+
 def _block(title: str, shown: str, remark: str, rows: Sequence[BenchRow]) -> str:
     run = rows[0].run
-    source = f"`{run['command']}`; {run['machine']}; {run['utc'][:10]}, commit {run['git_sha'][:12]}."
+    source = f"`{as_typed(run['command'])}`; {run['machine']}; {run['utc'][:10]}, commit {run['git_sha'][:12]}."
     return f"{title}\n\n{shown}\n\n{remark} {source}".replace("\n\n ", "\n\n") + "\n"

@@ -23,17 +23,21 @@ PHASES = ("draft", "statistics", "classifier", "rerank", "verify", "other")
 FUNCTIONS = (
     (STEP, re.compile(r"eagle_worker_v2\.py\(\d+\): forward_batch_generation$")),
     ("draft", re.compile(r"eagle_worker_v2\.py\(\d+\): (?:draft|_draft_extend_for_decode)$")),
-    ("draft", re.compile(r"sglang/worker\.py\(\d+\): (?:draft|_draft_extend_for_decode)$")),
+    ("draft", re.compile(r"sglang/(?:trees/)?worker\.py\(\d+\): (?:draft|_draft_extend_for_decode)$")),
     ("verify", re.compile(r"eagle_worker_v2\.py\(\d+\): verify$")),
     ("rerank", re.compile(r"\.py\(\d+\): (?:select_top_k_tokens|organize_draft_results)$")),
+    ("rerank", re.compile(r"c2t_kernels\S*\.py\(\d+\): (?:grow_layer|build_tree|full_mask)$")),
+    ("rerank", re.compile(r"c2t_plugin/tree\.py\(\d+\): best$")),
     ("statistics", re.compile(r"c2t_kernels\S*\.py\(\d+\): draft_stats$")),
     ("classifier", re.compile(r"c2t_plugin/classifier\.py\(\d+\): confidence$")),
-    ("classifier", re.compile(r"c2t_kernels\S*\.py\(\d+\): score_chain$")),
+    ("classifier", re.compile(r"c2t_kernels\S*\.py\(\d+\): (?:score_chain|confidence_of)$")),
 )
 # C2T's own kernels: inside a captured graph a launch says only which graph it was.
 KERNELS = (
     ("statistics", re.compile(r"^(?:scan_kernel|select_kernel)")),
     ("classifier", re.compile(r"^score_chain_kernel")),
+    # It scores children and chooses among them in one launch.
+    ("rerank", re.compile(r"^grow_layer_kernel")),
 )
 
 

@@ -13,6 +13,7 @@ AUTO = "C2T auto (planned)"
 LOADS = ("requests_in_flight", "concurrency")
 METRICS = {
     "output_tokens_per_s": ("output tokens/s", ",.0f"),
+    "seconds": ("all requests, s", ".1f"),
     "tpot_p50_ms": ("TPOT p50, ms", ".1f"),
     "tpot_p99_ms": ("TPOT p99, ms", ".1f"),
     "ttft_p50_ms": ("TTFT p50, ms", ".0f"),

@@ -38,6 +38,8 @@ from c2t_plugin.provenance import RunRecord
 
 WARM_UP = 2
 PIPE_WIDTH = 200
+# Without it SGLang speculates for 48 requests at once.
+AT_ONCE = {"sglang": "--max-running-requests", "vllm": "--max-num-seqs"}
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ class Bench:
             yield self.url
             return
         d_max = scenario.d_max or int(str(self.values["d_max"]))
-        flags = [*self.server_args, *arm.command({**self.values, "d_max": d_max, "width": d_max + 1})]
+        room = (AT_ONCE[self.engine], str(max(scenario.concurrencies)))
+        flags = [*room, *self.server_args, *arm.command({**self.values, "d_max": d_max, "width": d_max + 1})]
         log = self.out / f"{scenario.name}-{arm.name}.log".replace(" ", "-")
         kind = VllmServer if self.engine == "vllm" else Server
         with kind(self.target, flags, log, self.cpu, self.start_timeout) as server:
@@ -110,9 +113,10 @@ def rows_of(
     found: Mapping[str, Mapping[Condition, Outcome]],
     setting: Mapping[str, Any],
     run: Mapping[str, Any],
+    cpu: bool,
 ) -> Iterator[BenchRow]:
-    """One row an arm and condition, with ratios to the plain and static arms of the same run."""
-    kind = kind_of(run)
+    """One row an arm and condition, with ratios to the plain and static arms of the same run. cpu: of the servers."""
+    kind = kind_of(run, cpu)
     statics = [f"static {length}" for length in STATIC]
     for arm, outcomes in found.items():
         for condition, outcome in outcomes.items():
@@ -176,7 +180,7 @@ def main(argv: list[str]) -> int:
         "beta": options.beta,
         "threshold": options.threshold,
     }
-    rows = list(rows_of(scenario, bench.run(scenario, arms, prompts, console), setting, run))
+    rows = list(rows_of(scenario, bench.run(scenario, arms, prompts, console), setting, run, options.cpu))
     append_rows(options.out / "rows.jsonl", rows)
     for temperature in scenario.temperatures:
         console.print(f"temperature {temperature:g}")

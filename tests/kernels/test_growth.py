@@ -16,6 +16,7 @@ from c2t_kernels.reference.growth import GrownLayer, grow_layer, select_children
 from c2t_kernels.reference.network import FEATURES, ScoringNetwork
 from c2t_kernels.reference.stats import DraftStats
 from tests.kernels.networks import PAPER, random_network
+from tests.kernels.strided import apart
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # The interpreter takes some 20 ms for each request.
@@ -194,15 +195,27 @@ def test_kernel_on_real_valued_networks(
 def test_kernel_on_257_requests_with_strided_rows_and_given_buffers(device: str):
     joint, alive, stats = random_layer(257, 1, 2, device)
     wide = torch.cat([stats.log_probs, stats.log_probs - 1], dim=1)
-    strided = stats._replace(log_probs=wide[:, :2], token_ids=stats.token_ids.repeat(1, 2)[:, 1:3])
-    arguments = (exact_network(device), joint, alive, strided, torch.full((1,), 0.5, device=device), 1)
+    strided = stats._replace(
+        log_probs=wide[:, :2],
+        token_ids=stats.token_ids.repeat(1, 2)[:, 1:3],
+        entropy=apart(stats.entropy),
+        margin=apart(stats.margin),
+    )
+    beta = torch.linspace(0.1, 0.9, 257).to(device)
+    # the margin moves the confidence as well
+    network = random_network(("entropy", "margin", "log_prob"), 8, device)
+    arguments = (network, apart(joint), apart(alive), strided, apart(beta), 1)
     expected = grow_layer(*arguments, width=1)
     out = GrownLayer(*(torch.empty_like(tensor) for tensor in expected))
     found = growth.grow_layer(*arguments, width=1, out=out)
     assert found.kept is out.kept and close(found.confidence, expected.confidence)
     possible = alive.repeat_interleave(2, dim=1)
-    kept, children = select_children(found.confidence, possible, 0.5, 1)
+    kept, children = select_children(found.confidence, possible, beta[:, None], 1)
     assert torch.equal(found.kept, kept) and torch.equal(found.children, children)
+    live = found.alive
+    assert torch.equal(found.token_ids[live], expected.token_ids[live]) and close(
+        found.joint_log_prob[live], expected.joint_log_prob[live]
+    )
 
 
 def test_an_empty_batch_is_no_error(device: str):

@@ -11,6 +11,7 @@ from torch import Tensor
 from c2t_kernels.fused import layout, masks
 from c2t_kernels.reference.layout import ORDERS, TreeLayout, build_tree
 from c2t_kernels.reference.masks import full_mask, pack_mask_bits
+from tests.kernels.strided import apart
 
 QUIET = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # The interpreter takes some 30 ms for each tree.
@@ -160,6 +161,13 @@ def test_kernel_on_257_requests(device: str):
     keep = [[i % 3 > 0] for i in range(257)]
     many = trees([[-1]] * 257, keep, list(range(257))).to(device)
     assert equal(layout.build_tree(*many, bucket=2), build_tree(*many, bucket=2))
+
+
+def test_tables_of_several_requests_may_lie_apart(device: str):
+    several = trees([[-1, 0, 0], [-1, -1, 1], [-1, 0, 1]], [[True] * 3, [True, True, False], [True] * 3], [7, 8, 9])
+    several = several.to(device)
+    found = layout.build_tree(*(apart(table) for table in several[:3]), *several[3:], bucket=4)
+    assert equal(found, build_tree(*several, bucket=4))
 
 
 # 70 places: several tiles of nodes, a bucket that is no power of two; 90 slots do not all fit

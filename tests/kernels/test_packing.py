@@ -10,6 +10,7 @@ from torch import Tensor
 
 from c2t_kernels.fused import packing
 from c2t_kernels.reference.packing import pack_ragged, scatter_ragged
+from tests.kernels.strided import apart
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # One program per request and node: the interpreter takes some 50 ms for such a batch.
@@ -100,6 +101,17 @@ def test_wide_strided_rows_into_given_buffers(hidden: int, dtype: torch.dtype, d
         out, cu_seqlens, 2, fill=0.0, out=torch.empty(2, 2, hidden, dtype=dtype, device=device)
     )
     assert torch.equal(back, scatter_ragged(out, cu_seqlens, 2, fill=0.0))
+
+
+def test_words_kept_and_packed_rows_may_lie_apart(device: str):
+    kept, words = lengths([1, -1, 2]).to(device), torch.arange(9, device=device).view(3, 3)
+    expected = pack_ragged(kept, [words], capacity=8, pads=[99])
+    found = packing.pack_ragged(apart(kept), [apart(words)], capacity=8, pads=[99])
+    assert torch.equal(found.cu_seqlens, expected.cu_seqlens) and torch.equal(found.values[0], expected.values[0])
+    rows = words[..., None] * 10 + torch.arange(4, device=device)
+    packed = pack_ragged(kept, [rows], capacity=8, pads=[-1]).values[0]
+    back = packing.scatter_ragged(apart(packed), expected.cu_seqlens, 3, fill=-7)
+    assert torch.equal(back, scatter_ragged(packed, expected.cu_seqlens, 3, fill=-7))
 
 
 def test_an_empty_batch_is_all_padding(device: str):

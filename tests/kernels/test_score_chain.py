@@ -21,6 +21,7 @@ from c2t_plugin.features import NodeStats
 from c2t_plugin.policies import chain as scoring
 from c2t_plugin.policies.chain import ChainScorer
 from tests.kernels.networks import PAPER, random_network
+from tests.kernels.strided import apart
 
 D_MAX = 4
 
@@ -81,6 +82,24 @@ def test_equality_with_beta_keeps(op: Any, device: str):
     beta = torch.stack([own, torch.nextafter(own, own + 1), own * 0])
     op(state, net, log_prob, entropy, margin, beta, 1)
     assert state.kept.tolist() == [1, 0, 1] and state.alive.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("op", [reference.score_chain, fused.score_chain], ids=["reference", "fused"])
+def test_no_confidence_is_below_a_beta_that_is_no_number(op: Any, device: str):
+    state = ChainState.create(3, 1, device)
+    op(state, random_network(PAPER, 8, device), *statistics(3, device), torch.full((1,), math.nan, device=device), 1)
+    assert state.kept.tolist() == [1, 1, 1]
+
+
+def test_statistics_and_confidences_may_lie_apart(device: str):
+    net, beta = random_network(FEATURES, 8, device), torch.linspace(0.3, 0.7, 5).to(device)
+    found, expected = (ChainState.create(5, D_MAX, device) for _ in range(2))
+    found = found._replace(confidence=apart(found.confidence))
+    for depth in range(1, D_MAX + 1):
+        own = statistics(5, device, depth)
+        fused.score_chain(found, net, *map(apart, own), beta, depth)
+        reference.score_chain(expected, net, *own, beta, depth)
+    assert_states_equal(found, expected)
 
 
 @pytest.mark.parametrize("op", [reference.score_chain, fused.score_chain], ids=["reference", "fused"])

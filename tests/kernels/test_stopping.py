@@ -12,6 +12,7 @@ from torch import Tensor
 
 from c2t_kernels.fused import stopping
 from c2t_kernels.reference.stopping import early_stop
+from tests.kernels.strided import apart
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # The interpreter takes some 30 ms for a batch with a budget.
@@ -181,6 +182,14 @@ def test_kernel_reads_strided_rows_and_writes_the_given_buffers(device: str):
     assert (wide[:, 0] == 77).all() and (wide[:, 6:] == 77).all()
     cut = torch.arange(5, device=device) >= out[:, None]
     assert torch.equal(wide[:, 1:6] == -1, cut)
+
+
+def test_limits_of_requests_may_lie_apart(device: str):
+    confidence = torch.rand(5, 6, generator=torch.Generator().manual_seed(0)).to(device)
+    beta = torch.linspace(0.2, 0.8, 5).to(device)
+    longest = torch.tensor([6, 1, 5, 0, 3], dtype=torch.int32, device=device)
+    found = stopping.early_stop(apart(confidence), apart(beta), apart(longest))
+    assert torch.equal(found, early_stop(confidence, beta, longest))
 
 
 def test_an_empty_batch_is_no_error(device: str):

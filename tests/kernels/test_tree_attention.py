@@ -215,7 +215,13 @@ def test_strided_rows_and_wide_integers(device: str):
         mask=case.mask.to(torch.uint8),
         mask_indptr=case.mask_indptr.long(),
     )
-    assert not views.q.is_contiguous()
+    # heads with another head between them
+    views = replace(
+        views,
+        **{name: torch.stack([x := getattr(views, name), x + 1], dim=2)[:, :, 0] for name in ("q", "k_new", "v_new")},
+        **{name: torch.stack([x := getattr(views, name), x + 1], dim=2)[:, :, 0] for name in ("k_pool", "v_pool")},
+    )
+    assert not views.q.is_contiguous() and views.k_pool.stride(1) == 2 * case.k_pool.shape[2]
     how = {"launch": replace(SMALL, splits=2), "max_nodes": 9}
     last = int(case.cu_nodes[-1])
     assert torch.equal(tree_attention(*views, **how)[:last], tree_attention(*case, **how)[:last])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.arm_options import add_arm_options, arm_values
+from benchmarks.arm_options import add_arm_options, arm_values, kind_of
 from benchmarks.arms import ENGINES, SGLANG, VLLM, Arm, chosen, threshold_beta, write_threshold_classifier
 from c2t_plugin.classifier import FILE_NAME, load_classifier
 from c2t_plugin.errors import C2TError
@@ -87,3 +87,11 @@ def test_the_threshold_classifier_is_a_threshold_on_p(threshold: float, tmp_path
     stats = NodeStats(probability.log(), other, other, other, other, other)
     kept = load_classifier(tmp_path / "p.safetensors").confidence(stats) >= threshold_beta(threshold)
     assert kept.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("machine", "cpu", "kind"),
+    [("x, no GPU", False, "functional"), ("x, 1 x GPU", False, "measured"), ("x, 1 x GPU", True, "functional")],
+)
+def test_a_row_is_measured_where_a_gpu_ran(machine: str, cpu: bool, kind: str):
+    assert kind_of({"machine": machine}, cpu) == kind

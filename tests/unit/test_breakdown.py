@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from benchmarks import breakdown
 from benchmarks.record import BenchRow, read_rows
+from benchmarks.serving import Completion, Pass
 from benchmarks.spans import PHASES, load_trace, phases
 from c2t_plugin.errors import C2TError
 
@@ -132,3 +134,29 @@ def test_an_arm_that_does_not_start_is_a_row_per_load(tmp_path: Path, monkeypatc
 def test_an_unknown_arm_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert breakdown.main(["--arms", "fast", "--cpu", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_in_trees_the_choice_of_nodes_counts_as_the_rerank():
+    grow, best = "kernels/c2t_kernels/reference/growth.py(37): grow_layer", "c2t_plugin/tree.py(216): best"
+    score = "kernels/c2t_kernels/reference/network.py(59): confidence_of"
+    draft = "c2t_plugin/engines/sglang/trees/worker.py(117): draft"
+    found = phases(
+        [call(STEP, 0, 900), call(draft, 0, 800), call(grow, 100, 300), call(score, 150, 250), call(best, 400, 450)]
+    )
+    assert (found["draft_ms"], found["rerank_ms"], found["classifier_ms"]) == pytest.approx((0.55, 0.15, 0.1))
+
+
+class OneByOne:
+    """A server's client where no two requests ever run together."""
+
+    def run(self, prompts: Sequence[Sequence[int]], *_: object) -> Pass:
+        answers = [Completion((1, 2), 1, 0, 1, float(n), 0.1, 0.2) for n, _ in enumerate(prompts)]
+        return Pass(tuple(answers), float(len(prompts)))
+
+    def profile(self, *_: object) -> None:
+        pass
+
+
+def test_a_batch_that_was_never_reached_is_not_profiled(tmp_path: Path):
+    with pytest.raises(C2TError, match="only 1 of 3 requests ever ran at once"):
+        breakdown.profiled(OneByOne(), [[1]] * 3, 4, tmp_path / "trace", cpu=True)  # type: ignore[arg-type]

@@ -170,7 +170,12 @@ def test_a_gpu_run_has_every_arm_of_the_comparison(tmp_path: Path):
         make()
     lines = [" ".join(flags) for flags in FakeServer.flags.values()]
     assert [arm.name for arm, _, _ in made] == [arm.name for arm in ARMS]
-    assert {arm.steps for arm in ARMS if not arm.c2t} == {0, 1, 2, 4}
+    names = {"plain", *(f"static {n}" for n in (1, 2, 4, 6)), "SGLang adaptive", "EAGLE-2 tree", "threshold on P"}
+    assert {arm.name for arm in ARMS} == {*names, "c2t, at most 4", "c2t, at most 6", "c2t auto"}
+    served = dict(zip((arm.name for arm in ARMS), lines, strict=True))
+    assert f"--speculative-c2t-classifier {tmp_path}/threshold-on-p.safetensors" in served["threshold on P"]
+    assert served["c2t auto"].index("--speculative-c2t-beta auto") > 0
+    assert "--speculative-eagle-topk 10 --speculative-num-draft-tokens 60" in served["EAGLE-2 tree"]
     assert all("--max-running-requests 256 --cuda-graph-bs-decode 1 8 64 256" in line for line in lines)
     assert len({log for _, log, _ in made}) == len(ARMS)
 

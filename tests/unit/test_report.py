@@ -13,7 +13,7 @@ from benchmarks import report
 from benchmarks.picture import draw
 from benchmarks.record import BenchRow, ServingRow, append_rows, read_rows
 from benchmarks.report import BEGIN, END, PAGE, README, RESULTS, latest_run, markdown, read_published, render
-from benchmarks.results_page import page
+from benchmarks.results_page import as_typed, page
 from benchmarks.tables import listing
 from c2t_plugin.errors import C2TError
 
@@ -71,6 +71,17 @@ def test_the_readme_and_the_page_show_the_committed_rows() -> None:
     text = README.read_text(encoding="utf-8")
     assert render(text, serving) == text
     assert page(markdown(serving), bench) == PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "typed"),
+    [
+        ("benchmarks/simulate.py --gpu L40", "python -m benchmarks.simulate --gpu L40"),
+        ("c2t reproduce --out benchmarks/x.py", "c2t reproduce --out benchmarks/x.py"),
+    ],
+)
+def test_a_command_is_shown_as_it_is_typed(recorded: str, typed: str) -> None:
+    assert as_typed(recorded) == typed
 
 
 def test_rows_survive_the_file(tmp_path: Path) -> None:
@@ -267,3 +278,53 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     sweep += [{**C2T, "beta": beta, "gamma_per_token": 1.0 - beta} for beta in (0.1, 0.9)]
     draw([ServingRow(**{**row, "scenario": "sweep"}) for row in sweep], tmp_path / "out" / "picture.png")
     assert (tmp_path / "out" / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+KERNEL: dict[str, Any] = {
+    **{"part": "stats", "provider": "draft_stats", "shape": {"rows": 8, "vocab": 32000}, "us": 12.5, "captured": True},
+    **{"gb_per_s": 2100.0, "of_copy": 0.5, "first_s": 1.0, "error": 1e-6, "fault": "", "absent": ""},
+    "run": {**RUN, "machine": "EPYC, 16 cores, 1 x GPU"},
+}
+NO_TIME = {name: None for name in ("us", "captured", "gb_per_s", "of_copy", "first_s", "error")}
+
+
+def kernel_file(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_kernel_rows_are_published_with_those_that_failed_or_are_absent(tmp_path: Path) -> None:
+    old = {**KERNEL, "us": 99.0, "run": {**KERNEL["run"], "utc": "2020-01-01T00:00:00+00:00"}}
+    broken = {**KERNEL, **NO_TIME, "provider": "rival", "fault": "error 3, allowed 1"}
+    absent = {**KERNEL, **NO_TIME, "provider": "other", "absent": "xFormers is not installed"}
+    serving, bench = report.read_new(kernel_file(tmp_path / "gpu.jsonl", old, KERNEL, broken, absent))
+    assert serving == [] and {row.kind for row in bench} == {"measured"}
+    append_rows(tmp_path / "measured.jsonl", bench)
+    _, published = read_published(tmp_path)
+    text = page("", published)
+    assert "| rows 8, vocab 32000 | draft_stats | 12.5 | 2,100 | 50% | 1e-06 |  |" in text
+    assert "| rival |  |  |  |  | error 3, allowed 1 |" in text
+    assert "| other |  |  |  |  | absent: xFormers is not installed |" in text
+    assert "99.0" not in text and "nothing here has been measured" not in text
+
+
+def test_a_kernel_row_without_a_time_is_functional(tmp_path: Path) -> None:
+    _, bench = report.read_new(kernel_file(tmp_path / "gpu.jsonl", {**KERNEL, **NO_TIME, "error": 0.0}))
+    assert [row.kind for row in bench] == ["functional"]
+
+
+def test_a_line_that_is_no_kernel_row_is_named(tmp_path: Path) -> None:
+    with pytest.raises(C2TError, match=r"gpu\.jsonl, line 2: 'gb_per_s'"):
+        report.read_new(kernel_file(tmp_path / "gpu.jsonl", KERNEL, {"provider": "x", "us": None}))
+
+
+def test_rows_of_a_copy_without_history_get_their_commit(tmp_path: Path) -> None:
+    copied = {**KERNEL, "run": {**KERNEL["run"], "git_sha": None, "dirty": None}}
+    path = kernel_file(tmp_path / "gpu.jsonl", copied)
+    with pytest.raises(C2TError, match="uncommitted"):
+        report.check_clean(report.read_new(path)[1])
+    (row,) = report.read_new(path, "abc")[1]
+    report.check_clean([row])
+    assert (row.run["git_sha"], row.run["dirty"]) == ("abc", False)
+    (own,) = report.read_new(kernel_file(path, KERNEL), "abc")[1]
+    assert own.run["git_sha"] == RUN["git_sha"]

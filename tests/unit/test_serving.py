@@ -72,3 +72,24 @@ def test_a_server_that_is_gone_is_an_error_of_ours(call: Callable[[Client], obje
         port = taken.getsockname()[1]
     with Client(f"http://127.0.0.1:{port}", max_tokens=1) as client, pytest.raises(C2TError, match="did not answer"):
         call(client)
+
+
+class Asked(Exception):
+    """In place of an answer."""
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_request_has_its_temperature(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def create(**request: Any) -> None:
+        asked.update(request)
+        raise Asked
+
+    with Client("http://127.0.0.1:9", max_tokens=5, whole=True) as client:
+        monkeypatch.setattr(client, "flush", lambda: None)
+        monkeypatch.setattr(client._openai.completions, "create", create)
+        with pytest.raises(Asked):
+            client.run([[1, 2]], 1, lambda: None, temperature)
+    assert (asked["temperature"], asked["max_tokens"], asked["prompt"]) == (temperature, 5, [1, 2])
+    assert asked["extra_body"]["ignore_eos"] is True

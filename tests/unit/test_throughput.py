@@ -15,7 +15,7 @@ from benchmarks import throughput
 from benchmarks.arms import SGLANG, VLLM
 from benchmarks.measuring import Outcome, measure, metrics_of, ratio
 from benchmarks.record import BenchRow, read_rows
-from benchmarks.scenarios import CONCURRENCIES, SCENARIOS, Scenario, prompts_of
+from benchmarks.scenarios import SCENARIOS, Scenario, prompts_of
 from benchmarks.server import Server, VllmServer, complaint
 from benchmarks.serving import Completion, Pass
 from c2t_plugin.errors import C2TError
@@ -48,7 +48,7 @@ class FakeClient:
     limit: ClassVar[int] = 99
 
     def __init__(self, url: str, max_tokens: int, whole: bool) -> None:
-        self.speculates = bool(url)
+        self.speculates = "--speculative" in url
 
     def __enter__(self) -> FakeClient:
         return self
@@ -88,6 +88,7 @@ def test_every_arm_runs_on_a_server_of_its_own(fakes: type[FakeServer], tmp_path
     status, rows = run(tmp_path)
     assert status == 0
     assert len(fakes.started) == len(SGLANG)
+    assert {flags[:2] for flags in fakes.started} == {("--max-running-requests", "2")}
     arms = {row.arm: row for row in rows if row.setting["concurrency"] == 2}
     assert set(arms) == {arm.name for arm in SGLANG if arm.concurrency is None}
     assert arms["plain"].metrics["tau"] is None
@@ -198,9 +199,17 @@ def test_the_best_static_chain_is_the_fastest_one():
 def test_scenarios_cover_what_the_papers_report():
     table3 = SCENARIOS["c2t-v2-table3"]
     assert (table3.prompts, table3.concurrencies, table3.d_max) == (240, (64, 128, 256), 4)
+    assert (table3.each, table3.data, table3.arms) == (
+        80,
+        ("gsm8k", "alpaca", "cnn-dailymail"),
+        ("plain", "static 4", "C2T"),
+    )
     assert SCENARIOS["c2t-v2-table3-twice"].prompts == 480
-    assert all(SCENARIOS[f"c2t-v2-table2-{name}"].temperatures == (0.0,) for name in ("mt-bench", "gsm8k"))
-    assert SCENARIOS["gsm8k"].concurrencies == CONCURRENCIES
+    table2 = [scenario for name, scenario in SCENARIOS.items() if name.startswith("c2t-v2-table2-")]
+    found = {(each.temperatures, each.concurrencies, each.d_max, each.arms, each.prompts) for each in table2}
+    assert len(table2) == 6 and found == {((0.0,), (1,), 6, ("static 4", "C2T"), 80)}
+    assert SCENARIOS["gsm8k"].concurrencies == (1, 4, 8, 32, 64, 128, 256)
+    assert SCENARIOS["gsm8k"].temperatures == (0.0, 1.0)
     assert {scenario.whole for name, scenario in SCENARIOS.items() if name.startswith("c2t-v2")} == {False}
 
 

@@ -79,7 +79,7 @@ def score_chain_kernel(
     b_logit = tl.sum(tl.maximum(b_hidden, 0.0) * b_out[None, :], axis=1) + tl.load(p_out_bias)
     b_confidence = tl.where(b_finite, 1.0 / (1.0 + tl.exp(-b_logit)), float("nan"))
 
-    b_alive = b_alive & ((b_confidence >= b_beta) | (b_confidence != b_confidence))
+    b_alive = b_alive & ((b_confidence < b_beta) == 0)
     tl.store(p_joint + b_row, b_joint, mask=b_live)
     tl.store(p_alive + b_row, b_alive.to(tl.int8), mask=b_live)
     tl.store(p_kept + b_row, b_kept + b_alive.to(tl.int32), mask=b_live)

@@ -45,10 +45,11 @@ def kept_for_want_of_statistics(decode: CpuServer) -> int:
     return decode.request("/get_server_info")["internal_states"][0]["c2t"]["non_finite"]
 
 
-def test_first_tokens_are_kept_and_options_are_followed(tmp_path: Path):
+@pytest.mark.parametrize("plan", ["sync", "lagged"])
+def test_first_tokens_are_kept_and_options_are_followed(plan: str, tmp_path: Path):
     """The synthetic transfer brings no keys: what is drafted is noise, what is kept is not."""
     classifier = vc.save_hand_made_classifier(tmp_path / "hand.safetensors")
-    flags = (*DECODE, "--disaggregation-transfer-backend", "fake")
+    flags = (*DECODE, "--disaggregation-transfer-backend", "fake", "--speculative-c2t-plan", plan)
     prompts = held_out_prompts(REQUESTS, min_tokens=64, seed=5)
 
     def lengths(options: dict[str, Any]) -> list[dict[int, int]]:

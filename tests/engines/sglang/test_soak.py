@@ -28,7 +28,7 @@ from c2t_plugin.traces import load_traces  # noqa: E402
 from tests.engines.sglang import verify_counts as vc  # noqa: E402
 from tests.engines.sglang.simulate import Target, load_draft  # noqa: E402
 
-REQUESTS = int(os.environ.get("SOAK_REQUESTS", "120"))
+REQUESTS = int(os.environ.get("SOAK_REQUESTS", "2000"))
 SEED = int(os.environ.get("SOAK_SEED", "0"))
 AT_A_TIME = 16
 D_MAX = 4

@@ -1,0 +1,75 @@
+"""Rows of the standing GPU script's kernel parts, as they are published, and their tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arm_options import kind_of
+from benchmarks.record import BenchRow
+from benchmarks.tables import table
+from c2t_plugin.errors import C2TError
+
+SCENARIO = "kernels: "
+NUMBERS = ("us", "gb_per_s", "of_copy", "first_s", "error")
+HEADER = ["shape", "provider", "time, us", "GB/s", "share of a copy", "largest error", "why not"]
+
+
+def is_kernel_row(row: BenchRow) -> bool:
+    """Whether `kernel_row` made it."""
+    return row.scenario.startswith(SCENARIO)
+
+
+def kernel_row(values: Mapping[str, Any]) -> BenchRow:
+    """The row of one provider on one shape from a benchmarks.gpu_part.GpuRow as JSON.
+
+    A provider that failed, or that its machine has not, keeps the reason in place of metrics.
+    """
+    metrics = {name: values[name] for name in NUMBERS if values[name] is not None}
+    error = values["fault"] or (f"absent: {values['absent']}" if values["absent"] else "")
+    timed = values["us"] is not None or values["gb_per_s"] is not None
+    return BenchRow(
+        scenario=SCENARIO + values["part"],
+        kind=kind_of(values["run"], cpu=not timed and not error),
+        arm=values["provider"] or values["part"],
+        setting={**values["shape"], "captured": "yes" if values["captured"] else "no"},
+        metrics={} if error else metrics,
+        error=error,
+        run=values["run"],
+    )
+
+
+def read_kernel_rows(path: Path) -> list[BenchRow]:
+    """All rows of OUT/gpu.jsonl. C2TError on a line that is none."""
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            rows.append(kernel_row(json.loads(line)))
+        except (json.JSONDecodeError, KeyError, TypeError, C2TError) as error:
+            raise C2TError(f"{path.name}, line {number}: {error}") from error
+    return rows
+
+
+def newest(rows: Sequence[BenchRow]) -> dict[str, list[BenchRow]]:
+    """By part and kind, the rows of the process that started last."""
+    parts: dict[str, list[BenchRow]] = {}
+    for row in sorted(rows, key=lambda row: row.run["utc"]):
+        found = parts.setdefault(f"{row.scenario}, {row.kind}", [])
+        if found and found[0].run["utc"] != row.run["utc"]:
+            found.clear()
+        found.append(row)
+    return parts
+
+
+def kernel_table(rows: Sequence[BenchRow]) -> str:
+    """Every provider on every shape, those that failed or are absent too."""
+    return table(HEADER, [_line(row) for row in rows])
+
+
+def _line(row: BenchRow) -> list[str]:
+    shape = ", ".join(f"{name} {value}" for name, value in row.setting.items() if name != "captured")
+    forms = {"us": ",.1f", "gb_per_s": ",.0f", "of_copy": ".0%", "error": ".2g"}
+    numbers = [f"{row.metrics[name]:{form}}" if name in row.metrics else "" for name, form in forms.items()]
+    return [shape, row.arm, *numbers, row.error]
