@@ -143,7 +143,7 @@ def a_bucket_one_too_small(narrow: Any, self: Any, batch: Any, whole: Any) -> An
 
 
 def the_root_drafted_again(narrow: Any, self: Any, batch: Any, whole: Any) -> Any:
-    """Draft tokens of a narrower window begin one place too early."""
+    """The tokens of each window begin one place too early."""
     whole.draft_token = whole.draft_token.view(-1, whole.draft_token_num).roll(1, dims=1).flatten()
     return narrow(self, batch, whole)
 
