@@ -39,7 +39,12 @@ from c2t_plugin.provenance import RunRecord
 
 ROWS = "gpu.jsonl"
 # Parts that start servers, by the script that does, which has rows of its own.
-SERVERS = {"serving": "benchmarks.gpu_serving", "ladder": "benchmarks.gpu_ladder", "vllm": "benchmarks.gpu_vllm"}
+SERVERS = {
+    "serving": ("benchmarks.gpu_serving", "--prefix", "512"),
+    "serving-8k": ("benchmarks.gpu_serving", "--prefix", "8192"),
+    "ladder": ("benchmarks.gpu_ladder",),
+    "vllm": ("benchmarks.gpu_vllm",),
+}
 # Nine minutes less what starting processes takes
 TOTAL_S = 520.0
 TESTS_S = 200.0
@@ -137,7 +142,9 @@ def kernel_tests(out: Path) -> list[Outcome]:
 def part_command(part: str, options: argparse.Namespace, seconds: float) -> list[str]:
     """Command line of one part."""
     if part in SERVERS:
-        command = [sys.executable, "-m", SERVERS[part], "--out", str(options.out)]
+        # a tiny pair reads no long prompts
+        module, *lengths = SERVERS[part]
+        command = [sys.executable, "-m", module, "--out", str(options.out), *([] if options.dry_run else lengths)]
     else:
         command = [sys.executable, "-m", "benchmarks.gpu_part", part, "--rows", str(options.out / ROWS)]
     return [*command, "--seconds", f"{seconds:.0f}", *(["--dry-run"] if options.dry_run else [])]

@@ -15,7 +15,7 @@ AUTO = "auto"
 MODES = ("chain", "tree")
 # Of RAGGED, those that verify the uniform window.
 UNIFORM = ("off", "full")
-RAGGED = ("auto", "triton", "fa3", "cpu", *UNIFORM)
+RAGGED = ("auto", "triton", "flashinfer", "fa3", "cpu", *UNIFORM)
 LAGGED = "lagged"
 PLANS = ("sync", LAGGED)
 POLICIES = ("c2t", "prob", "eagle2", "dyspec", "entropy", "static")

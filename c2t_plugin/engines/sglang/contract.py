@@ -11,6 +11,7 @@ _WORKER = f"{_SPEC}/eagle_worker_v2.py"
 _PREBUILT = "srt/disaggregation/decode_schedule_batch_mixin.py"
 _GRAPHS = "srt/model_executor/runner/decode_cuda_graph_runner.py"
 _TRITON = "srt/layers/attention/triton_backend.py"
+_FLASHINFER = "srt/layers/attention/flashinfer_backend.py"
 _STANDALONE = f"{_SPEC}/standalone_worker_v2.py"
 
 SYMBOLS: tuple[EngineSymbol, ...] = (
@@ -200,6 +201,46 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     ),
     EngineSymbol(_TRITON, "ForwardMetadata.qo_indptr"),
     EngineSymbol(_TRITON, "ForwardMetadata.mask_indptr"),
+    EngineSymbol(_FLASHINFER, "FlashInferAttnBackend.__init__", contains=("self.workspace_buffer =",)),
+    EngineSymbol(_FLASHINFER, "FlashInferAttnBackend.init_cuda_graph_state", ("max_bs", "max_num_tokens")),
+    EngineSymbol(
+        _FLASHINFER,
+        "FlashInferAttnBackend.init_forward_metadata",
+        ("forward_batch",),
+        ("prefill_wrappers=self.prefill_wrappers_verify",),
+    ),
+    EngineSymbol(
+        _FLASHINFER,
+        "FlashInferAttnBackend.init_forward_metadata_out_graph",
+        ("forward_batch", "in_capture"),
+        (
+            "self._prepare_cuda_graph_metadata(bs",
+            "prefill_wrappers=self.prefill_cuda_graph_metadata[bs]",
+        ),
+    ),
+    EngineSymbol(
+        _FLASHINFER,
+        "FlashInferAttnBackend._prepare_cuda_graph_metadata",
+        contains=('getattr(spec_info, "custom_mask", None)', "self.prefill_cuda_graph_metadata[bs] = prefill_wrappers"),
+    ),
+    EngineSymbol(
+        _FLASHINFER,
+        "FlashInferAttnBackend.forward_extend",
+        ("q", "k", "v", "layer", "forward_batch"),
+        ("prefill_wrapper_paged.forward(", "causal=causal"),
+    ),
+    EngineSymbol(
+        _FLASHINFER,
+        "FlashInferIndicesUpdaterPrefill.call_begin_forward",
+        contains=("spec_info.generate_attn_arg_prefill(", "wrapper_paged.begin_forward("),
+    ),
+    EngineSymbol(
+        f"{_SPEC}/eagle_info.py",
+        "EagleDraftExtendInput.generate_attn_arg_prefill",
+        ("paged_kernel_lens", "paged_kernel_lens_sum"),
+        ("torch.cumsum(paged_kernel_lens, dim=0)", "self.num_correct_drafts", "self.num_tokens_per_req"),
+    ),
+    EngineSymbol(f"{_SPEC}/ragged_verify.py", "RaggedVerifyLayout.graph_num_tokens"),
     EngineSymbol(
         "srt/layers/attention/flashattention_backend.py", "FlashAttentionBackend.supports_ragged_verify_graph"
     ),

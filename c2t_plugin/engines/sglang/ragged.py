@@ -43,6 +43,8 @@ _UNIFORM_ONLY: tuple[tuple[str, str], ...] = (
     ("enable_hisparse", "its buffers are laid out for the uniform window"),
 )
 
+_UNTRIED_FLASHINFER = ", unless --speculative-c2t-ragged flashinfer is tried, which nobody has run yet"
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -65,7 +67,8 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
     kind = type(runner.attn_backend).__name__
     masked = config.mode == "tree"
     if found is None:
-        obstacle: str | None = f"{kind} verifies requests of one length only"
+        hint = _UNTRIED_FLASHINFER if kind == "FlashInferAttnBackend" else ""
+        obstacle: str | None = f"{kind} verifies requests of one length only{hint}"
     elif found == "fa3" and masked:
         obstacle = "fa3 packs chains only: it takes trees of one size, each as a list of pages"
     else:
@@ -107,9 +110,11 @@ def _obstacle(server_args: Any, runner: Any, backend: str) -> str | None:
     return None
 
 
-def install(wanted: str) -> None:
-    """Have SGLang build our Triton backend in place of its own. To be called before it builds attention backends."""
-    if wanted not in ("auto", "triton"):
+def install(config: C2TConfig) -> None:
+    """Have SGLang build our backends in place of its own. To be called before it builds attention backends."""
+    if config.ragged == "flashinfer":
+        _install_flashinfer()
+    if config.ragged not in ("auto", "triton"):
         return
     from sglang.srt.layers.attention import attention_registry
 
@@ -122,6 +127,23 @@ def install(wanted: str) -> None:
         return stock(runner) if runner.model_config.is_encoder_decoder else RaggedTritonAttnBackend(runner)
 
     attention_registry.register_attention_backend("triton")(create)
+
+
+def _install_flashinfer() -> None:
+    from sglang.srt.layers.attention import attention_registry
+
+    stock = attention_registry.ATTENTION_BACKENDS["flashinfer"]
+
+    def create(runner: Any) -> Any:
+        from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
+
+        from c2t_plugin.engines.sglang.flashinfer_ragged import RaggedFlashInferAttnBackend
+
+        backend = stock(runner)
+        # The one for latent keys is another class, which `choose` leaves alone.
+        return RaggedFlashInferAttnBackend.of(backend) if type(backend) is FlashInferAttnBackend else backend
+
+    attention_registry.register_attention_backend("flashinfer")(create)
 
 
 def prepare(algorithm: Any, choice: Choice) -> None:

@@ -55,7 +55,7 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
 )
 
 # What --speculative-c2t-ragged names, as SGLang's options name it.
-_RAGGED_ATTENTION = {"triton": "triton", "fa3": "fa3", "cpu": "intel_amx"}
+_RAGGED_ATTENTION = {"triton": "triton", "flashinfer": "flashinfer", "fa3": "fa3", "cpu": "intel_amx"}
 _BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 

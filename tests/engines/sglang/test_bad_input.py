@@ -115,6 +115,11 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
         {},
         "--speculative-c2t-ragged fa3 cannot be had: attention_backend is intel_amx; use auto, or start with",
     ),
+    "ragged_flashinfer_on_a_cpu": (
+        ["--speculative-c2t-ragged", "flashinfer"],
+        {},
+        "ragged flashinfer cannot be had: .* or start with --attention-backend flashinfer",
+    ),
     "ragged_trees_on_fa3": ([*TREE, "--speculative-c2t-ragged", "fa3"], {}, "fa3 packs chains only; .* in mode tree"),
     "unknown_plan": ([], {"C2T_PLAN": "late"}, "plan must be one of sync, lagged, got 'late'"),
     "lagged_trees": ([*TREE, "--speculative-c2t-plan", "lagged"], {}, "plan lagged clips chains"),

@@ -22,6 +22,14 @@ class FlashAttentionBackend:
         self.fa_impl_ver = version
 
 
+class RaggedFlashInfer:
+    c2t_ragged = "flashinfer"
+
+
+class FlashInferAttnBackend:
+    """By its name alone SGLang's own, which `install` replaces where it is asked to."""
+
+
 class TorchNativeAttnBackend:
     pass
 
@@ -42,6 +50,8 @@ def runner(backend: Any, **changes: Any) -> SimpleNamespace:
         ("fa3", FlashAttentionBackend(3), "fa3"),
         ("auto", FlashAttentionBackend(3), None),  # never run: only for who asks
         ("auto", FlashAttentionBackend(4), None),
+        ("flashinfer", RaggedFlashInfer(), "flashinfer"),
+        ("auto", FlashInferAttnBackend(), None),
     ],
 )
 def test_choice(wanted: str, backend: Any, expected: str | None):
@@ -82,6 +92,20 @@ def test_trees_are_packed_where_a_request_has_a_mask_of_its_own():
     assert (choice.backend, "fa3 packs chains only" in choice.reason) == (None, True)
     with pytest.raises(ConfigError, match="ragged fa3 cannot be had: fa3 packs chains only"):
         choose(C2TConfig(mode="tree", ragged="fa3"), record, runner(FlashAttentionBackend(3)))
+
+
+def test_flashinfer_is_taken_by_who_asks_for_it():
+    stock, record = runner(FlashInferAttnBackend()), SimpleNamespace()
+    assert "unless --speculative-c2t-ragged flashinfer is tried" in choose(C2TConfig(), record, stock).reason
+    trees = C2TConfig(mode="tree", ragged="flashinfer")
+    assert choose(trees, record, runner(RaggedFlashInfer())).masked
+    with pytest.raises(ConfigError, match=r"ragged flashinfer cannot be had: .*latent"):
+        choose(trees, record, runner(RaggedFlashInfer(), use_mla_backend=True))
+    # not ours: it would ignore the layout
+    with pytest.raises(ConfigError, match="ragged flashinfer cannot be had: FlashInferAttnBackend verifies requests"):
+        choose(trees, record, stock)
+    with pytest.raises(ConfigError, match="ragged triton cannot be had: the attention backend is RaggedFlashInfer"):
+        choose(C2TConfig(ragged="triton"), record, runner(RaggedFlashInfer()))
 
 
 def test_a_backend_that_the_server_does_not_run():

@@ -14,7 +14,7 @@ from typing import Any
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-from sglang.srt.speculative import eagle_worker_v2
+from sglang.srt.speculative import eagle_draft_cuda_graph_runner, eagle_worker_v2
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorkerV2
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker, StandaloneWorkerV2
 from torch import Tensor
@@ -25,12 +25,10 @@ from c2t_plugin.engines.sglang.trees.branches import inherit_branches
 from c2t_plugin.engines.sglang.trees.grower import TreeGrower
 from c2t_plugin.engines.sglang.trees.planning import plan
 from c2t_plugin.engines.sglang.trees.policies import slot_policy
+from c2t_plugin.engines.sglang.trees.segments import EARLY_END_BATCH, divide
 from c2t_plugin.engines.sglang.trees.verify_input import TreeVerifyInput, build_verify_input
 from c2t_plugin.engines.sglang.worker import _DraftMixin, _VerifyMixin
 from c2t_plugin.errors import ConfigError
-
-# In larger batches some tree is nearly always alive, and asking costs a wait for the device.
-EARLY_END_BATCH = 4
 
 
 class _TreeDraftMixin(_DraftMixin):
@@ -69,6 +67,7 @@ class _TreeDraftMixin(_DraftMixin):
         for step in range(self.speculative_num_steps - 1):
             if self._may_end_early and len(slots) <= EARLY_END_BATCH and not self.scorer.alive:
                 break
+            self.between_layers()
             if self._inherits:
                 inherit_branches(buffers, slots, layer.parents, written=step)
             forward_batch.input_ids = layer.token_ids.flatten()
@@ -83,13 +82,30 @@ class _TreeDraftMixin(_DraftMixin):
             hidden = output.hidden_states
             with self.counts.classifying():
                 layer = self.scorer.step(output.next_token_logits)
+        self.between_layers()
         # What nodes go by takes the place of draft probabilities, which only rejection sampling has.
         return self.scorer.end()
+
+    def between_layers(self) -> None:
+        """Nothing, except while a graph of the loop is recorded in segments."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the host waits for every draft anyway: it counts the rows that the target computes."""
+        return self.packed or self.windows is not None
+
+    def _capture_cuda_graphs(self) -> None:
+        resolve = eagle_draft_cuda_graph_runner.resolve_decode_backend
+        # Ranks have to take the same steps, and may see an end at different times.
+        alone = get_tp_group().world_size == 1
+        divided = (lambda runner: divide(resolve(runner), self)) if alone else resolve
+        with _replaced(eagle_draft_cuda_graph_runner, "resolve_decode_backend", divided):
+            super()._capture_cuda_graphs()
 
     def draft(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
         if batch.forward_mode.is_idle():
             return super().draft(batch, *positional, **keyword)
-        # A graph is captured outside of here, and it has to hold all steps; ranks have to take the same ones.
+        # The loop is captured outside of here, and whole; ranks have to take the same steps.
         with (
             _replaced(self, "_may_end_early", get_tp_group().world_size == 1),
             _replaced(eagle_worker_v2, "build_eagle_verify_input", self._build_verify_input),
