@@ -13,7 +13,9 @@ from c2t_plugin.errors import ConfigError
 BASES = ("auto", "eagle", "eagle3", "standalone")
 AUTO = "auto"
 MODES = ("chain", "tree")
-RAGGED = ("auto", "triton", "flashinfer", "fa3", "cpu", "off")
+# Of RAGGED, those that verify the uniform window.
+UNIFORM = ("off", "full")
+RAGGED = ("auto", "triton", "flashinfer", "fa3", "cpu", *UNIFORM)
 LAGGED = "lagged"
 PLANS = ("sync", LAGGED)
 TREE_ATTENTION = "tree"
@@ -34,7 +36,8 @@ class C2TConfig:
     mode: how drafts are laid out; chain is one sequence per request, tree one tree.
     policy: the rule by which a tree grows; chain mode has c2t alone.
     top_m: how many probabilities the entropy sums over; it must be what the classifier was trained with.
-    ragged: attention that verifies kept tokens only; auto: the server's, where it can; off: the uniform window.
+    ragged: attention that verifies kept tokens only; auto: the server's, where it can; off: the uniform window,
+        in a few widths; full: in one.
     plan: how the rows of such a pass are chosen: sync waits for the number of kept tokens; lagged predicts it from
         steps before, and clips what does not fit.
     attention: kernel of ragged verification on triton; stock: the engine's own, tree: c2t_kernels.tree_attention.

@@ -71,11 +71,35 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         _WORKER,
         "EagleDraftWorker._draft_extend_for_decode",
         ("batch", "batch_result"),
-        ("self.cuda_graph_runner_for_draft_extend.execute(", "draft_logits_output.next_token_logits ="),
+        (
+            "self.cuda_graph_runner_for_draft_extend.execute(",
+            "draft_logits_output.next_token_logits =",
+            "num_tokens_per_req=self.speculative_num_draft_tokens",
+        ),
+    ),
+    EngineSymbol(
+        _WORKER, "EagleDraftWorker.__init__", contains=("self.tree_mask_mode =", "self._rebuild_topk1_chain_buffers()")
+    ),
+    # how a chain is given where trees are taken
+    EngineSymbol(
+        f"{_SPEC}/base_spec_worker.py",
+        "EagleDraftWorkerBase._rebuild_topk1_chain_buffers",
+        contains=(
+            "self.speculative_num_draft_tokens == self.speculative_num_steps + 1",
+            "parent_width = num_steps if num_steps > 1 else 0",
+            "-1, parent_width - 1,",
+        ),
     ),
     EngineSymbol(_WORKER, "EAGLEWorkerV2.__init__", ("server_args",), ("self._draft_worker =", "EagleDraftWorker(")),
     EngineSymbol(
-        _WORKER, "EAGLEWorkerV2.verify", ("batch",), ("run_eagle_verify(", "target_worker=self.target_worker")
+        _WORKER,
+        "EAGLEWorkerV2.verify",
+        ("batch",),
+        (
+            "run_eagle_verify(",
+            "target_worker=self.target_worker",
+            "num_draft_tokens=self.speculative_num_draft_tokens",
+        ),
     ),
     EngineSymbol(f"{_SPEC}/base_spec_worker.py", "BaseSpecWorker.init_attention_backends"),
     EngineSymbol(
@@ -107,16 +131,40 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         _WORKER,
         "EAGLEWorkerV2.apply_runtime_state",
         ("state",),
-        ("if self.speculative_num_steps == state.speculative_num_steps", "Switch adaptive runtime state"),
+        (
+            "if self.speculative_num_steps == state.speculative_num_steps",
+            "Switch adaptive runtime state",
+            # what Windows.enter changes too
+            "dw.draft_extend_attn_backend = state.draft_extend_attn_backend",
+            "dw.draft_runner.attn_backend = state.draft_extend_attn_backend",
+            "dw.cuda_graph_runner_for_draft_extend = state.cuda_graph_runner_for_draft_extend",
+            "self._target_worker.model_runner.attn_backend = state.target_attn_backend",
+            "self._target_worker.model_runner.decode_cuda_graph_runner = (",
+        ),
     ),
-    EngineSymbol(f"{_SPEC}/adaptive_runtime_state.py", "SpecRuntimeState.speculative_num_steps"),
-    EngineSymbol(f"{_SPEC}/adaptive_runtime_state.py", "SpecRuntimeState.speculative_num_draft_tokens"),
+    *(
+        EngineSymbol(f"{_SPEC}/adaptive_runtime_state.py", f"SpecRuntimeState.{field}")
+        for field in (
+            "speculative_num_steps",
+            "speculative_num_draft_tokens",
+            "draft_attn_backend",
+            "cuda_graph_runner",
+            "target_attn_backend",
+            "target_graph_runner",
+            "draft_extend_attn_backend",
+            "cuda_graph_runner_for_draft_extend",
+        )
+    ),
     EngineSymbol("srt/managers/utils.py", "GenerationBatchResult.speculative_num_draft_tokens"),
     EngineSymbol(
         f"{_SPEC}/eagle_worker_common.py",
         "run_eagle_verify",
         ("batch", "target_worker"),
-        ("target_worker.forward_batch_generation(", "eagle_sample("),
+        (
+            "target_worker.forward_batch_generation(",
+            "eagle_sample(",
+            "speculative_num_draft_tokens=num_draft_tokens",
+        ),
     ),
     EngineSymbol(
         "srt/managers/tp_worker.py", "TpModelWorker.forward_batch_generation", ("batch", "forward_batch", "is_verify")
@@ -239,7 +287,10 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol(_STANDALONE, "StandaloneWorkerV2.__init__", ("server_args",), ("= StandaloneDraftWorker(",)),
     EngineSymbol(f"{_SPEC}/eagle_info.py", "EagleVerifyInput.retrieve_next_token"),
     EngineSymbol(
-        f"{_SPEC}/eagle_worker_common.py", "build_eagle_verify_input", contains=("build_tree_kernel_efficient(",)
+        f"{_SPEC}/eagle_worker_common.py",
+        "build_eagle_verify_input",
+        ("batch", "draft_input", "parent_list", "top_scores_index", "draft_tokens", "draft_probs"),
+        ("build_tree_kernel_efficient(", "draft_input.bonus_tokens", "target_worker.model_runner.attn_backend"),
     ),
     EngineSymbol("srt/distributed/parallel_state.py", "get_tp_group"),
     EngineSymbol("srt/distributed/parallel_state.py", "GroupCoordinator.broadcast", ("input_", "src")),

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from c2t_kernels import pack_ragged, scatter_ragged
-from c2t_plugin.config import TREE_ATTENTION, C2TConfig
+from c2t_plugin.config import TREE_ATTENTION, UNIFORM, C2TConfig
 from c2t_plugin.engines.sglang.layout import rows_to_compute
 from c2t_plugin.errors import ConfigError
 
@@ -61,7 +61,7 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
     Raises ConfigError if a backend is named that cannot be had.
     """
     wanted = config.ragged
-    if wanted == "off":
+    if wanted in UNIFORM:
         return Choice(None, "as asked for")
     found = _ragged_attention(runner.attn_backend)
     kind = type(runner.attn_backend).__name__

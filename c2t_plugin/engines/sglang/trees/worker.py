@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from sglang.srt.distributed import get_tp_group
-from sglang.srt.layers.attention.intel_amx_backend import IntelAMXAttnBackend
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from sglang.srt.speculative import eagle_draft_cuda_graph_runner, eagle_worker_v2
@@ -30,9 +29,6 @@ from c2t_plugin.engines.sglang.trees.segments import EARLY_END_BATCH, divide
 from c2t_plugin.engines.sglang.trees.verify_input import TreeVerifyInput, build_verify_input
 from c2t_plugin.engines.sglang.worker import _DraftMixin, _VerifyMixin
 from c2t_plugin.errors import ConfigError
-
-# Widths that are verified besides the largest, where the target's attention takes one that changes.
-BUCKETS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class _TreeDraftMixin(_DraftMixin):
@@ -96,7 +92,7 @@ class _TreeDraftMixin(_DraftMixin):
     @property
     def waits(self) -> bool:
         """Whether the host waits for every draft anyway: it counts the rows that the target computes."""
-        return self.packed
+        return self.packed or self.windows is not None
 
     def _capture_cuda_graphs(self) -> None:
         resolve = eagle_draft_cuda_graph_runner.resolve_decode_backend
@@ -119,6 +115,10 @@ class _TreeDraftMixin(_DraftMixin):
     def _cut(self, batch: Any, verify_input: Any) -> None:
         """Nothing: trees are cut while they grow."""
 
+    def _narrowed(self, batch: Any, verify_input: Any) -> Any:
+        # built at its width
+        return verify_input
+
     def _build_verify_input(
         self,
         batch: Any,
@@ -131,11 +131,12 @@ class _TreeDraftMixin(_DraftMixin):
     ) -> TreeVerifyInput:
         keep = self._planned(keep, key, batch.req_pool_indices)
         trees = (self._agree(parent_ids), self._agree(keep), self._agree(token_ids))
+        width = self._width(trees[1])
         return build_verify_input(
             batch,
             draft_input,
             trees,
-            self._width(trees[1]),
+            width,
             attn_backend=self.target_worker.model_runner.attn_backend,
             topk=self.topk,
             num_steps=self.speculative_num_steps,
@@ -151,23 +152,12 @@ class _TreeDraftMixin(_DraftMixin):
         return plan(keep, key, self.scorer.max_nodes, lambda sizes, keys: planner.keep(sizes, own, keys))
 
     def _width(self, keep: Tensor) -> int:
-        """Nodes per request of this batch, the root included: its largest tree, rounded up to a bucket."""
-        widest = self.speculative_num_draft_tokens
-        runner = self.target_worker.model_runner
-        # Other backends, and every captured graph, fix the width at start; at top-k 1 the stock draft fixes it.
-        if (
-            self.topk == 1
-            or runner.decode_cuda_graph_runner
-            or not isinstance(runner.attn_backend, IntelAMXAttnBackend)
-        ):
-            return widest
-        nodes = int(keep.sum(1).max()) + 1
-        return min(width for width in (*BUCKETS, widest) if width >= nodes)
-
-    def _draft_extend_for_decode(self, batch: Any, batch_result: Any, *positional: Any, **keyword: Any) -> None:
-        # It reads what was verified, so it has that width.
-        with _replaced(self, "speculative_num_draft_tokens", batch_result.speculative_num_draft_tokens):
-            super()._draft_extend_for_decode(batch, batch_result, *positional, **keyword)
+        """Places per request, the root included, for the largest tree of this batch; that window is entered."""
+        if self.windows is None:
+            return self.speculative_num_draft_tokens
+        width = self.windows.fitting(int(keep.sum(1).max()) + 1)
+        self.windows.enter(width)
+        return width
 
 
 class _TreeVerifyMixin(_VerifyMixin):
@@ -176,17 +166,6 @@ class _TreeVerifyMixin(_VerifyMixin):
     def init_attention_backends(self) -> None:
         super().init_attention_backends()
         self._draft_worker.packed = self.ragged is not None
-
-    def verify(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
-        width = batch.spec_info.draft_token_num
-        if width == self.speculative_num_draft_tokens:
-            return super().verify(batch, *positional, **keyword)
-        backend = self.target_worker.model_runner.attn_backend
-        with (
-            _replaced(self, "speculative_num_draft_tokens", width),
-            _replaced(backend, "num_draft_tokens", width),
-        ):
-            return super().verify(batch, *positional, **keyword)
 
 
 def _of_parents(hidden: Tensor | None, parents: Tensor) -> Tensor | None:
