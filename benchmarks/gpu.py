@@ -193,7 +193,7 @@ def print_table(rows: list[GpuRow]) -> None:
         us = "" if row.us is None else f"{row.us:9.2f} us"
         speed = "" if row.gb_per_s is None else f"{row.gb_per_s:7.0f} GB/s {row.of_copy or 0:5.0%}"
         first = "" if row.first_s is None else f"first {row.first_s:6.2f} s"
-        what = f"absent: {row.absent}" if row.absent else row.fault
+        what = f"absent: {row.absent}" if row.absent else row.fault or "from cache" * bool(row.cached)
         print(f"{row.part:<10}{row.provider:<28}{shape:<44}{us:<13}{speed:<18}{first:<15}{what}".rstrip())
 
 

@@ -126,6 +126,8 @@ def test_an_empty_batch_is_all_padding(device: str):
     [
         ({"kept": torch.zeros(2)}, TypeError, "kept"),
         ({"sources": []}, ValueError, "sources"),
+        ({"sources": None}, TypeError, "pack_ragged: sources must be a sequence of tensors, got NoneType"),
+        ({"sources": [None]}, TypeError, r"sources\[0\] must be a tensor, got NoneType"),
         ({"sources": [torch.zeros(3, 4)]}, ValueError, "sources"),
         ({"sources": [torch.zeros(2, 4, dtype=torch.float64)]}, TypeError, "sources"),
         ({"sources": [torch.zeros(4, 2).T]}, ValueError, "sources"),

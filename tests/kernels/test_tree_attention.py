@@ -339,6 +339,8 @@ def test_no_rows_or_requests(device: str):
 REFUSED = {
     "q": (lambda c: {"q": c.q.double()}, TypeError),
     "head_dim": (lambda c: {"q": c.q[..., :48]}, ValueError),
+    "k_new must be a tensor, got NoneType": (lambda c: {"k_new": None}, TypeError),
+    "k_pool must be a tensor, got NoneType": (lambda c: {"k_pool": None}, TypeError),
     "k_new": (lambda c: {"k_new": c.k_new[:-1]}, ValueError),
     "heads": (lambda c: {"q": c.q[:, :3], "k_new": c.k_new.expand(-1, 2, -1)}, ValueError),
     "v_new": (lambda c: {"v_new": c.v_new.half()}, TypeError),

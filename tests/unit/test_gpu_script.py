@@ -23,6 +23,7 @@ from benchmarks.gpu_stats import TOP_K, TOP_M, leading_error, stats_error
 from benchmarks.timing import (
     CALLS_PER_GRAPH,
     FEWEST_REPLAYS,
+    MOST_COPIES,
     REPLAYS,
     copies_to_outgrow_cache,
     replays_within,
@@ -243,7 +244,16 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_inputs_rotate_until_the_cache_is_outgrown():
     assert copies_to_outgrow_cache(input_bytes=10, cache_bytes=10) == 2
     assert copies_to_outgrow_cache(input_bytes=1000, cache_bytes=10) == 1
-    assert copies_to_outgrow_cache(input_bytes=1, cache_bytes=10**9) == CALLS_PER_GRAPH
+    assert copies_to_outgrow_cache(input_bytes=1, cache_bytes=10**9) == MOST_COPIES
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_an_h200_times_from_cache_is_known(part: str):
+    """docs/benchmarking.md names the shapes whose inputs are too small."""
+    cache = 50 * 2**20
+    sizes = [(case.shape.get("bs"), case.input_bytes) for case in PARTS[part](CPU, False)]
+    cached = {batch for batch, size in sizes if copies_to_outgrow_cache(size, cache) * size <= cache}
+    assert cached == {"chain": {1, 8, 32, 64, 128}, "growth": {1}}.get(part, set())
 
 
 def test_slow_work_is_repeated_less_often():

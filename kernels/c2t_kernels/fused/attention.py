@@ -261,6 +261,8 @@ def _check(
     rows, heads, head_dim = q.shape
     if head_dim not in HEAD_DIMS:
         raise ValueError(f"tree_attention: q must have a head_dim of 64, 128 or 256, got {head_dim}")
+    for name, tensor in (("k_new", k_new), ("v_new", v_new), ("k_pool", k_pool), ("v_pool", v_pool)):
+        check_tensor(f"tree_attention: {name}", tensor, dtype=q.dtype, device=q.device)
     kv_heads, slots = (k_new.shape[1], k_pool.shape[0]) if k_new.dim() == k_pool.dim() == 3 else (None, None)
     if not kv_heads or heads % kv_heads != 0:
         raise ValueError(
@@ -274,7 +276,7 @@ def _check(
         ("v_pool", v_pool, slots),
     ):
         shape = (length, kv_heads, head_dim)
-        check_tensor(f"tree_attention: {name}", tensor, dtype=q.dtype, shape=shape, device=q.device)
+        check_tensor(f"tree_attention: {name}", tensor, shape=shape)
     check_tensor("tree_attention: cu_nodes", cu_nodes, dtype=INTEGERS, shape=(None,), device=q.device)
     if cu_nodes.shape[0] < 1:
         raise ValueError("tree_attention: cu_nodes must have one entry more than there are requests, got none")
