@@ -92,6 +92,26 @@ def test_what_a_machine_lacks_is_printed_as_absent(capsys: pytest.CaptureFixture
     assert "absent: sglang extend" in capsys.readouterr().out
 
 
+def test_the_table_has_a_line_for_each_shape_and_each_reason(capsys: pytest.CaptureFixture[str]):
+    run: dict[str, Any] = {}
+    rows = [gpu.GpuRow("stats", "copy", {"bytes": 8}, run, gb_per_s=4000.0, of_copy=1.0)]
+    for batch in (1, 8):
+        shape = {"bs": batch, "V": 32000}
+        rows += [
+            gpu.GpuRow("stats", "fused", shape, run, us=12.345, gb_per_s=1000.0, of_copy=0.25, cached=batch == 1),
+            gpu.GpuRow("stats", "torch", shape, run, us=99.5, gb_per_s=1.0, of_copy=0.01),
+            gpu.GpuRow("stats", "flashinfer", shape, run, absent="flashinfer is not installed"),
+        ]
+    gpu.print_table([*rows, gpu.GpuRow("growth", "fused", {"bs": 4}, run, fault="error 3, allowed 1")])
+    assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
+        "stats bytes=8 copy (4000 GB/s, 100%)",
+        "stats bs=1 V=32000 fused 12.35 us (1000 GB/s, 25%) from cache, torch 99.50 us",
+        "stats bs=8 V=32000 fused 12.35 us (1000 GB/s, 25%), torch 99.50 us",
+        "stats flashinfer: absent: flashinfer is not installed (2 shapes, first bs=1 V=32000)",
+        "growth fused: error 3, allowed 1 (1 shapes, first bs=4)",
+    ]
+
+
 def test_a_wrong_result_gets_a_fault_and_no_time(stats_case: Case, capsys: pytest.CaptureFixture[str]):
     def wrong(*inputs: object) -> object:
         found = stats_case.reference(*inputs)
