@@ -127,7 +127,8 @@ class ChainReplay:
 
     def cut(self, scores: Tensor, threshold: float) -> ChainYield:
         """Every chain ends before its first token that scores below the threshold. scores: (states, >= d_max)."""
-        return self.run(early_stop(scores[:, : self.d_max], threshold, self.d_max).long())
+        # as a tensor: a score need not be a probability, as beta has to be
+        return self.run(early_stop(scores[:, : self.d_max], torch.tensor([threshold]), self.d_max).long())
 
     def gamma_at(self, scores: Tensor, tau: float, points: int = 200) -> float:
         """Verified draft tokens per verification at a given tau, interpolated between thresholds; NaN out of reach.

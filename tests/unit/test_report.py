@@ -282,10 +282,10 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
 
 KERNEL: dict[str, Any] = {
     **{"part": "stats", "provider": "draft_stats", "shape": {"rows": 8, "vocab": 32000}, "us": 12.5, "captured": True},
-    **{"gb_per_s": 2100.0, "of_copy": 0.5, "first_s": 1.0, "error": 1e-6, "fault": "", "absent": ""},
+    **{"cached": False, "gb_per_s": 2100.0, "of_copy": 0.5, "first_s": 1.0, "error": 1e-6, "fault": "", "absent": ""},
     "run": {**RUN, "machine": "EPYC, 16 cores, 1 x GPU"},
 }
-NO_TIME = {name: None for name in ("us", "captured", "gb_per_s", "of_copy", "first_s", "error")}
+NO_TIME = {name: None for name in ("us", "captured", "cached", "gb_per_s", "of_copy", "first_s", "error")}
 
 
 def kernel_file(path: Path, *rows: dict[str, Any]) -> Path:
@@ -297,12 +297,14 @@ def test_kernel_rows_are_published_with_those_that_failed_or_are_absent(tmp_path
     old = {**KERNEL, "us": 99.0, "run": {**KERNEL["run"], "utc": "2020-01-01T00:00:00+00:00"}}
     broken = {**KERNEL, **NO_TIME, "provider": "rival", "fault": "error 3, allowed 1"}
     absent = {**KERNEL, **NO_TIME, "provider": "other", "absent": "xFormers is not installed"}
-    serving, bench = report.read_new(kernel_file(tmp_path / "gpu.jsonl", old, KERNEL, broken, absent))
+    small = {**KERNEL, "shape": {"rows": 1, "vocab": 2}, "cached": True}
+    serving, bench = report.read_new(kernel_file(tmp_path / "gpu.jsonl", old, KERNEL, small, broken, absent))
     assert serving == [] and {row.kind for row in bench} == {"measured"}
     append_rows(tmp_path / "measured.jsonl", bench)
     _, published = read_published(tmp_path)
     text = page("", published)
     assert "| rows 8, vocab 32000 | draft_stats | 12.5 | 2,100 | 50% | 1e-06 |  |" in text
+    assert "| rows 1, vocab 2 | draft_stats | 12.5 | 2,100 | 50% | 1e-06 | from cache |" in text
     assert "| rival |  |  |  |  | error 3, allowed 1 |" in text
     assert "| other |  |  |  |  | absent: xFormers is not installed |" in text
     assert "99.0" not in text and "nothing here has been measured" not in text
