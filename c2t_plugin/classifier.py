@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from c2t_kernels.reference.network import MAX_HIDDEN, ScoringNetwork
 from c2t_plugin.errors import ClassifierError
 from c2t_plugin.features import FEATURES, PAPER_FEATURES, NodeStats, node_features
+from c2t_plugin.output import write_whole
 from c2t_plugin.tensor_file import read_tensors
 
 FORMAT = "c2t-classifier"
@@ -137,12 +139,9 @@ class NodeClassifier(nn.Module):
 
 def save_classifier(classifier: NodeClassifier, path: str | os.PathLike[str]) -> None:
     """Write weights and spec as one safetensors file, whole or not at all."""
-    path = Path(path)
     tensors = {name: value.detach().float().contiguous().cpu() for name, value in classifier.state_dict().items()}
     metadata = {"format": FORMAT, "version": VERSION, "spec": classifier.spec.to_json()}
-    temporary = path.with_name(path.name + ".part")
-    save_file(tensors, temporary, metadata=metadata)
-    temporary.replace(path)
+    write_whole(Path(path), partial(save_file, tensors, metadata=metadata))
 
 
 def load_classifier(path: str | os.PathLike[str]) -> NodeClassifier:

@@ -71,6 +71,11 @@ class RunRecord:
             seed=seed,
         )
 
+    @property
+    def commit(self) -> str:
+        """For a reader: the commit, and whether it was changed."""
+        return "unknown" if self.git_sha is None else self.git_sha + (" with uncommitted changes" if self.dirty else "")
+
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary, in field order."""
         return asdict(self)

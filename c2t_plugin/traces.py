@@ -17,7 +17,7 @@ import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch import Tensor
 from c2t_plugin import forest
 from c2t_plugin.errors import C2TError
 from c2t_plugin.forest import TABLES, Forest
+from c2t_plugin.output import write_whole
 from c2t_plugin.tensor_file import read_tensors
 
 FORMAT = "c2t-traces"
@@ -187,10 +188,7 @@ def save_traces(traces: Traces, path: str | os.PathLike[str]) -> None:
         "checksum": checksum(tensors),
         "header": json.dumps(dict(traces.header), sort_keys=True),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    save_file(tensors, temporary, metadata=metadata)
-    temporary.replace(path)
+    write_whole(path, partial(save_file, tensors, metadata=metadata))
 
 
 def load_traces(path: str | os.PathLike[str]) -> Traces:

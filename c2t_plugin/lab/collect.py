@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.plans import DRAFTS, PROMPT_FILE, PROMPT_SOURCES, CollectPlan, TreeShape
+from c2t_plugin.output import check_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence, Sized
@@ -55,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command and return its exit status."""
     arguments = _parser().parse_args(argv)
+    check_file(arguments.out)
     plan = CollectPlan(
         draft=arguments.draft,
         shape=TreeShape(arguments.k, arguments.layers, arguments.top_m),

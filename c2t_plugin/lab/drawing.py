@@ -11,6 +11,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from c2t_plugin.lab.steps import ACCEPTED, CUT, MEANINGS, MISSED, REJECTED, Node, Path, Step
+from c2t_plugin.provenance import RunRecord
 
 # colour on a terminal, colour in HTML, sign
 LOOKS = {
@@ -51,8 +52,9 @@ def print_step(step: Step, token_text: TokenText, cut_children: int, console: Co
     console.print(legend)
 
 
-def html_page(step: Step, token_text: TokenText, cut_children: int) -> str:
-    """The same as a page: nested lists, one coloured sign per policy, its name and verdict on hover."""
+def html_page(step: Step, token_text: TokenText, cut_children: int, run: RunRecord) -> str:
+    """The same as a page: nested lists, one coloured sign per policy, its name and verdict on hover; below, the run
+    that drew it."""
     policies = list(step.gamma)
     items: list[str] = []
     depth = 0
@@ -72,7 +74,8 @@ def html_page(step: Step, token_text: TokenText, cut_children: int) -> str:
         f'<span style="color:{LOOKS[v][1]}">{LOOKS[v][2]} {html.escape(m)}</span>' for v, m in MEANINGS.items()
     )
     title = html.escape(step.title)
-    return PAGE.format(title=title, rows=rows, legend=legend, tree="".join(items))
+    origin = html.escape(f"{run.command}; {run.commit}; {run.machine}; {run.utc}")
+    return PAGE.format(title=title, rows=rows, legend=legend, tree="".join(items), origin=origin)
 
 
 def _signs(node: Node, policies: list[str]) -> str:
@@ -97,5 +100,6 @@ b {{ display: inline-block; width: 1em; text-align: center; }}
 <p>p: the token's own draft probability; P: joint; H: entropy in nats of the distribution it came from; d: depth;
 C: the classifier's confidence.</p>
 {tree}
+<footer><small>{origin}</small></footer>
 </body></html>
 """

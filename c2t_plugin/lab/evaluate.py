@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from c2t_plugin.errors import C2TError, ConfigError
+from c2t_plugin.output import check_file, write_text
 
 if TYPE_CHECKING:
     from c2t_plugin.classifier import NodeClassifier
@@ -80,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command and return its exit status."""
     arguments = _parser().parse_args(argv)
+    if arguments.json:
+        check_file(arguments.json)
     plan = EvaluatePlan(
         d_max=arguments.d_max,
         tree_depth=arguments.tree_depth,
@@ -152,10 +155,7 @@ def to_json(chains: Evaluation, trees: Evaluation, traces: Traces, plan: Evaluat
 
 def write_json(path: Path, record: dict[str, Any]) -> None:
     """Whole or not at all; NaN, which JSON has no word for, becomes null."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(json.dumps(_plain(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, json.dumps(_plain(record), indent=1, allow_nan=False) + "\n")
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.plans import CALIBRATIONS, RECIPES, FitPlan
+from c2t_plugin.output import check_file
 
 if TYPE_CHECKING:
     from c2t_plugin.classifier import NodeClassifier
@@ -76,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command and return its exit status."""
     arguments = _parser().parse_args(argv)
+    check_file(arguments.out)
     plan = plan_of(arguments)
     from c2t_plugin.classifier import load_classifier, save_classifier
     from c2t_plugin.lab.report import Evaluation, print_epochs, print_evaluation
@@ -105,7 +107,6 @@ def main(argv: list[str]) -> int:
         "evaluations": {title: evaluation.to_json() for title, evaluation in evaluations.items()},
     }
     classifier.spec = replace(classifier.spec, training=record)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     save_classifier(classifier, arguments.out)
     unfinished.finish()
     spec = classifier.spec

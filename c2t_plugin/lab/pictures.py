@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from c2t_plugin.output import write_whole
 from c2t_plugin.provenance import RunRecord
 
 # matplotlib starts its colours again after so many.
@@ -26,12 +28,8 @@ def panels(count: int, width: float = 6.0) -> tuple[Figure, Sequence[Axes]]:
 
 def save_png(figure: Figure, path: Path, run: RunRecord) -> None:
     """Whole or not at all. The file's text fields say what it came from: Command, Commit, Machine, Date."""
-    commit = "unknown" if run.git_sha is None else run.git_sha + (" with uncommitted changes" if run.dirty else "")
-    fields = {"Command": run.command, "Commit": commit, "Machine": run.machine, "Date": run.utc}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    figure.savefig(temporary, dpi=DPI, format="png", metadata=fields)
-    temporary.replace(path)
+    fields = {"Command": run.command, "Commit": run.commit, "Machine": run.machine, "Date": run.utc}
+    write_whole(path, partial(figure.savefig, dpi=DPI, format="png", metadata=fields))
 
 
 def gamma_over_tau(axis: Axes, title: str, log: bool = False) -> None:

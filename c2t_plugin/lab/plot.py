@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from c2t_plugin.errors import C2TError
+from c2t_plugin.output import check_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,10 +52,12 @@ def figures(arguments: argparse.Namespace) -> dict[Path, Figure]:
     out: Path = arguments.out or file.with_suffix(".png")
     text = _text(file)
     if text is None:
+        check_file(out)
         return {out: evaluation_figure(_judged(file, arguments.classifier))}
     if arguments.classifier:
         raise C2TError(f"{file} holds no traces, so a classifier cannot be judged on it; leave --classifier out")
     if (evaluation := _evaluation(text)) is not None:
+        check_file(out)
         return {out: evaluation_figure(evaluation)}
     return _of_rows(file, arguments.experiment, arguments.out)
 
@@ -111,6 +114,7 @@ def _of_rows(file: Path, experiment: str | None, out: Path | None) -> dict[Path,
         if gamma is not None and experiment in (None, name):
             drawn = [row for row in record["rows"] if row["tau"] is not None and row[gamma] is not None]
             path = out if experiment and out else (out or file.parent) / f"{name}-rows.png"
+            check_file(path)
             found[path] = rows_figure(name, drawn, gamma)
     if not found:
         wanted = experiment or str(file)

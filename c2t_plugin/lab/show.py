@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from c2t_plugin.errors import C2TError, ConfigError
+from c2t_plugin.output import check_file, write_text
 
 if TYPE_CHECKING:
     from c2t_plugin.classifier import NodeClassifier
@@ -36,12 +37,15 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command and return its exit status."""
     arguments = _parser().parse_args(argv)
+    if arguments.html:
+        check_file(arguments.html)
     from rich.console import Console
 
     from c2t_plugin.classifier import FILE_NAME, load_classifier
     from c2t_plugin.lab.drawing import html_page, print_step
     from c2t_plugin.pair import pair_dir
     from c2t_plugin.pair.load import load_tokenizer
+    from c2t_plugin.provenance import RunRecord
     from c2t_plugin.traces import load_traces
 
     traces = load_traces(arguments.traces)
@@ -57,7 +61,7 @@ def main(argv: list[str]) -> int:
     if arguments.html is None:
         print_step(step, token_text, arguments.cut, Console())
         return 0
-    arguments.html.write_text(html_page(step, token_text, arguments.cut), encoding="utf-8")
+    write_text(arguments.html, html_page(step, token_text, arguments.cut, RunRecord.capture()))
     print(arguments.html)
     return 0
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from c2t_plugin.errors import C2TError, ConfigError
+from c2t_plugin.output import check_file
 
 if TYPE_CHECKING:
     from c2t_plugin.classifier import NodeClassifier
@@ -74,9 +75,12 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command and return its exit status."""
     arguments = _parser().parse_args(argv)
+    if arguments.out:
+        check_file(arguments.out)
     names = ("tau", "static", "tree", "depth", "replicates", "seed")
     plan = TunePlan(**{name: getattr(arguments, name) for name in names})
     from c2t_plugin.classifier import load_classifier, save_classifier
+    from c2t_plugin.provenance import RunRecord
     from c2t_plugin.traces import load_traces
 
     classifier, traces = load_classifier(arguments.classifier), load_traces(arguments.traces)
@@ -84,9 +88,9 @@ def main(argv: list[str]) -> int:
     _print(found, plan, traces)
     if arguments.out:
         how = f"{'trees' if plan.tree else 'chains'} of depth {plan.depth} accepted for {found.wanted:.3f}"
-        training = {**classifier.spec.training, "suggested_beta": how}
+        run = RunRecord.capture(seed=plan.seed).to_json()
+        training = {**classifier.spec.training, "suggested_beta": how, "tuned": {"run": run, "traces": traces.header}}
         classifier.spec = replace(classifier.spec, suggested_beta=found.beta, training=training)
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         save_classifier(classifier, arguments.out)
         print(f"{arguments.out}: suggested beta {found.beta:.2f}")
     return 0

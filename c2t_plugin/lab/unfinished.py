@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from c2t_plugin.errors import C2TError
+from c2t_plugin.output import write_text, write_whole
 from c2t_plugin.provenance import RunRecord
 
 SETTINGS = "settings.json"
@@ -57,15 +58,9 @@ class Unfinished:
 
     def keep(self, name: str, write: Callable[[Path], None]) -> None:
         """Write a part, whole or not at all."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"settings": self.settings, "run": self.run}, indent=1)
-        for path, write_it in (
-            (self.file(SETTINGS), lambda path: path.write_text(text, "utf-8")),
-            (self.file(name), write),
-        ):
-            temporary = path.with_name(path.name + ".part")
-            write_it(temporary)
-            temporary.replace(path)
+        write_text(self.file(SETTINGS), text)
+        write_whole(self.file(name), write)
 
     def finish(self) -> None:
         """The output is written: forget its parts."""

@@ -22,7 +22,7 @@ from c2t_plugin.tree import TokenTree, best
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdTree(LayerPolicy):
-    """C2T's construction with any score: with JointProb the threshold on P, its rival.
+    """C2T's construction (4.2, algorithm 1) with any score: with JointProb the threshold on P, its rival.
 
     A node below beta is cut, with all that would follow it; equality keeps. The kept nodes are what is drafted from
     next and what the target verifies. Growth ends at d_max or in a layer that keeps no node.
@@ -49,7 +49,7 @@ class ThresholdTree(LayerPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class C2TTree(ThresholdTree):
-    """The classifier's confidence decides. top_m is the classifier's."""
+    """The classifier's confidence decides (C2T 4.2, algorithm 1). top_m is the classifier's."""
 
     classifier: NodeClassifier
     score: Score = field(init=False)

@@ -52,7 +52,7 @@ class StaticChain(LayerPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class StoppingChain(LayerPolicy):
-    """A greedy chain that ends at its first token whose score is below a limit; equality goes on.
+    """A greedy chain that ends at its first token whose score is below a limit (C2T 5.5); equality goes on.
 
     keep_failing: whether the target verifies that token too. C2T drops it; the other papers do not say.
     """
@@ -90,13 +90,13 @@ class ThresholdChain(StoppingChain):
 
 
 class DyMax(ThresholdChain):
-    """The token's own probability decides."""
+    """The token's own probability decides (C2T 5.5, table 3)."""
 
     score = Prob()
 
 
 class DyJoint(ThresholdChain):
-    """The joint probability P decides: a threshold on P, in chains."""
+    """The joint probability P decides (C2T 5.5, table 3): a threshold on P, in chains."""
 
     score = JointProb()
 

@@ -200,7 +200,7 @@ class Heap:
 
 @dataclass(frozen=True, kw_only=True)
 class DySpecGreedy(DySpec):
-    """Algorithm 1: the max_nodes samplings of the highest value, one after the other.
+    """DySpec's algorithm 1: the max_nodes samplings of the highest value, one after the other.
 
     The paper drafts from every node that it adds; here a node is drafted from when its turn comes, which gives the same
     tree and spares the leaves' passes.
@@ -255,7 +255,8 @@ class DySpecGreedy(DySpec):
 
 @dataclass(frozen=True, kw_only=True)
 class DySpecThreshold(DySpec):
-    """Algorithm 2: every sampling of at least the threshold, layer by layer; the printed loop keeps those below it.
+    """DySpec's algorithm 2: every sampling of at least the threshold, layer by layer; the printed loop keeps those
+    below it.
 
     threshold: in (0, 1], about 1 / n for trees of about n nodes (the paper: .001 at 768). max_nodes: the tree is cut
     off there, in the order of its columns; None is no limit, as printed.

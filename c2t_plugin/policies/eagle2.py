@@ -13,7 +13,8 @@ from c2t_plugin.tree import TokenTree, best
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle2(LayerPolicy):
-    """Per layer the k nodes of highest P are drafted from, k children each; the target verifies the best max_nodes.
+    """EAGLE-2's tree (C2T 2, appendix A): per layer the k nodes of highest P are drafted from, k children each; the
+    target verifies the best max_nodes.
 
     max_nodes: draft nodes, the root excluded; the papers' N counts the root.
     """

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.policies.static import RankPath, StaticTree
@@ -15,8 +15,8 @@ from c2t_plugin.policies.static import RankPath, StaticTree
 
 @dataclass(frozen=True, kw_only=True)
 class Sequoia(StaticTree):
-    """A static tree that `plan_paths` made; with a temperature, siblings are drawn without replacement, as Sequoia
-    draws them."""
+    """A static tree that `plan_paths` made (Sequoia 3.1); with a temperature, siblings are drawn without replacement,
+    as Sequoia draws them (3.2)."""
 
     @classmethod
     def plan(cls, acceptance: Sequence[float], max_nodes: int, d_max: int, temperature: float = 0.0) -> Sequoia:
@@ -38,8 +38,8 @@ def plan_paths(acceptance: Sequence[float], max_nodes: int, d_max: int) -> tuple
     are equally good the one whose first children have the most below them is returned, breadth first.
     Raises ConfigError for probabilities outside [0, 1], a sum above 1, or limits below 1.
     """
-    rates = np.asarray(acceptance, dtype=np.float64)
-    if rates.ndim != 1 or not len(rates) or not ((rates >= 0) & (rates <= 1)).all() or rates.sum() > 1 + 1e-6:
+    rates = torch.as_tensor(acceptance, dtype=torch.float64)
+    if rates.dim() != 1 or not len(rates) or not ((rates >= 0) & (rates <= 1)).all() or rates.sum() > 1 + 1e-6:
         raise ConfigError(f"Sequoia: acceptance by rank must be probabilities of sum at most 1, got {list(acceptance)}")
     if max_nodes < 1 or d_max < 1:
         raise ConfigError(f"Sequoia: max_nodes and d_max must be at least 1, got {max_nodes} and {d_max}")
@@ -59,26 +59,28 @@ def plan_paths(acceptance: Sequence[float], max_nodes: int, d_max: int) -> tuple
     return tuple(sorted(paths, key=lambda path: (len(path), path)))
 
 
-def _programme(rates: NDArray[np.float64], max_nodes: int, d_max: int) -> list[NDArray[np.int64]]:
+def _programme(rates: Tensor, max_nodes: int, d_max: int) -> list[Tensor]:
     """Per number of layers the size of the subtree to give to the child of each rank: (ranks, 1 + nodes) int64.
 
     rest[r, n] is the best that the children of rank r and later can bring with n nodes among them and their
     descendants; the child of rank r takes m of these, itself included, and brings rates[r] * (1 + below[m - 1]).
     """
-    ranks, sizes = len(rates), np.arange(max_nodes + 1)
-    below = np.zeros(max_nodes + 1)
-    choices = [np.zeros((ranks, max_nodes + 1), dtype=np.int64)]
+    ranks, sizes = len(rates), torch.arange(max_nodes + 1)
+    below = torch.zeros(max_nodes + 1, dtype=torch.float64)
+    choices = [torch.zeros(ranks, max_nodes + 1, dtype=torch.int64)]
+    # [n, m]: whether m of n nodes are a choice. A child without nodes ends the siblings: ranks are used in order
+    possible = (sizes >= 1) & (sizes <= sizes[:, None])
+    left = (sizes[:, None] - sizes).clamp_min(0)
     for _ in range(d_max):
-        rest = np.zeros((ranks + 1, max_nodes + 1))
-        choice = np.zeros((ranks, max_nodes + 1), dtype=np.int64)
+        rest = torch.zeros(ranks + 1, max_nodes + 1, dtype=torch.float64)
+        choice = torch.zeros(ranks, max_nodes + 1, dtype=torch.int64)
         for rank in reversed(range(ranks)):
-            own = np.concatenate([[0.0], rates[rank] * (1 + below[:-1])])
-            for nodes in sizes[1:]:
-                # a child without nodes ends the siblings, so that ranks are used in order
-                total = own[1 : nodes + 1] + rest[rank + 1, nodes - 1 :: -1]
-                found = len(total) - int(total[::-1].argmax())
-                if total[found - 1] > 0:
-                    rest[rank, nodes], choice[rank, nodes] = total[found - 1], found
+            own = rates[rank] * (1 + torch.cat([below[:1], below[:-1]]))
+            total = torch.where(possible, own + rest[rank + 1][left], 0.0)
+            rest[rank] = total.amax(1)
+            # the largest of equal choices; none where nothing is to be had
+            best = (total == rest[rank][:, None]) * sizes
+            choice[rank] = best.amax(1) * (rest[rank] > 0)
         choices.append(choice)
         below = rest[0]
     return choices

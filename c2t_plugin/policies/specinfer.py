@@ -9,7 +9,7 @@ from c2t_plugin.policies.static import LayerBranches
 
 @dataclass(frozen=True, kw_only=True)
 class SpecInfer(LayerBranches):
-    """Its expansion configuration <k1, k2, ...> as `branches`.
+    """Its expansion configuration <k1, k2, ...> (SpecInfer 6.1) as `branches`.
 
     With a temperature the children of a node are independent draws, as its verification by multi-round rejection
     allows; without one they are the most probable tokens.

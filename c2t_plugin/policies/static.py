@@ -27,7 +27,8 @@ RankPath = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class StaticTree(LayerPolicy):
-    """A tree given by the ranks on the way to each node: (0, 2) is the third child of the root's first child.
+    """A tree given by the ranks on the way to each node (EAGLE-1 appendix A; C2T v1 appendix A): (0, 2) is the third
+    child of the root's first child.
 
     paths: one per node, in any order, parents included; d_max follows. temperature: 0 takes the most probable
     children; above 0 siblings are drawn without replacement from softmax(logits / temperature), rank by order drawn.
@@ -83,7 +84,8 @@ class StaticTree(LayerPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerBranches(LayerPolicy):
-    """Every node of a layer has the same number of children: branches[0] below the root, and so on; d_max follows.
+    """Every node of a layer has the same number of children: branches[0] below the root, and so on (DySpec figure 1c);
+    d_max follows.
 
     temperature: 0 takes the most probable children; above 0 they are drawn independently from softmax(logits /
     temperature), so that siblings may be equal.

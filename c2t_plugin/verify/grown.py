@@ -7,16 +7,19 @@ from torch import Tensor
 
 from c2t_plugin.grow import Grown
 from c2t_plugin.tree import ROOT
+from c2t_plugin.verify.compatible import Verification, compatible
 from c2t_plugin.verify.walk import DraftTree, probabilities
 
 
-def one_tree(grown: Grown, row: int, temperature: float) -> tuple[DraftTree, Tensor]:
-    """One tree without its dead nodes, and the distributions that its children were drawn from.
+def one_tree(grown: Grown, row: int, temperature: float, verification: Verification) -> tuple[DraftTree, Tensor]:
+    """One tree without its dead nodes, and the distributions that its children were drawn from, for a verification.
 
-    temperature: the draft's when it drew, 0 for the most likely word.
+    temperature: the draft's when it drew, 0 for the most likely word. verification: the one that it will be given to.
     Returns the tree and draft_probs (nodes + 1, vocab) float64; rows of nodes without children are zeros, nothing was
-    drawn from them. Raises C2TError if the drafter knows statistics only.
+    drawn from them. Raises ConfigError if that verification is not exact for a tree drafted this way, C2TError if the
+    drafter knows statistics only.
     """
+    compatible(grown.drafting, verification)
     single = grown.tree
     columns = single.alive[row].nonzero().flatten()
     place = torch.full((single.nodes + 1,), ROOT, dtype=torch.int64)

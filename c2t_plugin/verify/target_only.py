@@ -22,7 +22,8 @@ def verify_greedy(tree: DraftTree, target_logits: Tensor) -> Verified:
 def verify_target_only(tree: DraftTree, target_probs: Tensor, chance: Chance) -> Verified:
     """Sample from the target, and walk on if a child holds that token (EAGLE's and SGLang's rule for top-k trees).
 
-    target_probs: (nodes + 1, vocab), row 0 after the root, row i + 1 after node i.
+    target_probs: (nodes + 1, vocab), row 0 after the root, row i + 1 after node i. The root is the last token of the
+    output so far: S4's algorithm 1 (line 10) starts every round after the first input, which is stale after one round.
     The target's draws do not know the tree, so the output is the target's whatever the tree is. EAGLE's loop over
     siblings (accept a child with probability T[child], else set it to 0 and renormalise) is the same distribution.
     """

@@ -6,7 +6,7 @@ Longer than 300 lines because one toy draft is grown live and replayed by all of
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -33,13 +33,18 @@ from c2t_plugin.lab.texts import greedy_text, held_out_prompts, of_equal_length
 from c2t_plugin.lab.trees import grow
 from c2t_plugin.pair import load_prompts
 from c2t_plugin.policies.base import Certainty, JointProb, LayerPolicy, alive_where, top_children
-from c2t_plugin.policies.c2t import ThresholdTree
-from c2t_plugin.policies.chains import DyJoint, DyMax, EntropyStop, StaticChain
+from c2t_plugin.policies.c2t import C2TTree, ThresholdTree
+from c2t_plugin.policies.chains import C2TChain, DyJoint, DyMax, EntropyStop, StaticChain
+from c2t_plugin.policies.dyspec import READINGS, DySpecGreedy, DySpecThreshold
 from c2t_plugin.policies.eagle2 import Eagle2
-from c2t_plugin.policies.entropy import DynamicWidth, NaiveWidth
+from c2t_plugin.policies.entropy import DynamicWidth, DynamicWidthDepth, NaiveWidth
+from c2t_plugin.policies.sequoia import Sequoia
+from c2t_plugin.policies.specinfer import SpecInfer
 from c2t_plugin.policies.static import FixedBranching, IndependentSequences, StaticTree
+from tests.unit.policy_toys import classifier_of
 
 VOCAB, STATES, LAYERS = 6, 30, 4
+CLASSIFIER = classifier_of("joint_prob", "entropy", "depth", weights=(6.0, 0.3, -0.2), bias=-2.5, top_m=VOCAB)
 
 
 def tokens_of(tree, row: int) -> list[tuple[int, ...]]:
@@ -77,6 +82,27 @@ POLICIES = {
     "naive width": NaiveWidth(d_max=4, k=2, max_entropy=1.2, top_m=VOCAB),
     "chain": StaticChain(d_max=4, top_m=VOCAB),
     "too deep": StaticChain(d_max=5, top_m=VOCAB),
+    "c2t": C2TTree(classifier=CLASSIFIER, beta=0.3, first_k=3, second_k=3, d_max=LAYERS),
+    "c2t one top-K": C2TTree(classifier=CLASSIFIER, beta=0.5, first_k=3, d_max=LAYERS),
+    "c2t chain": C2TChain(classifier=CLASSIFIER, beta=0.3, d_max=LAYERS),
+    "c2t chain kept": C2TChain(classifier=CLASSIFIER, beta=0.5, d_max=LAYERS, keep_failing=True),
+    "dymax": DyMax(threshold=0.5, d_max=LAYERS, top_m=VOCAB),
+    "dymax kept": DyMax(threshold=0.5, d_max=LAYERS, top_m=VOCAB, keep_failing=True),
+    "dyjoint": DyJoint(threshold=0.2, d_max=LAYERS, top_m=VOCAB),
+    "dyjoint kept": DyJoint(threshold=0.2, d_max=LAYERS, top_m=VOCAB, keep_failing=True),
+    "entropy stop": EntropyStop(max_entropy=1.0, d_max=LAYERS, top_m=VOCAB),
+    "width and depth": DynamicWidthDepth(widest=3, max_entropy=1.0, d_max=3, top_m=VOCAB),
+    "width and depth kept": DynamicWidthDepth(widest=3, max_entropy=1.0, d_max=3, top_m=VOCAB, keep_failing=True),
+    "specinfer": SpecInfer(branches=(1, 1, 3, 1), top_m=VOCAB),
+    "sequoia": replace(Sequoia.plan([0.5, 0.2, 0.1], max_nodes=8, d_max=LAYERS), top_m=VOCAB),
+    "sequences": IndependentSequences(sequences=3, length=3, top_m=VOCAB),
+    **{
+        f"dyspec {reading}": DySpecGreedy(
+            max_nodes=8, temperature=1.0, max_children=3, d_max=LAYERS, reading=reading, top_m=VOCAB
+        )
+        for reading in READINGS
+    },
+    "dyspec threshold": DySpecThreshold(threshold=0.1, temperature=1.0, max_children=3, d_max=LAYERS, top_m=VOCAB),
 }
 
 
@@ -135,7 +161,7 @@ def test_eagle2_accepts_what_its_best_nodes_hold(toy) -> None:
         assert outcomes.accept_len.tolist() == forest.accepted.gather(1, order).sum(1).tolist()
 
 
-@pytest.mark.parametrize("kind", ["draft", "eagle3", "eagle1"])
+@pytest.mark.parametrize("kind", ["draft", "eagle3", "eagle1", "mtp"])
 def test_replay_is_live_growth_on_a_pair(tiny_pair, kind) -> None:
     target, model = load_pair(tiny_pair, kind)
     shape = TreeShape(k=4, layers=3, top_m=20)

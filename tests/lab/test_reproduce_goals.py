@@ -103,6 +103,13 @@ def test_trees_are_those_of_evaluate(bench: Bench) -> None:
     assert {row["draft"] for row in rows} == set(DRAFTS.values())
 
 
+def test_the_goals_constants_are_those_that_were_set() -> None:
+    """Candidates of EAGLE-2's at every tau and on average, of P's, of static chains', of every rival's; AUC; speed."""
+    assert goals.OF_EAGLE2 == {"head": (0.80, 0.75), "draft": (0.90, None)}
+    assert (goals.OF_P, goals.OF_STATIC, goals.OF_RIVALS) == (0.85, 0.85, 1.0)
+    assert (goals.AUC_GAIN, goals.NODES_PER_SECOND) == (0.01, 1_000_000)
+
+
 def test_goals_are_those_that_were_set(bench: Bench) -> None:
     rows = rows_of(bench, "goals-trees")
     ours = [row for row in rows if row["features"] == EXTENDED]

@@ -20,11 +20,13 @@ from c2t_plugin.lab.drawing import html_page, print_step
 from c2t_plugin.lab.show import recorded_step
 from c2t_plugin.lab.steps import ACCEPTED, CUT, MISSED, REJECTED, Step, recorded_paths, step_of
 from c2t_plugin.pair import pair_dir
+from c2t_plugin.provenance import RunRecord
 from c2t_plugin.traces import Traces, save_traces
 
 # k = 2, two layers: 5 and 6 below the root; 7 and 8 below 6, 9 and 5 below 5. The target takes 6, then 8.
 TOKENS = [5, 6, 7, 8, 9, 5]
 OWNERS = [-1, 1, 0]
+RUN = RunRecord("c2t show <t>", "0123abcd", True, {}, "a machine", None, "2026-01-02T03:04:05+00:00")
 PROBS = [0.6, 0.3, 0.5, 0.4, 0.7, 0.1]
 
 
@@ -99,6 +101,28 @@ def test_the_terminal_shows_every_node_once(step: Step, capsys: pytest.CaptureFi
     assert "wide" in text and "verified for nothing" in text
 
 
+# p, P, H, depth and confidence of a node: what both drawings say behind its word
+SAID = {
+    (5,): "p 0.600  P 0.6  H 1.00  d 1  C 0.000",
+    (6,): "p 0.300  P 0.3  H 1.00  d 1  C 0.200",
+    (6, 7): "p 0.500  P 0.15  H 2.00  d 2  C 0.400",
+    (6, 8): "p 0.400  P 0.12  H 2.00  d 2  C 0.600",
+    (5, 9): "p 0.700  P 0.42  H 3.00  d 2  C 0.800",
+    (5, 5): "p 0.100  P 0.06  H 3.00  d 2  C 1.000",
+}
+
+
+def test_every_drawn_node_has_its_numbers(step: Step, capsys: pytest.CaptureFixture[str]):
+    print_step(step, lambda token: f"word{token}", 9, Console(width=160))
+    lines = [line for line in capsys.readouterr().out.splitlines() if "'word" in line]
+    page = html_page(step, lambda token: f"word{token}", 9, RUN)
+    pieces = page.split("<li>")[1:]
+    for node, line, piece in zip(step.walk(9), lines, pieces, strict=True):
+        word = f"word{node.path[-1]}"
+        assert word in line and line.rstrip().endswith(SAID[node.path])
+        assert word in piece and f"<small>{SAID[node.path]}</small>" in piece
+
+
 class Lists(html.parser.HTMLParser):
     """Checks that tags close in order, and collects each word with the depth of its list."""
 
@@ -120,11 +144,13 @@ class Lists(html.parser.HTMLParser):
 
 
 def test_the_page_nests_as_the_tree_does_and_escapes_words(step: Step):
-    page = html_page(step, lambda token: "<b>" if token == 9 else str(token), 9)
+    page = html_page(step, lambda token: "<b>" if token == 9 else str(token), 9, RUN)
     lists = Lists()
     lists.feed(page)
     assert lists.open == []
     assert lists.found == [(1, "'5'"), (2, "'<b>'"), (2, "'5'"), (1, "'6'"), (2, "'7'"), (2, "'8'")]
+    origin = "c2t show &lt;t&gt;; 0123abcd with uncommitted changes; a machine; 2026-01-02T03:04:05+00:00"
+    assert f"<footer><small>{origin}</small></footer>" in page
     assert "'<b>'" not in page and "http" not in page and "<script" not in page
 
 
@@ -171,7 +197,8 @@ def test_the_command_draws_and_writes_a_page(
     assert cli.main(common) == 0
     assert "C2T tree, beta 0.3" in capsys.readouterr().out
     assert cli.main([*common, "--state", "3", "--html", str(tmp_path / "step.html")]) == 0
-    assert "prompt 0, new token 3" in (tmp_path / "step.html").read_text()
+    page = (tmp_path / "step.html").read_text()
+    assert "prompt 0, new token 3" in page and RunRecord.capture().commit in page
     assert cli.main([*common, "--state", "99", "--html", str(tmp_path / "none.html")]) == cli.USAGE_ERROR
     assert "no state 99" in capsys.readouterr().err and not (tmp_path / "none.html").exists()
 

@@ -12,6 +12,7 @@ from c2t_plugin.errors import C2TError, ConfigError
 from c2t_plugin.lab import tune
 from c2t_plugin.lab.scores import ChainReplay
 from c2t_plugin.lab.tune import TunePlan
+from c2t_plugin.provenance import RunRecord
 from c2t_plugin.traces import save_traces
 
 
@@ -76,6 +77,9 @@ def test_by_command(make_traces, tmp_path, capsys) -> None:
     before, after = load_classifier(tmp_path / "c"), load_classifier(tmp_path / "new" / "c")
     assert after.spec.suggested_beta != before.spec.suggested_beta
     assert "accepted for" in after.spec.training["suggested_beta"]
+    tuned = after.spec.training["tuned"]
+    assert tuned["run"]["git_sha"] == RunRecord.capture().git_sha and tuned["run"]["seed"] == 0
+    assert tuned["traces"]["prompts"] == "train"
     assert f"{after.spec.suggested_beta:.2f}" in capsys.readouterr().out
     assert torch.equal(after.hidden.weight, before.hidden.weight)
     with pytest.raises(SystemExit):

@@ -243,7 +243,8 @@ def test_sampled_construction_and_verification_are_exact(policy: DySpec) -> None
             def chance(self, growth: Growth) -> Chance:
                 return chance
 
-        tree, draft_probs = one_tree(grow_tree(ToyDrafter(draft), Enumerated(**vars(policy))), 0, policy.temperature)
+        drawn = grow_tree(ToyDrafter(draft), Enumerated(**vars(policy)))
+        tree, draft_probs = one_tree(drawn, 0, policy.temperature, Verification.WITHOUT_REPLACEMENT)
         grown[tuple(tree.token_ids.tolist()), tuple(tree.parent_ids.tolist())] = draft_probs
         return tree
 
@@ -329,12 +330,27 @@ def test_one_tree_leaves_out_dead_nodes_and_other_rows(cut: int) -> None:
     kept = torch.ones_like(grown.tree.alive)
     kept[0, cut] = False
     pruned = replace(grown, tree=grown.tree.keep(grown.tree.closed(kept)))
-    tree, draft_probs = one_tree(pruned, 0, 0.5)
+    tree, draft_probs = one_tree(pruned, 0, 0.5, Verification.TARGET_ONLY)
     prefixes = toy.prefixes(tree)
     assert set(prefixes[1:]) == set(by_path(pruned))
     for node, prefix in enumerate(prefixes, start=ROOT):
         expected = models[0](prefix) ** 2 / (models[0](prefix) ** 2).sum()
         assert torch.allclose(draft_probs[node + 1], expected * bool(tree.children(node)))
+
+
+@pytest.mark.parametrize("verification", list(Verification))
+@pytest.mark.parametrize("sampled", [False, True])
+def test_one_tree_is_handed_to_an_exact_verification_only(sampled: bool, verification: Verification) -> None:
+    grown = grow_tree(
+        ToyDrafter(toy.model(2, 4)),
+        greedy(4, temperature=0.5, sampled=sampled),
+        torch.Generator().manual_seed(0),
+    )
+    if verification in exact_verifications(grown.drafting):
+        assert len(one_tree(grown, 0, 0.5, verification)[0]) == 4
+        return
+    with pytest.raises(ConfigError, match=f"{verification.value} is not exact"):
+        one_tree(grown, 0, 0.5, verification)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from c2t_plugin.verify import (
     verify_without_replacement,
 )
 from c2t_plugin.verify.k_seq import overlap, select
+from tests.unit import verify_toy as toy
 
 REJECTING = [verify_chain, verify_multi_round, verify_without_replacement, verify_k_seq]
 ACCEPT, REJECT = 1, 0
@@ -273,3 +274,27 @@ def test_the_documented_table_is_the_code() -> None:
         for draw in Draw
         for pruning in Pruning
     }
+
+
+def generated(rounds_start_stale: bool) -> tuple[int, ...]:
+    """Eight tokens of a greedy target, rounds of two drafted tokens. Stale: S4's algorithm 1 as printed, whose line 10
+    reads, in every round, the target's distribution after the first input."""
+    draft, target = toy.one_hot(toy.model(3, 4)), toy.one_hot(toy.model(87, 4))
+    output: tuple[int, ...] = ()
+    while len(output) < 8:
+        tree = toy.grow(
+            lambda prefix, so_far=output: draft((*so_far, *prefix)), Draw.TOP_K, Pruning.BEFORE_DRAW, Replay(()), (1, 1)
+        )
+        rows = [target((*output, *prefix)) for prefix in toy.prefixes(tree)]
+        rows[0] = target(()) if rounds_start_stale else rows[0]
+        output += verify_greedy(tree, torch.stack(rows)).tokens
+    return output[:8]
+
+
+def test_a_later_round_starts_after_the_whole_output() -> None:
+    target = toy.one_hot(toy.model(87, 4))
+    plain: tuple[int, ...] = ()
+    while len(plain) < 8:
+        plain += (int(target(plain).argmax()),)
+    assert generated(rounds_start_stale=False) == plain
+    assert generated(rounds_start_stale=True) != plain

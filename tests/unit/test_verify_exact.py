@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -25,11 +26,13 @@ from c2t_plugin.verify import (
     Replay,
     Sampler,
     Verification,
+    Verified,
     compatible,
     exact_verifications,
     outcomes,
 )
 from c2t_plugin.verify import rejection as rejection_module
+from c2t_plugin.verify import target_only as target_only_module
 from tests.unit import verify_toy as toy
 
 EXACT = 1e-9
@@ -261,6 +264,42 @@ def test_planted_residual_that_is_not_renormalised_is_caught(
 def test_planted_draft_that_is_not_renormalised_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rejection_module, "normalise", lambda weights: weights)
     assert planted_error(Verification.WITHOUT_REPLACEMENT) > WRONG
+
+
+class Sharpened(Replay):
+    """Draws from the squares."""
+
+    def draw(self, probs: Tensor) -> int:
+        return super().draw(probs**2 / (probs**2).sum())
+
+
+def test_planted_sharper_draw_is_caught_without_draft_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert planted_error(Verification.TARGET_ONLY) < EXACT
+    monkeypatch.setattr("c2t_plugin.verify.chance.Replay", Sharpened)
+    assert planted_error(Verification.TARGET_ONLY) > WRONG
+
+
+@pytest.mark.parametrize("verification", [Verification.GREEDY, Verification.TARGET_ONLY])
+def test_planted_favour_for_what_was_drafted_is_caught(
+    verification: Verification, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The root's first child is twice as likely to be accepted, or accepted at once by a greedy target."""
+    right = target_only_module._walk
+
+    def favouring(tree: DraftTree, target_probs: Tensor, choose: Callable[[Tensor], int]) -> Verified:
+        favoured = target_probs.clone()
+        favoured[0, tree.token(0)] += favoured[0, tree.token(0)] if verification is Verification.TARGET_ONLY else 2
+        favoured[0] /= favoured[0].sum()
+        return right(tree, favoured, choose)
+
+    target = toy.one_hot(toy.TARGET) if verification is Verification.GREEDY else toy.TARGET
+
+    def found() -> float:
+        return error(Draw.TOP_K, Pruning.BEFORE_SIBLINGS, verification, toy.DRAFT, target, (2,))
+
+    assert found() < EXACT
+    monkeypatch.setattr(target_only_module, "_walk", favouring)
+    assert found() > WRONG
 
 
 SAMPLES = 2000

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from c2t_plugin.errors import C2TError
+from c2t_plugin.output import check_file, check_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,6 +64,8 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
     from c2t_plugin.provenance import RunRecord
 
     chosen = REGISTRY.chosen(arguments.names)
+    check_file(arguments.out / page.ROWS)
+    check_folder(arguments.traces)
     if arguments.missing and (arguments.out / page.ROWS).is_file():
         known = page.latest(arguments.out / page.ROWS)
         chosen = [experiment for experiment in chosen if experiment.name not in known]

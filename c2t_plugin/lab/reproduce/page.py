@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.reproduce.experiment import Cell, Experiment, Findings, Registry
+from c2t_plugin.output import check_file, check_folder, write_text, write_whole
 
 ROWS = "rows.jsonl"
 PIPE_WIDTH = 160
@@ -65,23 +67,28 @@ def latest(path: Path) -> dict[str, Mapping[str, Any]]:
 
 def write(page: Path, out: Path, registry: Registry) -> int:
     """Write the page of all experiments that have rows, with pictures in a folder of its name; returns 0."""
+    check_file(page)
+    pictures = page.with_suffix("")
+    if pictures == page:
+        raise C2TError(f"cannot write {page}: its pictures go into a folder of that name; name a file with .md")
+    check_folder(pictures)
     records = latest(out / ROWS)
     parts = [INTRODUCTION]
-    for experiment in registry.experiments.values():
-        if experiment.name in records:
-            parts.append(section(experiment, records[experiment.name]))
-            picture = out / f"{experiment.name}.png"
-            shown = page.with_suffix("") / picture.name
-            if picture.is_file():
-                shown.parent.mkdir(exist_ok=True)
-                _save_small(picture, shown)
-            # rows that were not run again keep the picture that the page has of them
-            if shown.is_file():
-                parts.append(f"![{experiment.title}]({shown.parent.name}/{shown.name})\n")
+    known = [experiment for experiment in registry.experiments.values() if experiment.name in records]
+    sections = [section(experiment, records[experiment.name]) for experiment in known]
+    for experiment, text in zip(known, sections, strict=True):
+        parts.append(text)
+        picture = out / f"{experiment.name}.png"
+        shown = pictures / picture.name
+        if picture.is_file():
+            _save_small(picture, shown)
+        # rows that were not run again keep the picture that the page has of them
+        if shown.is_file():
+            parts.append(f"![{experiment.title}]({shown.parent.name}/{shown.name})\n")
     missing = [name for name in registry.experiments if name not in records]
     if missing:
         parts.append(f"Not run for this page: {', '.join(missing)}.\n")
-    page.write_text("\n".join(parts), encoding="utf-8")
+    write_text(page, "\n".join(parts))
     return 0
 
 
@@ -117,4 +124,5 @@ def _save_small(picture: Path, target: Path) -> None:
         for name, value in image.info.items():
             if isinstance(name, str) and isinstance(value, str):
                 fields.add_text(name, value)
-        image.convert("RGB").quantize(COLOURS).save(target, optimize=True, pnginfo=fields)
+        small = image.convert("RGB").quantize(COLOURS)
+        write_whole(target, partial(small.save, format="PNG", optimize=True, pnginfo=fields))

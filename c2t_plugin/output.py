@@ -1,0 +1,43 @@
+"""Files that commands write: refused before the work starts where they cannot be written, and written whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from c2t_plugin.errors import C2TError
+
+
+def check_file(path: Path) -> None:
+    """C2TError unless a file can be written there; folders above it that do not exist can be made."""
+    if os.path.isdir(path):
+        raise C2TError(f"cannot write {path}: it is a directory; name a file")
+    check_folder(path.parent)
+
+
+def check_folder(path: Path) -> None:
+    """C2TError unless files can be written into this folder, which need not exist yet."""
+    there = path  # os.path, since Path raises where a folder above may not be searched
+    while not os.path.lexists(there):
+        there = there.parent
+    if not os.path.isdir(there):
+        raise C2TError(f"cannot write into {path}: {there} is no directory; name another place")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise C2TError(f"cannot write into {path}: {there} is read-only; name another place")
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a file beside this one, which then takes its place: a reader never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    try:
+        write(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """UTF-8, whole or not at all."""
+    write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))

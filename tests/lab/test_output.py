@@ -1,0 +1,95 @@
+"""Where a command cannot write: one line and status 2 before any work, nothing left behind; else files come whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from c2t_plugin import cli
+from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.evaluate import FORMAT, VERSION
+from c2t_plugin.output import check_folder, write_text, write_whole
+
+# What they would read is missing or no good: the output is looked at first. `OUT` is the bad path.
+COMMANDS = (
+    ("collect", "--draft eagle3 --out OUT"),
+    ("fit", "none.traces --out OUT"),
+    ("tune", "none.safetensors none.traces --out OUT"),
+    ("evaluate", "--traces none.traces --json OUT"),
+    ("show", "none.traces --html OUT"),
+    ("plot", "binary --out OUT"),
+    ("plot", "evaluation.json --out OUT"),
+    ("plot", "rows.jsonl --experiment toy --out OUT"),
+    ("plot", "rows.jsonl --out OUT/of/rows"),
+    ("reproduce", "c2t-v2-equations --out OUT"),
+    ("reproduce", "--page OUT"),
+)
+BAD = {"folder": "is a directory", "file/x.md": "file is no directory", "locked/x.md": "is read-only"}
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file, a folder in which every name that a command may write is a folder, and one that cannot be written."""
+    for name in ("rows.jsonl", "of/rows/toy-rows.png"):
+        (tmp_path / "folder" / name).mkdir(parents=True)
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "evaluation.json").write_text(json.dumps({"format": FORMAT, "version": VERSION}))
+    rows = {"experiment": "toy", "quick": False, "rows": [{"tau": 1.0, "gamma": 2.0}]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(rows) + "\n")
+    allowed = os.access
+    # a test may run as a user whom no mode keeps out
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked" and allowed(path, mode))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize(("command", "arguments"), COMMANDS, ids=lambda value: value)
+def test_what_cannot_be_written_is_refused_first(
+    workplace: Path, command: str, arguments: str, bad: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(workplace.rglob("*"))
+    assert cli.main([command, *arguments.replace("OUT", bad).split()]) == cli.USAGE_ERROR
+    error = capsys.readouterr().err
+    assert error.startswith(f"c2t {command}: cannot write ") and error.count("\n") == 1
+    assert sorted(workplace.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        *((f"fit none.traces --out {bad}", message) for bad, message in BAD.items()),
+        ("reproduce c2t-v2-equations --traces file/x", "file is no directory"),
+        ("reproduce --page page", "name a file with .md"),
+    ],
+)
+def test_the_line_says_what_is_wrong(
+    workplace: Path, arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments.split()) == cli.USAGE_ERROR
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_may_be_missing(tmp_path: Path) -> None:
+    check_folder(tmp_path / "new" / "newer")
+    write_text(tmp_path / "new" / "newer" / "a", "words")
+    assert [path.name for path in tmp_path.rglob("*")] == ["new", "newer", "a"]
+    with pytest.raises(C2TError, match="is no directory"):
+        check_folder(tmp_path / "new" / "newer" / "a" / "b")
+
+
+def test_what_breaks_off_leaves_the_old_file(tmp_path: Path) -> None:
+    write_text(tmp_path / "a", "old")
+
+    def break_off(part: Path) -> None:
+        part.write_text("ne")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "a", break_off)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "old")]
