@@ -38,8 +38,15 @@ from benchmarks.gpu_part import PARTS, GpuRow, append
 from c2t_plugin.provenance import RunRecord
 
 ROWS = "gpu.jsonl"
+# The providers whose bandwidth is printed beside the time
+OURS = ("copy", "fused")
 # Parts that start servers, by the script that does, which has rows of its own.
-SERVERS = {"serving": "benchmarks.gpu_serving", "ladder": "benchmarks.gpu_ladder", "vllm": "benchmarks.gpu_vllm"}
+SERVERS = {
+    "serving": ("benchmarks.gpu_serving", "--prefix", "512"),
+    "serving-8k": ("benchmarks.gpu_serving", "--prefix", "8192"),
+    "ladder": ("benchmarks.gpu_ladder",),
+    "vllm": ("benchmarks.gpu_vllm",),
+}
 # Nine minutes less what starting processes takes
 TOTAL_S = 520.0
 TESTS_S = 200.0
@@ -137,7 +144,9 @@ def kernel_tests(out: Path) -> list[Outcome]:
 def part_command(part: str, options: argparse.Namespace, seconds: float) -> list[str]:
     """Command line of one part."""
     if part in SERVERS:
-        command = [sys.executable, "-m", SERVERS[part], "--out", str(options.out)]
+        # a tiny pair reads no long prompts
+        module, *lengths = SERVERS[part]
+        command = [sys.executable, "-m", module, "--out", str(options.out), *([] if options.dry_run else lengths)]
     else:
         command = [sys.executable, "-m", "benchmarks.gpu_part", part, "--rows", str(options.out / ROWS)]
     return [*command, "--seconds", f"{seconds:.0f}", *(["--dry-run"] if options.dry_run else [])]
@@ -187,14 +196,23 @@ def read(path: Path) -> list[GpuRow]:
 
 
 def print_table(rows: list[GpuRow]) -> None:
-    """One line a row, as short as the end of a log must be."""
+    """A line for each shape, its times side by side, and one for each reason that a time is missing."""
+    shapes: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = {}
     for row in rows:
-        shape = " ".join(f"{name}={value}" for name, value in row.shape.items())
-        us = "" if row.us is None else f"{row.us:9.2f} us"
-        speed = "" if row.gb_per_s is None else f"{row.gb_per_s:7.0f} GB/s {row.of_copy or 0:5.0%}"
-        first = "" if row.first_s is None else f"first {row.first_s:6.2f} s"
-        what = f"absent: {row.absent}" if row.absent else row.fault
-        print(f"{row.part:<10}{row.provider:<28}{shape:<44}{us:<13}{speed:<18}{first:<15}{what}".rstrip())
+        case = f"{row.part:<10}{' '.join(f'{name}={value}' for name, value in row.shape.items())}"
+        if row.fault or row.absent:
+            what = row.fault or f"absent: {row.absent}"
+            missing.setdefault(f"{row.part:<10}{row.provider}: {what}", []).append(case)
+            continue
+        us = "" if row.us is None else f" {row.us:.2f} us"
+        speed = "" if row.gb_per_s is None else f" ({row.gb_per_s:.0f} GB/s, {row.of_copy or 0:.0%})"
+        cached = " from cache" * bool(row.cached)
+        shapes.setdefault(case, []).append(f"{row.provider}{us}{speed * (row.provider in OURS)}{cached}")
+    for case, times in shapes.items():
+        print(f"{case:<50}{', '.join(times)}")
+    for reason, cases in missing.items():
+        print(f"{reason} ({len(cases)} shapes, first {cases[0].split(maxsplit=1)[-1]})")
 
 
 def report(rows: list[GpuRow], outcomes: list[Outcome]) -> int:

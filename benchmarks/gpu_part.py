@@ -26,7 +26,7 @@ from benchmarks.gpu_chains import chain_cases
 from benchmarks.gpu_stats import stats_cases
 from benchmarks.gpu_table5 import table5_cases
 from benchmarks.gpu_trees import attention_cases, growth_cases
-from benchmarks.timing import cache_bytes, copies_to_outgrow_cache, eager_us, first_call_s, graph_us
+from benchmarks.timing import CALLS_PER_GRAPH, cache_bytes, copies_to_outgrow_cache, eager_us, first_call_s, graph_us
 from c2t_plugin.provenance import RunRecord
 
 # the quick ones first: what they leave of their time goes to the others
@@ -49,9 +49,10 @@ FAILURES = (
 class GpuRow:
     """One provider on one shape.
 
-    us: median microseconds, None where it was not timed. captured: whether inside a CUDA graph. gb_per_s: the bytes
-    that the operation must move over that time. of_copy: that over the bandwidth of a copy in the same process, which
-    counts bytes read and written. first_s: wall-clock seconds of its first call on this shape, compilation and loading
+    us: median microseconds, None where it was not timed. captured: whether inside a CUDA graph. cached: whether all
+    sets of inputs together fit in the second-level cache, so that it was timed from there. gb_per_s: the bytes that the
+    operation must move over that time. of_copy: that over the bandwidth of a copy in the same process, which counts
+    bytes read and written. first_s: wall-clock seconds of its first call on this shape, compilation and loading
     included. error: largest absolute difference from the reference. fault: what went wrong, then there is no time.
     absent: why it cannot run on this machine, which is no fault.
     """
@@ -62,6 +63,7 @@ class GpuRow:
     run: Mapping[str, Any]
     us: float | None = None
     captured: bool | None = None
+    cached: bool | None = None
     gb_per_s: float | None = None
     of_copy: float | None = None
     first_s: float | None = None
@@ -115,14 +117,18 @@ def measure_one(case: Case, provider: Provider, expected: Any, copy: float | Non
         return {"error": error, "fault": f"error {error:.3g}, allowed {case.tolerance:.3g}"}
     if copy is None:
         return {"error": error}
-    copies = copies_to_outgrow_cache(case.input_bytes, cache_bytes())
+    cache = cache_bytes()
+    copies = copies_to_outgrow_cache(case.input_bytes, cache)
+    if not provider.captures:
+        # launches from Python decide, not the cache
+        copies = min(copies, CALLS_PER_GRAPH)
     calls += [_bound(provider, case, generator) for _ in range(copies - 1)]
     for call in calls:
         call()
     us = (graph_us if provider.captures else eager_us)(calls)
     speed = case.bytes_moved / us / 1e3
-    times = {"us": us, "captured": provider.captures, "gb_per_s": speed, "of_copy": speed / copy, "first_s": first_s}
-    return {**times, "error": error}
+    how = {"captured": provider.captures, "cached": copies * case.input_bytes <= cache, "first_s": first_s}
+    return {"us": us, **how, "gb_per_s": speed, "of_copy": speed / copy, "error": error}
 
 
 def _bound(provider: Provider, case: Case, generator: torch.Generator) -> Callable[[], Any]:

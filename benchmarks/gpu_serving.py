@@ -30,6 +30,7 @@ from benchmarks.gpu_server import GpuServer, part_parser, plugin_environment
 from benchmarks.gpu_serving_arms import ARMS, DRY_ARMS, THRESHOLD, Arm
 from benchmarks.inflate import PRESETS, inflate
 from benchmarks.record import BenchRow, append_rows
+from benchmarks.scenarios import CONCURRENCIES
 from benchmarks.serving import REQUEST_TIMEOUT_S, Client, Completion, Pass, counts
 from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer
 from c2t_plugin.errors import C2TError
@@ -43,7 +44,6 @@ SEED = 0
 # the small target's greedy text loops soon after, and loops are easy to draft
 MAX_TOKENS = 40
 IDENTITY_PROMPTS = 16
-CONCURRENCIES = (1, 8, 64, 256)
 DRY_CONCURRENCIES = (2,)
 PROMPTS_PER_SLOT = 2
 DRY_PROMPTS = 4
@@ -81,6 +81,8 @@ class Bench:
         self.record = RunRecord.capture(seed=SEED).to_json()
         self.plain: Pass | None = None
         self.static: dict[int, float | None] = {}
+        # output tokens/s of plain decoding and of the fastest static chain, by concurrency
+        self.speed: dict[tuple[str, int], float] = {}
         self.faults: list[str] = []
 
     def row(self, arm: str, metrics: Mapping[str, float | None], error: str = "", **setting: Setting) -> None:
@@ -121,8 +123,8 @@ class Bench:
         found = client.run(self.prompts[:IDENTITY_PROMPTS], 1, lambda: None)
         self.plain = self.plain or found
         identical, of = found.n_identical(self.plain), len(found.completions)
-        metrics = {"identical": identical, "prompts": of, "tau": found.tau, "verify_steps": found.verify_steps}
-        self.row(arm.name, {**metrics, "start_s": started}, check="outputs", beta=beta)
+        metrics = {"identical_share": identical / of, "tau": found.tau, "verify_steps": found.verify_steps}
+        self.row(_named(arm, beta), {**metrics, "start_s": started}, check="outputs")
         if self.dry_run and identical != of:
             self.faults.append(f"{arm.name}: {identical} of {of} outputs are plain decoding's")
         if arm.steps and not arm.c2t:
@@ -138,18 +140,32 @@ class Bench:
         read = log.stat().st_size
         found = client.run(prompts, concurrency, lambda: None)
         ran = largest_batch(log, read)
-        if ran is not None and ran < min(concurrency, len(prompts)):
-            self.row(arm.name, {}, f"only {ran} of {concurrency} requests ever ran at once", concurrency=concurrency)
+        if not self.dry_run and ran is not None and ran < min(concurrency, len(prompts)):
+            short = f"only {ran} of {concurrency} requests ever ran at once"
+            self.row(_named(arm, beta), {}, short, check="throughput", concurrency=concurrency)
             return
+        speed = found.output_tokens / found.seconds
+        rival = "static" if arm.name.startswith("static") else arm.name
+        self.speed[rival, concurrency] = max(speed, self.speed.get((rival, concurrency), 0.0))
         metrics = {
-            "output_tokens_per_s": found.output_tokens / found.seconds,
+            "output_tokens_per_s": speed,
+            "ratio_to_plain": _over(speed, self.speed.get(("plain", concurrency))),
+            "ratio_to_best_static": _over(speed, self.speed.get(("static", concurrency))),
             "seconds": found.seconds,
             "tau": found.tau,
             "gamma_per_token": found.gamma_per_token,
             "verify_steps": found.verify_steps,
             "ran_at_once": ran,
         }
-        self.row(arm.name, metrics, check="throughput", beta=beta, concurrency=concurrency)
+        self.row(_named(arm, beta), metrics, check="throughput", concurrency=concurrency)
+
+
+def _named(arm: Arm, beta: float | None) -> str:
+    return arm.name if beta is None else f"{arm.name}, beta {beta:g}"
+
+
+def _over(mine: float, theirs: float | None) -> float | None:
+    return None if theirs is None else mine / theirs
 
 
 def _close(found: float | None, expected: float, tolerance: float) -> bool:
@@ -194,7 +210,7 @@ def servers(
             if environment is None:
                 return CpuServer(target, *flags, "--decode-log-interval", "1", log=log, start_timeout=START_TIMEOUT_S)
             # often enough for a short pass to leave a line
-            flags += ["--decode-log-interval", "8"]
+            flags += ["--decode-log-interval", "1"]
             flags += ["--max-running-requests", str(largest), "--cuda-graph-bs-decode", *graphs]
             return GpuServer(target, *flags, log=log, environment=environment, start_timeout=START_TIMEOUT_S)
 
@@ -236,6 +252,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--models", type=Path, help="folder of the inflated pair, kept; without it OUT/models")
     parser.add_argument("--preset", choices=sorted(PRESETS), help="8b, or tiny in a dry run, without it")
     parser.add_argument("--prefix", type=int, default=0, help="tokens in front of every prompt, e.g. 512 or 8192")
+    parser.add_argument("--arms", nargs="+", choices=[arm.name for arm in ARMS], help="these alone, plain among them")
     options = parser.parse_args(argv)
     deadline = time.monotonic() + options.seconds
     preset = options.preset or ("tiny" if options.dry_run else "8b")
@@ -249,7 +266,8 @@ def main(argv: list[str]) -> int:
             return 2
         environment = None if options.dry_run else plugin_environment(Path(scratch))
         bench = Bench(options.out, models, preset, options.prefix, options.dry_run)
-        run(bench, DRY_ARMS if options.dry_run else ARMS, environment, deadline)
+        arms = [arm for arm in (DRY_ARMS if options.dry_run else ARMS) if arm.name in (options.arms or [arm.name])]
+        run(bench, arms, environment, deadline)
     for fault in bench.faults:
         print(f"FAULT: {fault}")
     return int(bool(bench.faults))

@@ -42,9 +42,9 @@ _TREE = ("--speculative-eagle-topk", str(TREE["topk"]), "--speculative-num-draft
 ARMS = (
     Arm("plain"),
     Arm("static 4", steps=4),
-    Arm("c2t, at most 4", steps=4, c2t=True, betas=(0.0, None)),
     Arm("static 2", steps=2),
     Arm("static 1", steps=1),
+    Arm("c2t, at most 4", steps=4, c2t=True, betas=(0.0, None)),
     Arm("c2t auto", steps=6, c2t=True, planned=True, more=("--speculative-c2t-beta", "auto")),
     Arm("c2t, at most 6", steps=6, c2t=True),
     Arm("EAGLE-2 tree", steps=TREE["steps"], more=_TREE, concurrencies=(1,)),
@@ -57,5 +57,7 @@ ARMS = (
         more=("--speculative-c2t-classifier", f"{{models}}/{THRESHOLD}"),
     ),
     Arm("static 6", steps=6),
+    # against "c2t, at most 4": the kernel that verifies
+    Arm("c2t, tree_attention", steps=4, c2t=True, more=("--speculative-c2t-attention", "tree")),
 )
 DRY_ARMS = (Arm("plain"), Arm("static 4", steps=4), Arm("c2t, at most 4", steps=4, c2t=True, betas=(0.0, None)))

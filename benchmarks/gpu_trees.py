@@ -77,7 +77,7 @@ def attention_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
         shapes = [(2, 17, 3), (1, 0, 5)]
     else:
         shapes = [(bs, prefix, n) for bs in (1, 16, 64, 256) for prefix in (512, 2048, 8192) for n in (1, 4, 8)]
-        shapes += [(bs, prefix, n) for bs in (1, 4, 16) for prefix in (512, 8192) for n in (16, 64)]
+        shapes += [(bs, prefix, n) for bs in (1, 4, 16) for prefix in (512, 2048, 8192) for n in (16, 64)]
     for batch, prefix, nodes in shapes:
         yield attention_case(device, batch, prefix, nodes)
 

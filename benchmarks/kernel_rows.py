@@ -13,8 +13,9 @@ from benchmarks.tables import table
 from c2t_plugin.errors import C2TError
 
 SCENARIO = "kernels: "
+HOW = ("captured", "cached")
 NUMBERS = ("us", "gb_per_s", "of_copy", "first_s", "error")
-HEADER = ["shape", "provider", "time, us", "GB/s", "share of a copy", "largest error", "why not"]
+HEADER = ["shape", "provider", "time, us", "GB/s", "share of a copy", "largest error", "notes"]
 
 
 def is_kernel_row(row: BenchRow) -> bool:
@@ -34,7 +35,7 @@ def kernel_row(values: Mapping[str, Any]) -> BenchRow:
         scenario=SCENARIO + values["part"],
         kind=kind_of(values["run"], cpu=not timed and not error),
         arm=values["provider"] or values["part"],
-        setting={**values["shape"], "captured": "yes" if values["captured"] else "no"},
+        setting={**values["shape"], **{name: "yes" if values[name] else "no" for name in HOW}},
         metrics={} if error else metrics,
         error=error,
         run=values["run"],
@@ -69,7 +70,7 @@ def kernel_table(rows: Sequence[BenchRow]) -> str:
 
 
 def _line(row: BenchRow) -> list[str]:
-    shape = ", ".join(f"{name} {value}" for name, value in row.setting.items() if name != "captured")
+    shape = ", ".join(f"{name} {value}" for name, value in row.setting.items() if name not in HOW)
     forms = {"us": ",.1f", "gb_per_s": ",.0f", "of_copy": ".0%", "error": ".2g"}
     numbers = [f"{row.metrics[name]:{form}}" if name in row.metrics else "" for name, form in forms.items()]
-    return [shape, row.arm, *numbers, row.error]
+    return [shape, row.arm, *numbers, row.error or "from cache" * (row.setting["cached"] == "yes")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -89,10 +90,17 @@ def render(readme: str, rows: Sequence[ServingRow]) -> str:
 
 
 def of_commit(row: Row, sha: str | None) -> Row:
-    """The row as one of this commit, if it says nothing of a commit and one is given."""
+    """The row as one of this commit, if it says nothing of a commit and one is given; the page says that it was.
+
+    Raises C2TError if this checkout has no such commit.
+    """
     if sha is None or row.run["git_sha"] is not None:
         return row
-    return replace(row, run={**row.run, "git_sha": sha, "dirty": False})
+    command = ["git", "-C", str(ROOT), "rev-parse", "--verify", "--quiet", f"{sha}^{{commit}}"]
+    known = subprocess.run(command, capture_output=True, text=True, check=False)
+    if known.returncode:
+        raise C2TError(f"--commit {sha}: there is no such commit in this checkout")
+    return replace(row, run={**row.run, "git_sha": known.stdout.strip(), "dirty": False, "git_sha_declared": True})
 
 
 def check_clean(rows: Sequence[BenchRow | ServingRow]) -> None:

@@ -21,8 +21,9 @@ that lose too. Rows are of one of three kinds:
   server: see [benchmarking](benchmarking.md#throughput-simulated) for what is assumed.
 - **measured**: on a GPU.
 
-The recorded drafts are too large to keep here: [training](training.md) has the commands that
-record them again, from fixed seeds.
+The recorded drafts are too large to keep here: [training](training.md) has the commands that record them again, from
+fixed seeds. The tables of classifiers there, of the pair in [pair](pair.md) and of vLLM's estimator in
+[engines](engines.md) are written by hand from what the commands beside them print; everything on this page is not.
 
 tau never counts the bonus token. [The papers' tables](reproduction.md) on the pair have a page of their own.
 """
@@ -187,5 +188,6 @@ def as_typed(command: str) -> str:
 
 def _block(title: str, shown: str, remark: str, rows: Sequence[BenchRow]) -> str:
     run = rows[0].run
-    source = f"`{as_typed(run['command'])}`; {run['machine']}; {run['utc'][:10]}, commit {run['git_sha'][:12]}."
+    source = f"`{as_typed(run['command'])}`; {run['machine']}; {run['utc'][:10]}, commit {run['git_sha'][:12]}"
+    source += ", as declared by who published it." if run.get("git_sha_declared") else "."
     return f"{title}\n\n{shown}\n\n{remark} {source}".replace("\n\n ", "\n\n") + "\n"

@@ -20,7 +20,7 @@ SERVING_SETS = ("gsm8k", "alpaca", "cnn-dailymail")
 class Scenario:
     """name: in rows. data: data sets, prompts of each; several are mixed in turn. own: prompts of the shipped pair's
     texts instead, by their name in `lab.corpora`. repeat: how often the set of prompts is sent, for batches larger than
-    it. arms: names of benchmarks.arms, None for all. d_max: longest chain of C2T, None for the command's own.
+    it. arms: names of benchmarks.arms, None for all. d_max, beta: of C2T, None for the command's own.
     whole: every answer has max_tokens tokens; else it ends where the model ends it, as in the paper."""
 
     name: str
@@ -33,6 +33,7 @@ class Scenario:
     repeat: int = 1
     arms: tuple[str, ...] | None = None
     d_max: int | None = None
+    beta: float | None = None
     whole: bool = True
 
     @property
@@ -50,7 +51,7 @@ def _table3(name: str, concurrencies: tuple[int, ...], repeat: int = 1) -> Scena
 def _table2(data: str) -> Scenario:
     """C2T v2 5.1: "+C" is two tokens deeper."""
     arms = ("static 4", "C2T")
-    return Scenario(f"c2t-v2-table2-{data}", 1024, (1,), (0.0,), (data,), arms=arms, d_max=6, whole=False)
+    return Scenario(f"c2t-v2-table2-{data}", 1024, (1,), (0.0,), (data,), arms=arms, d_max=6, beta=0.5, whole=False)
 
 
 SCENARIOS: Mapping[str, Scenario] = {

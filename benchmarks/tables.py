@@ -29,8 +29,8 @@ Block = tuple[tuple[str, str | int | float | None], ...]
 
 
 def load_of(row: BenchRow) -> int:
-    """Requests that run at once."""
-    return int(next(row.setting[name] for name in LOADS if name in row.setting) or 0)
+    """Requests that run at once, 0 where a row is of none in particular."""
+    return int(next((row.setting[name] for name in LOADS if name in row.setting), 0) or 0)
 
 
 def block_of(row: BenchRow) -> Block:
@@ -66,18 +66,20 @@ def grid(rows: Sequence[BenchRow], cell: Callable[[BenchRow], str]) -> str:
 def listing(rows: Sequence[BenchRow]) -> str:
     """One line an arm and load, one column a metric, with the bootstrap interval of a ratio that has one."""
     shown = [name for name in METRICS if any(row.metrics.get(name) is not None for row in rows)]
-    titles = [METRICS[name][0] for name in shown] or ["why not"]
+    # a row of a check has figures of its own
+    shown = shown or sorted({name for row in rows for name in row.metrics})
+    titles = [METRICS[name][0] if name in METRICS else name for name in shown] or ["why not"]
     header = ["arm", "concurrency", *titles]
     lines = []
     for row in sorted(rows, key=load_of):
         figures = [row.error] + [""] * (len(titles) - 1) if row.error else [figure(row.metrics, name) for name in shown]
-        lines.append([row.arm, str(load_of(row)), *figures])
+        lines.append([row.arm, str(load_of(row) or ""), *figures])
     return table(header, lines)
 
 
 def figure(metrics: Mapping[str, float | None], name: str) -> str:
     """One metric as text, e.g. `1.08 (1.05 to 1.11)`; nothing where there is none."""
-    value, form = metrics.get(name), METRICS[name][1]
+    value, form = metrics.get(name), METRICS[name][1] if name in METRICS else ".4g"
     if value is None:
         return ""
     low, high = metrics.get(f"{name}_low"), metrics.get(f"{name}_high")
@@ -85,7 +87,9 @@ def figure(metrics: Mapping[str, float | None], name: str) -> str:
 
 
 def losers(rows: Sequence[BenchRow]) -> str:
-    """Which arms are slower than plain decoding somewhere, with the loads."""
+    """Which arms are slower than plain decoding somewhere, with the loads; empty where nothing was compared with it."""
+    if all(row.metrics.get("ratio_to_plain") is None for row in rows if row.arm != "plain"):
+        return ""
     slow: dict[str, list[int]] = {}
     for row in rows:
         if (row.metrics.get("ratio_to_plain") or 1.0) < 1.0:

@@ -101,7 +101,9 @@ class Bench:
             return
         d_max = scenario.d_max or int(str(self.values["d_max"]))
         room = (AT_ONCE[self.engine], str(max(scenario.concurrencies)))
-        flags = [*room, *self.server_args, *arm.command({**self.values, "d_max": d_max, "width": d_max + 1})]
+        beta = self.values["beta"] if scenario.beta is None else scenario.beta
+        own = {"d_max": d_max, "width": d_max + 1, "beta": beta}
+        flags = [*room, *self.server_args, *arm.command({**self.values, **own})]
         log = self.out / f"{scenario.name}-{arm.name}.log".replace(" ", "-")
         kind = VllmServer if self.engine == "vllm" else Server
         with kind(self.target, flags, log, self.cpu, self.start_timeout) as server:
@@ -177,7 +179,7 @@ def main(argv: list[str]) -> int:
         "requests": len(prompts),
         "max_tokens": scenario.max_tokens,
         "d_max": scenario.d_max or options.d_max,
-        "beta": options.beta,
+        "beta": options.beta if scenario.beta is None else scenario.beta,
         "threshold": options.threshold,
     }
     rows = list(rows_of(scenario, bench.run(scenario, arms, prompts, console), setting, run, options.cpu))

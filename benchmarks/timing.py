@@ -18,11 +18,14 @@ MEASUREMENT_S = 0.25
 # Calls of one graph: enough that its own launch, some microseconds, is spread over many, or so much work.
 CALLS_PER_GRAPH = 20
 GRAPH_US = 20_000.0
+# Most sets of inputs to rotate over: each is a call of the graph, and tensors to make. 50 MB of cache are outgrown by
+# sets from 25 KB on.
+MOST_COPIES = 2048
 
 
 def copies_to_outgrow_cache(input_bytes: int, cache_bytes: int) -> int:
-    """How many sets of inputs to rotate over, so that twice the cache lies between two uses of one set."""
-    return max(1, min(CALLS_PER_GRAPH, -(-2 * cache_bytes // max(1, input_bytes))))
+    """How many sets of inputs to rotate over: twice the cache together, or as much of it as MOST_COPIES sets are."""
+    return max(1, min(MOST_COPIES, -(-2 * cache_bytes // max(1, input_bytes))))
 
 
 def cache_bytes() -> int:

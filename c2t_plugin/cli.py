@@ -16,6 +16,7 @@ COMMANDS = {
     "pair": ("train or inspect the project's own target and drafts", "c2t_plugin.pair.cli"),
     "collect": ("record draft trees of a pair, with their acceptance", "c2t_plugin.lab.collect"),
     "fit": ("train a classifier from recorded trees", "c2t_plugin.lab.fit"),
+    "calibrate": ("make a classifier's confidences probabilities", "c2t_plugin.lab.calibrate"),
     "tune": ("choose a classifier's beta from recorded trees", "c2t_plugin.lab.tune"),
     "evaluate": ("judge classifiers and their rivals on recorded trees", "c2t_plugin.lab.evaluate"),
     "plot": ("draw traces, evaluations and rows as pictures", "c2t_plugin.lab.plot"),

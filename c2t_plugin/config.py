@@ -13,9 +13,13 @@ from c2t_plugin.errors import ConfigError
 BASES = ("auto", "eagle", "eagle3", "standalone")
 AUTO = "auto"
 MODES = ("chain", "tree")
-RAGGED = ("auto", "triton", "fa3", "cpu", "off")
+# Of RAGGED, those that verify the uniform window.
+UNIFORM = ("off", "full")
+RAGGED = ("auto", "triton", "flashinfer", "fa3", "cpu", *UNIFORM)
 LAGGED = "lagged"
 PLANS = ("sync", LAGGED)
+TREE_ATTENTION = "tree"
+ATTENTIONS = ("stock", TREE_ATTENTION)
 POLICIES = ("c2t", "prob", "eagle2", "dyspec", "entropy", "static")
 # The policies that cut below beta.
 THRESHOLDS = ("c2t", "prob")
@@ -32,9 +36,11 @@ class C2TConfig:
     mode: how drafts are laid out; chain is one sequence per request, tree one tree.
     policy: the rule by which a tree grows; chain mode has c2t alone.
     top_m: how many probabilities the entropy sums over; it must be what the classifier was trained with.
-    ragged: attention that verifies kept tokens only; auto: the server's, where it can; off: the uniform window.
+    ragged: attention that verifies kept tokens only; auto: the server's, where it can; off: the uniform window,
+        in a few widths; full: in one.
     plan: how the rows of such a pass are chosen: sync waits for the number of kept tokens; lagged predicts it from
         steps before, and clips what does not fit.
+    attention: kernel of ragged verification on triton; stock: the engine's own, tree: c2t_kernels.tree_attention.
     trace_dir: directory that chains of served requests are recorded into, without their text; None records none.
     trace_share: share of the requests that is recorded, in (0, 1].
     """
@@ -50,6 +56,7 @@ class C2TConfig:
     trace_share: float = 0.05
     ragged: str = "auto"
     plan: str = "sync"
+    attention: str = "stock"
 
     def __post_init__(self) -> None:
         if isinstance(self.beta, float | int) and not (math.isfinite(self.beta) and 0.0 <= self.beta <= 1.0):
@@ -70,6 +77,12 @@ class C2TConfig:
             raise ConfigError(f"plan {LAGGED} clips chains: set the mode to chain, or leave the plan out")
         if self.plan == LAGGED and self.beta == AUTO:
             raise ConfigError(f"plan {LAGGED} waits for no number, but beta {AUTO!r} reads every step's; leave one out")
+        if self.attention not in ATTENTIONS:
+            raise ConfigError(f"attention must be one of {', '.join(ATTENTIONS)}, got {self.attention!r}")
+        if self.attention == TREE_ATTENTION and self.ragged not in ("auto", "triton"):
+            raise ConfigError(
+                f"attention {TREE_ATTENTION} is a kernel of ragged triton, but ragged is {self.ragged}; leave one out"
+            )
         if self.policy not in POLICIES:
             raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
         if self.policy != "c2t" and self.mode != "tree":

@@ -89,4 +89,6 @@ def load_fitting_classifier(path: Path, config: C2TConfig) -> NodeClassifier:
         raise ConfigError(
             f"top_m is {config.top_m}, but {path} was fitted with {classifier.spec.top_m}; leave it out or fit another"
         )
+    # a classifier that is too wide is refused here, not by each worker
+    classifier.network("cpu")
     return classifier

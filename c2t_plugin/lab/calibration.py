@@ -6,6 +6,7 @@ plain two-layer network. An isotonic map cannot, and changes the order of nodes 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.errors import C2TError
+from c2t_plugin.forest import Forest
+from c2t_plugin.lab.sweeps import path_minimum
 
 BINS = 15
 
@@ -75,6 +78,31 @@ def fit_platt(logits: Tensor, accepted: Tensor, rounds: int = 50) -> tuple[float
     if slope <= 0.0:
         raise C2TError(f"the logits are no better than chance here (slope {slope:.3f}); nothing to calibrate")
     return slope, shift
+
+
+# Of a confidence, so that its logit is finite.
+LEAST = 1e-6
+
+
+@torch.no_grad()
+def calibrated(classifier: NodeClassifier, forest: Forest) -> tuple[NodeClassifier, float, float]:
+    """A copy whose lowest confidence from the root down to a node is that node's chance of acceptance on this forest.
+
+    Planners read it so, in chains as in trees, since a node is accepted only with all above it. Nodes without a
+    confidence are left out. Returns the slope and shift of the logits too.
+    """
+    lowest = path_minimum(forest, classifier.confidence(forest.stats()))
+    known = lowest.isfinite()
+    logits = torch.logit(lowest[known].double().clamp(LEAST, 1 - LEAST))
+    slope, shift = fit_platt(logits, forest.accepted[known])
+    return fold(classifier, slope, shift), slope, shift
+
+
+def mapped(confidence: float, slope: float, shift: float) -> float:
+    """What becomes of a confidence, or of a beta, in a folded classifier."""
+    if confidence in (0.0, 1.0):
+        return confidence
+    return 1.0 / (1.0 + math.exp(-slope * math.log(confidence / (1.0 - confidence)) - shift))
 
 
 @torch.no_grad()

@@ -267,14 +267,9 @@ def _train(
 
 
 def _calibrated(classifier: NodeClassifier, forest: Forest) -> NodeClassifier:
-    """The same order of nodes, with confidences that are probabilities on those of a forest."""
-    from c2t_plugin.lab.calibration import fit_platt, fold
-    from c2t_plugin.lab.report import forest_features
+    from c2t_plugin.lab.calibration import calibrated
 
-    spec = classifier.spec
-    logits = classifier(forest_features(forest, spec.features, spec.depth_origin)).flatten()
-    finite = logits.isfinite()
-    return fold(classifier, *fit_platt(logits[finite], forest.accepted.flatten()[finite]))
+    return calibrated(classifier, forest)[0]
 
 
 def _copy(init: NodeClassifier, recipe: FitRecipe, spec: dict[str, Any]) -> NodeClassifier:

@@ -130,7 +130,8 @@ class ChainReplay:
 
         scores: (states, >= d_max).
         """
-        kept = early_stop(scores[:, : self.d_max], threshold, self.d_max).long()
+        # as a tensor: a score need not be a probability, as beta has to be
+        kept = early_stop(scores[:, : self.d_max], torch.tensor([threshold]), self.d_max).long()
         return self.run((kept + keeps_failing).clamp_max(self.d_max))
 
     def gamma_at(self, scores: Tensor, tau: float, points: int = 200) -> float:

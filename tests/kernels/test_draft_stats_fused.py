@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -206,9 +207,31 @@ def test_groups_cover_the_vocabulary_within_the_workspace(vocab: int):
         ({"top_m": torch.ones(2, dtype=torch.int32)}, ValueError, "top_m must be one number"),
         ({"top_m": torch.ones(1)}, TypeError, "top_m must be int32"),
         ({"workspace": DraftStatsWorkspace.create(1, "cpu")}, ValueError, "workspace is for 1 rows"),
+        ({"workspace": torch.zeros(2)}, TypeError, "workspace must be a DraftStatsWorkspace"),
+        ({"workspace": DraftStatsWorkspace.create(2, "meta")}, ValueError, "workspace must be on cpu"),
         ({"out": DraftStats(*torch.zeros(4, 2, 1))}, TypeError, "out.token_ids must be int64"),
     ],
 )
 def test_refuses_and_names_the_argument(arguments: dict[str, Any], error: type[Exception], says: str):
     with pytest.raises(error, match=says):
         draft_stats(**({"logits": torch.zeros(2, 8), "top_m": 3} | arguments))
+
+
+@pytest.mark.parametrize("name", ["partial", "group_max", "hits", "packed", "packed_ids"])
+def test_a_workspace_refuses_buffers_that_are_not_its_own(name: str):
+    sound = DraftStatsWorkspace.create(2, "cpu")
+    buffer = getattr(sound, name)
+    faults: list[tuple[Any, type[Exception]]] = [
+        (None, TypeError),
+        (buffer.double(), TypeError),
+        (buffer[..., :-1], ValueError),
+        (buffer.new_zeros(2, *(2 * size for size in buffer.shape[1:]))[..., : buffer.shape[-1]], ValueError),
+        # the first one says how many rows there are, and where
+        *([] if name == "partial" else [(buffer[:1], ValueError), (buffer.to("meta"), ValueError)]),
+    ]
+    for fault, error in faults:
+        with pytest.raises(error, match=f"DraftStatsWorkspace: {name} must"):
+            replace(sound, **{name: fault})
+    apart = buffer.new_zeros(2, 2, *buffer.shape[1:])[:, 0]
+    with pytest.raises(ValueError, match=f"DraftStatsWorkspace: {name} must be contiguous"):
+        replace(sound, **{name: apart})

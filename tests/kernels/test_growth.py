@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -252,3 +253,12 @@ def test_refuses_what_it_cannot_take(change: dict[str, Any], error: type[Excepti
     }
     with pytest.raises(error, match=message):
         growth.grow_layer(**arguments)
+
+
+@pytest.mark.parametrize("op", [grow_layer, growth.grow_layer], ids=["reference", "fused"])
+@pytest.mark.parametrize("beta", [NAN, float("inf"), -0.1])
+def test_a_number_that_is_no_threshold_is_refused(op: Callable[..., GrownLayer], beta: float):
+    stats = statistics(torch.zeros(4, 2), torch.zeros(4))
+    alive = torch.ones(2, 2, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"grow_layer: beta must be a number in \[0, 1\]"):
+        op(exact_network("cpu"), torch.zeros(2, 2), alive, stats, beta, 1, width=2)

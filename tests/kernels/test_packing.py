@@ -83,6 +83,8 @@ def test_four_words_take_two_launches_and_257_requests_fit(device: str):
     found = packing.pack_ragged(kept, sources, capacity=520, pads=[0, 1, 2, 3])
     assert torch.equal(found.cu_seqlens, expected.cu_seqlens)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(found.values, expected.values, strict=True))
+    back = packing.scatter_ragged(found.values[3], found.cu_seqlens, 2, fill=-1)
+    assert torch.equal(back, scatter_ragged(expected.values[3], expected.cu_seqlens, 2, fill=-1))
 
 
 # 4096 is one tile, 4099 has a ragged one; half precision has its own pad conversion
@@ -126,6 +128,8 @@ def test_an_empty_batch_is_all_padding(device: str):
     [
         ({"kept": torch.zeros(2)}, TypeError, "kept"),
         ({"sources": []}, ValueError, "sources"),
+        ({"sources": None}, TypeError, "pack_ragged: sources must be a sequence of tensors, got NoneType"),
+        ({"sources": [None]}, TypeError, r"sources\[0\] must be a tensor, got NoneType"),
         ({"sources": [torch.zeros(3, 4)]}, ValueError, "sources"),
         ({"sources": [torch.zeros(2, 4, dtype=torch.float64)]}, TypeError, "sources"),
         ({"sources": [torch.zeros(4, 2).T]}, ValueError, "sources"),

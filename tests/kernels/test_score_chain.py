@@ -194,6 +194,9 @@ def test_an_empty_batch_changes_nothing(device: str):
     assert state.kept.tolist() == [0, 0] and state.confidence.isnan().all()
 
 
+STATE = ChainState.create(4, 2, "cpu")
+
+
 @pytest.mark.parametrize("op", [reference.score_chain, fused.score_chain], ids=["reference", "fused"])
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
@@ -204,14 +207,20 @@ def test_an_empty_batch_changes_nothing(device: str):
         ({"beta": torch.ones(1).double()}, TypeError, "beta must be float32"),
         ({"beta": 0.5}, TypeError, "beta must be a tensor"),
         ({"entropy": torch.ones(5)}, ValueError, "entropy must have shape"),
+        (
+            {"state": STATE._replace(confidence=torch.ones(4, 2, device="meta"))},
+            ValueError,
+            "state.confidence must be on",
+        ),
+        ({"state": STATE._replace(confidence=torch.ones(3, 2))}, ValueError, "state.confidence holds 3 rows"),
         ({"log_prob": torch.ones(9), "entropy": torch.ones(9), "margin": torch.ones(9)}, ValueError, "holds 4 rows"),
     ],
 )
 def test_refuses_and_names_the_argument(op: Any, changes: dict[str, Any], error: type[Exception], says: str):
     given: dict[str, Any] = {name: torch.ones(4) for name in ("log_prob", "entropy", "margin")}
-    given |= {"beta": torch.ones(1), "depth": 1} | changes
+    given |= {"state": STATE, "beta": torch.ones(1), "depth": 1} | changes
     with pytest.raises(error, match=says):
-        op(ChainState.create(4, 2, "cpu"), random_network(PAPER, 4, "cpu"), **given)
+        op(network=random_network(PAPER, 4, "cpu"), **given)
 
 
 def test_a_network_that_no_kernel_can_hold_is_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -218,3 +219,10 @@ def test_refuses_what_it_cannot_take(change: dict, error: type[Exception], messa
     arguments = {"confidence": torch.zeros(2, 3), "beta": 0.5, "max_depth": 3, **change}
     with pytest.raises(error, match=message):
         stopping.early_stop(**arguments)
+
+
+@pytest.mark.parametrize("op", [early_stop, stopping.early_stop], ids=["reference", "fused"])
+@pytest.mark.parametrize("beta", [math.nan, math.inf, -math.inf, -0.1, 1.1])
+def test_a_number_that_is_no_threshold_is_refused(op: Callable[..., Tensor], beta: float):
+    with pytest.raises(ValueError, match=r"early_stop: beta must be a number in \[0, 1\]"):
+        op(torch.zeros(2, 3), beta, 3)

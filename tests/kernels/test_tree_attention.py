@@ -329,6 +329,12 @@ def test_a_planted_fault_is_seen(device: str, fault, monkeypatch: pytest.MonkeyP
         assert_matches(case, launch=SMALL)
 
 
+def test_257_requests(device: str):
+    nodes, prefixes = [i % 3 for i in range(257)], [i % 5 for i in range(257)]
+    case = make_case(device, nodes, prefixes, heads=1, chains=range(0, 257, 2))
+    assert_matches(case, max_nodes=2, launch=SMALL)
+
+
 def test_no_rows_or_requests(device: str):
     case = one_request(device, 0, 4)
     assert tree_attention(*case).shape == (0, 2, 64)
@@ -339,6 +345,8 @@ def test_no_rows_or_requests(device: str):
 REFUSED = {
     "q": (lambda c: {"q": c.q.double()}, TypeError),
     "head_dim": (lambda c: {"q": c.q[..., :48]}, ValueError),
+    "k_new must be a tensor, got NoneType": (lambda c: {"k_new": None}, TypeError),
+    "k_pool must be a tensor, got NoneType": (lambda c: {"k_pool": None}, TypeError),
     "k_new": (lambda c: {"k_new": c.k_new[:-1]}, ValueError),
     "heads": (lambda c: {"q": c.q[:, :3], "k_new": c.k_new.expand(-1, 2, -1)}, ValueError),
     "v_new": (lambda c: {"v_new": c.v_new.half()}, TypeError),

@@ -25,6 +25,7 @@ def no_c2t_variables(monkeypatch: pytest.MonkeyPatch):
         "COST_CURVE",
         "RAGGED",
         "PLAN",
+        "ATTENTION",
     ):
         monkeypatch.delenv(f"C2T_{name}", raising=False)
 
@@ -58,16 +59,19 @@ def test_beta_inside_it(beta: object):
         ({"trace_share": "1.01"}, "trace_share must be a number above 0 and at most 1, got 1.01"),
         ({"trace_share": "some"}, "trace_share must be a number, got 'some'"),
         ({"mode": "forest"}, "mode must be one of chain, tree"),
-        ({"ragged": "fast"}, "ragged must be one of auto, triton, fa3, cpu, off"),
+        ({"ragged": "fast"}, "ragged must be one of auto, triton, flashinfer, fa3, cpu, off, full"),
         ({"plan": "late"}, "plan must be one of sync, lagged, got 'late'"),
         ({"plan": "lagged", "mode": "tree"}, "plan lagged clips chains: set the mode to chain, or leave the plan out"),
         ({"plan": "lagged", "beta": "auto"}, "plan lagged waits for no number, but beta 'auto' reads every step's"),
+        ({"attention": "flash"}, "attention must be one of stock, tree, got 'flash'"),
+        ({"attention": "tree", "ragged": "fa3"}, "attention tree is a kernel of ragged triton, but ragged is fa3"),
+        ({"attention": "tree", "ragged": "off"}, "but ragged is off; leave one out"),
         ({"mode": "tree", "policy": "sequoia"}, "policy must be one of c2t, prob"),
         ({"policy": "eagle2"}, "policy eagle2 grows trees: set the mode to tree"),
         ({"mode": "tree", "policy": "prob"}, "policy prob has no suggested beta"),
         ({"mode": "tree", "policy": "static", "beta": 0.5}, "policy static has no beta"),
         ({"classifier": 3}, "wrong type"),
-        ({"betta": 0.5}, "unknown option betta; known: base, beta"),
+        ({"betta": 0.5}, "unknown option betta; known: attention, base, beta"),
     ],
 )
 def test_what_is_refused(values: dict, message: str):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from benchmarks.gpu_goals import goals
 from benchmarks.gpu_part import GpuRow
+
+ORDERS_2048 = {"drafted": 24.8, "depth-first": 11.2, "heavy paths": 11.3}
 
 
 def timed(part: str, provider: str, us: float, of_copy: float = 0.5, **shape: int | str) -> GpuRow:
@@ -44,3 +47,23 @@ def test_table_5_compares_the_orders_of_one_tree():
         "table 5, 1024 nodes: reordering is worth 1.99 times": "kept by 1 of 2",
         "table 5, 1024 nodes: at most .153 of manual attention's time": "kept by 1 of 2",
     }
+
+
+def test_small_launches_and_large_tables_are_judged_too():
+    rows = [
+        *(timed("chain", "fused", 4.9, bs=256), timed("chain", "fused", 9.0, bs=128)),
+        *(timed("growth", "fused", 39.0, bs=1, nodes=64), timed("growth", "fused", 41.0, bs=64, nodes=64)),
+        *(timed("attention", "fused", 11.0, bs=1), timed("attention", "sdpa, contiguous", 10.0, bs=1)),
+        *(timed("attention", "fused", 11.1, bs=16), timed("attention", "sdpa, contiguous", 10.0, bs=16)),
+        *(timed("table5", "fused", us, nodes=2048, order=order) for order, us in ORDERS_2048.items()),
+        *(timed("table5", "manual", 100.0, nodes=2048, order=order) for order in ORDERS_2048),
+    ]
+    assert dict(kept(rows)) == {
+        "score_chain and early_stop: at most 5 us for 256 requests": "kept by 1 of 1",
+        "grow_layer and build_tree: at most 40 us for 64 nodes": "kept by 1 of 2",
+        "tree_attention: within 1.1 times SDPA's time": "kept by 1 of 2",
+        "table 5, 2048 nodes: reordering is worth 2.21 times": "kept by 1 of 2",
+        "table 5, 2048 nodes: at most .112 of manual attention's time": "kept by 1 of 2",
+    }
+    slower = [replace(row, us=5.1) for row in rows if row.part == "chain"]
+    assert ("score_chain and early_stop: at most 5 us for 256 requests", "kept by 0 of 1") in kept(slower)

@@ -23,6 +23,7 @@ from benchmarks.gpu_stats import TOP_K, TOP_M, leading_error, stats_error
 from benchmarks.timing import (
     CALLS_PER_GRAPH,
     FEWEST_REPLAYS,
+    MOST_COPIES,
     REPLAYS,
     copies_to_outgrow_cache,
     replays_within,
@@ -89,6 +90,26 @@ def test_what_a_machine_lacks_is_printed_as_absent(capsys: pytest.CaptureFixture
     assert "absent: needs a GPU" in capsys.readouterr().out
     assert gpu.report(rows, []) == 0
     assert "absent: sglang extend" in capsys.readouterr().out
+
+
+def test_the_table_has_a_line_for_each_shape_and_each_reason(capsys: pytest.CaptureFixture[str]):
+    run: dict[str, Any] = {}
+    rows = [gpu.GpuRow("stats", "copy", {"bytes": 8}, run, gb_per_s=4000.0, of_copy=1.0)]
+    for batch in (1, 8):
+        shape = {"bs": batch, "V": 32000}
+        rows += [
+            gpu.GpuRow("stats", "fused", shape, run, us=12.345, gb_per_s=1000.0, of_copy=0.25, cached=batch == 1),
+            gpu.GpuRow("stats", "torch", shape, run, us=99.5, gb_per_s=1.0, of_copy=0.01),
+            gpu.GpuRow("stats", "flashinfer", shape, run, absent="flashinfer is not installed"),
+        ]
+    gpu.print_table([*rows, gpu.GpuRow("growth", "fused", {"bs": 4}, run, fault="error 3, allowed 1")])
+    assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
+        "stats bytes=8 copy (4000 GB/s, 100%)",
+        "stats bs=1 V=32000 fused 12.35 us (1000 GB/s, 25%) from cache, torch 99.50 us",
+        "stats bs=8 V=32000 fused 12.35 us (1000 GB/s, 25%), torch 99.50 us",
+        "stats flashinfer: absent: flashinfer is not installed (2 shapes, first bs=1 V=32000)",
+        "growth fused: error 3, allowed 1 (1 shapes, first bs=4)",
+    ]
 
 
 def test_a_wrong_result_gets_a_fault_and_no_time(stats_case: Case, capsys: pytest.CaptureFixture[str]):
@@ -243,7 +264,16 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_inputs_rotate_until_the_cache_is_outgrown():
     assert copies_to_outgrow_cache(input_bytes=10, cache_bytes=10) == 2
     assert copies_to_outgrow_cache(input_bytes=1000, cache_bytes=10) == 1
-    assert copies_to_outgrow_cache(input_bytes=1, cache_bytes=10**9) == CALLS_PER_GRAPH
+    assert copies_to_outgrow_cache(input_bytes=1, cache_bytes=10**9) == MOST_COPIES
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_an_h200_times_from_cache_is_known(part: str):
+    """docs/benchmarking.md names the shapes whose inputs are too small."""
+    cache = 50 * 2**20
+    sizes = [(case.shape.get("bs"), case.input_bytes) for case in PARTS[part](CPU, False)]
+    cached = {batch for batch, size in sizes if copies_to_outgrow_cache(size, cache) * size <= cache}
+    assert cached == {"chain": {1, 8, 32, 64, 128}, "growth": {1}}.get(part, set())
 
 
 def test_slow_work_is_repeated_less_often():

@@ -14,8 +14,9 @@ import pytest
 
 from benchmarks import gpu_serving
 from benchmarks.gpu_server import GpuServer, plugin_environment
-from benchmarks.gpu_serving import ARMS, NativeClient, largest_batch, main, prompts_of
+from benchmarks.gpu_serving import ARMS, Arm, NativeClient, largest_batch, main, prompts_of
 from benchmarks.record import BenchRow, read_rows
+from benchmarks.results_page import page
 from benchmarks.serving import Completion, Pass
 from c2t_plugin.errors import C2TError
 from c2t_plugin.pair import pair_dir
@@ -97,20 +98,47 @@ def run(out: Path, *arguments: str) -> tuple[int, list[BenchRow]]:
 def test_every_arm_is_compared_and_then_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     status, rows = run(tmp_path)
     assert status == 0 and "FAULT" not in capsys.readouterr().out
-    shown = [(row.arm, row.setting["check"], row.setting["beta"], row.setting.get("concurrency")) for row in rows]
-    betas = [("plain", None), ("static 4", None), ("c2t, at most 4", 0.0), ("c2t, at most 4", OWN_BETA)]
+    shown = [(row.arm, row.setting["check"], row.setting.get("concurrency")) for row in rows]
+    uncut, own = "c2t, at most 4, beta 0", f"c2t, at most 4, beta {OWN_BETA:g}"
     assert shown == [
-        (arm, check, beta, concurrency)
-        for arm, beta in betas
+        (arm, check, concurrency)
+        for arm in ("plain", "static 4", uncut, own)
         for check, concurrency in (("outputs", None), ("throughput", 2))
     ]
     assert all(row.kind == "functional" and row.scenario == "gpu-serving" for row in rows)
-    outputs = {(row.arm, row.setting["beta"]): row.metrics for row in rows if row.setting["check"] == "outputs"}
-    assert outputs["c2t, at most 4", 0.0]["tau"] == outputs["static 4", None]["tau"] == 4
-    assert outputs["c2t, at most 4", OWN_BETA]["tau"] == 1 and outputs["plain", None]["tau"] is None
-    assert all(metrics["identical"] == metrics["prompts"] == 4 for metrics in outputs.values())
-    speed = next(row.metrics for row in rows if row.setting["check"] == "throughput")
-    assert speed["output_tokens_per_s"] == 16
+    outputs = {row.arm: row.metrics for row in rows if row.setting["check"] == "outputs"}
+    assert outputs[uncut]["tau"] == outputs["static 4"]["tau"] == 4
+    assert outputs[own]["tau"] == 1 and outputs["plain"]["tau"] is None
+    assert all(metrics["identical_share"] == 1 for metrics in outputs.values())
+    speed = {row.arm: row.metrics for row in rows if row.setting["check"] == "throughput"}
+    assert speed["plain"]["output_tokens_per_s"] == 16
+    assert [speed[arm]["ratio_to_best_static"] for arm in ("plain", own)] == [None, 1.0]
+    assert speed[own]["ratio_to_plain"] == 1.0
+
+
+def test_its_rows_are_published_as_they_are(tmp_path: Path):
+    _, rows = run(tmp_path, "--seconds", "-1")
+    _, ran = run(tmp_path)
+    text = page("", [*rows, *ran])
+    assert "| plain |  | not run: out of time |" in text or "not run: out of time" in text
+    assert "| c2t, at most 4, beta 0 |" in text
+
+
+@pytest.mark.parametrize(("most", "error"), [(1, "only 1 of 2 requests ever ran at once"), (2, ""), (None, "")])
+def test_a_batch_that_was_never_reached_is_no_measurement(
+    most: int | None, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(gpu_serving, "largest_batch", lambda *_: most)
+    monkeypatch.setattr(gpu_serving, "CONCURRENCIES", (2,))
+    log = tmp_path / "log"
+    log.touch()
+    bench = gpu_serving.Bench(tmp_path, tmp_path, "tiny", 0, dry_run=False)
+    # the rows of this process cannot be measured ones
+    bench.record = {**bench.record, "machine": "1 x GPU"}
+    with FakeServer("target", log=log) as server:
+        bench.throughput(Arm("plain"), FakeClient(server.base_url, 1), None, 2, log)
+    (row,) = read_rows(tmp_path / gpu_serving.ROWS, BenchRow)
+    assert row.error == error
 
 
 def test_servers_get_the_draft_and_the_length_of_their_chains(tmp_path: Path):
@@ -148,7 +176,7 @@ def test_a_server_that_does_not_start_stops_no_other(tmp_path: Path, monkeypatch
     assert status == 1
     errors = {row.arm: row.error for row in rows if row.error}
     assert errors == {"static 4": "C2TError: the server ended before it was ready"}
-    assert {row.arm for row in rows} == {"plain", "static 4", "c2t, at most 4"}
+    assert {row.arm for row in rows} == {"plain", "static 4", "c2t, at most 4, beta 0", "c2t, at most 4, beta 0.4"}
 
 
 def test_an_answer_that_lacks_something_stops_no_other_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -171,13 +199,21 @@ def test_a_gpu_run_has_every_arm_of_the_comparison(tmp_path: Path):
     lines = [" ".join(flags) for flags in FakeServer.flags.values()]
     assert [arm.name for arm, _, _ in made] == [arm.name for arm in ARMS]
     names = {"plain", *(f"static {n}" for n in (1, 2, 4, 6)), "SGLang adaptive", "EAGLE-2 tree", "threshold on P"}
-    assert {arm.name for arm in ARMS} == {*names, "c2t, at most 4", "c2t, at most 6", "c2t auto"}
+    assert {arm.name for arm in ARMS} == {*names, "c2t, at most 4", "c2t, at most 6", "c2t auto", "c2t, tree_attention"}
     served = dict(zip((arm.name for arm in ARMS), lines, strict=True))
     assert f"--speculative-c2t-classifier {tmp_path}/threshold-on-p.safetensors" in served["threshold on P"]
     assert served["c2t auto"].index("--speculative-c2t-beta auto") > 0
     assert "--speculative-eagle-topk 10 --speculative-num-draft-tokens 60" in served["EAGLE-2 tree"]
-    assert all("--max-running-requests 256 --cuda-graph-bs-decode 1 8 64 256" in line for line in lines)
+    assert all("--max-running-requests 256 --cuda-graph-bs-decode 1 4 8 32 64 128 256" in line for line in lines)
     assert len({log for _, log, _ in made}) == len(ARMS)
+    # the two kernels that verify differ in nothing else
+    stock, tree = served["c2t, at most 4"], served["c2t, tree_attention"]
+    assert tree.replace("--speculative-c2t-attention tree ", "") == stock != tree
+
+
+def test_some_arms_alone(tmp_path: Path):
+    status, rows = run(tmp_path, "--arms", "plain", "c2t, at most 4")
+    assert status == 0 and {row.arm.partition(", beta")[0] for row in rows} == {"plain", "c2t, at most 4"}
 
 
 def test_the_largest_batch_is_read_from_the_decode_lines(tmp_path: Path):

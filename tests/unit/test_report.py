@@ -14,7 +14,7 @@ from benchmarks.picture import draw
 from benchmarks.record import BenchRow, ServingRow, append_rows, read_rows
 from benchmarks.report import BEGIN, END, PAGE, README, RESULTS, latest_run, markdown, read_published, render
 from benchmarks.results_page import as_typed, page
-from benchmarks.tables import listing
+from benchmarks.tables import listing, load_of, losers
 from c2t_plugin.errors import C2TError
 
 RUN = {
@@ -282,10 +282,10 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
 
 KERNEL: dict[str, Any] = {
     **{"part": "stats", "provider": "draft_stats", "shape": {"rows": 8, "vocab": 32000}, "us": 12.5, "captured": True},
-    **{"gb_per_s": 2100.0, "of_copy": 0.5, "first_s": 1.0, "error": 1e-6, "fault": "", "absent": ""},
+    **{"cached": False, "gb_per_s": 2100.0, "of_copy": 0.5, "first_s": 1.0, "error": 1e-6, "fault": "", "absent": ""},
     "run": {**RUN, "machine": "EPYC, 16 cores, 1 x GPU"},
 }
-NO_TIME = {name: None for name in ("us", "captured", "gb_per_s", "of_copy", "first_s", "error")}
+NO_TIME = {name: None for name in ("us", "captured", "cached", "gb_per_s", "of_copy", "first_s", "error")}
 
 
 def kernel_file(path: Path, *rows: dict[str, Any]) -> Path:
@@ -297,12 +297,14 @@ def test_kernel_rows_are_published_with_those_that_failed_or_are_absent(tmp_path
     old = {**KERNEL, "us": 99.0, "run": {**KERNEL["run"], "utc": "2020-01-01T00:00:00+00:00"}}
     broken = {**KERNEL, **NO_TIME, "provider": "rival", "fault": "error 3, allowed 1"}
     absent = {**KERNEL, **NO_TIME, "provider": "other", "absent": "xFormers is not installed"}
-    serving, bench = report.read_new(kernel_file(tmp_path / "gpu.jsonl", old, KERNEL, broken, absent))
+    small = {**KERNEL, "shape": {"rows": 1, "vocab": 2}, "cached": True}
+    serving, bench = report.read_new(kernel_file(tmp_path / "gpu.jsonl", old, KERNEL, small, broken, absent))
     assert serving == [] and {row.kind for row in bench} == {"measured"}
     append_rows(tmp_path / "measured.jsonl", bench)
     _, published = read_published(tmp_path)
     text = page("", published)
     assert "| rows 8, vocab 32000 | draft_stats | 12.5 | 2,100 | 50% | 1e-06 |  |" in text
+    assert "| rows 1, vocab 2 | draft_stats | 12.5 | 2,100 | 50% | 1e-06 | from cache |" in text
     assert "| rival |  |  |  |  | error 3, allowed 1 |" in text
     assert "| other |  |  |  |  | absent: xFormers is not installed |" in text
     assert "99.0" not in text and "nothing here has been measured" not in text
@@ -323,8 +325,36 @@ def test_rows_of_a_copy_without_history_get_their_commit(tmp_path: Path) -> None
     path = kernel_file(tmp_path / "gpu.jsonl", copied)
     with pytest.raises(C2TError, match="uncommitted"):
         report.check_clean(report.read_new(path)[1])
-    (row,) = report.read_new(path, "abc")[1]
+    with pytest.raises(C2TError, match="--commit abcxyz: there is no such commit"):
+        report.read_new(path, "abcxyz")
+    (row,) = report.read_new(path, "HEAD")[1]
     report.check_clean([row])
-    assert (row.run["git_sha"], row.run["dirty"]) == ("abc", False)
-    (own,) = report.read_new(kernel_file(path, KERNEL), "abc")[1]
-    assert own.run["git_sha"] == RUN["git_sha"]
+    assert len(row.run["git_sha"]) == 40 and row.run["dirty"] is False
+    assert "as declared by who published it" in page("", [row])
+    (own,) = report.read_new(kernel_file(path, KERNEL), "HEAD")[1]
+    assert own.run["git_sha"] == RUN["git_sha"] and "as declared" not in page("", [own])
+
+
+def test_nothing_is_said_of_losers_where_nothing_was_compared_with_plain_decoding() -> None:
+    alone = {**SIMULATED, "scenario": "gpu-serving", "kind": "measured", "metrics": {"output_tokens_per_s": 90.0}}
+    row = BenchRow(**{**alone, "run": {**RUN, "machine": "1 x GPU"}})
+    assert losers([row]) == ""
+    assert "slower than plain" not in page("", [row])
+    assert losers([BenchRow(**SIMULATED)]) == "No arm is slower than plain decoding here."
+
+
+def test_table_3_goes_the_papers_way_on_the_l40() -> None:
+    """EAGLE's gain falls with the batch, and the planner's C2T is ahead of it at each (C2T v2 5.4)."""
+    _, bench = read_published(RESULTS)
+    rows = [row for row in bench if row.scenario == "c2t-v2-table3" and "L40" in str(row.setting)]
+    found = {tuple(row.setting[name] for name in ("draft", "target")) for row in rows}
+    assert found
+    for draft, target in found:
+        mine = [row for row in rows if (row.setting["draft"], row.setting["target"]) == (draft, target)]
+        newest = [row for row in mine if row.run["utc"] == max(each.run["utc"] for each in mine)]
+        static, auto = (
+            [row.metrics["ratio_to_plain"] for row in sorted(newest, key=load_of) if row.arm.startswith(arm)]
+            for arm in ("static 4", "C2T auto")
+        )
+        assert len(static) == len(auto) == 3 and static == sorted(static, reverse=True)
+        assert all(c2t > eagle for c2t, eagle in zip(auto, static, strict=True))

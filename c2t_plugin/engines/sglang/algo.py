@@ -82,7 +82,5 @@ def _worker_class(base: str, server_args: Any) -> type:
     control.install()
     results.install()
     config = args.config_of(server_args)
-    if config.mode == "tree":
-        return tree_worker.worker_class(base)
-    ragged.install(config.ragged)
-    return worker.worker_class(base)
+    ragged.install(config)
+    return (tree_worker if config.mode == "tree" else worker).worker_class(base)

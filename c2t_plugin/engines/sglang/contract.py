@@ -11,7 +11,22 @@ _WORKER = f"{_SPEC}/eagle_worker_v2.py"
 _PREBUILT = "srt/disaggregation/decode_schedule_batch_mixin.py"
 _GRAPHS = "srt/model_executor/runner/decode_cuda_graph_runner.py"
 _TRITON = "srt/layers/attention/triton_backend.py"
+_FLASHINFER = "srt/layers/attention/flashinfer_backend.py"
+_RUNNER = "srt/model_executor/model_runner.py"
 _STANDALONE = f"{_SPEC}/standalone_worker_v2.py"
+# What the Triton backend calls its extend kernel with, behind queries, keys, values, output and both pools.
+_KERNEL_ARGUMENTS = """\
+            self.forward_metadata.qo_indptr,
+            kv_indptr,
+            kv_indices,
+            self.forward_metadata.custom_mask,
+            causal,
+            self.forward_metadata.mask_indptr,
+            self.forward_metadata.max_extend_len,
+            k_descale,
+            v_descale,
+            layer.scaling,
+            logit_cap="""
 
 SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol(f"{_SPEC}/spec_info.py", "SpeculativeAlgorithm.register", ("name", "supports_overlap", "spec_class")),
@@ -56,11 +71,35 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         _WORKER,
         "EagleDraftWorker._draft_extend_for_decode",
         ("batch", "batch_result"),
-        ("self.cuda_graph_runner_for_draft_extend.execute(", "draft_logits_output.next_token_logits ="),
+        (
+            "self.cuda_graph_runner_for_draft_extend.execute(",
+            "draft_logits_output.next_token_logits =",
+            "num_tokens_per_req=self.speculative_num_draft_tokens",
+        ),
+    ),
+    EngineSymbol(
+        _WORKER, "EagleDraftWorker.__init__", contains=("self.tree_mask_mode =", "self._rebuild_topk1_chain_buffers()")
+    ),
+    # how a chain is given where trees are taken
+    EngineSymbol(
+        f"{_SPEC}/base_spec_worker.py",
+        "EagleDraftWorkerBase._rebuild_topk1_chain_buffers",
+        contains=(
+            "self.speculative_num_draft_tokens == self.speculative_num_steps + 1",
+            "parent_width = num_steps if num_steps > 1 else 0",
+            "-1, parent_width - 1,",
+        ),
     ),
     EngineSymbol(_WORKER, "EAGLEWorkerV2.__init__", ("server_args",), ("self._draft_worker =", "EagleDraftWorker(")),
     EngineSymbol(
-        _WORKER, "EAGLEWorkerV2.verify", ("batch",), ("run_eagle_verify(", "target_worker=self.target_worker")
+        _WORKER,
+        "EAGLEWorkerV2.verify",
+        ("batch",),
+        (
+            "run_eagle_verify(",
+            "target_worker=self.target_worker",
+            "num_draft_tokens=self.speculative_num_draft_tokens",
+        ),
     ),
     EngineSymbol(f"{_SPEC}/base_spec_worker.py", "BaseSpecWorker.init_attention_backends"),
     EngineSymbol(
@@ -92,16 +131,40 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         _WORKER,
         "EAGLEWorkerV2.apply_runtime_state",
         ("state",),
-        ("if self.speculative_num_steps == state.speculative_num_steps", "Switch adaptive runtime state"),
+        (
+            "if self.speculative_num_steps == state.speculative_num_steps",
+            "Switch adaptive runtime state",
+            # what Windows.enter changes too
+            "dw.draft_extend_attn_backend = state.draft_extend_attn_backend",
+            "dw.draft_runner.attn_backend = state.draft_extend_attn_backend",
+            "dw.cuda_graph_runner_for_draft_extend = state.cuda_graph_runner_for_draft_extend",
+            "self._target_worker.model_runner.attn_backend = state.target_attn_backend",
+            "self._target_worker.model_runner.decode_cuda_graph_runner = (",
+        ),
     ),
-    EngineSymbol(f"{_SPEC}/adaptive_runtime_state.py", "SpecRuntimeState.speculative_num_steps"),
-    EngineSymbol(f"{_SPEC}/adaptive_runtime_state.py", "SpecRuntimeState.speculative_num_draft_tokens"),
+    *(
+        EngineSymbol(f"{_SPEC}/adaptive_runtime_state.py", f"SpecRuntimeState.{field}")
+        for field in (
+            "speculative_num_steps",
+            "speculative_num_draft_tokens",
+            "draft_attn_backend",
+            "cuda_graph_runner",
+            "target_attn_backend",
+            "target_graph_runner",
+            "draft_extend_attn_backend",
+            "cuda_graph_runner_for_draft_extend",
+        )
+    ),
     EngineSymbol("srt/managers/utils.py", "GenerationBatchResult.speculative_num_draft_tokens"),
     EngineSymbol(
         f"{_SPEC}/eagle_worker_common.py",
         "run_eagle_verify",
         ("batch", "target_worker"),
-        ("target_worker.forward_batch_generation(", "eagle_sample("),
+        (
+            "target_worker.forward_batch_generation(",
+            "eagle_sample(",
+            "speculative_num_draft_tokens=num_draft_tokens",
+        ),
     ),
     EngineSymbol(
         "srt/managers/tp_worker.py", "TpModelWorker.forward_batch_generation", ("batch", "forward_batch", "is_verify")
@@ -136,7 +199,14 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol(_GRAPHS, "DecodeCudaGraphRunner._can_run_ragged_verify_graph"),
     EngineSymbol("srt/layers/attention/attention_registry.py", "ATTENTION_BACKENDS"),
     EngineSymbol("srt/layers/attention/attention_registry.py", "register_attention_backend", ("name",)),
-    EngineSymbol(_TRITON, "TritonAttnBackend.__init__", contains=("self.qo_indptr =", "self.mask_indptr =")),
+    EngineSymbol(
+        _TRITON,
+        "TritonAttnBackend.__init__",
+        contains=(
+            *("self.qo_indptr =", "self.mask_indptr =", "self.extend_attention_fwd ="),
+            *("self._verify_mask =", "self.num_draft_tokens ="),
+        ),
+    ),
     EngineSymbol(_TRITON, "TritonAttnBackend.init_cuda_graph_state", ("max_bs", "max_num_tokens")),
     EngineSymbol(
         _TRITON,
@@ -148,10 +218,63 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol(
         _TRITON,
         "TritonAttnBackend.forward_extend",
-        contains=("self.forward_metadata.qo_indptr", "self.forward_metadata.mask_indptr"),
+        contains=("self.forward_metadata.qo_indptr", "self.forward_metadata.mask_indptr", _KERNEL_ARGUMENTS),
     ),
+    EngineSymbol(
+        "srt/layers/radix_attention.py",
+        "RadixAttention.__init__",
+        contains=(
+            *("self.qk_head_dim =", "self.v_head_dim =", "self.logit_cap =", "self.sliding_window_size ="),
+            *("self.is_cross_attention =", "self.attn_type =", "self.xai_temperature_len =", "self.k_scale ="),
+        ),
+    ),
+    EngineSymbol("srt/layers/radix_attention.py", "AttentionType.DECODER"),
+    EngineSymbol("srt/layers/attention/verify_mask.py", "VerifyMask.mode"),
+    EngineSymbol("srt/layers/attention/verify_mask.py", "VerifyMask.max_bs"),
+    EngineSymbol(_RUNNER, "ModelRunner.load_model", contains=("self.model =", "self.dtype =")),
+    EngineSymbol(_RUNNER, "ModelRunner.configure_kv_cache_dtype", contains=("self.kv_cache_dtype =",)),
     EngineSymbol(_TRITON, "ForwardMetadata.qo_indptr"),
     EngineSymbol(_TRITON, "ForwardMetadata.mask_indptr"),
+    EngineSymbol(_FLASHINFER, "FlashInferAttnBackend.__init__", contains=("self.workspace_buffer =",)),
+    EngineSymbol(_FLASHINFER, "FlashInferAttnBackend.init_cuda_graph_state", ("max_bs", "max_num_tokens")),
+    EngineSymbol(
+        _FLASHINFER,
+        "FlashInferAttnBackend.init_forward_metadata",
+        ("forward_batch",),
+        ("prefill_wrappers=self.prefill_wrappers_verify",),
+    ),
+    EngineSymbol(
+        _FLASHINFER,
+        "FlashInferAttnBackend.init_forward_metadata_out_graph",
+        ("forward_batch", "in_capture"),
+        (
+            "self._prepare_cuda_graph_metadata(bs",
+            "prefill_wrappers=self.prefill_cuda_graph_metadata[bs]",
+        ),
+    ),
+    EngineSymbol(
+        _FLASHINFER,
+        "FlashInferAttnBackend._prepare_cuda_graph_metadata",
+        contains=('getattr(spec_info, "custom_mask", None)', "self.prefill_cuda_graph_metadata[bs] = prefill_wrappers"),
+    ),
+    EngineSymbol(
+        _FLASHINFER,
+        "FlashInferAttnBackend.forward_extend",
+        ("q", "k", "v", "layer", "forward_batch"),
+        ("prefill_wrapper_paged.forward(", "causal=causal"),
+    ),
+    EngineSymbol(
+        _FLASHINFER,
+        "FlashInferIndicesUpdaterPrefill.call_begin_forward",
+        contains=("spec_info.generate_attn_arg_prefill(", "wrapper_paged.begin_forward("),
+    ),
+    EngineSymbol(
+        f"{_SPEC}/eagle_info.py",
+        "EagleDraftExtendInput.generate_attn_arg_prefill",
+        ("paged_kernel_lens", "paged_kernel_lens_sum"),
+        ("torch.cumsum(paged_kernel_lens, dim=0)", "self.num_correct_drafts", "self.num_tokens_per_req"),
+    ),
+    EngineSymbol(f"{_SPEC}/ragged_verify.py", "RaggedVerifyLayout.graph_num_tokens"),
     EngineSymbol(
         "srt/layers/attention/flashattention_backend.py", "FlashAttentionBackend.supports_ragged_verify_graph"
     ),
@@ -164,7 +287,10 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol(_STANDALONE, "StandaloneWorkerV2.__init__", ("server_args",), ("= StandaloneDraftWorker(",)),
     EngineSymbol(f"{_SPEC}/eagle_info.py", "EagleVerifyInput.retrieve_next_token"),
     EngineSymbol(
-        f"{_SPEC}/eagle_worker_common.py", "build_eagle_verify_input", contains=("build_tree_kernel_efficient(",)
+        f"{_SPEC}/eagle_worker_common.py",
+        "build_eagle_verify_input",
+        ("batch", "draft_input", "parent_list", "top_scores_index", "draft_tokens", "draft_probs"),
+        ("build_tree_kernel_efficient(", "draft_input.bonus_tokens", "target_worker.model_runner.attn_backend"),
     ),
     EngineSymbol("srt/distributed/parallel_state.py", "get_tp_group"),
     EngineSymbol("srt/distributed/parallel_state.py", "GroupCoordinator.broadcast", ("input_", "src")),

@@ -57,6 +57,7 @@ class DepthSwitch:
 class DepthMixin(_StockWorker):
     """Over a stock worker: has a DepthSwitch follow the planner, once there is one."""
 
+    adaptive_controller: Any
     _draft_worker: Any
     _reqs: Sequence[Any] = ()
 
@@ -66,7 +67,7 @@ class DepthMixin(_StockWorker):
 
     def activate_step_by_batch(self, batch_size: int) -> None:
         """SGLang asks for the depth of a step here, before it drafts."""
-        if self.adaptive_controller is not None and batch_size:
+        if isinstance(self.adaptive_controller, DepthSwitch) and batch_size:
             self.adaptive_controller.switch(self._draft_worker.plan(self._reqs))
 
     def _build_trivial_verify_input(self, batch: Any) -> Any:

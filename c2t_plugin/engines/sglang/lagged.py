@@ -129,7 +129,7 @@ def start(config: C2TConfig, ragged: RaggedVerify | None, scorer: ChainScorer, r
     if config.plan != LAGGED:
         return None
     if ragged is None:
-        logger.warning("C2T: plan lagged chooses nothing, since the whole window is computed anyway")
+        logger.warning("C2T: plan lagged chooses nothing over the uniform window")
         return None
     scorer.drafted(scorer.d_max)
     try:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from c2t_kernels import pack_ragged, scatter_ragged
-from c2t_plugin.config import C2TConfig
+from c2t_plugin.config import TREE_ATTENTION, UNIFORM, C2TConfig
 from c2t_plugin.engines.sglang.layout import rows_to_compute
 from c2t_plugin.errors import ConfigError
 
@@ -43,6 +43,8 @@ _UNIFORM_ONLY: tuple[tuple[str, str], ...] = (
     ("enable_hisparse", "its buffers are laid out for the uniform window"),
 )
 
+_UNTRIED_FLASHINFER = ", unless --speculative-c2t-ragged flashinfer is tried, which nobody has run yet"
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -59,13 +61,14 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
     Raises ConfigError if a backend is named that cannot be had.
     """
     wanted = config.ragged
-    if wanted == "off":
+    if wanted in UNIFORM:
         return Choice(None, "as asked for")
     found = _ragged_attention(runner.attn_backend)
     kind = type(runner.attn_backend).__name__
     masked = config.mode == "tree"
     if found is None:
-        obstacle: str | None = f"{kind} verifies requests of one length only"
+        hint = _UNTRIED_FLASHINFER if kind == "FlashInferAttnBackend" else ""
+        obstacle: str | None = f"{kind} verifies requests of one length only{hint}"
     elif found == "fa3" and masked:
         obstacle = "fa3 packs chains only: it takes trees of one size, each as a list of pages"
     else:
@@ -107,21 +110,64 @@ def _obstacle(server_args: Any, runner: Any, backend: str) -> str | None:
     return None
 
 
-def install(wanted: str) -> None:
-    """Have SGLang build our Triton backend in place of its own. To be called before it builds attention backends."""
-    if wanted not in ("auto", "triton"):
+def install(config: C2TConfig) -> None:
+    """Have SGLang build our backends in place of its own. To be called before it builds attention backends."""
+    if config.ragged == "flashinfer":
+        _install_flashinfer()
+    if config.ragged not in ("auto", "triton"):
         return
     from sglang.srt.layers.attention import attention_registry
 
     stock = attention_registry.ATTENTION_BACKENDS["triton"]
 
     def create(runner: Any) -> Any:
-        from c2t_plugin.engines.sglang.triton_ragged import RaggedTritonAttnBackend
-
-        # SGLang's own refuses these, with its reason.
-        return stock(runner) if runner.model_config.is_encoder_decoder else RaggedTritonAttnBackend(runner)
+        if runner.model_config.is_encoder_decoder:
+            # SGLang's own refuses these, with its reason.
+            return stock(runner)
+        return _triton(config, runner)
 
     attention_registry.register_attention_backend("triton")(create)
+
+
+def _install_flashinfer() -> None:
+    from sglang.srt.layers.attention import attention_registry
+
+    stock = attention_registry.ATTENTION_BACKENDS["flashinfer"]
+
+    def create(runner: Any) -> Any:
+        from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
+
+        from c2t_plugin.engines.sglang.flashinfer_ragged import RaggedFlashInferAttnBackend
+
+        backend = stock(runner)
+        # The one for latent keys is another class, which `choose` leaves alone.
+        return RaggedFlashInferAttnBackend.of(backend) if type(backend) is FlashInferAttnBackend else backend
+
+    attention_registry.register_attention_backend("flashinfer")(create)
+
+
+def _triton(config: C2TConfig, runner: Any) -> Any:
+    if config.attention == TREE_ATTENTION:
+        from c2t_plugin.engines.sglang.triton_tree import TreeTritonAttnBackend
+
+        return TreeTritonAttnBackend(runner, masked=config.mode == "tree")
+    from c2t_plugin.engines.sglang.triton_ragged import RaggedTritonAttnBackend
+
+    return RaggedTritonAttnBackend(runner)
+
+
+def _check_attention(config: C2TConfig, choice: Choice, runner: Any) -> None:
+    """Raises ConfigError if the kernel that is asked for cannot verify by this choice."""
+    if config.attention != TREE_ATTENTION:
+        return
+    if choice.backend != "triton":
+        raise ConfigError(
+            f"--speculative-c2t-attention {TREE_ATTENTION} is a kernel of ragged triton, which this server does not "
+            f"verify by: {choice.reason}; leave it out"
+        )
+    from c2t_plugin.engines.sglang.triton_tree import refuse_unfit
+
+    refuse_unfit(runner)
 
 
 def prepare(algorithm: Any, choice: Choice) -> None:
@@ -141,11 +187,13 @@ def start(config: C2TConfig, server_args: Any, target_worker: Any) -> RaggedVeri
     """Choose, prepare SGLang, and say in the log which it is; None: the uniform window. When `prepare` says."""
     runner = target_worker.model_runner
     choice = choose(config, server_args, runner)
+    _check_attention(config, choice, runner)
     prepare(runner.spec_algorithm, choice)
     if choice.backend is None:
         logger.info("C2T: verification over the uniform width (%s)", choice.reason)
         return None
-    logger.info("C2T: verification of kept tokens only, ragged %s (%s)", choice.backend, choice.reason)
+    kernel = f", kernel {config.attention}" if choice.backend == "triton" else ""
+    logger.info("C2T: verification of kept tokens only, ragged %s (%s%s)", choice.backend, choice.reason, kernel)
     return RaggedVerify(target_worker, choice.masked, choice.backend)
 
 

@@ -68,7 +68,11 @@ class RaggedTritonAttnBackend(TritonAttnBackend):
         starts[: real + 1] = layout.qo_indptr_device
         starts[real + 1 :] = layout.qo_indptr_device[-1]
         rows = starts.diff()
-        self.mask_indptr[1 : requests + 1] = torch.cumsum(rows * (seq_lens[:requests] + rows), dim=0)
+        self.mask_indptr[1 : requests + 1] = torch.cumsum(rows * self._mask_columns(seq_lens[:requests], rows), dim=0)
+
+    def _mask_columns(self, prefix: Tensor, rows: Tensor) -> Tensor:
+        """(requests,) how many elements of the mask each row of a request has."""
+        return prefix + rows
 
 
 def _layout(forward_batch: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.config import C2TConfig
+from c2t_plugin.config import TREE_ATTENTION, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
 from c2t_plugin.engines.contract import check_contract
 from c2t_plugin.engines.served_traces import check_directory
@@ -55,7 +55,7 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
 )
 
 # What --speculative-c2t-ragged names, as SGLang's options name it.
-_RAGGED_ATTENTION = {"triton": "triton", "fa3": "fa3", "cpu": "intel_amx"}
+_RAGGED_ATTENTION = {"triton": "triton", "flashinfer": "flashinfer", "fa3": "fa3", "cpu": "intel_amx"}
 _BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
@@ -119,7 +119,10 @@ def _check_disaggregation(server_args: Any, base: str, config: C2TConfig) -> Non
 
 def _check_ragged(server_args: Any, config: C2TConfig) -> None:
     """What can be known of a named ragged attention before there is a model; ragged.choose knows the rest."""
-    wanted = _RAGGED_ATTENTION.get(config.ragged)
+    wanted, flag = _RAGGED_ATTENTION.get(config.ragged), f"--speculative-c2t-ragged {config.ragged}"
+    remedy = "use auto"
+    if config.attention == TREE_ATTENTION:
+        wanted, flag, remedy = "triton", f"--speculative-c2t-attention {config.attention}", "leave it out"
     if wanted is None:
         return
     if config.ragged == "fa3" and config.mode == "tree":
@@ -129,8 +132,7 @@ def _check_ragged(server_args: Any, config: C2TConfig) -> None:
         found = getattr(server_args, field, None)
         if found not in (None, wanted):
             raise ConfigError(
-                f"--speculative-c2t-ragged {config.ragged} cannot be had: {field} is {found}; use auto, or start with "
-                f"--attention-backend {wanted}"
+                f"{flag} cannot be had: {field} is {found}; {remedy}, or start with --attention-backend {wanted}"
             )
 
 

@@ -7,7 +7,7 @@ are kept in buffers beside it (ChainScorer).
 
 Links behind a request's cut are taken out, so that acceptance never passes it. Output is what the target alone would
 give; only which candidates are tried changes. Where the attention backend takes requests of different lengths the
-target computes kept tokens only (ragged.py), elsewhere the uniform window.
+target computes kept tokens only (ragged.py), elsewhere a uniform window (windows.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import C2TConfig
-from c2t_plugin.engines.sglang import args, control, lagged, ragged, results, startup
+from c2t_plugin.engines.sglang import args, control, lagged, ragged, results, startup, windows
 from c2t_plugin.engines.sglang.construction import constructing
 from c2t_plugin.engines.sglang.depths import DepthMixin, DepthSwitch
 from c2t_plugin.engines.sglang.lagged import LaggedPlan
@@ -37,6 +37,7 @@ from c2t_plugin.engines.sglang.planning import StepPlanner
 from c2t_plugin.engines.sglang.prebuilt import PrebuiltMixin
 from c2t_plugin.engines.sglang.ragged import RaggedVerify
 from c2t_plugin.engines.sglang.requests import set_options
+from c2t_plugin.engines.sglang.windows import Windows
 from c2t_plugin.policies.chain import ChainScorer
 from c2t_plugin.recording import TraceRecorder
 
@@ -62,6 +63,7 @@ class _DraftMixin(_StockDraftWorker):
     counts: Counts
     planner: StepPlanner | None = None
     lagged: LaggedPlan | None = None
+    windows: Windows | None = None
     configuration: dict[str, Any]
     _scoring = False
     _last_logits_output: Any = None
@@ -144,7 +146,11 @@ class _DraftMixin(_StockDraftWorker):
         if not idle:
             with self.counts.classifying():
                 self._cut(batch, result[0] if isinstance(result, tuple) else result)
+            result = self._narrowed(batch, result)
         return result
+
+    def _narrowed(self, batch: Any, verify_input: Any) -> Any:
+        return verify_input if self.windows is None else self.windows.narrow(batch, verify_input)
 
     def _cut(self, batch: Any, verify_input: Any) -> None:
         # A replayed graph does not count its steps.
@@ -211,6 +217,8 @@ class _DraftMixin(_StockDraftWorker):
         with self.timed("up", lambda: len(batch.reqs)):
             super()._draft_extend_for_decode(batch, *positional, **keyword)
         self._keep_seed(batch)
+        if self.windows is not None:
+            self.windows.leave()
 
     def _keep_seed(self, batch: Any) -> None:
         # Read at once: in a CUDA graph the logits are a buffer that the next replay overwrites.
@@ -240,6 +248,10 @@ class _VerifyMixin(control.Shown, PrebuiltMixin, DepthMixin, _StockWorker):
         self._draft_worker.lagged = lagged.start(config, self.ragged, self.scorer, self.req_to_token_pool.size)
         if self.planner is not None and self.planner.depths:
             self.adaptive_controller = DepthSwitch(self, self.planner.depths)
+        else:
+            found = windows.start(config, self.server_args, self, packed=self.ragged is not None)
+            self._draft_worker.windows = self.adaptive_controller = found
+            self.configuration["widths"] = None if found is None else found.widths
         if self.planner is not None and self.ragged is not None:
             self.planner.compact, self.planner.sizes = True, self.ragged.sizes
         elif self.planner is not None:

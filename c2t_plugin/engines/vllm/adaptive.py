@@ -24,7 +24,7 @@ class StepScorer(ChainScorer):
     """Confidences of a batch's chains; rows are places in the batch, columns draft steps.
 
     `predict` and `observe` have the arguments of `predict` and `step` of vLLM's OnlineAcceptanceEstimator. Nothing is
-    learnt while serving: the classifier file was fitted and calibrated before.
+    learnt while serving: the classifier file was fitted before, and is best calibrated on chains then.
     """
 
     def __init__(

@@ -9,12 +9,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from c2t_plugin.classifier import ClassifierSpec
 from c2t_plugin.config import C2TConfig
-from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
+from c2t_plugin.engines.checkpoints import SHIPPED_DRAFTS, find_classifier, load_fitting_classifier
 from c2t_plugin.engines.served_traces import check_directory
 from c2t_plugin.errors import ConfigError
+
+logger = logging.getLogger("vllm.c2t")
 
 METHOD = "c2t"
 PREFIX = "c2t_"
@@ -32,6 +36,7 @@ WORKERS = {
 _OTHER_ENGINES = {
     "ragged": "vLLM verifies chains of unequal length as they are",
     "plan": "vLLM verifies chains of unequal length as they are",
+    "attention": "vLLM verifies by its own attention backends",
     "cost_curve": "vLLM's adaptive verification measures its own",
     "policy": "vLLM drafts chains, and they have one",
 }
@@ -130,6 +135,8 @@ def _options(arguments: Any) -> dict[str, Any] | None:
             raise ConfigError(f"method is {spec['method']!r}; after the colon C2T knows {', '.join(BASES)}")
         # without a base vLLM finds the method out by itself
         spec.pop("method")
+        if not base and spec.get("model") is None:
+            raise ConfigError('method "c2t" names no draft "model"; if the target carries its own, say "c2t:mtp"')
         arguments.speculative_config = {**spec, **({"method": base} if base else {})}
     options = {**(beside or {}), **own}
     # so that a record which is asked again still asks for C2T
@@ -158,6 +165,7 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     for is_set, what, reason in _REFUSED:
         if is_set(spec):
             raise ConfigError(f"{what} cannot be combined with C2T (method {spec.method!r}): {reason}")
+    _check_head(spec)
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         raise ConfigError("--pipeline-parallel-size above 1 cannot be combined with C2T: it was never tried")
     worker = vllm_config.parallel_config.worker_cls
@@ -170,9 +178,32 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     if config.base not in ("auto", base):
         raise ConfigError(f"base is {config.base!r}, but vLLM drafts with {spec.method}; leave the base out")
     path, origin = find_classifier(config, base, spec.model)
-    suggested = load_fitting_classifier(path, config).spec.suggested_beta
-    beta = suggested if config.beta is None else float(config.beta)
+    fitted = load_fitting_classifier(path, config).spec
+    _warn(path, fitted, base, adaptive=spec.enable_adaptive_verification)
+    beta = fitted.suggested_beta if config.beta is None else float(config.beta)
     settings = Settings(str(path), origin, beta, base, config.trace_dir, config.trace_share)
     vllm_config.additional_config = {**vllm_config.additional_config, KEY: asdict(settings)}
     vllm_config.parallel_config.worker_cls = WORKERS[worker]
     return settings
+
+
+def _check_head(spec: Any) -> None:
+    """vLLM tells a head by its checkpoint's name, and loads one of another name as a model that stands alone."""
+    if spec.method != "draft_model":
+        return
+    head = next((name for name in spec.draft_model_config.architectures if "eagle" in name.lower()), None)
+    if head is not None:
+        method = "c2t:eagle3" if "eagle3" in head.lower() else "c2t:eagle"
+        raise ConfigError(f'{spec.model} is an EAGLE head ({head}), no stand-alone draft: set the method "{method}"')
+
+
+def _warn(path: Path, fitted: ClassifierSpec, base: str, *, adaptive: bool) -> None:
+    """Say what may make a classifier's confidences poor ones. Outputs stay right."""
+    kind, wanted = fitted.pair.get("kind"), SHIPPED_DRAFTS[base]
+    if kind not in (None, wanted):
+        logger.warning("C2T: %s was fitted on %s drafts, these are %s: fit one on yours", path, kind, wanted)
+    if adaptive and fitted.training.get("calibrated") != "chain":
+        logger.warning(
+            "C2T: adaptive verification takes confidences for probabilities, and this classifier's were not made that "
+            "on chains: fit one with `c2t fit --calibrate chain`"
+        )

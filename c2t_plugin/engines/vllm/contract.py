@@ -27,6 +27,8 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol("config/speculative.py", "SpeculativeConfig.parallel_drafting"),
     EngineSymbol("config/speculative.py", "SpeculativeConfig.use_heterogeneous_vocab"),
     EngineSymbol("config/speculative.py", "SpeculativeConfig.rejection_sample_method"),
+    EngineSymbol("config/speculative.py", "SpeculativeConfig.draft_model_config"),
+    EngineSymbol("config/model.py", "ModelConfig.architectures"),
     EngineSymbol("config/vllm.py", "VllmConfig.additional_config"),
     EngineSymbol("v1/worker/worker_base.py", "WorkerWrapperBase.init_worker", contains=("parallel_config.worker_cls",)),
     EngineSymbol("v1/worker/cpu_worker.py", "CPUWorker.init_device", ("self",), ("= CPUModelRunner(",)),

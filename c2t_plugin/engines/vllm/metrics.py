@@ -1,10 +1,12 @@
-"""C2T's own counters on /metrics: what the target verified, in every process that serves vLLM's.
+"""C2T's own counters on /metrics, in every process that serves vLLM's.
 
     vllm:c2t_verify_steps_total{length="n"}   verify steps of requests with n draft tokens, 0 included
     vllm:c2t_accepted_tokens_total            draft tokens accepted, bonus tokens excluded
 
-gamma is the mean of `length` over the steps, tau is accepted tokens per step. vLLM's own vllm:spec_decode_num_drafts
-leaves out the steps of requests without a draft, so its means are those of the requests that had one.
+gamma is the mean of `length` over the steps, tau (bonus excluded) is accepted tokens per step. vLLM's own
+vllm:spec_decode_num_drafts leaves out the steps of requests without a draft, so its means are those of the requests
+that had one. Draft tokens are those that the scheduler scheduled, which is what the target verifies unless adaptive
+verification cuts them: that happens on the device, behind the scheduler, and StepScorer.verified counts there.
 """
 
 from __future__ import annotations
@@ -24,9 +26,13 @@ class VerifyCounters:
         names = ["model_name", "engine"]
         longest = logger.vllm_config.speculative_config.num_speculative_tokens
         steps = prometheus_client.Counter(
-            "vllm:c2t_verify_steps", "Verify steps by number of draft tokens.", [*names, "length"]
+            "vllm:c2t_verify_steps",
+            "Verify steps by number of draft tokens scheduled; under adaptive verification fewer are verified.",
+            [*names, "length"],
         )
-        accepted = prometheus_client.Counter("vllm:c2t_accepted_tokens", "Draft tokens accepted.", names)
+        accepted = prometheus_client.Counter(
+            "vllm:c2t_accepted_tokens", "Draft tokens accepted, bonus tokens excluded.", names
+        )
         labels = {index: [str(value) for value in values] for index, values in logger.per_engine_labelvalues.items()}
         self.steps = {
             index: [steps.labels(*own, str(length)) for length in range(longest + 1)] for index, own in labels.items()

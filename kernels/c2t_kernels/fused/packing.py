@@ -105,6 +105,8 @@ def pack_ragged(
     check_tensor("pack_ragged: kept", kept, dtype=torch.int32, shape=(None,), contiguous_last=False)
     bs, device = kept.shape[0], kept.device
     check_int("pack_ragged: capacity", capacity, 1)
+    if not isinstance(sources, Sequence):
+        raise TypeError(f"pack_ragged: sources must be a sequence of tensors, got {type(sources).__name__}")
     if not sources or len(pads) != len(sources) or (out is not None and len(out) != len(sources)):
         raise ValueError(
             f"pack_ragged: sources, pads and out must have one entry each, got {len(sources)} sources, {len(pads)} pads"
@@ -112,13 +114,15 @@ def pack_ragged(
         )
     if bs > MAX_REQUESTS:
         raise ValueError(f"pack_ragged: kept can have at most {MAX_REQUESTS} requests, got {bs}")
+    for i, source in enumerate(sources):
+        check_tensor(f"pack_ragged: sources[{i}]", source, dtype=ANY, contiguous_last=False)
     width = sources[0].shape[1] if sources[0].dim() > 1 else 0
     if width < 1:
         raise ValueError(f"pack_ragged: sources[0] must be (bs, width >= 1, ...), got {tuple(sources[0].shape)}")
     packed = []
     for i, source in enumerate(sources):
         shape = (bs, width) if source.dim() == 2 else (bs, width, None)
-        check_tensor(f"pack_ragged: sources[{i}]", source, dtype=ANY, shape=shape, device=device)
+        check_tensor(f"pack_ragged: sources[{i}]", source, shape=shape, device=device)
         wanted = (capacity, *source.shape[2:])
         packed.append(output(f"pack_ragged: out[{i}]", out[i] if out else None, wanted, source.dtype, device))
     cu_seqlens = output("pack_ragged: cu_seqlens", cu_seqlens, (bs + 1,), torch.int32, device)

@@ -154,13 +154,31 @@ def select_kernel(
 
 @dataclass(frozen=True)
 class DraftStatsWorkspace:
-    """Scratch memory of draft_stats for up to `rows` rows, one call at a time: 97 KiB per row. Made by `create`."""
+    """Scratch memory of draft_stats for up to `rows` rows, one call at a time: 97 KiB per row. Made by `create`.
+
+    Raises TypeError or ValueError, naming the buffer, for any that `create` would not have made.
+    """
 
     partial: Tensor
     group_max: Tensor
     hits: Tensor
     packed: Tensor
     packed_ids: Tensor
+
+    def __post_init__(self) -> None:
+        check_tensor("DraftStatsWorkspace: partial", self.partial, dtype=torch.float32, shape=(None, 4, CHUNKS))
+        rows, device = self.partial.shape[0], self.partial.device
+        for name, columns, dtype in (
+            ("group_max", GROUPS, torch.float32),
+            ("hits", GROUPS, torch.int32),
+            ("packed", PACKED, torch.float32),
+            ("packed_ids", PACKED, torch.int32),
+        ):
+            buffer = getattr(self, name)
+            check_tensor(f"DraftStatsWorkspace: {name}", buffer, dtype=dtype, shape=(rows, columns), device=device)
+        for name, buffer in vars(self).items():
+            if not buffer.is_contiguous():
+                raise ValueError(f"DraftStatsWorkspace: {name} must be contiguous, got strides {buffer.stride()}")
 
     @classmethod
     def create(cls, rows: int, device: torch.device | str) -> DraftStatsWorkspace:
@@ -219,6 +237,8 @@ def draft_stats(
     )
     if workspace is None:
         workspace = DraftStatsWorkspace.create(rows, device)
+    if not isinstance(workspace, DraftStatsWorkspace):
+        raise TypeError(f"draft_stats: workspace must be a DraftStatsWorkspace, got {type(workspace).__name__}")
     check_tensor("draft_stats: workspace", workspace.partial, device=device)
     if workspace.partial.shape[0] < rows:
         raise ValueError(f"draft_stats: workspace is for {workspace.partial.shape[0]} rows, got {rows}")

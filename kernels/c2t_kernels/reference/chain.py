@@ -63,11 +63,12 @@ def check_chain(
         check_tensor(f"score_chain: state.{name}", getattr(state, name), dtype=dtype, shape=(None,), device=device)
         if getattr(state, name).shape[0] < rows:
             raise ValueError(f"score_chain: state.{name} holds {getattr(state, name).shape[0]} rows, got {rows}")
-    check_tensor("score_chain: state.confidence", state.confidence, dtype=torch.float32, shape=(None, None))
-    if state.confidence.shape[0] < rows:
-        raise ValueError(f"score_chain: state.confidence holds {state.confidence.shape[0]} rows, got {rows}")
+    confidence = state.confidence
+    check_tensor("score_chain: state.confidence", confidence, dtype=torch.float32, shape=(None, None), device=device)
+    if confidence.shape[0] < rows:
+        raise ValueError(f"score_chain: state.confidence holds {confidence.shape[0]} rows, got {rows}")
     check_tensor("score_chain: state.non_finite", state.non_finite, dtype=torch.int64, shape=(1,), device=device)
-    check_int("score_chain: depth", depth, 1, state.confidence.shape[1])
+    check_int("score_chain: depth", depth, 1, confidence.shape[1])
     check_tensor("score_chain: network.shift", network.shift, device=device)
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from c2t_kernels.checks import check_fraction
 from c2t_kernels.reference.network import ScoringNetwork, confidence_of
 from c2t_kernels.reference.stats import DraftStats
 
@@ -58,7 +59,10 @@ def grow_layer(
 
     Of equal confidences the lower column is better; an unknown one is better than all. A word of probability 0 is no
     child. The probability of an unscored child counts as 1.
+    Raises ValueError or TypeError for a Python number beta that is not in [0, 1].
     """
+    if not isinstance(beta, Tensor):
+        check_fraction("grow_layer: beta", beta)
     bs, slots = joint_log_prob.shape
     shape = (bs, slots, stats.log_probs.shape[1])
     log_prob, token_ids = stats.log_probs.reshape(shape), stats.token_ids.reshape(shape)

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from c2t_kernels.checks import check_fraction
+
 
 def early_stop(
     confidence: Tensor,
@@ -30,9 +32,13 @@ def early_stop(
         links of the last kept node and of all after it become -1, in place.
     Returns (bs,) int32 in [0, max_depth].
 
+    Raises ValueError or TypeError for a Python number beta that is not in [0, 1].
+
     Tokens are ordered by the smallest confidence on the way to them, so that a token never goes before one that it
     needs; of equals the shallower is better, then the one of the lower row. An unknown confidence counts as infinite.
     """
+    if not isinstance(beta, Tensor):
+        check_fraction("early_stop: beta", beta)
     bs, d_max = confidence.shape
     device = confidence.device
     beta, max_depth = (torch.as_tensor(value, device=device).reshape(-1, 1) for value in (beta, max_depth))

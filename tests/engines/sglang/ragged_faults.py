@@ -1,8 +1,9 @@
-"""A plugin for tests only: writes down what the target computes, and plants faults into compact verification.
+"""A plugin for tests only: writes down what the target computes, and plants faults into how its rows are chosen.
 
-ROW_LOG names a file that gets one JSON line per verify forward of the target: requests, width of the window, rows, and
-the lengths of the layout (None where the whole window is verified). PLANTED_FAULT_FILE names one that holds the name of
-a fault or nothing; it is read at every step, so that one server serves all of them.
+ROW_LOG names a file that gets one JSON line per verify forward of the target: requests, width of the window, rows, the
+lengths of the layout (None where the whole window is verified), and kept draft tokens of each request.
+PLANTED_FAULT_FILE names one that holds the name of a fault or nothing; it is read at every step, so that one server
+serves all of them.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ def register() -> None:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
     from c2t_plugin.engines.sglang.ragged import RaggedVerify
+    from c2t_plugin.engines.sglang.windows import Windows
 
     ModelRunner.forward = _logged(ModelRunner.forward, Path(os.environ["ROW_LOG"]))
     if "PLANTED_FAULT_FILE" in os.environ:
         RaggedVerify.pack = _faulty(RaggedVerify.pack, PACKING)
         RaggedVerify.scatter = _faulty(RaggedVerify.scatter, SCATTERING)
+        Windows.narrow = _faulty(Windows.narrow, NARROWING)
 
 
 def _logged(forward: Callable[..., Any], path: Path) -> Callable[..., Any]:
@@ -36,6 +39,7 @@ def _logged(forward: Callable[..., Any], path: Path) -> Callable[..., Any]:
                 "width": forward_batch.spec_info.draft_token_num,
                 "rows": len(forward_batch.input_ids),
                 "lengths": None if layout is None else layout.verify_lens.tolist(),
+                "kept": forward_batch.spec_info.c2t_kept.tolist(),
             }
             with path.open("a") as log:
                 log.write(json.dumps(line) + "\n")
@@ -130,6 +134,20 @@ def rows_of_two_requests_swapped(scatter: Any, self: Any, output: Any, cu_seqlen
     scatter(self, output, cu_seqlens, width)
 
 
+def a_bucket_one_too_small(narrow: Any, self: Any, batch: Any, whole: Any) -> Any:
+    """The deepest tokens of the hungriest requests do not fit."""
+    most = self.fitting(int(whole.c2t_kept.max()) + 1)
+    narrower = [width for width in self.widths if width < most]
+    whole.c2t_kept = whole.c2t_kept.clamp(max=max(narrower, default=most) - 1)
+    return narrow(self, batch, whole)
+
+
+def the_root_drafted_again(narrow: Any, self: Any, batch: Any, whole: Any) -> Any:
+    """The tokens of each window begin one place too early."""
+    whole.draft_token = whole.draft_token.view(-1, whole.draft_token_num).roll(1, dims=1).flatten()
+    return narrow(self, batch, whole)
+
+
 _OF_CHAINS = (positions_off_by_one, out_cache_loc_not_restored, the_root_dropped)
 _OF_TREES = (
     a_bit_of_the_mask_off,
@@ -139,5 +157,6 @@ _OF_TREES = (
 )
 PACKING = {fault.__name__: fault for fault in (*_OF_CHAINS, *_OF_TREES)}
 SCATTERING = {fault.__name__: fault for fault in (a_row_scattered_to_the_wrong_place, rows_of_two_requests_swapped)}
+NARROWING = {fault.__name__: fault for fault in (a_bucket_one_too_small, the_root_drafted_again)}
 FAULTS = (*(fault.__name__ for fault in _OF_CHAINS), a_row_scattered_to_the_wrong_place.__name__)
 TREE_FAULTS = (*FAULTS, *(fault.__name__ for fault in _OF_TREES), rows_of_two_requests_swapped.__name__)

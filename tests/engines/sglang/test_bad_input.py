@@ -99,7 +99,7 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
     "beta_nan": (["--speculative-c2t-beta", "nan"], {}, r"beta must be a number in \[0, 1\], got nan"),
     "beta_of_text": (["--speculative-c2t-beta", "much"], {}, "beta must be a number, got 'much'"),
     "beta_by_environment": ([], {"C2T_BETA": "2"}, r"beta must be a number in \[0, 1\], got 2"),
-    "unknown_option_in_json": ([], {"C2T_CONFIG": '{"bata": 0.5}'}, "unknown option bata; known: base, beta"),
+    "unknown_option_in_json": ([], {"C2T_CONFIG": '{"bata": 0.5}'}, "unknown option bata; known: attention, base"),
     "cost_curve_of_a_number": (["--speculative-c2t-cost-curve", "c.json"], {}, "cost_curve says what beta 'auto'"),
     "cost_curve_that_is_none": (
         ["--speculative-c2t-beta", "auto", "--speculative-c2t-cost-curve", __file__],
@@ -115,7 +115,17 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
         {},
         "--speculative-c2t-ragged fa3 cannot be had: attention_backend is intel_amx; use auto, or start with",
     ),
+    "ragged_flashinfer_on_a_cpu": (
+        ["--speculative-c2t-ragged", "flashinfer"],
+        {},
+        "ragged flashinfer cannot be had: .* or start with --attention-backend flashinfer",
+    ),
     "ragged_trees_on_fa3": ([*TREE, "--speculative-c2t-ragged", "fa3"], {}, "fa3 packs chains only; .* in mode tree"),
+    "tree_attention_on_a_cpu": (
+        ["--speculative-c2t-attention", "tree"],
+        {},
+        "--speculative-c2t-attention tree cannot be had: attention_backend is intel_amx; leave it out, or start with",
+    ),
     "unknown_plan": ([], {"C2T_PLAN": "late"}, "plan must be one of sync, lagged, got 'late'"),
     "lagged_trees": ([*TREE, "--speculative-c2t-plan", "lagged"], {}, "plan lagged clips chains"),
     "lagged_beta_auto": (

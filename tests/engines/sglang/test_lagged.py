@@ -249,7 +249,7 @@ def test_tiers_are_those_of_the_captured_graphs():
 def test_over_the_uniform_window_the_log_says_that_it_means_nothing(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
         assert started(plan="lagged") is None
-    assert "plan lagged chooses nothing, since the whole window is computed anyway" in caplog.text
+    assert "plan lagged chooses nothing over the uniform window" in caplog.text
 
 
 def test_batches_that_cannot_be_clipped_are_refused():

@@ -9,7 +9,7 @@ import pytest
 
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang.layout import ROW_STEP, rows_to_compute
-from c2t_plugin.engines.sglang.ragged import Choice, RaggedVerify, _with_capture_layout, choose
+from c2t_plugin.engines.sglang.ragged import Choice, RaggedVerify, _with_capture_layout, choose, start
 from c2t_plugin.errors import ConfigError
 
 
@@ -20,6 +20,14 @@ class RaggedAttention:
 class FlashAttentionBackend:
     def __init__(self, version: int) -> None:
         self.fa_impl_ver = version
+
+
+class RaggedFlashInfer:
+    c2t_ragged = "flashinfer"
+
+
+class FlashInferAttnBackend:
+    """By its name alone SGLang's own, which `install` replaces where it is asked to."""
 
 
 class TorchNativeAttnBackend:
@@ -42,6 +50,8 @@ def runner(backend: Any, **changes: Any) -> SimpleNamespace:
         ("fa3", FlashAttentionBackend(3), "fa3"),
         ("auto", FlashAttentionBackend(3), None),  # never run: only for who asks
         ("auto", FlashAttentionBackend(4), None),
+        ("flashinfer", RaggedFlashInfer(), "flashinfer"),
+        ("auto", FlashInferAttnBackend(), None),
     ],
 )
 def test_choice(wanted: str, backend: Any, expected: str | None):
@@ -84,6 +94,20 @@ def test_trees_are_packed_where_a_request_has_a_mask_of_its_own():
         choose(C2TConfig(mode="tree", ragged="fa3"), record, runner(FlashAttentionBackend(3)))
 
 
+def test_flashinfer_is_taken_by_who_asks_for_it():
+    stock, record = runner(FlashInferAttnBackend()), SimpleNamespace()
+    assert "unless --speculative-c2t-ragged flashinfer is tried" in choose(C2TConfig(), record, stock).reason
+    trees = C2TConfig(mode="tree", ragged="flashinfer")
+    assert choose(trees, record, runner(RaggedFlashInfer())).masked
+    with pytest.raises(ConfigError, match=r"ragged flashinfer cannot be had: .*latent"):
+        choose(trees, record, runner(RaggedFlashInfer(), use_mla_backend=True))
+    # not ours: it would ignore the layout
+    with pytest.raises(ConfigError, match="ragged flashinfer cannot be had: FlashInferAttnBackend verifies requests"):
+        choose(trees, record, stock)
+    with pytest.raises(ConfigError, match="ragged triton cannot be had: the attention backend is RaggedFlashInfer"):
+        choose(C2TConfig(ragged="triton"), record, runner(RaggedFlashInfer()))
+
+
 def test_a_backend_that_the_server_does_not_run():
     with pytest.raises(ConfigError, match="ragged triton cannot be had: TorchNativeAttnBackend verifies"):
         choose(C2TConfig(ragged="triton"), SimpleNamespace(), runner(TorchNativeAttnBackend()))
@@ -92,6 +116,14 @@ def test_a_backend_that_the_server_does_not_run():
     assert choose(C2TConfig(ragged="off"), SimpleNamespace(), runner(TorchNativeAttnBackend())) == Choice(
         None, "as asked for"
     )
+
+
+@pytest.mark.parametrize("backend", [TorchNativeAttnBackend(), FlashAttentionBackend(3)])
+def test_tree_attention_is_for_ragged_triton(backend: Any):
+    record, model = SimpleNamespace(), runner(backend)
+    for config in (C2TConfig(attention="tree"), C2TConfig(attention="tree", mode="tree")):
+        with pytest.raises(ConfigError, match="--speculative-c2t-attention tree is a kernel of ragged triton, which"):
+            start(config, record, SimpleNamespace(model_runner=model))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Compact verification through real servers: the tokens of the uniform window, and kept rows only computed."""
+"""Compact verification and narrower windows through real servers: which rows the target computes, and what for."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ WIDTH = D_MAX + 1
 PROMPTS = 8
 CONCURRENCIES = (1, 8)
 ROW_STEP = 4
+WIDTHS = (1, 2, 3, 5)
 PENALTIES = {"frequency_penalty": 0.6, "presence_penalty": 0.3, "repetition_penalty": 1.1, "ignore_eos": True}
 
 
@@ -57,14 +58,16 @@ def forwards(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module", params=vc.DRAFTS)
 def served(request: pytest.FixtureRequest, setting: SimpleNamespace) -> Iterator[SimpleNamespace]:
-    """Answers and the target's verify forwards, by (how, concurrency)."""
+    """Answers and the target's verify forwards, by (how, concurrency); and answers with faults, by their names."""
     base = request.param
     answers: dict[tuple[str, int], list[dict[str, Any]]] = {}
     rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    state, penalised = {}, {}
+    state, penalised, wrong = {}, {}, {}
+    planted = setting.folder / f"{base}-planted"
+    planted.write_text("")
     for how in ("off", "auto"):
         name = f"{base}-{how}"
-        with serve(setting, base, name, C2T_RAGGED=how) as running:
+        with serve(setting, base, name, C2T_RAGGED=how, PLANTED_FAULT_FILE=str(planted)) as running:
             log = setting.folder / f"{name}.rows"
             for concurrency in CONCURRENCIES:
                 log.write_text("")
@@ -72,7 +75,11 @@ def served(request: pytest.FixtureRequest, setting: SimpleNamespace) -> Iterator
                 rows[how, concurrency] = forwards(log)
             penalised[how] = running.generate_all(setting.prompts, max_new_tokens=vc.NEW_TOKENS, **PENALTIES)
             state[how] = running.request("/get_server_info")["internal_states"][0]["c2t"]
-    yield SimpleNamespace(base=base, answers=answers, rows=rows, state=state, penalised=penalised)
+            for fault in ragged_faults.NARROWING if (base, how) == ("standalone", "off") else ():
+                planted.write_text(fault)
+                wrong[fault] = vc.answers(running, setting.prompts, PROMPTS)
+                planted.write_text("")
+    yield SimpleNamespace(base=base, answers=answers, rows=rows, state=state, penalised=penalised, wrong=wrong)
 
 
 def told(answer: dict[str, Any]) -> dict[str, Any]:
@@ -109,28 +116,68 @@ def test_each_request_is_cut_where_the_classifier_says(
 def test_the_target_computes_kept_rows_only(served: SimpleNamespace, concurrency: int):
     """Counted where the target is called: roots and kept tokens, rounded up to the next tier."""
     counts = [vc.Counts.of_answer(answer) for answer in served.answers["auto", concurrency]]
-    compact, uniform = served.rows["auto", concurrency], served.rows["off", concurrency]
+    compact = served.rows["auto", concurrency]
     for forward in compact:
         needed, window = sum(forward["lengths"]), forward["requests"] * WIDTH
         assert len(forward["lengths"]) == forward["requests"]
         assert forward["rows"] == min(-(-needed // ROW_STEP) * ROW_STEP, window)
     kept = sum((length + 1) * steps for count in counts for length, steps in count.draft_lengths)
     assert sum(sum(forward["lengths"]) for forward in compact) == kept
-    assert all(forward["rows"] == forward["requests"] * WIDTH for forward in uniform)
     assert max(forward["requests"] for forward in compact) == concurrency
-    assert sum(forward["rows"] for forward in compact) < sum(forward["rows"] for forward in uniform) * 0.9
-    assert {forward["lengths"] is None for forward in uniform} == {True}
+    window = sum(forward["requests"] for forward in compact) * WIDTH
+    assert sum(forward["rows"] for forward in compact) < window * 0.9
+
+
+@pytest.mark.parametrize("concurrency", CONCURRENCIES)
+def test_the_uniform_window_is_as_wide_as_the_longest_chain_of_its_step(
+    served: SimpleNamespace, setting: SimpleNamespace, concurrency: int
+):
+    """Rounded up to the next width. One at a time, simulation alone says how many rows that is."""
+    uniform = served.rows["off", concurrency]
+    for forward in uniform:
+        assert forward["lengths"] is None
+        assert forward["width"] == fitting(max(forward["kept"]))
+        assert forward["rows"] == forward["requests"] * forward["width"]
+    assert max(forward["requests"] for forward in uniform) == concurrency
+    counts = [vc.Counts.of_answer(answer) for answer in served.answers["off", concurrency]]
+    kept = sum(length * steps for count in counts for length, steps in count.draft_lengths)
+    assert sum(sum(forward["kept"]) for forward in uniform) == kept
+    computed = sum(forward["rows"] for forward in uniform)
+    assert computed < sum(forward["requests"] for forward in uniform) * WIDTH
+    if concurrency == 1:
+        assert {forward["width"] for forward in uniform} == set(WIDTHS), "a width is never tried"
+        expected = [setting.oracle.counts(served.base, prompt, D_MAX, setting.classifier) for prompt in setting.prompts]
+        # where a confidence lies at beta, what the server says stands in for the simulation
+        lengths = [(theirs or mine).draft_lengths for mine, theirs in zip(counts, expected, strict=True)]
+        assert computed == sum(fitting(length) * steps for each in lengths for length, steps in each)
+
+
+def fitting(kept: int) -> int:
+    return min(width for width in WIDTHS if width >= kept + 1)
 
 
 def test_the_server_says_which_one_runs(served: SimpleNamespace, setting: SimpleNamespace):
     logs = {how: (setting.folder / f"{served.base}-{how}.log").read_text(errors="replace") for how in ("off", "auto")}
     assert "C2T: verification over the uniform width (as asked for)" in logs["off"]
+    assert "C2T: uniform width in buckets 1, 2, 3, 5" in logs["off"]
+    assert "C2T: uniform width" not in logs["auto"]
+    assert served.state["off"]["configuration"]["widths"] == list(WIDTHS)
     assert "C2T: verification of kept tokens only, ragged cpu (attention backend RaggedCpuAttnBackend)" in logs["auto"]
     for how, ragged in (("off", "off"), ("auto", "cpu")):
         assert served.state[how]["configuration"]["ragged"] == ragged
         own = sum(forward["rows"] for c in CONCURRENCIES for forward in served.rows[how, c])
         # SGLang warms itself up with a request of its own, and there are those with penalties
         assert served.state[how]["rows_computed"] >= own
+
+
+def test_a_window_of_the_wrong_tokens_is_caught(served: SimpleNamespace, setting: SimpleNamespace):
+    right = [told(answer) for answer in served.answers["off", PROMPTS]]
+    found = {fault: [told(answer) for answer in answers] for fault, answers in served.wrong.items()}
+    assert right not in found.values()
+    assert set(found) == (set(ragged_faults.NARROWING) if served.base == "standalone" else set())
+    if found:
+        cut_more = found[ragged_faults.a_bucket_one_too_small.__name__]
+        assert [tuple(answer["ids"]) for answer in cut_more] == setting.plain
 
 
 # --- faults

@@ -90,4 +90,4 @@ def test_width_and_draft_follow_the_largest_tree(served: SimpleNamespace, right:
 
 
 def bucket(nodes: int) -> int:
-    return min(width for width in (2, 4, 8, 16, TOPK * DEPTH + 1) if width >= nodes)
+    return min(width for width in (3, 6, 11, TOPK * DEPTH + 1) if width >= nodes)

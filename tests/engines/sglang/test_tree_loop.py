@@ -110,25 +110,19 @@ def test_an_early_end_changes_no_tree(worker: Any):
     assert 0 < forwards < DEPTH - 1
 
 
-def width_of(worker: Any, nodes: int, *, graph: Any = None, topk: int = TOPK, backend: Any = None) -> int:
+@pytest.mark.parametrize(("nodes", "width"), [(0, 3), (2, 3), (3, 6), (5, 6), (6, 11), (10, 11), (11, 21), (20, 21)])
+def test_the_window_of_the_largest_tree_is_entered(worker: Any, nodes: int, width: int):
+    from c2t_plugin.engines.sglang.windows import Windows, widths
+
     made = object.__new__(type("Draft", (worker._TreeDraftMixin,), {}))
-    made.topk, made.speculative_num_draft_tokens = topk, 21
-    backend = object.__new__(worker.IntelAMXAttnBackend) if backend is None else backend
-    runner = SimpleNamespace(decode_cuda_graph_runner=graph, attn_backend=backend)
-    made.target_worker = SimpleNamespace(model_runner=runner)
+    made.speculative_num_draft_tokens = 21
     keep = torch.zeros(3, 40, dtype=torch.bool)
     keep[1, :nodes] = True
-    return made._width(keep)
-
-
-@pytest.mark.parametrize(("nodes", "width"), [(0, 2), (1, 2), (2, 4), (3, 4), (7, 8), (8, 16), (16, 21), (20, 21)])
-def test_the_width_is_the_next_bucket_of_the_largest_tree(worker: Any, nodes: int, width: int):
-    assert width_of(worker, nodes) == width
-
-
-@pytest.mark.parametrize("fixed", [{"graph": object()}, {"topk": 1}, {"backend": object()}])
-def test_a_fixed_width_is_the_widest(worker: Any, fixed: dict[str, Any]):
-    assert width_of(worker, 1, **fixed) == 21
+    assert made._width(keep) == 21
+    entered: list[int] = []
+    made.windows = Windows(None, widths(21, "tree"))
+    made.windows.enter = entered.append
+    assert ([made._width(keep)], entered) == ([width], [width])
 
 
 def test_ranks_verify_the_first_ones_trees(worker: Any, monkeypatch: pytest.MonkeyPatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
 from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
-from tests.engines.sglang import faults, ragged_faults, triton_verify  # noqa: E402
+from tests.engines.sglang import faults, flashinfer_verify, flashinfer_wrapper, ragged_faults, triton_verify  # noqa: E402
 from tests.engines.sglang import verify_counts as vc  # noqa: E402
 from tests.engines.sglang.simulate import Target  # noqa: E402
 from tests.engines.sglang.test_ragged_server import ROW_STEP, forwards, told  # noqa: E402
@@ -118,15 +119,32 @@ def test_fault_is_caught(served: SimpleNamespace, setting: SimpleNamespace, faul
     assert [tuple(answer["output_ids"]) for answer in answers] != setting.plain
 
 
-def test_triton_verifies_the_same(setting: SimpleNamespace, served: SimpleNamespace, tmp_path: Path):
+@pytest.mark.parametrize("kernel", ["stock", "tree"])
+def test_triton_verifies_the_same(setting: SimpleNamespace, served: SimpleNamespace, tmp_path: Path, kernel: str):
     """In Triton's interpreter, every other step as a captured graph would: no GPU has seen this."""
     chosen = slice(1, 3)
     prompts = setting.prompts[chosen]
     env = {"PYTHONPATH": str(faults.install(tmp_path, triton_verify.__file__)), "TRITON_INTERPRET": "1"}
-    with serve(setting, "triton", **env) as running:
+    with serve(setting, f"triton-{kernel}", C2T_ATTENTION=kernel, **env) as running:
         vc.control(running, beta=BETA)
         answers = vc.answers(running, prompts, len(prompts))
-    text = (setting.folder / "triton.log").read_text(errors="replace")
+    text = (setting.folder / f"triton-{kernel}.log").read_text(errors="replace")
     assert "planted: the target verifies in Triton's interpreter" in text
     assert "C2T: verification of kept tokens only, ragged triton" in text
+    assert f"kernel {kernel})" in text and f'"attention": "{kernel}"' in text
+    assert [told(a) for a in answers] == [told(a) for a in served.answers["off", PROMPTS][chosen]]
+
+
+def test_flashinfer_verifies_the_same(setting: SimpleNamespace, served: SimpleNamespace, tmp_path: Path):
+    """On a stand-in for FlashInfer's wrapper, in eager mode: neither FlashInfer nor a GPU has seen this."""
+    chosen = slice(1, 3)
+    prompts = setting.prompts[chosen]
+    plugin = faults.install(tmp_path, flashinfer_verify.__file__)
+    shutil.copy(flashinfer_wrapper.__file__, plugin / "flashinfer_wrapper.py")
+    with serve(setting, "flashinfer", PYTHONPATH=str(plugin), TRITON_INTERPRET="1") as running:
+        vc.control(running, beta=BETA)
+        answers = vc.answers(running, prompts, len(prompts))
+    text = (setting.folder / "flashinfer.log").read_text(errors="replace")
+    assert "planted: the target verifies on a stand-in for FlashInfer" in text
+    assert "C2T: verification of kept tokens only, ragged flashinfer" in text
     assert [told(a) for a in answers] == [told(a) for a in served.answers["off", PROMPTS][chosen]]

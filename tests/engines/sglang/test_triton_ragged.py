@@ -1,4 +1,4 @@
-"""The Triton attention backend on ragged verify forwards, in Triton's interpreter, against c2t_kernels' reference."""
+"""The Triton attention backends on ragged verify forwards, in Triton's interpreter, against c2t_kernels' reference."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ pytestmark = pytest.mark.sglang
 
 from c2t_plugin.engines.sglang.cpu_engine import cpu_engine_env  # noqa: E402
 
+FAULTS = ("mask_bit", "prefix")
 HERE = Path(__file__).resolve().parent
 CASES = (
     "chains",
@@ -38,8 +39,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float
 
 @pytest.mark.parametrize("how", ["eager", "graph"])
 @pytest.mark.parametrize("case", CASES)
-def test_each_request_attends_to_its_own_rows(found: dict[str, dict[str, float]], case: str, how: str):
+@pytest.mark.parametrize("kernel", ["stock", "tree"])
+def test_each_request_attends_to_its_own_rows(found: dict[str, dict[str, float]], kernel: str, case: str, how: str):
     # float32 sums of some tens of terms in another order
-    assert found[f"{case}-{how}"]["distance"] < 5e-6
-    assert found[f"{case}-{how}"]["padding"] == 0.0
-    assert len(found) == 2 * len(CASES)
+    assert found[f"{kernel}-{case}-{how}"]["distance"] < 5e-6
+    assert found[f"{kernel}-{case}-{how}"]["padding"] == 0.0
+    assert len(found) == 4 * len(CASES + FAULTS)
+
+
+@pytest.mark.parametrize("how", ["eager", "graph"])
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("kernel", ["stock", "tree"])
+def test_fault_is_caught(found: dict[str, dict[str, float]], kernel: str, fault: str, how: str):
+    assert found[f"{kernel}-{fault}-{how}"]["distance"] > 1e-3

@@ -1,9 +1,9 @@
-"""Runs RaggedTritonAttnBackend on the CPU in Triton's interpreter, for test_triton_ragged.py.
+"""Runs the ragged Triton backends on the CPU in Triton's interpreter, for test_triton_ragged.py.
 
 Usage: python triton_program.py OUTPUT.json, in the CPU engine's environment with TRITON_INTERPRET=1. Writes, per case,
 the largest distance from c2t_kernels' reference attention, and what rows of nobody hold.
 
-The backend is made without its constructor, which needs a model runner; the server test has one.
+SGLang's constructor is left out, since it needs a model runner; the server tests have one.
 """
 
 from __future__ import annotations
@@ -11,20 +11,29 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
+from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+from sglang.srt.layers.attention.verify_mask import VerifyMask
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout, build_capture_verify_lens
+from torch.nn.functional import pad
 
+from c2t_kernels.fused import attention_split
 from c2t_kernels.reference import tree_attention
+from c2t_plugin.engines.sglang.trees.verify_input import _mask
 from c2t_plugin.engines.sglang.triton_ragged import RaggedTritonAttnBackend
+from c2t_plugin.engines.sglang.triton_tree import TreeTritonAttnBackend
 
-HEADS, KV_HEADS, DIM = 4, 2, 16
-MOST, WIDTH, CONTEXT = 6, 9, 64
+HEADS, KV_HEADS, DIM = 4, 2, 64
+MOST, WIDTH, CONTEXT = 6, 30, 64
 POOL = (MOST + 1) * CONTEXT
 PREFIXES = (7, 20, 1, 33)
 
@@ -42,17 +51,17 @@ class Translator:
             out[int(indptr[i]) : int(indptr[i]) + length] = self.req_to_token[row, :length]
 
 
-def make_backend(generator: torch.Generator) -> RaggedTritonAttnBackend:
-    backend = RaggedTritonAttnBackend.__new__(RaggedTritonAttnBackend)
+def make_backend(generator: torch.Generator, kernel: str, masked: bool) -> Any:
     slots = torch.randperm(POOL, generator=generator)[: (MOST + 1) * CONTEXT].view(MOST + 1, CONTEXT)
     pool = [torch.randn(POOL, KV_HEADS, DIM, generator=generator) for _ in "kv"]
-    vars(backend).update(
+    attributes = dict(
         device="cpu",
         req_to_token=slots.to(torch.int32),
         req_to_token_pool=SimpleNamespace(size=MOST),
         token_to_kv_pool=SimpleNamespace(get_key_buffer=lambda _: pool[0], get_value_buffer=lambda _: pool[1]),
         kv_index_translator=Translator(slots),
         _translate_kv_loc=None,
+        _verify_mask=None,
         kv_indptr=torch.zeros(MOST + 1, dtype=torch.int32),
         qo_indptr=torch.zeros(MOST + 1, dtype=torch.int64),
         mask_indptr=torch.zeros(MOST + 1, dtype=torch.int64),
@@ -82,6 +91,12 @@ def make_backend(generator: torch.Generator) -> RaggedTritonAttnBackend:
         extend_attention_fwd=extend_attention_fwd,
         pool=pool,
     )
+    with mock.patch.object(TritonAttnBackend, "__init__", lambda self, _: vars(self).update(attributes)):
+        if kernel == "stock":
+            return RaggedTritonAttnBackend(None)
+        backend = TreeTritonAttnBackend(None, masked=masked)
+    # nothing falls back to the other kernel
+    backend._stock_kernel = None
     return backend
 
 
@@ -103,28 +118,51 @@ LAYER = SimpleNamespace(
 )
 
 
-def view(lengths: list[int], rows: int, prefixes: list[int], mask: torch.Tensor | None, requests: int) -> Any:
-    layout = RaggedVerifyLayout.from_verify_lens_device(verify_lens=torch.tensor(lengths), graph_num_tokens=rows)
-    pads = requests - len(prefixes)
-    seq_lens = torch.tensor(prefixes + [1] * pads)
-    return SimpleNamespace(
-        batch_size=requests,
-        forward_mode=ForwardMode.TARGET_VERIFY,
-        input_ids=torch.zeros(rows, dtype=torch.int64),
-        req_pool_indices=torch.tensor([*range(1, len(prefixes) + 1), *[0] * pads]),
-        seq_lens=seq_lens,
-        seq_lens_sum=int(seq_lens.sum()),
-        seq_lens_cpu=seq_lens,
-        encoder_lens=None,
-        out_cache_loc=torch.zeros(rows, dtype=torch.int64),
-        kv_loc_plan=None,
-        extend_seq_lens_cpu=None,
-        mha_one_shot=False,
-        attn_attend_prefix_cache=None,
-        spec_info=SimpleNamespace(
-            ragged_verify_layout=layout, custom_mask=mask, num_tokens_per_req=WIDTH, draft_token_num=WIDTH
-        ),
-    )
+@dataclass(frozen=True)
+class Batch:
+    """Requests of a verify forward: rows and prefix tokens of each, and (nodes, nodes) bool of what nodes see."""
+
+    lengths: list[int]
+    prefixes: list[int]
+    trees: list[torch.Tensor] | None = None
+
+    def view(self, rows: int, requests: int, mask: torch.Tensor | None) -> Any:
+        """As far as the backend reads a forward batch; requests: some of them nobody's."""
+        pads = requests - len(self.prefixes)
+        seq_lens = torch.tensor(self.prefixes + [1] * pads)
+        return SimpleNamespace(
+            batch_size=requests,
+            forward_mode=ForwardMode.TARGET_VERIFY,
+            input_ids=torch.zeros(rows, dtype=torch.int64),
+            req_pool_indices=torch.tensor([*range(1, len(self.prefixes) + 1), *[0] * pads]),
+            seq_lens=seq_lens,
+            seq_lens_sum=int(seq_lens.sum()),
+            seq_lens_cpu=seq_lens,
+            encoder_lens=None,
+            out_cache_loc=torch.zeros(rows, dtype=torch.int64),
+            kv_loc_plan=None,
+            extend_seq_lens_cpu=None,
+            mha_one_shot=False,
+            attn_attend_prefix_cache=None,
+            spec_info=SimpleNamespace(
+                ragged_verify_layout=RaggedVerifyLayout.from_verify_lens_device(
+                    verify_lens=torch.tensor(self.lengths), graph_num_tokens=rows
+                ),
+                custom_mask=mask,
+                num_tokens_per_req=WIDTH,
+                draft_token_num=WIDTH,
+            ),
+        )
+
+    def mask(self, backend: Any) -> torch.Tensor | None:
+        """As the worker writes it, in the form that the backend asks for, which on a GPU is one over the prefix."""
+        if self.trees is None:
+            return None
+        padded = torch.stack([pad(tree, (0, WIDTH - len(tree)) * 2) for tree in self.trees])
+        counts = torch.tensor(self.lengths, dtype=torch.int32)
+        layout: Any = SimpleNamespace(mask=padded, counts=counts, draft_tokens=torch.zeros(padded.shape[:2]))
+        batch = SimpleNamespace(seq_lens=torch.tensor(self.prefixes), seq_lens_sum=sum(self.prefixes))
+        return _mask(layout, batch, backend, TreeMaskMode.FULL_MASK, packed=True)
 
 
 def random_tree(nodes: int, generator: torch.Generator) -> torch.Tensor:
@@ -136,41 +174,31 @@ def random_tree(nodes: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def run(
-    lengths: list[int], rows: int, trees: bool, prepare: Callable[[Any, Any, torch.Tensor | None], None]
+    kernel: str, lengths: list[int], rows: int, trees: bool, prepare: Prepare, fault: Callable[[Batch], Batch]
 ) -> dict[str, float]:
-    """One verify forward whose metadata `prepare` makes."""
+    """One verify forward whose metadata `prepare` makes, of what `fault` has made of the batch."""
     generator = torch.Generator().manual_seed(sum(lengths) + rows)
-    backend = make_backend(generator)
-    backend.init_cuda_graph_state(MOST, MOST * WIDTH)
-    # On a CPU SGLang makes room for the rows' part of the mask only.
-    backend._verify_mask = SimpleNamespace(buffer=torch.zeros(MOST * WIDTH * (CONTEXT + WIDTH), dtype=torch.uint8))
-    prefixes = list(PREFIXES[: len(lengths)])
-    seen = [random_tree(n, generator) for n in lengths] if trees else None
-    full = None
-    if seen is not None:
-        parts = (
-            torch.cat([torch.ones(len(tree), prefix, dtype=torch.bool), tree], dim=1).flatten()
-            for prefix, tree in zip(prefixes, seen, strict=True)
-        )
-        full = torch.cat(list(parts))
-    prepare(backend, view(lengths, rows, prefixes, full, len(lengths)), full)
+    backend = make_backend(generator, kernel, trees)
+    batch = Batch(lengths, list(PREFIXES[: len(lengths)]))
+    if trees:
+        batch = replace(batch, trees=[random_tree(n, generator) for n in lengths])
+    live = prepare(backend, fault(batch), rows)
     q = torch.randn(rows, HEADS * DIM, generator=generator)
     k, v = (torch.randn(rows, KV_HEADS, DIM, generator=generator) for _ in "kv")
-    live = view(lengths, rows, prefixes, full, len(lengths))
     found = backend.forward_extend(q, k, v, LAYER, live, save_kv_cache=False).view(rows, HEADS, DIM)
     used = sum(lengths)
-    starts = torch.tensor([0, *lengths]).cumsum(0)
-    kv = [backend.req_to_token[i + 1, :prefix].long() for i, prefix in enumerate(prefixes)]
-    masks = {} if seen is None else {"mask": torch.cat([tree.flatten() for tree in seen])}
-    if seen is not None:
-        masks["mask_indptr"] = torch.tensor([0, *(len(tree) ** 2 for tree in seen)]).cumsum(0)
+    kv = [backend.req_to_token[i + 1, :prefix].long() for i, prefix in enumerate(batch.prefixes)]
+    masks = {}
+    if batch.trees is not None:
+        masks["mask"] = torch.cat([tree.flatten() for tree in batch.trees])
+        masks["mask_indptr"] = torch.tensor([0, *(n**2 for n in lengths)]).cumsum(0)
     expected = tree_attention(
         q.view(rows, HEADS, DIM),
         k,
         v,
         *backend.pool,
-        starts,
-        torch.tensor([0, *prefixes]).cumsum(0),
+        torch.tensor([0, *lengths]).cumsum(0),
+        torch.tensor([0, *batch.prefixes]).cumsum(0),
         torch.cat(kv),
         **masks,
     )
@@ -178,24 +206,47 @@ def run(
     return {"distance": (found[:used] - expected[:used]).abs().max().item(), "padding": padding}
 
 
-def eager(backend: Any, live: Any, _full: torch.Tensor | None) -> None:
+def eager(backend: Any, batch: Batch, rows: int) -> Any:
+    live = batch.view(rows, len(batch.lengths), batch.mask(backend))
     backend.init_forward_metadata(live)
+    return live
 
 
-def graph(backend: Any, live: Any, full: torch.Tensor | None) -> None:
-    """Metadata made at capture, for another layout, and then refilled; what the graph holds are the first tensors."""
-    rows = len(live.input_ids)
+def graph(backend: Any, batch: Batch, rows: int) -> Any:
+    """Metadata made at capture, for another layout, and then refilled twice; a graph holds the first tensors."""
+    backend.init_cuda_graph_state(MOST, MOST * WIDTH)
+    if not isinstance(backend, TreeTritonAttnBackend):
+        # on a CPU SGLang makes room for the rows' own part of the mask only
+        room = torch.zeros(MOST * WIDTH * (CONTEXT + WIDTH), dtype=torch.uint8)
+        backend._verify_mask = VerifyMask(buffer=room, mode=TreeMaskMode.FULL_MASK, max_bs=MOST)
     slots = min(rows, MOST)
     lens = build_capture_verify_lens(num_tokens=rows, num_slots=slots, num_draft_tokens=WIDTH)
-    # SGLang captures with the buffer that it later copies masks into
-    captured_mask = None if full is None else backend.verify_mask.buffer
-    backend.init_forward_metadata_out_graph(view(lens, rows, [1] * slots, captured_mask, slots), in_capture=True)
-    captured = backend.forward_metadata, backend._padding
-    lengths = live.spec_info.ragged_verify_layout.verify_lens.tolist()
-    backend.init_forward_metadata_out_graph(view(lengths, rows, live.seq_lens.tolist(), full, slots))
-    backend.forward_metadata, backend._padding = captured
+    dummy = None if batch.trees is None else torch.ones((MOST + MOST * WIDTH) * WIDTH, dtype=torch.bool)
+    captured = Batch(lens, [1] * slots).view(rows, slots, dummy)
+    backend.init_forward_metadata_out_graph(captured, in_capture=True)
+    held = backend.forward_metadata, backend._padding
+    trees = None if batch.trees is None else batch.trees[::-1]
+    for each in (Batch(batch.lengths[::-1], batch.prefixes[::-1], trees), batch):
+        live = each.view(rows, slots, each.mask(backend))
+        backend.init_forward_metadata_out_graph(live)
+    backend.forward_metadata, backend._padding = held
+    return live
 
 
+def mask_bit(batch: Batch) -> Batch:
+    """One node of the last tree does not see the root."""
+    assert batch.trees is not None
+    trees = [tree.clone() for tree in batch.trees]
+    trees[-1][-1, 0] = False
+    return replace(batch, trees=trees)
+
+
+def prefix(batch: Batch) -> Batch:
+    """One token more than the second request has."""
+    return replace(batch, prefixes=[length + (i == 1) for i, length in enumerate(batch.prefixes)])
+
+
+Prepare = Callable[[Any, Batch, int], Any]
 CASES: dict[str, tuple[list[int], int, bool]] = {
     "chains": ([1, 5, 3, 2], 11, False),
     "chains_with_padding": ([1, 5, 3, 2], 16, False),
@@ -203,16 +254,23 @@ CASES: dict[str, tuple[list[int], int, bool]] = {
     "roots_only": ([1, 1, 1, 1], 4, False),
     "the_whole_window": ([WIDTH] * 4, 4 * WIDTH, False),
     "trees": ([1, 9, 4, 7], 21, True),
-    "trees_with_padding": ([2, 9, 1, 6], 24, True),
+    "trees_with_padding": ([1, 9, 30, 17], 64, True),
 }
+FAULTS = (mask_bit, prefix)
 
 
 def main(output: Path) -> None:
     torch.empty_like = lambda t: torch.full_like(t, torch.nan)  # type: ignore[assignment]
+    # that of a small GPU: the interpreter runs one program after the other
+    attention_split.WANTED_PROGRAMS = 16
     results = {}
-    for name, (lengths, rows, trees) in CASES.items():
+    for kernel in ("stock", "tree"):
         for how in (eager, graph):
-            results[f"{name}-{how.__name__}"] = run(lengths, rows, trees, how)
+            for name, case in CASES.items():
+                results[f"{kernel}-{name}-{how.__name__}"] = run(kernel, *case, how, lambda batch: batch)
+            for fault in FAULTS:
+                faulty = run(kernel, *CASES["trees_with_padding"], how, fault)
+                results[f"{kernel}-{fault.__name__}-{how.__name__}"] = faulty
     output.write_text(json.dumps(results))
 
 

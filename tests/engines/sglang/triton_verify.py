@@ -1,8 +1,8 @@
 """A plugin for tests only: on the CPU engine, the target verifies on the Triton backend, in Triton's interpreter.
 
-Every other verify forward takes the metadata of a captured graph: made once per number of rows, for as many requests as
-the graph has room for, and afterwards only refilled. Prefill, and all of the draft's, stay on the CPU engine's own
-attention.
+The kernel is the one of the options. Every other verify forward takes the metadata of a captured graph: made once per
+number of rows, for as many requests as the graph has room for, and afterwards only refilled. Prefill, and all of the
+draft's, stay on the CPU engine's own attention.
 """
 
 from __future__ import annotations
@@ -14,23 +14,33 @@ import torch
 
 
 def register() -> None:
+    from c2t_plugin.engines.sglang import validate
     from c2t_plugin.engines.sglang.cpu_engine import patches
 
     # Whichever plugin SGLang loads first, this name is looked up last.
     patches.ragged_attention = _create
+    # a CPU engine has no Triton backend to name
+    validate._BACKENDS = ()
     print("planted: the target verifies in Triton's interpreter", flush=True)
 
 
 def _create(runner: Any) -> Any:
+    from sglang.srt.runtime_context import get_server_args
+
+    from c2t_kernels.fused import attention_split
+    from c2t_plugin.engines.sglang.args import config_of
     from c2t_plugin.engines.sglang.cpu_engine.ragged_attention import RaggedCpuAttnBackend
-    from c2t_plugin.engines.sglang.triton_ragged import RaggedTritonAttnBackend
+    from c2t_plugin.engines.sglang.ragged import _triton
+
+    # that of a small GPU: the interpreter runs one program after the other
+    attention_split.WANTED_PROGRAMS = 16
 
     class TritonVerifies(RaggedCpuAttnBackend):
         c2t_ragged = "triton"
 
         def __init__(self, runner: Any) -> None:
             super().__init__(runner)
-            self.triton = RaggedTritonAttnBackend(runner)
+            self.triton = _triton(config_of(get_server_args()), runner)
             self.graphs = Graphs(self.triton, runner)
             self.forwards = 0
 
@@ -63,19 +73,17 @@ class Graphs:
         from sglang.srt.layers.attention.verify_mask import VerifyMask, tree_mask_numel
         from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
+        from c2t_plugin.engines.sglang.triton_tree import TreeTritonAttnBackend
+
         self.backend = backend
         self.width = runner.decode_num_tokens_per_req()
         self.requests = 8
         backend.init_cuda_graph_state(self.requests, self.requests * self.width)
-        # On a CPU SGLang's has the rows' own columns only, which is not what the kernel reads.
-        context = backend.max_context_len
-        backend._verify_mask = VerifyMask(
-            buffer=torch.zeros(
-                tree_mask_numel(TreeMaskMode.FULL_MASK, self.requests, self.width, context), dtype=torch.bool
-            ),
-            mode=TreeMaskMode.FULL_MASK,
-            max_bs=self.requests,
-        )
+        if not isinstance(backend, TreeTritonAttnBackend):
+            # On a CPU SGLang's has the rows' own columns only, which is not what its kernel reads.
+            elements = tree_mask_numel(TreeMaskMode.FULL_MASK, self.requests, self.width, backend.max_context_len)
+            room = torch.zeros(elements, dtype=torch.bool)
+            backend._verify_mask = VerifyMask(buffer=room, mode=TreeMaskMode.FULL_MASK, max_bs=self.requests)
         self.metadata: dict[int, tuple[Any, Any]] = {}
 
     def replay(self, live: Any) -> None:

@@ -2,8 +2,8 @@
 
 JOB: target, prompts, new_tokens, max_num_seqs, speculative (one configuration per engine, with a `target` where that
 is another; None for plain decoding), and further `options` of every engine. OUT: per engine the output ids and the
-steps of each request as (drafted, accepted), C2T's state then, and the first prompt's steps alone, with the state
-behind them. With `mixed`: test_features.py's answers, and how many requests were preempted.
+steps of each request as (drafted, accepted), C2T's state and counters of /metrics then, and the first prompt's steps
+alone, with the state behind them. With `mixed`: test_features.py's answers, the last prompt's twice more, and counters.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def engine(job: dict[str, Any], spec: dict[str, Any] | None) -> Iterator[Any]:
         dtype="float32",
         enforce_eager=True,
         max_num_seqs=job["max_num_seqs"],
+        disable_log_stats=False,
         kv_cache_memory_bytes=2**28,
         speculative_config=spec,
         per_request_spec_decode_metrics="detailed" if spec else "none",
@@ -58,6 +59,7 @@ def engine(job: dict[str, Any], spec: dict[str, Any] | None) -> Iterator[Any]:
 def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     from vllm import SamplingParams
 
+    from tests.engines.vllm.test_features import counter, steps_by_length
     from tests.engines.vllm.verify_counts import Steps
 
     sampling = SamplingParams(temperature=0, max_tokens=job["new_tokens"], ignore_eos=True)
@@ -69,23 +71,34 @@ def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
 
         steps = steps_of(job["prompts"])
         (state,) = llm.collective_rpc("c2t_control")
+        counted = {"steps": list(steps_by_length(llm).items()), "accepted": counter(llm, "vllm:c2t_accepted_tokens")}
         (alone,) = steps_of(job["prompts"][:1])
         (state_alone,) = llm.collective_rpc("c2t_control")
     return {
         "outputs": [each.output_ids for each in steps],
         "steps": [each.steps for each in steps],
         "state": state,
+        "counted": counted,
         "alone": alone.steps,
         "state_alone": state_alone,
     }
 
 
 def _mixed(job: dict[str, Any], spec: dict[str, Any] | None) -> dict[str, Any]:
-    from tests.engines.vllm.test_features import answers, counter
+    from tests.engines.vllm.test_features import answers, counter, steps_by_length, twice
 
     with engine(job, spec) as llm:
         found = answers(llm, job["prompts"], job["new_tokens"])
-        return {"answers": [vars(each) for each in found], "preemptions": counter(llm, "vllm:num_preemptions")}
+        steps, hits = steps_by_length(llm), counter(llm, "vllm:prefix_cache_hits")
+        # the longest, which fills a block
+        again = twice(llm, job["prompts"][-1], job["new_tokens"])
+        return {
+            "answers": [vars(each) for each in found],
+            "again": again,
+            "preemptions": counter(llm, "vllm:num_preemptions"),
+            "prefix_hits": counter(llm, "vllm:prefix_cache_hits") - hits,
+            "steps": list(steps.items()),
+        }
 
 
 def allow_adaptive_verification() -> None:

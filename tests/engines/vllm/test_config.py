@@ -34,6 +34,7 @@ def resolved(**spec: Any) -> types.SimpleNamespace:
     fields = {
         "method": "draft_model",
         "model": str(SHIPPED / "draft"),
+        "draft_model_config": types.SimpleNamespace(architectures=["LlamaForCausalLM"]),
         "use_local_argmax_reduction": False,
         "parallel_drafting": False,
         "use_heterogeneous_vocab": False,
@@ -98,6 +99,7 @@ def test_adaptive_verification_keeps_its_scheduling():
         (arguments({"method": "c2t:medusa", **MODEL}), "after the colon C2T knows draft_model, eagle, eagle3, mtp"),
         (arguments({"method": "eagle", **MODEL, "c2t_beta": 0.3}), "c2t_beta is set, but the method is 'eagle'"),
         (arguments(None, additional_config={"c2t": {}}), "C2T needs a draft"),
+        (arguments({"method": "c2t", "num_speculative_tokens": 4}), 'names no draft "model".*"c2t:mtp"'),
         (arguments({"method": "c2t", **MODEL}, additional_config={"c2t": 0.3}), "must be an object, got 0.3"),
         (arguments({"method": "c2t", **MODEL}, async_scheduling=True), "--async-scheduling fixes the number"),
         (arguments({"method": "c2t", **MODEL}, worker_cls="my.Worker"), "--worker-cls my.Worker cannot be combined"),
@@ -192,6 +194,37 @@ def test_a_damaged_classifier_is_named(tmp_path: Path):
         config.settle(resolved(), config.C2TConfig(classifier=str(broken)))
 
 
+@pytest.mark.parametrize(
+    ("spec", "training", "pair", "said"),
+    [
+        ({}, {}, {"kind": "draft"}, None),
+        ({}, {}, {}, None),
+        ({"method": "eagle"}, {}, {"kind": "eagle1"}, None),
+        ({"method": "eagle"}, {}, {"kind": "eagle3"}, "was fitted on eagle3 drafts, these are eagle1"),
+        ({"enable_adaptive_verification": True}, {"calibrated": "chain"}, {}, None),
+        ({"enable_adaptive_verification": True}, {"calibrated": "tree"}, {}, "takes confidences for probabilities"),
+        ({"enable_adaptive_verification": True}, {}, {}, "takes confidences for probabilities"),
+        ({"enable_adaptive_verification": False}, {"calibrated": "none"}, {}, None),
+    ],
+    ids=["same kind", "no kind", "eagle", "other kind", "calibrated", "on trees", "not calibrated", "not adaptive"],
+)
+def test_what_makes_confidences_poor_is_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spec: dict[str, Any],
+    training: dict[str, Any],
+    pair: dict[str, Any],
+    said: str | None,
+):
+    lines: list[str] = []
+    monkeypatch.setattr(config.logger, "warning", lambda text, *values: lines.append(text % values))
+    named = tmp_path / "named.safetensors"
+    save_classifier(NodeClassifier(ClassifierSpec(training=training, pair=pair)), named)
+    config.settle(resolved(**spec), config.C2TConfig(classifier=str(named)))
+    assert len(lines) == (0 if said is None else 1)
+    assert said is None or said in lines[0]
+
+
 # --- the contract
 
 
@@ -199,6 +232,28 @@ def test_the_installed_vllm_keeps_the_contract():
     import vllm
 
     contract.check(vllm.__version__)
+
+
+@pytest.mark.parametrize(
+    ("planted", "message"),
+    [
+        (("vllm.__version__", "0.33.0"), r"vLLM 0\.33\.0 is installed, C2T supports vLLM 0\.32: "),
+        (
+            ("c2t_plugin.engines.vllm.contract.SYMBOLS", (EngineSymbol("config/vllm.py", "VllmConfig.dream"),)),
+            r"vllm .* is not as C2T needs it: config/vllm\.py: VllmConfig\.dream \(not found\)\. ",
+        ),
+    ],
+    ids=["release", "symbol"],
+)
+def test_an_engine_checks_the_contract_first(
+    layout: Path, monkeypatch: pytest.MonkeyPatch, planted: tuple[str, Any], message: str
+):
+    plugin.register()
+    record = engine_arguments(layout)
+    setattr(record, plugin.COMMAND_LINE, True)
+    monkeypatch.setattr(*planted)
+    with pytest.raises(SystemExit, match=rf"^C2T: {message}[^\n]*$"):
+        record.create_engine_config()
 
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.0.0", "dev"])
@@ -246,6 +301,22 @@ def test_vllm_resolves_what_was_translated(layout: Path):
         assert found.parallel_config.worker_cls.endswith("worker_cpu.C2TWorker")
 
 
+@pytest.mark.parametrize(("draft", "method"), [("draft", "draft_model"), ("eagle3", "eagle3")])
+def test_vllm_finds_the_method_out(layout: Path, draft: str, method: str):
+    found = engine_arguments(layout, method="c2t", model=str(layout / draft)).create_engine_config()
+    assert found.speculative_config.method == method
+    assert config.Settings.of(found) is not None
+
+
+@pytest.mark.parametrize(("name", "method"), [("eagle1", "c2t:eagle"), ("eagle3", "c2t:eagle3")])
+def test_a_head_that_vllm_does_not_know_by_its_name(layout: Path, tmp_path: Path, name: str, method: str):
+    (tmp_path / "head").symlink_to(layout / name)
+    record = engine_arguments(layout, method="c2t", model=str(tmp_path / "head"))
+    with pytest.raises(ConfigError, match=f'no stand-alone draft: set the method "{method}"'):
+        record.create_engine_config()
+    assert engine_arguments(layout, method=method, model=str(tmp_path / "head")).create_engine_config() is not None
+
+
 def test_a_command_line_ends_with_one_line_and_a_program_gets_the_error(layout: Path):
     with pytest.raises(ConfigError, match="no tree attention"):
         engine_arguments(layout, c2t_mode="tree").create_engine_config()
@@ -259,7 +330,7 @@ SYNTHETIC = {"rejection_sample_method": "synthetic", "synthetic_acceptance_lengt
 
 
 def spec(layout: Path, base: str, **values: Any) -> dict[str, Any]:
-    draft = {"eagle3": "eagle3", "draft_model": "draft"}[base]
+    draft = {"eagle3": "eagle3", "draft_model": "draft", "eagle": "eagle1"}[base]
     return {"method": f"c2t:{base}", "model": str(layout / draft), "num_speculative_tokens": 4, **values}
 
 
@@ -272,6 +343,8 @@ def spec(layout: Path, base: str, **values: Any) -> dict[str, Any]:
         ("eagle3", {"c2t_policy": "prob"}, [], "c2t_policy is for SGLang"),
         ("eagle3", {"c2t_classifier": "nowhere.safetensors"}, [], "neither a file nor a directory"),
         ("eagle3", {"c2t_classifier": "damaged"}, [], "is not a readable safetensors file"),
+        ("eagle3", {"c2t_classifier": "wide"}, [], "has 65 hidden units, an engine takes at most 64"),
+        ("eagle", {"method": "c2t"}, [], "is an EAGLE head (EagleLlamaForCausalLM), no stand-alone draft: set the"),
         ("eagle3", {"c2t_top_m": 7}, [], "top_m is 7, but"),
         ("eagle3", {"method": "c2t:medusa"}, [], "after the colon C2T knows"),
         ("eagle3", {}, ["--async-scheduling"], "--async-scheduling fixes the number of drafts"),
@@ -293,6 +366,9 @@ def test_each_fault_is_one_line_on_a_command_line(
     if values.get("c2t_classifier") == "damaged":
         values = {"c2t_classifier": str(tmp_path / "damaged.safetensors")}
         (tmp_path / "damaged.safetensors").write_bytes(b"no tensors")
+    if values.get("c2t_classifier") == "wide":
+        values = {"c2t_classifier": str(tmp_path / "wide.safetensors")}
+        save_classifier(NodeClassifier(ClassifierSpec(hidden=65)), Path(values["c2t_classifier"]))
     asked = ["--speculative-config", json.dumps(spec(layout, base, **values)), *flags]
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     record = EngineArgs.from_cli_args(

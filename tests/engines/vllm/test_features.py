@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,12 +42,12 @@ def all_prompts() -> list[list[int]]:
     return held_out_prompts(len(KINDS), min_tokens=80, max_tokens=120, seed=3)
 
 
-def twice(llm: Any) -> list[list[int]]:
-    """The first prompt again, alone, and once more: nothing evicts its blocks in between."""
+def twice(llm: Any, ids: list[int], new_tokens: int) -> list[list[int]]:
+    """One prompt's answer, alone, and once more: nothing evicts its blocks in between."""
     from vllm import SamplingParams
 
-    sampling = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
-    prompt = {"prompt_token_ids": all_prompts()[0]}
+    sampling = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+    prompt = {"prompt_token_ids": ids}
     return [list(llm.generate([prompt], sampling, use_tqdm=False)[0].outputs[0].token_ids) for _ in range(2)]
 
 
@@ -76,22 +77,30 @@ def counter(llm: Any, name: str) -> float:
     return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
 
 
+def steps_by_length(llm: Any) -> dict[int, float]:
+    """The counter vllm:c2t_verify_steps, by number of drafts."""
+    found = [metric for metric in llm.get_metrics() if metric.name == "vllm:c2t_verify_steps"]
+    return {int(metric.labels["length"]): metric.value for metric in found}
+
+
 @pytest.fixture(scope="module")
 def plain(engine: Engine) -> list[SimpleNamespace]:
     with engine(None, options=OPTIONS) as llm:
         return answers(llm, all_prompts(), NEW_TOKENS)
 
 
-@pytest.fixture(scope="module", params=DRAFTS)
-def served(request: pytest.FixtureRequest, engine: Engine) -> Iterator[SimpleNamespace]:
-    with engine(f"c2t:{request.param}", 4, OPTIONS) as llm:
+@pytest.fixture(scope="module", params=[*DRAFTS, "mtp"])
+def served(request: pytest.FixtureRequest, engine: Engine, mimo: Path) -> Iterator[SimpleNamespace]:
+    target = mimo if request.param == "mtp" else None
+    with engine(f"c2t:{request.param}", 4, OPTIONS, target) as llm:
         found = answers(llm, all_prompts(), NEW_TOKENS)
-        again = twice(llm)
+        again = twice(llm, all_prompts()[0], NEW_TOKENS)
         counts = {
             name: counter(llm, f"vllm:{name}")
             for name in ("num_preemptions", "prefix_cache_hits", "c2t_verify_steps", "c2t_accepted_tokens")
         }
-    yield SimpleNamespace(found=found, again=again, counts=counts)
+        steps = steps_by_length(llm)
+    yield SimpleNamespace(found=found, again=again, counts=counts, steps=steps)
 
 
 def of_kind(found: list[SimpleNamespace], kind: str) -> list[SimpleNamespace]:
@@ -124,6 +133,10 @@ def test_the_requests_are_what_their_names_say(plain: list[SimpleNamespace]):
 
 def test_requests_were_preempted_found_their_prefix_and_speculated(served: SimpleNamespace):
     assert all(value > 0 for value in served.counts.values()), served.counts
+
+
+def test_chains_of_several_lengths_were_verified(served: SimpleNamespace):
+    assert sum(count > 0 for length, count in served.steps.items() if 0 < length < 4) >= 2, served.steps
 
 
 def test_a_prompt_found_in_the_prefix_cache_is_answered_the_same(served: SimpleNamespace, plain: list[SimpleNamespace]):

@@ -63,6 +63,12 @@ def test_iterations_without_drafts_are_plain_steps(counters: VerifyCounters):
     assert steps() == [2, 0, 0, 0]
 
 
+def test_the_help_says_what_is_counted(counters: VerifyCounters):
+    text = prometheus_client.generate_latest().decode()
+    assert "# HELP vllm:c2t_verify_steps_total Verify steps by number of draft tokens scheduled; under adaptive" in text
+    assert "# HELP vllm:c2t_accepted_tokens_total Draft tokens accepted, bonus tokens excluded." in text
+
+
 def test_a_dropped_output_is_not_a_step_less(counters: VerifyCounters):
     counters.record(0, drafts([1, 1], accepted=0), iteration(1))
     counters.record(0, None, iteration(3))

@@ -24,7 +24,7 @@ from c2t_plugin.engines.server_process import free_port  # noqa: E402
 from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
 from tests.engines.sglang.simulate import Target, simulate  # noqa: E402
 from tests.engines.sglang.verify_counts import Rule, save_hand_made_classifier  # noqa: E402
-from tests.engines.vllm.verify_counts import Oracle  # noqa: E402
+from tests.engines.vllm.verify_counts import Oracle, gamma_and_tau  # noqa: E402
 
 NEW_TOKENS = 24
 BETA = 0.45
@@ -106,6 +106,9 @@ def test_metrics_are_the_simulations_counts(served: SimpleNamespace):
     assert found == {length: lengths[length] for length in range(D_MAX + 1)}
     accepted = sum(sum(run.accept_lengths) for run in served.runs)
     assert value(served.metrics, "c2t_accepted_tokens_total") == accepted
+    gamma, tau = gamma_and_tau(found, value(served.metrics, "c2t_accepted_tokens_total"))
+    steps = sum(len(run.draft_lengths) for run in served.runs)
+    assert (gamma, tau) == (sum(sum(run.draft_lengths) for run in served.runs) / steps, accepted / steps)
     # vLLM's own agree, without the steps that had no draft
     assert value(served.metrics, "spec_decode_num_drafts_total") == sum(lengths.values()) - lengths[0]
     assert value(served.metrics, "spec_decode_num_accepted_tokens_total") == accepted

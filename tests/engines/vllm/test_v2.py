@@ -19,7 +19,7 @@ from tests.engines.sglang.simulate import Target  # noqa: E402
 from tests.engines.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
 from tests.engines.vllm.conftest import DRAFTS  # noqa: E402
 from tests.engines.vllm.recorded import Models, assert_states_are_the_models  # noqa: E402
-from tests.engines.vllm.verify_counts import Oracle, UnnormedMtpDraft  # noqa: E402
+from tests.engines.vllm.verify_counts import Oracle, UnnormedMtpDraft, gamma_and_tau  # noqa: E402
 
 # The interpreter takes about a millisecond for every block of every kernel.
 NEW_TOKENS = 12
@@ -91,6 +91,16 @@ def test_the_runners_own_counts_agree(run: SimpleNamespace, base: str):
     assert found["state"]["accepted"] == sum(accepted for _, accepted in steps)
 
 
+@pytest.mark.parametrize("base", BASES)
+def test_gamma_and_tau_of_the_metrics_are_the_simulations(run: SimpleNamespace, base: str):
+    runs = [run.oracle.run(base, prompt, NEW_TOKENS, D_MAX, run.classifier, BETA) for prompt in run.prompts]
+    assert None not in runs, "a confidence lies at beta: choose another"
+    lengths = [length for each in runs for length in each.draft_lengths]
+    counted = run.found[base]["counted"]
+    found = gamma_and_tau(dict(counted["steps"]), counted["accepted"])
+    assert found == (sum(lengths) / len(lengths), sum(sum(each.accept_lengths) for each in runs) / len(lengths))
+
+
 @pytest.mark.parametrize("base", [base for base in BASES if base != RECORDED])
 def test_drafting_ends_when_no_request_is_alive(run: SimpleNamespace, base: str):
     """One request alone: a chain of n kept tokens took n + 1 draft steps, or all of them if none was cut."""
@@ -116,9 +126,9 @@ def test_recorded_states_are_the_models(run: SimpleNamespace):
 
 
 def test_adaptive_verification_verifies_less_than_it_schedules(run: SimpleNamespace):
-    """vLLM counts what it scheduled, which is every draft; the state counts what was verified."""
+    """vLLM and /metrics count what was scheduled, which is every draft; the state counts what was verified."""
     found = run.found["adaptive"]
     scheduled = sum(drafted for steps in found["steps"] for drafted, _ in steps)
     verified = sum(length * steps for length, steps in enumerate(found["state"]["verified"]))
-    assert 0 < verified < scheduled
+    assert 0 < verified < scheduled == sum(length * steps for length, steps in found["counted"]["steps"])
     assert 0 < found["state"]["accepted"] <= verified

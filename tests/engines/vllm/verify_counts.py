@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,12 @@ class Steps:
         return cls(tuple(run.output_ids), tuple(pair for pair in pairs if pair[0]))
 
 
+def gamma_and_tau(steps: Mapping[int, float], accepted: float) -> tuple[float, float]:
+    """As docs/engines.md has them, of verify steps by number of drafts and of accepted drafts; bonus excluded."""
+    total = sum(steps.values())
+    return sum(length * count for length, count in steps.items()) / total, accepted / total
+
+
 class Oracle:
     """Simulated steps; None for a request where a confidence is too near to beta to say."""
 
@@ -75,7 +81,14 @@ class Oracle:
     def steps(
         self, base: str, prompt: Sequence[int], new_tokens: int, d_max: int, classifier: Path | None, beta: float
     ) -> Steps | None:
+        run = self.run(base, prompt, new_tokens, d_max, classifier, beta)
+        return None if run is None else Steps.of_simulation(run)
+
+    def run(
+        self, base: str, prompt: Sequence[int], new_tokens: int, d_max: int, classifier: Path | None, beta: float
+    ) -> Simulation | None:
+        """With the steps that had no draft."""
         rule = None if classifier is None else Rule(classifier, beta)
         keep = None if rule is None else rule.keep_length
         run = simulate(self.target, self.draft(base), prompt, new_tokens, d_max, keep)
-        return None if rule is not None and rule.undecided else Steps.of_simulation(run)
+        return None if rule is not None and rule.undecided else run

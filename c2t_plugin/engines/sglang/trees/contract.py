@@ -7,6 +7,7 @@ from c2t_plugin.engines.contract import EngineSymbol
 SUPPORTED = "SGLang 0.5.23 for trees"
 
 _SPEC = "srt/speculative"
+_GRAPHS = "srt/model_executor/runner_backend"
 _POOL = "srt/mem_cache/memory_pool.py"
 
 SYMBOLS: tuple[EngineSymbol, ...] = (
@@ -31,6 +32,54 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         "EAGLEDraftCudaGraphRunner._postprocess_output_to_raw_bs",
         ("out", "raw_bs"),
     ),
+    # segments of the captured draft loop
+    EngineSymbol(
+        f"{_SPEC}/eagle_draft_cuda_graph_runner.py",
+        "EAGLEDraftCudaGraphRunner.__init__",
+        ("eagle_worker",),
+        ("self.backend = resolve_decode_backend(self)",),
+    ),
+    EngineSymbol(
+        f"{_SPEC}/eagle_draft_cuda_graph_runner.py",
+        "EAGLEDraftCudaGraphRunner.capture_one_shape",
+        ("size",),
+        (
+            "self.eagle_worker.draft_forward(forward_batch)",
+            "self.backend.capture_one(",
+            "self._make_graph_key(num_seqs,",
+        ),
+    ),
+    # A draft that ends early leaves positions short; each replay has them anew.
+    EngineSymbol(
+        f"{_SPEC}/eagle_draft_cuda_graph_runner.py",
+        "EAGLEDraftCudaGraphRunner.execute",
+        ("forward_batch",),
+        ("buffers.positions[:raw_num_token]", "buffers.positions.zero_()"),
+    ),
+    EngineSymbol(
+        f"{_GRAPHS}/full_cuda_graph_backend.py",
+        "FullCudaGraphBackend.capture_one",
+        ("shape_key", "forward_fn"),
+        (
+            "graph_ctx = self._device_module.graph",
+            "graph_ctx(cuda_graph=graph, pool=self._pool, stream=self._capture_stream)",
+            "self._device_module.synchronize()",
+            "self._graphs[shape_key] = graph",
+        ),
+    ),
+    EngineSymbol(
+        f"{_GRAPHS}/full_cuda_graph_backend.py",
+        "FullCudaGraphBackend.replay",
+        ("shape_key",),
+        ("self._graphs[shape_key].replay()",),
+    ),
+    EngineSymbol(f"{_GRAPHS}/full_cuda_graph_backend.py", "FullCudaGraphBackend.cleanup", contains=("graph.reset()",)),
+    EngineSymbol(
+        f"{_GRAPHS}/full_cuda_graph_backend.py",
+        "FullCudaGraphBackend.__init__",
+        contains=("self._memory_saver_adapter",),
+    ),
+    EngineSymbol("srt/model_executor/runner/shape_key.py", "ShapeKey.size"),
     EngineSymbol(
         f"{_SPEC}/eagle_utils.py",
         "per_step_draft_out_cache_loc",
@@ -61,6 +110,11 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         "srt/layers/attention/verify_mask.py",
         "maybe_create_verify_mask",
         contains=("mode = default_tree_mask_mode() if is_read else TreeMaskMode.QLEN_ONLY",),
+    ),
+    EngineSymbol(
+        "srt/layers/attention/triton_backend.py",
+        "TritonAttnBackend._update_target_verify_buffers",
+        contains=("self._verify_mask.buffer", "custom_mask[: spec_info.custom_mask.shape[0]] = spec_info.custom_mask"),
     ),
     EngineSymbol("srt/layers/attention/verify_mask.py", "VerifyMask.buffer"),
     EngineSymbol("srt/layers/attention/verify_mask.py", "VerifyMask.fits", ("bs",)),

@@ -17,7 +17,7 @@ from c2t_plugin.tree import ROOT, best
 
 
 class _Candidates(NamedTuple):
-    """The children of one layer, (bs, slots * k): those of all layers beside each other are the columns of a tree.
+    """The children of one layer, (bs, slots * k), or those of all layers beside each other, the columns of a tree.
 
     parent_ids: int64 column, -1 the root. keep: bool. token_ids: int64. key: float32, the lowest confidence on the way
     from the root, so that by it no node goes before one that it needs.
@@ -28,6 +28,17 @@ class _Candidates(NamedTuple):
     token_ids: Tensor
     key: Tensor
 
+    @classmethod
+    def of_nobody(cls, bs: int, columns: int, device: torch.device) -> _Candidates:
+        """Columns that no layer has written: dead children of the root."""
+        shape = (bs, columns)
+        return cls(
+            parent_ids=torch.full(shape, ROOT, dtype=torch.int64, device=device),
+            keep=torch.zeros(shape, dtype=torch.bool, device=device),
+            token_ids=torch.zeros(shape, dtype=torch.int64, device=device),
+            key=torch.zeros(shape, dtype=torch.float32, device=device),
+        )
+
 
 class TreeGrower(RequestLimits):
     """The tree of every request of a batch, across the steps of one draft.
@@ -37,7 +48,8 @@ class TreeGrower(RequestLimits):
     every shape depends on the batch size alone and nothing synchronises with the host.
 
     Every layer has `policy.width` places to draft from. A dead place holds token 0 and is drafted from as well; what
-    comes of it belongs to no tree.
+    comes of it belongs to no tree. So `end` may come after fewer than `max_depth` layers: columns of the rest are dead,
+    also where the calls were captured in graphs and those of some layers are not replayed (segments.py).
     """
 
     def __init__(
@@ -72,7 +84,6 @@ class TreeGrower(RequestLimits):
             entropy=torch.zeros(slots, dtype=torch.float32, device=device),
             margin=torch.zeros(slots, dtype=torch.float32, device=device),
         )
-        self._layers: list[_Candidates] = []
 
     def set_beta(self, beta: float) -> None:
         if beta and not self.policy.cuts:
@@ -94,8 +105,9 @@ class TreeGrower(RequestLimits):
 
     def begin(self, slots: Tensor) -> GrownLayer:
         """Start a draft for the requests in these slots ((n,) int64): the first layer, (n, width)."""
-        self._layers = []
-        self._columns = 0
+        width = self.policy.width
+        self._tree = _Candidates.of_nobody(len(slots), width + (self.d_max - 1) * width**2, slots.device)
+        self._drawn = self._columns = 0
         self._beta, self._depth = self.limits_of(slots)
         root = torch.zeros(len(slots), 1, dtype=torch.float32, device=slots.device)
         self._joint, self._alive = root, torch.ones_like(root, dtype=torch.bool)
@@ -113,7 +125,7 @@ class TreeGrower(RequestLimits):
         keep is closed under ancestors and has at most max_nodes True entries per row. key is what nodes go by: the
         lowest confidence on the way from the root, infinite where none is known.
         """
-        parent_ids, keep, token_ids, key = (torch.cat(parts, dim=1) for parts in zip(*self._layers, strict=True))
+        parent_ids, keep, token_ids, key = self._tree
         return parent_ids, best(key, keep, self.max_nodes), token_ids, key
 
     def own_beta(self, slots: Tensor) -> Tensor:
@@ -132,7 +144,8 @@ class TreeGrower(RequestLimits):
         return stats._replace(token_ids=self._vocabulary[stats.token_ids])
 
     def _grow(self, stats: DraftStats) -> GrownLayer:
-        depth, width = len(self._layers) + 1, self.policy.width
+        self._drawn += 1
+        depth, width = self._drawn, self.policy.width
         layer = self.policy.layer(self._joint, self._alive, stats, self._beta, depth)
         allowed = (self._depth >= depth)[:, None]
         keep, alive = layer.kept & allowed, layer.alive & allowed
@@ -141,9 +154,12 @@ class TreeGrower(RequestLimits):
         above = (x[..., None].expand(*x.shape, width).flatten(1) for x in (self._above, self._key))
         parent_ids, key = next(above), next(above)
         key = torch.minimum(key, confidence.nan_to_num(nan=math.inf, posinf=math.inf))
-        self._layers.append(_Candidates(parent_ids, keep, stats.token_ids.reshape(keep.shape), key))
+        end = self._columns + keep.shape[1]
+        drawn = _Candidates(parent_ids, keep, stats.token_ids.reshape(keep.shape), key)
+        for columns, value in zip(self._tree, drawn, strict=True):
+            columns[:, self._columns : end] = value
         column = layer.children.clamp_min(0).long()
         self._above, self._key = column + self._columns, key.gather(1, column)
-        self._columns += keep.shape[1]
+        self._columns = end
         self._joint, self._alive = layer.joint_log_prob, alive
         return layer._replace(alive=alive)

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from sglang.srt.distributed import get_tp_group
-from sglang.srt.layers.attention.intel_amx_backend import IntelAMXAttnBackend
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-from sglang.srt.speculative import eagle_worker_v2
+from sglang.srt.speculative import eagle_draft_cuda_graph_runner, eagle_worker_v2
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorkerV2
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker, StandaloneWorkerV2
 from torch import Tensor
@@ -26,14 +25,10 @@ from c2t_plugin.engines.sglang.trees.branches import inherit_branches
 from c2t_plugin.engines.sglang.trees.grower import TreeGrower
 from c2t_plugin.engines.sglang.trees.planning import plan
 from c2t_plugin.engines.sglang.trees.policies import slot_policy
+from c2t_plugin.engines.sglang.trees.segments import EARLY_END_BATCH, divide
 from c2t_plugin.engines.sglang.trees.verify_input import TreeVerifyInput, build_verify_input
 from c2t_plugin.engines.sglang.worker import _DraftMixin, _VerifyMixin
 from c2t_plugin.errors import ConfigError
-
-# Widths that are verified besides the largest, where the target's attention takes one that changes.
-BUCKETS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
-# In larger batches some tree is nearly always alive, and asking costs a wait for the device.
-EARLY_END_BATCH = 4
 
 
 class _TreeDraftMixin(_DraftMixin):
@@ -72,6 +67,7 @@ class _TreeDraftMixin(_DraftMixin):
         for step in range(self.speculative_num_steps - 1):
             if self._may_end_early and len(slots) <= EARLY_END_BATCH and not self.scorer.alive:
                 break
+            self.between_layers()
             if self._inherits:
                 inherit_branches(buffers, slots, layer.parents, written=step)
             forward_batch.input_ids = layer.token_ids.flatten()
@@ -86,13 +82,30 @@ class _TreeDraftMixin(_DraftMixin):
             hidden = output.hidden_states
             with self.counts.classifying():
                 layer = self.scorer.step(output.next_token_logits)
+        self.between_layers()
         # What nodes go by takes the place of draft probabilities, which only rejection sampling has.
         return self.scorer.end()
+
+    def between_layers(self) -> None:
+        """Nothing, except while a graph of the loop is recorded in segments."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the host waits for every draft anyway: it counts the rows that the target computes."""
+        return self.packed or self.windows is not None
+
+    def _capture_cuda_graphs(self) -> None:
+        resolve = eagle_draft_cuda_graph_runner.resolve_decode_backend
+        # Ranks have to take the same steps, and may see an end at different times.
+        alone = get_tp_group().world_size == 1
+        divided = (lambda runner: divide(resolve(runner), self)) if alone else resolve
+        with _replaced(eagle_draft_cuda_graph_runner, "resolve_decode_backend", divided):
+            super()._capture_cuda_graphs()
 
     def draft(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
         if batch.forward_mode.is_idle():
             return super().draft(batch, *positional, **keyword)
-        # A graph is captured outside of here, and it has to hold all steps; ranks have to take the same ones.
+        # The loop is captured outside of here, and whole; ranks have to take the same steps.
         with (
             _replaced(self, "_may_end_early", get_tp_group().world_size == 1),
             _replaced(eagle_worker_v2, "build_eagle_verify_input", self._build_verify_input),
@@ -101,6 +114,10 @@ class _TreeDraftMixin(_DraftMixin):
 
     def _cut(self, batch: Any, verify_input: Any) -> None:
         """Nothing: trees are cut while they grow."""
+
+    def _narrowed(self, batch: Any, verify_input: Any) -> Any:
+        # built at its width
+        return verify_input
 
     def _build_verify_input(
         self,
@@ -114,11 +131,12 @@ class _TreeDraftMixin(_DraftMixin):
     ) -> TreeVerifyInput:
         keep = self._planned(keep, key, batch.req_pool_indices)
         trees = (self._agree(parent_ids), self._agree(keep), self._agree(token_ids))
+        width = self._width(trees[1])
         return build_verify_input(
             batch,
             draft_input,
             trees,
-            self._width(trees[1]),
+            width,
             attn_backend=self.target_worker.model_runner.attn_backend,
             topk=self.topk,
             num_steps=self.speculative_num_steps,
@@ -134,23 +152,12 @@ class _TreeDraftMixin(_DraftMixin):
         return plan(keep, key, self.scorer.max_nodes, lambda sizes, keys: planner.keep(sizes, own, keys))
 
     def _width(self, keep: Tensor) -> int:
-        """Nodes per request of this batch, the root included: its largest tree, rounded up to a bucket."""
-        widest = self.speculative_num_draft_tokens
-        runner = self.target_worker.model_runner
-        # Other backends, and every captured graph, fix the width at start; at top-k 1 the stock draft fixes it.
-        if (
-            self.topk == 1
-            or runner.decode_cuda_graph_runner
-            or not isinstance(runner.attn_backend, IntelAMXAttnBackend)
-        ):
-            return widest
-        nodes = int(keep.sum(1).max()) + 1
-        return min(width for width in (*BUCKETS, widest) if width >= nodes)
-
-    def _draft_extend_for_decode(self, batch: Any, batch_result: Any, *positional: Any, **keyword: Any) -> None:
-        # It reads what was verified, so it has that width.
-        with _replaced(self, "speculative_num_draft_tokens", batch_result.speculative_num_draft_tokens):
-            super()._draft_extend_for_decode(batch, batch_result, *positional, **keyword)
+        """Places per request, the root included, for the largest tree of this batch; that window is entered."""
+        if self.windows is None:
+            return self.speculative_num_draft_tokens
+        width = self.windows.fitting(int(keep.sum(1).max()) + 1)
+        self.windows.enter(width)
+        return width
 
 
 class _TreeVerifyMixin(_VerifyMixin):
@@ -159,17 +166,6 @@ class _TreeVerifyMixin(_VerifyMixin):
     def init_attention_backends(self) -> None:
         super().init_attention_backends()
         self._draft_worker.packed = self.ragged is not None
-
-    def verify(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
-        width = batch.spec_info.draft_token_num
-        if width == self.speculative_num_draft_tokens:
-            return super().verify(batch, *positional, **keyword)
-        backend = self.target_worker.model_runner.attn_backend
-        with (
-            _replaced(self, "speculative_num_draft_tokens", width),
-            _replaced(backend, "num_draft_tokens", width),
-        ):
-            return super().verify(batch, *positional, **keyword)
 
 
 def _of_parents(hidden: Tensor | None, parents: Tensor) -> Tensor | None:

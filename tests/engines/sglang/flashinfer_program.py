@@ -1,0 +1,356 @@
+"""Runs SGLang's FlashInfer backend, made ragged, on the CPU with stand-ins, for test_flashinfer_ragged.py.
+
+Usage: python flashinfer_program.py OUTPUT.json, in the CPU engine's environment with TRITON_INTERPRET=1. Writes, per
+case, the largest distance from c2t_kernels' reference attention, and what rows of nobody hold; and which backends
+SGLang's registry builds.
+
+Stand-ins are FlashInfer's wrappers and the model runner; the backend's constructor, its metadata of both modes, its
+indices updater and the kernel that lists the slots of keys are SGLang's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from flashinfer_wrapper import PagedWrapper
+from sglang.srt.environ import envs
+from sglang.srt.layers.attention import attention_registry, flashinfer_backend
+from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout, build_capture_verify_lens
+
+from c2t_kernels.reference import tree_attention
+from c2t_plugin.config import RAGGED, C2TConfig
+from c2t_plugin.engines.sglang import algo, ragged
+from c2t_plugin.engines.sglang.flashinfer_ragged import PackedRows, RaggedFlashInferAttnBackend
+
+HEADS, KV_HEADS, DIM = 4, 2, 16
+MOST, WIDTH, CONTEXT = 5, 30, 80
+SLOTS = (MOST + 1) * CONTEXT
+PREFIXES = (7, 20, 1, 33, 12)
+TIERS = (60, 90)
+
+
+class Pool:
+    """Keys and values of one layer, by slot."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.k, self.v = (torch.randn(SLOTS, KV_HEADS, DIM, generator=generator) for _ in "kv")
+
+    def get_kv_buffer(self, _layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.k, self.v
+
+    def set_kv_buffer(self, _layer: Any, written: Any, k: torch.Tensor, v: torch.Tensor, *_scales: Any) -> None:
+        self.k[written.loc], self.v[written.loc] = k, v
+
+    def get_kv_cache_quant_method(self) -> Any:
+        return SimpleNamespace(
+            resolve_attention_access=lambda *_: SimpleNamespace(kind=None, scale_recipe=None),
+            needs_global_scale=lambda: False,
+        )
+
+
+def stand_ins() -> None:
+    """In place of what SGLang's module takes from FlashInfer, CUDA and a running server."""
+    for name in ("BatchPrefillWithPagedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper"):
+        setattr(flashinfer_backend, name, _wrapper)
+    flashinfer_backend.BatchPrefillWithRaggedKVCacheWrapper = lambda *_, **__: None
+    flashinfer_backend.get_parallel = lambda: SimpleNamespace(attn_tp_size=1, attn_dcp_size=1)
+    flashinfer_backend.get_exec = lambda: SimpleNamespace(
+        features=SimpleNamespace(enable_mis=False),
+        deterministic=SimpleNamespace(enable_deterministic_inference=False),
+    )
+    flashinfer_backend.get_platform = lambda: SimpleNamespace(is_sm100=False)
+    flashinfer_backend.get_buffer = lambda _name, _make: torch.empty(1, dtype=torch.uint8)
+    flashinfer_backend.get_cuda_graph_max_batch_size = lambda size: size
+    flashinfer_backend.DllmConfig = SimpleNamespace(from_server_args=lambda _: None)
+    empty, zeros = torch.empty, torch.zeros
+
+    def unwritten(*sizes: Any, **named: Any) -> torch.Tensor:
+        """No slot, so that nothing rests on what happened to be in memory."""
+        return empty(*sizes, **named).fill_(-1 if named.get("dtype") == torch.int32 else 0)
+
+    def on_the_cpu(*sizes: Any, device: Any = None, **named: Any) -> torch.Tensor:
+        """SGLang names the device of its graph buffers."""
+        return zeros(*sizes, device=None if device == "cuda" else device, **named)
+
+    torch.empty, torch.zeros = unwritten, on_the_cpu  # type: ignore[assignment]
+
+
+def _wrapper(*positional: Any, use_tensor_cores: bool = False, **named: Any) -> PagedWrapper:
+    return PagedWrapper(*positional, **named)
+
+
+def make_backend(generator: torch.Generator) -> RaggedFlashInferAttnBackend:
+    slots = torch.randperm(SLOTS, generator=generator).view(MOST + 1, CONTEXT).int()
+    pool, allocator = Pool(generator), SimpleNamespace(get_kvcache=lambda: None)
+    runner = SimpleNamespace(
+        req_to_token_pool=SimpleNamespace(size=MOST, req_to_token=slots),
+        token_to_kv_pool=pool,
+        token_to_kv_pool_allocator=allocator,
+        kv_index_translator=KVIndexTranslator(
+            req_to_token=slots,
+            token_to_kv_pool_allocator=allocator,
+            token_to_kv_pool=pool,
+            page_size=1,
+            device="cpu",
+        ),
+        server_args=None,
+        is_draft_worker=False,
+        prefill_attention_backend_str="flashinfer",
+        decode_attention_backend_str="flashinfer",
+        kv_cache_dtype=torch.bfloat16,
+        dtype=torch.bfloat16,
+        page_size=1,
+        sliding_window_size=None,
+        device="cpu",
+        model_config=SimpleNamespace(
+            num_attention_heads=HEADS,
+            get_num_kv_heads=lambda *_: KV_HEADS,
+            get_max_num_attention_heads=lambda: HEADS,
+            head_dim=DIM,
+            context_len=CONTEXT,
+            is_multimodal=False,
+            is_encoder_decoder=False,
+            hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"]),
+        ),
+    )
+    backend = RaggedFlashInferAttnBackend.of(flashinfer_backend.FlashInferAttnBackend(runner))
+    backend.init_cuda_graph_state(MOST, TIERS[-1])
+    return backend
+
+
+LAYER = SimpleNamespace(
+    layer_id=0,
+    head_dim=DIM,
+    tp_q_head_num=HEADS,
+    tp_k_head_num=KV_HEADS,
+    scaling=DIM**-0.5,
+    logit_cap=0.0,
+    k_scale=None,
+    v_scale=None,
+    k_scale_float=None,
+    v_scale_float=None,
+    is_cross_attention=False,
+    attn_type=None,
+    sliding_window_size=-1,
+)
+
+
+def view(lengths: list[int], rows: int, prefixes: list[int], mask: torch.Tensor | None, requests: int) -> Any:
+    layout = RaggedVerifyLayout.from_verify_lens_device(verify_lens=torch.tensor(lengths), graph_num_tokens=rows)
+    pads = requests - len(prefixes)
+    seq_lens = torch.tensor(prefixes + [1] * pads)
+    return SimpleNamespace(
+        batch_size=requests,
+        forward_mode=ForwardMode.TARGET_VERIFY,
+        input_ids=torch.zeros(rows, dtype=torch.int64),
+        positions=torch.zeros(rows, dtype=torch.int64),
+        req_pool_indices=torch.tensor([*range(1, len(prefixes) + 1), *[0] * pads]),
+        seq_lens=seq_lens,
+        seq_lens_sum=int(seq_lens.sum()),
+        seq_lens_cpu=seq_lens,
+        encoder_lens=None,
+        out_cache_loc=None,
+        out_cache_loc_is_physical=False,
+        kv_loc_plan=None,
+        spec_info=SimpleNamespace(ragged_verify_layout=layout, custom_mask=mask),
+    )
+
+
+def random_tree(nodes: int, generator: torch.Generator) -> torch.Tensor:
+    """(nodes, nodes) bool: which nodes each node sees, itself and its ancestors."""
+    seen = torch.eye(nodes, dtype=torch.bool)
+    for node in range(1, nodes):
+        seen[node] |= seen[int(torch.randint(node, (1,), generator=generator))]
+    return seen
+
+
+def eager(backend: Any, live: Any) -> None:
+    backend.init_forward_metadata(live)
+
+
+def graph(backend: Any, live: Any) -> None:
+    """Captured for every number of rows, with as many requests each; then one of them is replayed."""
+    captured = {}
+    masked, generator = live.spec_info.custom_mask is not None, torch.Generator().manual_seed(0)
+    for rows in reversed(TIERS):
+        lens = build_capture_verify_lens(num_tokens=rows, num_slots=MOST, num_draft_tokens=WIDTH)
+        mask = torch.ones((MOST + rows) * WIDTH, dtype=torch.bool) if masked else None
+        capture = view(lens, rows, [1] * MOST, mask, MOST)
+        capture.out_cache_loc = torch.zeros(rows, dtype=torch.int64)
+        backend.init_forward_metadata_out_graph(capture, in_capture=True)
+        q, k, v = inputs(rows, generator)
+        # FlashInfer's checks run at capture, and no more
+        backend.forward_extend(q, k, v, LAYER, capture, save_kv_cache=False)
+        captured[rows] = backend.forward_metadata, backend._padding
+    rows, lengths = len(live.input_ids), live.spec_info.ragged_verify_layout.verify_lens.tolist()
+    backend.init_forward_metadata_out_graph(
+        view(lengths, rows, live.seq_lens.tolist(), live.spec_info.custom_mask, MOST)
+    )
+    # What a graph has captured stays: only what lies behind its addresses is new.
+    backend.forward_metadata, backend._padding = captured[rows]
+    PagedWrapper.replaying = True
+
+
+def inputs(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q = torch.randn(rows, HEADS * DIM, generator=generator)
+    return q, *(torch.randn(rows, KV_HEADS, DIM, generator=generator) for _ in "kv")  # type: ignore[return-value]
+
+
+def run(lengths: list[int], rows: int, trees: bool, prepare: Callable[[Any, Any], None]) -> dict[str, float]:
+    """One verify forward whose metadata `prepare` makes."""
+    generator = torch.Generator().manual_seed(sum(lengths) + rows)
+    backend = make_backend(generator)
+    prefixes = list(PREFIXES[: len(lengths)])
+    seen = [random_tree(n, generator) for n in lengths] if trees else []
+    full = None
+    if trees:
+        parts = [
+            torch.cat([torch.ones(len(tree), prefix, dtype=torch.bool), tree], dim=1).flatten()
+            for prefix, tree in zip(prefixes, seen, strict=True)
+        ]
+        # as trees/verify_input.py makes it: with room behind it
+        full = torch.cat([*parts, torch.zeros(50, dtype=torch.bool)])
+    slots = backend.req_to_token_pool.req_to_token
+    own = [slots[i + 1, p : p + n] for i, (p, n) in enumerate(zip(prefixes, lengths, strict=True))]
+    live = view(lengths, rows, prefixes, full, len(lengths))
+    live.out_cache_loc = torch.cat([*own, torch.zeros(rows - sum(lengths))]).long()
+    PagedWrapper.replaying = False
+    q, k, v = inputs(rows, generator)
+    starts, bounds = (torch.tensor([0, *each]).cumsum(0) for each in (lengths, prefixes))
+    before = [slots[i + 1, :prefix].long() for i, prefix in enumerate(prefixes)]
+    masks = {}
+    if trees:
+        masks["mask"] = torch.cat([tree.flatten() for tree in seen])
+        masks["mask_indptr"] = torch.tensor([0, *(len(tree) ** 2 for tree in seen)]).cumsum(0)
+    pool = backend.token_to_kv_pool
+    kept = pool.k.clone(), pool.v.clone()
+    prepare(backend, live)
+    found = backend.forward_extend(q, k, v, LAYER, live).view(rows, HEADS, DIM)
+    expected = tree_attention(q.view(rows, HEADS, DIM), k, v, *kept, starts, bounds, torch.cat(before), **masks)
+    used = sum(lengths)
+    # NaN is no small distance
+    distance = torch.nan_to_num((found[:used] - expected[:used]).abs(), nan=torch.inf).max().item()
+    padding = torch.nan_to_num(found[used:].abs(), nan=torch.inf).max().item() if rows > used else 0.0
+    return {"distance": distance, "padding": padding}
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    kept = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, kept)
+
+
+def _uniform(self: PackedRows, *positional: Any, **keyword: Any) -> Any:
+    slots, keys, starts, mask = SOUND(self, *positional, **keyword)
+    real = int((starts.diff() > 0).sum())
+    even = torch.arange(len(starts)).clamp_max(real) * int(starts[-1]) // real
+    return slots, keys, even.int(), mask
+
+
+def _bit_off(self: PackedRows, *positional: Any, **keyword: Any) -> Any:
+    slots, keys, starts, mask = SOUND(self, *positional, **keyword)
+    mask = mask.clone()
+    mask[0] = ~mask[0]
+    return slots, keys, starts, mask
+
+
+def _prefix_only(self: PackedRows, *positional: Any, **keyword: Any) -> Any:
+    starts = self.starts
+    with replaced(self, "starts", torch.zeros_like(starts)):
+        slots, keys, _, mask = SOUND(self, *positional, **keyword)
+    return slots, keys, starts, mask
+
+
+class _ByRequests(dict[int, Any]):
+    """As SGLang keeps wrappers: those of the last graph captured for so many requests."""
+
+    def __getitem__(self, _rows: int) -> Any:
+        return next(reversed(self.values()))
+
+
+def _forget_tiers(backend: Any, live: Any) -> None:
+    backend._captured_wrappers = _ByRequests()
+    graph(backend, live)
+
+
+SOUND = PackedRows.generate_attn_arg_prefill
+SIZES = [1, 9, 30, 17]
+CASES: dict[str, tuple[list[int], int, bool]] = {
+    "chains": (SIZES, 60, False),
+    "trees": (SIZES, 60, True),
+    "trees_larger_tier": (SIZES, 90, True),
+    "one_chain": ([9], 60, False),
+    "one_tree": ([17], 60, True),
+    "roots_only": ([1, 1, 1, 1], 60, False),
+    "every_slot_and_row": ([1, 9, 20, 13, 17], 60, True),
+}
+# name: case, and what answers in place of the verify input
+FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "mask_bit_off": ("trees", _bit_off),
+    "uniform_rows": ("chains", _uniform),
+    "own_keys_left_out": ("chains", _prefix_only),
+}
+
+
+def attention() -> dict[str, dict[str, float]]:
+    """All cases, faults included."""
+    found: dict[str, dict[str, float]] = {}
+    for name, case in CASES.items():
+        for how in (eager, graph):
+            found[f"{name}-{how.__name__}"] = run(*case, how)
+    for name, (case_name, fault) in FAULTS.items():
+        for how in (eager, graph):
+            with replaced(PackedRows, "generate_attn_arg_prefill", fault):
+                found[f"{name}-{how.__name__}"] = run(*CASES[case_name], how)
+    found["wrappers_by_requests-graph"] = run(*CASES["trees_larger_tier"], _forget_tiers)
+    # SGLang's option to plan for rows of one width without waiting for the device
+    with envs.SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN.override(True):
+        found["host_plan-graph"] = run(*CASES["trees"], graph)
+    return found
+
+
+class ForLatentKeys(flashinfer_backend.FlashInferAttnBackend):
+    """Another backend that SGLang builds under the same name."""
+
+
+def registry() -> dict[str, Any]:
+    """replaced: names whose backends are ours, by option; built: what the one for FlashInfer makes of two of SGLang's;
+    modes: the options that backends are installed for, by mode."""
+    stock = dict(attention_registry.ATTENTION_BACKENDS)
+    ours: dict[str, list[str]] = {}
+    for wanted in RAGGED:
+        now = {**stock, "flashinfer": lambda kind: kind.__new__(kind)}
+        before = dict(now)
+        with replaced(attention_registry, "ATTENTION_BACKENDS", now):
+            ragged.install(C2TConfig(ragged=wanted))
+        ours[wanted] = [name for name, create in now.items() if create is not before[name]]
+        if wanted == "flashinfer":
+            kinds = flashinfer_backend.FlashInferAttnBackend, ForLatentKeys
+            built = [type(now["flashinfer"](kind)).__name__ for kind in kinds]
+    installed: dict[str, str] = {}
+    for mode in ("chain", "tree"):
+        with replaced(ragged, "install", lambda config: installed.update({config.mode: config.ragged})):
+            algo._worker_class("EAGLE3", SimpleNamespace(_c2t={"mode": mode, "ragged": "flashinfer"}))
+    return {"replaced": ours, "built": built, "modes": installed}
+
+
+def main(output: Path) -> None:
+    stand_ins()
+    output.write_text(json.dumps({"attention": attention(), "registry": registry()}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

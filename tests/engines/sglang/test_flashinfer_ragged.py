@@ -1,0 +1,73 @@
+"""SGLang's FlashInfer backend on ragged verify forwards, with a stand-in for FlashInfer, against the reference."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+pytestmark = pytest.mark.sglang
+
+from c2t_plugin.config import RAGGED  # noqa: E402
+from c2t_plugin.engines.sglang.cpu_engine import cpu_engine_env  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+CASES = ("chains", "trees", "trees_larger_tier", "one_chain", "one_tree", "roots_only", "every_slot_and_row")
+FAULTS = ("mask_bit_off", "uniform_rows", "own_keys_left_out")
+# float32 sums of some tens of terms in another order
+TOLERANCE = 5e-6
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Triton reads the variable when a kernel is imported, hence a process of its own."""
+    output = tmp_path_factory.mktemp("flashinfer") / "found.json"
+    env = cpu_engine_env({**os.environ, "TRITON_INTERPRET": "1"})
+    subprocess.run([sys.executable, HERE / "flashinfer_program.py", output], env=env, check=True, timeout=600)
+    return json.loads(output.read_text())
+
+
+@pytest.fixture(scope="module")
+def found(ran: dict[str, Any]) -> dict[str, dict[str, float]]:
+    return ran["attention"]
+
+
+@pytest.mark.parametrize("how", ["eager", "graph"])
+@pytest.mark.parametrize("case", CASES)
+def test_each_request_attends_to_its_own_rows(found: dict[str, dict[str, float]], case: str, how: str):
+    assert found[f"{case}-{how}"]["distance"] < TOLERANCE
+    assert found[f"{case}-{how}"]["padding"] == 0.0
+    assert len(found) == 2 * len(CASES) + 2 * len(FAULTS) + 2
+
+
+@pytest.mark.parametrize("how", ["eager", "graph"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_seen(found: dict[str, dict[str, float]], fault: str, how: str):
+    assert found[f"{fault}-{how}"]["distance"] > 0.01
+
+
+def test_each_tier_has_wrappers_of_its_own(found: dict[str, dict[str, float]]):
+    assert found["wrappers_by_requests-graph"]["distance"] > 0.01
+
+
+def test_sglangs_plan_for_one_width_is_kept_away(found: dict[str, dict[str, float]]):
+    assert found["host_plan-graph"]["distance"] < TOLERANCE
+
+
+def test_only_what_is_asked_for_is_replaced(ran: dict[str, Any]):
+    own = {"auto": ["triton"], "triton": ["triton"], "flashinfer": ["flashinfer"]}
+    assert ran["registry"]["replaced"] == {wanted: own.get(wanted, []) for wanted in RAGGED}
+
+
+def test_sglangs_backend_is_made_ragged_and_the_one_for_latent_keys_is_not(ran: dict[str, Any]):
+    assert ran["registry"]["built"] == ["RaggedFlashInferAttnBackend", "ForLatentKeys"]
+
+
+def test_both_modes_have_their_backend_built(ran: dict[str, Any]):
+    assert ran["registry"]["modes"] == {"chain": "flashinfer", "tree": "flashinfer"}

@@ -1,0 +1,92 @@
+"""Which kernel ragged triton verifies by, and what `tree_attention` is refused for."""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+pytestmark = pytest.mark.sglang
+
+from c2t_plugin.config import C2TConfig  # noqa: E402
+from c2t_plugin.engines.sglang.cpu_engine import SITE  # noqa: E402
+from c2t_plugin.errors import ConfigError  # noqa: E402
+
+
+@pytest.fixture
+def own(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SITE))
+    from c2t_plugin.engines.sglang import triton_tree
+
+    return triton_tree
+
+
+def layers(own: Any, **changes: Any) -> torch.nn.Module:
+    plain = {"num_heads": 4, "head_dim": 128, "scaling": 1.0, "num_kv_heads": 2, "layer_id": 3}
+    layer = own.RadixAttention(**{name: changes.pop(name, value) for name, value in plain.items()})
+    vars(layer).update(changes)
+    return torch.nn.ModuleList([layer])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"head_dim": 96}, "layer 3 of the target has heads of 96 for keys and 96 for values, not of one of 64, 128"),
+        ({"v_head_dim": 64}, "heads of 128 for keys and 64 for values"),
+        ({"logit_cap": 50.0}, "a logit cap"),
+        ({"sliding_window_size": 512}, "a sliding window"),
+        ({"is_cross_attention": True}, "not causal"),
+        ({"attn_type": "encoder_only"}, "not causal"),
+        ({"xai_temperature_len": 9}, "a temperature"),
+        ({"k_scale": 0.5}, "scaled keys"),
+    ],
+)
+def test_what_tree_attention_does_not_compute(own: Any, changes: dict[str, Any], reason: str):
+    model = SimpleNamespace(model=layers(own, **changes), dtype="bf16", kv_cache_dtype="bf16")
+    with pytest.raises(ConfigError, match=f"--speculative-c2t-attention tree cannot be had: .*{reason}.*; leave it"):
+        own.refuse_unfit(model)
+
+
+def test_tree_attention_takes_plain_layers_and_a_cache_of_one_dtype(own: Any):
+    own.refuse_unfit(SimpleNamespace(model=layers(own), dtype="bf16", kv_cache_dtype="bf16"))
+    with pytest.raises(ConfigError, match="the target computes in bf16 and keeps keys and values in fp8"):
+        own.refuse_unfit(SimpleNamespace(model=layers(own), dtype="bf16", kv_cache_dtype="fp8"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("sinks", torch.ones(4)), ("logit_cap", 50.0), ("causal", False), ("k_scale", 0.5), ("new_option", None)],
+)
+def test_a_call_that_asks_for_more_is_refused(own: Any, name: str, value: Any):
+    backend = own.TreeTritonAttnBackend.__new__(own.TreeTritonAttnBackend)
+    backend._padding = torch.zeros(1, dtype=torch.bool)
+    options = {"causal": True, "k_scale": 1.0, name: value}
+    arguments = [None] * 10 + [options.pop("causal"), None, 1, options.pop("k_scale"), 1.0, 1.0]
+    with pytest.raises(ConfigError, match=f"tree cannot be had: a layer of the target attends with {name}; leave it"):
+        backend._attend(*arguments, **options)
+
+
+@pytest.mark.parametrize("mode", ["chain", "tree"])
+@pytest.mark.parametrize("attention", ["stock", "tree"])
+def test_the_backend_that_sglang_builds(own: Any, monkeypatch: pytest.MonkeyPatch, mode: str, attention: str):
+    """By the worker of either mode."""
+    from sglang.srt.layers.attention import attention_registry
+    from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+
+    from c2t_plugin.engines.sglang import algo, control, results
+
+    for module in (control, results):
+        monkeypatch.setattr(module, "install", lambda: None)
+    monkeypatch.setitem(attention_registry.ATTENTION_BACKENDS, "triton", lambda _: "stock")
+    monkeypatch.setattr(TritonAttnBackend, "__init__", lambda self, runner: vars(self).update(vars(runner)))
+    monkeypatch.setattr(algo.args, "config_of", lambda _: C2TConfig(mode=mode, attention=attention))
+    algo._worker_class("EAGLE3", SimpleNamespace())
+    model_config = SimpleNamespace(is_encoder_decoder=False)
+    parts = {"num_draft_tokens": 9, "device": "cpu", "extend_attention_fwd": None, "_verify_mask": None}
+    made = attention_registry.ATTENTION_BACKENDS["triton"](SimpleNamespace(model_config=model_config, **parts))
+    assert type(made) is (own.TreeTritonAttnBackend if attention == "tree" else own.RaggedTritonAttnBackend)
+    own_columns = made.verify_mask is not None and made.verify_mask.mode == own.TreeMaskMode.QLEN_ONLY
+    assert own_columns == (mode == attention == "tree")
