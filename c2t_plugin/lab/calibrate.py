@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from c2t_plugin.output import check_file
+
 KINDS = ("chain", "tree")
 
 
@@ -22,6 +24,7 @@ def main(argv: list[str]) -> int:
     """Make the running minimum of a classifier's confidences the chance of acceptance, which is how a planner reads it.
     The order of nodes stays, and the suggested beta moves along, so that it cuts what it cut before."""
     arguments = _parser().parse_args(argv)
+    check_file(arguments.out)
     from dataclasses import replace
 
     from c2t_plugin.classifier import load_classifier, save_classifier
@@ -44,7 +47,6 @@ def main(argv: list[str]) -> int:
         "calibration_run": RunRecord.capture().to_json(),
     }
     found.spec = replace(spec, suggested_beta=mapped(spec.suggested_beta, slope, shift), training=record)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     save_classifier(found, arguments.out)
     print(f"logit times {slope:.3f} plus {shift:+.3f}; suggested beta {found.spec.suggested_beta:.3f}")
     return 0

@@ -1,7 +1,7 @@
 """Other rules' scores on the same traces: each a number per draft token, kept where it is at least a threshold.
 
 Threshold on P and DyJoint (C2T v1 table 3) are one rule: the joint probability of the path. DyMax (same table) looks at
-the token's own probability; it and the entropy stop (entropy-shaped trees, section 4: stop where H > 1) do not say
+the token's own probability. They and the entropy stop (entropy-shaped trees, section 4: stop where H > 1) do not say
 whether the token that failed is still verified, so both readings are here.
 """
 
@@ -45,6 +45,7 @@ def low_entropy(forest: Forest) -> Tensor:
 JOINT_PROB = Rule("P", joint_prob)
 CHAIN_RIVALS = (
     JOINT_PROB,
+    Rule("P, failing kept", joint_prob, keeps_failing=True),
     Rule("DyMax", token_prob),
     Rule("DyMax, failing kept", token_prob, keeps_failing=True),
     Rule("entropy", low_entropy),

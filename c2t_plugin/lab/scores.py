@@ -125,10 +125,14 @@ class ChainReplay:
         """Every chain has the same length."""
         return self.run(torch.full_like(self.accepted, length))
 
-    def cut(self, scores: Tensor, threshold: float) -> ChainYield:
-        """Every chain ends before its first token that scores below the threshold. scores: (states, >= d_max)."""
+    def cut(self, scores: Tensor, threshold: float, keeps_failing: bool = False) -> ChainYield:
+        """Every chain ends before its first token that scores below the threshold, or after it.
+
+        scores: (states, >= d_max).
+        """
         # as a tensor: a score need not be a probability, as beta has to be
-        return self.run(early_stop(scores[:, : self.d_max], torch.tensor([threshold]), self.d_max).long())
+        kept = early_stop(scores[:, : self.d_max], torch.tensor([threshold]), self.d_max).long()
+        return self.run((kept + keeps_failing).clamp_max(self.d_max))
 
     def gamma_at(self, scores: Tensor, tau: float, points: int = 200) -> float:
         """Verified draft tokens per verification at a given tau, interpolated between thresholds; NaN out of reach.

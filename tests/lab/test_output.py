@@ -17,6 +17,7 @@ from c2t_plugin.output import check_folder, write_text, write_whole
 COMMANDS = (
     ("collect", "--draft eagle3 --out OUT"),
     ("fit", "none.traces --out OUT"),
+    ("calibrate", "none.safetensors none.traces --out OUT"),
     ("tune", "none.safetensors none.traces --out OUT"),
     ("evaluate", "--traces none.traces --json OUT"),
     ("show", "none.traces --html OUT"),

@@ -224,7 +224,9 @@ def test_chains_agree_with_the_replay_of_cut_chains(make_traces) -> None:
     for policy, expected in (
         (StaticChain(d_max=3, top_m=4), judge.static(3)),
         (DyJoint(d_max=5, threshold=0.1, top_m=4), judge.cut(joint, 0.1)),
+        (DyJoint(d_max=5, threshold=0.1, top_m=4, keep_failing=True), judge.cut(joint, 0.1, keeps_failing=True)),
         (DyMax(d_max=5, threshold=0.5, top_m=4), judge.cut(own, 0.5)),
+        (DyMax(d_max=5, threshold=0.5, top_m=4, keep_failing=True), judge.cut(own, 0.5, keeps_failing=True)),
         (EntropyStop(d_max=5, max_entropy=1.0, top_m=4), judge.cut(-entropy, -1.0)),
     ):
         served = serve(replay(traces.chain, policy, 4), traces.prompt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,6 +112,21 @@ def test_a_published_picture_is_of_published_rows(picture: Path) -> None:
     commits = {record["run"]["git_sha"] for record in records if record["experiment"] == picture.stem}
     with Image.open(picture) as image:
         assert image.info["Commit"] in commits
+
+
+def test_the_published_page_is_that_of_the_published_rows(tmp_path: Path) -> None:
+    """Only the rows are copied: a picture is shown if the page has it."""
+    shutil.copytree(ROOT / "docs" / "reproduction", tmp_path / "reproduction")
+    (tmp_path / page.ROWS).write_bytes((ROOT / "benchmarks/results/reproduce.jsonl").read_bytes())
+    page.write(tmp_path / "reproduction.md", tmp_path, REGISTRY)
+    assert (tmp_path / "reproduction.md").read_bytes() == (ROOT / "docs/reproduction.md").read_bytes()
+
+
+def test_the_list_says_where_each_is_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["reproduce", "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for line, (name, each) in zip(lines, REGISTRY.experiments.items(), strict=True):
+        assert line.split()[0] == name and each.title in line and line.endswith(f"({each.source})")
 
 
 def test_rows_of_an_older_experiment_are_refused(tmp_path: Path) -> None:

@@ -268,3 +268,13 @@ def test_printed_gammas_of_v2_are_sums_over_corpora() -> None:
 )
 def test_families_of_drafts(source: str, target: str, kind: str) -> None:
     assert relation(source, target) == kind
+
+
+def test_table_3_has_both_readings_of_the_failing_token(bench: Bench) -> None:
+    rows = {(row["draft"], row["method"]): row for row in REGISTRY.experiments["c2t-v1-table-3"].findings(bench).rows}
+    for draft in ("EAGLE-1 head", "EAGLE-3 head", "stand-alone"):
+        for method in ("DyMax .3", "DyJoint .08"):
+            dropped, kept = rows[draft, method], rows[draft, f"{method}, failing kept"]
+            assert dropped["length"] < kept["length"]
+            assert dropped["tau"] <= kept["tau"]
+            assert dropped["paper tau"] == kept["paper tau"]

@@ -40,7 +40,9 @@ def test_scores_are_what_their_names_say(make_traces) -> None:
 
 
 def test_both_readings_of_the_failing_token_are_there() -> None:
-    assert {(rule.score, rule.keeps_failing) for rule in CHAIN_RIVALS if rule.score is not joint_prob} == {
+    assert {(rule.score, rule.keeps_failing) for rule in CHAIN_RIVALS} == {
+        (joint_prob, False),
+        (joint_prob, True),
         (token_prob, False),
         (token_prob, True),
         (low_entropy, False),

@@ -45,7 +45,8 @@ def main(argv: list[str]) -> int:
     console = Console()
     if arguments.list:
         for experiment in REGISTRY.experiments.values():
-            console.print(f"{experiment.name:<28}{experiment.title}", highlight=False, soft_wrap=True)
+            line = f"{experiment.name:<28}{experiment.title} ({experiment.source})"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
         return 0
     if arguments.page:
         return page.write(arguments.page, arguments.out, REGISTRY)
