@@ -1,4 +1,7 @@
-"""Tree layouts: a tree worked by hand, properties of the reference, and the kernels against it."""
+"""Tree layouts: a tree worked by hand, properties of the reference, and the kernels against it.
+
+Longer than most files, as layouts and masks are tested on the same trees.
+"""
 
 from __future__ import annotations
 

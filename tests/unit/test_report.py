@@ -1,4 +1,7 @@
-"""Rows refuse nonsense, tables come from rows alone, and the README shows what the committed rows say."""
+"""Rows refuse nonsense, tables come from rows alone, and the README shows what the committed rows say.
+
+Longer than most files, as rows of every kind are in it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every SGLang symbol that the adapter relies on, checked when C2T is selected, before the server starts."""
+"""Every SGLang symbol that the adapter relies on, checked when C2T is selected, before the server starts.
+
+Longer than most files: it is one list.
+"""
 
 from __future__ import annotations
 

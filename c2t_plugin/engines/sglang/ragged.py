@@ -9,6 +9,8 @@ from their order: its verify input brings a mask for packed rows (trees/verify_i
 
 SGLang has the parts of this for another algorithm (srt/speculative/ragged_verify.py); the attention backend has to
 take requests of different lengths, which `choose` decides.
+
+Longer than most files, as what decides on packing and what packs read the same facts.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ are kept in buffers beside it (ChainScorer).
 Links behind a request's cut are taken out, so that acceptance never passes it. Output is what the target alone would
 give; only which candidates are tried changes. Where the attention backend takes requests of different lengths the
 target computes kept tokens only (ragged.py), elsewhere a uniform window (windows.py).
+
+Longer than most files, as draft worker and worker share every step's state.
 """
 
 from __future__ import annotations

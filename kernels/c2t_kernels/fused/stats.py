@@ -18,6 +18,8 @@ logits:
 A row whose packed logits would exceed 4,096 (many equal logits, M above about 3,500 and below vocab) takes step 4 over
 the row itself: the same result, slowly. The order of every sum depends on the vocabulary alone, so that a row's
 statistics do not depend on the batch it is in.
+
+Longer than most files, as the kernels, the checks and the compiled forms belong together.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ SGLang's registry builds.
 
 Stand-ins are FlashInfer's wrappers and the model runner; the backend's constructor, its metadata of both modes, its
 indices updater and the kernel that lists the slots of keys are SGLang's.
+
+Longer than most files, as it runs in a process of its own.
 """
 
 from __future__ import annotations
