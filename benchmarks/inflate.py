@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.inflated_weights import BIG_EPS, Inflation, Shape, Weight, eagle1, eagle3, llama
-from c2t_plugin.classifier import FILE_NAME
+from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME
 from c2t_plugin.errors import C2TError, ConfigError
 from c2t_plugin.pair import pair_dir
 from c2t_plugin.provenance import RunRecord
@@ -103,7 +103,7 @@ def inflate(
     try:
         _write_shards(weights, part, dtype, torch.Generator(device).manual_seed(seed), shard_bytes)
         (part / "config.json").write_text(json.dumps(_config(kind, config, outer, preset, dtype), indent=1) + "\n")
-        for name in ("tokenizer.json", "tokenizer_config.json", FILE_NAME):
+        for name in ("tokenizer.json", "tokenizer_config.json", FILE_NAME, CALIBRATED_NAME):
             if (small_dir / name).is_file():
                 shutil.copyfile(small_dir / name, part / name)
         record = {"shape": asdict(outer), "source": config, "run": RunRecord.capture(seed=seed).to_json()}

@@ -45,7 +45,7 @@ PIPE_WIDTH = 160
 
 def entrants(replay: Replay, setting: Setting) -> Iterator[Entrant]:
     """All arms of the matrix."""
-    yield from chain_arms(replay.chains(), replay.classifier, setting, replay.estimator)
+    yield from chain_arms(replay.chains(), replay.classifier, setting, replay.estimator, replay.calibrated)
     yield from tree_arms(replay.traces, replay.classifier, setting)
 
 
@@ -81,7 +81,9 @@ def tuned(replay: Replay, setting: Setting) -> Iterator[tuple[str, float]]:
     """The planner at each of TUNING: name and tokens per second over the best of all static lengths and plain."""
     count = max(LEAST, WAVES * setting.requests)
     rows, request = requests_of(replay.traces, [replay.traces.header["new_tokens"]] * count)
-    arms = {each.name: each for each in chain_arms(replay.chains(), replay.classifier, setting, None)}
+    arms = {
+        each.name: each for each in chain_arms(replay.chains(), replay.classifier, setting, None, replay.calibrated)
+    }
 
     def speed(name: str, arm: Arm) -> float:
         return play(replace(arms[name], arm=arm), replay.chains(), rows, request, setting).tokens_per_s

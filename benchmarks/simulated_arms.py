@@ -108,10 +108,14 @@ class _AdaptiveSlot:
 
 
 def chain_arms(
-    traces: Traces, classifier: NodeClassifier, setting: Setting, estimator: OnlineLogistic | None
+    traces: Traces,
+    classifier: NodeClassifier,
+    setting: Setting,
+    estimator: OnlineLogistic | None,
+    calibrated: NodeClassifier | None = None,
 ) -> Iterator[Entrant]:
     """Plain decoding and everything that drafts chains. estimator: of vLLM's adaptive verification, None to leave it
-    out."""
+    out. calibrated: what the planner goes by, None for the classifier."""
     outcome = traces.chain.accepted.int().cumprod(1)
     hits, certain = outcome.sum(1), torch.ones_like(traces.chain.joint_log_prob)
     yield Entrant("plain", plain(), setting.machine.curve(setting.target, None, setting.requests), certain, hits)
@@ -130,6 +134,8 @@ def chain_arms(
     if estimator is not None:
         survival = estimator.survival(traces.chain).exp()
         yield Entrant("planned, vLLM's estimator", planned(scored, setting.d_max), scored, survival, hits)
+    if calibrated is not None:
+        confidence = calibrated.confidence(traces.chain.stats())
     yield Entrant(AUTO, planned(scored, setting.d_max), scored, confidence, hits)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from benchmarks.simulated_arms import Entrant, Setting, replayed
-from c2t_plugin.classifier import FILE_NAME, NodeClassifier, load_classifier
+from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME, NodeClassifier, load_classifier
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.rivals import OnlineLogistic
 from c2t_plugin.lab.simulate import Served, serve
@@ -21,26 +21,34 @@ ESTIMATOR_BATCH = 8
 
 @dataclass(frozen=True)
 class Replay:
-    """Recorded drafts to replay: held-out traces, the classifier beside their draft, vLLM's estimator if trained."""
+    """Recorded drafts to replay: held-out traces, the classifier beside their draft, vLLM's estimator if trained.
+
+    calibrated: the classifier that beta auto finds there.
+    """
 
     traces: Traces
     classifier: NodeClassifier
     estimator: OnlineLogistic | None
+    calibrated: NodeClassifier | None = None
 
     @classmethod
     def load(cls, traces: Path, rivals_from: Path | None) -> Replay:
         """rivals_from: training traces of the same draft, for vLLM's estimator."""
         held_out = load_traces(traces)
         kind = held_out.header["pair"].get("kind", "")
-        classifier = load_classifier(pair_dir() / kind / FILE_NAME)
+        folder = pair_dir() / kind
+        classifier = load_classifier(folder / FILE_NAME)
+        # as find_classifier of the engines
+        planned = folder / CALIBRATED_NAME
+        calibrated = load_classifier(planned) if planned.is_file() else classifier
         if rivals_from is None:
-            return cls(held_out, classifier, None)
+            return cls(held_out, classifier, None, calibrated)
         training = load_traces(rivals_from)
         if training.header["pair"] != held_out.header["pair"]:
             raise C2TError(f"{rivals_from} and {traces} are of different drafts; collect again")
         layers = training.chain.layers
         estimator = OnlineLogistic(layers).fit(training.chain, layers, ESTIMATOR_BATCH)
-        return cls(held_out, classifier, estimator)
+        return cls(held_out, classifier, estimator, calibrated)
 
     @property
     def kind(self) -> str:

@@ -100,7 +100,7 @@ def table3(replay: Replay, run: Mapping[str, Any]) -> Iterator[BenchRow]:
             label = {"column": column, "target": target, "requests_in_flight": batch, "draft": replay.kind}
             label |= {"mean_output": mean, "spread": spread}
             plain = 0.0
-            for entrant in chain_arms(replay.chains(), replay.classifier, setting, replay.estimator):
+            for entrant in chain_arms(replay.chains(), replay.classifier, setting, replay.estimator, replay.calibrated):
                 if entrant.name not in ARMS:
                     continue
                 served = play(entrant, replay.chains(), rows, request, setting)

@@ -26,6 +26,8 @@ VERSION = "1"
 PAPER_HIDDEN = 48
 PAPER_PARAMETERS = 241
 FILE_NAME = "c2t_classifier.safetensors"
+# The same with confidences that are probabilities on chains, from `c2t calibrate`: for who plans by them.
+CALIBRATED_NAME = "c2t_classifier_calibrated.safetensors"
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,11 @@ class C2TConfig:
     plan: str = "sync"
     attention: str = "stock"
 
+    @property
+    def plans_chains(self) -> bool:
+        """Whether confidences on chains are taken for probabilities each step."""
+        return self.beta == AUTO and self.mode == "chain"
+
     def __post_init__(self) -> None:
         if isinstance(self.beta, float | int) and not (math.isfinite(self.beta) and 0.0 <= self.beta <= 1.0):
             raise ConfigError(f"beta must be a number in [0, 1], got {self.beta}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from c2t_plugin.classifier import FILE_NAME, NodeClassifier, load_classifier
+from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME, NodeClassifier, load_classifier
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.errors import ClassifierError, ConfigError
 
@@ -48,34 +49,46 @@ def read_config(checkpoint: str) -> dict[str, Any]:
     return config
 
 
-def shipped_classifier(base: str) -> Path:
-    """The classifier fitted on the project's own pair for this kind of draft: eagle, eagle3, mtp or standalone."""
+def shipped_classifier(base: str, names: Sequence[str] = (FILE_NAME,)) -> Path:
+    """The classifier fitted on the project's own pair for this kind of draft: eagle, eagle3, mtp or standalone.
+
+    names: of files, the first that there is.
+    """
     from c2t_plugin.pair import SHIPPED
 
     if base not in SHIPPED_DRAFTS:
         raise ClassifierError(f"no classifier ships for {base} drafts; fit one (c2t collect, c2t fit) and name it")
-    return SHIPPED / SHIPPED_DRAFTS[base] / FILE_NAME
+    return next(path for name in names if (path := SHIPPED / SHIPPED_DRAFTS[base] / name).is_file())
 
 
-def find_classifier(config: C2TConfig, base: str, draft: str | None) -> tuple[Path, str]:
+def find_classifier(
+    config: C2TConfig, base: str, draft: str | None, *, probabilities: bool = False
+) -> tuple[Path, str]:
     """The classifier file to use, and where it came from: "named", "beside the draft" or "shipped, generic".
 
-    base: eagle, eagle3, mtp or standalone. draft: the draft checkpoint, None if the target carries it.
+    base: eagle, eagle3, mtp or standalone. draft: the draft checkpoint, None if the target carries it. probabilities:
+    prefer a file whose confidences are that on chains.
     """
+    names = (CALIBRATED_NAME, FILE_NAME) if probabilities else (FILE_NAME,)
     if config.classifier is not None:
         named = Path(config.classifier)
         if named.is_file():
             return named, "named"
-        found = fetch(config.classifier, FILE_NAME) if named.is_dir() or _looks_like_hub_id(config.classifier) else None
+        holds = named.is_dir() or _looks_like_hub_id(config.classifier)
+        found = _first(config.classifier, names) if holds else None
         if found is None:
             raise ClassifierError(
                 f"classifier {config.classifier!r} is neither a file nor a directory or hub repository with {FILE_NAME}"
             )
         return found, "named"
-    beside = fetch(draft, FILE_NAME) if draft is not None else None
+    beside = _first(draft, names) if draft is not None else None
     if beside is not None:
         return beside, "beside the draft"
-    return shipped_classifier(base), "shipped, generic"
+    return shipped_classifier(base, names), "shipped, generic"
+
+
+def _first(repo: str, names: Sequence[str]) -> Path | None:
+    return next((path for name in names if (path := fetch(repo, name)) is not None), None)
 
 
 def _looks_like_hub_id(name: str) -> bool:

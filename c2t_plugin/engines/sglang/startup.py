@@ -47,7 +47,7 @@ def prepare(
     config = args.config_of(server_args)
     draft = server_args.speculative_draft_model_path
     kind = classifier_kind(base, draft, server_args.model_path)
-    path, origin = find_classifier(config, kind, draft)
+    path, origin = find_classifier(config, kind, draft, probabilities=config.plans_chains)
     classifier = load_fitting_classifier(path, config)
     spec = classifier.spec
     beta = spec.suggested_beta if config.beta is None and config.policy in THRESHOLDS else config.beta
@@ -89,7 +89,7 @@ def _planner(config: C2TConfig, scorer: ChainScorer, spec: ClassifierSpec, most:
     if config.policy == "c2t" and spec.training.get("calibrated") != config.mode:
         logger.warning(
             "C2T: beta auto takes confidences for probabilities, and this classifier's were not made that on %ss: "
-            "fit one with `c2t fit --calibrate %s`",
+            "`c2t calibrate --on %s` does that",
             *(config.mode, config.mode),
         )
     path = None if config.cost_curve is None else Path(config.cost_curve)

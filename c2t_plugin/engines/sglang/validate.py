@@ -81,7 +81,8 @@ def _resolve(server_args: Any) -> None:
     unplugged.reach(server_args)
     checkpoints.check_vocabulary(server_args, base)
     draft = server_args.speculative_draft_model_path
-    path, _ = find_classifier(config, checkpoints.classifier_kind(base, draft, server_args.model_path), draft)
+    kind = checkpoints.classifier_kind(base, draft, server_args.model_path)
+    path, _ = find_classifier(config, kind, draft, probabilities=config.plans_chains)
     load_fitting_classifier(path, config)
     check_directory(config)
     startup.check_curve(config)

@@ -177,7 +177,7 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     base = BASES[spec.method]
     if config.base not in ("auto", base):
         raise ConfigError(f"base is {config.base!r}, but vLLM drafts with {spec.method}; leave the base out")
-    path, origin = find_classifier(config, base, spec.model)
+    path, origin = find_classifier(config, base, spec.model, probabilities=spec.enable_adaptive_verification)
     fitted = load_fitting_classifier(path, config).spec
     _warn(path, fitted, base, adaptive=spec.enable_adaptive_verification)
     beta = fitted.suggested_beta if config.beta is None else float(config.beta)
@@ -205,5 +205,5 @@ def _warn(path: Path, fitted: ClassifierSpec, base: str, *, adaptive: bool) -> N
     if adaptive and fitted.training.get("calibrated") != "chain":
         logger.warning(
             "C2T: adaptive verification takes confidences for probabilities, and this classifier's were not made that "
-            "on chains: fit one with `c2t fit --calibrate chain`"
+            "on chains: `c2t calibrate` does that"
         )

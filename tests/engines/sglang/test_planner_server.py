@@ -311,4 +311,4 @@ def test_without_a_curve_one_is_measured_and_kept(setting: SimpleNamespace):
     assert CostCurve.load(curve).verify_s(torch.tensor([1, 5])).gt(0).all()
     assert lengths <= set(range(D_MAX + 1))
     assert "C2T: cost of a step, measured" in log
-    assert "fit one with `c2t fit --calibrate chain`" in log
+    assert "`c2t calibrate --on chain` does that" in log

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import pickle
 import types
@@ -15,7 +16,7 @@ import torch
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
-from c2t_plugin.classifier import FILE_NAME, ClassifierSpec, NodeClassifier, save_classifier  # noqa: E402
+from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME, ClassifierSpec, NodeClassifier, save_classifier  # noqa: E402
 from c2t_plugin.engines.checkpoints import find_classifier  # noqa: E402
 from c2t_plugin.engines.sglang import algo, args, checkpoints, validate  # noqa: E402
 from c2t_plugin.errors import C2TError, ClassifierError, ConfigError  # noqa: E402
@@ -241,7 +242,19 @@ def test_named_then_beside_then_shipped(pair: types.SimpleNamespace, tmp_path: P
     assert find_classifier(C2TConfig(classifier=str(named)), "eagle3", draft) == (named, "named")
     assert find_classifier(C2TConfig(classifier=draft), "eagle3", None) == (pair.draft / FILE_NAME, "named")
     assert find_classifier(C2TConfig(), "eagle3", draft) == (pair.draft / FILE_NAME, "beside the draft")
+    # who plans by probabilities gets them where there are some
+    planned = functools.partial(find_classifier, C2TConfig(), "eagle3", probabilities=True)
+    assert planned(draft) == (pair.draft / FILE_NAME, "beside the draft")
+    calibrated = pair.draft / CALIBRATED_NAME
+    save_classifier(NodeClassifier(ClassifierSpec()), calibrated)
+    assert planned(draft) == (calibrated, "beside the draft")
+    assert find_classifier(C2TConfig(), "eagle3", draft)[0] == pair.draft / FILE_NAME
+    calibrated.unlink()
     (pair.draft / FILE_NAME).unlink()
+    path, origin = planned(draft)
+    assert (path.parent.name, path.name, origin) == ("eagle3", CALIBRATED_NAME, "shipped, generic")
+    path, origin = find_classifier(C2TConfig(), "mtp", None, probabilities=True)
+    assert (path.parent.name, path.name) == ("mtp", FILE_NAME)
     path, origin = find_classifier(C2TConfig(), "eagle3", draft)
     assert (path.parent.name, path.name, origin) == ("eagle3", FILE_NAME, "shipped, generic")
 

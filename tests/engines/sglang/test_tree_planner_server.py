@@ -95,7 +95,7 @@ def test_each_step_is_spent_as_simulated(setting: SimpleNamespace, planned: CpuS
 
 def test_the_log_asks_for_confidences_of_trees(planned: CpuServer, setting: SimpleNamespace):
     assert chains.state(planned)["planner"] == {"active": True, "curve": True, "depth": DEPTH}
-    assert "fit one with `c2t fit --calibrate tree`" in (setting.folder / "server.log").read_text(errors="replace")
+    assert "`c2t calibrate --on tree` does that" in (setting.folder / "server.log").read_text(errors="replace")
 
 
 def test_single_requests_keep_their_own_rules(setting: SimpleNamespace, planned: CpuServer):
