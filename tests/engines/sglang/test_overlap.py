@@ -1,8 +1,8 @@
 """SGLang's overlap scheduler, as on a GPU: it prepares a step while the one before is computed.
 
 On a CPU nothing runs at the same time, but the order of the calls, the relay of drafts between steps and the late
-arrival of results are those of a GPU. SGLang's own kernels for it are Triton's and run in the interpreter. Every
-other test of a server is without overlap.
+arrival of results are those of a GPU. SGLang's own kernels for it are Triton's and run in the interpreter, as are those
+for pages of several tokens. Every other test of a server is without overlap.
 """
 
 from __future__ import annotations
@@ -50,12 +50,15 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     )
 
 
-@pytest.fixture(scope="module", params=["standalone", "eagle3", "tree"])
+@pytest.fixture(scope="module", params=["standalone", "eagle3", "tree", "pages"])
 def served(request: pytest.FixtureRequest, setting: SimpleNamespace) -> Iterator[SimpleNamespace]:
     """The answers of one server by concurrency, and its samples."""
     tree = request.param == "tree"
-    base, depth = ("eagle3", DEPTH) if tree else (request.param, test_sampled.D_MAX)
-    flags = (*(TREE if tree else ()), "--max-running-requests", "48", "--random-seed", test_sampled.SEED)
+    base = "standalone" if request.param == "standalone" else "eagle3"
+    depth = DEPTH if tree else test_sampled.D_MAX
+    # the CPU's trees need pages of one token
+    more = {"tree": TREE, "pages": ("--page-size", "16")}.get(request.param, ())
+    flags = (*more, "--max-running-requests", "48", "--random-seed", test_sampled.SEED)
     log = setting.folder / f"{request.param}.log"
     with vc.server(pair_dir(), base, depth, setting.classifier, log, *flags, env=setting.env) as running:
         greedy = {n: vc.answers(running, setting.prompts, n) for n in CONCURRENCIES}
