@@ -7,6 +7,9 @@ from typing import Any
 from c2t_plugin.engines.checkpoints import read_config
 from c2t_plugin.errors import ConfigError
 
+# SGLang's srt/arg_groups/model_overrides switches multi-layer EAGLE on for these.
+_MULTI_LAYER = ("MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM", "GigaChat35ForCausalLM")
+
 
 def detect_base(draft: str | None, target: str | None = None) -> str:
     """EAGLE, EAGLE3 or STANDALONE by the draft checkpoint's architecture; EAGLE if the target carries its draft."""
@@ -26,6 +29,18 @@ def detect_base(draft: str | None, target: str | None = None) -> str:
 def classifier_kind(base: str, draft: str | None, target: str | None) -> str:
     """The kind of draft that a classifier is for. An MTP head, which the target carries, is drafted with as EAGLE."""
     return "mtp" if base == "EAGLE" and draft in (None, target) else base.lower()
+
+
+def check_draft_loop(server_args: Any, base: str) -> None:
+    """SGLang drafts with some targets' own heads layer after layer, but finds them by the name EAGLE alone."""
+    if base != "EAGLE":
+        return
+    for architecture in read_config(server_args.model_path).get("architectures") or []:
+        if architecture in _MULTI_LAYER:
+            raise ConfigError(
+                f"{server_args.model_path} is a {architecture}, whose heads SGLang drafts with in another loop "
+                "(multi-layer EAGLE), which C2T does not score: serve it without C2T"
+            )
 
 
 def check_vocabulary(server_args: Any, base: str) -> None:

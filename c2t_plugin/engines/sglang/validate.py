@@ -80,6 +80,7 @@ def _resolve(server_args: Any) -> None:
     _check_disaggregation(server_args, base, config)
     unplugged.reach(server_args)
     checkpoints.check_vocabulary(server_args, base)
+    checkpoints.check_draft_loop(server_args, base)
     draft = server_args.speculative_draft_model_path
     kind = checkpoints.classifier_kind(base, draft, server_args.model_path)
     path, _ = find_classifier(config, kind, draft, probabilities=config.plans_chains)

@@ -153,7 +153,7 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
     "tree_without_a_mask": (
         [*TREE, "--attention-backend", "torch_native"],
         {},
-        "torch_native, which verifies no trees",
+        "torch_native, which takes no trees",
     ),
     "tree_on_larger_pages": ([*TREE, "--page-size", "16"], {}, "--page-size is 16; on intel_amx trees need pages of"),
     "tokenizer_workers_of_another_app": (

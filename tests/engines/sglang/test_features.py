@@ -352,6 +352,17 @@ def test_radix_cache_hits(plain: CpuServer, c2t: CpuServer, prompts: list[list[i
         assert second["meta_info"]["spec_verify_ct"] == first["meta_info"]["spec_verify_ct"]
 
 
+def test_a_second_turn_reads_what_the_first_generated(plain: CpuServer, c2t: CpuServer, prompts: list[list[int]]):
+    """The cache then holds keys of accepted drafts, and of no refused one."""
+    prompt = long_prompt(prompts, 100)
+    c2t.flush_cache()
+    said = c2t.generate(prompt, max_new_tokens=40, ignore_eos=True)["output_ids"]
+    turn = [*prompt, *said, *prompts[5][:7]]
+    found = c2t.generate(turn, max_new_tokens=NEW_TOKENS)
+    assert found["meta_info"]["cached_tokens"] >= len(prompt) + 30
+    assert outputs([found]) == outputs([plain.generate(turn, max_new_tokens=NEW_TOKENS)])
+
+
 def test_two_ends_of_one_cached_prefix(plain: CpuServer, c2t: CpuServer, prompts: list[list[int]]):
     prefix = long_prompt(prompts, 150)
     ends = [prefix + prompts[5][:9], prefix + prompts[6][:20]]

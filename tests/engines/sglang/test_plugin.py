@@ -6,6 +6,7 @@ import argparse
 import functools
 import json
 import pickle
+import re
 import types
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,26 @@ def test_a_stand_alone_draft_of_another_vocabulary(pair: types.SimpleNamespace, 
     other = checkpoint(tmp_path / "other", "LlamaForCausalLM", vocab_size=65)
     with pytest.raises(ConfigError, match=r"vocabulary of 65, the target .* of 64"):
         validate.validate(record(pair, speculative_draft_model_path=str(other)))
+
+
+@pytest.mark.parametrize("architecture", ["MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM", "GigaChat35ForCausalLM"])
+def test_a_target_whose_heads_are_drafted_with_in_another_loop(
+    pair: types.SimpleNamespace, tmp_path: Path, architecture: str
+):
+    target = checkpoint(tmp_path / "multi", architecture, vocab_size=64)
+    with pytest.raises(ConfigError, match=rf"is a {architecture}, whose heads SGLang drafts with in another loop"):
+        validate.validate(record(pair, model_path=str(target), speculative_draft_model_path=None))
+
+
+def test_sglang_has_no_further_target_of_that_kind():
+    from sglang.srt.arg_groups import model_overrides
+
+    switched = r"@_register_for\(([^)]*)\)\n(?:(?!@_register_for).)*?multi_layer_eagle\"\] = True"
+    named = set()
+    for path in Path(model_overrides.__path__[0]).glob("*.py"):
+        for registered in re.findall(switched, path.read_text(encoding="utf-8"), re.DOTALL):
+            named |= set(re.findall(r'"(\w+)"', registered))
+    assert named and {name for name in named if not name.endswith("NextN")} == set(checkpoints._MULTI_LAYER)
 
 
 def test_another_top_m_than_the_classifiers(pair: types.SimpleNamespace):

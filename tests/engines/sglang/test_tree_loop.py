@@ -110,6 +110,13 @@ def test_an_early_end_changes_no_tree(worker: Any):
     assert 0 < forwards < DEPTH - 1
 
 
+def test_only_small_batches_end_early(worker: Any, monkeypatch: pytest.MonkeyPatch):
+    assert worker.EARLY_END_BATCH == 4
+    for batch, forwards in ((policies.STATES, 0), (policies.STATES - 1, DEPTH - 1)):
+        monkeypatch.setattr(worker, "EARLY_END_BATCH", batch)
+        assert draft(worker, "prob", 1.0, _may_end_early=True)[1] == forwards
+
+
 @pytest.mark.parametrize(("nodes", "width"), [(0, 3), (2, 3), (3, 6), (5, 6), (6, 11), (10, 11), (11, 21), (20, 21)])
 def test_the_window_of_the_largest_tree_is_entered(worker: Any, nodes: int, width: int):
     from c2t_plugin.engines.sglang.windows import Windows, widths

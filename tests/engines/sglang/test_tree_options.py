@@ -59,8 +59,12 @@ def test_the_width_is_the_users():
         ({"policy": "static", "speculative_eagle_topk": 3}, r"static .* at least 4 and --speculative-num-steps of at"),
         ({"policy": "static", "speculative_num_draft_tokens": 20}, r"from 26 to 26"),
         ({"policy": "eagle2", "speculative_num_draft_tokens": 70}, r"with policy eagle2, top-k 4 .* from 2 to 69"),
-        ({"attention_backend": "trtllm_mha"}, r"--attention-backend is trtllm_mha, which verifies no trees"),
+        ({"attention_backend": "trtllm_mha"}, r"--attention-backend is trtllm_mha, which takes no trees"),
         ({"decode_attention_backend": "flashmla"}, r"--decode-attention-backend is flashmla"),
+        (
+            {"speculative_draft_attention_backend": "fa4"},
+            r"--speculative-draft-attention-backend is fa4, which takes no",
+        ),
         ({"attention_backend": "intel_amx", "page_size": 16}, r"--page-size is 16; on intel_amx trees need pages of"),
     ],
 )

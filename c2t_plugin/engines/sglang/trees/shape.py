@@ -20,7 +20,10 @@ MAX_CHILDREN, MAX_NODES = 4096, 1024
 _MASKED = ("fa3", "flashinfer", "triton", "intel_amx")
 # Of them, those whose draft attention reads branches of several tokens per page.
 _PAGED = ("fa3", "flashinfer", "triton")
-_BACKENDS = ("attention_backend", "decode_attention_backend", "prefill_attention_backend")
+_BACKENDS = (
+    *("attention_backend", "decode_attention_backend", "prefill_attention_backend"),
+    "speculative_draft_attention_backend",
+)
 
 
 def resolve(server_args: Any, policy: str) -> None:
@@ -70,7 +73,7 @@ def _check_backends(server_args: Any) -> None:
         flag = "--" + field.replace("_", "-")
         if backend not in _MASKED:
             raise ConfigError(
-                f"{flag} is {backend}, which verifies no trees: use one of {', '.join(_MASKED)}, or "
+                f"{flag} is {backend}, which takes no trees: use one of {', '.join(_MASKED)}, or "
                 "--speculative-c2t-mode chain"
             )
         if page_size > 1 and backend not in _PAGED:
