@@ -292,10 +292,8 @@ def _check(
         check_tensor("tree_attention: visits", visits, dtype=torch.int32, shape=(ends[0] - 1,), device=q.device)
 
 
-def _configuration(
-    dtype: str, head_dim: int, launch: Launch, tree: bool = True, group: int = 4, aligned: bool = True
-) -> Configuration:
-    """One launch of tree_attention_kernel with int32 indices. aligned: strides are multiples of 16."""
+def _configuration(dtype: str, head_dim: int, launch: Launch, tree: bool = True) -> Configuration:
+    """One launch of tree_attention_kernel, groups of 4 query heads, contiguous tensors, int32 indices."""
     split = launch.splits > 1
     kinds = {
         "p_mask": "*u8" if tree else "constexpr",
@@ -306,7 +304,7 @@ def _configuration(
         "scale_log2": "fp32",
     }
     indices = ("p_cu_nodes", "p_kv_indptr", "p_kv_indices")
-    constants = {"GROUP": group, "HEAD_DIM": head_dim, "BLOCK_ROWS": launch.block_rows, "BLOCK_KEYS": launch.block_keys}
+    constants = {"GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_ROWS": launch.block_rows, "BLOCK_KEYS": launch.block_keys}
     signature = {}
     for name in tree_attention_kernel.arg_names:
         other = "*i32" if name in indices else f"*{dtype}" if name.startswith("p_") else "i32"
@@ -315,9 +313,8 @@ def _configuration(
     strides = tuple(name for name in signature if name.endswith(("_row", "_head")) and not name.startswith("p_"))
     kind = f"{'tree' if tree else 'chain'}_{'split' if split else 'whole'}"
     name = f"attention_{kind}_{dtype}_d{head_dim}_{launch.block_rows}x{launch.block_keys}"
-    name += f"_group{group}" * (group != 4) + "_unaligned" * (not aligned)
     return Configuration(
-        tree_attention_kernel, name, signature, given, launch.num_warps, launch.num_stages, strides if aligned else ()
+        tree_attention_kernel, name, signature, given, launch.num_warps, launch.num_stages, aligned=strides
     )
 
 
@@ -332,11 +329,6 @@ CONFIGURATIONS = (
     *(_configuration("bf16", 128, _default(128, rows, splits=8)) for rows in (16, 64)),
     *(_configuration("bf16", 128, _default(128, rows), tree=False) for rows in (16, 32)),
     _configuration("fp16", 128, _default(128, 64)),
-    # what takes more registers: short chains, groups that are no 4, strides that Triton knows nothing of
-    _configuration("bf16", 128, _default(128, 16, splits=8), tree=False),
-    _configuration("bf16", 128, _default(128, 64), group=3),
-    _configuration("bf16", 256, _default(256, 16), group=8),
-    _configuration("bf16", 128, _default(128, 32), aligned=False),
     # the blocks of DySpec's table 5
     _configuration("bf16", 128, Launch(32, 32)),
 )

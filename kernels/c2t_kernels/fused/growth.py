@@ -16,7 +16,7 @@ from c2t_kernels.reference.stats import DraftStats
 
 MAX_CHILDREN = 1024
 MAX_WIDTH = 128
-MAX_TABLE = 2048  # children times hidden units that one program holds at a time
+MAX_TABLE = 4096  # children times hidden units that one program holds at a time
 
 
 # Every depth is the same kernel.
@@ -258,7 +258,6 @@ CONFIGURATIONS = (
     _configuration("layer_4x4", 4, 4, PAPER, 48),
     _configuration("layer_10x10", 10, 10, PAPER, 48),
     _configuration("layer_15x15", 15, 15, PAPER, 48),
-    _configuration("layer_16x16", 16, 16, PAPER, 48),
     _configuration("layer_10x10_all_features", 10, 10, FEATURES, 64),
     _configuration("layer_32x32_all_features", 32, 32, FEATURES, 64),
 )

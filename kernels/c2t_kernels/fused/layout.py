@@ -228,7 +228,7 @@ def _blocks(slots: int, bucket: int, order: str) -> dict[str, int]:
         "BLOCK_S": triton.next_power_of_2(slots),
         "BLOCK_N": triton.next_power_of_2(bucket),
         # Nodes that all others are compared with at a time: the table of both has to fit in registers.
-        "TILE": 16 if bucket <= 128 else 4,
+        "TILE": 16 if bucket <= 128 else 8 if bucket <= 256 else 4,
         "BLOCK_FILL": BLOCK_FILL,
     }
 
@@ -237,11 +237,11 @@ def _warps(bucket: int) -> int:
     return 4 if bucket <= 128 else 8 if bucket <= 512 else 16
 
 
-def _tree(name: str, slots: int, bucket: int, order: str, parents: str = "*i32") -> Configuration:
+def _tree(name: str, slots: int, bucket: int, order: str) -> Configuration:
     words = ("p_draft_tokens", "p_positions", "p_retrieve_index", "p_next_token", "p_next_sibling")
     blocks = _blocks(slots, bucket, order)
     signature = {
-        **{"p_parent_ids": parents, "p_keep": "*u8", "p_token_ids": "*i64", "p_root_tokens": "*i64"},
+        **{"p_parent_ids": "*i32", "p_keep": "*u8", "p_token_ids": "*i64", "p_root_tokens": "*i64"},
         **{"p_prefix_lens": "*i64", "p_scratch": "*i32"},
         **dict.fromkeys(words, "*i64"),
         **{"p_parents": "*i32", "p_slots": "*i32", "p_counts": "*i32", "p_mask": "*u8"},
@@ -255,7 +255,6 @@ CONFIGURATIONS = (
     *(_tree(f"tree_64_{order}", 510, 64, order) for order in ORDERS),
     _tree("tree_8", 30, 8, "insertion"),
     _tree("tree_256_heavy_path", 1024, 256, "heavy_path"),
-    _tree("tree_256_wide_parents", 1024, 256, "heavy_path", "*i64"),
     _tree("tree_512_heavy_path", 2048, 512, "heavy_path"),
     _tree("tree_1024_heavy_path", 4096, 1024, "heavy_path"),
 )

@@ -62,6 +62,7 @@ def early_stop_kernel(
     N_TIERS: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_W: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
     b_row = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
@@ -100,11 +101,10 @@ def early_stop_kernel(
     b_lengths = tl.sum(b_kept.to(tl.int32), axis=1)
     tl.store(p_lengths + b_row64, b_lengths, mask=b_live)
     if p_next_token is not None:
-        b_end = tl.full((BLOCK_B,), -1, p_next_token.dtype.element_ty)
-        p_link = p_next_token + b_row64 * next_token_stride
-        # one column after another: a table of their addresses takes the registers that the counts need
-        for node in range(WIDTH):
-            tl.store(p_link + node, b_end, mask=b_live & (node >= b_lengths))
+        b_node = tl.arange(0, BLOCK_W)
+        b_cut = b_live[:, None] & (b_node[None, :] >= b_lengths[:, None]) & (b_node[None, :] < WIDTH)
+        b_end = tl.full((BLOCK_B, BLOCK_W), -1, p_next_token.dtype.element_ty)
+        tl.store(p_next_token + b_row64[:, None] * next_token_stride + b_node[None, :], b_end, mask=b_cut)
 
 
 def early_stop(
@@ -161,6 +161,7 @@ def early_stop(
         N_TIERS=len(tiers) if tiers is not None else 0,
         BLOCK_B=block_b,
         BLOCK_D=block_d,
+        BLOCK_W=triton.next_power_of_2(max(width, 1)),
         BLOCK_T=triton.next_power_of_2(len(tiers)) if tiers is not None else 1,
         num_warps=num_warps,
     )
@@ -188,26 +189,25 @@ def _block(bs: int, block_d: int, together: bool) -> tuple[int, int]:
             f"early_stop: confidence with a budget or tiers can have at most {MAX_TOKENS} elements, rows and columns "
             f"rounded up to powers of two; got {block_b} * {block_d}"
         )
-    return block_b, 8 if block_b * block_d >= 1024 else 4
+    return block_b, 8 if block_b * block_d > 2048 else 4
 
 
-def _configuration(name: str, links: str | None, *, bs: int, d_max: int, together: bool) -> Configuration:
+def _configuration(name: str, links: str, *, bs: int, d_max: int, together: bool) -> Configuration:
     block_d = triton.next_power_of_2(d_max)
     block_b, num_warps = _block(bs, block_d, together)
     tokens = {"p_budget": "*i32", "p_tiers": "*i32"} if together else {"p_budget": "constexpr", "p_tiers": "constexpr"}
     sizes = ("bs", "confidence_stride", "beta_stride", "max_depth_stride", "next_token_stride")
     constants = {
         **({} if together else {"p_budget": None, "p_tiers": None}),
-        **({} if links else {"p_next_token": None}),
-        **{"D_MAX": d_max, "WIDTH": d_max + 1 if links else 0, "N_TIERS": 16 if together else 0, "BLOCK_B": block_b},
-        **{"BLOCK_D": block_d, "BLOCK_T": 16 if together else 1},
+        **{"D_MAX": d_max, "WIDTH": d_max + 1, "N_TIERS": 16 if together else 0, "BLOCK_B": block_b},
+        **{"BLOCK_D": block_d, "BLOCK_W": triton.next_power_of_2(d_max + 1), "BLOCK_T": 16 if together else 1},
     }
     signature = {
         **{"p_confidence": "*fp32", "p_beta": "*fp32", "p_max_depth": "*i32"},
         **tokens,
-        **{"p_next_token": links or "constexpr", "p_lengths": "*i32"},
+        **{"p_next_token": links, "p_lengths": "*i32"},
         **dict.fromkeys(sizes, "i32"),
-        **dict.fromkeys(("D_MAX", "WIDTH", "N_TIERS", "BLOCK_B", "BLOCK_D", "BLOCK_T"), "constexpr"),
+        **dict.fromkeys(("D_MAX", "WIDTH", "N_TIERS", "BLOCK_B", "BLOCK_D", "BLOCK_W", "BLOCK_T"), "constexpr"),
     }
     return Configuration(early_stop_kernel, name, signature, constants, num_warps)
 
@@ -217,8 +217,5 @@ CONFIGURATIONS = (
     _configuration("each_row_deep", "*i64", bs=512, d_max=16, together=False),
     _configuration("batch_16x4", "*i64", bs=16, d_max=4, together=True),
     _configuration("batch_256x5", "*i64", bs=256, d_max=5, together=True),
-    # 1,024 slots are the fewest that take 8 warps; 1,024 requests the most that there can be of this depth
-    _configuration("batch_128x8_without_links", None, bs=128, d_max=8, together=True),
-    _configuration("batch_1024x7", "*i64", bs=1024, d_max=7, together=True),
     _configuration("batch_512x16", "*i64", bs=512, d_max=16, together=True),
 )
