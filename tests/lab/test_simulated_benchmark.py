@@ -209,6 +209,16 @@ def test_the_command_writes_rows(replay: Replay, tmp_path: Path, monkeypatch: py
     assert any(row.scenario == "planner" for row in read_rows(out, BenchRow))
 
 
+def test_the_command_reckons_with_a_measured_curve(replay: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Replay, "load", lambda *_: replay)
+    path, out = tmp_path / "half-a-second.json", tmp_path / "rows.jsonl"
+    CostCurve(verify=((1, 0.5), (9, 2.0)), draft=((1, 0.1), (9, 0.5)), keep_up=0.2).save(path)
+    assert simulate.main(["--traces", "x", "--curve", str(path), "--batch", "1", "--out", str(out)]) == 0
+    rows = read_rows(out, BenchRow)
+    assert {row.setting["gpu"] for row in rows} == {"half-a-second"}
+    assert rows[0].arm == "plain" and rows[0].metrics["output_tokens_per_s"] == pytest.approx(2.0)
+
+
 def test_a_missing_trace_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert simulate.main(["--traces", str(tmp_path / "none"), "--out", str(tmp_path / "rows")]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -328,6 +328,7 @@ CONFIGURATIONS = (
     *(_configuration("bf16", head_dim, _default(head_dim, block_rows)) for head_dim, block_rows in BLOCKS),
     *(_configuration("bf16", 128, _default(128, rows, splits=8)) for rows in (16, 64)),
     *(_configuration("bf16", 128, _default(128, rows), tree=False) for rows in (16, 32)),
+    _configuration("bf16", 128, _default(128, 16, splits=8), tree=False),
     _configuration("fp16", 128, _default(128, 64)),
     # the blocks of DySpec's table 5
     _configuration("bf16", 128, Launch(32, 32)),

@@ -189,7 +189,9 @@ def _block(bs: int, block_d: int, together: bool) -> tuple[int, int]:
             f"early_stop: confidence with a budget or tiers can have at most {MAX_TOKENS} elements, rows and columns "
             f"rounded up to powers of two; got {block_b} * {block_d}"
         )
-    return block_b, 8 if block_b * block_d > 2048 else 4
+    elements = block_b * block_d
+    # 1,024 elements spill in 4 warps, where 2,048 do not
+    return block_b, 8 if elements == 1024 or elements > 2048 else 4
 
 
 def _configuration(name: str, links: str, *, bs: int, d_max: int, together: bool) -> Configuration:
@@ -216,6 +218,8 @@ CONFIGURATIONS = (
     _configuration("each_row", "*i64", bs=256, d_max=5, together=False),
     _configuration("each_row_deep", "*i64", bs=512, d_max=16, together=False),
     _configuration("batch_16x4", "*i64", bs=16, d_max=4, together=True),
+    # as many elements as 8 warps are for
+    _configuration("batch_128x8", "*i64", bs=128, d_max=8, together=True),
     _configuration("batch_256x5", "*i64", bs=256, d_max=5, together=True),
     _configuration("batch_512x16", "*i64", bs=512, d_max=16, together=True),
 )
