@@ -14,7 +14,7 @@ from c2t_plugin.lab.collect import collect, run_live
 from c2t_plugin.lab.curves import Served
 from c2t_plugin.lab.plans import CollectPlan, TreeShape
 from c2t_plugin.lab.reproduce import all_rules
-from c2t_plugin.lab.reproduce.all_rules import CHAIN, COLUMNS, EAGLE1, EAGLE2, TREE, Rule
+from c2t_plugin.lab.reproduce.all_rules import AT, CHAIN, COLUMNS, EAGLE1, EAGLE2, TREE, Rule
 from c2t_plugin.lab.reproduce.c2t_v1_common import PAPER_FEATURES_FILE
 from c2t_plugin.lab.reproduce.experiment import Bench
 from c2t_plugin.lab.sweeps import eagle2_sweep, truncate
@@ -96,7 +96,7 @@ def test_a_rule_is_read_between_its_settings_only() -> None:
 
 def test_the_remark_names_the_cheapest() -> None:
     rows = [
-        {"rule": name, **dict.fromkeys(COLUMNS[5:12]), "tau 1": gamma, "tau 2": other}
+        {"rule": name, **dict.fromkeys(AT), "tau 1": gamma, "tau 2": other}
         for name, gamma, other in (("one", 3.0, None), ("two", 2.0, 8.0), ("three", None, 9.0))
     ]
     assert all_rules.fewest(rows) == "tau 1 two, tau 2 two"

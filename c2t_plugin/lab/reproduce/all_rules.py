@@ -18,7 +18,7 @@ from torch import Tensor
 from c2t_plugin.errors import C2TError
 from c2t_plugin.grow import TreePolicy
 from c2t_plugin.lab.collect import run_live
-from c2t_plugin.lab.curves import Served, bootstrap_unit, bootstrap_weights, compare, gamma_at, serve
+from c2t_plugin.lab.curves import REPLICATES, Served, bootstrap_unit, bootstrap_weights, compare, gamma_at, serve
 from c2t_plugin.lab.plans import CollectPlan, TreeShape
 from c2t_plugin.lab.replay import Outcomes, acceptance_by_rank
 from c2t_plugin.lab.reproduce import c2t_v1_common as common
@@ -39,6 +39,9 @@ D_MAX = 10
 STATES, QUICK_STATES = 400, 40
 QUICK_SETTINGS, QUICK_REPLICATES = 2, 50
 TAUS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
+AT = (*(f"tau {tau:g}" for tau in TAUS), "EAGLE-1's tau")
+AGAINST = ("gamma / EAGLE-2", "from", "to")
+COLUMNS = ("draft", "shape", "rule", "paper", "varied", *AT, *AGAINST)
 CHAIN, TREE = "chain", "tree"
 EAGLE1, EAGLE2 = "EAGLE-1's tree", "EAGLE-2"
 THREE, EXTENDED = "C2T tree, paper's features", "C2T tree, extended features"
@@ -208,7 +211,7 @@ def all_rules(bench: Bench) -> Findings:
     for draft, title in DRAFTS.items():
         held, rules = measure(bench, draft)
         unit = bootstrap_unit(held)
-        weights = bootstrap_weights(held.groups, QUICK_REPLICATES if bench.quick else 1000, bench.seed)
+        weights = bootstrap_weights(held.groups, QUICK_REPLICATES if bench.quick else REPLICATES, bench.seed)
         own = float(rules[EAGLE1].curve.curve()[0][0])
         mine = [_row(title, name, rule, rules[EAGLE2], own, weights) for name, rule in rules.items()]
         trees = fewest([row for row in mine if row["shape"] == TREE])
@@ -226,7 +229,7 @@ def all_rules(bench: Bench) -> Findings:
 
 def _row(draft: str, name: str, rule: Rule, eagle2: Rule, own: float, weights: np.ndarray) -> dict[str, Cell]:
     """own: EAGLE-1's tau. weights: (replicates, prompts)."""
-    wanted = dict(zip(COLUMNS[5:-3], (*TAUS, own), strict=True))
+    wanted = dict(zip(AT, (*TAUS, own), strict=True))
     gammas = gamma_at(*rule.curve.curve(), np.array(list(wanted.values())))
     cells: dict[str, Cell] = {
         column: float(gamma) if rule.reaches(tau) else None
@@ -238,26 +241,19 @@ def _row(draft: str, name: str, rule: Rule, eagle2: Rule, own: float, weights: n
         compared = compare(rule.curve, eagle2.curve, both, weights)
         against = [None if np.isnan(each) else each for each in (compared.mean, *compared.mean_interval)]
     names = {"draft": draft, "shape": rule.shape, "rule": name, "paper": rule.paper, "varied": rule.varied}
-    return {**names, **cells, **dict(zip(COLUMNS[-3:], against, strict=True))}
+    return {**names, **cells, **dict(zip(AGAINST, against, strict=True))}
 
 
 def fewest(rows: Sequence[Row]) -> str:
     """For a remark: which rule has the fewest candidates at each tau."""
     parts = []
-    for tau in TAUS:
-        column = f"tau {tau:g}"
+    for column in AT[:-1]:
         reached = {str(row["rule"]): float(row[column] or 0.0) for row in rows if row[column] is not None}
         if reached:
             parts.append(f"{column} {min(reached, key=lambda name: reached[name])}")
     return ", ".join(parts)
 
 
-COLUMNS = (
-    *("draft", "shape", "rule", "paper", "varied"),
-    *(f"tau {tau:g}" for tau in TAUS),
-    "EAGLE-1's tau",
-    *("gamma / EAGLE-2", "from", "to"),
-)
 EXPERIMENTS = (
     Experiment(
         name="all-rules",
