@@ -136,8 +136,15 @@ def compare(rule: Served, baseline: Served, taus: Sequence[float], weights: np.n
         ratio=ratio.tolist(),
         ratio_interval=[interval(column) for column in ratios.T],
         mean=float(ratio[reached].mean()) if reached.any() else float("nan"),
-        mean_interval=interval(np.nanmean(ratios[:, reached], axis=1)) if reached.any() else (float("nan"),) * 2,
+        mean_interval=interval(_row_means(ratios[:, reached])) if reached.any() else (float("nan"),) * 2,
     )
+
+
+def _row_means(values: np.ndarray) -> np.ndarray:
+    """(rows, columns) -> (rows,): of what is there, NaN where nothing is, as a replicate that reaches no tau."""
+    known = ~np.isnan(values)
+    counts = known.sum(1)
+    return np.divide(np.where(known, values, 0.0).sum(1), counts, out=np.full(len(values), np.nan), where=counts > 0)
 
 
 def _replicates(served: Served, wanted: np.ndarray, weights: np.ndarray) -> np.ndarray:

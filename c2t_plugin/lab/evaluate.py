@@ -12,8 +12,11 @@ from c2t_plugin.errors import C2TError, ConfigError
 from c2t_plugin.output import check_file, write_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from c2t_plugin.classifier import NodeClassifier
     from c2t_plugin.lab.judging import Evaluation
+    from c2t_plugin.lab.unfinished import Unfinished
     from c2t_plugin.traces import Traces
 
 FORMAT = "c2t-evaluation"
@@ -102,13 +105,43 @@ def main(argv: list[str]) -> int:
     if training is not None and training.header["pair"] != traces.header["pair"]:
         raise C2TError(f"{arguments.rivals_from} and {arguments.traces} are of different drafts; collect again")
     classifiers = named_classifiers(arguments.classifiers, traces)
-    chains = evaluate_chains(classifiers, traces, training, plan)
+    unfinished = _unfinished(arguments, list(classifiers), plan) if arguments.json else None
+    chains = _kept(unfinished, "chains.json", lambda: evaluate_chains(classifiers, traces, training, plan))
     print_chains(chains, traces, plan)
-    trees = evaluate_trees(classifiers, traces, plan)
+    trees = _kept(unfinished, "trees.json", lambda: evaluate_trees(classifiers, traces, plan))
     print_trees(trees, traces, plan)
-    if arguments.json:
-        write_json(arguments.json, to_json(chains, trees, traces, plan))
+    if unfinished is not None:
+        write_json(arguments.json, to_json(chains, trees, traces, plan, unfinished.run))
+        unfinished.finish()
     return 0
+
+
+def _unfinished(arguments: argparse.Namespace, names: list[str], plan: EvaluatePlan) -> Unfinished:
+    """What an interrupted run has left beside --json. names: of the classifiers."""
+    from c2t_plugin.lab.unfinished import Unfinished, checksum
+
+    files = [Path(text.partition("=")[2] or text) for text in arguments.classifiers]
+    settings = {
+        "plan": asdict(plan),
+        "traces": checksum(arguments.traces),
+        "rivals": arguments.rivals_from and checksum(arguments.rivals_from),
+        "classifiers": dict(zip(names, map(checksum, files), strict=True)),
+    }
+    return Unfinished.of(arguments.json, settings, plan.seed)
+
+
+def _kept(unfinished: Unfinished | None, name: str, judge: Callable[[], Evaluation]) -> Evaluation:
+    """One half of the evaluation, from an interrupted run if that had finished it."""
+    from c2t_plugin.lab.judging import Evaluation, RuleResult
+
+    if unfinished is not None and unfinished.file(name).is_file():
+        fields = json.loads(unfinished.file(name).read_text(encoding="utf-8"))
+        return Evaluation(**{**fields, "rules": [RuleResult(**rule) for rule in fields["rules"]]})
+    found = judge()
+    if unfinished is not None:
+        # NaN, unlike in the output, stays what it is
+        unfinished.keep(name, lambda path: write_text(path, json.dumps(asdict(found))))
+    return found
 
 
 def named_classifiers(texts: list[str], traces: Traces) -> dict[str, NodeClassifier]:
@@ -132,15 +165,17 @@ def named_classifiers(texts: list[str], traces: Traces) -> dict[str, NodeClassif
     return found
 
 
-def to_json(chains: Evaluation, trees: Evaluation, traces: Traces, plan: EvaluatePlan) -> dict[str, Any]:
-    """All figures with what they were made from."""
+def to_json(
+    chains: Evaluation, trees: Evaluation, traces: Traces, plan: EvaluatePlan, run: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """All figures with what they were made from. run: record of the run that began; this one's if None."""
     from c2t_plugin.lab.curves import bootstrap_unit
     from c2t_plugin.provenance import RunRecord
 
     return {
         "format": FORMAT,
         "version": VERSION,
-        "run": RunRecord.capture(seed=plan.seed).to_json(),
+        "run": RunRecord.capture(seed=plan.seed).to_json() if run is None else dict(run),
         "plan": asdict(plan),
         "traces": {
             "prompts": len(traces.first),

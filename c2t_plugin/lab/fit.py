@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import zlib
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,7 +81,7 @@ def main(argv: list[str]) -> int:
     from c2t_plugin.classifier import load_classifier, save_classifier
     from c2t_plugin.lab.report import Evaluation, print_epochs, print_evaluation
     from c2t_plugin.lab.rows import split_by_prompt
-    from c2t_plugin.lab.unfinished import Unfinished
+    from c2t_plugin.lab.unfinished import Unfinished, checksum
     from c2t_plugin.traces import load_traces
 
     traces = load_traces(arguments.traces)
@@ -93,7 +92,7 @@ def main(argv: list[str]) -> int:
     init = load_classifier(arguments.init) if arguments.init else None
     recipe = recipe_of(arguments)
     inputs = {"traces": arguments.traces, "init": arguments.init}
-    checksums = {name: path and _checksum(path) for name, path in inputs.items()}
+    checksums = {name: path and checksum(path) for name, path in inputs.items()}
     settings = {"recipe": asdict(recipe), "plan": asdict(plan), **checksums}
     unfinished = Unfinished.of(arguments.out, settings, plan.seed)
     classifier, epochs, chosen = fit(traces, recipe, plan, init, unfinished)
@@ -112,16 +111,6 @@ def main(argv: list[str]) -> int:
     spec = classifier.spec
     print(f"{arguments.out}: {', '.join(spec.features)}; epoch {chosen.number}; suggested beta {spec.suggested_beta}")
     return 0
-
-
-def _checksum(path: Path) -> int:
-    """Of a file, or of all trace files of a directory."""
-    from c2t_plugin.traces import SUFFIX
-
-    found = 0
-    for file in sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]:
-        found = zlib.crc32(file.read_bytes(), found)
-    return found
 
 
 def plan_of(arguments: argparse.Namespace) -> FitPlan:

@@ -90,6 +90,29 @@ def rows_figure(title: str, rows: Sequence[Mapping[str, Any]], gamma: str) -> Fi
     return figure
 
 
+def bars_figure(
+    drawn: Mapping[str, Mapping[str, Mapping[str, float | None]]], quantity: str, width: float = 6.0
+) -> Figure:
+    """A panel of horizontal bars per title; in it a group per name, a bar per series. None draws nothing.
+
+    drawn: title -> name -> series -> value, the same series everywhere. quantity: what the values are.
+    """
+    figure, axes = panels(len(drawn), width)
+    for axis, (title, groups) in zip(axes, drawn.items(), strict=True):
+        series = list(next(iter(groups.values())))
+        height = 0.8 / len(series)
+        for number, name in enumerate(series):
+            places = np.arange(len(groups)) + (number - (len(series) - 1) / 2) * height
+            axis.barh(places, _numbers([group[name] for group in groups.values()]), height, label=name)
+        axis.set_yticks(range(len(groups)), list(groups), fontsize="small")
+        axis.invert_yaxis()
+        axis.set(title=title, xlabel=quantity)
+        axis.grid(alpha=0.3, axis="x")
+        if len(series) > 1:
+            axis.legend(fontsize="small")
+    return figure
+
+
 def _numbers(values: Sequence[float | None]) -> list[float]:
     """JSON has no word for NaN."""
     return [float("nan") if value is None else float(value) for value in values]

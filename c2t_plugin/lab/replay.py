@@ -179,7 +179,8 @@ def grow_live(draft: Drafter, policy: TreePolicy, continuation: Tensor, generato
 def _one_line(tree: TokenTree, hits: Tensor) -> Tensor:
     """The accepted nodes among the hits; of equal siblings, which independent draws make, one line only."""
     accepted = tree.closed(hits)
-    if not (accepted.sum(1) > (tree.depths * accepted).amax(1)).any():
+    # a rule may keep no node in any state
+    if not tree.nodes or not (accepted.sum(1) > (tree.depths * accepted).amax(1)).any():
         return accepted
     # the deepest hit of the lowest column, and its ancestors
     deepest = (tree.depths * accepted).argmax(1)

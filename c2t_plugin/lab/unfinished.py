@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,3 +66,13 @@ class Unfinished:
     def finish(self) -> None:
         """The output is written: forget its parts."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def checksum(path: Path) -> int:
+    """Of an input, a file or all trace files of a directory: a setting that says whether it is still the same."""
+    from c2t_plugin.traces import SUFFIX
+
+    found = 0
+    for file in sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]:
+        found = zlib.crc32(file.read_bytes(), found)
+    return found

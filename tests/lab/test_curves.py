@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -119,3 +120,13 @@ def test_an_interval_that_is_mostly_out_of_reach_is_none() -> None:
     assert interval(values) == pytest.approx((2.475, 96.525))
     values[:6] = np.nan
     assert all(math.isnan(end) for end in interval(values))
+
+
+def test_replicates_that_reach_no_tau_are_left_out_without_a_warning() -> None:
+    """One setting of tau 1 on average, .5 and 1.5 by prompt: a replicate of the first prompt alone does not reach 1."""
+    steps, verified, accepted = (np.array([part]) for part in ([2.0, 2.0], [4.0, 4.0], [1.0, 3.0]))
+    served = Served(np.array([4.0]), steps, verified, accepted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = compare(served, served, [1.0], np.array([[1.0, 1.0], [2.0, 0.0], [0.0, 2.0]]))
+    assert found.mean == 1.0 and all(math.isnan(bound) for bound in found.mean_interval)

@@ -274,6 +274,18 @@ def test_equal_siblings_accept_one_line(toy, toy_draft) -> None:
     assert live.accepted.any()
 
 
+def test_a_rule_may_keep_no_node_in_any_state(toy, toy_draft) -> None:
+    logits, continuation, forest = toy
+    policy = DySpecThreshold(
+        threshold=1.0, max_nodes=8, d_max=LAYERS, temperature=1.0, reading="joint", max_children=3, top_m=VOCAB
+    )
+    live = grow_live(toy_draft(STATES, logits), policy, continuation, None)
+    for found in (live, replay_trees(forest, policy, VOCAB)):
+        outcomes = found.outcomes()
+        assert found.tree.nodes == int(outcomes.gamma.sum()) == int(outcomes.accept_len.sum()) == 0
+        assert outcomes.passes.tolist() == [1] * STATES
+
+
 class Swapped(LayerPolicy):
     """Children in another order than the record's."""
 

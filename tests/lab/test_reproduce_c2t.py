@@ -29,7 +29,7 @@ from c2t_plugin.policies.c2t import C2TTree
 from c2t_plugin.traces import save_traces
 
 TABLES = [name for name in REGISTRY.experiments if name.startswith("c2t-")]
-PICTURES = {f"c2t-v1-figure-{number}" for number in (2, 4, 6, 7, 10)} | {"c2t-v1-table-2"}
+PICTURES = {f"c2t-v1-figure-{number}" for number in (2, 4, 6, 7, 8, 10)} | {"c2t-v1-table-2"}
 
 
 @pytest.fixture

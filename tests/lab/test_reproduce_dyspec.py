@@ -71,6 +71,8 @@ def test_blocks_behind_a_prefix(bench: Bench) -> None:
     expected = sum(-(-(prefix + 30) // 32) for prefix in blocks.FIGURE_9_PREFIXES) / len(blocks.FIGURE_9_PREFIXES)
     assert all(row["ours"] == pytest.approx(expected, abs=0.01) for row in found.rows)
     assert "0% (greedily, 30 nodes)" in found.remark and "40% (768 nodes)" in found.remark
+    ours = found.figure.axes[0].containers[0]
+    assert [bar.get_width() for bar in ours] == [row["ours"] for row in found.rows[: len(ours)]]
 
 
 @pytest.mark.slow

@@ -79,7 +79,10 @@ def test_entropy_figures_have_rows(bench: Bench) -> None:
         assert sum(row["mismatched"] for row in mine) == int((~matched).sum())
         found = [row["generations"] for row in third.rows if row["draft"] == title]
         assert sum(found) == len(bench.traces(draft))
-    assert first.figure is not None
+    assert first.figure is not None and third.figure is not None
+    heights = [line.get_ydata()[0] for line in third.figure.axes[0].lines]
+    medians = [row["median"] for row in third.rows if row["draft"] == "stand-alone"]
+    assert all(any(height == pytest.approx(median) for height in heights) for median in medians)
 
 
 # ---- figures 2, 5 and 6
@@ -116,6 +119,9 @@ def test_shapes_run_on_a_tiny_pair(bench: Bench) -> None:
             assert row["candidates per step"] == 2 + 4 + 8 + 16
         assert 0 <= row["tau"] <= 4
     assert len(panels.rows) == 2 * len(shapes.PANELS) and panels.figure is not None
+    ours, papers = second.figure.axes[0].containers
+    assert [bar.get_width() for bar in ours] == [row["time saved, modelled"] for row in second.rows[: len(ours)]]
+    assert papers[1].get_width() == 0.023 and math.isnan(papers[3].get_width())
 
 
 def test_our_limit_is_the_crossing_of_our_pair() -> None:

@@ -174,6 +174,37 @@ def test_every_policy_keeps_an_ancestor_closed_set(
     assert eagle2 == max(1, tree)
 
 
+def test_presets_are_drawn_by_name(make_traces: Callable[..., Traces], classifier: NodeClassifier):
+    traces = make_traces(k=4, layers=5)
+    step = recorded_step(traces, 3, classifier, d_max=5, names=["chain-5", "dyjoint", "static-width", "naive-width"])
+    # the toy has 6 words: not all of a fixed tree's places were recorded
+    chain, stopped, fixed, naive = step.gamma
+    assert (chain, stopped, naive) == ("chain-5", "dyjoint", "naive-width")
+    assert fixed in ("static-width", "static-width (the record ends before it)")
+    assert step.gamma[chain] == 5
+    kept = {path for path, node in step.nodes.items() if node.verdicts[stopped] in (ACCEPTED, REJECTED)}
+    # DyJoint's threshold is .08
+    assert all(step.nodes[path].joint_prob >= 0.08 for path in kept) and len(kept) == step.gamma[stopped]
+    greedy = [path for path, node in step.nodes.items() if node.verdicts[chain] in (ACCEPTED, REJECTED)]
+    assert all(step.nodes[path].joint_prob < 0.08 for path in greedy if path not in kept)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("nonsense", ConfigError, "no preset 'nonsense'; there are"),
+        ("chain-5", ConfigError, "chain-5 drafts down to depth 5, 3 are drawn; give --d-max 5"),
+        ("dyspec-64", C2TError, "run them live"),
+        ("eagle2-100", C2TError, "collect with --k"),
+    ],
+)
+def test_a_preset_that_cannot_be_drawn_is_refused(
+    make_traces: Callable[..., Traces], classifier: NodeClassifier, name: str, error: type[Exception], message: str
+):
+    with pytest.raises(error, match=message):
+        recorded_step(make_traces(layers=5), 0, classifier, d_max=3, names=[name])
+
+
 def test_bad_asks_are_refused(make_traces: Callable[..., Traces], classifier: NodeClassifier):
     traces = make_traces()
     with pytest.raises(C2TError, match="no state 20: the traces hold 20"):
@@ -199,6 +230,10 @@ def test_the_command_draws_and_writes_a_page(
     assert cli.main([*common, "--state", "3", "--html", str(tmp_path / "step.html")]) == 0
     page = (tmp_path / "step.html").read_text()
     assert "prompt 0, new token 3" in page and RunRecord.capture().commit in page
+    chosen = ["--policy", "chain-4", "--policy", "dymax", "--d-max", "4", "--html", str(tmp_path / "chosen.html")]
+    assert cli.main([*common, *chosen]) == 0
+    page = (tmp_path / "chosen.html").read_text()
+    assert "<td>chain-4</td>" in page and "<td>dymax</td>" in page and "EAGLE-2" not in page
     assert cli.main([*common, "--state", "99", "--html", str(tmp_path / "none.html")]) == cli.USAGE_ERROR
     assert "no state 99" in capsys.readouterr().err and not (tmp_path / "none.html").exists()
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from c2t_plugin.classifier import load_classifier
+from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, load_classifier, save_classifier
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab import collect as module
-from c2t_plugin.lab import fit, training
+from c2t_plugin.lab import evaluate, fit, judging, training
 from c2t_plugin.lab.collect import collect_to
 from c2t_plugin.lab.plans import CollectPlan, TreeShape
 from c2t_plugin.lab.unfinished import SETTINGS, Unfinished
@@ -100,6 +100,43 @@ def test_a_fit_goes_on_bit_for_bit(make_traces, tmp_path, same_run, monkeypatch)
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())
     assert one.spec == other.spec
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["c", "t", "t2", "whole"]
+
+
+def test_an_evaluation_goes_on_with_its_second_half(make_traces, tmp_path, same_run, monkeypatch, capsys) -> None:
+    save_traces(make_traces(prompts=8), tmp_path / "t")
+    save_classifier(NodeClassifier(ClassifierSpec(top_m=4)).eval(), tmp_path / "c")
+    command = [f"ours={tmp_path / 'c'}", "--traces", str(tmp_path / "t"), "--d-max", "4", "--tree-depth", "3"]
+    command += ["--replicates", "5", "--json"]
+    assert evaluate.main([*command, str(tmp_path / "whole")]) == 0
+    printed, trees = capsys.readouterr().out, judging.evaluate_trees
+    monkeypatch.setattr(judging, "evaluate_trees", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate.main([*command, str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(judging, "evaluate_trees", trees)
+    monkeypatch.setattr(judging, "evaluate_chains", interrupt)
+    with pytest.raises(C2TError, match="another plan"):
+        evaluate.main([*command[:-1], "--seed", "1", "--json", str(tmp_path / "out")])
+    save_traces(make_traces(prompts=8, seed=1), tmp_path / "t2")
+    with pytest.raises(C2TError, match="another traces"):
+        evaluate.main([*command, str(tmp_path / "out"), "--traces", str(tmp_path / "t2")])
+    capsys.readouterr()
+    assert evaluate.main([*command, str(tmp_path / "out")]) == 0
+    whole, out = (json.loads((tmp_path / name).read_text()) for name in ("whole", "out"))
+    for rule in (*whole["trees"]["rules"], *out["trees"]["rules"]):
+        assert rule.pop("nodes_per_second") > 0
+    assert out == whole
+    assert of_chains(capsys.readouterr().out) == of_chains(printed)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["c", "out", "t", "t2", "whole"]
+
+
+def interrupt(*arguments, **named) -> None:
+    raise KeyboardInterrupt
+
+
+def of_chains(printed: str) -> str:
+    """The tables of chains, without progress bars."""
+    return printed[printed.index("chains of at most") : printed.index("trees, served")]
 
 
 CHANGES = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +16,9 @@ from c2t_plugin.lab.reproduce.c2t_v1_common import AT_EQUAL_TAU, OUR_RECIPE, PAP
 from c2t_plugin.lab.reproduce.experiment import Bench, Experiment, Findings, Row
 from c2t_plugin.lab.training import FIT_RECIPES, FitRecipe, choose_epoch
 from c2t_plugin.traces import Traces
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 D_MAX = 10
 # EAGLE-2's size whose accept length classifiers are compared at.
@@ -68,7 +72,21 @@ def figure_8(bench: Bench) -> Findings:
         f"One recipe, ours, on four kinds of text, judged on other held-out files at the accept length of EAGLE-2 with "
         f"{N} nodes. The pair knows one language, so these kinds are nearer to each other than the paper's corpora. "
         f"Spread of gamma / EAGLE-2: {spread}. The paper: nearly identical. {common.FITTED}",
+        _figure_8_picture(rows),
     )
+
+
+def _figure_8_picture(rows: list[Row]) -> Figure:
+    """Candidates over EAGLE-2's by the text fitted on, one panel per draft."""
+    from c2t_plugin.lab.pictures import bars_figure
+
+    name = "gamma / EAGLE-2"
+    drafts = dict.fromkeys(str(row["draft"]) for row in rows)
+    drawn = {
+        draft: {str(row["fitted on"]): {"": _number(row, name)} for row in rows if row["draft"] == draft}
+        for draft in drafts
+    }
+    return bars_figure(drawn, f"{name} at its tau with {N} nodes")
 
 
 # Text that no model of the pair has read, but for the first; none is like another.

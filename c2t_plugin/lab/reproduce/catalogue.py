@@ -22,6 +22,7 @@ REGISTRY = Registry(
         "c2t_plugin.lab.reproduce.dyspec_blocks",
         "c2t_plugin.lab.reproduce.entropy_trees_entropy",
         "c2t_plugin.lab.reproduce.entropy_trees_shapes",
+        "c2t_plugin.lab.reproduce.all_rules",
         "c2t_plugin.lab.reproduce.goals",
         "c2t_plugin.lab.reproduce.goals_transfer",
     )

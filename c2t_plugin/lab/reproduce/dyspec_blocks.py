@@ -76,7 +76,18 @@ def figure_9(bench: Bench) -> Findings:
         + f". Trees of the stand-alone draft, its most probable nodes; prefixes of {blocks.FIGURE_9_PREFIXES[0]} to "
         f"{blocks.FIGURE_9_PREFIXES[-1]} tokens."
     )
-    return Findings(rows, remark)
+    return Findings(rows, remark, figure_9_bars(rows))
+
+
+def figure_9_bars(rows: Sequence[blocks.Row]) -> Figure:
+    """Blocks in every node order, the paper's beside ours, one panel per size of trees."""
+    from c2t_plugin.lab.pictures import bars_figure
+
+    drawn: dict[str, dict[str, dict[str, float | None]]] = {}
+    for row in rows:
+        panel = drawn.setdefault(f"trees of {row['nodes']:.0f} nodes", {})
+        panel[f"{row['drafted']},\n{row['order']} order"] = {"ours": row["ours"], "paper": row["paper"]}
+    return bars_figure(drawn, f"non-zero blocks of {PAPER_BLOCK} x {PAPER_BLOCK}")
 
 
 def _saved(rows: Sequence[blocks.Row]) -> list[tuple[blocks.Row, float, float]]:

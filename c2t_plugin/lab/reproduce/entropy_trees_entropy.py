@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -103,8 +103,10 @@ def _picture(rows: Sequence[Row], *columns: str) -> Figure:
 def figure_3(bench: Bench) -> Findings:
     rows: list[Row] = []
     said = []
+    boxes: dict[str, list[Tensor]] = {}
     for draft, title in DRAFTS.items():
         entropy, correct = generations(bench.traces(draft))
+        boxes[title] = [entropy[correct], entropy[~correct]]
         rows += [
             {
                 "draft": title,
@@ -121,7 +123,19 @@ def figure_3(bench: Bench) -> Findings:
         f"{'; '.join(said)}. The paper has answers to GSM8K by one model; here a generation is a greedy chain of "
         f"{LENGTH} draft tokens, correct if the target writes the same."
     )
-    return Findings(rows, remark)
+    return Findings(rows, remark, _boxes(boxes))
+
+
+def _boxes(values: Mapping[str, Sequence[Tensor]]) -> Figure:
+    """Mean entropies of correct and of incorrect generations as boxes, one panel per draft."""
+    from c2t_plugin.lab.pictures import panels
+
+    figure, axes = panels(len(values), 4.0)
+    for axis, (title, both) in zip(axes, values.items(), strict=True):
+        axis.boxplot([each.numpy() for each in both], showfliers=False)
+        axis.set_xticks([1, 2], ["correct", "incorrect"])
+        axis.set(title=title, ylabel="mean entropy of the generation, nats")
+    return figure
 
 
 def generations(traces: Traces, length: int = LENGTH) -> tuple[Tensor, Tensor]:
