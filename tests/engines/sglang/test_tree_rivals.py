@@ -107,6 +107,7 @@ def test_a_rivals_trees_are_as_simulated(
 
 
 def test_no_two_policies_grow_the_same_trees(served: SimpleNamespace):
+    """Three of them have trees of one size, 25: what tells those apart is what was accepted."""
     told = [
         [vc.Counts.of_answer(answer) for answer in served.answers[key]]
         for key in ((EAGLE2, SHAPES[0]), *((name, PROMPTS) for name in RULES))
