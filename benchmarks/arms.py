@@ -36,7 +36,8 @@ class Arm:
         return [flag.format_map(values) for flag in self.flags] + ([self.classifier, str(named)] if named else [])
 
 
-def _chain(algorithm: str, steps: object, tokens: object, *more: str) -> tuple[str, ...]:
+def chain(algorithm: str, steps: object, tokens: object, *more: str) -> tuple[str, ...]:
+    """SGLang's flags for chains of at most `steps` tokens, {draft} to be filled in."""
     return (
         *("--speculative-algorithm", algorithm, "--speculative-draft-model-path", "{draft}"),
         *("--speculative-num-steps", str(steps), "--speculative-eagle-topk", "1"),
@@ -45,7 +46,7 @@ def _chain(algorithm: str, steps: object, tokens: object, *more: str) -> tuple[s
 
 
 def _c2t(*more: str) -> tuple[str, ...]:
-    return _chain("C2T", "{d_max}", "{width}", *more)
+    return chain("C2T", "{d_max}", "{width}", *more)
 
 
 _CLASSIFIER = "--speculative-c2t-classifier"
@@ -53,8 +54,8 @@ _CLASSIFIER = "--speculative-c2t-classifier"
 
 SGLANG = (
     Arm("plain", ()),
-    *(Arm(f"static {length}", _chain("{base}", length, length + 1)) for length in STATIC),
-    Arm("SGLang adaptive", _chain("{base}", 3, 4, "--speculative-adaptive"), bases=("EAGLE", "EAGLE3")),
+    *(Arm(f"static {length}", chain("{base}", length, length + 1)) for length in STATIC),
+    Arm("SGLang adaptive", chain("{base}", 3, 4, "--speculative-adaptive"), bases=("EAGLE", "EAGLE3")),
     Arm(
         "EAGLE-2 tree",
         (

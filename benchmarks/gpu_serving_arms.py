@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.arms import TREE, threshold_beta
+from benchmarks.arms import TREE, chain, threshold_beta
 
 THRESHOLD = "threshold-on-p.safetensors"
 
@@ -14,7 +14,7 @@ THRESHOLD = "threshold-on-p.safetensors"
 class Arm:
     """A server. steps: draft steps, 0 for plain decoding. betas: thresholds to measure it with, None for its own.
 
-    planned: the planner decides in place of a threshold. more: further flags, with {models} to be filled in; they win.
+    planned: beta auto in place of a threshold. more: further flags, with {models} to be filled in; they win.
     concurrencies: None for all.
     """
 
@@ -30,11 +30,9 @@ class Arm:
         """Of sglang.launch_server."""
         if not self.steps:
             return []
-        flags = ["--speculative-algorithm", "C2T" if self.c2t else "EAGLE3"]
-        flags += ["--speculative-draft-model-path", str(models / "eagle3"), "--speculative-num-steps", str(self.steps)]
-        return [*flags, "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", str(self.steps + 1)] + [
-            flag.format(models=models) for flag in self.more
-        ]
+        auto = ("--speculative-c2t-beta", "auto") if self.planned else ()
+        flags = chain("C2T" if self.c2t else "EAGLE3", self.steps, self.steps + 1, *auto, *self.more)
+        return [flag.format(draft=models / "eagle3", models=models) for flag in flags]
 
 
 _TREE = ("--speculative-eagle-topk", str(TREE["topk"]), "--speculative-num-draft-tokens", str(TREE["tokens"]))
@@ -45,7 +43,7 @@ ARMS = (
     Arm("static 2", steps=2),
     Arm("static 1", steps=1),
     Arm("c2t, at most 4", steps=4, c2t=True, betas=(0.0, None)),
-    Arm("c2t auto", steps=6, c2t=True, planned=True, more=("--speculative-c2t-beta", "auto")),
+    Arm("c2t auto", steps=6, c2t=True, planned=True),
     Arm("c2t, at most 6", steps=6, c2t=True),
     Arm("EAGLE-2 tree", steps=TREE["steps"], more=_TREE, concurrencies=(1,)),
     Arm("SGLang adaptive", steps=3, more=("--speculative-adaptive",)),

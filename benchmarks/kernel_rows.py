@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.arm_options import kind_of
 from benchmarks.record import BenchRow
-from benchmarks.tables import table
+from benchmarks.tables import Block, table
 from c2t_plugin.errors import C2TError
 
 SCENARIO = "kernels: "
@@ -53,15 +53,9 @@ def read_kernel_rows(path: Path) -> list[BenchRow]:
     return rows
 
 
-def newest(rows: Sequence[BenchRow]) -> dict[str, list[BenchRow]]:
-    """By part and kind, the rows of the process that started last."""
-    parts: dict[str, list[BenchRow]] = {}
-    for row in sorted(rows, key=lambda row: row.run["utc"]):
-        found = parts.setdefault(f"{row.scenario}, {row.kind}", [])
-        if found and found[0].run["utc"] != row.run["utc"]:
-            found.clear()
-        found.append(row)
-    return parts
+def part_of(row: BenchRow) -> Block:
+    """Rows of one part and kind make one table, whatever the shape."""
+    return (("scenario", row.scenario), ("kind", row.kind))
 
 
 def kernel_table(rows: Sequence[BenchRow]) -> str:

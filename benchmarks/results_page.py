@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.kernel_rows import is_kernel_row, kernel_table, newest
+from benchmarks.kernel_rows import is_kernel_row, kernel_table, part_of
 from benchmarks.record import BenchRow
 from benchmarks.tables import AUTO, Block, grid, latest_blocks, listing, load_of, losers, table
 
@@ -79,10 +79,9 @@ def page(demo: str, rows: Sequence[BenchRow]) -> str:
     parts += _section(PLANNER, [_planner(found) for found in _of(blocks, "planner", "simulated")])
     served = [found for block, found in blocks.items() if ("kind", "simulated") not in block]
     parts += _section(SERVED, [_served(found) for found in served])
-    kernels = newest([row for row in rows if is_kernel_row(row)])
-    parts += _section(
-        KERNELS, [_block(f"### {part}", kernel_table(found), "", found) for part, found in kernels.items()]
-    )
+    kernels = latest_blocks([row for row in rows if is_kernel_row(row)], part_of).values()
+    tables = [_block(f"### {found[0].scenario}, {found[0].kind}", kernel_table(found), "", found) for found in kernels]
+    parts += _section(KERNELS, tables)
     if not any(row.kind == "measured" for row in rows):
         parts.append(NO_GPU)
     return "\n".join(parts)

@@ -8,7 +8,9 @@ from pathlib import Path
 from torch import Tensor
 
 from benchmarks.simulated_arms import Entrant, Setting, replayed
-from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME, NodeClassifier, load_classifier
+from c2t_plugin.classifier import FILE_NAME, NodeClassifier, load_classifier
+from c2t_plugin.config import C2TConfig
+from c2t_plugin.engines.checkpoints import find_classifier
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.rivals import OnlineLogistic
 from c2t_plugin.lab.simulate import Served, serve
@@ -38,9 +40,8 @@ class Replay:
         kind = held_out.header["pair"].get("kind", "")
         folder = pair_dir() / kind
         classifier = load_classifier(folder / FILE_NAME)
-        # as find_classifier of the engines
-        planned = folder / CALIBRATED_NAME
-        calibrated = load_classifier(planned) if planned.is_file() else classifier
+        planned, _ = find_classifier(C2TConfig(), kind, str(folder), probabilities=True)
+        calibrated = load_classifier(planned)
         if rivals_from is None:
             return cls(held_out, classifier, None, calibrated)
         training = load_traces(rivals_from)

@@ -39,11 +39,13 @@ def block_of(row: BenchRow) -> Block:
     return (("scenario", row.scenario), ("kind", row.kind), *rest)
 
 
-def latest_blocks(rows: Iterable[BenchRow]) -> dict[Block, list[BenchRow]]:
+def latest_blocks(
+    rows: Iterable[BenchRow], block: Callable[[BenchRow], Block] = block_of
+) -> dict[Block, list[BenchRow]]:
     """The rows of every block, each block from the run that started last, in the order of their first appearance."""
     blocks: dict[Block, list[BenchRow]] = {}
     for row in rows:
-        blocks.setdefault(block_of(row), []).append(row)
+        blocks.setdefault(block(row), []).append(row)
     return {
         block: [row for row in found if row.run["utc"] == max(each.run["utc"] for each in found)]
         for block, found in blocks.items()

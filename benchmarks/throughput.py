@@ -61,14 +61,9 @@ class Bench:
     start_timeout: float
 
     def run(
-        self, scenario: Scenario, arms: Sequence[Arm], prompts: Sequence[Sequence[int]], console: Console
-    ) -> dict[str, dict[Condition, Outcome]]:
-        """Outcomes by arm and condition; a server that does not start leaves its reason at each condition."""
-        return {arm.name: self._arm(scenario, arm, prompts, console) for arm in arms}
-
-    def _arm(
         self, scenario: Scenario, arm: Arm, prompts: Sequence[Sequence[int]], console: Console
     ) -> dict[Condition, Outcome]:
+        """Outcomes of an arm; a server that does not start leaves its reason at each condition."""
         conditions = [
             (concurrency, temperature)
             for temperature in scenario.temperatures
@@ -93,17 +88,20 @@ class Bench:
         kind = VllmClient if self.engine == "vllm" else Client
         return kind(url, scenario.max_tokens, scenario.whole)
 
+    def chosen(self, scenario: Scenario) -> dict[str, Any]:
+        """d_max, width and beta: the scenario's where it states them, else those of the command line."""
+        d_max = scenario.d_max or int(str(self.values["d_max"]))
+        beta = self.values["beta"] if scenario.beta is None else scenario.beta
+        return {"d_max": d_max, "width": d_max + 1, "beta": beta}
+
     @contextmanager
     def _served(self, scenario: Scenario, arm: Arm) -> Iterator[str]:
         """The address of a server of this arm."""
         if self.url:
             yield self.url
             return
-        d_max = scenario.d_max or int(str(self.values["d_max"]))
         room = (AT_ONCE[self.engine], str(max(scenario.concurrencies)))
-        beta = self.values["beta"] if scenario.beta is None else scenario.beta
-        own = {"d_max": d_max, "width": d_max + 1, "beta": beta}
-        flags = [*room, *self.server_args, *arm.command({**self.values, **own})]
+        flags = [*room, *self.server_args, *arm.command({**self.values, **self.chosen(scenario)})]
         log = self.out / f"{scenario.name}-{arm.name}.log".replace(" ", "-")
         kind = VllmServer if self.engine == "vllm" else Server
         with kind(self.target, flags, log, self.cpu, self.start_timeout) as server:
@@ -178,12 +176,17 @@ def main(argv: list[str]) -> int:
         "base": options.base,
         "requests": len(prompts),
         "max_tokens": scenario.max_tokens,
-        "d_max": scenario.d_max or options.d_max,
-        "beta": options.beta if scenario.beta is None else scenario.beta,
+        **{name: value for name, value in bench.chosen(scenario).items() if name != "width"},
         "threshold": options.threshold,
     }
-    rows = list(rows_of(scenario, bench.run(scenario, arms, prompts, console), setting, run, options.cpu))
-    append_rows(options.out / "rows.jsonl", rows)
+    found: dict[str, dict[Condition, Outcome]] = {}
+    try:
+        for arm in arms:
+            found[arm.name] = bench.run(scenario, arm, prompts, console)
+    finally:
+        # a run that is interrupted keeps the arms that it finished
+        rows = list(rows_of(scenario, found, setting, run, options.cpu))
+        append_rows(options.out / "rows.jsonl", rows)
     for temperature in scenario.temperatures:
         console.print(f"temperature {temperature:g}")
         console.print(Markdown(listing([row for row in rows if row.setting["temperature"] == temperature])))

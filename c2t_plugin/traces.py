@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
@@ -30,6 +30,9 @@ from c2t_plugin.errors import C2TError
 from c2t_plugin.forest import TABLES, Forest
 from c2t_plugin.output import write_whole
 from c2t_plugin.tensor_file import read_tensors
+
+if TYPE_CHECKING:
+    from c2t_plugin.classifier import NodeClassifier
 
 FORMAT = "c2t-traces"
 VERSION = "2"
@@ -81,6 +84,11 @@ class Traces:
 
     def __len__(self) -> int:
         return len(self.prompt)
+
+    def check_top_m(self, classifier: NodeClassifier) -> None:
+        """C2TError unless the entropies here are those that the classifier was fitted with."""
+        if classifier.spec.top_m != self.header["top_m"]:
+            raise C2TError(f"the classifier's top_m is {classifier.spec.top_m}, the traces' {self.header['top_m']}")
 
     def __getitem__(self, rows: Tensor) -> Traces:
         """The states of these rows (bool mask, or ascending int64 indices)."""

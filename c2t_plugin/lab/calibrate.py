@@ -28,15 +28,13 @@ def main(argv: list[str]) -> int:
     from dataclasses import replace
 
     from c2t_plugin.classifier import load_classifier, save_classifier
-    from c2t_plugin.errors import C2TError
     from c2t_plugin.lab.calibration import calibrated, mapped
     from c2t_plugin.lab.sweeps import truncate
     from c2t_plugin.provenance import RunRecord
     from c2t_plugin.traces import load_traces
 
     classifier, traces = load_classifier(arguments.classifier), load_traces(arguments.traces)
-    if classifier.spec.top_m != traces.header["top_m"]:
-        raise C2TError(f"the classifier's top_m is {classifier.spec.top_m}, the traces' {traces.header['top_m']}")
+    traces.check_top_m(classifier)
     forest = truncate(getattr(traces, arguments.on), arguments.depth)
     found, slope, shift = calibrated(classifier, forest)
     spec = classifier.spec

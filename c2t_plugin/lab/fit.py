@@ -181,8 +181,7 @@ def fit(
             f"d-max is {plan.d_max}, the traces' chains have {traces.chain.layers} tokens; collect deeper ones"
         )
     if init is not None:
-        if init.spec.top_m != traces.header["top_m"]:
-            raise C2TError(f"the classifier's top_m is {init.spec.top_m}, the traces' {traces.header['top_m']}")
+        traces.check_top_m(init)
         recipe = replace(recipe, features=init.spec.features, hidden=init.spec.hidden)
         plan = replace(plan, depth_origin=init.spec.depth_origin)
     aside = split_by_prompt(traces.prompt, plan.seed)

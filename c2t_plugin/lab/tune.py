@@ -101,8 +101,7 @@ def tune(classifier: NodeClassifier, traces: Traces, plan: TunePlan) -> Tuned:
     from c2t_plugin.lab.curves import bootstrap_weights, interval, serve
     from c2t_plugin.lab.sweeps import static_sweep, truncate
 
-    if classifier.spec.top_m != traces.header["top_m"]:
-        raise C2TError(f"the classifier's top_m is {classifier.spec.top_m}, the traces' {traces.header['top_m']}")
+    traces.check_top_m(classifier)
     chain = truncate(traces.chain, plan.depth)
     wanted = plan.tau
     if wanted is None:

@@ -119,6 +119,21 @@ def test_vllm_runs_the_arms_that_it_has_and_names_those_that_it_has_not(vllm_fak
     assert {row.setting["engine"] for row in rows} == {"vllm"}
 
 
+def test_an_interrupted_run_keeps_the_arms_that_it_finished(
+    fakes: type[FakeServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def interrupted(server: FakeServer) -> FakeServer:
+        server.started.append(server.flags)
+        if len(server.started) == 3:
+            raise KeyboardInterrupt
+        return server
+
+    monkeypatch.setattr(fakes, "__enter__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path)
+    assert {row.arm for row in read_rows(tmp_path / "rows.jsonl", BenchRow)} == {arm.name for arm in SGLANG[:2]}
+
+
 def test_an_arm_that_does_not_start_is_a_row_and_the_others_go_on(
     fakes: type[FakeServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

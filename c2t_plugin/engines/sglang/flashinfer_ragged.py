@@ -19,6 +19,8 @@ from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 from torch import Tensor
 
+from c2t_plugin.engines.sglang.layout import padding_rows, ragged_layout
+
 
 class RaggedFlashInferAttnBackend(FlashInferAttnBackend):
     """Ragged where a verify input has a layout, and SGLang's own in everything else."""
@@ -64,7 +66,7 @@ class RaggedFlashInferAttnBackend(FlashInferAttnBackend):
         super().init_forward_metadata_out_graph(packed, in_capture)
         self._captured_wrappers[rows] = self.prefill_cuda_graph_metadata[requests]
         self._padding = self._captured_padding[:rows]
-        torch.ge(torch.arange(rows, device=self._padding.device), packed.spec_info.starts[-1], out=self._padding)
+        self._padding.copy_(padding_rows(rows, packed.spec_info.starts))
 
     def forward_extend(self, q: Tensor, *positional: Any, **keyword: Any) -> Tensor:
         # FlashInfer refuses rows that its plan gives to nobody. A captured graph runs without its asking.
@@ -107,11 +109,8 @@ class PackedRows(EagleDraftExtendInput):
 
 def _packed(forward_batch: Any) -> Any:
     """The batch with `PackedRows` to ask; None where nothing is ragged."""
-    verify_input = forward_batch.spec_info
-    if not forward_batch.forward_mode.is_target_verify() or verify_input is None:
-        return None
-    if verify_input.ragged_verify_layout is None:
+    if ragged_layout(forward_batch) is None:
         return None
     packed = copy.copy(forward_batch)
-    packed.spec_info = PackedRows(verify_input, forward_batch.batch_size)
+    packed.spec_info = PackedRows(forward_batch.spec_info, forward_batch.batch_size)
     return packed

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 # Without captured graphs rows are rounded up to multiples of this, so that memory blocks and kernels are used again.
@@ -29,3 +31,15 @@ def rows_to_compute(needed: int, window: int, captured: Sequence[int]) -> int:
         if tier >= needed:
             return tier
     return min(-(-needed // ROW_STEP) * ROW_STEP, window)
+
+
+def ragged_layout(forward_batch: Any) -> Any:
+    """Where each request's rows are in a packed verify forward; None in every other forward."""
+    if not forward_batch.forward_mode.is_target_verify() or forward_batch.spec_info is None:
+        return None
+    return forward_batch.spec_info.ragged_verify_layout
+
+
+def padding_rows(rows: int, starts: Tensor) -> Tensor:
+    """(rows,) bool, True for rows of no request. starts: (requests + 1,) int32, where each request's rows begin."""
+    return torch.arange(rows, device=starts.device) >= starts[-1]

@@ -15,6 +15,8 @@ import torch
 from sglang.srt.layers.attention.triton_backend import ForwardMetadata, TritonAttnBackend
 from torch import Tensor
 
+from c2t_plugin.engines.sglang.layout import padding_rows, ragged_layout
+
 
 class RaggedTritonAttnBackend(TritonAttnBackend):
     """Ragged where a verify input has a layout, and SGLang's own in everything else."""
@@ -34,11 +36,11 @@ class RaggedTritonAttnBackend(TritonAttnBackend):
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
         self._padding = None
-        layout = _layout(forward_batch)
+        layout = ragged_layout(forward_batch)
         if layout is not None:
             requests, rows = forward_batch.batch_size, forward_batch.input_ids.shape[0]
             self._fill(layout, requests, forward_batch.seq_lens)
-            self._padding = _padding(rows, layout)
+            self._padding = padding_rows(rows, layout.qo_indptr_device)
             self.forward_metadata = dataclasses.replace(
                 self.forward_metadata,
                 qo_indptr=self.qo_indptr[: requests + 1],
@@ -48,11 +50,11 @@ class RaggedTritonAttnBackend(TritonAttnBackend):
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         super().init_forward_metadata_out_graph(forward_batch, in_capture)
         self._padding = None
-        layout = _layout(forward_batch)
+        layout = ragged_layout(forward_batch)
         if layout is not None:
             self._fill(layout, forward_batch.batch_size, forward_batch.seq_lens)
             self._padding = self._captured_padding[: forward_batch.input_ids.shape[0]]
-            self._padding.copy_(_padding(len(self._padding), layout))
+            self._padding.copy_(padding_rows(len(self._padding), layout.qo_indptr_device))
 
     def forward_extend(self, *positional: Any, **keyword: Any) -> Tensor:
         output: Tensor = super().forward_extend(*positional, **keyword)
@@ -73,14 +75,3 @@ class RaggedTritonAttnBackend(TritonAttnBackend):
     def _mask_columns(self, prefix: Tensor, rows: Tensor) -> Tensor:
         """(requests,) how many elements of the mask each row of a request has."""
         return prefix + rows
-
-
-def _layout(forward_batch: Any) -> Any:
-    if not forward_batch.forward_mode.is_target_verify() or forward_batch.spec_info is None:
-        return None
-    return forward_batch.spec_info.ragged_verify_layout
-
-
-def _padding(rows: int, layout: Any) -> Tensor:
-    starts: Tensor = layout.qo_indptr_device
-    return torch.arange(rows, device=starts.device) >= starts[-1]

@@ -12,13 +12,13 @@ Longer than most files, as it runs in a process of its own.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from flashinfer_wrapper import PagedWrapper
@@ -247,16 +247,6 @@ def run(lengths: list[int], rows: int, trees: bool, prepare: Callable[[Any, Any]
     return {"distance": distance, "padding": padding}
 
 
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    kept = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, kept)
-
-
 def _uniform(self: PackedRows, *positional: Any, **keyword: Any) -> Any:
     slots, keys, starts, mask = SOUND(self, *positional, **keyword)
     real = int((starts.diff() > 0).sum())
@@ -273,7 +263,7 @@ def _bit_off(self: PackedRows, *positional: Any, **keyword: Any) -> Any:
 
 def _prefix_only(self: PackedRows, *positional: Any, **keyword: Any) -> Any:
     starts = self.starts
-    with replaced(self, "starts", torch.zeros_like(starts)):
+    with patch.object(self, "starts", torch.zeros_like(starts)):
         slots, keys, _, mask = SOUND(self, *positional, **keyword)
     return slots, keys, starts, mask
 
@@ -317,7 +307,7 @@ def attention() -> dict[str, dict[str, float]]:
             found[f"{name}-{how.__name__}"] = run(*case, how)
     for name, (case_name, fault) in FAULTS.items():
         for how in (eager, graph):
-            with replaced(PackedRows, "generate_attn_arg_prefill", fault):
+            with patch.object(PackedRows, "generate_attn_arg_prefill", fault):
                 found[f"{name}-{how.__name__}"] = run(*CASES[case_name], how)
     found["wrappers_by_requests-graph"] = run(*CASES["trees_larger_tier"], _forget_tiers)
     # SGLang's option to plan for rows of one width without waiting for the device
@@ -416,7 +406,7 @@ def registry() -> dict[str, Any]:
     for wanted in RAGGED:
         now = {**stock, "flashinfer": lambda kind: kind.__new__(kind)}
         before = dict(now)
-        with replaced(attention_registry, "ATTENTION_BACKENDS", now):
+        with patch.object(attention_registry, "ATTENTION_BACKENDS", now):
             ragged.install(C2TConfig(ragged=wanted))
         ours[wanted] = [name for name, create in now.items() if create is not before[name]]
         if wanted == "flashinfer":
@@ -424,7 +414,7 @@ def registry() -> dict[str, Any]:
             built = [type(now["flashinfer"](kind)).__name__ for kind in kinds]
     installed: dict[str, str] = {}
     for mode in ("chain", "tree"):
-        with replaced(ragged, "install", lambda config: installed.update({config.mode: config.ragged})):
+        with patch.object(ragged, "install", lambda config: installed.update({config.mode: config.ragged})):
             algo._worker_class("EAGLE3", SimpleNamespace(_c2t={"mode": mode, "ragged": "flashinfer"}))
     return {"replaced": ours, "built": built, "modes": installed}
 
