@@ -5,7 +5,8 @@
     python -m benchmarks.gpu --out OUT --parts ladder --no-tests
                                                               what has to hold in SGLang before its speed means anything
     python -m benchmarks.gpu --out OUT --parts serving --no-tests
-                                                              SGLang end to end with a target of realistic cost
+                                                              SGLang end to end with a target of realistic cost;
+                                                              serving-trees: trees there
     python -m benchmarks.gpu --out OUT --parts vllm --no-tests
                                                               vLLM's arms, or what they would need
     python -m benchmarks.gpu --sglang DIR ...                 within the environment of a carried SGLang
@@ -42,11 +43,14 @@ ROWS = "gpu.jsonl"
 OURS = ("copy", "fused")
 # Parts that start servers, by the script that does, which has rows of its own.
 SERVERS = {
-    "serving": ("benchmarks.gpu_serving", "--prefix", "512"),
-    "serving-8k": ("benchmarks.gpu_serving", "--prefix", "8192"),
+    "serving": ("benchmarks.gpu_serving",),
+    "serving-8k": ("benchmarks.gpu_serving",),
+    "serving-trees": ("benchmarks.gpu_serving", "--compare", "trees"),
     "ladder": ("benchmarks.gpu_ladder",),
     "vllm": ("benchmarks.gpu_vllm",),
 }
+# tokens in front of every prompt
+PREFIXES = {"serving": "512", "serving-8k": "8192", "serving-trees": "512"}
 # Nine minutes less what starting processes takes
 TOTAL_S = 520.0
 TESTS_S = 200.0
@@ -144,9 +148,10 @@ def kernel_tests(out: Path) -> list[Outcome]:
 def part_command(part: str, options: argparse.Namespace, seconds: float) -> list[str]:
     """Command line of one part."""
     if part in SERVERS:
+        command = [sys.executable, "-m", *SERVERS[part], "--out", str(options.out)]
         # a tiny pair reads no long prompts
-        module, *lengths = SERVERS[part]
-        command = [sys.executable, "-m", module, "--out", str(options.out), *([] if options.dry_run else lengths)]
+        if part in PREFIXES and not options.dry_run:
+            command += ["--prefix", PREFIXES[part]]
     else:
         command = [sys.executable, "-m", "benchmarks.gpu_part", part, "--rows", str(options.out / ROWS)]
     return [*command, "--seconds", f"{seconds:.0f}", *(["--dry-run"] if options.dry_run else [])]

@@ -1,6 +1,7 @@
 """SGLang end to end with a target of realistic cost: the arms of benchmarks/throughput.py, C2T at beta 0 among them.
 
     python -m benchmarks.gpu_serving --out OUT --seconds 500     on a GPU
+    python -m benchmarks.gpu_serving --out OUT --compare trees    C2T's trees with the engine's own, then the goals
     python -m benchmarks.gpu_serving --out OUT --dry-run         tiny, on the CPU engine: it works
 
 writes the inflated pair (benchmarks/inflate.py) to --models unless it is there, then starts one server after the other
@@ -27,9 +28,10 @@ import torch
 from benchmarks.arm_options import TOP_M
 from benchmarks.arms import write_threshold_classifier
 from benchmarks.gpu_server import GpuServer, part_parser, plugin_environment
-from benchmarks.gpu_serving_arms import ARMS, DRY_ARMS, THRESHOLD, Arm
+from benchmarks.gpu_serving_arms import COMPARISONS, THRESHOLD, Arm
+from benchmarks.gpu_tree_goals import summary
 from benchmarks.inflate import PRESETS, inflate
-from benchmarks.record import BenchRow, append_rows
+from benchmarks.record import BenchRow, append_rows, read_rows
 from benchmarks.scenarios import CONCURRENCIES
 from benchmarks.serving import REQUEST_TIMEOUT_S, Client, Completion, Pass, counts
 from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer
@@ -127,7 +129,7 @@ class Bench:
         self.row(_named(arm, beta), {**metrics, "start_s": started}, check="outputs")
         if self.dry_run and identical != of:
             self.faults.append(f"{arm.name}: {identical} of {of} outputs are plain decoding's")
-        if arm.steps and not arm.c2t:
+        if arm.name.startswith("static"):
             self.static[arm.steps] = found.tau
         expected = self.static.get(arm.steps)
         if beta == 0.0 and expected is not None and not _close(found.tau, expected, 0.0 if self.dry_run else SAME_TAU):
@@ -154,6 +156,9 @@ class Bench:
             "seconds": found.seconds,
             "tau": found.tau,
             "gamma_per_token": found.gamma_per_token,
+            "gamma": _over(found.gamma_per_token * found.output_tokens, found.verify_steps or None),
+            # of the whole pass, prefill too
+            "step_ms": _over(1e3 * found.seconds * concurrency, found.verify_steps or None),
             "verify_steps": found.verify_steps,
             "ran_at_once": ran,
         }
@@ -200,18 +205,17 @@ def servers(
     arms: Sequence[Arm], models: Path, out: Path, environment: Mapping[str, str] | None
 ) -> Iterator[tuple[Arm, Path, Callable[[], AbstractContextManager[Any]]]]:
     """Each arm with its log and what makes its server; environment: None for the CPU engine."""
-    largest = max(CONCURRENCIES)
-    graphs = [str(size) for size in CONCURRENCIES]
     for arm in arms:
+        sizes = arm.concurrencies or CONCURRENCIES
         log = out / f"server-{re.sub('[^a-z0-9]+', '-', arm.name)}.log"
 
-        def make(arm: Arm = arm, log: Path = log) -> AbstractContextManager[Any]:
+        def make(arm: Arm = arm, log: Path = log, sizes: Sequence[int] = sizes) -> AbstractContextManager[Any]:
             flags, target = arm.flags(models), models / "target"
             if environment is None:
                 return CpuServer(target, *flags, "--decode-log-interval", "1", log=log, start_timeout=START_TIMEOUT_S)
             # often enough for a short pass to leave a line
             flags += ["--decode-log-interval", "1"]
-            flags += ["--max-running-requests", str(largest), "--cuda-graph-bs-decode", *graphs]
+            flags += ["--max-running-requests", str(max(sizes)), "--cuda-graph-bs-decode", *map(str, sizes)]
             return GpuServer(target, *flags, log=log, environment=environment, start_timeout=START_TIMEOUT_S)
 
         yield arm, log, make
@@ -252,7 +256,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--models", type=Path, help="folder of the inflated pair, kept; without it OUT/models")
     parser.add_argument("--preset", choices=sorted(PRESETS), help="8b, or tiny in a dry run, without it")
     parser.add_argument("--prefix", type=int, default=0, help="tokens in front of every prompt, e.g. 512 or 8192")
-    parser.add_argument("--arms", nargs="+", choices=[arm.name for arm in ARMS], help="these alone, plain among them")
+    parser.add_argument("--compare", choices=sorted(COMPARISONS), default="chains", help="which arms (default: chains)")
+    names = sorted({arm.name for arms, _ in COMPARISONS.values() for arm in arms})
+    parser.add_argument("--arms", nargs="+", choices=names, help="these of them alone, plain among them")
     options = parser.parse_args(argv)
     deadline = time.monotonic() + options.seconds
     preset = options.preset or ("tiny" if options.dry_run else "8b")
@@ -266,8 +272,10 @@ def main(argv: list[str]) -> int:
             return 2
         environment = None if options.dry_run else plugin_environment(Path(scratch))
         bench = Bench(options.out, models, preset, options.prefix, options.dry_run)
-        arms = [arm for arm in (DRY_ARMS if options.dry_run else ARMS) if arm.name in (options.arms or [arm.name])]
-        run(bench, arms, environment, deadline)
+        arms = COMPARISONS[options.compare][options.dry_run]
+        run(bench, [arm for arm in arms if arm.name in (options.arms or [arm.name])], environment, deadline)
+    if options.compare == "trees":
+        print(summary(read_rows(options.out / ROWS, BenchRow)))
     for fault in bench.faults:
         print(f"FAULT: {fault}")
     return int(bool(bench.faults))

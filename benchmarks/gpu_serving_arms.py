@@ -58,4 +58,47 @@ ARMS = (
     # against "c2t, at most 4": the kernel that verifies
     Arm("c2t, tree_attention", steps=4, c2t=True, more=("--speculative-c2t-attention", "tree")),
 )
+
+
+# Verified tokens, the root included -> draft steps and top-k of C2T's tree, whose layers have at most top-k nodes.
+TREE_SIZES = {64: (8, 10), 32: (6, 8), 128: (8, 16), 16: (6, 4), 256: (16, 16)}
+TREE_BETAS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
+BATCHES = (2, 4, 8, 16, 32)
+EAGLE_TREE, C2T_TREE, C2T_CHAIN = "EAGLE-2 tree", "C2T tree", "c2t, at most 6"
+
+
+def _eagle_tree(tokens: int, steps: int, topk: int, batches: tuple[int, ...] | None) -> Arm:
+    shape = ("--speculative-eagle-topk", str(topk), "--speculative-num-draft-tokens", str(tokens))
+    return Arm(f"{EAGLE_TREE} of {tokens}", steps=steps, more=shape, concurrencies=batches)
+
+
+def _c2t_tree(name: str, tokens: int, steps: int, topk: int, batches: tuple[int, ...] | None, *betas: float) -> Arm:
+    shape = ("--speculative-eagle-topk", str(topk), "--speculative-num-draft-tokens", str(tokens))
+    mode = (*shape, "--speculative-c2t-mode", "tree")
+    return Arm(name, steps=steps, c2t=True, betas=betas or (None,), more=mode, concurrencies=batches)
+
+
+def _trees(tokens: int, eagle_batches: tuple[int, ...] = (1,)) -> tuple[Arm, Arm]:
+    """EAGLE-2's tree of a size, and C2T's with at most as many nodes at several betas, one request at a time."""
+    return (
+        _eagle_tree(tokens, TREE["steps"], TREE["topk"], eagle_batches),
+        _c2t_tree(f"{C2T_TREE} of {tokens}", tokens, *TREE_SIZES[tokens], (1,), *TREE_BETAS),
+    )
+
+
+_FIRST, *_OTHERS = TREE_SIZES
+TREE_ARMS = (
+    Arm("plain", concurrencies=(1, *BATCHES)),
+    *_trees(_FIRST, (1, *BATCHES)),
+    _c2t_tree(f"{C2T_TREE} of {_FIRST}, batches", _FIRST, *TREE_SIZES[_FIRST], BATCHES),
+    Arm(C2T_CHAIN, steps=6, c2t=True, concurrencies=BATCHES),
+    *(arm for tokens in _OTHERS for arm in _trees(tokens)),
+)
+DRY_TREE_ARMS = (
+    Arm("plain"),
+    _eagle_tree(12, 4, 4, None),
+    _c2t_tree(f"{C2T_TREE} of 12", 12, 4, 4, None, 0.0, 0.1),
+)
 DRY_ARMS = (Arm("plain"), Arm("static 4", steps=4), Arm("c2t, at most 4", steps=4, c2t=True, betas=(0.0, None)))
+# by the name of the comparison: the arms, and those of a dry run
+COMPARISONS = {"chains": (ARMS, DRY_ARMS), "trees": (TREE_ARMS, DRY_TREE_ARMS)}

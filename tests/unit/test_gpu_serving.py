@@ -17,10 +17,12 @@ import pytest
 
 from benchmarks import gpu_serving
 from benchmarks.gpu_server import GpuServer, plugin_environment
-from benchmarks.gpu_serving import ARMS, Arm, NativeClient, largest_batch, main, prompts_of
+from benchmarks.gpu_serving import Arm, NativeClient, largest_batch, main, prompts_of
+from benchmarks.gpu_serving_arms import ARMS, TREE_ARMS, TREE_SIZES
 from benchmarks.record import BenchRow, read_rows
 from benchmarks.results_page import page
 from benchmarks.serving import Completion, Pass
+from c2t_plugin.engines.sglang.trees.shape import MAX_CHILDREN
 from c2t_plugin.errors import C2TError
 from c2t_plugin.pair import pair_dir
 from tests.unit.ended import ended
@@ -207,11 +209,43 @@ def test_a_gpu_run_has_every_arm_of_the_comparison(tmp_path: Path):
     assert f"--speculative-c2t-classifier {tmp_path}/threshold-on-p.safetensors" in served["threshold on P"]
     assert served["c2t auto"].index("--speculative-c2t-beta auto") > 0
     assert "--speculative-eagle-topk 10 --speculative-num-draft-tokens 60" in served["EAGLE-2 tree"]
-    assert all("--max-running-requests 256 --cuda-graph-bs-decode 1 4 8 32 64 128 256" in line for line in lines)
+    alone, all_sizes = (
+        "--max-running-requests 1 --cuda-graph-bs-decode 1",
+        "256 --cuda-graph-bs-decode 1 4 8 32 64 128 256",
+    )
+    assert all(line.endswith(alone if name == "EAGLE-2 tree" else all_sizes) for name, line in served.items())
     assert len({log for _, log, _ in made}) == len(ARMS)
     # the two kernels that verify differ in nothing else
     stock, tree = served["c2t, at most 4"], served["c2t, tree_attention"]
     assert tree.replace("--speculative-c2t-attention tree ", "") == stock != tree
+
+
+def test_trees_have_arms_of_every_size_and_batch(tmp_path: Path):
+    for _, _, make in gpu_serving.servers(TREE_ARMS, tmp_path, tmp_path, {}):
+        make()
+    served = dict(zip((arm.name for arm in TREE_ARMS), map(" ".join, FakeServer.flags.values()), strict=True))
+    assert len(served) == len(TREE_ARMS)
+    for tokens, (steps, topk) in TREE_SIZES.items():
+        # what the server would refuse
+        assert tokens <= topk * steps + 1 and topk + (steps - 1) * topk**2 <= MAX_CHILDREN
+        ours, theirs = served[f"C2T tree of {tokens}"], served[f"EAGLE-2 tree of {tokens}"]
+        assert all(f"--speculative-num-draft-tokens {tokens}" in line for line in (ours, theirs))
+        assert f"--speculative-eagle-topk {topk}" in ours and "--speculative-c2t-mode tree" in ours
+        assert ours.endswith("--max-running-requests 1 --cuda-graph-bs-decode 1") and "C2T" not in theirs
+    batches = "--max-running-requests 32 --cuda-graph-bs-decode 2 4 8 16 32"
+    assert served["C2T tree of 64, batches"].endswith(batches) and served["c2t, at most 6"].endswith(batches)
+    assert served["EAGLE-2 tree of 64"].endswith("32 --cuda-graph-bs-decode 1 2 4 8 16 32")
+
+
+def test_a_dry_run_of_trees_judges_no_goal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    status, rows = run(tmp_path, "--compare", "trees")
+    assert status == 0
+    arms = ["plain", "EAGLE-2 tree of 12", "C2T tree of 12, beta 0", "C2T tree of 12, beta 0.1"]
+    assert [row.arm for row in rows if row.setting["check"] == "throughput"] == arms
+    out = capsys.readouterr().out
+    assert "goal:" not in out
+    # 2 steps of 4 tokens, 8 requests twice at a time in 0.5 s
+    assert "| C2T tree of 12, beta 0 | 2 | 4.00 | 4.0 |" in out and "| plain | 2 |  |  |  | 16 |" in out
 
 
 def test_some_arms_alone(tmp_path: Path):

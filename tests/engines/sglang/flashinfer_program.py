@@ -26,12 +26,14 @@ from sglang.srt.environ import envs
 from sglang.srt.layers.attention import attention_registry, flashinfer_backend
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout, build_capture_verify_lens
 
 from c2t_kernels.reference import tree_attention
 from c2t_plugin.config import RAGGED, C2TConfig
 from c2t_plugin.engines.sglang import algo, ragged
 from c2t_plugin.engines.sglang.flashinfer_ragged import PackedRows, RaggedFlashInferAttnBackend
+from c2t_plugin.engines.sglang.trees.verify_input import build_verify_input
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
 MOST, WIDTH, CONTEXT = 5, 30, 80
@@ -314,6 +316,84 @@ def attention() -> dict[str, dict[str, float]]:
     return found
 
 
+WINDOW = 17
+SMALL = [1, 9, 17, 12]
+
+
+def padded_view(prefixes: list[int], parents: torch.Tensor, sizes: list[int], backend: Any) -> Any:
+    """Trees of these sizes, the root counted, as tree mode hands them over where verification is not ragged."""
+    lens, requests = torch.tensor(prefixes), len(prefixes)
+    keep = torch.arange(WINDOW - 1) < torch.tensor(sizes)[:, None] - 1
+    made = build_verify_input(
+        SimpleNamespace(seq_lens=lens, seq_lens_sum=sum(prefixes)),
+        SimpleNamespace(bonus_tokens=torch.zeros(requests, dtype=torch.int32)),
+        (parents, keep, torch.zeros_like(parents)),
+        WINDOW,
+        attn_backend=backend,
+        topk=4,
+        num_steps=WINDOW - 1,
+        tree_mask_mode=TreeMaskMode.FULL_MASK,
+        packed=False,
+    )
+    rows = requests * WINDOW
+    live = view([1] * requests, rows, prefixes, None, requests)
+    slots = [backend.req_to_token_pool.req_to_token[i + 1, p : p + WINDOW] for i, p in enumerate(prefixes)]
+    return SimpleNamespace(**{**vars(live), "spec_info": made, "out_cache_loc": torch.cat(slots).long()})
+
+
+def padded(captured: bool, fault: Callable[[torch.Tensor], None] | None = None) -> dict[str, float]:
+    """One verify forward over the window of the largest tree, by SGLang's own part of the backend; places behind a tree
+    see the prefix and themselves. captured: as many requests as a graph holds, and it is replayed."""
+    generator = torch.Generator().manual_seed(3)
+    backend = make_backend(generator)
+    sizes = [*SMALL, 1] if captured else SMALL
+    prefixes, rows = list(PREFIXES[: len(sizes)]), len(sizes) * WINDOW
+    parents = torch.stack(
+        [
+            torch.tensor([int(torch.randint(-1, node, (1,), generator=generator)) for node in range(WINDOW - 1)])
+            for _ in sizes
+        ]
+    )
+    seen = torch.eye(WINDOW, dtype=torch.bool).repeat(len(sizes), 1, 1)
+    for tree, above, size in zip(seen, parents, sizes, strict=True):
+        for node in range(1, size):
+            tree[node] |= tree[above[node - 1] + 1]
+    live = padded_view(prefixes, parents, sizes, backend)
+    if fault is not None:
+        fault(live.spec_info.custom_mask)
+    PagedWrapper.replaying = False
+    q, k, v = inputs(rows, generator)
+    if captured:
+        lone = padded_view([1] * MOST, parents, [WINDOW] * MOST, backend)
+        backend.init_forward_metadata_out_graph(lone, in_capture=True)
+        backend.forward_extend(q, k, v, LAYER, lone, save_kv_cache=False)
+        kept = backend.forward_metadata
+        backend.init_forward_metadata_out_graph(live)
+        backend.forward_metadata, PagedWrapper.replaying = kept, True
+    else:
+        backend.init_forward_metadata(live)
+    pool, slots = backend.token_to_kv_pool, backend.req_to_token_pool.req_to_token
+    keys = pool.k.clone(), pool.v.clone()
+    found = backend.forward_extend(q, k, v, LAYER, live).view(rows, HEADS, DIM)
+    starts, bounds = (torch.tensor([0, *each]).cumsum(0) for each in ([WINDOW] * len(sizes), prefixes))
+    before = torch.cat([slots[i + 1, :prefix].long() for i, prefix in enumerate(prefixes)])
+    ends = torch.arange(len(sizes) + 1) * WINDOW**2
+    heads = q.view(rows, HEADS, DIM)
+    expected = tree_attention(heads, k, v, *keys, starts, bounds, before, mask=seen.flatten(), mask_indptr=ends)
+    return {"distance": torch.nan_to_num((found - expected).abs(), nan=torch.inf).max().item()}
+
+
+def _first_bit_off(mask: torch.Tensor) -> None:
+    mask[0] = ~mask[0]
+
+
+def uniform() -> dict[str, dict[str, float]]:
+    """The window of one width, eager and captured, and a fault in each."""
+    how = {"eager": False, "graph": True}
+    found = {f"padded-{name}": padded(captured) for name, captured in how.items()}
+    return found | {f"padded_bit_off-{name}": padded(captured, _first_bit_off) for name, captured in how.items()}
+
+
 class ForLatentKeys(flashinfer_backend.FlashInferAttnBackend):
     """Another backend that SGLang builds under the same name."""
 
@@ -341,7 +421,7 @@ def registry() -> dict[str, Any]:
 
 def main(output: Path) -> None:
     stand_ins()
-    output.write_text(json.dumps({"attention": attention(), "registry": registry()}))
+    output.write_text(json.dumps({"attention": attention(), "uniform": uniform(), "registry": registry()}))
 
 
 if __name__ == "__main__":

@@ -60,6 +60,13 @@ def test_sglangs_plan_for_one_width_is_kept_away(found: dict[str, dict[str, floa
     assert found["host_plan-graph"]["distance"] < TOLERANCE
 
 
+@pytest.mark.parametrize("how", ["eager", "graph"])
+def test_padded_trees_attend_to_what_is_above_them(ran: dict[str, Any], how: str):
+    """Of one width, as without `--speculative-c2t-ragged flashinfer`."""
+    assert ran["uniform"][f"padded-{how}"]["distance"] < TOLERANCE
+    assert ran["uniform"][f"padded_bit_off-{how}"]["distance"] > 0.01
+
+
 def test_only_what_is_asked_for_is_replaced(ran: dict[str, Any]):
     own = {"auto": ["triton"], "triton": ["triton"], "flashinfer": ["flashinfer"]}
     assert ran["registry"]["replaced"] == {wanted: own.get(wanted, []) for wanted in RAGGED}

@@ -19,9 +19,8 @@ from tests.engines.sglang import tree_simulate as ts  # noqa: E402
 from tests.engines.sglang import verify_counts as vc  # noqa: E402
 from tests.engines.sglang.simulate import Target  # noqa: E402
 
-# All prompts meet in one batch at 8.
 CONCURRENCIES = (1, 8)
-PROMPTS = 6
+PROMPTS, NEW_TOKENS = 8, 18
 BETA = 0.15
 # base, top-k, depth, most nodes (None: no limit but the shape's)
 SERVERS = [
@@ -46,13 +45,13 @@ def tree_server(
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     folder = tmp_path_factory.mktemp("trees")
-    lengths = [2, 3, 9, 17, 33, 64]
+    lengths = [2, 3, 9, 17, 33, 48, 64, 64]
     prompts = [ids[:n] for ids, n in zip(held_out_prompts(PROMPTS, min_tokens=64, seed=7), lengths, strict=True)]
     return SimpleNamespace(
         folder=folder,
         prompts=prompts,
         classifier=vc.save_hand_made_classifier(folder / "hand.safetensors"),
-        forest=ts.Forest(pair_dir(), Target(pair_dir() / "target")),
+        forest=ts.Forest(pair_dir(), Target(pair_dir() / "target"), NEW_TOKENS),
     )
 
 
@@ -70,7 +69,7 @@ def served(request: pytest.FixtureRequest, setting: SimpleNamespace) -> Iterator
             vc.control(running, beta=beta, max_depth=cap)
             # a cap changes nothing about how requests share a batch
             for concurrency in CONCURRENCIES if not mode.startswith("cap") else CONCURRENCIES[-1:]:
-                answers = vc.answers(running, setting.prompts, concurrency)
+                answers = vc.answers(running, setting.prompts, concurrency, NEW_TOKENS)
                 found[mode, concurrency] = [vc.Counts.of_answer(answer) for answer in answers]
     limit = topk * depth if max_nodes is None else max_nodes
     yield SimpleNamespace(base=base, topk=topk, depth=depth, max_nodes=limit, counts=found, log=log)
@@ -106,7 +105,7 @@ def test_beta_zero_is_the_unpruned_tree(served: SimpleNamespace, setting: Simple
 @pytest.mark.parametrize("concurrency", CONCURRENCIES)
 def test_everything_cut_is_one_token_a_step(served: SimpleNamespace, concurrency: int):
     # the first token comes from the prefill
-    steps = vc.NEW_TOKENS - 1
+    steps = NEW_TOKENS - 1
     for found in served.counts["nothing", concurrency]:
         assert (found.verify_count, found.draft_lengths) == (steps, ((0, steps),))
 

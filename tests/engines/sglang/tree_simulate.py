@@ -23,6 +23,16 @@ Path_ = tuple[int, ...]
 TIE = 1e-5
 
 
+class PathRule(Protocol):
+    """How a tree grows. undecided: whether rounding may have decided about one."""
+
+    @property
+    def undecided(self) -> bool: ...
+
+    def grow(self, draft: PathDraft) -> set[Path_]:
+        """Paths of the kept nodes."""
+
+
 class PathDraft(Protocol):
     """What follows paths of drafted tokens below one root."""
 
@@ -72,6 +82,11 @@ class TreeRule:
     topk: int
     depth: int
     max_nodes: int
+
+    @property
+    def undecided(self) -> bool:
+        """Whether rounding may have decided about a tree."""
+        return self.rule.undecided
 
     def grow(self, draft: PathDraft) -> set[Path_]:
         """Paths of the kept nodes."""
@@ -151,19 +166,23 @@ class Forest:
         key = (base, tuple(prompt), classifier, beta, topk, depth, max_nodes)
         if key not in self.known:
             rule = TreeRule(vc.Rule(classifier, beta), topk, depth, max_nodes)
-            sizes, steps = self.steps(base, prompt, rule)
-            lengths = tuple(sorted(Counter(sizes).items()))
-            self.known[key] = None if rule.rule.undecided else vc.Counts(self.plain(prompt), steps, lengths)
+            self.known[key] = self.simulated(base, prompt, rule)
         return self.known[key]
 
-    def steps(self, base: str, prompt: Sequence[int], rule: TreeRule) -> tuple[list[int], int]:
-        """Tree sizes of the verify steps, and how many there are."""
+    def simulated(self, base: str, prompt: Sequence[int], rule: PathRule) -> vc.Counts | None:
+        """The same by any rule, that has grown no tree yet."""
+        sizes = self.steps(base, prompt, rule)
+        lengths = tuple(sorted(Counter(sizes).items()))
+        return None if rule.undecided else vc.Counts(self.plain(prompt), len(sizes), lengths)
+
+    def steps(self, base: str, prompt: Sequence[int], rule: PathRule) -> list[int]:
+        """Tree sizes of the verify steps."""
         committed, sizes = len(prompt) + 1, []
         while committed - len(prompt) < self.new_tokens:
             tree = rule.grow(self.draft(base, prompt, committed))
             committed += self.accepted(prompt, committed, tree) + 1
             sizes.append(len(tree))
-        return sizes, len(sizes)
+        return sizes
 
     def draft(self, base: str, prompt: Sequence[int], committed: int) -> PathDraft:
         """Below the newest of so many committed tokens."""

@@ -144,7 +144,9 @@ def control(running: CpuServer, **values: float) -> None:
     assert running.request("/set_internal_state", payload) == [True]
 
 
-def answers(running: CpuServer, prompts: Sequence[Sequence[int]], concurrency: int) -> list[dict[str, Any]]:
-    """Greedy answers of NEW_TOKENS to all prompts, `concurrency` at a time."""
+def answers(
+    running: CpuServer, prompts: Sequence[Sequence[int]], concurrency: int, new_tokens: int = NEW_TOKENS
+) -> list[dict[str, Any]]:
+    """Greedy answers of `new_tokens` to all prompts, `concurrency` at a time."""
     with ThreadPoolExecutor(concurrency) as pool:
-        return list(pool.map(lambda p: running.generate(p, max_new_tokens=NEW_TOKENS, ignore_eos=True), prompts))
+        return list(pool.map(lambda p: running.generate(p, max_new_tokens=new_tokens, ignore_eos=True), prompts))
