@@ -94,7 +94,7 @@ class Bench:
         append_rows(self.out / ROWS, [BenchRow("gpu-serving", kind, arm, whole, metrics, error, self.record)])
         shown = " ".join(f"{name}={value:.4g}" for name, value in metrics.items() if value is not None)
         where = " ".join(f"{name}={value}" for name, value in setting.items() if value is not None)
-        print(f"{arm:<18}{where:<42}{shown}{error}", flush=True)
+        print(f"{arm:<18} {where:<42} {shown}{error}", flush=True)
         if error:
             self.faults.append(f"{arm}: {error}")
 
