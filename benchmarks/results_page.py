@@ -64,13 +64,17 @@ By part of `benchmarks/gpu.py`. Every provider is checked against the reference 
 NO_GPU = "## On a GPU\n\nNo row yet: nothing here has been measured on a GPU.\n"
 
 
-def page(demo: str, rows: Sequence[BenchRow]) -> str:
-    """The whole page. demo: the README's table with its source line, empty without rows of the demo."""
+def page(demo: str, rows: Sequence[BenchRow], vllm: str = "") -> str:
+    """The whole page. demo: the README's table with its source line, empty without rows of the demo. vllm: vLLM's."""
     blocks = latest_blocks([row for row in rows if not is_kernel_row(row)])
     parts = [HEAD]
-    if demo:
-        picture = "![tau against gamma per output token](results/tau-gamma.png)"
-        parts.append(f"## The demo, functional\n\n{demo}\n\n{picture}\n")
+    for title, table_of_demo, picture in (
+        ("The demo, functional", demo, "tau-gamma.png"),
+        ("The demo on vLLM, functional", vllm, "tau-gamma-vllm.png"),
+    ):
+        if table_of_demo:
+            shown = f"![tau against gamma per output token](results/{picture})"
+            parts.append(f"## {title}\n\n{table_of_demo}\n\n{shown}\n")
     parts.append(STEP)
     parts += _section(TABLE3, [_table3(found) for found in _of(blocks, "c2t-v2-table3", "simulated")])
     simulated = _of(blocks, "simulated", "simulated")

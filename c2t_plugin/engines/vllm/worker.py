@@ -47,6 +47,17 @@ class WorkerMixin(_StockWorker):
             traces.finish(scheduler_output.finished_req_ids)
         return super().execute_model(scheduler_output, *positional, **keyword)
 
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        output = super().sample_tokens(grammar_output)
+        if not self.vllm_config.speculative_config.enable_adaptive_verification:
+            return output
+        from c2t_plugin.engines.vllm.verified import AsyncOutput, VerifiedOutput
+
+        runner = self.model_runner
+        # ranks without a sampler have no such output
+        is_sampled = isinstance(output, AsyncOutput)
+        return VerifiedOutput(output, runner.output_copy_stream, runner.main_stream) if is_sampled else output
+
     def take_draft_token_ids(self) -> Any:
         traces = self._traces()
         if traces is not None:

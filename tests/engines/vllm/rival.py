@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,14 +34,14 @@ def counted(llm: Any, prompts: list[list[int]], new_tokens: int, share: float) -
     from tests.engines.vllm.verify_counts import Steps
 
     manager = llm.collective_rpc(lambda worker: worker.model_runner.adaptive_verification)[0]
-    manager.share, manager.verified = share, Counter()
+    manager.share, manager.verified = share, defaultdict(list)
     sampling = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
     steps = [Steps.of_output(output) for output in outputs]
     # the engine appends something of its own to a request's name
     verified = Counter[str]()
     for name, tokens in manager.verified.items():
-        verified[name.partition("-")[0]] += tokens
+        verified[name.partition("-")[0]] += sum(tokens)
     counts = {
         "verified": np.array([verified[output.request_id] for output in outputs]),
         "accepted": np.array([sum(accepted for _, accepted in each.steps) for each in steps]),

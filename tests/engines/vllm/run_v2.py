@@ -3,7 +3,9 @@
 JOB: target, prompts, new_tokens, max_num_seqs, speculative (one configuration per engine, with a `target` where that
 is another; None for plain decoding), and further `options` of every engine. OUT: per engine the output ids and the
 steps of each request as (drafted, accepted), C2T's state and counters of /metrics then, and the first prompt's steps
-alone, with the state behind them. With `mixed`: test_features.py's answers, the last prompt's twice more, and counters.
+alone, with the state behind them; under adaptive verification what its manager gave each request, step by step; of a
+configuration with `sampled`, a number of tokens, outputs at temperature 1 without and with a planted fault. With
+`mixed`: test_features.py's answers, the last prompt's twice more, and counters.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ import contextlib
 import json
 import os
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# What is sampled is harder to foresee: with a low threshold most of its tokens are drafts, kept ones and cut ones.
+SAMPLED_BETA = 0.2
 # A token of the target costs as much as this many verified draft tokens: the least the manager's cost tables need.
 COST_OF_A_STEP = 20.0
 
@@ -27,6 +31,7 @@ def main(job: dict[str, Any]) -> list[dict[str, Any]]:
 
     interpreter.install()
     allow_adaptive_verification()
+    allow_asynchronous_scheduling()
     run = _mixed if job.get("mixed") else _run
     return [run(job, spec) for spec in job["speculative"]]
 
@@ -63,6 +68,7 @@ def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     from tests.engines.vllm.verify_counts import Steps
 
     sampling = SamplingParams(temperature=0, max_tokens=job["new_tokens"], ignore_eos=True)
+    sampled = spec.pop("sampled", None)
     with engine(job, spec) as llm:
 
         def steps_of(prompts: list[list[int]]) -> list[Steps]:
@@ -74,7 +80,17 @@ def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
         counted = {"steps": list(steps_by_length(llm).items()), "accepted": counter(llm, "vllm:c2t_accepted_tokens")}
         (alone,) = steps_of(job["prompts"][:1])
         (state_alone,) = llm.collective_rpc("c2t_control")
+        (manager,) = llm.collective_rpc(lambda worker: worker.model_runner.adaptive_verification)
+        samples = {}
+        if sampled is not None:
+            llm.collective_rpc("c2t_control", kwargs={"beta": SAMPLED_BETA})
+            samples["right"] = sample(llm, job["prompts"], sampled)
+            llm.collective_rpc(take_drafts_unseen)
+            samples["faulty"] = sample(llm, job["prompts"], sampled)
     return {
+        "asynchronous": llm.llm_engine.vllm_config.scheduler_config.async_scheduling,
+        "given": None if manager is None else list(manager.verified.values()),
+        "samples": samples,
         "outputs": [each.output_ids for each in steps],
         "steps": [each.steps for each in steps],
         "state": state,
@@ -82,6 +98,30 @@ def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
         "alone": alone.steps,
         "state_alone": state_alone,
     }
+
+
+def sample(llm: Any, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
+    """Of each prompt an output at temperature 1 and its steps."""
+    from vllm import SamplingParams
+
+    from tests.engines.vllm.verify_counts import Steps
+
+    # Noise is by seed and position, so requests of one seed would draw alike.
+    sampling = [
+        SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, seed=101 + place)
+        for place in range(len(prompts))
+    ]
+    found = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
+    steps = [Steps.of_output(output) for output in found]
+    return {"outputs": [each.output_ids for each in steps], "steps": [each.steps for each in steps]}
+
+
+def take_drafts_unseen(worker: Any) -> None:
+    """The fault: whatever was not cut is accepted. vLLM has a switch for that, to try acceptance rates with."""
+    import torch
+
+    runner = worker.model_runner
+    runner.rejection_sampler.synthetic_conditional_rates = torch.ones(runner.num_speculative_steps)
 
 
 def _mixed(job: dict[str, Any], spec: dict[str, Any] | None) -> dict[str, Any]:
@@ -108,7 +148,7 @@ def allow_adaptive_verification() -> None:
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification as stock
 
     class Manager(stock.AdaptiveVerificationManager):
-        """Set `share` to have that share of the drafts verified, whatever they cost; `verified` counts by request."""
+        """Set `share` to have that share of the drafts verified, whatever they cost; `verified` lists by request."""
 
         share: float | None = None
 
@@ -121,8 +161,11 @@ def allow_adaptive_verification() -> None:
             return sum(others.values()) + self._batch_budget[2]
 
         def reallocate_drafts(self, req_ids: list[str], idx_mapping: Any) -> Any:
+            scheduled, _, _ = self._batch_budget
             found = super().reallocate_drafts(req_ids, idx_mapping)
-            self.verified.update(dict(zip(req_ids, self._batch_draft_capacity.tolist(), strict=False)))
+            for name, drafts in zip(req_ids, self._batch_draft_capacity.tolist(), strict=False):
+                if scheduled[name]:
+                    self.verified[name].append(drafts)
             return found
 
     def manager(*, enable_adaptive_verification: bool, **keyword: Any) -> Any:
@@ -130,7 +173,7 @@ def allow_adaptive_verification() -> None:
             return None
         names = ("req_states", "query_start_loc", "num_bonus_tokens", "max_total_logits")
         made = Manager(**{name: keyword[name] for name in names})
-        made.verified = Counter()
+        made.verified = defaultdict(list)
         most = made.req_states.max_num_batched_tokens
         curve = [(tokens, COST_OF_A_STEP + tokens) for tokens in range(0, most + 1, most // 8)]
         made.set_cost_curves([(made.req_states.max_num_reqs, 0.0)], curve)
@@ -141,6 +184,20 @@ def allow_adaptive_verification() -> None:
     model_runner.resolve_adaptive_cudagraph_mode = lambda mode, **_: mode
     stock._assign_draft_token_budget_compiled = stock._assign_draft_token_budget
     stock.stream = lambda *_: contextlib.nullcontext()
+
+
+def allow_asynchronous_scheduling() -> None:
+    """vLLM turns it off wherever it runs on a CPU, behind what the arguments resolve to."""
+    from vllm.platforms import current_platform
+
+    stock = current_platform.check_and_update_config
+
+    def check_and_update_config(vllm_config: Any) -> None:
+        resolved = vllm_config.scheduler_config.async_scheduling
+        stock(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = resolved
+
+    current_platform.check_and_update_config = check_and_update_config
 
 
 if __name__ == "__main__":

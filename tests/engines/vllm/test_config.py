@@ -47,6 +47,7 @@ def resolved(**spec: Any) -> types.SimpleNamespace:
         parallel_config=types.SimpleNamespace(
             worker_cls="vllm.v1.worker.cpu_worker.CPUWorker", pipeline_parallel_size=1
         ),
+        scheduler_config=types.SimpleNamespace(scheduler_cls=None, async_scheduling=False),
         additional_config={"other": 1},
     )
 
@@ -149,6 +150,25 @@ def test_the_settings_reach_the_worker(tmp_path: Path):
     assert config.Settings.of(found) == config.Settings(str(named), "named", 0.25, "standalone")
     assert found.additional_config["other"] == 1
     assert found.parallel_config.worker_cls == "c2t_plugin.engines.vllm.worker_cpu.C2TWorker"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_under_adaptive_verification_a_scheduler_of_ours_counts(asynchronous: bool):
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+    found = resolved(enable_adaptive_verification=True)
+    found.scheduler_config.async_scheduling = asynchronous
+    config.settle(found, config.C2TConfig())
+    chosen = resolve_obj_by_qualname(found.scheduler_config.scheduler_cls)
+    assert issubclass(chosen, AsyncScheduler) is asynchronous
+    own = resolved(enable_adaptive_verification=True)
+    own.scheduler_config.scheduler_cls = "mine.Scheduler"
+    with pytest.raises(ConfigError, match=r"--scheduler-cls mine\.Scheduler cannot be combined with adaptive"):
+        config.settle(own, config.C2TConfig())
+    others = resolved()
+    config.settle(others, config.C2TConfig())
+    assert others.scheduler_config.scheduler_cls is None
 
 
 def test_where_traces_are_recorded(tmp_path: Path):

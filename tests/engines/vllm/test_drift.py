@@ -1,4 +1,4 @@
-"""The report on another release of the engine: the installed one has not drifted, a planted copy has."""
+"""The report on another release of the engine: the installed and the newest have not drifted, a planted copy has."""
 
 from __future__ import annotations
 
@@ -48,6 +48,14 @@ def wheel_of(copy: Path) -> Path:
 def test_the_installed_release_has_not_drifted(capsys: pytest.CaptureFixture[str]):
     assert drift.main(["vllm", str(package_root("vllm"))]) == 0
     assert capsys.readouterr().out == f"no drift: all {len(SYMBOLS)} symbols are as C2T needs them\n"
+
+
+def test_the_newest_release_has_not_drifted(root: Path, capsys: pytest.CaptureFixture[str]):
+    """Its wheel, which is only read."""
+    wheels = sorted((root / ".venv/wheels").glob("vllm-*.whl"))
+    if not wheels:
+        pytest.skip("no wheel of vLLM is in .venv/wheels; `make test` downloads the newest one")
+    assert drift.main(["vllm", str(wheels[-1])]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["directory", "wheel"])

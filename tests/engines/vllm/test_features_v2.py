@@ -16,12 +16,19 @@ pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
 from tests.engines.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
 from tests.engines.vllm.conftest import DRAFTS  # noqa: E402
-from tests.engines.vllm.test_features import KINDS, all_prompts, assert_the_same, of_kind  # noqa: E402
+from tests.engines.vllm.test_features import (  # noqa: E402
+    KINDS,
+    REPEATS,
+    all_prompts,
+    assert_the_same,
+    of_kind,
+    penalties_matter,
+)
 
-BASES = ("draft_model", "eagle3")
-# Short ones, for the interpreter's sake: 20 to 41 tokens, and 4 requests want more blocks than there are.
-LENGTHS = range(20, 20 + 3 * len(KINDS), 3)
-NEW_TOKENS = 12
+BASES = (*DRAFTS, "mtp")
+# Short ones, for the interpreter's sake: 20 to 43 tokens, and 4 requests want more blocks than there are.
+LENGTHS = range(20, 20 + REPEATS * len(KINDS))
+NEW_TOKENS = 8
 D_MAX = 4
 OPTIONS = {
     "max_model_len": 64,
@@ -34,16 +41,21 @@ TIMEOUT_S = 900
 Answers = dict[str | None, SimpleNamespace]
 
 
+def prompts() -> list[list[int]]:
+    return [ids[:length] for ids, length in zip(all_prompts(), LENGTHS, strict=True)]
+
+
 @pytest.fixture(scope="module")
-def found(layout: Path, root: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+def found(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
     """By base, None for plain decoding: what run_v2 tells of mixed requests, all engines in one process."""
     folder = tmp_path_factory.mktemp("v2-features")
     classifier = save_hand_made_classifier(folder / "hand.safetensors")
     cut = {"num_speculative_tokens": D_MAX, "c2t_classifier": str(classifier), "c2t_beta": 0.45}
-    specs = [{"method": f"c2t:{base}", "model": str(layout / DRAFTS[base]), **cut} for base in BASES]
+    models = {base: {"model": str(layout / draft)} for base, draft in DRAFTS.items()} | {"mtp": {"target": str(mimo)}}
+    specs = [{"method": f"c2t:{base}", **models[base], **cut} for base in BASES]
     job = {
         "target": str(layout / "target"),
-        "prompts": [ids[:length] for ids, length in zip(all_prompts(), LENGTHS, strict=True)],
+        "prompts": prompts(),
         "new_tokens": NEW_TOKENS,
         "max_num_seqs": 4,
         "options": OPTIONS,
@@ -94,5 +106,4 @@ def test_the_requests_are_what_their_names_say(found: Answers):
     shape = re.compile(r"([a-z_]{3,12}, ){0,6}[a-z_]{0,12},?")
     assert all(shape.fullmatch(each.text) for each in of_kind(plain, "structured"))
     assert not any(shape.fullmatch(each.text) for each in of_kind(plain, "plain"))
-    different = zip(of_kind(plain, "penalties"), of_kind(plain, "plain"), strict=True)
-    assert all(one.ids != other.ids for one, other in different)
+    assert penalties_matter(prompts(), plain)

@@ -55,6 +55,9 @@ def test_each_length_is_counted(counters: VerifyCounters):
     assert value("vllm:c2t_accepted_tokens_total") == 2
     counters.record(0, drafts([2], accepted=2), iteration(1))
     assert steps() == [2, 2, 1, 1]
+    # drafts of which adaptive verification has left nothing
+    counters.record(0, drafts([0, 1, 0], accepted=1), iteration(3))
+    assert steps() == [4, 3, 1, 1]
 
 
 def test_iterations_without_drafts_are_plain_steps(counters: VerifyCounters):
@@ -65,7 +68,7 @@ def test_iterations_without_drafts_are_plain_steps(counters: VerifyCounters):
 
 def test_the_help_says_what_is_counted(counters: VerifyCounters):
     text = prometheus_client.generate_latest().decode()
-    assert "# HELP vllm:c2t_verify_steps_total Verify steps by number of draft tokens scheduled; under adaptive" in text
+    assert "# HELP vllm:c2t_verify_steps_total Verify steps by number of draft tokens verified." in text
     assert "# HELP vllm:c2t_accepted_tokens_total Draft tokens accepted, bonus tokens excluded." in text
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -124,12 +126,27 @@ def test_the_log_says_what_runs(served: SimpleNamespace):
     assert "model runner V1" in served.log
 
 
-def test_a_bad_option_ends_the_start_with_one_line(layout: Path):
-    port = free_port()
+@pytest.fixture
+def own_command(tmp_path: Path) -> tuple[list[str], dict[str, str]]:
+    """The `vllm` command and an environment in which it knows its version, as docs/engines.md has it."""
+    folder = tmp_path / "vllm-0.32.0+cpu.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Name: vllm\nVersion: 0.32.0+cpu\n")
+    values = environment()
+    path = os.pathsep.join(filter(None, (values.get("PYTHONPATH"), str(tmp_path))))
+    return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"], {**values, "PYTHONPATH": path}
+
+
+@pytest.mark.parametrize("entry", ["module", "vllm serve"])
+def test_a_bad_option_ends_the_start_with_one_line(
+    layout: Path, entry: str, own_command: tuple[list[str], dict[str, str]]
+):
     options = speculative(layout, c2t_mode="tree")
-    done = subprocess.run(
-        command(layout / "target", port, *options), capture_output=True, text=True, env=environment(), timeout=300
-    )
+    line, values = command(layout / "target", free_port(), *options), environment()
+    if entry == "vllm serve":
+        serve, values = own_command
+        line = [*serve, str(layout / "target"), *options]
+    done = subprocess.run(line, capture_output=True, text=True, env=values, timeout=300)
     assert done.returncode == 1
     last = done.stderr.rstrip().splitlines()[-1]
     assert last.startswith("C2T: c2t_mode is 'tree': vLLM has no tree attention")

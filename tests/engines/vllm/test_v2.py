@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
 from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.traces import load_traces  # noqa: E402
+from tests.engines.distribution import ALPHA, rank_p_value  # noqa: E402
 from tests.engines.sglang.simulate import Target  # noqa: E402
 from tests.engines.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
 from tests.engines.vllm.conftest import DRAFTS  # noqa: E402
@@ -29,6 +30,9 @@ D_MAX = 4
 BASES = (*DRAFTS, "mtp")
 # Requests are recorded on one of the engines; it drafts to the end, the others as far as a chain is alive.
 RECORDED = "eagle"
+# One of the engines samples too, so many tokens of each prompt.
+SAMPLED = "eagle3"
+SAMPLES = 32
 TIMEOUT_S = 900
 
 
@@ -48,6 +52,7 @@ def run(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPathF
     engines = {base: spec(base) for base in BASES}
     engines[RECORDED] |= {"c2t_trace_dir": str(folder / "served"), "c2t_trace_share": 1.0}
     engines["adaptive"] = spec("eagle3", enable_adaptive_verification=True)
+    engines[SAMPLED]["sampled"] = SAMPLES
     job = {"target": str(layout / "target"), "prompts": prompts, "new_tokens": NEW_TOKENS, "max_num_seqs": 4}
     (folder / "job.json").write_text(json.dumps({**job, "speculative": list(engines.values())}))
     command = [sys.executable, "-m", "tests.engines.vllm.run_v2", str(folder / "job.json"), str(folder / "out.json")]
@@ -60,6 +65,7 @@ def run(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPathF
     return SimpleNamespace(
         found=dict(zip(engines, found, strict=True)),
         prompts=prompts,
+        target=target,
         plain=[target.greedy(prompt, NEW_TOKENS) for prompt in prompts],
         classifier=classifier,
         oracle=oracle,
@@ -125,10 +131,32 @@ def test_recorded_states_are_the_models(run: SimpleNamespace):
     assert_states_are_the_models(load_traces(run.served), models, prompts, outputs)
 
 
+def test_scheduling_is_asynchronous_under_adaptive_verification_alone(run: SimpleNamespace):
+    assert [engine for engine, found in run.found.items() if found["asynchronous"]] == ["adaptive"]
+
+
 def test_adaptive_verification_verifies_less_than_it_schedules(run: SimpleNamespace):
-    """vLLM and /metrics count what was scheduled, which is every draft; the state counts what was verified."""
+    """Per request, and on /metrics, what vLLM's manager had verified; it schedules all of a draft."""
     found = run.found["adaptive"]
-    scheduled = sum(drafted for steps in found["steps"] for drafted, _ in steps)
-    verified = sum(length * steps for length, steps in enumerate(found["state"]["verified"]))
-    assert 0 < verified < scheduled == sum(length * steps for length, steps in found["counted"]["steps"])
-    assert 0 < found["state"]["accepted"] <= verified
+    mine = [[drafted for drafted, _ in steps] for steps in found["steps"]]
+    # each request's first, then the first prompt's alone; a step that ran ahead of a request's end has no output
+    given = found["given"][: len(LENGTHS)]
+    assert [lengths[: len(own)] for lengths, own in zip(given, mine, strict=True)] == mine
+    lengths = [length for own in mine for length in own]
+    assert len(set(lengths)) >= 3 and 0 < sum(lengths) < D_MAX * len(lengths)
+    accepted = sum(accepted for steps in found["steps"] for _, accepted in steps)
+    counted = dict(found["counted"]["steps"])
+    assert [counted[length] for length in range(1, D_MAX + 1)] == [lengths.count(n) for n in range(1, D_MAX + 1)]
+    assert counted[0] >= lengths.count(0) > 0
+    assert found["counted"]["accepted"] == accepted > 0
+
+
+def test_what_is_sampled_has_the_targets_distribution(run: SimpleNamespace):
+    """Temperature 1; with the fault, drafts that were not cut are taken without a look at the target."""
+    found = run.found[SAMPLED]["samples"]
+    steps = [pair for steps in found["right"]["steps"] for pair in steps]
+    assert len({drafted for drafted, _ in steps}) >= 2, "chains of one length only"
+    drafted, accepted = (sum(each) for each in zip(*steps, strict=True))
+    assert SAMPLES / 2 < accepted < drafted - SAMPLES / 2, "too few drafts are kept, or too few are refused"
+    p_values = [rank_p_value(run.target.model, run.prompts, each["outputs"]) for each in found.values()]
+    assert p_values[0] >= ALPHA > p_values[1], p_values
