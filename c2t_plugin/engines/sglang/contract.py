@@ -313,6 +313,26 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         "srt/managers/utils.py", "GenerationBatchResult.copy_to_cpu", contains=("self.cap_lens =", "copy_done.record()")
     ),
     EngineSymbol("srt/managers/scheduler.py", "Scheduler.process_batch_result", ("batch", "result")),
+    EngineSymbol(
+        "srt/managers/scheduler_components/batch_result_processor.py",
+        "SchedulerBatchResultProcessor._resolve_spec_v2_tokens",
+        ("result", "batch"),
+        ("if req.is_retracted or req.finished():",),
+    ),
+    EngineSymbol(
+        "srt/managers/scheduler_components/batch_result_processor.py", "SchedulerBatchResultProcessor.draft_worker"
+    ),
+    EngineSymbol(
+        "srt/managers/scheduler_components/output_streamer.py",
+        "_GenerationStreamAccumulator.accept",
+        ("req",),
+        ("self.rids.append(req.rid)", "if len(per_request_values) < len(self.output_ids):", "self.rust_server_mode"),
+    ),
+    EngineSymbol(
+        "srt/managers/scheduler_components/output_streamer.py",
+        "_GenerationStreamAccumulator.to_payload",
+        contains=("wrap_as_pickle(self.customized_info)",),
+    ),
     EngineSymbol("srt/managers/schedule_batch.py", "Req.finished"),
     EngineSymbol(
         "srt/managers/schedule_batch.py",

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 from c2t_plugin.config import AUTO
-from c2t_plugin.engines.sglang.lagged import LaggedPlan
 from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.planning import StepPlanner
 from c2t_plugin.errors import ConfigError
@@ -43,10 +42,6 @@ class Shown:
     @property
     def planner(self) -> StepPlanner | None:
         return self._draft_worker.planner
-
-    @property
-    def lagged(self) -> LaggedPlan | None:
-        return self._draft_worker.lagged
 
     @property
     def counts(self) -> Counts:
@@ -141,7 +136,6 @@ def report(worker: Any) -> dict[str, Any]:
         **worker.counts.state(),
         "traces": traces,
         "planner": None if worker.planner is None else worker.planner.state(),
-        "lagged": None if worker.lagged is None else worker.lagged.state(),
         "configuration": worker.configuration,
     }
 

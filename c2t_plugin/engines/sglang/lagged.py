@@ -33,10 +33,9 @@ MEMORY = 8
 
 
 class _Step(NamedTuple):
-    """One whose number is still to be read. room: draft tokens that its rows took. batch: which one it belonged to."""
+    """One whose number is still to be read. batch: which one it belonged to."""
 
     requests: int
-    room: int
     batch: int
 
 
@@ -59,7 +58,7 @@ class LaggedPlan:
         # draft tokens wanted, requests
         self._known: deque[tuple[int, int]] = deque(maxlen=MEMORY)
         self._requests: set[str] = set()
-        self._batch = self._clipped = 0
+        self._batch = 0
 
     def rows(self, rids: Sequence[str], width: int) -> int:
         """Of the step at hand; to be asked once, before `note`. rids: its requests. width: one's rows in the window."""
@@ -72,16 +71,10 @@ class LaggedPlan:
         needed = min(requests + max(shares), window) if shares else window
         return rows_to_compute(needed, window, self._sizes())
 
-    def note(self, wanted: Tensor, rows: int) -> None:
-        """wanted: (requests,) int32, draft tokens that the step would have verified unclipped; the same on all ranks.
-        rows: that it has."""
+    def note(self, wanted: Tensor) -> None:
+        """wanted: (requests,) int32, draft tokens that the step would verify unclipped; the same on all ranks."""
         self._numbers.write(wanted.sum())
-        self._unread.append(_Step(len(wanted), rows - len(wanted), self._batch))
-
-    def state(self) -> dict[str, int]:
-        """clipped: draft tokens above beta that did not fit; not of the last LAG steps, and of requests that had just
-        ended too."""
-        return {"clipped": self._clipped}
+        self._unread.append(_Step(len(wanted), self._batch))
 
     def _follow(self, requests: set[str]) -> None:
         if 2 * len(requests & self._requests) < max(len(requests), len(self._requests)):
@@ -91,7 +84,6 @@ class LaggedPlan:
 
     def _read(self) -> None:
         step, wanted = self._unread.popleft(), self._numbers.read()
-        self._clipped += max(0, wanted - step.room)
         if step.batch == self._batch:
             self._known.append((wanted, step.requests))
 

@@ -18,6 +18,7 @@ COUNTERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("steps", "Steps of the batch, by the depth that they drafted to.", ("depth",)),
     ("tiers", "Steps of the batch, by the rows of the target's verify pass, padding included.", ("rows",)),
     ("draft_tokens_clipped", "Draft tokens that were drafted and not verified.", ()),
+    ("draft_tokens_over_budget", "Draft tokens that beta left, and beta auto or plan lagged dropped.", ()),
     ("draft_tokens_verified", "Draft tokens that the target verified.", ()),
     ("draft_tokens_accepted", "Draft tokens that the target accepted, bonus tokens excluded.", ()),
     ("rows_computed", "Rows of the target's verify passes: roots, draft tokens and padding.", ()),
@@ -61,15 +62,48 @@ class Exporter:
 
 
 @dataclass
+class RequestCounts:
+    """Of one request. depths, tiers: its steps by drafted depth, and by rows of the target's verify pass, which it
+    shared with the batch's other requests. clipped, over_budget: as in Counts."""
+
+    clipped: int = 0
+    over_budget: int = 0
+    depths: Counter[int] = field(default_factory=Counter)
+    tiers: Counter[int] = field(default_factory=Counter)
+
+    def add(self, verified: int, rows_computed: int, depth: int, wanted: int) -> None:
+        """One step, as Counts.add has it of all requests."""
+        self.clipped += max(0, depth - verified)
+        self.over_budget += max(0, wanted - verified)
+        self.depths[depth] += 1
+        self.tiers[rows_computed] += 1
+
+    def state(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "clipped": self.clipped,
+            "over_budget": self.over_budget,
+            "depths": _named(self.depths),
+            "tiers": _named(self.tiers),
+        }
+
+
+def _named(counts: Counter[int]) -> dict[str, int]:
+    # as JSON has them: names are text
+    return {str(key): counts[key] for key in sorted(counts)}
+
+
+@dataclass
 class Counts:
     """Since the server started. verified, accepted: steps of single requests by how many draft tokens the target
     verified and accepted, 0 to `most`. depths, tiers: steps of the batch by drafted depth, and by rows of the target's
-    verify pass. clipped: draft tokens that were drafted and not verified. classifier_s: None where only the device's
-    clock would know."""
+    verify pass. clipped: draft tokens that were drafted and not verified. over_budget: those that beta left, and beta
+    auto or plan lagged dropped. classifier_s: None where only the device's clock would know."""
 
     most: int
     exporter: Exporter | None = None
     clipped: int = 0
+    over_budget: int = 0
     classifier_s: float | None = None
     verified: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
@@ -89,9 +123,11 @@ class Counts:
         """Of the target's verify passes."""
         return sum(rows * steps for rows, steps in self.tiers.items())
 
-    def add(self, verified: Sequence[int], accepted: Sequence[int], rows_computed: int, depth: int) -> None:
-        """One step: draft tokens verified and accepted of each running request, rows of the whole batch, and how deep
-        it drafted."""
+    def add(
+        self, verified: Sequence[int], accepted: Sequence[int], rows_computed: int, depth: int, wanted: Sequence[int]
+    ) -> None:
+        """One step: draft tokens verified and accepted of each running request, rows of the whole batch, how deep it
+        drafted, and how many of each would have been verified without a budget."""
         lengths = Counter(verified)
         for length, chains in lengths.items():
             self.verified[length] += chains
@@ -99,7 +135,10 @@ class Counts:
             self.accepted[hits] += 1
         # a tree verifies more nodes than it is deep
         clipped = sum(max(0, depth - length) for length in verified)
+        # other ranks than the first, whose lengths hold, may have wanted less
+        over_budget = sum(max(0, asked - length) for asked, length in zip(wanted, verified, strict=True))
         self.clipped += clipped
+        self.over_budget += over_budget
         self.depths[depth] += 1
         self.tiers[rows_computed] += 1
         if self.exporter is None:
@@ -109,6 +148,7 @@ class Counts:
         self.exporter.add("steps", 1, depth=str(depth))
         self.exporter.add("tiers", 1, rows=str(rows_computed))
         self.exporter.add("draft_tokens_clipped", clipped)
+        self.exporter.add("draft_tokens_over_budget", over_budget)
         self.exporter.add("draft_tokens_verified", sum(verified))
         self.exporter.add("draft_tokens_accepted", sum(accepted))
         self.exporter.add("rows_computed", rows_computed)
@@ -136,10 +176,10 @@ class Counts:
             "steps": self.steps,
             "rows_computed": self.rows_computed,
             "clipped": self.clipped,
+            "over_budget": self.over_budget,
             "classifier_s": self.classifier_s,
             "verified": list(self.verified),
             "accepted": list(self.accepted),
-            # as JSON has them: names are text
-            "depths": {str(depth): self.depths[depth] for depth in sorted(self.depths)},
-            "tiers": {str(rows): self.tiers[rows] for rows in sorted(self.tiers)},
+            "depths": _named(self.depths),
+            "tiers": _named(self.tiers),
         }

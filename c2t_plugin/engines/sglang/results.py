@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from c2t_plugin.engines.sglang.metrics import Counts, RequestCounts
+from c2t_plugin.engines.sglang.requests import KEY
 from c2t_plugin.recording import TraceRecorder, is_chosen
 
 
@@ -27,48 +29,83 @@ class Drafted(NamedTuple):
 def install() -> None:
     """Wrap SGLang's copy of a result to the host and what the scheduler does with it, once per process."""
     from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
+    from sglang.srt.managers.scheduler_components.output_streamer import _GenerationStreamAccumulator
     from sglang.srt.managers.utils import GenerationBatchResult
 
     if not hasattr(Scheduler.process_batch_result, "c2t"):
         GenerationBatchResult.copy_to_cpu = _with_drafts(GenerationBatchResult.copy_to_cpu)
-        Scheduler.process_batch_result = _settling(Scheduler.process_batch_result)
+        SchedulerBatchResultProcessor._resolve_spec_v2_tokens = _counting(
+            SchedulerBatchResultProcessor._resolve_spec_v2_tokens
+        )
+        _GenerationStreamAccumulator.accept = _telling(_GenerationStreamAccumulator.accept)
+        Scheduler.process_batch_result = _finishing(Scheduler.process_batch_result)
 
 
 def _with_drafts(original: Callable[..., Any]) -> Callable[..., Any]:
     def copy_to_cpu(self: Any, *positional: Any, **keyword: Any) -> Any:
-        drafted = getattr(self, "c2t_drafted", None)
-        if drafted is not None:
-            # before the original, whose event then covers these copies too
-            self.c2t_drafted = drafted.to_host()
+        # before the original, whose event then covers these copies too
+        if getattr(self, "c2t_drafted", None) is not None:
+            self.c2t_drafted = self.c2t_drafted.to_host()
+        if getattr(self, "c2t_wanted", None) is not None:
+            self.c2t_wanted = self.c2t_wanted.to("cpu", non_blocking=True)
         return original(self, *positional, **keyword)
 
     return copy_to_cpu
 
 
-def _settling(original: Callable[..., Any]) -> Callable[..., Any]:
+def _counting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Over what SGLang takes a step's tokens out of its result with: the result has arrived, and no request has ended
+    of it or been answered yet."""
+
+    def resolve(self: Any, result: Any, batch: Any) -> Any:
+        tokens = original(self, result, batch)
+        if getattr(result, "c2t_rows", None) is not None:
+            count(self.draft_worker.counts, self.draft_worker.recorder, batch.reqs, result)
+        return tokens
+
+    return resolve
+
+
+def count(counts: Counts, recorder: TraceRecorder | None, reqs: Sequence[Any], result: Any) -> None:
+    """Note one step with the server, its requests and, of recorded ones, the recorder."""
+    # With the overlap scheduler a request that has ended is in one more batch; that row means nothing.
+    running = [row for row, req in enumerate(reqs) if not (req.finished() or req.is_retracted)]
+    rows, depth = result.c2t_rows, result.c2t_depth
+    accepted, verified = ((lens[running] - 1).tolist() for lens in (result.accept_lens, result.cap_lens))
+    wanted = verified if result.c2t_wanted is None else result.c2t_wanted[running].tolist()
+    counts.add(verified, accepted, rows, depth, wanted)
+    for row, length, asked in zip(running, verified, wanted, strict=True):
+        req = reqs[row]
+        if not hasattr(req, "c2t_counts"):
+            req.c2t_counts = RequestCounts()
+        req.c2t_counts.add(length, rows, depth, asked)
+        drafted = result.c2t_drafted
+        if recorder is not None and drafted is not None and req.c2t_chosen:
+            recorder.add(req.rid, len(req.output_ids) - 1, drafted.stats[row], drafted.tokens[row].tolist())
+
+
+def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+    def accept(self: Any, *, req: Any) -> None:
+        before = len(self.rids)
+        original(self, req=req)
+        if len(self.rids) == before or self.rust_server_mode:
+            return
+        counted = getattr(req, "c2t_counts", None) if req.finished() else None
+        column = self.customized_info.get(KEY)
+        if column is None and counted is None:
+            return
+        # SGLang puts here what has a value per token, and fills up with as many None; this has one per request.
+        mine = [] if counted is None else [counted.state()]
+        self.customized_info[KEY] = [*(column or [[]] * before)[:before], mine]
+
+    return accept
+
+
+def _finishing(original: Callable[..., Any]) -> Callable[..., Any]:
     def process_batch_result(self: Any, batch: Any, result: Any) -> Any:
-        recorder = self.draft_worker.recorder
-        if getattr(result, "c2t_rows", None) is None:
-            settled = original(self, batch, result)
-            finish(recorder, batch.reqs)
-            return settled
-        # With the overlap scheduler a request that has ended is in one more batch; that row means nothing.
-        running = [row for row, req in enumerate(batch.reqs) if not (req.finished() or req.is_retracted)]
-        roots = [len(req.output_ids) - 1 for req in batch.reqs]
         settled = original(self, batch, result)
-        verified, accepted = result.cap_lens.tolist(), result.accept_lens.tolist()
-        self.draft_worker.counts.add(
-            [verified[row] - 1 for row in running],
-            [accepted[row] - 1 for row in running],
-            result.c2t_rows,
-            result.c2t_depth,
-        )
-        if result.c2t_drafted is not None:
-            chosen = [row for row in running if batch.reqs[row].c2t_chosen]
-            for row in chosen:
-                drafted = result.c2t_drafted
-                recorder.add(batch.reqs[row].rid, roots[row], drafted.stats[row], drafted.tokens[row].tolist())
-        finish(recorder, batch.reqs)
+        finish(self.draft_worker.recorder, batch.reqs)
         return settled
 
     process_batch_result.c2t = True  # type: ignore[attr-defined]

@@ -158,21 +158,22 @@ class _DraftMixin(_StockDraftWorker):
         # A replayed graph does not count its steps.
         self.scorer.drafted(self.speculative_num_steps)
         if self.lagged is None:
-            kept = self._agree(self._kept(verify_input.retrieve_next_token.shape[0]))
+            wanted, kept = self._kept(verify_input.retrieve_next_token.shape[0])
+            kept = self._agree(kept)
         else:
-            kept, verify_input.c2t_rows = self._clipped(batch, verify_input.draft_token_num, self.lagged)
+            wanted, kept, verify_input.c2t_rows = self._clipped(batch, verify_input.draft_token_num, self.lagged)
         cut_links(verify_input.retrieve_next_token, kept)
-        verify_input.c2t_kept = kept
+        verify_input.c2t_kept, verify_input.c2t_wanted = kept, wanted
         verify_input.c2t_drafted = self._drafted(batch, verify_input)
 
-    def _clipped(self, batch: Any, width: int, plan: LaggedPlan) -> tuple[Tensor, int]:
-        """What is verified of each request's draft, and the rows that the target computes for that."""
+    def _clipped(self, batch: Any, width: int, plan: LaggedPlan) -> tuple[Tensor, Tensor, int]:
+        """What would be verified of each request's draft, what is, and the rows that the target computes for that."""
         requests = len(batch.reqs)
         rows = plan.rows([req.rid for req in batch.reqs], width)
         lengths = torch.stack([self.scorer.end(requests), self.scorer.lengths(requests, rows - requests)])
         wanted, kept = self._agree(lengths)
-        plan.note(wanted, rows)
-        return kept, rows
+        plan.note(wanted)
+        return wanted, kept, rows
 
     def plan(self, reqs: Sequence[Any]) -> int:
         """How deep the next step of these requests drafts."""
@@ -188,11 +189,12 @@ class _DraftMixin(_StockDraftWorker):
         """Measures what happens within for the planner, in the few steps in which it wants that."""
         return contextlib.nullcontext() if self.planner is None else self.planner.timed(part, count)
 
-    def _kept(self, rows: int) -> Tensor:
+    def _kept(self, rows: int) -> tuple[Tensor | None, Tensor]:
+        """What would be verified of each draft without a budget, if there is one, and what is."""
         kept = self.scorer.end(rows)
         if self.planner is None:
-            return kept
-        return self.planner.keep(kept, self.scorer.own_beta(rows), self.scorer.confidence(rows))
+            return None, kept
+        return kept, self.planner.keep(kept, self.scorer.own_beta(rows), self.scorer.confidence(rows))
 
     def _drafted(self, batch: Any, verify_input: Any) -> results.Drafted | None:
         """The draft, if a request of the batch is recorded."""
@@ -263,7 +265,8 @@ class _VerifyMixin(control.Shown, PrebuiltMixin, DepthMixin, _StockWorker):
         logger.info("C2T: configuration %s", json.dumps(self.configuration))
 
     def verify(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
-        kept, drafted = (getattr(batch.spec_info, name, None) for name in ("c2t_kept", "c2t_drafted"))
+        noted = (getattr(batch.spec_info, name, None) for name in ("c2t_kept", "c2t_wanted", "c2t_drafted"))
+        kept, wanted, drafted = noted
         if kept is None:
             return super().verify(batch, *positional, **keyword)
         if self.ragged is None:
@@ -278,7 +281,8 @@ class _VerifyMixin(control.Shown, PrebuiltMixin, DepthMixin, _StockWorker):
             # SGLang asked for a graph of the uniform window, which there is none of.
             result.can_run_cuda_graph = self.ragged.ran_graph
         result.cap_lens = kept + 1
-        result.c2t_drafted, result.c2t_rows, result.c2t_depth = drafted, rows, self.speculative_num_steps
+        result.c2t_wanted, result.c2t_drafted = wanted, drafted
+        result.c2t_rows, result.c2t_depth = rows, self.speculative_num_steps
         return result
 
 

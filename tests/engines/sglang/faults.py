@@ -9,17 +9,18 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-ENTRY = "[sglang.srt.plugins]\nplanted = planted_faults:register\n"
-METADATA = "Metadata-Version: 2.1\nName: planted-faults\nVersion: 0\n"
+ENTRY = "[sglang.srt.plugins]\n{name} = {name}:register\n"
+METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: 0\n"
 
 
 def install(folder: Path, module: str = __file__) -> Path:
     """Write a module with a `register` as an installed distribution into `folder`, for PYTHONPATH."""
-    (folder / "planted_faults.py").write_text(Path(module).read_text())
-    info = folder / "planted_faults-0.dist-info"
+    name = f"planted_{Path(module).stem}"
+    (folder / f"{name}.py").write_text(Path(module).read_text())
+    info = folder / f"{name}-0.dist-info"
     info.mkdir()
-    (info / "entry_points.txt").write_text(ENTRY)
-    (info / "METADATA").write_text(METADATA)
+    (info / "entry_points.txt").write_text(ENTRY.format(name=name))
+    (info / "METADATA").write_text(METADATA.format(name=name))
     return folder
 
 

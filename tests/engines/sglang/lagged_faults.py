@@ -63,20 +63,17 @@ def _log(model_runner: Any, draft_mixin: Any, path: Path, planted: Path) -> None
 
 
 def _plant(worker: Any, path: Path) -> None:
-    clipped, cut_links, note = worker._DraftMixin._clipped, worker.cut_links, worker.LaggedPlan.note
+    clipped, cut_links = worker._DraftMixin._clipped, worker.cut_links
     wanted_now: list[Any] = []
 
-    def noting(self: Any, wanted: Any, rows: int) -> None:
-        wanted_now[:] = [wanted]
-        note(self, wanted, rows)
-
     def faulty_clip(self: Any, *arguments: Any) -> Any:
-        kept, rows = clipped(self, *arguments)
+        wanted, kept, rows = clipped(self, *arguments)
+        wanted_now[:] = [wanted]
         if "clip_of_the_wrong_request" in path.read_text():
             kept = kept.roll(1)
-        return kept, rows
+        return wanted, kept, rows
 
     def faulty_links(links: Any, kept: Any) -> None:
         cut_links(links, wanted_now[0] if "links_not_cut_to_the_clipped_length" in path.read_text() else kept)
 
-    worker.LaggedPlan.note, worker._DraftMixin._clipped, worker.cut_links = noting, faulty_clip, faulty_links
+    worker._DraftMixin._clipped, worker.cut_links = faulty_clip, faulty_links

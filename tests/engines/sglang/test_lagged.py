@@ -49,7 +49,7 @@ def run(plan: LaggedPlan, taken: Iterable[tuple[Sequence[str], Tensor]]) -> list
     for rids, confidence in taken:
         rows = plan.rows(rids, WIDTH)
         wanted = early_stop(confidence, BETA, D_MAX)
-        plan.note(wanted, rows)
+        plan.note(wanted)
         found.append((rows, wanted, early_stop(confidence, BETA, D_MAX, budget=rows - len(rids))))
     return found
 
@@ -62,29 +62,24 @@ def rows_of(plan: LaggedPlan, wanted: Iterable[tuple[Sequence[str], Sequence[int
     found = []
     for rids, lengths in wanted:
         found.append(plan.rows(rids, WIDTH))
-        plan.note(torch.tensor(lengths, dtype=torch.int32), found[-1])
+        plan.note(torch.tensor(lengths, dtype=torch.int32))
     return found
 
 
 @given(steps(), st.sampled_from([(), CAPTURED]))
 @settings(max_examples=150, deadline=None)
 def test_every_step_is_the_rule_and_fits_its_rows(taken: list[tuple[list[str], Tensor]], captured: Sequence[int]):
-    rule, plan, clipped = lagged_rule.Rule(WIDTH, captured), plan_of(captured), 0
+    rule, plan = lagged_rule.Rule(WIDTH, captured), plan_of(captured)
     for (rids, confidence), (rows, wanted, kept) in zip(taken, run(plan, taken), strict=True):
         assert rows == rule.rows(rids)
         rule.wanted(rids, int(wanted.sum()))
         known = confidence.nan_to_num(nan=2.0).tolist()
         assert wanted.tolist() == [lagged_rule.above(each, BETA) for each in known]
         assert kept.tolist() == lagged_rule.clip(known, wanted.tolist(), rows - len(rids))
-        clipped += int((wanted - kept).sum())
         sources = [torch.arange(len(rids) * WIDTH).view(-1, WIDTH)]
         packed = pack_ragged(kept, sources, capacity=rows, pads=(-1,))
         # every root and every kept token has a row
         assert int(packed.cu_seqlens[-1]) == len(rids) + int(kept.sum()) <= rows
-    # those of the last LAG steps are read with the next two
-    rids = taken[-1][0]
-    run(plan, [(rids, torch.zeros(len(rids), D_MAX))] * LAG)
-    assert plan.state() == {"clipped": clipped}
 
 
 @given(steps())
@@ -203,9 +198,10 @@ def test_the_worker_cuts_the_links_where_the_clip_ends(worker: Any, monkeypatch:
         verify_input = SimpleNamespace(retrieve_next_token=links, draft_token_num=WIDTH)
         made._cut(batch, verify_input)
         assert ((links != -1).int().cumprod(1).sum(1) == verify_input.c2t_kept).all()
-        found.append((verify_input.c2t_rows, verify_input.c2t_kept.tolist()))
+        found.append((verify_input.c2t_rows, verify_input.c2t_wanted.tolist(), verify_input.c2t_kept.tolist()))
     # one row of four is left over the roots, then all that is above beta is known to be wanted: 3 + 7
-    assert found == [(15, [0, 0, 0])] * LAG + [(4, [0, 1, 0])] * LAG + [(12, [3, 4, 0])]
+    none, wanted = [0, 0, 0], [3, 4, 0]
+    assert found == [(15, none, none)] * LAG + [(4, wanted, [0, 1, 0])] * LAG + [(12, wanted, wanted)]
 
 
 # --- what starts it

@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
+from c2t_plugin.engines.sglang.metrics import RequestCounts  # noqa: E402
 from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
 from tests.engines.sglang import faults, lagged_faults, lagged_rule  # noqa: E402
 from tests.engines.sglang import verify_counts as vc  # noqa: E402
@@ -105,13 +106,19 @@ def test_every_step_has_the_rows_and_lengths_of_the_rule(served: SimpleNamespace
 
 
 @pytest.mark.parametrize("concurrency", CONCURRENCIES)
-def test_each_request_reports_its_clipped_lengths(served: SimpleNamespace, concurrency: int):
+def test_each_request_reports_its_clipped_lengths_and_the_rows_it_shared(served: SimpleNamespace, concurrency: int):
     lengths: dict[str, Counter[int]] = {}
-    for step in served.steps[concurrency]:
-        for rid, length in zip(step["rids"], step["lengths"], strict=True):
-            lengths.setdefault(rid, Counter())[length - 1] += 1
+    counts: dict[str, RequestCounts] = {}
+    steps = served.steps[concurrency]
+    for step, (rows, wanted, kept) in zip(steps, by_the_rule(steps), strict=True):
+        for rid, asked, length in zip(step["rids"], wanted, kept, strict=True):
+            lengths.setdefault(rid, Counter())[length] += 1
+            counts.setdefault(rid, RequestCounts()).add(length, rows, D_MAX, asked)
+    assert sum(each.over_budget for each in counts.values()) > 0
     for answer in served.answers[concurrency]:
-        assert vc.Counts.of_answer(answer).draft_lengths == tuple(sorted(lengths[answer["meta_info"]["id"]].items()))
+        rid = answer["meta_info"]["id"]
+        assert vc.Counts.of_answer(answer).draft_lengths == tuple(sorted(lengths[rid].items()))
+        assert answer["meta_info"]["c2t"] == [counts[rid].state()]
 
 
 def test_alone_a_request_is_verified_as_a_simulation_without_a_server_has_it(served: SimpleNamespace):
@@ -140,11 +147,8 @@ def test_the_server_says_what_runs_and_counts_it(served: SimpleNamespace):
     verified = sum(sum(kept) for *_, kept in expected)
     assert after["clipped"] - before["clipped"] == drafted - verified
     assert after["rows_computed"] - before["rows_computed"] == sum(rows for rows, *_ in expected)
-    # those of the last steps before are read with the first ones, those of the last steps are not yet
-    clipped = [sum(wanted) - sum(kept) for _, wanted, kept in expected]
-    alone = [sum(wanted) - sum(kept) for _, wanted, kept in by_the_rule(served.steps[1])]
-    found = after["lagged"]["clipped"] - before["lagged"]["clipped"]
-    assert found == sum(alone[-lagged_rule.LAG :]) + sum(clipped[: -lagged_rule.LAG])
+    clipped = sum(sum(wanted) - sum(kept) for _, wanted, kept in expected)
+    assert after["over_budget"] - before["over_budget"] == clipped
 
 
 @pytest.mark.parametrize("fault", lagged_faults.FAULTS)

@@ -16,10 +16,16 @@ import sglang  # noqa: E402
 from prometheus_client import CollectorRegistry, generate_latest  # noqa: E402
 
 from c2t_plugin.engines.sglang import metrics  # noqa: E402
-from c2t_plugin.engines.sglang.metrics import Counts, Exporter  # noqa: E402
+from c2t_plugin.engines.sglang.metrics import Counts, Exporter, RequestCounts  # noqa: E402
 
 SECONDS = 'c2t:classifier_seconds_total{model_name="m"}'
-STEPS = [([2, 0, 3], [1, 0, 3], 8, 3), ([2], [2], 4, 2), ([], [], 4, 2), ([0], [0], 1, 0)]
+STEPS = [
+    ([2, 0, 3], [1, 0, 3], 8, 3, [2, 3, 3]),
+    ([2], [2], 4, 2, [2]),
+    ([], [], 4, 2, []),
+    # of another rank's draft, which may differ
+    ([1], [0], 2, 1, [0]),
+]
 
 
 def exported(registry: CollectorRegistry) -> dict[str, float]:
@@ -32,16 +38,30 @@ def test_counts_are_means_over_running_requests():
     for step in STEPS:
         counts.add(*step)
     assert counts.state() == {
-        "gamma": 7 / 5,
+        "gamma": 8 / 5,
         "tau": 6 / 5,
         "steps": 4,
-        "rows_computed": 17,
+        "rows_computed": 18,
         "clipped": 4,
+        "over_budget": 3,
         "classifier_s": None,
-        "verified": [2, 0, 2, 1],
+        "verified": [1, 1, 2, 1],
         "accepted": [2, 1, 1, 1],
-        "depths": {"0": 1, "2": 2, "3": 1},
-        "tiers": {"1": 1, "4": 2, "8": 1},
+        "depths": {"1": 1, "2": 2, "3": 1},
+        "tiers": {"2": 1, "4": 2, "8": 1},
+    }
+
+
+def test_a_request_counts_its_own_steps():
+    counts = RequestCounts()
+    # the last one of a tree, which has more nodes than it is deep, on a rank that drafted fewer
+    for step in ((2, 8, 3, 3), (0, 12, 0, 0), (3, 8, 3, 3), (5, 16, 3, 4)):
+        counts.add(*step)
+    assert counts.state() == {
+        "clipped": 1,
+        "over_budget": 1,
+        "depths": {"0": 1, "3": 3},
+        "tiers": {"8": 2, "12": 1, "16": 1},
     }
 
 
@@ -74,20 +94,22 @@ def test_prometheus_gets_the_same():
     counts.exporter.set("beta", 0.5)
     counts.exporter.set("max_depth", 3)
     assert exported(registry) == {
-        'c2t:chains_total{model_name="m",verified="0"}': 2.0,
+        'c2t:chains_total{model_name="m",verified="0"}': 1.0,
+        'c2t:chains_total{model_name="m",verified="1"}': 1.0,
         'c2t:chains_total{model_name="m",verified="2"}': 2.0,
         'c2t:chains_total{model_name="m",verified="3"}': 1.0,
-        'c2t:steps_total{depth="0",model_name="m"}': 1.0,
+        'c2t:steps_total{depth="1",model_name="m"}': 1.0,
         'c2t:steps_total{depth="2",model_name="m"}': 2.0,
         'c2t:steps_total{depth="3",model_name="m"}': 1.0,
-        'c2t:tiers_total{model_name="m",rows="1"}': 1.0,
+        'c2t:tiers_total{model_name="m",rows="2"}': 1.0,
         'c2t:tiers_total{model_name="m",rows="4"}': 2.0,
         'c2t:tiers_total{model_name="m",rows="8"}': 1.0,
         'c2t:draft_tokens_clipped_total{model_name="m"}': 4.0,
+        'c2t:draft_tokens_over_budget_total{model_name="m"}': 3.0,
         'c2t:classifier_seconds_total{model_name="m"}': 0.5,
-        'c2t:draft_tokens_verified_total{model_name="m"}': 7.0,
+        'c2t:draft_tokens_verified_total{model_name="m"}': 8.0,
         'c2t:draft_tokens_accepted_total{model_name="m"}': 6.0,
-        'c2t:rows_computed_total{model_name="m"}': 17.0,
+        'c2t:rows_computed_total{model_name="m"}': 18.0,
         'c2t:beta{model_name="m"}': 0.5,
         'c2t:max_depth{model_name="m"}': 3.0,
     }

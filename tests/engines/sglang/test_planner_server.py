@@ -7,9 +7,11 @@ so the simulation lives as long as the server. One file, because the simulation 
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -60,6 +62,8 @@ class Request:
     prompt: list[int]
     text: list[int]
     lengths: list[int] = field(default_factory=list)
+    depths: Counter[int] = field(default_factory=Counter)
+    dropped: int = 0
 
     @property
     def ended(self) -> bool:
@@ -153,7 +157,7 @@ def chances(rule: vc.Rule, logits: torch.Tensor) -> list[float]:
 
 def in_step(
     target: Target, draft: Draft, rule: vc.Rule, prompts: list[list[int]], plan: Plan
-) -> tuple[list[vc.Counts], int]:
+) -> tuple[list[Request], int]:
     """All requests decoded together, step by step, and the number of target rows needed."""
     requests = [Request(prompt, [*prompt, target.run(prompt)[0][-1]]) for prompt in prompts]
     rows = 0
@@ -172,7 +176,9 @@ def in_step(
             hits = next((i for i in range(length) if drafted[i] != choices[n + i]), length)
             request.text += [*drafted[:hits], choices[n + hits]]
             request.lengths.append(length)
-    return [request.counts() for request in requests], rows
+            request.depths[depth] += 1
+            request.dropped += depth - length
+    return requests, rows
 
 
 @pytest.fixture(scope="module")
@@ -217,11 +223,18 @@ def served_as_simulated(running: CpuServer, setting: SimpleNamespace, base: str,
     plan = Plan(compact)
     for group in groups(setting.prompts):
         before, decided = state(running), len(plan.depths)
-        found = [vc.Counts.of_answer(answer) for answer in together(running, group)]
+        answers = together(running, group)
+        found = [vc.Counts.of_answer(answer) for answer in answers]
         expected, rows = in_step(setting.target, setting.drafts[base], setting.rule, group, plan)
         after = state(running)
         assert [each.output_ids for each in found] == [setting.plain[setting.prompts.index(each)] for each in group]
-        assert found == expected
+        assert found == [request.counts() for request in expected]
+        for answer, request in zip(answers, expected, strict=True):
+            (told,) = answer["meta_info"]["c2t"]
+            assert told["depths"] == {str(depth): request.depths[depth] for depth in sorted(request.depths)}
+            # beta is 0: the budget drops all that is
+            assert told["clipped"] == told["over_budget"] == request.dropped
+        assert after["over_budget"] - before["over_budget"] == sum(request.dropped for request in expected)
         assert after["steps"] - before["steps"] == len(plan.depths) - decided
         if not compact:
             assert after["rows_computed"] - before["rows_computed"] == rows
@@ -258,6 +271,19 @@ def test_where_the_window_is_computed_whole_it_is_as_wide_as_the_draft_is_deep(s
     ) as one:
         plan = served_as_simulated(one, setting, "standalone", compact=False)
     assert {0, D_MAX} < set(plan.depths)
+
+
+def test_a_stream_ends_with_the_planners_choices(setting: SimpleNamespace, planned: SimpleNamespace):
+    params = {"temperature": 0.0, "max_new_tokens": vc.NEW_TOKENS, "ignore_eos": True}
+    body = {"input_ids": setting.prompts[0], "sampling_params": params, "stream": True}
+    asked = urllib.request.Request(
+        f"{planned.server.base_url}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(asked, timeout=120) as answer:
+        metas = [json.loads(line[6:])["meta_info"] for line in answer if line.startswith(b"data: {")]
+    assert len(metas) > 1 and not any(meta.get("c2t") for meta in metas[:-1])
+    (told,) = metas[-1]["c2t"]
+    assert sum(told["depths"].values()) == sum(told["tiers"].values()) == metas[-1]["spec_verify_ct"]
 
 
 def test_a_given_curve_is_left_as_it_is(planned: SimpleNamespace):

@@ -53,7 +53,7 @@ drafting.scorer = SimpleNamespace(
 )
 requests = SimpleNamespace(reqs=[SimpleNamespace(rid=rid) for rid in "abcd"])
 steps = [worker._DraftMixin._clipped(drafting, requests, 5, lagged) for _ in range(4)]
-lagged_steps = [[lengths.tolist(), rows] for lengths, rows in steps]
+lagged_steps = [[lengths.tolist(), rows] for _, lengths, rows in steps]
 Path(job["out"]).write_text(json.dumps({"agreed": agreed.tolist(), "depth": depth, "lagged": lagged_steps,
     "leads": group.rank_in_group == 0}))
 torch.distributed.destroy_process_group()

@@ -45,15 +45,18 @@ def worker() -> SimpleNamespace:
 
 
 def process(worker: SimpleNamespace, reqs: list[Request], ends: set[str], **result: Any) -> None:
+    """As SGLang does: it reads the step's tokens, then requests get theirs and may end."""
+    batch, outcome = SimpleNamespace(reqs=reqs), SimpleNamespace(**{"c2t_wanted": None, **result})
+    resolve = results._counting(lambda processor, result, batch: "tokens")
+
     def original(scheduler: Any, batch: Any, outcome: Any) -> str:
+        assert resolve(scheduler, outcome, batch) == "tokens"
         for req in batch.reqs:
             req.output_ids += [9, 9]
             req.ended = req.ended or req.rid in ends
         return "settled"
 
-    wrapped = results._settling(original)
-    scheduler = SimpleNamespace(draft_worker=worker)
-    assert wrapped(scheduler, SimpleNamespace(reqs=reqs), SimpleNamespace(**result)) == "settled"
+    assert results._finishing(original)(SimpleNamespace(draft_worker=worker), batch, outcome) == "settled"
 
 
 def drafted(rows: int) -> results.Drafted:
@@ -69,10 +72,19 @@ def test_rows_of_ended_and_retracted_requests_mean_nothing(worker: SimpleNamespa
     ]
     reqs[2].is_retracted = True
     lens = {"cap_lens": torch.tensor([3, 3, 2, 1]), "accept_lens": torch.tensor([2, 1, 1, 1])}
-    process(worker, reqs, set(), c2t_rows=9, c2t_depth=2, c2t_drafted=drafted(4), **lens)
+    wanted = torch.tensor([2, 2, 2, 1], dtype=torch.int32)
+    process(worker, reqs, set(), c2t_rows=9, c2t_depth=2, c2t_wanted=wanted, c2t_drafted=drafted(4), **lens)
     assert worker.counts.verified == [1, 0, 1]
     assert worker.counts.accepted == [1, 1, 0]
     assert (worker.counts.rows_computed, worker.counts.depths, worker.counts.clipped) == (9, {2: 1}, 2)
+    assert worker.counts.over_budget == 1
+    shared = {"depths": {"2": 1}, "tiers": {"9": 1}}
+    assert [getattr(req, "c2t_counts", None) and req.c2t_counts.state() for req in reqs] == [
+        {"clipped": 0, "over_budget": 0, **shared},
+        None,
+        None,
+        {"clipped": 2, "over_budget": 1, **shared},
+    ]
     # the root is the newest token before the step
     assert worker.recorder.added == [("a", 0, [0, 1])]
 
@@ -96,3 +108,50 @@ def test_without_a_recorder_nothing_is_kept(worker: SimpleNamespace):
     lens = {"cap_lens": torch.tensor([3]), "accept_lens": torch.tensor([2])}
     process(worker, [Request("b", [5])], {"b"}, c2t_rows=3, c2t_depth=2, c2t_drafted=None, **lens)
     assert worker.counts.steps == 1
+
+
+class Answers:
+    """SGLang's accumulator as far as this looks at it: it fills up every column with one None per token."""
+
+    def __init__(self, rust: bool = False) -> None:
+        self.rids: list[str] = []
+        self.rust_server_mode = rust
+        self.customized_info: dict[str, list[Any]] = {"theirs": []}
+
+    def accept(self, *, req: Any) -> None:
+        if req.rid == "silent":
+            return
+        self.rids.append(req.rid)
+        for column in self.customized_info.values():
+            if len(column) < len(self.rids):
+                column.append([None] * len(req.output_ids))
+
+
+def told(rids: str, ended: str, *, rust: bool = False) -> dict[str, Any]:
+    answers, accept = Answers(rust), results._telling(Answers.accept)
+    for rid in rids.split():
+        req = Request(rid, [5, 6], ended=rid in ended.split())
+        if rid != "uncounted":
+            req.c2t_counts = SimpleNamespace(state=lambda rid=rid: rid)
+        accept(answers, req=req)
+    assert answers.customized_info.pop("theirs") == [[None, None]] * len(answers.rids)
+    return answers.customized_info
+
+
+@pytest.mark.parametrize(
+    ("rids", "ended", "expected"),
+    [
+        ("a b", "", {}),
+        ("a", "a", {"c2t": [["a"]]}),
+        ("a b silent c d", "b d silent", {"c2t": [[], ["b"], [], ["d"]]}),
+        # aborted before its first step
+        ("uncounted", "uncounted", {}),
+        ("a uncounted", "a uncounted", {"c2t": [["a"], []]}),
+    ],
+)
+def test_each_answered_request_that_has_ended_is_told_its_own(rids: str, ended: str, expected: dict[str, Any]):
+    assert told(rids, ended) == expected
+
+
+def test_where_nobody_would_read_it_nothing_is_told():
+    assert told("a", "a", rust=True) == {}

@@ -35,7 +35,10 @@ def test_both_workers_answer_and_refuse(tmp_path: Path):
     flags = ("--tokenizer-worker-num", "2")
     with vc.server(pair_dir(), "eagle3", D_MAX, classifier, tmp_path / "log", *flags) as server:
         wait_for_both(tmp_path / "log")
-        found = [vc.Counts.of_answer(answer) for answer in vc.answers(server, [prompt] * REQUESTS, 4)]
+        answers = vc.answers(server, [prompt] * REQUESTS, 4)
+        for meta in (answer["meta_info"] for answer in answers):
+            assert sum(meta["c2t"][0]["tiers"].values()) == meta["spec_verify_ct"]
+        found = [vc.Counts.of_answer(answer) for answer in answers]
         assert {each.output_ids for each in found} == {
             tuple(Target(pair_dir() / "target").greedy(prompt, vc.NEW_TOKENS))
         }

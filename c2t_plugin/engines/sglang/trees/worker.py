@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
@@ -129,10 +130,11 @@ class _TreeDraftMixin(_DraftMixin):
         key: Tensor,
         **_: Any,
     ) -> TreeVerifyInput:
+        wanted = None if self.planner is None else keep.sum(1, dtype=torch.int32)
         keep = self._planned(keep, key, batch.req_pool_indices)
         trees = (self._agree(parent_ids), self._agree(keep), self._agree(token_ids))
         width = self._width(trees[1])
-        return build_verify_input(
+        made = build_verify_input(
             batch,
             draft_input,
             trees,
@@ -143,6 +145,8 @@ class _TreeDraftMixin(_DraftMixin):
             tree_mask_mode=self.tree_mask_mode,
             packed=self.packed,
         )
+        made.c2t_wanted = wanted
+        return made
 
     def _planned(self, keep: Tensor, key: Tensor, slots: Tensor) -> Tensor:
         planner = self.planner
