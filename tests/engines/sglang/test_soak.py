@@ -6,13 +6,17 @@ draft's first token among them, must be those of a recomputation. `make soak` ru
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 import signal
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -34,10 +38,17 @@ AT_A_TIME = 16
 D_MAX = 4
 LONGEST = 24
 ABORTED = 0.15
+# With a prefix of their own, so that all of their prompt is prefilled.
+UNCACHED = 0.3
+CHUNK = 64
+RUNNING = 9
+# Tokens in the cache: enough for what runs, and few enough for every place to be taken again and again.
+PLACES = 4096
 # A server sums in another order than the recomputation; float32 over some hundred terms.
 TOLERANCE = 1e-3
-# Of the scheduler, over the second half of the requests; a tensor of each request's that stayed would be more.
-GROWTH = 96 * 2**20
+# Of the scheduler, over the second half of the requests: it grows by some 10 KiB for each. The hidden states of one
+# prompt, were they kept, are 90 KiB on average.
+GROWTH = min(96 * 2**20, 8 * 2**20 + REQUESTS // 2 * 24 * 2**10)
 
 
 @pytest.fixture(scope="module")
@@ -79,16 +90,32 @@ def scheduler(server: CpuServer) -> psutil.Process:
     return next(process for process in family if "scheduler" in " ".join(process.cmdline()))
 
 
-def one(server: CpuServer, texts: SimpleNamespace, number: int) -> tuple[int, int, list[int] | None, int]:
-    """Prompt, tokens asked for, what came (None if it was to be aborted) and retractions of one random request."""
+class Served(NamedTuple):
+    """One random request. which, wanted: prompt, and tokens asked for. ids: what came, None if it was to be aborted.
+    stopped: whether that met it while it ran."""
+
+    which: int
+    wanted: int
+    ids: list[int] | None
+    retractions: int = 0
+    stopped: bool = False
+
+
+def one(server: CpuServer, texts: SimpleNamespace, number: int) -> Served:
     chance = random.Random(f"{SEED} {number}")
     which, wanted = chance.randrange(len(texts.prompts)), chance.randint(2, LONGEST)
-    rid = f"soak-{number}"
+    # SGLang aborts every request whose name begins with the given one
+    rid = f"soak-{number:09d}"
     params = {"temperature": 0.0, "max_new_tokens": wanted, "ignore_eos": True}
     payload = {"input_ids": texts.prompts[which], "rid": rid, "sampling_params": params}
+    if chance.random() < UNCACHED:
+        payload["extra_key"] = rid
     if chance.random() >= ABORTED:
         answer = server.request("/generate", payload)
-        return which, wanted, answer["output_ids"], answer["meta_info"]["num_retractions"]
+        return Served(which, wanted, answer["output_ids"], answer["meta_info"]["num_retractions"])
+    if chance.random() < 0.5:
+        params["max_new_tokens"] = LONGEST
+        return Served(which, LONGEST, None, stopped=stopped_midway(server, payload))
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(server.request, "/generate", payload)
         time.sleep(chance.random() * 0.3)
@@ -98,7 +125,19 @@ def one(server: CpuServer, texts: SimpleNamespace, number: int) -> tuple[int, in
         except ServerError as error:
             # aborted before it was scheduled
             assert "was answered with" in str(error)
-    return which, wanted, None, 0
+    return Served(which, wanted, None)
+
+
+def stopped_midway(server: CpuServer, payload: dict[str, Any]) -> bool:
+    """Abort a request once its first tokens have come; whether it had not ended by then."""
+    body = json.dumps({**payload, "stream": True}).encode()
+    asked = urllib.request.Request(f"{server.base_url}/generate", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=600) as answer:
+        metas = (json.loads(line[6:])["meta_info"] for line in answer if line.startswith(b"data: {"))
+        first = next(metas)
+        server.request("/abort_request", {"rid": payload["rid"]})
+        *_, last = first, *metas
+    return bool(last["finish_reason"]["type"] == "abort" and 0 < last["completion_tokens"] < LONGEST)
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +154,9 @@ def soaked(texts: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> 
         pair_dir() / "target",
         *("--speculative-algorithm", "C2T", "--speculative-draft-model-path", str(pair_dir() / vc.DRAFTS["eagle3"])),
         *("--speculative-num-steps", str(D_MAX), "--speculative-c2t-classifier", str(classifier)),
-        *("--speculative-c2t-beta", str(vc.BETA), "--chunked-prefill-size", "64", "--enable-mixed-chunk"),
+        *("--speculative-c2t-beta", str(vc.BETA), "--chunked-prefill-size", str(CHUNK), "--enable-mixed-chunk"),
         # the server's own first request would be recorded too
-        *("--max-running-requests", "9", "--skip-server-warmup"),
+        *("--max-running-requests", str(RUNNING), "--max-total-tokens", str(PLACES), "--skip-server-warmup"),
         log=folder / "server.log",
         env={**os.environ, **options},
     ) as server:
@@ -129,26 +168,42 @@ def soaked(texts: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> 
             found += pool.map(lambda number: one(server, texts, number), range(half, REQUESTS))
         grown = process.memory_info().rss - before
         server.flush_cache()
-        state = server.request("/get_server_info")["internal_states"][0]["c2t"]
+        info = server.request("/get_server_info")
+        state = info["internal_states"][0]["c2t"]
         process.parent().send_signal(signal.SIGTERM)
         psutil.wait_procs([process], timeout=120)
-        yield SimpleNamespace(found=found, grown=grown, state=state, traces=folder / "traces", log=server.log)
+        yield SimpleNamespace(
+            found=found, grown=grown, info=info, state=state, traces=folder / "traces", log=server.log
+        )
 
 
 def test_every_answer_is_plain_decodings(texts: SimpleNamespace, soaked: SimpleNamespace):
-    answered = [each for each in soaked.found if each[2] is not None]
-    wrong = [which for which, wanted, ids, _ in answered if ids != texts.plain[which][:wanted]]
-    assert wrong == []
+    answered = [each for each in soaked.found if each.ids is not None]
+    assert [each for each in answered if each.ids != texts.plain[each.which][: each.wanted]] == []
     assert len(soaked.found) == REQUESTS
     assert REQUESTS / 2 < len(answered) < REQUESTS
-    assert sum(retractions for *_, retractions in answered) > 0
+
+
+def test_every_kind_of_event_happened(soaked: SimpleNamespace):
+    """And often: with the 2,000 requests of the ordinary run each one dozens of times."""
+    assert sum(each.retractions for each in soaked.found) > REQUESTS / 200
+    assert sum(each.stopped for each in soaked.found) > REQUESTS / 50, "hardly any abort met a running request"
+    line = re.compile(r"Prefill batch.*?#new-token: (\d+),.*?#running-req: (\d+),")
+    batches = [(int(new), int(running)) for new, running in line.findall(soaked.log.read_text(errors="replace"))]
+    # with mixed chunks a running request takes one token of the batch; a prompt ends where the batch is full
+    full = sum(new + running == CHUNK for new, running in batches)
+    assert full > REQUESTS * UNCACHED / 4, "hardly any prompt was prefilled in chunks"
+    assert max(new + running for new, running in batches) == CHUNK
+    assert soaked.info["max_total_num_tokens"] == PLACES
+    assert sum(new for new, _ in batches) > PLACES * REQUESTS / 400, "hardly a place was taken again"
+    assert soaked.info["max_running_requests"] == RUNNING
 
 
 def test_every_statistic_is_that_of_a_recomputation(texts: SimpleNamespace, soaked: SimpleNamespace):
     traces = load_traces(soaked.traces)
     written = torch.stack([getattr(traces.chain, name) for name in ("joint_log_prob", "log_prob", "entropy", "margin")])
     rows = written.movedim(0, -1)
-    assert len(traces.first) >= sum(1 for _, wanted, ids, _ in soaked.found if ids is not None and wanted > D_MAX + 3)
+    assert len(traces.first) >= sum(1 for each in soaked.found if each.ids is not None and each.wanted > D_MAX + 3)
     for number in traces.prompt.unique():
         mine = traces.prompt == number
         steps = traces.step[mine].long()
