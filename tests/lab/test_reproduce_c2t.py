@@ -10,10 +10,12 @@ import torch
 
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.errors import C2TError
+from c2t_plugin.features import MIN_LOG_PROB
 from c2t_plugin.lab import pairs
 from c2t_plugin.lab.report import score_trees
 from c2t_plugin.lab.reproduce import c2t_v1_common as common
 from c2t_plugin.lab.reproduce.c2t_recent import PRIOR, WINDOW, recent_acceptance
+from c2t_plugin.lab.reproduce.c2t_sharpened import sharpened
 from c2t_plugin.lab.reproduce.c2t_v1_common import Brought, Curve, Ground
 from c2t_plugin.lab.reproduce.c2t_v1_corpora import KINDS, corpora, halves
 from c2t_plugin.lab.reproduce.c2t_v1_features import relation
@@ -223,6 +225,21 @@ def test_recent_acceptance_by_hand(make_traces) -> None:
     expected = [2, 2, 2, (2 + 2) / 2, (2 + 2) / 3, (2 + 2) / 4]
     assert found[:6].tolist() == pytest.approx(expected)
     assert found[6:].tolist() == pytest.approx([2 / (1 + verified) for verified in range(6)])
+
+
+def test_sharpened_probabilities_by_hand(make_traces) -> None:
+    tree = make_traces(prompts=1, steps=3, k=3, layers=3).tree
+    found = sharpened(tree, 0.5)
+    for row in range(len(tree)):
+        for node in range(found.shape[1]):
+            expected, at = 0.0, node
+            while at >= 0:
+                first = at // tree.k * tree.k
+                squares = tree.log_prob[row, first : first + tree.k].double().exp() ** 2
+                expected += float((squares[at - first] / squares.sum()).log())
+                at = int(tree.parent_ids[row, at // tree.k])
+            assert found[row, node] == pytest.approx(max(expected, MIN_LOG_PROB), abs=1e-4)
+    assert sharpened(tree, 1.0).view(len(tree), -1, 3)[:, 0].exp().sum(1).tolist() == pytest.approx([1.0] * len(tree))
 
 
 def test_recent_acceptance_forgets(make_traces) -> None:

@@ -229,7 +229,12 @@ def all_rules(bench: Bench) -> Findings:
 
 def _row(draft: str, name: str, rule: Rule, eagle2: Rule, own: float, weights: np.ndarray) -> dict[str, Cell]:
     """own: EAGLE-1's tau. weights: (replicates, prompts)."""
-    wanted = dict(zip(AT, (*TAUS, own), strict=True))
+    names = {"draft": draft, "shape": rule.shape, "rule": name, "paper": rule.paper, "varied": rule.varied}
+    return {**names, **at_equal_tau(rule, eagle2, dict(zip(AT, (*TAUS, own), strict=True)), weights)}
+
+
+def at_equal_tau(rule: Rule, eagle2: Rule, wanted: Mapping[str, float], weights: np.ndarray) -> dict[str, Cell]:
+    """Candidates by column -> tau, None where a rule has no setting as small or as large; then AGAINST."""
     gammas = gamma_at(*rule.curve.curve(), np.array(list(wanted.values())))
     cells: dict[str, Cell] = {
         column: float(gamma) if rule.reaches(tau) else None
@@ -240,8 +245,7 @@ def _row(draft: str, name: str, rule: Rule, eagle2: Rule, own: float, weights: n
     if both:
         compared = compare(rule.curve, eagle2.curve, both, weights)
         against = [None if np.isnan(each) else each for each in (compared.mean, *compared.mean_interval)]
-    names = {"draft": draft, "shape": rule.shape, "rule": name, "paper": rule.paper, "varied": rule.varied}
-    return {**names, **cells, **dict(zip(AGAINST, against, strict=True))}
+    return {**cells, **dict(zip(AGAINST, against, strict=True))}
 
 
 def fewest(rows: Sequence[Row]) -> str:

@@ -14,6 +14,7 @@ REGISTRY = Registry(
         "c2t_plugin.lab.reproduce.c2t_v1_training",
         "c2t_plugin.lab.reproduce.c2t_v1_corpora",
         "c2t_plugin.lab.reproduce.c2t_recent",
+        "c2t_plugin.lab.reproduce.c2t_sharpened",
         "c2t_plugin.lab.reproduce.c2t_v2_tables",
         "c2t_plugin.lab.reproduce.c2t_v2_equations",
         "c2t_plugin.lab.reproduce.dyspec_overhead",

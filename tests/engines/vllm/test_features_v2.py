@@ -34,7 +34,7 @@ OPTIONS = {
     "max_model_len": 64,
     "max_num_batched_tokens": 32,
     "block_size": 32,
-    "num_gpu_blocks_override": 7,
+    "num_gpu_blocks_override": 6,
 }
 TIMEOUT_S = 900
 
