@@ -59,7 +59,7 @@ def _logits(
         if kind == "reference":
             return logits, {}
         ids = torch.zeros(batch, TOP_K, dtype=torch.int64, device=device)
-        out = DraftStats(ids, ids.float(), ids[:, 0].float(), ids[:, 1].float())
+        out = DraftStats(ids, ids.float(), *torch.zeros(3, batch, device=device))
         workspace = operation(kind, "stats", "DraftStatsWorkspace").create(batch, device)
         return logits, {"out": spoiled(out), "workspace": workspace}
 
@@ -89,7 +89,8 @@ def flashinfer_stats(logits: Tensor, _: Any) -> DraftStats:
     largest = flashinfer.sampling.softmax(logits.float()).gather(1, ids)
     log_probs = largest[:, :TOP_K].log()
     entropy = torch.special.entr(largest).sum(dim=-1)
-    return DraftStats(ids[:, :TOP_K], log_probs, entropy, log_probs[:, 0] - log_probs[:, 1])
+    log_sum_exp = logits.gather(1, ids[:, :1])[:, 0].float() - log_probs[:, 0]
+    return DraftStats(ids[:, :TOP_K], log_probs, entropy, log_probs[:, 0] - log_probs[:, 1], log_sum_exp)
 
 
 def _flashinfer_top_k(logits: Tensor, _: Any) -> Tensor:

@@ -29,7 +29,7 @@ def growth_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
             rows = batch * WIDTH
             log_probs = (-4 * random(rows, WIDTH)).sort(dim=1, descending=True).values
             ids = torch.arange(WIDTH, device=device).repeat(rows, 1)
-            stats = DraftStats(ids, log_probs, 8 * random(rows), random(rows))
+            stats = DraftStats(ids, log_probs, 8 * random(rows), random(rows), random(rows))
             joint, alive = -random(batch, WIDTH), random(batch, WIDTH) < 0.9
             parents = (random(batch, nodes) * torch.arange(nodes, device=device)).long() - 1
             tokens, roots = ids.view(-1)[:nodes].repeat(batch, 1), torch.zeros(batch, dtype=torch.int64, device=device)

@@ -96,7 +96,8 @@ class LogitDistributions:
     def stats(self, top_m: int, k: int) -> FrontierStats:
         batch, width, vocab = self.values.shape
         found = draft_stats(self.values.flatten(0, 1), top_m, min(k, vocab))
-        return FrontierStats(*(value.unflatten(0, (batch, width)) for value in found))
+        values = (getattr(found, name) for name in FrontierStats._fields)
+        return FrontierStats(*(value.unflatten(0, (batch, width)) for value in values))
 
 
 @dataclass

@@ -140,13 +140,14 @@ def _fused_statistics(rows: int, top_m: int, device: torch.device) -> Callable[[
 
     workspace = DraftStatsWorkspace.create(rows, device)
     token_ids = torch.empty((rows, 1), dtype=torch.int64, device=device)
-    log_probs, entropy, margin = (torch.empty(shape, device=device) for shape in ((rows, 1), (rows,), (rows,)))
+    log_probs = torch.empty((rows, 1), device=device)
+    entropy, margin, log_sum_exp = torch.empty((3, rows), device=device)
 
     def statistics(logits: Tensor) -> DraftStats:
         n = len(logits)
         if n > rows:
             return fused(logits, top_m)
-        out = DraftStats(token_ids[:n], log_probs[:n], entropy[:n], margin[:n])
+        out = DraftStats(token_ids[:n], log_probs[:n], entropy[:n], margin[:n], log_sum_exp[:n])
         return fused(logits, top_m, out=out, workspace=workspace)
 
     return statistics

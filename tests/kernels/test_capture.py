@@ -155,7 +155,7 @@ def grow_layer(device: str) -> Launch:
         (torch.tensor([0.5]), [0.45]),
     )
     joint, live, log_probs, entropy, beta = (tensor for tensor, _ in inputs)
-    stats = DraftStats(torch.arange(12, device=device).view(4, 3), log_probs, entropy, entropy)
+    stats = DraftStats(torch.arange(12, device=device).view(4, 3), log_probs, entropy, entropy, entropy)
     arguments = (random_network(PAPER, 8, device), joint, live, stats, beta, 2)
     out = empty_like(reference.grow_layer(*arguments, width=3))
     return Launch(

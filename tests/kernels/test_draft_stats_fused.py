@@ -20,18 +20,19 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
 
 def exact(logits: torch.Tensor, top_m: int, k: int) -> DraftStats:
     """The definition in float64; equal logits in the order of their ids."""
-    log_probs = torch.log_softmax(logits.double().cpu(), dim=-1)
+    logits = logits.double().cpu()
+    log_probs = torch.log_softmax(logits, dim=-1)
     ordered, ids = log_probs.sort(dim=-1, descending=True, stable=True)
     entropy = torch.special.entr(ordered[:, :top_m].exp()).sum(dim=-1)
     margin = ordered[:, 0] - ordered[:, 1] if logits.shape[1] > 1 else entropy * 0
-    return DraftStats(ids[:, :k], ordered[:, :k], entropy, margin)
+    return DraftStats(ids[:, :k], ordered[:, :k], entropy, margin, logits.logsumexp(dim=-1))
 
 
 def assert_statistics(found: DraftStats, expected: DraftStats) -> None:
     assert torch.equal(found.token_ids.cpu(), expected.token_ids)
     # The log-sum-exp is rounded to float32 (1e-6 at 20 nats) after sums whose terms carry 2 ulp of an approximate exp;
     # the entropy adds up to a thousand such terms, weighted by up to 30 nats.
-    for name, tolerance in (("log_probs", 5e-6), ("margin", 5e-6), ("entropy", 1e-5)):
+    for name, tolerance in (("log_probs", 5e-6), ("margin", 5e-6), ("log_sum_exp", 5e-6), ("entropy", 1e-5)):
         value, wanted = getattr(found, name).double().cpu(), getattr(expected, name)
         torch.testing.assert_close(value, wanted, atol=tolerance, rtol=2e-6, equal_nan=True)
 
@@ -148,8 +149,7 @@ def test_given_buffers_are_written_and_a_workspace_serves_again(device: str):
     out = DraftStats(
         torch.empty(2, 2, dtype=torch.int64, device=device),
         torch.empty(2, 2, device=device),
-        torch.empty(2, device=device),
-        torch.empty(2, device=device),
+        *torch.empty(3, 2, device=device),
     )
     workspace = DraftStatsWorkspace.create(5, device)
     for vocab in (20_000, 300):
@@ -209,7 +209,7 @@ def test_groups_cover_the_vocabulary_within_the_workspace(vocab: int):
         ({"workspace": DraftStatsWorkspace.create(1, "cpu")}, ValueError, "workspace is for 1 rows"),
         ({"workspace": torch.zeros(2)}, TypeError, "workspace must be a DraftStatsWorkspace"),
         ({"workspace": DraftStatsWorkspace.create(2, "meta")}, ValueError, "workspace must be on cpu"),
-        ({"out": DraftStats(*torch.zeros(4, 2, 1))}, TypeError, "out.token_ids must be int64"),
+        ({"out": DraftStats(*torch.zeros(5, 2, 1))}, TypeError, "out.token_ids must be int64"),
     ],
 )
 def test_refuses_and_names_the_argument(arguments: dict[str, Any], error: type[Exception], says: str):

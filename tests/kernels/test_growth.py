@@ -42,14 +42,16 @@ def exact_network(device: str) -> ScoringNetwork:
 
 def statistics(log_probs: Tensor, entropy: Tensor) -> DraftStats:
     token_ids = torch.arange(log_probs.numel(), device=log_probs.device).view(log_probs.shape) + 1000
-    return DraftStats(token_ids, log_probs, entropy, torch.zeros_like(entropy))
+    unread = torch.zeros_like(entropy)
+    return DraftStats(token_ids, log_probs, entropy, unread, unread)
 
 
 def random_layer(bs: int, slots: int, k: int, device: str) -> tuple[Tensor, Tensor, DraftStats]:
     generator = torch.Generator().manual_seed(bs + slots + k)
     log_probs = -torch.rand(bs * slots, k, generator=generator).mul(6).sort(dim=1).values
     rows = torch.rand(2, bs * slots, generator=generator) * 5
-    stats = DraftStats(torch.randint(0, 32000, (bs * slots, k), generator=generator), log_probs, rows[0], rows[1])
+    token_ids = torch.randint(0, 32000, (bs * slots, k), generator=generator)
+    stats = DraftStats(token_ids, log_probs, rows[0], rows[1], rows[1])
     joint = -torch.rand(bs, slots, generator=generator) * 4
     alive = torch.rand(bs, slots, generator=generator) < 0.8
     return joint.to(device), alive.to(device), DraftStats(*(tensor.to(device) for tensor in stats))

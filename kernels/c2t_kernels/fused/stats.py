@@ -99,6 +99,7 @@ def select_kernel(
     p_log_probs,
     p_entropy,
     p_margin,
+    p_log_sum_exp,
     p_partial,
     p_group_max,
     p_hits,
@@ -146,12 +147,14 @@ def select_kernel(
         b_x = tl.load(p_row + b_ids, mask=b_ids < vocab, other=-_INFINITY).to(tl.float32) - log_sum_exp
     else:
         entropy = float("nan")
+        log_sum_exp = float("nan")
     tl.store(p_ids + row * K + b_place, b_ids.to(tl.int64), mask=b_place < K)
     tl.store(p_log_probs + row * K + b_place, b_x, mask=b_place < K)
     tl.store(p_entropy + row, entropy)
     first = tl.sum(tl.where(b_place == 0, b_x, 0.0), axis=0)
     second = tl.sum(tl.where(b_place == 1, b_x, 0.0), axis=0)
     tl.store(p_margin + row, tl.where(vocab > 1, first - second, entropy * 0))
+    tl.store(p_log_sum_exp + row, log_sum_exp)
 
 
 @dataclass(frozen=True)
@@ -229,13 +232,14 @@ def draft_stats(
     else:
         check_int("draft_stats: top_m", top_m, 1)
         top_m = min(top_m, vocab)
-    given = DraftStats(None, None, None, None) if out is None else out  # type: ignore[arg-type]
+    given = DraftStats(None, None, None, None, None) if out is None else out  # type: ignore[arg-type]
     device = logits.device
     result = DraftStats(
         output("draft_stats: out.token_ids", given.token_ids, (rows, k), torch.int64, device),
         output("draft_stats: out.log_probs", given.log_probs, (rows, k), torch.float32, device),
         output("draft_stats: out.entropy", given.entropy, (rows,), torch.float32, device),
         output("draft_stats: out.margin", given.margin, (rows,), torch.float32, device),
+        output("draft_stats: out.log_sum_exp", given.log_sum_exp, (rows,), torch.float32, device),
     )
     if workspace is None:
         workspace = DraftStatsWorkspace.create(rows, device)
@@ -282,7 +286,7 @@ def _configuration(dtype: torch.dtype, word: str, vocab: int, k: int, in_memory:
         {
             **logits,
             "p_ids": "*i64",
-            **{name: "*fp32" for name in ("p_log_probs", "p_entropy", "p_margin")},
+            **{name: "*fp32" for name in ("p_log_probs", "p_entropy", "p_margin", "p_log_sum_exp")},
             **parts,
             "p_hits": "*i32",
             "p_packed": "*fp32",

@@ -15,6 +15,7 @@ class DraftStats(NamedTuple):
     log_probs: (rows, k) float32, their natural-log probabilities.
     entropy: (rows,) float32, nats, over the top_m probabilities, not renormalised.
     margin: (rows,) float32, difference of the two largest log probabilities (0 if the vocabulary has one word).
+    log_sum_exp: (rows,) float32, of the logits: what to take off any of them for its log probability.
 
     A row with NaN or +inf, or without a finite entry, has NaN in every float field.
     """
@@ -23,6 +24,7 @@ class DraftStats(NamedTuple):
     log_probs: Tensor
     entropy: Tensor
     margin: Tensor
+    log_sum_exp: Tensor
 
 
 def draft_stats(logits: Tensor, top_m: int | Tensor, k: int = 1) -> DraftStats:
@@ -50,4 +52,7 @@ def draft_stats(logits: Tensor, top_m: int | Tensor, k: int = 1) -> DraftStats:
     # entr(0) is 0, where p * log p would be 0 * -inf = NaN.
     entropy = torch.special.entr(largest.exp()).sum(dim=-1)
     margin = leading.values[:, 0] - leading.values[:, 1] if vocab > 1 else entropy * 0
-    return DraftStats(leading.indices[:, :k], leading.values[:, :k], entropy, margin)
+    ids = leading.indices[:, :k]
+    # not torch.logsumexp, which has an infinity for rows that are marked with NaN
+    log_sum_exp = logits.gather(1, ids[:, :1])[:, 0].float() - leading.values[:, 0]
+    return DraftStats(ids, leading.values[:, :k], entropy, margin, log_sum_exp)

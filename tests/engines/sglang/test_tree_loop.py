@@ -154,13 +154,18 @@ def test_ranks_verify_the_first_ones_trees(worker: Any, monkeypatch: pytest.Monk
 
     group = SimpleNamespace(world_size=2, broadcast=broadcast)
     monkeypatch.setattr("c2t_plugin.engines.sglang.worker.get_tp_group", lambda: group)
-    monkeypatch.setattr(worker, "build_verify_input", lambda _batch, _draft, trees, width, **more: (trees, width, more))
+    monkeypatch.setattr(
+        worker,
+        "build_verify_input",
+        lambda _batch, _draft, trees, width, **more: SimpleNamespace(trees=trees, width=width, more=more),
+    )
     key = torch.tensor([[0.9, 0.8, 0.7, 0.6]])
-    trees, width, more = made._build_verify_input(SimpleNamespace(req_pool_indices=torch.tensor([2])), None, *mine, key)
+    found = made._build_verify_input(SimpleNamespace(req_pool_indices=torch.tensor([2])), None, *mine, key)
     for ours, expected in zip(sent, (mine[0], planned, mine[2]), strict=True):
         assert torch.equal(ours, expected)
-    assert trees == theirs
-    assert (width, more["packed"], more["attn_backend"]) == (5, True, backend)
+    assert found.trees == theirs
+    assert (found.width, found.more["packed"], found.more["attn_backend"]) == (5, True, backend)
+    assert found.c2t_wanted.tolist() == [4]
 
 
 def test_a_pool_whose_slots_cannot_be_moved_is_refused(worker: Any):

@@ -83,6 +83,7 @@ class TreeGrower(RequestLimits):
             log_probs=torch.full(shape, -math.inf, dtype=torch.float32, device=device),
             entropy=torch.zeros(slots, dtype=torch.float32, device=device),
             margin=torch.zeros(slots, dtype=torch.float32, device=device),
+            log_sum_exp=torch.zeros(slots, dtype=torch.float32, device=device),
         )
 
     def set_beta(self, beta: float) -> None:
