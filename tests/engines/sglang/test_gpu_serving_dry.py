@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_serving import DRY_ARMS, ROWS, main
+from benchmarks.gpu_serving import ROWS, main
+from benchmarks.gpu_serving_arms import DRY_ARMS
 from benchmarks.record import BenchRow, read_rows
 
 
