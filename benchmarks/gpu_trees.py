@@ -30,11 +30,11 @@ def growth_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
             log_probs = (-4 * random(rows, WIDTH)).sort(dim=1, descending=True).values
             ids = torch.arange(WIDTH, device=device).repeat(rows, 1)
             stats = DraftStats(ids, log_probs, 8 * random(rows), random(rows), random(rows))
-            joint, alive = -random(batch, WIDTH), random(batch, WIDTH) < 0.9
+            joint, path, alive = -random(batch, WIDTH), random(batch, WIDTH), random(batch, WIDTH) < 0.9
             parents = (random(batch, nodes) * torch.arange(nodes, device=device)).long() - 1
             tokens, roots = ids.view(-1)[:nodes].repeat(batch, 1), torch.zeros(batch, dtype=torch.int64, device=device)
             keep = torch.ones(batch, nodes, dtype=torch.bool, device=device)
-            layer = network_of(generator, device), joint, alive, stats, torch.full((1,), 0.4, device=device)
+            layer = network_of(generator, device), joint, path, alive, stats, torch.full((1,), 0.4, device=device)
             tree = parents, keep, tokens, roots, roots + 500
             return layer, tree, *(_buffers(layer, tree, nodes) if ours == "fused" else ({}, {}))
 

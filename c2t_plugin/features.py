@@ -21,6 +21,7 @@ class NodeStats(NamedTuple):
     depth: edges from the root, 1 for a root's child.
     rank: place among its siblings by probability, 0 the most probable.
     margin: difference of the two largest log probabilities of the distribution the node was drawn from.
+    path_entropy: nats, sum of the entropies on the way: of the root's distribution and all down to the node's own one.
     """
 
     joint_log_prob: Tensor
@@ -29,9 +30,10 @@ class NodeStats(NamedTuple):
     depth: Tensor
     rank: Tensor
     margin: Tensor
+    path_entropy: Tensor
 
 
-FEATURES = ("joint_prob", "joint_log_prob", "entropy", "depth", "prob", "log_prob", "rank", "margin")
+FEATURES = ("joint_prob", "joint_log_prob", "entropy", "depth", "prob", "log_prob", "rank", "margin", "path_entropy")
 PAPER_FEATURES = ("joint_prob", "entropy", "depth")
 # The paper's three, P as its logarithm, and three more that cost nothing: the draft step has computed them already.
 EXTENDED_FEATURES = ("joint_log_prob", "entropy", "depth", "log_prob", "rank", "margin")
@@ -51,5 +53,6 @@ def node_features(names: Sequence[str], stats: NodeStats) -> Tensor:
         "log_prob": lambda: stats.log_prob.clamp_min(MIN_LOG_PROB),
         "rank": lambda: stats.rank,
         "margin": lambda: stats.margin.clamp_max(-MIN_LOG_PROB),
+        "path_entropy": lambda: stats.path_entropy,
     }
     return torch.stack([columns[name]().float() for name in names], dim=-1)

@@ -80,7 +80,16 @@ class Forest:
             depth=self.depth.expand(shape),
             rank=self.rank.expand(shape),
             margin=self.margin.repeat_interleave(self.k, dim=1),
+            path_entropy=self.path_entropy().repeat_interleave(self.k, dim=1),
         )
+
+    def path_entropy(self) -> Tensor:
+        """(trees, distributions) float32 sum of the entropies from the root's distribution down to each."""
+        total = self.entropy.clone()
+        for start in range(1, total.shape[1], self.k):
+            above = self.parent_ids[:, start : start + self.k].long() // self.k
+            total[:, start : start + self.k] += total.gather(1, above)
+        return total
 
 
 PER_DISTRIBUTION = ("entropy", "margin", "parent_ids")

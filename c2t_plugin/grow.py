@@ -182,6 +182,7 @@ class Growth:
             joint_log_probs=joint,
             entropy=spread(entropy),
             margin=spread(margin),
+            path_entropy=spread(self.of_frontier("path_entropy", 0.0) + entropy),
             rank=torch.arange(k).expand(batch, width, k).flatten(1),
             scores=joint.exp(),
         )

@@ -23,7 +23,8 @@ class TokenTree:
     token_ids: int64. parent_ids: int64 column of the parent, -1 the root. depths: int64, 1 for a root's child.
     alive: bool. log_probs: float32, natural log of the node's own draft probability. joint_log_probs: float32, of the
     product from the root (C2T equation 1). entropy (nats), margin: float32, of the distribution that the node was
-    drawn from. rank: int64 place among its siblings, 0 the first. scores: float32, what the policy chose it by.
+    drawn from. path_entropy: float32, nats, sum of that entropy and those above. rank: int64 place among its siblings,
+    0 the first. scores: float32, what the policy chose it by.
     """
 
     token_ids: Tensor
@@ -34,6 +35,7 @@ class TokenTree:
     joint_log_probs: Tensor
     entropy: Tensor
     margin: Tensor
+    path_entropy: Tensor
     rank: Tensor
     scores: Tensor
 
@@ -59,6 +61,7 @@ class TokenTree:
             depth=self.depths.float(),
             rank=self.rank.float(),
             margin=self.margin,
+            path_entropy=self.path_entropy,
         )
 
     def above(self, values: Tensor, root: float | bool) -> Tensor:
@@ -152,7 +155,7 @@ class TokenTree:
     ) -> TokenTree:
         """One tree written by hand, as a batch of one, validated.
 
-        log_probs: natural log of each node's own probability, 0 if not given. Entropy and margin are 0, ranks count
+        log_probs: natural log of each node's own probability, 0 if not given. Entropies and margin are 0, ranks count
         siblings in their order, scores are joint probabilities.
         """
         own = [0.0] * len(token_ids) if log_probs is None else log_probs
@@ -177,6 +180,7 @@ class TokenTree:
             "joint_log_probs": joint,
             "entropy": [0.0] * len(depths),
             "margin": [0.0] * len(depths),
+            "path_entropy": [0.0] * len(depths),
             "rank": [list(parent_ids[:column]).count(parent) for column, parent in enumerate(parent_ids)],
         }
         tensors = {name: torch.tensor([value], dtype=DTYPES[name]) for name, value in values.items()}
@@ -192,6 +196,7 @@ DTYPES = {
     "joint_log_probs": torch.float32,
     "entropy": torch.float32,
     "margin": torch.float32,
+    "path_entropy": torch.float32,
     "rank": torch.int64,
     "scores": torch.float32,
 }

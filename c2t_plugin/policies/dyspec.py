@@ -32,6 +32,7 @@ class Node(NamedTuple):
     joint_log_probs: float
     entropy: float
     margin: float
+    path_entropy: float
     rank: int
     scores: float
 
@@ -42,6 +43,7 @@ class Position:
 
     column: the node, -1 the root. depth, joint_log_prob: of that node. reach: v of algorithm 1, the estimated
     probability that the next sampling here is made: the path to the node is accepted, the siblings so far rejected.
+    path_entropy: sum of the entropies above D.
     tokens: (words,) int64 and probs: (words,) float64, D after the node, None until it is drafted from. left: (words,)
     R of algorithm 1, D without the siblings so far, renormalised. beyond: R's mass on words that are not listed.
     entropy, margin: of D. taken: siblings so far.
@@ -51,6 +53,7 @@ class Position:
     depth: int
     joint_log_prob: float
     reach: float
+    path_entropy: float = 0.0
     tokens: Tensor | None = None
     probs: Tensor | None = None
     left: Tensor | None = None
@@ -171,6 +174,7 @@ class DySpec:
             joint_log_probs=position.joint_log_prob + log_prob,
             entropy=position.entropy,
             margin=position.margin,
+            path_entropy=position.path_entropy + position.entropy,
             rank=position.taken,
             scores=value,
         )
@@ -186,7 +190,7 @@ class DySpec:
 
     def below(self, node: Node, column: int, reach: float) -> Position:
         """The position below a new node."""
-        return Position(column, node.depths, node.joint_log_probs, reach)
+        return Position(column, node.depths, node.joint_log_probs, reach, node.path_entropy)
 
 
 @dataclass
@@ -324,7 +328,7 @@ class DySpecThreshold(DySpec):
 def _block(rows: list[list[Node]]) -> TokenTree:
     """One row of new nodes per tree, padded on the right."""
     width = max(len(nodes) for nodes in rows)
-    dead = Node(0, ROOT, 0, 0.0, 0.0, 0.0, 0.0, 0, 0.0)
+    dead = Node(0, ROOT, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0)
     filled = [[*nodes, *[dead] * (width - len(nodes))] for nodes in rows]
     columns = {
         name: torch.tensor([[node[place] for node in nodes] for nodes in filled], dtype=DTYPES[name]).view(

@@ -150,13 +150,14 @@ def grow_layer(device: str) -> Launch:
     inputs = changing(
         device,
         (-draw(2, 2, seed=0), -draw(2, 2, seed=1)),
+        (draw(2, 2, seed=6), draw(2, 2, seed=7)),
         (alive, ~alive),
         *((-draw(4, 3, seed=2), -draw(4, 3, seed=3)), (draw(4, seed=4), draw(4, seed=5))),
         (torch.tensor([0.5]), [0.45]),
     )
-    joint, live, log_probs, entropy, beta = (tensor for tensor, _ in inputs)
+    joint, path, live, log_probs, entropy, beta = (tensor for tensor, _ in inputs)
     stats = DraftStats(torch.arange(12, device=device).view(4, 3), log_probs, entropy, entropy, entropy)
-    arguments = (random_network(PAPER, 8, device), joint, live, stats, beta, 2)
+    arguments = (random_network((*PAPER, "path_entropy"), 8, device), joint, path, live, stats, beta, 2)
     out = empty_like(reference.grow_layer(*arguments, width=3))
     return Launch(
         inputs,

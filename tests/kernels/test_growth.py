@@ -46,19 +46,19 @@ def statistics(log_probs: Tensor, entropy: Tensor) -> DraftStats:
     return DraftStats(token_ids, log_probs, entropy, unread, unread)
 
 
-def random_layer(bs: int, slots: int, k: int, device: str) -> tuple[Tensor, Tensor, DraftStats]:
+def random_layer(bs: int, slots: int, k: int, device: str) -> tuple[Tensor, Tensor, Tensor, DraftStats]:
     generator = torch.Generator().manual_seed(bs + slots + k)
     log_probs = -torch.rand(bs * slots, k, generator=generator).mul(6).sort(dim=1).values
     rows = torch.rand(2, bs * slots, generator=generator) * 5
     token_ids = torch.randint(0, 32000, (bs * slots, k), generator=generator)
     stats = DraftStats(token_ids, log_probs, rows[0], rows[1], rows[1])
-    joint = -torch.rand(bs, slots, generator=generator) * 4
+    joint, path = torch.rand(2, bs, slots, generator=generator) * 4
     alive = torch.rand(bs, slots, generator=generator) < 0.8
-    return joint.to(device), alive.to(device), DraftStats(*(tensor.to(device) for tensor in stats))
+    return -joint.to(device), path.to(device), alive.to(device), DraftStats(*(tensor.to(device) for tensor in stats))
 
 
 @st.composite
-def exact_layers(draw: st.DrawFn) -> tuple[Tensor, Tensor, DraftStats, Tensor]:
+def exact_layers(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, DraftStats, Tensor]:
     """A frontier with dead slots, unknown statistics, impossible words and many equal confidences; a beta each."""
     bs, slots, k = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
 
@@ -69,8 +69,9 @@ def exact_layers(draw: st.DrawFn) -> tuple[Tensor, Tensor, DraftStats, Tensor]:
     log_probs = table(bs * slots, k, [-0.125, -0.5, -1.0, -2.0, -4.0, -INF, NAN])
     entropy = table(1, bs * slots, [0.0, 0.5, 1.0, 1.5, NAN])[0]
     joint = table(bs, slots, [0.0, -0.25, -3.0])
+    path = table(bs, slots, [0.0, 0.5, 3.0])
     alive = table(bs, slots, [0.0, 1.0, 1.0]) > 0
-    return joint, alive, statistics(log_probs, entropy), table(1, bs, [0.0, 0.25, 0.5, 0.75])[0]
+    return joint, path, alive, statistics(log_probs, entropy), table(1, bs, [0.0, 0.25, 0.5, 0.75])[0]
 
 
 def same(found: Tensor, expected: Tensor) -> bool:
@@ -90,8 +91,9 @@ def test_a_layer_worked_by_hand():
     # logits 2 * entropy + log_prob: row 0 [.5, -.5], row 1 is dead, row 2 [0, -2]
     log_probs = torch.tensor([[-0.5, -1.5], [-0.5, -1.5], [-1.0, -3.0]])
     stats = statistics(log_probs, torch.tensor([0.5, 0.5, 0.5]))
-    joint, alive = torch.tensor([[-1.0, 0.0, -2.0]]), torch.tensor([[True, False, True]])
-    grown = grow_layer(exact_network("cpu"), joint, alive, stats, 0.5, 2, width=3)
+    joint, path = torch.tensor([[-1.0, 0.0, -2.0]]), torch.tensor([[0.25, 0.0, 1.0]])
+    alive = torch.tensor([[True, False, True]])
+    grown = grow_layer(exact_network("cpu"), joint, path, alive, stats, 0.5, 2, width=3)
     expected = torch.sigmoid(torch.tensor([0.5, -0.5, NAN, NAN, 0.0, -2.0]))
     assert torch.equal(grown.confidence[0, [0, 1, 4, 5]], expected[[0, 1, 4, 5]])
     assert grown.confidence[0, 2:4].isnan().all()
@@ -100,6 +102,7 @@ def test_a_layer_worked_by_hand():
     assert grown.children.tolist() == [[0, 4, -1]] and grown.parents.tolist() == [[0, 2, -1]]
     assert grown.token_ids.tolist() == [[1000, 1004, 0]]
     assert grown.joint_log_prob.tolist() == [[-1.5, -3.0, -INF]] and grown.alive.tolist() == [[True, True, False]]
+    assert grown.path_entropy.tolist() == [[0.75, 1.5, 0.0]]
 
 
 def test_a_number_for_beta_meets_confidences_on_any_device():
@@ -110,7 +113,7 @@ def test_a_number_for_beta_meets_confidences_on_any_device():
 
 def test_switches_of_the_two_prunings():
     stats = statistics(torch.tensor([[-0.5, -1.0, -2.0]]), torch.tensor([0.5]))
-    root = (torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool))
+    root = (torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool))
     kept = {
         (prune, select): grow_layer(
             exact_network("cpu"), *root, stats, 0.5, 1, width=1, prune=prune, select=select
@@ -128,7 +131,7 @@ def test_switches_of_the_two_prunings():
 
 def test_an_unknown_confidence_is_kept_first_and_an_impossible_word_never():
     stats = statistics(torch.tensor([[-0.5, NAN, -INF]]), torch.tensor([0.5]))
-    root = (torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool))
+    root = (torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool))
     grown = grow_layer(exact_network("cpu"), *root, stats, 0.0, 1, width=3)
     assert grown.children.tolist() == [[1, 0, -1]] and grown.kept.tolist() == [[True, True, False]]
     assert grown.joint_log_prob.tolist() == [[0.0, -0.5, -INF]]
@@ -137,7 +140,8 @@ def test_an_unknown_confidence_is_kept_first_and_an_impossible_word_never():
 def test_kernel_keeps_a_confidence_of_just_beta(device: str):
     # logits 0, -1 and 0 again
     stats = statistics(torch.tensor([[-1.0, -2.0, -1.0]], device=device), torch.tensor([0.5], device=device))
-    root = (torch.zeros(1, 1, device=device), torch.ones(1, 1, dtype=torch.bool, device=device))
+    zero = torch.zeros(1, 1, device=device)
+    root = (zero, zero, torch.ones(1, 1, dtype=torch.bool, device=device))
     grown = growth.grow_layer(exact_network(device), *root, stats, 0.5, 1, width=3)
     assert grown.kept.tolist() == [[True, False, True]] and grown.children.tolist() == [[0, 2, -1]]
 
@@ -145,8 +149,8 @@ def test_kernel_keeps_a_confidence_of_just_beta(device: str):
 @QUIET
 @given(layer=exact_layers(), width=st.integers(1, 18), prune=st.booleans(), select=st.booleans())
 def test_pruning_keeps_the_best_that_pass(layer: tuple, width: int, prune: bool, select: bool):
-    joint, alive, stats, beta = layer
-    grown = grow_layer(exact_network("cpu"), joint, alive, stats, beta, 1, width=width, prune=prune, select=select)
+    *_, alive, stats, beta = layer
+    grown = grow_layer(exact_network("cpu"), *layer, 1, width=width, prune=prune, select=select)
     k = stats.log_probs.shape[1]
     possible = (stats.log_probs != -INF).view(len(beta), -1) & alive.repeat_interleave(k, dim=1)
     for i in range(len(beta)):
@@ -163,9 +167,9 @@ def test_pruning_keeps_the_best_that_pass(layer: tuple, width: int, prune: bool,
 @INTERPRETED
 @given(layer=exact_layers(), width=st.integers(1, 18), prune=st.booleans(), select=st.booleans())
 def test_kernel_equals_reference_where_sums_are_exact(layer: tuple, width: int, prune: bool, select: bool, device: str):
-    joint, alive, beta = (tensor.to(device) for tensor in (layer[0], layer[1], layer[3]))
-    stats = DraftStats(*(tensor.to(device) for tensor in layer[2]))
-    arguments = (exact_network(device), joint, alive, stats, beta, 1)
+    joint, path, alive, beta = (layer[i].to(device) for i in (0, 1, 2, 4))
+    stats = DraftStats(*(tensor.to(device) for tensor in layer[3]))
+    arguments = (exact_network(device), joint, path, alive, stats, beta, 1)
     expected = grow_layer(*arguments, width=width, prune=prune, select=select)
     found = growth.grow_layer(*arguments, width=width, prune=prune, select=select)
     assert close(found.confidence, expected.confidence)
@@ -187,16 +191,20 @@ def test_kernel_on_real_valued_networks(
     found = growth.grow_layer(*arguments, 0.5, 3, width=k)
     assert close(found.confidence, expected.confidence)
     # near a tie the two may differ in the last place; the choice must follow the kernel's own confidences
-    possible = arguments[2].repeat_interleave(k, dim=1)
+    _, joint, path, alive, stats = arguments
+    possible = alive.repeat_interleave(k, dim=1)
     kept, children = select_children(found.confidence, possible, 0.5, k)
     assert torch.equal(found.kept, kept) and torch.equal(found.children, children)
     live = children >= 0
-    joint = arguments[1].repeat_interleave(k, dim=1) + arguments[3].log_probs.view(2, -1)
-    assert torch.equal(found.joint_log_prob[live], joint.gather(1, children.clamp_min(0).long())[live])
+    chosen = children.clamp_min(0).long()
+    joint = joint.repeat_interleave(k, dim=1) + stats.log_probs.view(2, -1)
+    assert torch.equal(found.joint_log_prob[live], joint.gather(1, chosen)[live])
+    path = (path + stats.entropy.view(path.shape)).repeat_interleave(k, dim=1)
+    assert torch.equal(found.path_entropy[live], path.gather(1, chosen)[live])
 
 
 def test_kernel_on_257_requests_with_strided_rows_and_given_buffers(device: str):
-    joint, alive, stats = random_layer(257, 1, 2, device)
+    joint, path, alive, stats = random_layer(257, 1, 2, device)
     wide = torch.cat([stats.log_probs, stats.log_probs - 1], dim=1)
     strided = stats._replace(
         log_probs=wide[:, :2],
@@ -205,9 +213,9 @@ def test_kernel_on_257_requests_with_strided_rows_and_given_buffers(device: str)
         margin=apart(stats.margin),
     )
     beta = torch.linspace(0.1, 0.9, 257).to(device)
-    # the margin moves the confidence as well
-    network = random_network(("entropy", "margin", "log_prob"), 8, device)
-    arguments = (network, apart(joint), apart(alive), strided, apart(beta), 1)
+    # margin and path entropy move the confidence as well
+    network = random_network(("entropy", "margin", "log_prob", "path_entropy"), 8, device)
+    arguments = (network, apart(joint), apart(path), apart(alive), strided, apart(beta), 1)
     expected = grow_layer(*arguments, width=1)
     out = GrownLayer(*(torch.empty_like(tensor) for tensor in expected))
     found = growth.grow_layer(*arguments, width=1, out=out)
@@ -222,14 +230,16 @@ def test_kernel_on_257_requests_with_strided_rows_and_given_buffers(device: str)
 
 
 def test_an_empty_batch_is_no_error(device: str):
-    joint, alive, stats = random_layer(0, 2, 3, device)
-    assert growth.grow_layer(exact_network(device), joint, alive, stats, 0.5, 1, width=2).alive.shape == (0, 2)
+    layer = random_layer(0, 2, 3, device)
+    assert growth.grow_layer(exact_network(device), *layer, 0.5, 1, width=2).alive.shape == (0, 2)
 
 
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
         ({"joint_log_prob": torch.zeros(2, 2, dtype=torch.float64)}, TypeError, "joint_log_prob"),
+        ({"path_entropy": torch.zeros(2, 2, dtype=torch.float64)}, TypeError, "path_entropy"),
+        ({"path_entropy": torch.zeros(2, 3)}, ValueError, "path_entropy"),
         ({"alive": torch.ones(2, 2)}, TypeError, "alive"),
         ({"alive": torch.ones(2, 3, dtype=torch.bool)}, ValueError, "alive"),
         ({"stats": statistics(torch.zeros(3, 2), torch.zeros(3))}, ValueError, "log_probs"),
@@ -246,6 +256,7 @@ def test_refuses_what_it_cannot_take(change: dict[str, Any], error: type[Excepti
     arguments = {
         "network": exact_network("cpu"),
         "joint_log_prob": torch.zeros(2, 2),
+        "path_entropy": torch.zeros(2, 2),
         "alive": torch.ones(2, 2, dtype=torch.bool),
         "stats": statistics(torch.zeros(4, 2), torch.zeros(4)),
         "beta": 0.5,
@@ -263,4 +274,4 @@ def test_a_number_that_is_no_threshold_is_refused(op: Callable[..., GrownLayer],
     stats = statistics(torch.zeros(4, 2), torch.zeros(4))
     alive = torch.ones(2, 2, dtype=torch.bool)
     with pytest.raises(ValueError, match=r"grow_layer: beta must be a number in \[0, 1\]"):
-        op(exact_network("cpu"), torch.zeros(2, 2), alive, stats, beta, 1, width=2)
+        op(exact_network("cpu"), torch.zeros(2, 2), torch.zeros(2, 2), alive, stats, beta, 1, width=2)

@@ -43,8 +43,7 @@ def statistics(rows: int, device: str, seed: int = 0) -> tuple[torch.Tensor, ...
 def assert_states_equal(found: ChainState, expected: ChainState) -> None:
     # Sums of up to 64 products in another order, and two approximations of exp: some units of float32's last place.
     torch.testing.assert_close(found.confidence, expected.confidence, atol=5e-6, rtol=0, equal_nan=True)
-    torch.testing.assert_close(found.joint_log_prob, expected.joint_log_prob, atol=0, rtol=0)
-    for name in ("alive", "kept", "non_finite"):
+    for name in ("joint_log_prob", "path_entropy", "alive", "kept", "non_finite"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
 
 
@@ -58,6 +57,7 @@ def test_a_draft_matches_the_reference(rows: int, features: tuple[str, ...], hid
     for state in (found, expected):
         # what the last draft left must not reach this one, nor this one the rows of others
         state.joint_log_prob.fill_(-7.0)
+        state.path_entropy.fill_(7.0)
         state.kept.fill_(9)
         state.alive.fill_(False)
     beta = torch.linspace(0, 1, rows).to(device)
@@ -112,17 +112,18 @@ def test_a_token_without_statistics_is_kept_and_counted(op: Any, bad: float, dev
     entropy[0] = bad
     op(state, net, log_prob, entropy, margin, beta, 1)
     assert state.kept.tolist() == [1, 0] and state.non_finite.item() == 1
-    assert state.confidence[0, 0].isnan() and state.joint_log_prob[0] == 0.0
+    assert state.confidence[0, 0].isnan() and state.joint_log_prob[0] == state.path_entropy[0] == 0.0
     log_prob[0] = bad
     op(state, net, log_prob, entropy, margin, beta, 2)
     assert state.kept.tolist() == [2, 0] and state.non_finite.item() == 2
-    assert state.joint_log_prob[0] == 0.0 and state.joint_log_prob[1].isfinite()
+    assert state.joint_log_prob[0] == state.path_entropy[0] == 0.0
+    assert state.joint_log_prob[1].isfinite() and state.path_entropy[1] == 2 * entropy[1]
 
 
 @pytest.mark.parametrize("op", [reference.score_chain, fused.score_chain], ids=["reference", "fused"])
 def test_equals_the_core_classifier(op: Any, device: str):
     torch.manual_seed(5)
-    spec = ClassifierSpec(FEATURES, (0.1,) * 8, (1.5,) * 8, hidden=48, depth_origin=0, top_m=20)
+    spec = ClassifierSpec(FEATURES, (0.1,) * 9, (1.5,) * 9, hidden=48, depth_origin=0, top_m=20)
     node_classifier = NodeClassifier(spec).requires_grad_(False)
     rows, beta = 5, 0.45
     net = node_classifier.network(device)
@@ -130,12 +131,13 @@ def test_equals_the_core_classifier(op: Any, device: str):
     logits = torch.randn(D_MAX, rows, 50, generator=torch.Generator().manual_seed(6)) * 3
     logits[1, 3, 7] = math.nan
     logits[2, 4, 1:] = -math.inf  # margin is infinite
-    joint, alive, kept = torch.zeros(rows), torch.ones(rows, dtype=torch.bool), torch.zeros(rows, dtype=torch.int32)
+    joint, path = torch.zeros(2, rows)
+    alive, kept = torch.ones(rows, dtype=torch.bool), torch.zeros(rows, dtype=torch.int32)
     for depth in range(1, D_MAX + 1):
         log_prob, entropy, margin = core_stats(logits[depth - 1], spec.top_m)
-        joint = joint + log_prob.nan_to_num(nan=0.0)
+        joint, path = joint + log_prob.nan_to_num(nan=0.0), path + entropy.nan_to_num(nan=0.0)
         rank, depths = torch.zeros(rows), torch.full((rows,), float(depth))
-        expected = node_classifier.confidence(NodeStats(joint, log_prob, entropy, depths, rank, margin))
+        expected = node_classifier.confidence(NodeStats(joint, log_prob, entropy, depths, rank, margin, path))
         alive &= ~(expected < beta)
         kept += alive
         op(state, net, *(part.to(device) for part in (log_prob, entropy, margin, torch.tensor([beta]))), depth)
@@ -155,7 +157,7 @@ def core_stats(logits: torch.Tensor, top_m: int) -> tuple[torch.Tensor, torch.Te
 def test_the_scorer_keeps_as_many_tokens_with_the_kernels(monkeypatch: pytest.MonkeyPatch, device: str):
     """The whole of ChainScorer, as on a GPU, against itself on the references."""
     torch.manual_seed(8)
-    spec = ClassifierSpec(FEATURES, (0.1,) * 8, (1.5,) * 8, hidden=48, top_m=20)
+    spec = ClassifierSpec(FEATURES, (0.1,) * 9, (1.5,) * 9, hidden=48, top_m=20)
     classifier = NodeClassifier(spec)
     logits = torch.randn(D_MAX, 5, 50, generator=torch.Generator().manual_seed(9)).to(device) * 3
     logits[1, 3, 7] = math.nan

@@ -107,6 +107,7 @@ def test_every_feature_of_sampled_nodes(grown) -> None:
             "depth": float(len(nodes)),
             "rank": float((each[-1] > each[-1][tokens[-1]]).sum()),
             "margin": float(ordered[0] - ordered[1]),
+            "path_entropy": sum(float(-(p.exp() * p).sum()) for p in (x.sort().values[-SHAPE.top_m :] for x in each)),
         }
         found = {name: float(getattr(stats, name)[row, node]) for name in expected}
         # float32 sums in another order, through a few layers with logits of some tens

@@ -71,6 +71,10 @@ def test_statistics_are_those_written_by_hand(small) -> None:
     # float32
     torch.testing.assert_close(stats.entropy[0], entropy, atol=1e-6, rtol=0)
     torch.testing.assert_close(stats.margin[0], margin, atol=1e-6, rtol=0)
+    # the distributions after: the root; the root, a; the root, b; the root, a, a; the root, b, c
+    ways = [[0], [0, 2], [0, 4], [0, 2, 6], [0, 4, 8]]
+    path_entropy = torch.stack([entropy[way].sum() for way in ways for _ in range(2)])
+    torch.testing.assert_close(stats.path_entropy[0], path_entropy, atol=1e-6, rtol=0)
     own = torch.tensor([p for pair in two for p in pair[:1]] + [0.0])[:10]
     assert torch.allclose(stats.log_prob[0, ::2].exp(), own[:10:2], atol=1e-6)
 

@@ -84,7 +84,7 @@ def test_the_threshold_classifier_is_a_threshold_on_p(threshold: float, tmp_path
     write_threshold_classifier(tmp_path / "p.safetensors", top_m=1000)
     probability = torch.tensor([threshold * 0.99, threshold * 1.01, 1.0])
     other = torch.rand(3)
-    stats = NodeStats(probability.log(), other, other, other, other, other)
+    stats = NodeStats(probability.log(), other, other, other, other, other, other)
     kept = load_classifier(tmp_path / "p.safetensors").confidence(stats) >= threshold_beta(threshold)
     assert kept.tolist() == [False, True, True]
 

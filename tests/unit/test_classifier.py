@@ -33,7 +33,7 @@ def saved(tmp_path: Path) -> Path:
 
 def stats(n: int = 5) -> NodeStats:
     generator = torch.Generator().manual_seed(1)
-    columns = [torch.rand(n, generator=generator) for _ in range(6)]
+    columns = [torch.rand(n, generator=generator) for _ in range(7)]
     return NodeStats(-columns[0], -columns[1], *columns[2:])
 
 

@@ -42,7 +42,7 @@ class StepScorer(ChainScorer):
         )
         # not the kernel that `score_chain` is, which takes the depth as a number of Python
         self.classifier = classifier.to(device)
-        self._joint = torch.zeros(rows, dtype=torch.float32, device=device)
+        self._joint, self._path_entropy = torch.zeros((2, rows), dtype=torch.float32, device=device)
         self._lowest = torch.ones(rows, dtype=torch.float32, device=device)
         self._confidence = torch.full((rows, max_depth), torch.nan, dtype=torch.float32, device=device)
         # How many requests had so many drafts verified (those without any are not counted), and how many were accepted.
@@ -65,12 +65,14 @@ class StepScorer(ChainScorer):
         finite = torch.isfinite(log_prob) & torch.isfinite(entropy)
         first = draft_step == 0
         joint = torch.where(first, 0.0, self._joint[:rows]) + torch.where(finite, log_prob, 0.0)
-        self._joint[:rows] = joint
+        path_entropy = torch.where(first, 0.0, self._path_entropy[:rows]) + torch.where(finite, entropy, 0.0)
+        self._joint[:rows], self._path_entropy[:rows] = joint, path_entropy
         depth = (draft_step + 1).float().expand(rows)
         if self._stats is not None:
             stacked = torch.stack((joint, log_prob, entropy, margin), dim=-1)
             self._stats[:rows].index_copy_(1, draft_step.reshape(1), stacked[:, None])
-        node = NodeStats(joint, log_prob, entropy, depth, rank=torch.zeros_like(joint), margin=margin)
+        rank = torch.zeros_like(joint)
+        node = NodeStats(joint, log_prob, entropy, depth, rank=rank, margin=margin, path_entropy=path_entropy)
         confidence = torch.where(finite, self.classifier.confidence(node), torch.nan)
         column = draft_step.reshape(1)
         self._confidence[:rows].index_copy_(1, column, confidence[:, None])

@@ -26,7 +26,7 @@ def surface(classifier: NodeClassifier, prob: Tensor, entropy: Tensor, depth: Te
     prob, entropy, depth = torch.broadcast_tensors(prob, entropy, depth)
     zero = torch.zeros_like(prob)
     with torch.no_grad():
-        return classifier.confidence(NodeStats(prob.log(), zero, entropy, depth, zero, zero))
+        return classifier.confidence(NodeStats(prob.log(), zero, entropy, depth, zero, zero, zero))
 
 
 def figure_10(bench: Bench) -> Findings:

@@ -12,8 +12,8 @@ from c2t_kernels.fused.network import feature, feature_codes
 from c2t_kernels.reference.chain import ChainState, check_chain
 from c2t_kernels.reference.network import FEATURES, ScoringNetwork
 
-ROWS = 32  # requests of one program: with 64 hidden units 16 numbers per thread
-NUM_WARPS = 4
+ROWS = 32  # requests of one program: with 64 hidden units 8 numbers per thread
+NUM_WARPS = 8
 
 _INFINITY = tl.constexpr(float("inf"))
 
@@ -26,6 +26,7 @@ def score_chain_kernel(
     p_margin,
     p_beta,
     p_joint,
+    p_path_entropy,
     p_alive,
     p_kept,
     p_confidence,
@@ -61,6 +62,7 @@ def score_chain_kernel(
     b_finite = (tl.abs(b_log_prob) < _INFINITY) & (tl.abs(b_entropy) < _INFINITY)
     b_later = b_live & (depth > 1)
     b_joint = tl.load(p_joint + b_row, mask=b_later, other=0.0) + tl.where(b_finite, b_log_prob, 0.0)
+    b_path = tl.load(p_path_entropy + b_row, mask=b_later, other=0.0) + tl.where(b_finite, b_entropy, 0.0)
     b_alive = tl.load(p_alive + b_row, mask=b_later, other=1) != 0
     b_kept = tl.load(p_kept + b_row, mask=b_later, other=0)
 
@@ -71,7 +73,9 @@ def score_chain_kernel(
     b_rank = tl.zeros_like(b_joint)
     depth_value = depth + depth_origin - 1
     for i in tl.static_range(N_FEATURES):
-        b_value = feature((CODES >> (3 * i)) & 7, b_joint, b_log_prob, b_entropy, b_margin, b_rank, depth_value)
+        b_value = feature(
+            (CODES >> (4 * i)) & 15, b_joint, b_log_prob, b_entropy, b_margin, b_path, b_rank, depth_value
+        )
         b_scaled = (b_value - tl.load(p_shift + i)) / tl.load(p_scale + i)
         b_weight = tl.load(p_hidden_weight + b_unit * N_FEATURES + i, mask=b_used, other=0.0)
         b_hidden += b_scaled[:, None] * b_weight[None, :]
@@ -81,6 +85,7 @@ def score_chain_kernel(
 
     b_alive = b_alive & ((b_confidence < b_beta) == 0)
     tl.store(p_joint + b_row, b_joint, mask=b_live)
+    tl.store(p_path_entropy + b_row, b_path, mask=b_live)
     tl.store(p_alive + b_row, b_alive.to(tl.int8), mask=b_live)
     tl.store(p_kept + b_row, b_kept + b_alive.to(tl.int32), mask=b_live)
     tl.store(p_confidence + b_row * confidence_stride + (depth - 1), b_confidence, mask=b_live)
@@ -110,6 +115,7 @@ def score_chain(
         margin,
         beta,
         state.joint_log_prob,
+        state.path_entropy,
         # Triton reads and writes torch's bool as bytes of 0 and 1
         state.alive.view(torch.int8),
         state.kept,
@@ -139,7 +145,7 @@ def score_chain(
 
 
 def _configuration(features: tuple[str, ...], hidden: int) -> Configuration:
-    floats = ("log_prob", "entropy", "margin", "beta", "joint")
+    floats = ("log_prob", "entropy", "margin", "beta", "joint", "path_entropy")
     weights = ("shift", "scale", "hidden_weight", "hidden_bias", "out_weight", "out_bias")
     strides = ("log_prob_stride", "entropy_stride", "margin_stride", "beta_stride", "confidence_stride")
     return Configuration(

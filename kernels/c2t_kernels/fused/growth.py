@@ -23,6 +23,7 @@ MAX_TABLE = 4096  # children times hidden units that one program holds at a time
 @triton.jit(do_not_specialize=["depth"])
 def grow_layer_kernel(
     p_joint,
+    p_path_entropy,
     p_alive,
     p_token_ids,
     p_log_probs,
@@ -41,8 +42,10 @@ def grow_layer_kernel(
     p_parents,
     p_next_token_ids,
     p_next_joint,
+    p_next_path_entropy,
     p_next_alive,
     joint_stride,
+    path_entropy_stride,
     alive_stride,
     token_stride,
     log_prob_stride,
@@ -77,6 +80,8 @@ def grow_layer_kernel(
     b_finite = (tl.abs(b_log_prob) < float("inf")) & (tl.abs(b_entropy) < float("inf"))
     b_possible = b_inside & b_alive & (b_log_prob != float("-inf"))
     b_joint = b_above + tl.where(b_finite, b_log_prob, 0.0)
+    b_path = tl.load(p_path_entropy + i_request * path_entropy_stride + b_slot, mask=b_inside, other=0.0)
+    b_path += tl.where(b_finite, b_entropy, 0.0)
 
     b_rank_value = b_rank.to(tl.float32)
     b_logit = tl.zeros((BLOCK_N,), tl.float32) + tl.load(p_out_bias)
@@ -85,7 +90,9 @@ def grow_layer_kernel(
         b_bias = tl.load(p_hidden_bias + b_unit, mask=b_unit < HIDDEN, other=0.0)
         b_hidden = tl.zeros((BLOCK_N, BLOCK_H), tl.float32) + b_bias[None, :]
         for i in tl.static_range(N_FEATURES):
-            b_value = feature((CODES >> (3 * i)) & 7, b_joint, b_log_prob, b_entropy, b_margin, b_rank_value, depth)
+            b_value = feature(
+                (CODES >> (4 * i)) & 15, b_joint, b_log_prob, b_entropy, b_margin, b_path, b_rank_value, depth
+            )
             b_value = (b_value - tl.load(p_shift + i)) / tl.load(p_scale + i)
             b_weight = tl.load(p_hidden_weight + b_unit * N_FEATURES + i, mask=b_unit < HIDDEN, other=0.0)
             b_hidden += b_value[:, None] * b_weight[None, :]
@@ -122,6 +129,8 @@ def grow_layer_kernel(
     b_finite = (tl.abs(b_log_prob) < float("inf")) & (tl.abs(b_entropy) < float("inf"))
     b_above = tl.load(p_joint + i_request * joint_stride + b_parent, mask=b_live, other=0.0)
     b_joint = b_above + tl.where(b_finite, b_log_prob, 0.0)
+    b_path = tl.load(p_path_entropy + i_request * path_entropy_stride + b_parent, mask=b_live, other=0.0)
+    b_path += tl.where(b_finite, b_entropy, 0.0)
     b_token = tl.load(p_token_ids + b_parent_row * token_stride + b_best % K, mask=b_live, other=0)
     b_next = i_request * WIDTH + b_place
     b_inside = b_place < WIDTH
@@ -129,12 +138,14 @@ def grow_layer_kernel(
     tl.store(p_parents + b_next, tl.where(b_live, b_parent, -1), mask=b_inside)
     tl.store(p_next_token_ids + b_next, b_token.to(tl.int64), mask=b_inside)
     tl.store(p_next_joint + b_next, tl.where(b_live, b_joint, float("-inf")), mask=b_inside)
+    tl.store(p_next_path_entropy + b_next, tl.where(b_live, b_path, 0.0), mask=b_inside)
     tl.store(p_next_alive + b_next, b_live.to(tl.uint8), mask=b_inside)
 
 
 def grow_layer(
     network: ScoringNetwork,
     joint_log_prob: Tensor,
+    path_entropy: Tensor,
     alive: Tensor,
     stats: DraftStats,
     beta: Tensor | float,
@@ -153,6 +164,7 @@ def grow_layer(
     """
     check_tensor("grow_layer: joint_log_prob", joint_log_prob, dtype=torch.float32, shape=(None, None))
     (bs, slots), device = joint_log_prob.shape, joint_log_prob.device
+    check_tensor("grow_layer: path_entropy", path_entropy, dtype=torch.float32, shape=(bs, slots), device=device)
     check_tensor("grow_layer: alive", alive, dtype=torch.bool, shape=(bs, slots), device=device)
     check_tensor("grow_layer: stats.log_probs", stats.log_probs, dtype=torch.float32, shape=(None, None))
     k = stats.log_probs.shape[1]
@@ -174,6 +186,7 @@ def grow_layer(
     blocks, num_warps = _blocks(slots, k, width, network.features, len(network.hidden_bias))
     grow_layer_kernel[(bs,)](
         joint_log_prob,
+        path_entropy,
         alive.view(torch.uint8),
         stats.token_ids,
         stats.log_probs,
@@ -192,8 +205,10 @@ def grow_layer(
         made.parents,
         made.token_ids,
         made.joint_log_prob,
+        made.path_entropy,
         made.alive.view(torch.uint8),
         joint_log_prob.stride(0),
+        path_entropy.stride(0),
         alive.stride(0),
         stats.token_ids.stride(0),
         stats.log_probs.stride(0),

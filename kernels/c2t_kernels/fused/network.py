@@ -1,4 +1,4 @@
-"""What the kernels that score draft tokens share: the features of a network, each named by three bits."""
+"""What the kernels that score draft tokens share: the features of a network, each named by four bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MIN_LOG_PROB = tl.constexpr(MIN_LOG_PROB)
 
 
 @triton.jit
-def feature(CODE: tl.constexpr, b_joint, b_log_prob, b_entropy, b_margin, b_rank, depth):
+def feature(CODE: tl.constexpr, b_joint, b_log_prob, b_entropy, b_margin, b_path_entropy, b_rank, depth):
     """The feature whose place in FEATURES is CODE."""
     if CODE == 0:
         b_value = tl.exp(b_joint)
@@ -27,11 +27,13 @@ def feature(CODE: tl.constexpr, b_joint, b_log_prob, b_entropy, b_margin, b_rank
         b_value = tl.maximum(b_log_prob, _MIN_LOG_PROB)
     elif CODE == 6:
         b_value = b_rank
-    else:
+    elif CODE == 7:
         b_value = tl.minimum(b_margin, -_MIN_LOG_PROB)
+    else:
+        b_value = b_path_entropy
     return b_value
 
 
 def feature_codes(features: tuple[str, ...]) -> int:
-    """Three bits per feature, the first lowest: its place in FEATURES."""
-    return sum(FEATURES.index(name) << (3 * i) for i, name in enumerate(features))
+    """Four bits per feature, the first lowest: its place in FEATURES."""
+    return sum(FEATURES.index(name) << (4 * i) for i, name in enumerate(features))

@@ -16,6 +16,7 @@ class ChainState(NamedTuple):
     """What a draft keeps between its steps; score_chain writes it in place, and depth 1 starts it anew.
 
     joint_log_prob: (rows,) float32, natural log of the product of draft probabilities so far.
+    path_entropy: (rows,) float32, nats, sum of the entropies so far.
     alive: (rows,) bool, False from the first token under beta on.
     kept: (rows,) int32, tokens before that one.
     confidence: (rows, d_max) float32, column d - 1 of the token at depth d; NaN without finite statistics.
@@ -23,6 +24,7 @@ class ChainState(NamedTuple):
     """
 
     joint_log_prob: Tensor
+    path_entropy: Tensor
     alive: Tensor
     kept: Tensor
     confidence: Tensor
@@ -33,6 +35,7 @@ class ChainState(NamedTuple):
         """State for `rows` requests and drafts of up to d_max tokens."""
         return cls(
             joint_log_prob=torch.zeros(rows, dtype=torch.float32, device=device),
+            path_entropy=torch.zeros(rows, dtype=torch.float32, device=device),
             alive=torch.ones(rows, dtype=torch.bool, device=device),
             kept=torch.zeros(rows, dtype=torch.int32, device=device),
             confidence=torch.full((rows, d_max), math.nan, dtype=torch.float32, device=device),
@@ -59,7 +62,8 @@ def check_chain(
     check_tensor("score_chain: beta", beta, dtype=torch.float32, shape=(None,), device=device)
     if beta.shape[0] not in (1, rows):
         raise ValueError(f"score_chain: beta must have 1 entry or one per row ({rows}), got {beta.shape[0]}")
-    for name, dtype in (("joint_log_prob", torch.float32), ("alive", torch.bool), ("kept", torch.int32)):
+    floats = dict.fromkeys(("joint_log_prob", "path_entropy"), torch.float32)
+    for name, dtype in {**floats, "alive": torch.bool, "kept": torch.int32}.items():
         check_tensor(f"score_chain: state.{name}", getattr(state, name), dtype=dtype, shape=(None,), device=device)
         if getattr(state, name).shape[0] < rows:
             raise ValueError(f"score_chain: state.{name} holds {getattr(state, name).shape[0]} rows, got {rows}")
@@ -88,16 +92,18 @@ def score_chain(
     beta: (1,) or (rows,) float32 on the device; a token below it ends the chain, equality keeps.
     depth: 1 for the first token of a draft.
 
-    A token whose log_prob or entropy is not finite is kept and counted, and its probability counts as 1.
+    A token whose log_prob or entropy is not finite is kept and counted; its probability counts as 1, its entropy as 0.
     """
     check_chain(state, network, log_prob, entropy, margin, beta, depth)
     rows = log_prob.shape[0]
     if depth == 1:
         state.joint_log_prob[:rows] = 0.0
+        state.path_entropy[:rows] = 0.0
         state.alive[:rows] = True
         state.kept[:rows] = 0
     finite = torch.isfinite(log_prob) & torch.isfinite(entropy)
     state.joint_log_prob[:rows] += torch.where(finite, log_prob, 0.0)
+    state.path_entropy[:rows] += torch.where(finite, entropy, 0.0)
     joint = state.joint_log_prob[:rows]
     confidence = confidence_of(
         network,
@@ -105,6 +111,7 @@ def score_chain(
         log_prob=log_prob,
         entropy=entropy,
         margin=margin,
+        path_entropy=state.path_entropy[:rows],
         rank=torch.zeros_like(joint),
         depth=depth,
     )

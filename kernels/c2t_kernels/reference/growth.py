@@ -23,6 +23,7 @@ class GrownLayer(NamedTuple):
     parents: (bs, width) int32, slot of its parent; -1 in a dead place.
     token_ids: (bs, width) int64; 0 in a dead place.
     joint_log_prob: (bs, width) float32; -inf in a dead place.
+    path_entropy: (bs, width) float32, as grow_layer takes it; 0 in a dead place.
     alive: (bs, width) bool, False in a dead place.
     """
 
@@ -32,12 +33,14 @@ class GrownLayer(NamedTuple):
     parents: Tensor
     token_ids: Tensor
     joint_log_prob: Tensor
+    path_entropy: Tensor
     alive: Tensor
 
 
 def grow_layer(
     network: ScoringNetwork,
     joint_log_prob: Tensor,
+    path_entropy: Tensor,
     alive: Tensor,
     stats: DraftStats,
     beta: Tensor | float,
@@ -50,6 +53,8 @@ def grow_layer(
     """Grow one layer of a batch of trees.
 
     joint_log_prob: (bs, slots) float32 of the frontier; 0 for a root. alive: (bs, slots) bool.
+    path_entropy: (bs, slots) float32, nats, sum of the entropies of the distributions that the frontier's node and all
+        above it were drawn from; 0 for a root.
     stats: draft_stats of the frontier's logits, bs * slots rows; its k tokens are the children (the first topK).
     beta: one number, or (bs,) float32: a child below it is cut; equality keeps, and so does an unknown confidence.
     depth: of the children, 1 below the root.
@@ -58,7 +63,7 @@ def grow_layer(
         tree (the second topK, 4.2.2). Without it all of them do, and the frontier holds the `width` best.
 
     Of equal confidences the lower column is better; an unknown one is better than all. A word of probability 0 is no
-    child. The probability of an unscored child counts as 1.
+    child. The probability of an unscored child counts as 1, its entropy as 0.
     Raises ValueError or TypeError for a Python number beta that is not in [0, 1].
     """
     if not isinstance(beta, Tensor):
@@ -70,12 +75,14 @@ def grow_layer(
     finite = torch.isfinite(log_prob) & torch.isfinite(entropy)
     possible = (alive[..., None] & (log_prob != -math.inf)).flatten(1)
     joint = joint_log_prob[..., None] + torch.where(finite, log_prob, 0.0)
+    path = path_entropy[..., None] + torch.where(finite, entropy, 0.0)
     confidence = confidence_of(
         network,
         joint_log_prob=joint,
         log_prob=log_prob,
         entropy=entropy,
         margin=margin,
+        path_entropy=path,
         rank=torch.arange(shape[2], device=joint.device).float().expand(shape),
         depth=depth,
     ).flatten(1)
@@ -89,6 +96,7 @@ def grow_layer(
         parents=torch.where(live, children // shape[2], -1),
         token_ids=torch.where(live, token_ids.flatten(1).gather(1, column), 0).long(),
         joint_log_prob=torch.where(live, joint.flatten(1).gather(1, column), -math.inf),
+        path_entropy=torch.where(live, path.flatten(1).gather(1, column), 0.0),
         alive=live,
     )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from c2t_kernels.checks import check_int, check_tensor
 
 # A feature's code is its place here; the core's list of what a classifier file may name has the same order.
-FEATURES = ("joint_prob", "joint_log_prob", "entropy", "depth", "prob", "log_prob", "rank", "margin")
+FEATURES = ("joint_prob", "joint_log_prob", "entropy", "depth", "prob", "log_prob", "rank", "margin", "path_entropy")
 MIN_LOG_PROB = -50.0
 MAX_HIDDEN = 64
 
@@ -63,13 +63,15 @@ def confidence_of(
     log_prob: Tensor,
     entropy: Tensor,
     margin: Tensor,
+    path_entropy: Tensor,
     rank: Tensor,
     depth: int,
 ) -> Tensor:
     """Confidence of every draft token, tensors of one shape -> float32 in [0, 1] of that shape.
 
-    joint_log_prob: of the token and all above it. rank: among its siblings, 0 the most probable. depth: 1 for a
-    root's child. Where the statistics are not finite the result has no meaning.
+    joint_log_prob: of the token and all above it. path_entropy: nats, sum of the entropies of its distribution and of
+    all above it. rank: among its siblings, 0 the most probable. depth: 1 for a root's child. Where the statistics are
+    not finite the result has no meaning.
     """
     values = {
         "joint_prob": joint_log_prob.exp(),
@@ -80,6 +82,7 @@ def confidence_of(
         "log_prob": log_prob.clamp_min(MIN_LOG_PROB),
         "rank": rank,
         "margin": margin.clamp_max(-MIN_LOG_PROB),
+        "path_entropy": path_entropy,
     }
     features = torch.stack([values[name] for name in network.features], dim=-1)
     scaled = (features - network.shift) / network.scale

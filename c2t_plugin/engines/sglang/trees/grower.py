@@ -10,7 +10,7 @@ from torch import Tensor
 
 from c2t_kernels import DraftStats, draft_stats
 from c2t_kernels.reference import GrownLayer
-from c2t_plugin.engines.sglang.trees.policies import SlotPolicy
+from c2t_plugin.engines.sglang.trees.policies import Frontier, SlotPolicy
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.policies.limits import RequestLimits
 from c2t_plugin.tree import ROOT, best
@@ -111,13 +111,13 @@ class TreeGrower(RequestLimits):
         self._drawn = self._columns = 0
         self._beta, self._depth = self.limits_of(slots)
         root = torch.zeros(len(slots), 1, dtype=torch.float32, device=slots.device)
-        self._joint, self._alive = root, torch.ones_like(root, dtype=torch.bool)
+        self._frontier = Frontier(root, root, torch.ones_like(root, dtype=torch.bool))
         self._above, self._key = torch.full_like(root, ROOT, dtype=torch.int64), root + math.inf
         return self._grow(DraftStats(*(seed[slots] for seed in self._seeds)))
 
     def step(self, logits: Tensor) -> GrownLayer:
         """The next layer, from the logits after the nodes of the layer before: (n * width or more, draft_vocab)."""
-        return self._grow(self._stats(logits[: self._alive.numel()]))
+        return self._grow(self._stats(logits[: self._frontier.alive.numel()]))
 
     def end(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The trees: parent_ids int64, keep bool, token_ids int64, key float32, all (n, columns); parents before their
@@ -136,7 +136,7 @@ class TreeGrower(RequestLimits):
     @property
     def alive(self) -> Tensor:
         """Whether there is anything to draft from: one bool."""
-        return self._alive.any()
+        return self._frontier.alive.any()
 
     def _stats(self, logits: Tensor) -> DraftStats:
         stats = draft_stats(logits, self.top_m, self.policy.width)
@@ -147,7 +147,7 @@ class TreeGrower(RequestLimits):
     def _grow(self, stats: DraftStats) -> GrownLayer:
         self._drawn += 1
         depth, width = self._drawn, self.policy.width
-        layer = self.policy.layer(self._joint, self._alive, stats, self._beta, depth)
+        layer = self.policy.layer(self._frontier, stats, self._beta, depth)
         allowed = (self._depth >= depth)[:, None]
         keep, alive = layer.kept & allowed, layer.alive & allowed
         confidence = layer.confidence
@@ -162,5 +162,5 @@ class TreeGrower(RequestLimits):
         column = layer.children.clamp_min(0).long()
         self._above, self._key = column + self._columns, key.gather(1, column)
         self._columns = end
-        self._joint, self._alive = layer.joint_log_prob, alive
+        self._frontier = Frontier(layer.joint_log_prob, layer.path_entropy, alive)
         return layer._replace(alive=alive)

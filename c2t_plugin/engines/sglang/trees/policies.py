@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +28,14 @@ EAGLE1_WIDTH = 1 + max(path[-1] for path in EAGLE1_PATHS)
 EAGLE1_DEPTH = max(map(len, EAGLE1_PATHS))
 
 
+class Frontier(NamedTuple):
+    """The nodes that a layer is drafted from, (bs, slots) each, as grow_layer takes them."""
+
+    joint_log_prob: Tensor
+    path_entropy: Tensor
+    alive: Tensor
+
+
 class SlotPolicy(Protocol):
     """One rule. It keeps no state. width: nodes drafted from per layer, and children scored of each.
 
@@ -39,7 +47,7 @@ class SlotPolicy(Protocol):
     @property
     def width(self) -> int: ...
 
-    def layer(self, joint_log_prob: Tensor, alive: Tensor, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
+    def layer(self, frontier: Frontier, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
         """Grow one layer: arguments and result as of grow_layer, beta (bs,) float32.
 
         `confidence` is what the tree's size limit goes by: of too many nodes, those of the lowest are dropped.
@@ -54,8 +62,8 @@ class C2TSlots:
     network: ScoringNetwork
     width: int
 
-    def layer(self, joint_log_prob: Tensor, alive: Tensor, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
-        return grow_layer(self.network, joint_log_prob, alive, stats, beta, depth, width=self.width)
+    def layer(self, frontier: Frontier, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
+        return grow_layer(self.network, *frontier, stats, beta, depth, width=self.width)
 
 
 @dataclass(frozen=True)
@@ -65,8 +73,8 @@ class ProbSlots:
     cuts: ClassVar[bool] = True
     width: int
 
-    def layer(self, joint_log_prob: Tensor, alive: Tensor, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
-        children = _Children.of(joint_log_prob, alive, stats)
+    def layer(self, frontier: Frontier, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
+        children = _Children.of(frontier, stats)
         return children.grown(children.prob, *select_children(children.prob, children.possible, beta, self.width))
 
 
@@ -77,8 +85,8 @@ class Eagle2Slots:
     cuts: ClassVar[bool] = False
     width: int
 
-    def layer(self, joint_log_prob: Tensor, alive: Tensor, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
-        children = _Children.of(joint_log_prob, alive, stats)
+    def layer(self, frontier: Frontier, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
+        children = _Children.of(frontier, stats)
         return children.grown(children.prob, children.possible, children.most_probable(children.possible, self.width))
 
 
@@ -93,11 +101,11 @@ class DySpecSlots:
     cuts: ClassVar[bool] = False
     width: int
 
-    def layer(self, joint_log_prob: Tensor, alive: Tensor, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
-        children = _Children.of(joint_log_prob, alive, stats)
-        probs = stats.log_probs.exp().reshape(*joint_log_prob.shape, -1)
+    def layer(self, frontier: Frontier, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
+        children = _Children.of(frontier, stats)
+        probs = stats.log_probs.exp().reshape(*frontier.alive.shape, -1)
         before = probs.cumsum(-1) - probs
-        value = (joint_log_prob.exp()[..., None] * (1 - before).clamp_min(0)).flatten(1)
+        value = (frontier.joint_log_prob.exp()[..., None] * (1 - before).clamp_min(0)).flatten(1)
         return children.grown(value, children.possible, children.most_probable(children.possible, self.width))
 
 
@@ -109,9 +117,9 @@ class EntropySlots:
     width: int
     rule: DynamicWidth
 
-    def layer(self, joint_log_prob: Tensor, alive: Tensor, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
-        children = _Children.of(joint_log_prob, alive, stats)
-        wanted = self.rule.width(stats.entropy.reshape(joint_log_prob.shape))[..., None]
+    def layer(self, frontier: Frontier, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
+        children = _Children.of(frontier, stats)
+        wanted = self.rule.width(stats.entropy.reshape(frontier.alive.shape))[..., None]
         rank = torch.arange(stats.log_probs.shape[1], device=wanted.device)
         kept = children.possible & (rank < wanted).flatten(1)
         return children.grown(children.prob, kept, children.most_probable(kept, self.width))
@@ -143,8 +151,8 @@ class StaticSlots:
             found.append((kept.to(self.device), torch.tensor(columns, dtype=torch.int32, device=self.device)))
         return found
 
-    def layer(self, joint_log_prob: Tensor, alive: Tensor, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
-        children = _Children.of(joint_log_prob, alive, stats)
+    def layer(self, frontier: Frontier, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
+        children = _Children.of(frontier, stats)
         if depth > len(self._layers):
             nothing = torch.zeros_like(children.possible)
             return children.grown(children.prob, nothing, children.most_probable(nothing, self.width))
@@ -157,17 +165,21 @@ class StaticSlots:
 
 @dataclass(frozen=True)
 class _Children:
-    """All children of a layer, (bs, slots * k): log P, whether there is such a child, and the draft's statistics."""
+    """All children of a layer, (bs, slots * k): log P, entropies on the way, whether there is such a child, and the
+    draft's statistics."""
 
     joint_log_prob: Tensor
+    path_entropy: Tensor
     possible: Tensor
     stats: DraftStats
 
     @classmethod
-    def of(cls, joint_log_prob: Tensor, alive: Tensor, stats: DraftStats) -> _Children:
-        log_prob = stats.log_probs.reshape(*joint_log_prob.shape, -1)
-        possible = alive[..., None] & torch.isfinite(log_prob)
-        return cls((joint_log_prob[..., None] + log_prob).flatten(1), possible.flatten(1), stats)
+    def of(cls, frontier: Frontier, stats: DraftStats) -> _Children:
+        log_prob = stats.log_probs.reshape(*frontier.alive.shape, -1)
+        joint = frontier.joint_log_prob[..., None] + log_prob
+        path = (frontier.path_entropy + stats.entropy.reshape(frontier.alive.shape))[..., None].expand(joint.shape)
+        possible = frontier.alive[..., None] & torch.isfinite(log_prob)
+        return cls(joint.flatten(1), path.flatten(1), possible.flatten(1), stats)
 
     @property
     def prob(self) -> Tensor:
@@ -187,6 +199,7 @@ class _Children:
             parents=torch.where(live, children // self.stats.log_probs.shape[1], -1),
             token_ids=self.stats.token_ids.reshape(kept.shape).gather(1, column).masked_fill(~live, 0),
             joint_log_prob=self.joint_log_prob.gather(1, column).masked_fill(~live, -torch.inf),
+            path_entropy=self.path_entropy.gather(1, column).masked_fill(~live, 0.0),
             alive=live,
         )
 
