@@ -35,8 +35,8 @@ class NodeStats(NamedTuple):
 
 FEATURES = ("joint_prob", "joint_log_prob", "entropy", "depth", "prob", "log_prob", "rank", "margin", "path_entropy")
 PAPER_FEATURES = ("joint_prob", "entropy", "depth")
-# The paper's three, P as its logarithm, and three more that cost nothing: the draft step has computed them already.
-EXTENDED_FEATURES = ("joint_log_prob", "entropy", "depth", "log_prob", "rank", "margin")
+# The paper's three, P as its logarithm, and four more that cost nothing: the draft step has computed them already.
+EXTENDED_FEATURES = ("joint_log_prob", "entropy", "depth", "log_prob", "rank", "margin", "path_entropy")
 
 
 def node_features(names: Sequence[str], stats: NodeStats) -> Tensor:

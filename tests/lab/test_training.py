@@ -63,7 +63,7 @@ def test_every_epoch_keeps_its_own_weights() -> None:
     assert not torch.equal(epochs[0].weights["out.weight"], epochs[-1].weights["out.weight"])
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("default", 241), ("paper", 241), ("extended", 385)])
+@pytest.mark.parametrize(("name", "parameters"), [("default", 241), ("paper", 241), ("extended", 433)])
 def test_recipes_have_the_stated_size(name, parameters) -> None:
     recipe = FIT_RECIPES[name]
     classifier = new_classifier(recipe, torch.randn(50, len(recipe.features)), {}, seed=0)
