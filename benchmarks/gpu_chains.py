@@ -61,8 +61,8 @@ def chain_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
 
             return run
 
-        # docs/kernels.md counts them: 37 a request for score_chain, the rest for early_stop, and the network once
-        size = batch * (37 + 4 * D_MAX + 12 + 8 * (D_MAX + 1)) + 4 * (HIDDEN * (len(FEATURES) + 2) + 1)
+        # docs/kernels.md counts them: 33 a request for score_chain, the rest for early_stop, and the network once
+        size = batch * (33 + 4 * D_MAX + 12 + 8 * (D_MAX + 1)) + 4 * (HIDDEN * (len(FEATURES) + 2) + 1)
         yield Case(
             shape={"bs": batch, "d_max": D_MAX, "hidden": HIDDEN},
             device=device,
