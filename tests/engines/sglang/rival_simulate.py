@@ -117,7 +117,7 @@ class JointProb:
     undecided: bool = False
     spec: dict[str, Any] = field(default_factory=lambda: {"top_m": TOP_M})
 
-    def confidence(self, joint_log_prob: float, entropy: float, depth: int) -> float:
+    def confidence(self, joint_log_prob: float, entropy: float, depth: int, path_entropy: float) -> float:
         return math.exp(joint_log_prob)
 
 

@@ -146,12 +146,13 @@ class Plan:
 
 
 def chances(rule: vc.Rule, logits: torch.Tensor) -> list[float]:
-    joint, found = 1.0, []
+    joint, path_entropy, found = 1.0, 0.0, []
     for depth, row in enumerate(logits.double(), start=1):
         probs = row.softmax(-1).sort(descending=True).values[: rule.spec["top_m"]].tolist()
         joint *= probs[0]
         entropy = -sum(p * math.log(p) for p in probs if p > 0)
-        found.append(rule.confidence(math.log(joint), entropy, depth))
+        path_entropy += entropy
+        found.append(rule.confidence(math.log(joint), entropy, depth, path_entropy))
     return found
 
 

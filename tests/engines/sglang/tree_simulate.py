@@ -74,6 +74,22 @@ class HeadPaths:
         return torch.stack(rows)
 
 
+@dataclass(frozen=True)
+class Node:
+    """A node on its way: lowest confidence above it, joint log probability and sum of entropies down to it."""
+
+    confidence: float = math.inf
+    joint: float = 0.0
+    path_entropy: float = 0.0
+    above: float = math.inf
+    path: Path_ = ()
+
+    @property
+    def least(self) -> float:
+        """The lowest confidence on the way, its own one included."""
+        return min(self.confidence, self.above)
+
+
 @dataclass
 class TreeRule:
     """The paper's tree in plain Python: first top-K by probability, beta, second top-K by confidence, a size limit."""
@@ -95,16 +111,15 @@ class TreeRule:
     def nodes(self, draft: PathDraft) -> list[tuple[float, Path_]]:
         """The kept nodes from the surest on: the lowest confidence on the way from the root, path."""
         kept: list[tuple[float, Path_]] = []
-        frontier: list[tuple[float, float, Path_]] = [(0.0, math.inf, ())]
+        frontier = [Node()]
         for depth in range(1, self.depth + 1):
             children = self.children(draft, frontier, depth)
-            passing = [child for child in children if child[0] >= self.rule.beta]
+            passing = [child for child in children if child.confidence >= self.rule.beta]
             # stable: of equal confidences the one that was drafted first
-            passing.sort(key=lambda child: -child[0])
-            self.near_tie([child[0] for child in passing], self.topk)
-            layer = passing[: self.topk]
-            kept += [(min(child[0], child[2]), child[3]) for child in children if child in layer]
-            frontier = [(joint, min(least, confidence), path) for confidence, joint, least, path in layer]
+            passing.sort(key=lambda child: -child.confidence)
+            self.near_tie([child.confidence for child in passing], self.topk)
+            frontier = passing[: self.topk]
+            kept += [(child.least, child.path) for child in children if child in frontier]
             if not frontier:
                 break
         # A node that is surer than one above it goes by that one's confidence: such ties go to the one drafted first.
@@ -112,22 +127,22 @@ class TreeRule:
         self.near_tie([least for least, _ in kept], self.max_nodes)
         return kept[: self.max_nodes]
 
-    def children(
-        self, draft: PathDraft, frontier: list[tuple[float, float, Path_]], depth: int
-    ) -> list[tuple[float, float, float, Path_]]:
-        """(confidence, joint log probability, lowest confidence above, path) of the topk children of every node."""
+    def children(self, draft: PathDraft, frontier: list[Node], depth: int) -> list[Node]:
+        """The topk children of every node."""
         found = []
-        rows = draft.logits([path for *_, path in frontier]).double().log_softmax(-1)
-        for (joint, least, path), row in zip(frontier, rows, strict=True):
+        rows = draft.logits([node.path for node in frontier]).double().log_softmax(-1)
+        for node, row in zip(frontier, rows, strict=True):
             values, words = row.sort(descending=True)
             self.near_tie(values.tolist(), self.topk)
             probs = values[: self.rule.spec["top_m"]].exp().tolist()
             entropy = -sum(p * math.log(p) for p in probs if p > 0)
+            path_entropy = node.path_entropy + entropy
             for value, word in zip(values[: self.topk].tolist(), words[: self.topk].tolist(), strict=True):
-                confidence = self.rule.confidence(joint + value, entropy, depth)
+                joint = node.joint + value
+                confidence = self.rule.confidence(joint, entropy, depth, path_entropy)
                 # no confidence falls below 0
                 self.rule.undecided |= self.rule.beta > 0 and abs(confidence - self.rule.beta) < vc.UNDECIDED
-                found.append((confidence, joint + value, least, (*path, word)))
+                found.append(Node(confidence, joint, path_entropy, node.least, (*node.path, word)))
         return found
 
     def near_tie(self, values: list[float], count: int) -> None:

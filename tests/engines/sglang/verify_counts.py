@@ -26,14 +26,17 @@ UNDECIDED = 1e-4
 
 
 def save_hand_made_classifier(path: Path) -> Path:
-    """A classifier that every feature moves: confidence falls with -log P, with the entropy and with the depth."""
-    classifier = NodeClassifier(ClassifierSpec(features=("joint_log_prob", "entropy", "depth")))
+    """A classifier that every feature moves: confidence falls with -log P, with both entropies and with the depth."""
+    spec = ClassifierSpec(
+        features=("joint_log_prob", "entropy", "depth", "path_entropy"), shift=(0.0,) * 4, scale=(1.0,) * 4
+    )
+    classifier = NodeClassifier(spec)
     with torch.no_grad():
         for parameter in classifier.parameters():
             parameter.zero_()
-        for unit, (feature, sign) in enumerate(((0, 1), (0, -1), (1, 1), (2, 1))):
+        for unit, (feature, sign) in enumerate(((0, 1), (0, -1), (1, 1), (2, 1), (3, 1))):
             classifier.hidden.weight[unit, feature] = sign
-        classifier.out.weight[0, :4] = torch.tensor([1.5, -1.5, -0.4, -0.3])
+        classifier.out.weight[0, :5] = torch.tensor([1.5, -1.5, -0.2, -0.3, -0.1])
         classifier.out.bias.fill_(3.0)
     save_classifier(classifier, path)
     return path
@@ -55,23 +58,25 @@ class Rule:
             self.weights = {name: handle.get_tensor(name).double().tolist() for name in handle.keys()}  # noqa: SIM118
 
     def keep_length(self, logits: torch.Tensor) -> int:
-        joint = 1.0
+        joint, path_entropy = 1.0, 0.0
         for depth, row in enumerate(logits.double(), start=1):
             probs = row.softmax(-1).sort(descending=True).values[: self.spec["top_m"]].tolist()
             joint *= probs[0]
             entropy = -sum(p * math.log(p) for p in probs if p > 0)
-            confidence = self.confidence(math.log(joint), entropy, depth)
+            path_entropy += entropy
+            confidence = self.confidence(math.log(joint), entropy, depth, path_entropy)
             self.undecided |= abs(confidence - self.beta) < UNDECIDED
             if confidence < self.beta:
                 return depth - 1
         return len(logits)
 
-    def confidence(self, joint_log_prob: float, entropy: float, depth: int) -> float:
+    def confidence(self, joint_log_prob: float, entropy: float, depth: int, path_entropy: float) -> float:
         raw = {
             "joint_log_prob": joint_log_prob,
             "joint_prob": math.exp(joint_log_prob),
             "entropy": entropy,
             "depth": depth + self.spec["depth_origin"] - 1,
+            "path_entropy": path_entropy,
         }
         columns = zip(self.spec["features"], self.spec["shift"], self.spec["scale"], strict=True)
         x = [(raw[name] - shift) / scale for name, shift, scale in columns]
