@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from c2t_plugin.classifier import FILE_NAME, load_classifier
+from c2t_plugin.errors import C2TError
 from c2t_plugin.lab import plans
 from c2t_plugin.lab.judging import evaluate_chains, evaluate_trees
 from c2t_plugin.lab.pairs import describe_pair
-from c2t_plugin.lab.reproduce import goals, goals_transfer
+from c2t_plugin.lab.reproduce import goals, goals_fit, goals_transfer
 from c2t_plugin.lab.reproduce.c2t_v1_common import PAPER_FEATURES_FILE
 from c2t_plugin.lab.reproduce.catalogue import REGISTRY
 from c2t_plugin.lab.reproduce.experiment import Bench, Row
 from c2t_plugin.lab.reproduce.goals import EXTENDED, THREE, TITLES, Measured, at_most, gained
 from c2t_plugin.lab.reproduce.goals_transfer import FOREIGN, OWN, TUNED
 from c2t_plugin.pair import SHIPPED
+from c2t_plugin.traces import Traces, save_traces
 
 NAN = float("nan")
 DRAFTS = {name: TITLES[name] for name in ("eagle3", "draft")}
@@ -46,9 +49,9 @@ def test_every_draft_of_the_pair_has_goals() -> None:
 def test_every_draft_ships_with_classifiers_of_its_own(draft: str, file: str) -> None:
     spec = load_classifier(SHIPPED / draft / file).spec
     assert spec.pair == describe_pair(SHIPPED, draft)
-    assert len(spec.features) == (3 if file == PAPER_FEATURES_FILE else 6)
+    assert len(spec.features) == (3 if file == PAPER_FEATURES_FILE else 7)
     for run in (spec.training["run"], spec.training["traces"]["run"]):
-        assert run["git_sha"] and run["seed"] == 0
+        assert run["git_sha"] and run["seed"] == 0 and not run["dirty"]
 
 
 def test_the_replays_speed_is_counted_in_nodes(bench: Bench) -> None:
@@ -57,6 +60,32 @@ def test_the_replays_speed_is_counted_in_nodes(bench: Bench) -> None:
     assert [row["nodes"] for row in rows] == [len(held) * (4 + 4 * 16)] * 4
     assert all(row["M nodes/s"] > row["M nodes/s, scoring too"] > 0 for row in rows)
     assert {row["reached"] for row in rows} <= {"yes", "no"}
+
+
+@pytest.mark.parametrize(
+    ("cost", "reached"),
+    [((599.0, 3.9), "yes"), ((601.0, 3.9), "no"), ((599.0, 4.1), "no")],
+    ids=["kept", "slow", "big"],
+)
+def test_a_fit_must_keep_both_its_limits(
+    cost: tuple[float, float], reached: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(goals_fit, "fit_apart", lambda *arguments: cost)
+    rows = rows_of(bench, "goals-fit")
+    assert [(row["seconds"], row["GB"], row["reached"]) for row in rows] == [(*cost, reached)] * 4
+
+
+def test_a_fit_is_measured_in_a_process_of_its_own(
+    bench: Bench, make_traces: Callable[..., Traces], tmp_path: Path
+) -> None:
+    save_traces(bench.traces("draft", "train"), tmp_path / "known.traces")
+    # the toy's chains are shorter than those that `c2t fit` reports on
+    with pytest.raises(C2TError, match=r"c2t fit ended with .*d-max is 6"):
+        goals_fit.fit_apart(tmp_path / "known.traces", "default", 0)
+    save_traces(make_traces(layers=6), tmp_path / "deep.traces")
+    seconds, memory = goals_fit.fit_apart(tmp_path / "deep.traces", "default", 0)
+    # torch alone takes more than this
+    assert seconds > 0 and 0.1 < memory < 8
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ REGISTRY = Registry(
         "c2t_plugin.lab.reproduce.entropy_trees_shapes",
         "c2t_plugin.lab.reproduce.all_rules",
         "c2t_plugin.lab.reproduce.goals",
+        "c2t_plugin.lab.reproduce.goals_fit",
         "c2t_plugin.lab.reproduce.goals_transfer",
     )
 )
