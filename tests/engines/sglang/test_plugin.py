@@ -273,8 +273,11 @@ def test_named_then_beside_then_shipped(pair: types.SimpleNamespace, tmp_path: P
     calibrated.unlink()
     (pair.draft / FILE_NAME).unlink()
     path, origin = planned(draft)
+    assert (path.parent.name, path.name, origin) == ("eagle3", CALIBRATED_NAME, "shipped, generic")
+    path, origin = find_classifier(C2TConfig(), "mtp", None, probabilities=True)
+    assert (path.parent.name, path.name) == ("mtp", FILE_NAME)
+    path, origin = find_classifier(C2TConfig(), "eagle3", draft)
     assert (path.parent.name, path.name, origin) == ("eagle3", FILE_NAME, "shipped, generic")
-    assert find_classifier(C2TConfig(), "eagle3", draft) == (path, origin)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +16,7 @@ pytestmark = [pytest.mark.sglang]
 import huggingface_hub  # noqa: E402
 from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled  # noqa: E402
 
-from c2t_plugin.classifier import (  # noqa: E402
-    CALIBRATED_NAME,
-    FILE_NAME,
-    NodeClassifier,
-    load_classifier,
-    save_classifier,
-)
+from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME, NodeClassifier  # noqa: E402
 from c2t_plugin.config import AUTO, C2TConfig  # noqa: E402
 from c2t_plugin.engines.sglang import startup  # noqa: E402
 from c2t_plugin.errors import ClassifierError, ConfigError  # noqa: E402
@@ -121,18 +114,14 @@ def test_a_number_needs_no_planner():
 def test_auto_has_one_and_says_what_it_takes_confidences_for(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     CURVE.save(tmp_path / "curve.json")
     curve = str(tmp_path / "curve.json")
-    shutil.copytree(pair_dir() / "eagle3", draft := tmp_path / "eagle3")
-    classifier = load_classifier(draft / FILE_NAME)
-    classifier.spec = replace(classifier.spec, training={**classifier.spec.training, "calibrated": "chain"})
-    save_classifier(classifier, draft / CALIBRATED_NAME)
-    made = prepare(draft, beta="auto", cost_curve=curve)
+    made = prepare(pair_dir() / "eagle3", beta="auto", cost_curve=curve)
     assert made.planner is not None
     assert made.planner.curve == CURVE
     # the threshold cuts nothing, the planner does
     assert float(made.scorer.beta) == 0.0
-    assert made.configuration["classifier"] == str(draft / CALIBRATED_NAME)
+    assert made.configuration["classifier"] == str(pair_dir() / "eagle3" / CALIBRATED_NAME)
     assert "takes confidences for probabilities" not in caplog.text
-    prepare(pair_dir() / "eagle3", beta="auto", cost_curve=curve)
+    prepare(pair_dir() / "eagle3", beta="auto", cost_curve=curve, classifier=str(pair_dir() / "eagle3" / FILE_NAME))
     assert "c2t calibrate --on chain" in caplog.text
 
 
