@@ -16,7 +16,7 @@ from tests.engines.bench_rows import check_plain_and_cut  # noqa: E402
 
 
 def test_arms_run_and_one_that_the_engine_does_not_know_is_marked(tmp_path: Path):
-    small = ["--prompts", "6", "--max-tokens", "48", "--concurrency", "3", "--temperature", "0", "--repeats", "2"]
+    small = ["--prompts", "6", "--max-tokens", "128", "--concurrency", "3", "--temperature", "0", "--repeats", "2"]
     arms = ["--arms", "plain", "C2T", "SGLang adaptive"]
     options = ["--cpu", "--base", "standalone", "--beta", "0.3", "--out", str(tmp_path)]
     assert throughput.main(["--scenario", "pair-arithmetic", *small, *arms, *options]) == 1

@@ -1,7 +1,8 @@
 """C2T's rivals through a server: eagle2 has SGLang's own trees, request by request; each of the others has the verify
 counts and tree sizes of an independent simulation, and all the output of plain decoding.
 
-One server grows them all, one policy after the other (swapped_policies.py), as it takes as long to start as to answer.
+One server grows them all, one policy after the other (swapped_policies.py), as it takes as long to start as to answer;
+a few answers of each come from a server of its own, started as a user starts it.
 """
 
 from __future__ import annotations
@@ -104,6 +105,18 @@ def test_a_rivals_trees_are_as_simulated(
     ts.assert_as_simulated(found, simulated)
     sizes = {size for counts in found for size, _ in counts.draft_lengths}
     assert len(sizes) > 3 if name in ("prob", "entropy") else sizes == {NODES[name]}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_server_started_for_one_rival_grows_its_trees(served: SimpleNamespace, setting: SimpleNamespace, name: str):
+    flags = ["--speculative-algorithm", "C2T", "--speculative-c2t-mode", "tree", "--speculative-c2t-policy", name]
+    if name == "prob":
+        flags += ["--speculative-c2t-beta", str(BETA)]
+    log = setting.folder / f"{name}.log"
+    with server(log, STEPS, NODES[name], *flags) as running:
+        found = vc.answers(running, setting.prompts[: CONCURRENCIES[1]], 1, NEW_TOKENS)
+    assert [summary(answer) for answer in found] == [summary(answer) for answer in served.answers[name, 1]]
+    assert f"policy {name}" in log.read_text(errors="replace")
 
 
 def test_no_two_policies_grow_the_same_trees(served: SimpleNamespace):

@@ -15,7 +15,7 @@ from tests.engines.bench_rows import check_plain_and_cut  # noqa: E402
 
 
 def test_arms_run_and_one_that_a_cpu_has_not_is_marked(tmp_path: Path):
-    small = ["--prompts", "6", "--max-tokens", "48", "--concurrency", "3", "--temperature", "0", "--repeats", "2"]
+    small = ["--prompts", "6", "--max-tokens", "128", "--concurrency", "3", "--temperature", "0", "--repeats", "2"]
     options = ["--engine", "vllm", "--cpu", "--beta", "0.3", "--out", str(tmp_path)]
     arms = ["--arms", "plain", "C2T", "vLLM adaptive"]
     assert throughput.main(["--scenario", "pair-arithmetic", *small, *options, *arms]) == 1
