@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -23,6 +24,8 @@ from c2t_plugin.engines import processes
 from c2t_plugin.errors import C2TError
 
 HOST = "127.0.0.1"
+# Outgoing connections get theirs from 32768 on (Linux): one of them could take it before the server listens.
+PORTS = range(10_000, 32_768)
 START_TIMEOUT_S = 600.0
 _LOG_TAIL = 30
 _LOG_WIDTH = 500
@@ -117,10 +120,15 @@ class ServerProcess(ABC):
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A port that nothing listens on now. ServerError if there is none in PORTS."""
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as listener:
+            try:
+                listener.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+    raise ServerError(f"no port from {PORTS[0]} to {PORTS[-1]} is free")
 
 
 def _answers(url: str) -> bool:
