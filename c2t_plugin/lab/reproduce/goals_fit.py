@@ -12,7 +12,7 @@ from pathlib import Path
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.reproduce.experiment import Bench, Experiment, Findings, Row
 from c2t_plugin.lab.reproduce.goals import MILLION, STAND_ALONE, TITLES
-from c2t_plugin.traces import Traces, save_traces
+from c2t_plugin.traces import save_traces
 
 DRAFTS = ("eagle3", STAND_ALONE)
 RECIPES = ("default", "extended")
@@ -36,11 +36,6 @@ def fit_apart(traces: Path, recipe: str, seed: int) -> tuple[float, float]:
     return seconds, usage.ru_maxrss * 1024 / 1e9
 
 
-def fitted_nodes(traces: Traces) -> int:
-    """Of the whole trees; the extended recipe takes the chains' besides."""
-    return traces.tree.accepted.numel()
-
-
 def fit_cost(bench: Bench) -> Findings:
     rows: list[Row] = []
     for draft in DRAFTS:
@@ -55,7 +50,7 @@ def fit_cost(bench: Bench) -> Findings:
                     {
                         "draft": TITLES[draft],
                         "recipe": recipe,
-                        "M nodes": fitted_nodes(traces) / MILLION,
+                        "M nodes": traces.tree.accepted.numel() / MILLION,
                         "seconds": seconds,
                         "GB": memory,
                         "goal": f"at most {60 * MINUTES:g} s and {GIGABYTES:g} GB",

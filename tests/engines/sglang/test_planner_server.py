@@ -145,17 +145,6 @@ class Plan:
         return best
 
 
-def chances(rule: vc.Rule, logits: torch.Tensor) -> list[float]:
-    joint, path_entropy, found = 1.0, 0.0, []
-    for depth, row in enumerate(logits.double(), start=1):
-        probs = row.softmax(-1).sort(descending=True).values[: rule.spec["top_m"]].tolist()
-        joint *= probs[0]
-        entropy = -sum(p * math.log(p) for p in probs if p > 0)
-        path_entropy += entropy
-        found.append(rule.confidence(math.log(joint), entropy, depth, path_entropy))
-    return found
-
-
 def in_step(
     target: Target, draft: Draft, rule: vc.Rule, prompts: list[list[int]], plan: Plan
 ) -> tuple[list[Request], int]:
@@ -169,7 +158,7 @@ def in_step(
             n = len(request.text) - 1
             features = draft.features([state[:n] for state in target.run(request.text)[1]])
             drafts.append(draft.chain(request.text, features, depth) if depth else torch.zeros(0, 1))
-        kept = plan.keep([chances(rule, logits) for logits in drafts]) if depth else [0] * len(running)
+        kept = plan.keep([list(rule.confidences(logits)) for logits in drafts]) if depth else [0] * len(running)
         rows += sum(kept) + len(kept)
         for request, logits, length in zip(running, drafts, kept, strict=True):
             drafted, n = logits.argmax(-1).tolist()[:length], len(request.text) - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,17 +58,21 @@ class Rule:
             self.weights = {name: handle.get_tensor(name).double().tolist() for name in handle.keys()}  # noqa: SIM118
 
     def keep_length(self, logits: torch.Tensor) -> int:
+        for before, confidence in enumerate(self.confidences(logits)):
+            self.undecided |= abs(confidence - self.beta) < UNDECIDED
+            if confidence < self.beta:
+                return before
+        return len(logits)
+
+    def confidences(self, logits: torch.Tensor) -> Iterator[float]:
+        """Of each token of a chain, from the logits it is the argmax of."""
         joint, path_entropy = 1.0, 0.0
         for depth, row in enumerate(logits.double(), start=1):
             probs = row.softmax(-1).sort(descending=True).values[: self.spec["top_m"]].tolist()
             joint *= probs[0]
             entropy = -sum(p * math.log(p) for p in probs if p > 0)
             path_entropy += entropy
-            confidence = self.confidence(math.log(joint), entropy, depth, path_entropy)
-            self.undecided |= abs(confidence - self.beta) < UNDECIDED
-            if confidence < self.beta:
-                return depth - 1
-        return len(logits)
+            yield self.confidence(math.log(joint), entropy, depth, path_entropy)
 
     def confidence(self, joint_log_prob: float, entropy: float, depth: int, path_entropy: float) -> float:
         raw = {
