@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from c2t_plugin.classifier import NodeClassifier
     from c2t_plugin.forest import Forest
     from c2t_plugin.lab.sweeps import Sweep
+    from c2t_plugin.lab.unfinished import Unfinished
     from c2t_plugin.traces import Traces
 
 STEPS = 100
@@ -80,24 +82,32 @@ def main(argv: list[str]) -> int:
     names = ("tau", "static", "tree", "depth", "replicates", "seed")
     plan = TunePlan(**{name: getattr(arguments, name) for name in names})
     from c2t_plugin.classifier import load_classifier, save_classifier
-    from c2t_plugin.provenance import RunRecord
+    from c2t_plugin.lab.unfinished import Unfinished, checksum
     from c2t_plugin.traces import load_traces
 
     classifier, traces = load_classifier(arguments.classifier), load_traces(arguments.traces)
-    found = tune(classifier, traces, plan)
-    _print(found, plan, traces)
+    unfinished = None
     if arguments.out:
+        inputs = {"classifier": checksum(arguments.classifier), "traces": checksum(arguments.traces)}
+        unfinished = Unfinished.of(arguments.out, {"plan": asdict(plan), **inputs}, plan.seed)
+    found = tune(classifier, traces, plan, unfinished)
+    _print(found, plan, traces)
+    if unfinished is not None:
         how = f"{'trees' if plan.tree else 'chains'} of depth {plan.depth} accepted for {found.wanted:.3f}"
-        run = RunRecord.capture(seed=plan.seed).to_json()
-        training = {**classifier.spec.training, "suggested_beta": how, "tuned": {"run": run, "traces": traces.header}}
+        tuned = {"run": dict(unfinished.run), "traces": traces.header}
+        training = {**classifier.spec.training, "suggested_beta": how, "tuned": tuned}
         classifier.spec = replace(classifier.spec, suggested_beta=found.beta, training=training)
         save_classifier(classifier, arguments.out)
+        unfinished.finish()
         print(f"{arguments.out}: suggested beta {found.beta:.2f}")
     return 0
 
 
-def tune(classifier: NodeClassifier, traces: Traces, plan: TunePlan) -> Tuned:
-    """The largest, so cheapest, threshold that reaches the wanted tau. C2TError, with what is reached, if none does."""
+def tune(classifier: NodeClassifier, traces: Traces, plan: TunePlan, unfinished: Unfinished | None = None) -> Tuned:
+    """The largest, so cheapest, threshold that reaches the wanted tau. C2TError, with what is reached, if none does.
+
+    unfinished: where scored states are kept and, after an interruption, taken from.
+    """
     from c2t_plugin.lab.curves import bootstrap_weights, interval, serve
     from c2t_plugin.lab.sweeps import static_sweep, truncate
 
@@ -108,7 +118,7 @@ def tune(classifier: NodeClassifier, traces: Traces, plan: TunePlan) -> Tuned:
         wanted = float(serve(traces, static_sweep(chain)).curve()[0][plan.static - 1])
     forest = truncate(traces.tree, plan.depth) if plan.tree else chain
     betas = [step / STEPS for step in range(1, STEPS)]
-    served = serve(traces, _swept(classifier, forest, betas))
+    served = serve(traces, _swept(classifier, forest, betas, unfinished))
     tau, gamma = served.curve()
     fitting = [index for index, reached in enumerate(tau) if reached >= wanted]
     if not fitting:
@@ -119,19 +129,28 @@ def tune(classifier: NodeClassifier, traces: Traces, plan: TunePlan) -> Tuned:
     return Tuned(wanted, betas[chosen], betas, tau.tolist(), gamma.tolist(), interval(drawn[0]), interval(drawn[1]))
 
 
-def _swept(classifier: NodeClassifier, forest: Forest, betas: list[float]) -> Sweep:
+def _swept(classifier: NodeClassifier, forest: Forest, betas: list[float], unfinished: Unfinished | None) -> Sweep:
     """Every state at every beta, with a progress bar; a few at a time: the hidden layer of all takes gigabytes."""
     import torch
     from rich.progress import track
+    from safetensors.torch import load_file, save_file
 
     from c2t_plugin.lab.sweeps import Sweep, threshold_sweep
 
     levels = torch.tensor(betas)
+    chunks = torch.arange(len(forest)).split(STATES_AT_A_TIME)
     parts = []
-    for rows in track(torch.arange(len(forest)).split(STATES_AT_A_TIME), "scoring"):
+    for number, rows in enumerate(track(chunks, "scoring")):
+        name = f"{number:05d}.safetensors"
+        if unfinished is not None and unfinished.file(name).is_file():
+            parts.append(load_file(unfinished.file(name)))
+            continue
         part = forest[rows]
-        parts.append(threshold_sweep(part, classifier.confidence(part.stats()), levels))
-    gamma, tau = (torch.cat([getattr(part, name) for part in parts], dim=1) for name in ("gamma", "tau"))
+        swept = threshold_sweep(part, classifier.confidence(part.stats()), levels)
+        parts.append({"gamma": swept.gamma.contiguous(), "tau": swept.tau.contiguous()})
+        if unfinished is not None:
+            unfinished.keep(name, partial(save_file, parts[-1]))
+    gamma, tau = (torch.cat([part[name] for part in parts], dim=1) for name in ("gamma", "tau"))
     return Sweep(levels, gamma, tau)
 
 

@@ -12,7 +12,7 @@ import torch
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, load_classifier, save_classifier
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab import collect as module
-from c2t_plugin.lab import evaluate, fit, judging, training
+from c2t_plugin.lab import evaluate, fit, judging, sweeps, training, tune
 from c2t_plugin.lab.collect import collect_to
 from c2t_plugin.lab.plans import CollectPlan, TreeShape
 from c2t_plugin.lab.unfinished import SETTINGS, Unfinished
@@ -128,6 +128,35 @@ def test_an_evaluation_goes_on_with_its_second_half(make_traces, tmp_path, same_
     assert out == whole
     assert of_chains(capsys.readouterr().out) == of_chains(printed)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["c", "out", "t", "t2", "whole"]
+
+
+def test_tuning_goes_on_with_the_states_that_are_left(make_traces, tmp_path, same_run, monkeypatch) -> None:
+    monkeypatch.setattr(tune, "STATES_AT_A_TIME", 7)
+    save_traces(make_traces(prompts=20), tmp_path / "t")
+    save_classifier(NodeClassifier(ClassifierSpec(top_m=4)).eval(), tmp_path / "c")
+    command = [str(tmp_path / "c"), str(tmp_path / "t"), "--depth", "4", "--tau", "0.01", "--replicates", "5", "--out"]
+    calls, sweep = {"done": 0, "limit": 99}, sweeps.threshold_sweep
+
+    def counted(*arguments):
+        if calls["done"] == calls["limit"]:
+            raise KeyboardInterrupt
+        calls["done"] += 1
+        return sweep(*arguments)
+
+    monkeypatch.setattr(sweeps, "threshold_sweep", counted)
+    assert tune.main([*command, str(tmp_path / "whole")]) == 0
+    parts, calls["limit"] = calls["done"], calls["done"] + 2
+    assert parts >= 4
+    with pytest.raises(KeyboardInterrupt):
+        tune.main([*command, str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(C2TError, match="another plan"):
+        tune.main([*command, str(tmp_path / "out"), "--seed", "1"])
+    calls["limit"] = 99
+    assert tune.main([*command, str(tmp_path / "out")]) == 0
+    assert calls["done"] == 2 * parts, "what was scored is not scored again"
+    assert load_classifier(tmp_path / "out").spec == load_classifier(tmp_path / "whole").spec
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["c", "out", "t", "whole"]
 
 
 def interrupt(*arguments, **named) -> None:
