@@ -33,6 +33,14 @@ def add_arm_options(parser: argparse.ArgumentParser, out: Path) -> None:
     parser.add_argument("--out", type=Path, default=out, help="directory of rows, logs and other files")
 
 
+def dtype_of(options: argparse.Namespace) -> str:
+    """The --dtype of the servers: the one in --server-args, else what --cpu or the engine takes by itself."""
+    words = options.server_args.replace("=", " ").split()
+    if "--dtype" in words[:-1]:
+        return words[words.index("--dtype") + 1]
+    return "float32" if options.cpu else "auto"
+
+
 def models(options: argparse.Namespace, engine: str) -> tuple[Path, Path, Path | None]:
     """Directories of target and draft as the engine loads them, and the classifier to name, None to let C2T find it.
 

@@ -24,7 +24,7 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-from benchmarks.arm_options import add_arm_options, arm_values, kind_of
+from benchmarks.arm_options import add_arm_options, arm_values, dtype_of, kind_of
 from benchmarks.arms import chosen
 from benchmarks.measuring import one_line
 from benchmarks.record import BenchRow, append_rows
@@ -78,6 +78,7 @@ def measure(options: argparse.Namespace, arm: str, flags: Sequence[str], run: Ma
     target = options.target or pair_dir() / "target"
     kind = kind_of(run, options.cpu)
     setting = {"engine": "sglang", "target": target.name, "base": options.base, "d_max": options.d_max}
+    setting["dtype"] = dtype_of(options)
     found: dict[int, dict[str, float] | str] = {}
     try:
         log = options.out / f"{SCENARIO}-{arm}.log".replace(" ", "-")

@@ -272,6 +272,7 @@ def run(out: Path, size: Size, environment: Mapping[str, str] | None, deadline: 
         lacking = {name: missing[name] for name in needs if name in missing}
         metrics, fault = ({}, f"not tried: {lacking}") if lacking else check(found)
         setting: dict[str, str | int | float | None] = {"steps": STEPS, "output_tokens": MAX_TOKENS}
+        setting["dtype"] = "float32"
         rows.append(BenchRow("gpu-ladder", kind, rung, setting, metrics, fault, record))
     append_rows(out / ROWS, rows)
     return rows

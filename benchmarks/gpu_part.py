@@ -26,7 +26,15 @@ from benchmarks.gpu_chains import chain_cases
 from benchmarks.gpu_stats import stats_cases
 from benchmarks.gpu_table5 import table5_cases
 from benchmarks.gpu_trees import attention_cases, growth_cases
-from benchmarks.timing import CALLS_PER_GRAPH, cache_bytes, copies_to_outgrow_cache, eager_us, first_call_s, graph_us
+from benchmarks.timing import (
+    CALLS_PER_GRAPH,
+    WARM_UP,
+    cache_bytes,
+    copies_to_outgrow_cache,
+    eager_times,
+    first_call_s,
+    graph_times,
+)
 from c2t_plugin.provenance import RunRecord
 
 # the quick ones first: what they leave of their time goes to the others
@@ -49,7 +57,8 @@ FAILURES = (
 class GpuRow:
     """One provider on one shape.
 
-    us: median microseconds, None where it was not timed. captured: whether inside a CUDA graph. cached: whether all
+    us: median microseconds, None where it was not timed; us_p20, us_p80: percentiles; replays: timed repetitions, which
+    follow warm_up untimed ones. captured: whether inside a CUDA graph. cached: whether all
     sets of inputs together fit in the second-level cache, so that it was timed from there. gb_per_s: the bytes that the
     operation must move over that time. of_copy: that over the bandwidth of a copy in the same process, which counts
     bytes read and written. first_s: wall-clock seconds of its first call on this shape, compilation and loading
@@ -62,6 +71,10 @@ class GpuRow:
     shape: Mapping[str, int | str]
     run: Mapping[str, Any]
     us: float | None = None
+    us_p20: float | None = None
+    us_p80: float | None = None
+    replays: int | None = None
+    warm_up: int | None = None
     captured: bool | None = None
     cached: bool | None = None
     gb_per_s: float | None = None
@@ -125,10 +138,11 @@ def measure_one(case: Case, provider: Provider, expected: Any, copy: float | Non
     calls += [_bound(provider, case, generator) for _ in range(copies - 1)]
     for call in calls:
         call()
-    us = (graph_us if provider.captures else eager_us)(calls)
-    speed = case.bytes_moved / us / 1e3
+    times = (graph_times if provider.captures else eager_times)(calls)
+    speed = case.bytes_moved / times.us / 1e3
     how = {"captured": provider.captures, "cached": copies * case.input_bytes <= cache, "first_s": first_s}
-    return {"us": us, **how, "gb_per_s": speed, "of_copy": speed / copy, "error": error}
+    timed = {**times._asdict(), "warm_up": WARM_UP}
+    return {**timed, **how, "gb_per_s": speed, "of_copy": speed / copy, "error": error}
 
 
 def _bound(provider: Provider, case: Case, generator: torch.Generator) -> Callable[[], Any]:
@@ -140,7 +154,7 @@ def copy_gb_per_s() -> float:
     """Bandwidth of a device-to-device copy, bytes read and bytes written both counted."""
     source = torch.randint(256, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * COPY_BYTES / graph_us([lambda: target.copy_(source)]) / 1e3
+    return 2 * COPY_BYTES / graph_times([lambda: target.copy_(source)]).us / 1e3
 
 
 def append(path: Path, row: GpuRow) -> None:

@@ -80,6 +80,7 @@ class Bench:
         self.out, self.models, self.dry_run = out, models, dry_run
         self.prompts = prompts_of(DRY_PROMPTS if dry_run else PROMPTS_PER_SLOT * max(CONCURRENCIES), prefix)
         self.setting: dict[str, Setting] = {"target": target, "prefix": prefix, "output_tokens": MAX_TOKENS}
+        self.setting["dtype"] = "float32" if dry_run else "bfloat16"
         self.record = RunRecord.capture(seed=SEED).to_json()
         self.plain: Pass | None = None
         self.static: dict[int, float | None] = {}
@@ -161,6 +162,8 @@ class Bench:
             "step_ms": _over(1e3 * found.seconds * concurrency, found.verify_steps or None),
             "verify_steps": found.verify_steps,
             "ran_at_once": ran,
+            "passes": 1,
+            "warm_up": len(prompts[:concurrency]),
         }
         self.row(_named(arm, beta), metrics, check="throughput", concurrency=concurrency)
 

@@ -14,7 +14,7 @@ from c2t_plugin.errors import C2TError
 
 SCENARIO = "kernels: "
 HOW = ("captured", "cached")
-NUMBERS = ("us", "gb_per_s", "of_copy", "first_s", "error")
+NUMBERS = ("us", "us_p20", "us_p80", "replays", "warm_up", "gb_per_s", "of_copy", "first_s", "error")
 HEADER = ["shape", "provider", "time, us", "GB/s", "share of a copy", "largest error", "notes"]
 
 

@@ -12,6 +12,8 @@ from c2t_plugin.errors import C2TError
 
 REPLICATES = 2000
 LEVEL = 0.95
+# of the speeds of a condition's passes
+PERCENTILES = (20, 50, 80)
 
 Condition = tuple[int, float]  # concurrency and temperature
 
@@ -63,8 +65,10 @@ def metrics_of(
     per_token = [1e3 * each.per_token_s for each in completions if each.per_token_s is not None]
     steps = sum(each.verify_steps for each in completions)
     tokens = sum(len(each.token_ids) for each in completions)
+    spread = {f"output_tokens_per_s_p{share}": float(np.percentile(outcome.speeds, share)) for share in PERCENTILES}
     found: dict[str, float | None] = {
         "output_tokens_per_s": float(np.mean(outcome.speeds)),
+        **spread,
         "seconds": float(np.mean([each.seconds for each in outcome.passes])),
         "tpot_p50_ms": float(np.quantile(per_token, 0.5)) if per_token else None,
         "tpot_p99_ms": float(np.quantile(per_token, 0.99)) if per_token else None,

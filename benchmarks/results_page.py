@@ -66,7 +66,7 @@ NO_GPU = "## On a GPU\n\nNo row yet: nothing here has been measured on a GPU.\n"
 
 def page(demo: str, rows: Sequence[BenchRow], vllm: str = "") -> str:
     """The whole page. demo: the README's table with its source line, empty without rows of the demo. vllm: vLLM's."""
-    blocks = latest_blocks([row for row in rows if not is_kernel_row(row)])
+    blocks, kernels = shown_blocks(rows)
     parts = [HEAD]
     for title, table_of_demo, picture in (
         ("The demo, functional", demo, "tau-gamma.png"),
@@ -83,12 +83,18 @@ def page(demo: str, rows: Sequence[BenchRow], vllm: str = "") -> str:
     parts += _section(PLANNER, [_planner(found) for found in _of(blocks, "planner", "simulated")])
     served = [found for block, found in blocks.items() if ("kind", "simulated") not in block]
     parts += _section(SERVED, [_served(found) for found in served])
-    kernels = latest_blocks([row for row in rows if is_kernel_row(row)], part_of).values()
-    tables = [_block(f"### {found[0].scenario}, {found[0].kind}", kernel_table(found), "", found) for found in kernels]
+    parts_of = kernels.values()
+    tables = [_block(f"### {found[0].scenario}, {found[0].kind}", kernel_table(found), "", found) for found in parts_of]
     parts += _section(KERNELS, tables)
     if not any(row.kind == "measured" for row in rows):
         parts.append(NO_GPU)
     return "\n".join(parts)
+
+
+def shown_blocks(rows: Sequence[BenchRow]) -> tuple[dict[Block, list[BenchRow]], dict[Block, list[BenchRow]]]:
+    """What the page shows of arms and of kernels: the newest run of each block."""
+    arms = latest_blocks(row for row in rows if not is_kernel_row(row))
+    return arms, latest_blocks([row for row in rows if is_kernel_row(row)], part_of)
 
 
 def _of(blocks: Mapping[Block, list[BenchRow]], scenario: str, kind: str) -> list[list[BenchRow]]:

@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-from benchmarks.arm_options import add_arm_options, arm_values, kind_of
+from benchmarks.arm_options import add_arm_options, arm_values, dtype_of, kind_of
 from benchmarks.arms import ENGINES, STATIC, Arm, chosen
 from benchmarks.datasets import Hub, source_of
 from benchmarks.measuring import Condition, Outcome, measure, metrics_of, one_line
@@ -124,6 +124,8 @@ def rows_of(
             plain = found.get("plain", {}).get(condition)
             rivals = [found[name][condition] for name in statics if name in found and condition in found[name]]
             metrics = {} if outcome.error else metrics_of(outcome, plain, rivals, temperature == 0.0)
+            if metrics:
+                metrics["warm_up"] = WARM_UP
             label = {**setting, "concurrency": concurrency, "temperature": temperature}
             yield BenchRow(scenario.name, kind, arm, label, metrics, outcome.error, run)
 
@@ -173,6 +175,7 @@ def main(argv: list[str]) -> int:
     setting = {
         "engine": options.engine,
         "target": bench.target.name,
+        "dtype": "as served" if options.url else dtype_of(options),
         "base": options.base,
         "requests": len(prompts),
         "max_tokens": scenario.max_tokens,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -21,6 +22,16 @@ GRAPH_US = 20_000.0
 # Most sets of inputs to rotate over: each is a call of the graph, and tensors to make. 50 MB of cache are outgrown by
 # sets from 25 KB on.
 MOST_COPIES = 2048
+
+
+class Times(NamedTuple):
+    """Microseconds of one call: median, 20th and 80th percentile over `replays` timed repetitions, which follow WARM_UP
+    untimed ones."""
+
+    us: float
+    us_p20: float
+    us_p80: float
+    replays: int
 
 
 def copies_to_outgrow_cache(input_bytes: int, cache_bytes: int) -> int:
@@ -41,8 +52,8 @@ def first_call_s(call: Call) -> tuple[object, float]:
     return result, time.perf_counter() - start
 
 
-def graph_us(calls: Sequence[Call]) -> float:
-    """Median microseconds of one call, the calls taken in turn inside a captured graph.
+def graph_times(calls: Sequence[Call]) -> Times:
+    """Of one call, the calls taken in turn inside a captured graph.
 
     calls: the same operation on different inputs, already warmed up and safe to capture.
     """
@@ -58,17 +69,17 @@ def graph_us(calls: Sequence[Call]) -> float:
         for _ in range(rounds):
             for call in calls:
                 call()
-    return _median_us(graph.replay) / (rounds * len(calls))
+    return _times(graph.replay, rounds * len(calls))
 
 
-def eager_us(calls: Sequence[Call]) -> float:
-    """Median microseconds of one call launched from Python, for what cannot be captured."""
+def eager_times(calls: Sequence[Call]) -> Times:
+    """Of one call launched from Python, for what cannot be captured."""
 
     def all_calls() -> None:
         for call in calls:
             call()
 
-    return _median_us(all_calls) / len(calls)
+    return _times(all_calls, len(calls))
 
 
 def rounds_of_graph(calls: int, us: float) -> int:
@@ -81,10 +92,16 @@ def replays_within(us: float, seconds: float = MEASUREMENT_S) -> int:
     return min(REPLAYS, max(FEWEST_REPLAYS, int(seconds * 1e6 / max(us, 1.0))))
 
 
-def _median_us(work: Callable[[], object]) -> float:
+def _times(work: Callable[[], object], calls: int) -> Times:
     for _ in range(WARM_UP):
         last = _event_us(work)
-    return statistics.median(_event_us(work) for _ in range(replays_within(last)))
+    return times_of([_event_us(work) / calls for _ in range(replays_within(last))])
+
+
+def times_of(samples: Sequence[float]) -> Times:
+    """samples: microseconds, two at least."""
+    tenths = statistics.quantiles(samples, n=10, method="inclusive")
+    return Times(us=tenths[4], us_p20=tenths[1], us_p80=tenths[7], replays=len(samples))
 
 
 def _event_us(work: Callable[[], object]) -> float:

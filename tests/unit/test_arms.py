@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.arm_options import add_arm_options, arm_values, kind_of
+from benchmarks.arm_options import add_arm_options, arm_values, dtype_of, kind_of
 from benchmarks.arms import ENGINES, SGLANG, VLLM, Arm, chosen, threshold_beta, write_threshold_classifier
 from c2t_plugin.classifier import FILE_NAME, load_classifier
 from c2t_plugin.errors import C2TError
@@ -87,6 +87,21 @@ def test_the_threshold_classifier_is_a_threshold_on_p(threshold: float, tmp_path
     stats = NodeStats(probability.log(), other, other, other, other, other, other)
     kept = load_classifier(tmp_path / "p.safetensors").confidence(stats) >= threshold_beta(threshold)
     assert kept.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("words", "dtype"),
+    [
+        ([], "auto"),
+        (["--cpu"], "float32"),
+        (["--server-args=--tp 2 --dtype bfloat16"], "bfloat16"),
+        (["--cpu", "--server-args=--dtype=half"], "half"),
+    ],
+)
+def test_the_type_of_a_servers_weights(words: list[str], dtype: str, tmp_path: Path):
+    parser = argparse.ArgumentParser()
+    add_arm_options(parser, tmp_path)
+    assert dtype_of(parser.parse_args(words)) == dtype
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import json
 import math
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,17 @@ from benchmarks import gpu, gpu_part
 from benchmarks.gpu_cases import Case, Provider, largest_error
 from benchmarks.gpu_part import PARTS, measure_case
 from benchmarks.gpu_stats import TOP_K, TOP_M, leading_error, stats_error
+from benchmarks.kernel_rows import kernel_row
 from benchmarks.timing import (
     CALLS_PER_GRAPH,
     FEWEST_REPLAYS,
     MOST_COPIES,
     REPLAYS,
+    WARM_UP,
     copies_to_outgrow_cache,
     replays_within,
     rounds_of_graph,
+    times_of,
 )
 from c2t_kernels import reference
 from tests.unit.ended import ended
@@ -277,6 +280,7 @@ def test_what_an_h200_times_from_cache_is_known(part: str):
 
 
 def test_slow_work_is_repeated_less_often():
+    assert times_of([1.0, 2.0, 3.0, 4.0, 5.0, 11.0]) == (3.5, 2.0, 5.0, 6)
     assert replays_within(us=10.0) == REPLAYS
     assert replays_within(us=1e7) == FEWEST_REPLAYS
     assert FEWEST_REPLAYS < replays_within(us=2e4) < REPLAYS
@@ -294,3 +298,18 @@ def test_errors_are_of_floats_and_anything_else_must_be_equal():
     assert largest_error(a, a[:3]) == inf
     assert largest_error((a, torch.tensor([1])), (a, torch.tensor([2]))) == inf
     assert largest_error((a, torch.tensor([1])), (a, torch.tensor([1], dtype=torch.int32))) == 0.0
+
+
+def test_a_timed_row_says_how_it_was_timed(stats_case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_part, "cache_bytes", lambda: 1 << 12)
+    monkeypatch.setattr(gpu_part, "first_call_s", lambda call: (call(), 0.5))
+    for name, scale in (("graph_times", 1.0), ("eager_times", 10.0)):
+        monkeypatch.setattr(gpu_part, name, lambda calls, scale=scale: times_of([scale, 2 * scale, 3 * scale]))
+    run = {**gpu_part.RunRecord.capture(seed=0).to_json(), "machine": "a CPU, 1 x a GPU"}
+    rows = [row for row in measure_case("stats", stats_case, run, copy=100.0) if row.us is not None]
+    assert 2.0 in {row.us for row in rows}
+    for row in rows:
+        scale = 1.0 if row.captured else 10.0
+        metrics = kernel_row(asdict(row)).metrics
+        times = [metrics[name] for name in ("us_p20", "us", "us_p80", "replays", "warm_up")]
+        assert times == [pytest.approx(1.4 * scale), 2 * scale, pytest.approx(2.6 * scale), 3, WARM_UP]

@@ -5,6 +5,7 @@ Longer than most files, as rows of every kind are in it.
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -213,6 +214,27 @@ def test_adding_rows_publishes_them(files: Path) -> None:
     assert (files / "docs/results/throughput.png").is_file() and (files / "docs/results/planner.png").is_file()
 
 
+def test_replaced_rows_move_into_the_archive(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [{**RUN, "utc": f"2026-0{month}-02T03:04:05+00:00"} for month in (1, 2, 3)]
+    other = {**SIMULATED, "setting": {**SIMULATED["setting"], "gpu": "H200"}, "run": runs[0]}
+    served = {**SIMULATED, "scenario": "chat", "kind": "functional", "run": runs[0], "setting": {"concurrency": 4}}
+    named = {**served, "setting": {"concurrency": 4, "dtype": "float32"}, "run": runs[1]}
+    simulated = [BenchRow(**other), *(BenchRow(**{**SIMULATED, "run": run}) for run in runs)]
+    functional = [BenchRow(**served), BenchRow(**named)]
+    append_rows(files / "results/functional.jsonl", functional)
+    for moved, newer in ((2, simulated[:3]), (1, simulated[3:])):
+        append_rows(files / "results/simulated.jsonl", newer)
+        assert report.main([]) == 0
+        before = (files / "docs/results.md").read_text(encoding="utf-8")
+        assert report.main(["--archive"]) == 0
+        assert f"{moved} rows moved" in capsys.readouterr().out
+        assert (files / "docs/results.md").read_text(encoding="utf-8") == before
+    assert read_rows(files / "results/simulated.jsonl", BenchRow) == [simulated[0], simulated[3]]
+    assert read_rows(files / "results/functional.jsonl", BenchRow) == [functional[1]]
+    (files / "old.jsonl").write_bytes(gzip.decompress((files / "results" / report.ARCHIVE).read_bytes()))
+    assert read_rows(files / "old.jsonl", BenchRow) == [simulated[1], functional[0], simulated[2]]
+
+
 @pytest.mark.parametrize("row", [(ServingRow, PLAIN), (BenchRow, SIMULATED)], ids=["demo", "bench"])
 def test_refused_rows_change_nothing(row: Any, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kind, values = row
@@ -299,10 +321,12 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
 
 KERNEL: dict[str, Any] = {
     **{"part": "stats", "provider": "draft_stats", "shape": {"rows": 8, "vocab": 32000}, "us": 12.5, "captured": True},
+    **{"us_p20": 12.4, "us_p80": 12.9, "replays": 25, "warm_up": 3},
     **{"cached": False, "gb_per_s": 2100.0, "of_copy": 0.5, "first_s": 1.0, "error": 1e-6, "fault": "", "absent": ""},
     "run": {**RUN, "machine": "EPYC, 16 cores, 1 x GPU"},
 }
-NO_TIME = {name: None for name in ("us", "captured", "cached", "gb_per_s", "of_copy", "first_s", "error")}
+TIMES = ("us", "us_p20", "us_p80", "replays", "warm_up", "captured", "cached", "gb_per_s", "of_copy", "first_s")
+NO_TIME = {name: None for name in (*TIMES, "error")}
 
 
 def kernel_file(path: Path, *rows: dict[str, Any]) -> Path:
@@ -333,7 +357,7 @@ def test_a_kernel_row_without_a_time_is_functional(tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_no_kernel_row_is_named(tmp_path: Path) -> None:
-    with pytest.raises(C2TError, match=r"gpu\.jsonl, line 2: 'gb_per_s'"):
+    with pytest.raises(C2TError, match=r"gpu\.jsonl, line 2: 'us_p20'"):
         report.read_new(kernel_file(tmp_path / "gpu.jsonl", KERNEL, {"provider": "x", "us": None}))
 
 

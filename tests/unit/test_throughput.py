@@ -99,6 +99,10 @@ def test_every_arm_runs_on_a_server_of_its_own(fakes: type[FakeServer], tmp_path
     assert arms["C2T"].metrics["ttft_p50_ms"] == pytest.approx(100.0)
     assert arms["C2T"].metrics["identical_share"] == 1.0
     assert {row.kind for row in rows} == {"functional"}
+    assert {row.setting["dtype"] for row in rows} == {"float32"}
+    low, middle, high = (arms["C2T"].metrics[f"output_tokens_per_s_p{share}"] for share in (20, 50, 80))
+    assert low <= arms["C2T"].metrics["output_tokens_per_s"] <= high and low <= middle <= high
+    assert arms["C2T"].metrics["warm_up"] == throughput.WARM_UP
 
 
 @pytest.fixture
