@@ -49,8 +49,11 @@ def enumerate_outcomes(model: LlamaForCausalLM, prompt: list[int]) -> dict[Outco
 
 
 def p_value(samples: Iterable[Outcome], probs: Mapping[Outcome, float]) -> float:
-    """Of the chi-square test that the samples have these probabilities; rare and impossible outcomes are one class."""
+    """Of the chi-square test that the samples have these probabilities; rare outcomes are one class, an impossible one
+    leaves no chance."""
     counts = Counter(samples)
+    if not counts.keys() <= probs.keys():
+        return 0.0
     total = sum(counts.values())
     often = [outcome for outcome, p in probs.items() if p * total >= MIN_EXPECTED]
     observed = [counts[outcome] for outcome in often]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from types import SimpleNamespace
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -23,7 +25,9 @@ from tests.engines.sglang import (  # noqa: E402
     faults,
     lagged_faults,
     overlap_on,
+    step_log,
     test_lagged_server,
+    test_planner_server,
     test_sampled,
 )
 from tests.engines.sglang import tree_simulate as ts  # noqa: E402
@@ -34,6 +38,7 @@ CONCURRENCIES = (1, 8)
 LENGTHS = (2, 3, 9, 17, 33, 64, 81, 96)
 TREE_BETA, TOPK, DEPTH = 0.15, 4, 3
 LAGGED = ("--speculative-c2t-plan", "lagged")
+AUTO = ("--speculative-c2t-beta", "auto", "--skip-server-warmup", "--speculative-c2t-cost-curve")
 TREE = (
     *("--speculative-c2t-mode", "tree", "--speculative-eagle-topk", str(TOPK)),
     *("--speculative-c2t-beta", str(TREE_BETA)),
@@ -45,16 +50,12 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     folder = tmp_path_factory.mktemp("overlap")
     target = Target(pair_dir() / "target")
     prompts = [p[:n] for p, n in zip(held_out_prompts(len(LENGTHS), min_tokens=96, seed=7), LENGTHS, strict=True)]
-    plugins = [folder / name for name in ("overlap", "steps")]
-    for plugin, module in zip(plugins, (overlap_on, lagged_faults), strict=True):
-        plugin.mkdir()
-        faults.install(plugin, module.__file__)
-    stock = os.environ.get("PYTHONPATH")
-    path, logging_too = (os.pathsep.join(filter(None, [*map(str, found), stock])) for found in (plugins[:1], plugins))
-    env = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1"}
-    steps, nothing = folder / "steps.log", folder / "nothing"
+    steps, nothing, curve = folder / "steps.log", folder / "nothing", folder / "curve.json"
     nothing.write_text("")
-    steps.write_text("")
+    test_planner_server.CURVE.save(curve)
+    plain = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "TRITON_INTERPRET": "1"}
+    plain |= {"STEP_LOG": str(steps), "PLANTED_FAULT_FILE": str(nothing)}
+    env = {**os.environ, **with_plugin(folder / "overlap", overlap_on, plain)}
     return SimpleNamespace(
         folder=folder,
         steps=steps,
@@ -63,32 +64,48 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         classifier=vc.save_hand_made_classifier(folder / "hand.safetensors"),
         oracle=vc.Oracle(pair_dir(), target),
         forest=ts.Forest(pair_dir(), target),
+        curve=curve,
         env=env,
-        logging={**env, "PYTHONPATH": logging_too, "STEP_LOG": str(steps), "PLANTED_FAULT_FILE": str(nothing)},
+        logging={
+            name: with_plugin(folder / name, module, env)
+            for name, module in (("lagged", lagged_faults), ("auto", step_log))
+        },
     )
 
 
-@pytest.fixture(scope="module", params=["standalone", "lagged", "tree", "pages"])
+def with_plugin(folder: Path, module: ModuleType, env: Mapping[str, str]) -> dict[str, str]:
+    """The environment with a module of this folder as one more plugin."""
+    folder.mkdir()
+    path = filter(None, [str(faults.install(folder, module.__file__)), env["PYTHONPATH"]])
+    return {**env, "PYTHONPATH": os.pathsep.join(path)}
+
+
+@pytest.fixture(scope="module", params=["standalone", "lagged", "auto", "tree", "pages"])
 def served(request: pytest.FixtureRequest, setting: SimpleNamespace) -> Iterator[SimpleNamespace]:
-    """The answers of one server by concurrency, with the lagged plan its steps, and elsewhere its samples."""
+    """The answers and steps of one server by concurrency, and its samples."""
     name = request.param
     base = "standalone" if name == "standalone" else "eagle3"
-    depth = DEPTH if name == "tree" else test_sampled.D_MAX
+    depth = {"tree": DEPTH, "auto": test_planner_server.D_MAX}.get(name, test_sampled.D_MAX)
     # the CPU's trees need pages of one token
-    more = {"tree": TREE, "lagged": LAGGED, "pages": ("--page-size", "16")}.get(name, ())
+    options = {"tree": TREE, "lagged": LAGGED, "auto": (*AUTO, str(setting.curve)), "pages": ("--page-size", "16")}
+    more = options.get(name, ())
     flags = (*more, "--max-running-requests", "48", "--random-seed", test_sampled.SEED)
-    log, env = setting.folder / f"{name}.log", setting.logging if name == "lagged" else setting.env
-    counts, steps = {}, {}
+    log, env = setting.folder / f"{name}.log", setting.logging.get(name, setting.env)
+    counts, steps, answers = {}, {}, {}
     with vc.server(pair_dir(), base, depth, setting.classifier, log, *flags, env=env) as running:
         for n in CONCURRENCIES:
             setting.steps.write_text("")
-            counts[n] = [vc.Counts.of_answer(answer) for answer in vc.answers(running, setting.prompts, n)]
+            answers[n] = vc.answers(running, setting.prompts, n)
+            counts[n] = [vc.Counts.of_answer(answer) for answer in answers[n]]
             steps[n] = [json.loads(line) for line in setting.steps.read_text().splitlines()]
         prompt, probs = most_varied_prompt()
         # of so short answers the lagged plan verifies nothing on this prompt
-        samples = None if name == "lagged" else test_sampled.sample(running, prompt)
+        at_once = () if name == "lagged" else CONCURRENCIES
+        samples = {n: test_sampled.sample_at(running, prompt, n) for n in at_once}
         state = running.request("/get_server_info")
-    yield SimpleNamespace(name=name, base=base, counts=counts, steps=steps, samples=samples, probs=probs, state=state)
+    yield SimpleNamespace(
+        name=name, base=base, answers=answers, counts=counts, steps=steps, samples=samples, probs=probs, state=state
+    )
 
 
 def test_it_is_on(served: SimpleNamespace):
@@ -111,6 +128,9 @@ def test_each_draft_is_what_the_classifier_says(served: SimpleNamespace, setting
         assert max(len(step["rids"]) for step in steps) >= concurrency
         assert any(wanted != kept for _, wanted, kept in expected), "no step was clipped"
         return
+    if served.name == "auto":
+        check_plan(served, concurrency)
+        return
     if served.name == "tree":
         shape = (setting.classifier, TREE_BETA, TOPK, DEPTH, TOPK * DEPTH)
         expected = [setting.forest.counts(served.base, prompt, *shape) for prompt in setting.prompts]
@@ -120,9 +140,34 @@ def test_each_draft_is_what_the_classifier_says(served: SimpleNamespace, setting
     ts.assert_as_simulated(served.counts[concurrency], expected)
 
 
+def check_plan(served: SimpleNamespace, concurrency: int) -> None:
+    """Each step is as deep, and has as many tokens of each request verified, as the simulated planner says of the
+    confidences in the steps so far; and requests report so. With overlap one runs a step more than it counts."""
+    plan = test_planner_server.Plan(compact=True)
+    verified: dict[str, list[int]] = {}
+    for n in CONCURRENCIES[: CONCURRENCIES.index(concurrency) + 1]:
+        for step in served.steps[n]:
+            assert plan.depth(len(step["rids"])) == step["depth"]
+            kept = [0] * len(step["rids"])
+            if step["depth"]:
+                kept = plan.keep([row[: step["depth"]] for row in step["confidence"]])
+                assert kept == step["kept"]
+            for rid, length in zip(step["rids"], kept, strict=True):
+                verified.setdefault(rid, []).append(length)
+    assert plan.margin > test_planner_server.UNDECIDED, "a decision is too near to call: choose other prompts"
+    for answer, found in zip(served.answers[concurrency], served.counts[concurrency], strict=True):
+        lengths = verified[answer["meta_info"]["id"]]
+        assert len(lengths) - found.verify_count in (0, 1)
+        assert found.draft_lengths == tuple(sorted(Counter(lengths[: found.verify_count]).items()))
+    depths = {step["depth"] for step in served.steps[concurrency]}
+    assert len(depths) > 1, "the planner had nothing to decide"
+
+
 def test_samples_have_the_targets_distribution(served: SimpleNamespace):
-    if served.samples is None:
+    if not served.samples:
         pytest.skip("nothing of a draft is verified in so short answers")
-    if served.name != "tree":
-        test_sampled.assert_drafts_were_tried_and_cut(served.samples)
-    assert p_value(test_sampled.outcomes(served.samples), served.probs) >= ALPHA
+    for found in served.samples.values():
+        if served.name not in ("tree", "auto"):
+            test_sampled.assert_drafts_were_tried_and_cut(found)
+    values = {n: p_value(test_sampled.outcomes(found), served.probs) for n, found in served.samples.items()}
+    assert min(values.values()) >= ALPHA, values

@@ -1,13 +1,14 @@
 """Well-known pairs by their published configurations: they start and answer with C2T, on dummy weights.
 
 Vocabularies, the ratio of heads, norms and rotary scaling are the published ones. Depth is two layers, and widths are a
-sixteenth of the published ones, because 8 billion parameters do not fit a test. An EAGLE-3 head reads three layers of
-its target; of two layers it reads what goes into each.
+sixteenth of the published ones, so that it takes seconds; PUBLISHED_WIDTH=full takes them as they are, with fewer
+tokens. An EAGLE-3 head reads three layers of its target; of two layers it reads what goes into each.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,8 @@ pytestmark = [pytest.mark.sglang, pytest.mark.server]
 from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer  # noqa: E402
 
 D_MAX = 4
-NEW_TOKENS = 24
+FULL = os.environ.get("PUBLISHED_WIDTH") == "full"
+NEW_TOKENS = 6 if FULL else 24
 
 LLAMA_31_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -76,14 +78,17 @@ PAIRS = {
     "llama-3.1-8b-instruct": (LLAMA_31_8B, {**LLAMA_31_8B, **HEAD, "draft_vocab_size": 32000}),
     "qwen3-8b": (QWEN3_8B, {**QWEN3_8B, **HEAD, "draft_vocab_size": 32000}),
 }
-SMALL = {
-    "num_hidden_layers": 2,
+WIDTHS = {
     "hidden_size": 256,
     "intermediate_size": 768,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
     "head_dim": 32,
+}
+OVERRIDES = {
+    "num_hidden_layers": 2,
     "eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1, 0]},
+    **({} if FULL else WIDTHS),
 }
 
 
@@ -96,7 +101,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     flags = [
         *("--speculative-algorithm", "C2T", "--speculative-draft-model-path", str(folder / "draft")),
         *("--speculative-num-steps", str(D_MAX), "--speculative-c2t-beta", "0.05"),
-        *("--load-format", "dummy", "--json-model-override-args", json.dumps(SMALL)),
+        *("--load-format", "dummy", "--json-model-override-args", json.dumps(OVERRIDES)),
         *("--skip-tokenizer-init", "--context-length", "2048", "--disable-radix-cache"),
     ]
     with CpuServer(folder / "target", *flags, log=folder / "server.log") as server:

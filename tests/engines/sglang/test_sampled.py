@@ -10,7 +10,8 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ from tests.engines.sglang.verify_counts import DRAFTS, save_hand_made_classifier
 BETA = 0.45
 D_MAX = 6
 SEED = "20251"
+# By how many requests run at once: fewer samples, since they take longer than SAMPLES do in batches as large as fit.
+FEWER = {1: 200, 8: 600}
 
 
 @pytest.fixture(scope="module")
@@ -63,20 +66,28 @@ def sample(running: CpuServer, prompt: list[int]) -> list[dict[str, Any]]:
     return running.request("/generate", {"input_ids": prompt, "sampling_params": params})
 
 
+def sample_at(running: CpuServer, prompt: list[int], concurrency: int) -> list[dict[str, Any]]:
+    """FEWER samples, `concurrency` at a time."""
+    params = {"temperature": TEMPERATURE, "top_k": TOP_K, "max_new_tokens": TOKENS, "ignore_eos": True}
+    body = {"input_ids": prompt, "sampling_params": params}
+    with ThreadPoolExecutor(concurrency) as pool:
+        return list(pool.map(lambda _: running.request("/generate", body), range(FEWER[concurrency])))
+
+
 def outcomes(answers: Iterable[dict[str, Any]]) -> list[Outcome]:
     return [tuple(answer["output_ids"]) for answer in answers]
 
 
-def assert_drafts_were_tried_and_cut(answers: Iterable[dict[str, Any]]) -> None:
+def assert_drafts_were_tried_and_cut(answers: Sequence[dict[str, Any]]) -> None:
     metas = [answer["meta_info"] for answer in answers]
     lengths = Counter[int]()
     for meta in metas:
         lengths.update({n - 1: steps for n, steps in enumerate(meta["spec_cap_lens_histogram"])})
     cut_short = sum(steps for length, steps in lengths.items() if length < D_MAX)
-    assert cut_short > SAMPLES / 10, "next to nothing is cut: the test would show stock verification only"
+    assert cut_short > len(answers) / 10, "next to nothing is cut: the test would show stock verification only"
     accepted = sum(meta["spec_num_correct_drafts"] for meta in metas)
     tried = sum(length * steps for length, steps in lengths.items())
-    assert SAMPLES / 10 < accepted < tried - SAMPLES / 10, "too few drafts are kept, or too few are refused"
+    assert len(answers) / 10 < accepted < tried - len(answers) / 10, "too few drafts are kept, or too few are refused"
 
 
 @pytest.mark.parametrize("base", ["standalone", "eagle3"])
@@ -86,29 +97,32 @@ def test_samples_have_the_targets_distribution(
     prompt, probs = enumerated
     assert sum(p * SAMPLES >= MIN_EXPECTED for p in probs.values()) >= 20, "too few outcomes to tell anything"
     with server(base, tmp_path) as running:
-        answers = sample(running, prompt)
-    assert len(answers) == SAMPLES
-    assert_drafts_were_tried_and_cut(answers)
-    assert p_value(outcomes(answers), probs) >= ALPHA
+        answers = {SAMPLES: sample(running, prompt), **{n: sample_at(running, prompt, n) for n in FEWER}}
+    assert len(answers[SAMPLES]) == SAMPLES
+    for found in answers.values():
+        assert_drafts_were_tried_and_cut(found)
+    values = {n: p_value(outcomes(found), probs) for n, found in answers.items()}
+    assert min(values.values()) >= ALPHA, values
 
 
-def draw_independently(probs: list[float]) -> list[Outcome]:
-    """SAMPLES outcomes whose words are independent and have these probabilities."""
+def draw_independently(probs: list[float], count: int) -> list[Outcome]:
+    """Outcomes whose words are independent and have these probabilities."""
     generator = torch.Generator().manual_seed(2)
-    words = torch.multinomial(torch.tensor(probs), SAMPLES * TOKENS, replacement=True, generator=generator)
-    return [tuple(row) for row in words.view(SAMPLES, TOKENS).tolist()]
+    words = torch.multinomial(torch.tensor(probs), count * TOKENS, replacement=True, generator=generator)
+    return [tuple(row) for row in words.view(count, TOKENS).tolist()]
 
 
-def test_the_test_itself():
-    """It passes on samples of the distribution, and fails on those of the bias below or with impossible ones."""
+@pytest.mark.parametrize("count", [SAMPLES, *FEWER.values()])
+def test_the_test_itself(count: int):
+    """It passes on samples of the distribution, and fails on those of the bias below or with an impossible one."""
     right, biased = [0.5, 0.3, 0.2], [0.75, 0.15, 0.1]
     known = {
         words: math.prod(right[word] for word in words) for words in itertools.product(range(TOP_K), repeat=TOKENS)
     }
-    samples = draw_independently(right)
+    samples = draw_independently(right, count)
     assert p_value(samples, known) >= ALPHA
-    assert p_value(draw_independently(biased), known) < ALPHA
-    assert p_value([(9,) * TOKENS] * (SAMPLES // 20) + samples[SAMPLES // 20 :], known) < ALPHA
+    assert p_value(draw_independently(biased, count), known) < ALPHA
+    assert p_value([(9,) * TOKENS, *samples[1:]], known) < ALPHA
 
 
 # The draft is refused by its own coin, and the next token is then drawn as if it had not been tried. A rule that cut a

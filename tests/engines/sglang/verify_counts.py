@@ -157,5 +157,8 @@ def answers(
     running: CpuServer, prompts: Sequence[Sequence[int]], concurrency: int, new_tokens: int = NEW_TOKENS
 ) -> list[dict[str, Any]]:
     """Greedy answers of `new_tokens` to all prompts, `concurrency` at a time."""
+    if concurrency >= len(prompts) > 1:
+        # as one call: on a busy machine some of many threads would send theirs when others' answers are done
+        return running.generate_all(prompts, max_new_tokens=new_tokens, ignore_eos=True)
     with ThreadPoolExecutor(concurrency) as pool:
         return list(pool.map(lambda p: running.generate(p, max_new_tokens=new_tokens, ignore_eos=True), prompts))
