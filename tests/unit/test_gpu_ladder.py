@@ -15,7 +15,8 @@ import torch
 pytest.importorskip("openai", reason="the servers' client is not installed in this environment")
 
 from benchmarks import gpu_ladder
-from benchmarks.gpu_ladder import MAX_TOKENS, RUNGS, SERVERS, STEPS, Found, p_value, run
+from benchmarks.gpu_ladder import MAX_TOKENS, SERVERS, run
+from benchmarks.gpu_rungs import RUNGS, STEPS, TOPK, Found, p_value
 from benchmarks.serving import Completion, Pass
 from c2t_plugin.engines.server_process import ServerError
 
@@ -51,11 +52,17 @@ def good() -> dict[str, Found]:
         found[name] = Found(one, one, samples, log, state=state, traces=Recorded() if speculates else None)  # type: ignore[arg-type]
     ends = {"uncut": answers(candidates=10 * STEPS), "nothing": answers(steps=MAX_TOKENS - 1, accepted=0, candidates=0)}
     found["kept"] = replace(found["kept"], **ends)
+    found["tree"] = replace(found["tree"], uncut=answers(candidates=10 * STEPS * TOPK))
     return found
 
 
 def test_every_rung_holds_on_good_servers(good: dict[str, Found]):
-    assert {rung: check(good)[1] for rung, (check, _) in RUNGS.items()} == dict.fromkeys(RUNGS, "")
+    assert {rung: judged(good, rung) for rung in RUNGS} == dict.fromkeys(RUNGS, "")
+
+
+def judged(servers: dict[str, Found], rung: str) -> str:
+    check, needs = RUNGS[rung]
+    return check({name: servers[name] for name in needs})[1]
 
 
 # rung: server with the fault, what is changed
@@ -66,6 +73,9 @@ FAULTS: dict[str, tuple[str, Callable[[Found], dict[str, Any]]]] = {
     "R9 greedy": ("eager", lambda found: {"together": answers(first=8)}),
     "R9 sampled": ("auto", lambda found: {"samples": Counter({(1, 2): 400, (1, 3): 400, (2, 2): 200})}),
     "R12 planner": ("auto", lambda found: {"state": {**found.state, "planner": {"active": True, "curve": False}}}),  # type: ignore[dict-item]
+    "R14 trees and pads": ("padded tree", lambda found: {"alone": answers(candidates=41)}),
+    "R14 greedy": ("tree", lambda found: {"alone": answers(first=8)}),
+    "R14 sampled": ("padded tree", lambda found: {"samples": Counter({(1, 2): 400, (1, 3): 400, (2, 2): 200})}),
     "R16 both ends": ("kept", lambda found: {"nothing": answers(steps=MAX_TOKENS - 2)}),
 }
 
@@ -74,7 +84,16 @@ FAULTS: dict[str, tuple[str, Callable[[Found], dict[str, Any]]]] = {
 def test_a_rung_falls_on_its_fault(good: dict[str, Found], rung: str):
     name, fault = FAULTS[rung]
     good[name] = replace(good[name], **fault(good[name]))
-    assert RUNGS[rung][0](good)[1]
+    assert judged(good, rung)
+
+
+def test_a_tree_that_is_not_whole_at_beta_0_is_said(good: dict[str, Found]):
+    good["tree"] = replace(good["tree"], uncut=answers(candidates=10 * STEPS * TOPK - 1))
+    assert "at beta 0 trees have 15.9 nodes, not 16" in judged(good, "R14 trees and pads")
+
+
+def test_every_server_is_looked_at():
+    assert {name for _, needs in RUNGS.values() for name in needs} == set(SERVERS)
 
 
 def test_states_that_are_not_the_same_ones_are_said(good: dict[str, Found]):

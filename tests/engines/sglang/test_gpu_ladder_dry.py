@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_ladder import ROWS, RUNGS, main
+from benchmarks.gpu_ladder import ROWS, main
+from benchmarks.gpu_rungs import RUNGS
 from benchmarks.record import BenchRow, read_rows
 
 
