@@ -159,7 +159,7 @@ def run(out: Path, size: Size, environment: Mapping[str, str] | None, deadline: 
 def main(argv: Sequence[str]) -> int:
     """Serve, check, print."""
     options = part_parser("benchmarks.gpu_ladder", __doc__, "few requests, on the CPU engine").parse_args(argv)
-    deadline = time.monotonic() + options.seconds
+    deadline = float("inf") if options.dry_run else time.monotonic() + options.seconds
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         environment = None if options.dry_run else plugin_environment(Path(scratch))
