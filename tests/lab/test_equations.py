@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -166,6 +167,14 @@ def test_nothing_cut_and_nothing_spent_is_no_speedup() -> None:
     dearer = eq.Latencies(features=2, context=0, classify=1, draft=1, verify=10)
     assert eq.actual_speedup(dearer, recall=0.3, removed=0.0) == pytest.approx(4 / 7)
     assert eq.actual_speedup(dearer, recall=0.3, removed=1.0) == pytest.approx(4 / 4)
+
+
+def test_the_calculator_of_the_documentation(capsys) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs/lab.md").read_text(encoding="utf-8")
+    exec(text.split('python -c "')[1].split('\n"')[0])
+    theoretical, actual = map(float, capsys.readouterr().out.split())
+    assert theoretical == pytest.approx(3.2 / (21.4 * 0.075))
+    assert actual == pytest.approx(3.2 / (1.4 + 1.5))
 
 
 @pytest.mark.parametrize("broken", [(-1, 0, 0, 1, 1), (0, 0, 0, 0, 1), (0, 0, 0, 1, 0)])
