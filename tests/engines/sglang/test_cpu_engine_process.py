@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from c2t_plugin.engines import processes
 from c2t_plugin.engines.server_process import ServerError, ServerProcess
-from c2t_plugin.engines.sglang.cpu_engine import launch
+from c2t_plugin.engines.sglang.cpu_engine import cpu_engine_env, launch
 from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer
 from c2t_plugin.errors import C2TError
 
@@ -55,6 +56,12 @@ def server_command(tmp_path: Path) -> list[str]:
 
 def both_up(folder: Path) -> bool:
     return (folder / "up").exists() and (folder / "up-child").exists()
+
+
+def test_imports_do_not_wait_for_the_garbage_collector() -> None:
+    show = [sys.executable, "-c", "import gc; print(gc.get_threshold()[0])"]
+    thresholds = [subprocess.check_output(show, env=env) for env in (os.environ, cpu_engine_env(os.environ))]
+    assert [int(each) for each in thresholds] == [gc.get_threshold()[0], 50_000]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
