@@ -30,7 +30,7 @@ from benchmarks.measuring import one_line
 from benchmarks.record import BenchRow, append_rows
 from benchmarks.server import Server
 from benchmarks.serving import Client, Pass
-from benchmarks.spans import load_trace, phases
+from benchmarks.spans import Event, load_trace, phases
 from benchmarks.tables import listing
 from c2t_plugin.errors import C2TError
 from c2t_plugin.pair import held_out_prompts, pair_dir
@@ -41,8 +41,8 @@ MAX_TOKENS = 64
 PIPE_WIDTH = 180
 
 
-def profiled(client: Client, prompts: Sequence[Sequence[int]], steps: int, out: Path, cpu: bool) -> dict[str, float]:
-    """Milliseconds per step of each phase, over `steps` steps while all prompts are being answered.
+def profiled(client: Client, prompts: Sequence[Sequence[int]], steps: int, out: Path, cpu: bool) -> list[Event]:
+    """A trace of `steps` decoding steps while all prompts are being answered.
 
     C2TError if the server never had all of them at once.
     """
@@ -70,15 +70,20 @@ def profiled(client: Client, prompts: Sequence[Sequence[int]], steps: int, out: 
     traces = sorted(out.rglob("*DECODE*.trace.json.gz"))
     if not traces:
         raise C2TError("the server wrote no trace of decoding; take longer answers or fewer steps")
-    return phases(load_trace(traces[0]))
+    return load_trace(traces[0])
 
 
 def measure(options: argparse.Namespace, arm: str, flags: Sequence[str], run: Mapping[str, Any]) -> list[BenchRow]:
     """One row per concurrency of one arm; a server that does not start leaves its reason in each."""
     target = options.target or pair_dir() / "target"
     kind = kind_of(run, options.cpu)
-    setting = {"engine": "sglang", "target": target.name, "base": options.base, "d_max": options.d_max}
-    setting["dtype"] = dtype_of(options)
+    setting = {
+        "engine": "sglang",
+        "target": target.name,
+        "dtype": dtype_of(options),
+        "base": options.base,
+        "d_max": options.d_max,
+    }
     found: dict[int, dict[str, float] | str] = {}
     try:
         log = options.out / f"{SCENARIO}-{arm}.log".replace(" ", "-")
@@ -87,7 +92,8 @@ def measure(options: argparse.Namespace, arm: str, flags: Sequence[str], run: Ma
             for concurrency in options.concurrency:
                 prompts = held_out_prompts(concurrency)
                 client.run(prompts[:1], 1, lambda: None)
-                found[concurrency] = profiled(client, prompts, options.steps, options.out / "trace", options.cpu)
+                events = profiled(client, prompts, options.steps, options.out / "trace", options.cpu)
+                found[concurrency] = phases(events)
     except C2TError as error:
         missing = [concurrency for concurrency in options.concurrency if concurrency not in found]
         found |= dict.fromkeys(missing, one_line(error))

@@ -3,7 +3,8 @@
     python -m benchmarks.gpu --out OUT                        the kernels' tests, then every part that times kernels
     python -m benchmarks.gpu --out OUT --parts stats table5   tests, then some parts
     python -m benchmarks.gpu --out OUT --parts ladder --no-tests
-                                                              what has to hold in SGLang before its speed means anything
+                                                              what has to hold in SGLang before its speed means
+                                                              anything; ladder-trees: of trees
     python -m benchmarks.gpu --out OUT --parts serving --no-tests
                                                               SGLang end to end with a target of realistic cost;
                                                               serving-trees: trees there
@@ -36,17 +37,21 @@ import torch
 
 from benchmarks.gpu_goals import goals
 from benchmarks.gpu_part import PARTS, GpuRow, append
+from benchmarks.gpu_rungs import NUMBERS
 from c2t_plugin.provenance import RunRecord
 
 ROWS = "gpu.jsonl"
 # The providers whose bandwidth is printed beside the time
 OURS = ("copy", "fused")
+# The rungs of trees, which have a part of their own: all servers do not fit in one
+TREES = "R14"
 # Parts that start servers, by the script that does, which has rows of its own.
 SERVERS = {
     "serving": ("benchmarks.gpu_serving",),
     "serving-8k": ("benchmarks.gpu_serving",),
     "serving-trees": ("benchmarks.gpu_serving", "--compare", "trees"),
-    "ladder": ("benchmarks.gpu_ladder",),
+    "ladder": ("benchmarks.gpu_ladder", "--rungs", *(number for number in NUMBERS if number != TREES)),
+    "ladder-trees": ("benchmarks.gpu_ladder", "--rungs", TREES),
     "vllm": ("benchmarks.gpu_vllm",),
 }
 # tokens in front of every prompt

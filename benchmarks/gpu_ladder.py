@@ -1,31 +1,40 @@
 """What has to hold in SGLang on a GPU before its speed means anything, one rung after the other, with the shipped pair.
 
     python -m benchmarks.gpu_ladder --out OUT --seconds 500      on a GPU, float32
+    python -m benchmarks.gpu_ladder --out OUT --rungs R9 R14     these alone, with the servers that they need
     python -m benchmarks.gpu_ladder --out OUT --dry-run          few requests, on the CPU engine: it works
 
-starts seven servers one after the other (plain decoding; C2T with kept tokens only; over the uniform window; without
-CUDA graphs; with beta auto; trees of kept nodes only; padded trees), asks them the same, and writes a row per rung
-(gpu_rungs.py) to OUT/ladder.jsonl with what was found and, if a rung does not hold, why. Exit status 1: a rung does not
-hold, or could not be tried. Numbers of rungs stay when others are added; what needs another tool or more GPUs is in
-docs/benchmarking.md.
+starts nine servers one after the other (plain decoding; C2T with kept tokens only; over the uniform window; without
+CUDA graphs; with beta auto; among aborted, retracted and chunked requests; without the overlap scheduler; trees of kept
+nodes only; padded trees), asks them the same, and writes a row per rung (gpu_rungs.py) to OUT/ladder.jsonl with what
+was found and, if a rung does not hold, why. Exit status 1: a rung does not hold, or could not be tried. Numbers of
+rungs stay when others are added; what the ladder leaves to other scripts or to more GPUs is in docs/benchmarking.md.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_rungs import RUNGS, STEPS, TOPK, Found
+import torch
+
+from benchmarks.breakdown import profiled
+from benchmarks.gpu_rungs import NUMBERS, RUNGS, STEPS, TOPK, Found, number_of
 from benchmarks.gpu_server import GpuServer, part_parser, plugin_environment
-from benchmarks.gpu_serving import NativeClient
+from benchmarks.native_client import NativeClient
+from benchmarks.recomputed import Comparison, compare, recompute
 from benchmarks.record import BenchRow, append_rows
+from benchmarks.serving import Client, Pass
+from benchmarks.spans import gap_ms
 from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer
 from c2t_plugin.errors import C2TError
 from c2t_plugin.pair import held_out_prompts, pair_dir
@@ -35,6 +44,7 @@ from c2t_plugin.traces import SUFFIX, Traces, load_traces
 
 ROWS = "ladder.jsonl"
 SEED = 0
+DRAFT = "eagle3"
 MAX_TOKENS = 40
 START_TIMEOUT_S = 240.0
 TEMPERATURE = 0.8
@@ -49,10 +59,15 @@ SERVERS: dict[str, tuple[str, ...]] = {
     "window": (*C2T, "--speculative-c2t-ragged", "off"),
     "eager": (*C2T, "--disable-cuda-graph"),
     "auto": (*C2T, "--speculative-c2t-beta", "auto"),
+    "rough": (*C2T, "--chunked-prefill-size", "32", "--enable-mixed-chunk"),
+    "sync": (*C2T, "--disable-overlap-schedule"),
     "tree": TREE,
     "padded tree": (*TREE, "--speculative-c2t-ragged", "off"),
 }
-RECORDED = ("kept", "eager")
+RECORDED = ("kept", "eager", "rough")
+RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
+PROFILED = ("kept", "sync")
+PROFILED_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -70,12 +85,17 @@ FULL, DRY = Size(64, 32, 20_000), Size(4, 2, 30)
 def ask(server: Any, name: str, size: Size, log: Path, traces: Path | None) -> Found:
     """All passes of one server."""
     prompts = held_out_prompts(size.prompts, seed=SEED)
+    uncut = nothing = state = recorded = None
     with NativeClient(server.base_url, MAX_TOKENS) as client:
         alone = client.run(prompts, 1, _nothing)
         # before anything else is recorded, so that the requests of two servers are the same ones
-        recorded = None if traces is None else _recorded(traces, size.prompts)
-        together = client.run(prompts, size.concurrency, _nothing)
-        uncut = nothing = state = None
+        if traces is not None and name != "rough":
+            recorded = _recorded(traces, size.prompts)
+        with ThreadPoolExecutor(1) as beside:
+            stopped = beside.submit(lambda: [client.stop_midway(each) for each in prompts if name == "rough"])
+            together = client.run(prompts, size.concurrency, _nothing)
+        if traces is not None and name == "rough":
+            recorded = _recorded(traces, 2 * size.prompts)
         if name in ("kept", "tree"):
             beta = client.c2t_state()["beta"]
             client.control(0.0, STEPS)
@@ -90,7 +110,23 @@ def ask(server: Any, name: str, size: Size, log: Path, traces: Path | None) -> F
             state = client.c2t_state()
     samples = Counter(completion.token_ids for completion in sampled.completions)
     text = log.read_text(encoding="utf-8", errors="replace")
-    return Found(alone, together, samples, text, uncut, nothing, state, recorded)
+    return Found(
+        *(alone, together, samples, text, uncut, nothing, state, recorded),
+        recomputed=None if recorded is None else _recomputed(recorded, prompts, alone),
+        aborted=sum(stopped.result()),
+        gap_ms=_gap(server, prompts[: size.concurrency], log) if name in PROFILED else None,
+    )
+
+
+def _recomputed(recorded: Traces, prompts: Sequence[Sequence[int]], answered: Pass) -> Comparison:
+    texts = [(prompt, one.token_ids) for prompt, one in zip(prompts, answered.completions, strict=True)]
+    return compare(recorded, recompute(DRAFT, texts, STEPS, recorded.header["top_m"]))
+
+
+def _gap(server: Any, prompts: Sequence[Sequence[int]], log: Path) -> float | None:
+    folder, cpu = log.with_suffix(".trace"), not torch.cuda.is_available()
+    with Client(server.base_url, MAX_TOKENS) as client:
+        return gap_ms(profiled(client, prompts, PROFILED_STEPS, folder, cpu))
 
 
 def _nothing() -> None:
@@ -103,7 +139,7 @@ def _recorded(folder: Path, prompts: int) -> Traces:
     while time.monotonic() < deadline:
         if any(folder.glob(f"*{SUFFIX}")):
             traces = load_traces(folder)
-            if len(traces.first) == prompts:
+            if len(traces.first) >= prompts:
                 return traces
         time.sleep(1.0)
     raise C2TError(f"{folder} has no drafts of {prompts} requests after {3 * WRITE_EVERY_S:.0f} s")
@@ -116,23 +152,30 @@ def serve(
     log, traces = out / f"ladder-{name}.log", out / f"traces-{name}" if name in RECORDED else None
     flags = list(SERVERS[name])
     if flags:
-        flags += ["--speculative-draft-model-path", str(pair_dir() / "eagle3")]
+        flags += ["--speculative-draft-model-path", str(pair_dir() / DRAFT)]
     if traces is not None:
         flags += ["--speculative-c2t-trace-dir", str(traces), "--speculative-c2t-trace-share", "1.0"]
     target = pair_dir() / "target"
+    added = RETRACT if name == "rough" else {}
     if environment is None:
         flags += ["--skip-server-warmup"]
-        return CpuServer(target, *flags, log=log, start_timeout=START_TIMEOUT_S), log, traces
+        env = {**os.environ, **added}
+        return CpuServer(target, *flags, log=log, start_timeout=START_TIMEOUT_S, env=env), log, traces
+    environment = {**environment, **added}
     flags += ["--dtype", "float32", "--max-running-requests", str(FULL.concurrency)]
     started = GpuServer(target, *flags, log=log, environment=environment, start_timeout=START_TIMEOUT_S)
     return started, log, traces
 
 
-def run(out: Path, size: Size, environment: Mapping[str, str] | None, deadline: float) -> list[BenchRow]:
-    """All servers, then all rungs."""
+def run(
+    out: Path, size: Size, environment: Mapping[str, str] | None, deadline: float, numbers: Sequence[str] = NUMBERS
+) -> list[BenchRow]:
+    """The servers that the rungs need, then the rungs."""
     found: dict[str, Found] = {}
     missing: dict[str, str] = {}
-    for name in SERVERS:
+    rungs = {name: rung for name, rung in RUNGS.items() if number_of(name) in numbers}
+    needed = {server for _, needs in rungs.values() for server in needs}
+    for name in filter(needed.__contains__, SERVERS):
         if time.monotonic() > deadline:
             missing[name] = "out of time"
             continue
@@ -144,13 +187,16 @@ def run(out: Path, size: Size, environment: Mapping[str, str] | None, deadline: 
             # a lookup fails where a server's answer lacks what it should hold
             missing[name] = " ".join(f"{type(error).__name__}: {error}".split())
     kind, record = "measured" if environment is not None else "functional", RunRecord.capture(seed=SEED).to_json()
+    setting: dict[str, str | int | float | None] = {
+        "dtype": "float32",
+        "steps": STEPS,
+        "output_tokens": MAX_TOKENS,
+    }
     rows = []
-    for rung, (check, needs) in RUNGS.items():
+    for rung, (check, needs) in rungs.items():
         lacking = {name: missing[name] for name in needs if name in missing}
         asked = {name: found[name] for name in needs if name in found}
         metrics, fault = ({}, f"not tried: {lacking}") if lacking else check(asked)
-        setting: dict[str, str | int | float | None] = {"steps": STEPS, "output_tokens": MAX_TOKENS}
-        setting["dtype"] = "float32"
         rows.append(BenchRow("gpu-ladder", kind, rung, setting, metrics, fault, record))
     append_rows(out / ROWS, rows)
     return rows
@@ -158,12 +204,14 @@ def run(out: Path, size: Size, environment: Mapping[str, str] | None, deadline: 
 
 def main(argv: Sequence[str]) -> int:
     """Serve, check, print."""
-    options = part_parser("benchmarks.gpu_ladder", __doc__, "few requests, on the CPU engine").parse_args(argv)
+    parser = part_parser("benchmarks.gpu_ladder", __doc__, "few requests, on the CPU engine")
+    parser.add_argument("--rungs", nargs="+", choices=NUMBERS, default=NUMBERS, metavar="R", help=f"of {NUMBERS}")
+    options = parser.parse_args(argv)
     deadline = float("inf") if options.dry_run else time.monotonic() + options.seconds
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         environment = None if options.dry_run else plugin_environment(Path(scratch))
-        rows = run(options.out, DRY if options.dry_run else FULL, environment, deadline)
+        rows = run(options.out, DRY if options.dry_run else FULL, environment, deadline, options.rungs)
     for row in rows:
         shown = " ".join(f"{name}={value:.4g}" for name, value in row.metrics.items() if value is not None)
         print(f"{row.arm:<20}{'FAULT' if row.error else 'holds':<7}{shown} {row.error}".rstrip())

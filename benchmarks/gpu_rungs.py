@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.recomputed import STATISTICS, Comparison
 from benchmarks.serving import Pass
 from c2t_plugin.traces import Traces
 
+RETRACTED = re.compile(r"#retracted_reqs: (\d+)")
 # Of the drafts, chains and trees.
 STEPS = 4
 TOPK = 4
@@ -20,16 +23,17 @@ ALPHA = 1e-4
 # Outcomes that are rarer are counted together.
 MIN_EXPECTED = 5.0
 # float32 sums over a vocabulary in another order
-STATISTICS = 2e-3
+TOLERANCE = 2e-3
 # servers
-CHAINS = ("plain", "kept", "window", "eager", "auto")
+CHAINS = ("plain", "kept", "window", "eager", "auto", "rough", "sync")
 TREES = ("plain", "tree", "padded tree")
 
 
 @dataclass(frozen=True)
 class Found:
     """What one server did. uncut, nothing: passes at beta 0 and, of a chain, with nothing verified. samples: of the
-    first tokens."""
+    first tokens. recomputed: what it recorded, beside a recomputation. aborted: requests stopped while they ran.
+    gap_ms: from the draft's end to the verification's start, a step."""
 
     alone: Pass
     together: Pass
@@ -39,6 +43,9 @@ class Found:
     nothing: Pass | None = None
     state: Mapping[str, Any] | None = None
     traces: Traces | None = None
+    recomputed: Comparison | None = None
+    aborted: int = 0
+    gap_ms: float | None = None
 
 
 Verdict = tuple[dict[str, float | None], str]
@@ -51,15 +58,36 @@ def configured(found: Mapping[str, Found]) -> Verdict:
     return {"servers": len(lines)}, f"configuration stated {lines} times" if wrong else ""
 
 
+def recomputed(found: Mapping[str, Found]) -> Verdict:
+    """Statistics are those of a recomputation, of requests alone and of those among aborted and retracted ones."""
+    metrics: dict[str, float | None] = {}
+    faults = []
+    for name, each in found.items():
+        assert each.recomputed is not None
+        states, off, wrong = each.recomputed.states, each.recomputed.largest_difference, each.recomputed.wrong_labels
+        metrics |= {f"states_{name}": states, f"largest_difference_{name}": off}
+        if not states or off >= TOLERANCE or wrong:
+            faults.append(f"{name}: {states} states differ by up to {off:.3g}, {wrong} in what was accepted")
+    rough = found["rough"]
+    events = {"aborted": rough.aborted, "retracted": sum(map(int, RETRACTED.findall(rough.log)))}
+    faults += [f"nothing was {event}" for event, count in events.items() if not count]
+    return {**metrics, **events}, "; ".join(faults)
+
+
+def gaps(found: Mapping[str, Found]) -> Verdict:
+    """What the GPU waits for between draft and verification: tells, and falls only where that cannot be told."""
+    told = {f"gap_ms_{name}": each.gap_ms for name, each in found.items()}
+    return told, "" if all(gap is not None for gap in told.values()) else "no step has both phases in the trace"
+
+
 def graphs_are_eager(found: Mapping[str, Found]) -> Verdict:
     """Statistics out of the draft's CUDA graph are those of the same draft without one."""
     graph, eager = found["kept"].traces, found["eager"].traces
     assert graph is not None and eager is not None
     if not (torch.equal(graph.prompt, eager.prompt) and torch.equal(graph.step, eager.step)):
         return {}, f"the servers visited {len(graph)} and {len(eager)} states, which are not the same ones"
-    names = ("joint_log_prob", "log_prob", "entropy", "margin")
-    off = max(float((getattr(graph.chain, n) - getattr(eager.chain, n)).abs().max()) for n in names)
-    return {"states": len(graph), "largest_difference": off}, "" if off < STATISTICS else f"they differ by {off:.3g}"
+    off = max(float((getattr(graph.chain, n) - getattr(eager.chain, n)).abs().max()) for n in STATISTICS)
+    return {"states": len(graph), "largest_difference": off}, "" if off < TOLERANCE else f"they differ by {off:.3g}"
 
 
 def kept_is_window(found: Mapping[str, Found]) -> Verdict:
@@ -130,16 +158,26 @@ def planned(found: Mapping[str, Found]) -> Verdict:
 # name: check, and the servers it looks at
 RUNGS: dict[str, tuple[Callable[[Mapping[str, Found]], Verdict], tuple[str, ...]]] = {
     "R1 configuration": (configured, CHAINS),
+    "R4 recomputed": (recomputed, ("kept", "rough")),
     "R6 graph and eager": (graphs_are_eager, ("kept", "eager")),
     "R8 kept and window": (kept_is_window, ("kept", "window")),
     "R9 greedy": (greedy, CHAINS),
     "R9 sampled": (sampled, CHAINS),
+    "R10 gap": (gaps, ("kept", "sync")),
     "R12 planner": (planned, ("auto",)),
     "R14 trees and pads": (trees, TREES),
     "R14 greedy": (greedy, TREES),
     "R14 sampled": (sampled, TREES),
     "R16 both ends": (ends, ("kept",)),
 }
+
+
+def number_of(rung: str) -> str:
+    """R1 of "R1 configuration"."""
+    return rung.split()[0]
+
+
+NUMBERS = tuple(dict.fromkeys(map(number_of, RUNGS)))
 
 
 def p_value(first: Counter[tuple[int, ...]], second: Counter[tuple[int, ...]]) -> float:

@@ -22,7 +22,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import torch
 
 from benchmarks.arm_options import TOP_M
@@ -31,9 +30,10 @@ from benchmarks.gpu_server import GpuServer, part_parser, plugin_environment
 from benchmarks.gpu_serving_arms import COMPARISONS, THRESHOLD, Arm
 from benchmarks.gpu_tree_goals import summary
 from benchmarks.inflate import PRESETS, inflate
+from benchmarks.native_client import NativeClient
 from benchmarks.record import BenchRow, append_rows, read_rows
 from benchmarks.scenarios import CONCURRENCIES
-from benchmarks.serving import REQUEST_TIMEOUT_S, Client, Completion, Pass, counts
+from benchmarks.serving import Client, Pass
 from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer
 from c2t_plugin.errors import C2TError
 from c2t_plugin.pair import held_out_prompts, pair_dir
@@ -54,33 +54,18 @@ START_TIMEOUT_S = 240.0
 SAME_TAU = 0.02
 
 
-class NativeClient(Client):
-    """Sends prompts to /generate, whose answers hold the counts on every supported SGLang, and as many at a time."""
-
-    def __init__(self, url: str, max_tokens: int) -> None:
-        super().__init__(url, max_tokens)
-        self._http.close()
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx.Client(base_url=url, timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False)
-
-    def complete(self, prompt: Sequence[int], temperature: float = 0.0) -> Completion:
-        """One completion of a prompt given as token ids. Raises C2TError if the server fails."""
-        sampling = {"temperature": temperature, "max_new_tokens": self.max_tokens, "ignore_eos": True}
-        body = {"input_ids": list(prompt), "sampling_params": sampling}
-        answer = self._request("POST", "/generate", json=body).json()
-        meta = answer["meta_info"]
-        details = {"spec_cap_lens_histogram": [], **meta} if meta.get("spec_verify_ct") else None
-        return Completion(tuple(answer["output_ids"]), *counts(details))
-
-
 class Bench:
     """One run: its prompts, the outputs of plain decoding, rows as they come."""
 
     def __init__(self, out: Path, models: Path, target: str, prefix: int, dry_run: bool) -> None:
         self.out, self.models, self.dry_run = out, models, dry_run
         self.prompts = prompts_of(DRY_PROMPTS if dry_run else PROMPTS_PER_SLOT * max(CONCURRENCIES), prefix)
-        self.setting: dict[str, Setting] = {"target": target, "prefix": prefix, "output_tokens": MAX_TOKENS}
-        self.setting["dtype"] = "float32" if dry_run else "bfloat16"
+        self.setting: dict[str, Setting] = {
+            "target": target,
+            "dtype": "float32" if dry_run else "bfloat16",
+            "prefix": prefix,
+            "output_tokens": MAX_TOKENS,
+        }
         self.record = RunRecord.capture(seed=SEED).to_json()
         self.plain: Pass | None = None
         self.static: dict[int, float | None] = {}
@@ -162,10 +147,19 @@ class Bench:
             "step_ms": _over(1e3 * found.seconds * concurrency, found.verify_steps or None),
             "verify_steps": found.verify_steps,
             "ran_at_once": ran,
+            "device_memory_gb": used_gb(),
             "passes": 1,
             "warm_up": len(prompts[:concurrency]),
         }
         self.row(_named(arm, beta), metrics, check="throughput", concurrency=concurrency)
+
+
+def used_gb() -> float | None:
+    """Memory of the GPU that is in use, by whatever process; the server gives none of its own back."""
+    if not torch.cuda.is_available():
+        return None
+    free, whole = torch.cuda.mem_get_info()
+    return (whole - free) / 1e9
 
 
 def _named(arm: Arm, beta: float | None) -> str:

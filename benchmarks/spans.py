@@ -10,7 +10,7 @@ import json
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,10 +68,42 @@ def phases(events: Sequence[Event]) -> dict[str, float]:
     steps = sum(span.phase == STEP for spans in threads.values() for span in spans)
     if not steps:
         raise C2TError("the trace holds no decoding step with call stacks: profile with stacks, under speculation")
-    kernels = [event for event in events if event.get("ph") == "X" and event.get("cat") in ("kernel", "gpu_memcpy")]
-    total = _device(events, kernels, threads) if kernels else _host(threads)
+    kernels = _launched(events)
+    total = _device(kernels, threads) if kernels else _host(threads)
     found = {f"{phase}_ms": total.get(phase, 0.0) / 1e3 / steps for phase in PHASES}
     return {**found, "steps": float(steps)}
+
+
+def gap_ms(events: Sequence[Event]) -> float | None:
+    """Milliseconds from the end of a step's draft to the start of its verification, on average; None if
+    there are no such steps.
+
+    On the device where the trace has kernels: what it idles there, since both are long queues of kernels.
+    """
+    kernels = _launched(events)
+    found = []
+    for thread, spans in _threads(events).items():
+        for draft, verify in _pairs(spans):
+            ends, starts = [draft.end], [verify.start]
+            if kernels:
+                mine = kernels.get(thread, ())
+                ends = [kernel["ts"] + kernel["dur"] for at, kernel in mine if draft.start <= at < draft.end]
+                starts = [kernel["ts"] for at, kernel in mine if verify.start <= at < verify.end]
+            if ends and starts:
+                found.append((min(starts) - max(ends)) / 1e3)
+    return sum(found) / len(found) if found else None
+
+
+def _pairs(spans: Iterable[Span]) -> Iterator[tuple[Span, Span]]:
+    """Each verification of a thread with the last outermost draft before it."""
+    draft: Span | None = None
+    verified = 0.0
+    for span in spans:
+        if span.phase == "draft" and (draft is None or span.start >= draft.end):
+            draft = span
+        elif span.phase == "verify" and draft is not None and span.start >= max(draft.end, verified):
+            verified = span.end
+            yield draft, span
 
 
 def _threads(events: Iterable[Event]) -> dict[Any, list[Span]]:
@@ -107,23 +139,34 @@ def _host(threads: Mapping[Any, Sequence[Span]]) -> dict[str, float]:
 
 
 def _device(
-    events: Iterable[Event], kernels: Iterable[Event], threads: Mapping[Any, Sequence[Span]]
+    kernels: Mapping[Any, Sequence[tuple[float, Event]]], threads: Mapping[Any, Sequence[Span]]
 ) -> dict[str, float]:
     """Microseconds of the kernels that each phase launched."""
+    total: dict[str, float] = defaultdict(float)
+    for thread, spans in threads.items():
+        for at, kernel in kernels.get(thread, ()):
+            phase = _innermost(spans, at)
+            if phase is None:
+                continue
+            own = next((own for own, pattern in KERNELS if pattern.search(kernel["name"])), None)
+            total[own or _named(phase)] += kernel["dur"]
+    return dict(total)
+
+
+def _launched(events: Sequence[Event]) -> dict[Any, list[tuple[float, Event]]]:
+    """The device's kernels and copies by the thread that launched them, with the time of the launch."""
     launches = {
         event["args"]["correlation"]: event
         for event in events
         if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
     }
-    total: dict[str, float] = defaultdict(float)
-    for kernel in kernels:
-        launch = launches.get(kernel.get("args", {}).get("correlation"))
-        phase = _innermost(threads.get(launch["tid"], ()), launch["ts"]) if launch else None
-        if phase is None:
-            continue
-        own = next((own for own, pattern in KERNELS if pattern.search(kernel["name"])), None)
-        total[own or _named(phase)] += kernel["dur"]
-    return dict(total)
+    found: dict[Any, list[tuple[float, Event]]] = defaultdict(list)
+    for event in events:
+        if event.get("ph") == "X" and event.get("cat") in ("kernel", "gpu_memcpy"):
+            launch = launches.get(event.get("args", {}).get("correlation"))
+            # one that was launched before the trace began counts for no thread
+            found[launch["tid"] if launch else None].append((launch["ts"] if launch else event["ts"], event))
+    return dict(found)
 
 
 def _innermost(spans: Sequence[Span], at: float) -> str | None:

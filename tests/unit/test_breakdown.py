@@ -13,7 +13,7 @@ import pytest
 from benchmarks import breakdown
 from benchmarks.record import BenchRow, read_rows
 from benchmarks.serving import Completion, Pass
-from benchmarks.spans import PHASES, load_trace, phases
+from benchmarks.spans import PHASES, gap_ms, load_trace, phases
 from c2t_plugin.errors import C2TError
 
 STEP = "sglang/srt/speculative/eagle_worker_v2.py(1416): forward_batch_generation"
@@ -65,10 +65,10 @@ def test_several_steps_are_averaged_and_threads_kept_apart():
     assert sum(found[f"{phase}_ms"] for phase in PHASES) == pytest.approx((1.0 + 0.2) / 2)
 
 
-def kernel(name: str, us: float, correlation: int, launched: float) -> list[dict[str, Any]]:
+def kernel(name: str, us: float, correlation: int, launched: float, start: float = 9e9) -> list[dict[str, Any]]:
     arguments = {"correlation": correlation}
     launch = {"ph": "X", "cat": "cuda_runtime", "name": "launch", "ts": launched, "dur": 1, "tid": 1, "args": arguments}
-    return [{"ph": "X", "cat": "kernel", "name": name, "ts": 9e9, "dur": us, "tid": 7, "args": arguments}, launch]
+    return [{"ph": "X", "cat": "kernel", "name": name, "ts": start, "dur": us, "tid": 7, "args": arguments}, launch]
 
 
 def test_with_device_times_a_kernel_counts_for_the_phase_that_launched_it():
@@ -88,6 +88,23 @@ def test_with_device_times_a_kernel_counts_for_the_phase_that_launched_it():
             "steps": 1.0,
         }
     )
+
+
+def test_the_gap_is_between_a_steps_draft_and_its_verification():
+    """By calls 0 and 30 us. The extension after the verification is no draft of that step's, nor is a nested call."""
+    extension = "sglang/srt/speculative/eagle_worker_v2.py(1200): _draft_extend_for_decode"
+    later = [call(DRAFT, 1100, 1200), call(VERIFY, 1230, 1500), call(VERIFY, 1240, 1300), call(extension, 1510, 1520)]
+    steps = [*ONE_STEP, call(extension, 910, 990), *later]
+    assert gap_ms(steps) == pytest.approx((0.0 + 0.030) / 2)
+    assert gap_ms([call(VERIFY, 0, 1), call(DRAFT, 2, 3)]) is None
+
+
+def test_on_a_device_the_gap_is_what_it_idles():
+    """Launched long before, draft kernels run until 1070, verification's from 1100 on."""
+    drafted = [*kernel("gemm", 20, 1, 150, start=1000), *kernel("score_chain_kernel", 10, 2, 390, start=1060)]
+    verified = [*kernel("gemm", 50, 3, 460, start=1200), *kernel("gather", 5, 4, 410, start=1100)]
+    assert gap_ms([*ONE_STEP, *drafted, *verified]) == pytest.approx(0.030)
+    assert gap_ms([*ONE_STEP, *drafted]) is None
 
 
 def test_a_trace_without_steps_is_refused():

@@ -15,12 +15,16 @@ import torch
 pytest.importorskip("openai", reason="the servers' client is not installed in this environment")
 
 from benchmarks import gpu_ladder
+from benchmarks.gpu import SERVERS as SERVER_PARTS
 from benchmarks.gpu_ladder import MAX_TOKENS, SERVERS, run
-from benchmarks.gpu_rungs import RUNGS, STEPS, TOPK, Found, p_value
+from benchmarks.gpu_rungs import NUMBERS, RUNGS, STEPS, TOPK, Found, p_value
+from benchmarks.recomputed import Comparison
 from benchmarks.serving import Completion, Pass
 from c2t_plugin.engines.server_process import ServerError
 
 PROMPTS = 3
+SAME = Comparison(states=90, largest_difference=1e-5, wrong_labels=0)
+RETRACTED = "Testing retraction. #retracted_reqs: 1, #new_tokens_gained: 40\n"
 
 
 def answers(*, steps: int = 10, accepted: int = 29, candidates: int = 40, first: int = 7) -> Pass:
@@ -49,7 +53,9 @@ def good() -> dict[str, Found]:
         one = answers() if speculates else answers(steps=0, accepted=0, candidates=0)
         log = "C2T: configuration {}\n" if speculates else ""
         state = {"planner": {"active": True, "curve": True}, "depths": {"0": 3, "4": 5}} if speculates else None
-        found[name] = Found(one, one, samples, log, state=state, traces=Recorded() if speculates else None)  # type: ignore[arg-type]
+        traces: Any = Recorded() if speculates else None
+        found[name] = Found(one, one, samples, log, state=state, traces=traces, recomputed=SAME, gap_ms=0.02)
+    found["rough"] = replace(found["rough"], aborted=2, log=found["rough"].log + RETRACTED)
     ends = {"uncut": answers(candidates=10 * STEPS), "nothing": answers(steps=MAX_TOKENS - 1, accepted=0, candidates=0)}
     found["kept"] = replace(found["kept"], **ends)
     found["tree"] = replace(found["tree"], uncut=answers(candidates=10 * STEPS * TOPK))
@@ -68,10 +74,12 @@ def judged(servers: dict[str, Found], rung: str) -> str:
 # rung: server with the fault, what is changed
 FAULTS: dict[str, tuple[str, Callable[[Found], dict[str, Any]]]] = {
     "R1 configuration": ("window", lambda found: {"log": ""}),
+    "R4 recomputed": ("rough", lambda found: {"recomputed": replace(SAME, largest_difference=0.1)}),
     "R6 graph and eager": ("eager", lambda found: {"traces": Recorded(shift=0.1)}),
     "R8 kept and window": ("kept", lambda found: {"together": answers(accepted=28)}),
     "R9 greedy": ("eager", lambda found: {"together": answers(first=8)}),
     "R9 sampled": ("auto", lambda found: {"samples": Counter({(1, 2): 400, (1, 3): 400, (2, 2): 200})}),
+    "R10 gap": ("sync", lambda found: {"gap_ms": None}),
     "R12 planner": ("auto", lambda found: {"state": {**found.state, "planner": {"active": True, "curve": False}}}),  # type: ignore[dict-item]
     "R14 trees and pads": ("padded tree", lambda found: {"alone": answers(candidates=41)}),
     "R14 greedy": ("tree", lambda found: {"alone": answers(first=8)}),
@@ -90,6 +98,22 @@ def test_a_rung_falls_on_its_fault(good: dict[str, Found], rung: str):
 def test_a_tree_that_is_not_whole_at_beta_0_is_said(good: dict[str, Found]):
     good["tree"] = replace(good["tree"], uncut=answers(candidates=10 * STEPS * TOPK - 1))
     assert "at beta 0 trees have 15.9 nodes, not 16" in judged(good, "R14 trees and pads")
+
+
+@pytest.mark.parametrize(
+    ("server", "changed", "said"),
+    [
+        ("kept", {"recomputed": replace(SAME, wrong_labels=3)}, "kept: 90 states differ by up to 1e-05, 3 in what was"),
+        ("rough", {"recomputed": replace(SAME, states=0)}, "rough: 0 states"),
+        ("rough", {"aborted": 0}, "nothing was aborted"),
+        ("rough", {"log": RETRACTED.replace("1", "0")}, "nothing was retracted"),
+    ],
+)
+def test_a_recomputation_of_nothing_or_of_something_else_is_said(
+    good: dict[str, Found], server: str, changed: dict[str, Any], said: str
+):
+    good[server] = replace(good[server], **changed)
+    assert said in judged(good, "R4 recomputed")
 
 
 def test_every_server_is_looked_at():
@@ -124,3 +148,21 @@ def test_a_server_that_does_not_start_takes_its_rungs_along(tmp_path: Path, monk
     assert {row.arm for row in rows} == set(RUNGS)
     assert all(row.error.startswith("not tried: ") and "\n" not in row.error for row in rows)
     assert "out of time" in run(tmp_path, gpu_ladder.DRY, None, 0.0)[0].error
+
+
+def test_rungs_are_chosen_with_their_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tried: list[str] = []
+
+    def serve(name: str, *_: Any) -> Any:
+        tried.append(name)
+        raise ServerError("no")
+
+    monkeypatch.setattr(gpu_ladder, "serve", serve)
+    rows = run(tmp_path, gpu_ladder.DRY, None, float("inf"), ["R14", "R4"])
+    assert [row.arm for row in rows] == ["R4 recomputed", "R14 trees and pads", "R14 greedy", "R14 sampled"]
+    assert tried == ["plain", "kept", "rough", "tree", "padded tree"]
+
+
+def test_the_two_parts_of_the_gpu_run_are_the_whole_ladder():
+    chosen = [SERVER_PARTS[part][2:] for part in ("ladder", "ladder-trees")]
+    assert sorted([*chosen[0], *chosen[1]]) == sorted(NUMBERS)

@@ -17,8 +17,9 @@ import pytest
 
 from benchmarks import gpu_serving
 from benchmarks.gpu_server import GpuServer, plugin_environment
-from benchmarks.gpu_serving import Arm, NativeClient, largest_batch, main, prompts_of
+from benchmarks.gpu_serving import Arm, largest_batch, main, prompts_of
 from benchmarks.gpu_serving_arms import ARMS, TREE_ARMS, TREE_SIZES
+from benchmarks.native_client import NativeClient
 from benchmarks.record import BenchRow, read_rows
 from benchmarks.results_page import page
 from benchmarks.serving import Completion, Pass
