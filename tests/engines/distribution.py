@@ -69,19 +69,37 @@ def p_value(samples: Iterable[Outcome], probs: Mapping[Outcome, float]) -> float
 
 
 @torch.no_grad()
-def rank_p_value(model: LlamaForCausalLM, prompts: list[list[int]], outputs: list[list[int]]) -> float:
+def rank_p_value(
+    model: LlamaForCausalLM,
+    prompts: list[list[int]],
+    outputs: list[list[int]],
+    top_k: int | None = None,
+    top_p: float = 1.0,
+) -> float:
     """Of the chi-square test that words drawn at temperature 1 have the ranks that the target gives them.
 
     Each word of an output counts, by its place among the target's words there: first to RANKS-th, or behind. Their
-    probabilities differ from word to word, so the counts' covariance is the sum over the words.
+    probabilities differ from word to word, so the counts' covariance is the sum over the words. A word that top_k or
+    top_p leaves out leaves no chance.
     """
     surplus, covariance = torch.zeros(RANKS).double(), torch.zeros(RANKS, RANKS).double()
     for prompt, words in zip(prompts, outputs, strict=True):
         logits = model(torch.tensor([[*prompt, *words]]), use_cache=False).logits[0, len(prompt) - 1 : -1].double()
-        probs, ranked = logits.softmax(-1).topk(RANKS)
-        surplus += ((ranked == torch.tensor(words)[:, None]).double() - probs).sum(0)
+        probs, ranked = logits.softmax(-1).sort(descending=True)
+        # vLLM applies top-k first, and top-p to what is left
+        probs = _normalised(probs * (torch.arange(probs.shape[1]) < (top_k or probs.shape[1])))
+        probs = _normalised(probs * (probs.cumsum(-1) - probs < top_p))
+        drawn = ranked == torch.tensor(words)[:, None]
+        if not probs[drawn].all():
+            return 0.0
+        probs = probs[:, :RANKS]
+        surplus += (drawn[:, :RANKS].double() - probs).sum(0)
         covariance += torch.diag(probs.sum(0)) - probs.T @ probs
     return float(chi2.sf(float(surplus @ torch.linalg.solve(covariance, surplus)), df=RANKS))
+
+
+def _normalised(weights: torch.Tensor) -> torch.Tensor:
+    return weights / weights.sum(-1, keepdim=True)
 
 
 def most_varied_prompt() -> tuple[list[int], dict[Outcome, float]]:

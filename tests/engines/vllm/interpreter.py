@@ -24,3 +24,14 @@ def install() -> None:
         return stock(self, ptrs, value, mask, *rest)
 
     interpreter.InterpreterBuilder.create_masked_store = create_masked_store
+
+
+def replace_what_it_does_not_know() -> None:
+    """In a process with install(): libdevice's functions are CUDA's alone, and vLLM's kernel for top-k and top-p makes
+    some numbers that are tensors for a compiler only. vLLM has that one in torch too."""
+    import triton.language as tl
+    from vllm.v1.sample.ops import topk_topp_sampler
+    from vllm.v1.worker.gpu.spec_decode import rejection_sampler_utils
+
+    topk_topp_sampler.HAS_TRITON = False
+    rejection_sampler_utils.tldevice = SimpleNamespace(log1p=lambda x: tl.log(1.0 + x))

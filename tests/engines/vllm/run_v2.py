@@ -4,8 +4,8 @@ JOB: target, prompts, new_tokens, max_num_seqs, speculative (one configuration p
 is another; None for plain decoding), and further `options` of every engine. OUT: per engine the output ids and the
 steps of each request as (drafted, accepted), C2T's state and counters of /metrics then, and the first prompt's steps
 alone, with the state behind them; under adaptive verification what its manager gave each request, step by step; of a
-configuration with `sampled`, a number of tokens, outputs at temperature 1 without and with a planted fault. With
-`mixed`: test_features.py's answers, the last prompt's twice more, and counters.
+configuration with `sampled` (tokens, and further sampling parameters), outputs at temperature 1 without and with a
+planted fault. With `mixed`: test_features.py's answers, the last prompt's twice more, and counters.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def main(job: dict[str, Any]) -> list[dict[str, Any]]:
     from tests.engines.vllm import interpreter
 
     interpreter.install()
+    interpreter.replace_what_it_does_not_know()
     allow_adaptive_verification()
     allow_asynchronous_scheduling()
     run = _mixed if job.get("mixed") else _run
@@ -80,6 +81,7 @@ def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
         counted = {"steps": list(steps_by_length(llm).items()), "accepted": counter(llm, "vllm:c2t_accepted_tokens")}
         (alone,) = steps_of(job["prompts"][:1])
         (state_alone,) = llm.collective_rpc("c2t_control")
+        (drawn,) = llm.collective_rpc(lambda worker: worker.model_runner.speculator.draft_logits is not None)
         (manager,) = llm.collective_rpc(lambda worker: worker.model_runner.adaptive_verification)
         samples = {}
         if sampled is not None:
@@ -90,6 +92,7 @@ def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     return {
         "asynchronous": llm.llm_engine.vllm_config.scheduler_config.async_scheduling,
         "given": None if manager is None else list(manager.verified.values()),
+        "drafts_are_drawn": drawn,
         "samples": samples,
         "outputs": [each.output_ids for each in steps],
         "steps": [each.steps for each in steps],
@@ -100,7 +103,7 @@ def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def sample(llm: Any, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
+def sample(llm: Any, prompts: list[list[int]], sampled: dict[str, Any]) -> dict[str, Any]:
     """Of each prompt an output at temperature 1 and its steps."""
     from vllm import SamplingParams
 
@@ -108,8 +111,7 @@ def sample(llm: Any, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
 
     # Noise is by seed and position, so requests of one seed would draw alike.
     sampling = [
-        SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, seed=101 + place)
-        for place in range(len(prompts))
+        SamplingParams(temperature=1.0, ignore_eos=True, seed=101 + place, **sampled) for place in range(len(prompts))
     ]
     found = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
     steps = [Steps.of_output(output) for output in found]

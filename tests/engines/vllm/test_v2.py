@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -30,9 +31,10 @@ D_MAX = 4
 BASES = (*DRAFTS, "mtp")
 # Requests are recorded on one of the engines; it drafts to the end, the others as far as a chain is alive.
 RECORDED = "eagle"
-# One of the engines samples too, so many tokens of each prompt.
+# These sample too, so many tokens of each prompt; limited means by top-k and top-p, with drafts that are drawn.
 SAMPLED = "eagle3"
 SAMPLES = 32
+LIMITS = {"top_k": 6, "top_p": 0.9}
 TIMEOUT_S = 900
 
 
@@ -52,7 +54,9 @@ def run(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPathF
     engines = {base: spec(base) for base in BASES}
     engines[RECORDED] |= {"c2t_trace_dir": str(folder / "served"), "c2t_trace_share": 1.0}
     engines["adaptive"] = spec("eagle3", enable_adaptive_verification=True)
-    engines[SAMPLED]["sampled"] = SAMPLES
+    engines[SAMPLED]["sampled"] = {"max_tokens": SAMPLES}
+    engines["limited"] = spec("draft_model", draft_sample_method="probabilistic")
+    engines["limited"]["sampled"] = {"max_tokens": SAMPLES, **LIMITS}
     job = {"target": str(layout / "target"), "prompts": prompts, "new_tokens": NEW_TOKENS, "max_num_seqs": 4}
     (folder / "job.json").write_text(json.dumps({**job, "speculative": list(engines.values())}))
     command = [sys.executable, "-m", "tests.engines.vllm.run_v2", str(folder / "job.json"), str(folder / "out.json")]
@@ -73,7 +77,7 @@ def run(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPathF
     )
 
 
-@pytest.mark.parametrize("engine", [*BASES, "adaptive"])
+@pytest.mark.parametrize("engine", [*BASES, "adaptive", "limited"])
 def test_output_is_plain_decodings(run: SimpleNamespace, engine: str):
     assert run.found[engine]["outputs"] == run.plain
 
@@ -151,12 +155,14 @@ def test_adaptive_verification_verifies_less_than_it_schedules(run: SimpleNamesp
     assert found["counted"]["accepted"] == accepted > 0
 
 
-def test_what_is_sampled_has_the_targets_distribution(run: SimpleNamespace):
+@pytest.mark.parametrize(("engine", "limits"), [(SAMPLED, {}), ("limited", LIMITS)])
+def test_what_is_sampled_has_the_targets_distribution(run: SimpleNamespace, engine: str, limits: dict[str, Any]):
     """Temperature 1; with the fault, drafts that were not cut are taken without a look at the target."""
-    found = run.found[SAMPLED]["samples"]
+    found = run.found[engine]["samples"]
+    assert run.found[engine]["drafts_are_drawn"] == (engine == "limited")
     steps = [pair for steps in found["right"]["steps"] for pair in steps]
     assert len({drafted for drafted, _ in steps}) >= 2, "chains of one length only"
     drafted, accepted = (sum(each) for each in zip(*steps, strict=True))
     assert SAMPLES / 2 < accepted < drafted - SAMPLES / 2, "too few drafts are kept, or too few are refused"
-    p_values = [rank_p_value(run.target.model, run.prompts, each["outputs"]) for each in found.values()]
+    p_values = [rank_p_value(run.target.model, run.prompts, each["outputs"], **limits) for each in found.values()]
     assert p_values[0] >= ALPHA > p_values[1], p_values
