@@ -36,8 +36,8 @@ class Server(_OneLine, CpuServer):
     def __init__(self, model: Path, flags: Sequence[str], log: Path, cpu: bool, start_timeout: float) -> None:
         super().__init__(model, *flags, log=log, start_timeout=start_timeout)
         self._cpu = cpu
-        if not cpu:
-            self.common_flags = ()
+        # SGLang's adaptive mode makes a graph runner for each depth, which a CPU has not
+        self.common_flags = (*self.common_flags, "--disable-cuda-graph") if cpu else ()
 
     def environment(self) -> Mapping[str, str]:
         return super().environment() if self._cpu else self.env
