@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks.arm_options import TOP_M
-from benchmarks.arms import write_threshold_classifier
+from benchmarks.arms import UNCOUNTED, write_threshold_classifier
 from benchmarks.gpu_server import GpuServer, part_parser, plugin_environment
 from benchmarks.gpu_serving_arms import COMPARISONS, THRESHOLD, Arm
 from benchmarks.gpu_tree_goals import summary
@@ -135,14 +135,15 @@ class Bench:
         speed = found.output_tokens / found.seconds
         rival = "static" if arm.name.startswith("static") else arm.name
         self.speed[rival, concurrency] = max(speed, self.speed.get((rival, concurrency), 0.0))
+        gamma = None if arm.name in UNCOUNTED else found.gamma_per_token
         metrics = {
             "output_tokens_per_s": speed,
             "ratio_to_plain": _over(speed, self.speed.get(("plain", concurrency))),
             "ratio_to_best_static": _over(speed, self.speed.get(("static", concurrency))),
             "seconds": found.seconds,
             "tau": found.tau,
-            "gamma_per_token": found.gamma_per_token,
-            "gamma": _over(found.gamma_per_token * found.output_tokens, found.verify_steps or None),
+            "gamma_per_token": gamma,
+            "gamma": None if gamma is None else _over(gamma * found.output_tokens, found.verify_steps or None),
             # of the whole pass, prefill too
             "step_ms": _over(1e3 * found.seconds * concurrency, found.verify_steps or None),
             "verify_steps": found.verify_steps,

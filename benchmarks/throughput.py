@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from benchmarks.arm_options import add_arm_options, arm_values, dtype_of, kind_of
-from benchmarks.arms import ENGINES, STATIC, Arm, chosen
+from benchmarks.arms import ENGINES, STATIC, UNCOUNTED, Arm, chosen
 from benchmarks.datasets import Hub, source_of
 from benchmarks.measuring import Condition, Outcome, measure, metrics_of, one_line
 from benchmarks.record import BenchRow, append_rows
@@ -126,6 +126,8 @@ def rows_of(
             metrics = {} if outcome.error else metrics_of(outcome, plain, rivals, temperature == 0.0)
             if metrics:
                 metrics["warm_up"] = WARM_UP
+                if arm in UNCOUNTED:
+                    metrics["gamma_per_token"] = None
             label = {**setting, "concurrency": concurrency, "temperature": temperature}
             yield BenchRow(scenario.name, kind, arm, label, metrics, outcome.error, run)
 
