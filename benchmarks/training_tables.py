@@ -33,6 +33,7 @@ PATH_ENTROPY = {
     "A": "`extended`, with the path's entropy",
     "B": "P, the path's entropy and depth",
 }
+PAPER = {"paper": "the paper's", "default": "`default`"}
 TRIED = {
     "shipped": "shipped, all prompts",
     "tenth": "a tenth",
@@ -164,6 +165,7 @@ def kinds_of_text() -> str:
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
+    "paper-recipe": lambda: several("paper", ("eagle3", "draft"), PAPER, calibration=False),
     "chains": rules_of_chains,
     **{f"trees-{draft}": partial(rules_of_trees, draft) for draft in DRAFTS},
     "path-entropy": lambda: several("path-entropy", ("draft", "eagle3"), PATH_ENTROPY, calibration=False),
