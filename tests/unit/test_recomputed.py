@@ -35,15 +35,22 @@ def both() -> tuple[Traces, list[Forest]]:
 
 def test_the_same_chains_are_found(both: tuple[Traces, list[Forest]]):
     traces, chains = both
-    found = compare(traces, chains[::-1])
-    assert found == Comparison(3 * NEW, pytest.approx(0.0, abs=1e-4), 0)
+    assert compare(traces, chains[::-1]) == Comparison(3 * NEW, 0, pytest.approx(0.0, abs=1e-4))
 
 
-def test_a_fault_of_either_kind_is_seen(both: tuple[Traces, list[Forest]]):
+def test_a_state_that_is_another_ones_is_seen(both: tuple[Traces, list[Forest]]):
+    """As with a stale seed: one statistic of one state, then labels, then every request one step late."""
     traces, chains = both
     shifted = traces.chain.entropy.clone()
     shifted[5, 1] += 0.25
-    off = replace(traces, chain=replace(traces.chain, entropy=shifted))
-    assert compare(off, chains).largest_difference == pytest.approx(0.25, abs=1e-3)
-    flipped = replace(traces, chain=replace(traces.chain, accepted=torch.zeros_like(traces.chain.accepted)))
-    assert compare(flipped, chains).wrong_labels == int(traces.chain.accepted.any(1).sum()) > 0
+    assert compare(replace(traces, chain=replace(traces.chain, entropy=shifted)), chains).off == 1
+    none = replace(traces.chain, accepted=torch.zeros_like(traces.chain.accepted))
+    assert compare(replace(traces, chain=none), chains).off == int(traces.chain.accepted.any(1).sum()) > 0
+    late = replace(traces, chain=traces.chain[torch.arange(len(traces)).roll(1)])
+    assert compare(late, chains).off > len(traces) / 2
+
+
+def test_a_small_difference_is_told(both: tuple[Traces, list[Forest]]):
+    traces, chains = both
+    near = replace(traces, chain=replace(traces.chain, margin=traces.chain.margin + 0.01))
+    assert compare(near, chains) == Comparison(3 * NEW, 0, pytest.approx(0.01, abs=1e-3))

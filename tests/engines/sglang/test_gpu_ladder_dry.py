@@ -20,3 +20,8 @@ def test_every_rung_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert {row.kind for row in rows} == {"functional"}
     greedy = next(row for row in rows if row.arm == "R9 greedy")
     assert greedy.metrics["identical"] == greedy.metrics["prompts"]
+    recomputed = next(row for row in rows if row.arm == "R4 recomputed").metrics
+    for server in ("kept", "rough"):
+        # with float32 on both sides nothing is rounded so much
+        assert recomputed[f"off_{server}"] == 0
+        assert recomputed[f"largest_difference_{server}"] < 1e-3
