@@ -66,6 +66,8 @@ SERVERS: dict[str, tuple[str, ...]] = {
 }
 RECORDED = ("kept", "eager", "rough")
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
+# Else SGLang's Triton attention multiplies float32 in TF32, of 10 bits, and words that are nearly level change places.
+PRECISE = {"TRITON_F32_DEFAULT": "ieee"}
 PROFILED = ("kept", "sync")
 PROFILED_STEPS = 8
 
@@ -161,7 +163,7 @@ def serve(
         flags += ["--skip-server-warmup"]
         env = {**os.environ, **added}
         return CpuServer(target, *flags, log=log, start_timeout=START_TIMEOUT_S, env=env), log, traces
-    environment = {**environment, **added}
+    environment = {**environment, **added, **PRECISE}
     flags += ["--dtype", "float32", "--max-running-requests", str(FULL.concurrency)]
     started = GpuServer(target, *flags, log=log, environment=environment, start_timeout=START_TIMEOUT_S)
     return started, log, traces

@@ -14,8 +14,8 @@ from c2t_plugin.lab.plans import TreeShape
 from c2t_plugin.pair import pair_dir
 from c2t_plugin.traces import Traces
 
-# SGLang's Triton attention multiplies float32 in TF32 on a GPU, of 10 bits; a seed of another state is off by more.
-TOLERANCE = 0.1
+# Float32 sums in another order; statistics of another state are off by more.
+TOLERANCE = 0.01
 STATISTICS = ("joint_log_prob", "log_prob", "entropy", "margin")
 
 

@@ -52,5 +52,5 @@ def test_a_state_that_is_another_ones_is_seen(both: tuple[Traces, list[Forest]])
 
 def test_a_small_difference_is_told(both: tuple[Traces, list[Forest]]):
     traces, chains = both
-    near = replace(traces, chain=replace(traces.chain, margin=traces.chain.margin + 0.01))
-    assert compare(near, chains) == Comparison(3 * NEW, 0, pytest.approx(0.01, abs=1e-3))
+    near = replace(traces, chain=replace(traces.chain, margin=traces.chain.margin + 0.005))
+    assert compare(near, chains) == Comparison(3 * NEW, 0, pytest.approx(0.005, abs=1e-3))
