@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from c2t_plugin.engines.contract import EngineSymbol
 
-SUPPORTED = "SGLang 0.5.23 for trees"
+SUPPORTED = "SGLang 0.5.17 to 0.5.23 for trees"
 
 _SPEC = "srt/speculative"
 _GRAPHS = "srt/model_executor/runner_backend"
@@ -24,7 +24,6 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         (
             "attn_backend=self.draft_attn_backend.attn_backends[i]",
             "forward_batch.positions.add_(1)",
-            "forward_batch.mrope_positions.add_(1)",
         ),
     ),
     EngineSymbol(
@@ -46,7 +45,6 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         (
             "self.eagle_worker.draft_forward(forward_batch)",
             "self.backend.capture_one(",
-            "self._make_graph_key(num_seqs,",
         ),
     ),
     # A draft that ends early leaves positions short; each replay has them anew.
@@ -73,7 +71,7 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         ("shape_key",),
         ("self._graphs[shape_key].replay()",),
     ),
-    EngineSymbol(f"{_GRAPHS}/full_cuda_graph_backend.py", "FullCudaGraphBackend.cleanup", contains=("graph.reset()",)),
+    EngineSymbol(f"{_GRAPHS}/full_cuda_graph_backend.py", "FullCudaGraphBackend.cleanup"),
     EngineSymbol(
         f"{_GRAPHS}/full_cuda_graph_backend.py",
         "FullCudaGraphBackend.__init__",
@@ -98,8 +96,6 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     ),
     EngineSymbol(f"{_SPEC}/eagle_info.py", "EagleVerifyInput.max_tree_depth"),
     EngineSymbol(f"{_SPEC}/eagle_info.py", "EagleVerifyInput.tree_topk"),
-    EngineSymbol("kernels/ops/speculative/spec_tree.py", "TreeMaskMode.QLEN_ONLY"),
-    EngineSymbol("kernels/ops/speculative/spec_tree.py", "TreeMaskMode.FULL_MASK"),
     # the two forms of a mask that trees are given in
     EngineSymbol(
         f"{_SPEC}/eagle_utils.py",

@@ -8,6 +8,7 @@ through the same tuple, so that the stock runner of the draft's CUDA graph can c
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,7 +76,7 @@ class _TreeDraftMixin(_DraftMixin):
             forward_batch.out_cache_loc = slots[:, :, step].flatten()
             forward_batch.spec_info.hidden_states = _of_parents(hidden, layer.parents)
             backend = self.draft_attn_backend.attn_backends[step]
-            with forward_context(ForwardContext(attn_backend=backend), forward_batch=forward_batch):
+            with _attention_of(backend, forward_batch):
                 output = self.draft_runner.forward(forward_batch).logits_output
             forward_batch.positions.add_(1)
             if self.draft_runner.model_config.model_is_mrope:
@@ -170,6 +171,16 @@ class _TreeVerifyMixin(_VerifyMixin):
     def init_attention_backends(self) -> None:
         super().init_attention_backends()
         self._draft_worker.packed = self.ragged is not None
+
+
+# SGLang 0.5.17 reads the backend alone from there
+_TAKES_BATCH = "forward_batch" in inspect.signature(forward_context).parameters
+
+
+def _attention_of(backend: Any, forward_batch: Any) -> Any:
+    """The context of one draft forward."""
+    context = ForwardContext(attn_backend=backend)
+    return forward_context(context, forward_batch=forward_batch) if _TAKES_BATCH else forward_context(context)
 
 
 def _of_parents(hidden: Tensor | None, parents: Tensor) -> Tensor | None:
