@@ -125,8 +125,7 @@ def check_vllm() -> Iterator[Finding]:
 def check_contract(engine: str) -> Finding:
     """Whether an installed engine is as its adapter needs it."""
     contract = import_module("c2t_plugin.engines.contract")
-    symbols = import_module(f"c2t_plugin.engines.{engine}.contract").SYMBOLS
-    broken = contract.broken_symbols(contract.package_root(engine), symbols)
+    broken = contract.broken_symbols(contract.package_root(engine), contract.symbols_of(engine))
     return Finding(f"{engine} contract", not broken, "kept" if not broken else "broken: " + "; ".join(broken))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,16 @@ class EngineSymbol:
     name: str
     params: tuple[str, ...] = ()
     contains: tuple[str, ...] = ()
+
+
+# Besides an adapter's own, what a part of it is checked for when it is selected.
+_PARTS = {"sglang": ("contract", "trees.contract")}
+
+
+def symbols_of(engine: str) -> tuple[EngineSymbol, ...]:
+    """Everything that any part of an engine's adapter relies on."""
+    modules = (f"c2t_plugin.engines.{engine}.{part}" for part in _PARTS.get(engine, ("contract",)))
+    return tuple(symbol for module in modules for symbol in importlib.import_module(module).SYMBOLS)
 
 
 @lru_cache(maxsize=64)

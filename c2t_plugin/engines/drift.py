@@ -13,10 +13,9 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable
-from importlib import import_module
 from pathlib import Path
 
-from c2t_plugin.engines.contract import EngineSymbol, broken_symbols
+from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, symbols_of
 from c2t_plugin.errors import ContractError
 
 ENGINES = ("sglang", "vllm")
@@ -51,7 +50,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("engine", choices=ENGINES)
     parser.add_argument("source", type=Path, help="wheel, or directory with the engine's package")
     options = parser.parse_args(argv)
-    symbols = import_module(f"c2t_plugin.engines.{options.engine}.contract").SYMBOLS
+    symbols = symbols_of(options.engine)
     try:
         found = drifted(options.source, options.engine, symbols)
     except ContractError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, check_contract, package_root
+from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, check_contract, package_root, symbols_of
 from c2t_plugin.engines.drift import drifted
 from c2t_plugin.engines.sglang.contract import SUPPORTED, SYMBOLS
 from c2t_plugin.errors import ContractError
@@ -89,7 +89,8 @@ def test_sglang_0_5_17_keeps_the_contract():
     wheels = sorted(WHEELS.glob("sglang-0.5.17-*.whl"))
     if not wheels:
         pytest.skip("the SGLang 0.5.17 wheel is not in .venv/wheels; `make test` downloads it")
-    assert drifted(wheels[0], "sglang", SYMBOLS) == []
+    assert drifted(wheels[0], "sglang", symbols_of("sglang")) == []
+    assert len(symbols_of("sglang")) > len(SYMBOLS), "those of trees are missing"
 
 
 def test_package_root_does_not_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
