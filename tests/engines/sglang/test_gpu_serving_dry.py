@@ -1,4 +1,4 @@
-"""The GPU run's serving part, dry: an inflated pair behind real servers on the CPU engine."""
+"""The GPU run's serving part and the ladder's rungs of trees, dry: real servers on the CPU engine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from benchmarks.gpu_serving import ROWS, main
 from benchmarks.gpu_serving_arms import DRY_ARMS
 from benchmarks.record import BenchRow, read_rows
+from tests.engines.sglang.test_gpu_ladder_dry import climb
 
 
 @pytest.mark.server
@@ -25,3 +26,10 @@ def test_a_tiny_inflated_pair_is_served_plain_static_and_cut(tmp_path: Path, cap
     assert static["tau"] is not None and static["tau"] > 2
     # How many requests ran at once depends on the machine, so only that each arm was driven is asked here.
     assert {row.arm for row in rows if row.setting["check"] == "throughput"} == set(outputs)
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_every_rung_of_trees_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    greedy = climb("ladder-trees", tmp_path, capsys)["R14 greedy"].metrics
+    assert greedy["identical"] == greedy["prompts"]
