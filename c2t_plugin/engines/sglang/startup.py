@@ -67,7 +67,8 @@ def prepare(
             d_max=d_max,
         )
     if leads and server_args.enable_metrics:
-        exporter = Exporter({"model_name": str(server_args.served_model_name)})
+        # 0.5.23 leaves the record as it was written, and resolves the name elsewhere
+        exporter = Exporter({"model_name": server_args.served_model_name or server_args.model_path})
     configuration = {
         **dataclasses.asdict(config),
         "base": base,

@@ -194,6 +194,12 @@ def scraped(server: CpuServer) -> dict[str, float]:
     }
 
 
+def test_metrics_name_the_model_as_sglangs_own_do(c2t: CpuServer):
+    found = re.findall(r'^(c2t|sglang):\w+\{[^}]*model_name="([^"]*)"', c2t.request("/metrics"), re.MULTILINE)
+    names = {prefix: {name for each, name in found if each == prefix} for prefix in ("c2t", "sglang")}
+    assert names["c2t"] == names["sglang"] == {str(c2t.model)}
+
+
 def test_the_log_and_server_info_state_the_whole_configuration(c2t: CpuServer):
     line = re.search(r"C2T: configuration (\{.*\})", c2t.log.read_text(errors="replace"))
     assert line is not None
