@@ -65,6 +65,7 @@ SERVERS: dict[str, tuple[str, ...]] = {
     "padded tree": (*TREE, "--speculative-c2t-ragged", "off"),
 }
 RECORDED = ("kept", "eager", "rough")
+RECOMPUTED = ("kept", "rough")
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
 # Else SGLang's Triton attention multiplies float32 in TF32, of 10 bits, and words that are nearly level change places.
 PRECISE = {"TRITON_F32_DEFAULT": "ieee"}
@@ -114,7 +115,7 @@ def ask(server: Any, name: str, size: Size, log: Path, traces: Path | None) -> F
     text = log.read_text(encoding="utf-8", errors="replace")
     return Found(
         *(alone, together, samples, text, uncut, nothing, state, recorded),
-        recomputed=None if recorded is None else _recomputed(recorded, prompts, alone),
+        recomputed=_recomputed(recorded, prompts, alone) if recorded is not None and name in RECOMPUTED else None,
         aborted=sum(stopped.result()),
         gap_ms=_gap(server, prompts[: size.concurrency], log) if name in PROFILED else None,
     )

