@@ -47,12 +47,14 @@ demo-vllm: venv-vllm
 	@OMP_NUM_THREADS=1 $(VLLM_PY) -m benchmarks.demo_vllm --out build/demo-vllm $(DEMO_ARGS)
 
 # Each engine's tests run in its own environment; the other's skip themselves or are left out. Status 5: none selected.
+# xdist would put files of few tests last, and those are the longest, so that one job would end up with all of them.
+BY_FILE := -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 test: venv-sglang venv-vllm lint
-	@OMP_NUM_THREADS=1 $(VLLM_PY) -m pytest -n $(TEST_JOBS) --dist loadfile tests/engines/vllm $(PYTEST_ARGS) || [ $$? = 5 ]
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -n $(TEST_JOBS) --dist loadfile --ignore=tests/engines/vllm $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(VLLM_PY) -m pytest $(BY_FILE) tests/engines/vllm $(PYTEST_ARGS) || [ $$? = 5 ]
+	@OMP_NUM_THREADS=1 $(PY) -m pytest $(BY_FILE) --ignore=tests/engines/vllm $(PYTEST_ARGS)
 
 check: venv-sglang lint
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "not server and not slow" $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -q $(BY_FILE) -m "not server and not slow" $(PYTEST_ARGS)
 
 lint: venv-sglang
 	@$(PY) -m ruff check .

@@ -64,25 +64,32 @@ class Exporter:
 @dataclass
 class RequestCounts:
     """Of one request. depths, tiers: its steps by drafted depth, and by rows of the target's verify pass, which it
-    shared with the batch's other requests. clipped, over_budget: as in Counts."""
+    shared with the batch's other requests. classifier_s: of those steps, shared likewise. clipped, over_budget: as in
+    Counts."""
 
     clipped: int = 0
     over_budget: int = 0
+    classifier_s: float | None = None
     depths: Counter[int] = field(default_factory=Counter)
     tiers: Counter[int] = field(default_factory=Counter)
 
-    def add(self, verified: int, rows_computed: int, depth: int, wanted: int) -> None:
-        """One step, as Counts.add has it of all requests."""
+    def add(
+        self, verified: int, rows_computed: int, depth: int, wanted: int, classifier_s: float | None = None
+    ) -> None:
+        """One step, as Counts.add has it of all requests, and Counts.lap of the classifier's time."""
         self.clipped += max(0, depth - verified)
         self.over_budget += max(0, wanted - verified)
         self.depths[depth] += 1
         self.tiers[rows_computed] += 1
+        if classifier_s is not None:
+            self.classifier_s = (self.classifier_s or 0.0) + classifier_s
 
     def state(self) -> dict[str, Any]:
         """As JSON."""
         return {
             "clipped": self.clipped,
             "over_budget": self.over_budget,
+            "classifier_s": self.classifier_s,
             "depths": _named(self.depths),
             "tiers": _named(self.tiers),
         }
@@ -109,6 +116,7 @@ class Counts:
     accepted: list[int] = field(default_factory=list)
     depths: Counter[int] = field(default_factory=Counter)
     tiers: Counter[int] = field(default_factory=Counter)
+    _told_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.verified, self.accepted = ([0] * (self.most + 1) for _ in range(2))
@@ -165,6 +173,13 @@ class Counts:
         self.classifier_s += seconds
         if self.exporter is not None:
             self.exporter.add("classifier_seconds", seconds)
+
+    def lap(self) -> float | None:
+        """Seconds of `classifier_s` since this was last asked: of one step, if each step asks."""
+        if self.classifier_s is None:
+            return None
+        seconds, self._told_s = self.classifier_s - self._told_s, self.classifier_s
+        return seconds
 
     def state(self) -> dict[str, Any]:
         """gamma and tau per running request and step (bonus excluded), and what they are means of."""

@@ -79,7 +79,7 @@ def count(counts: Counts, recorder: TraceRecorder | None, reqs: Sequence[Any], r
         req = reqs[row]
         if not hasattr(req, "c2t_counts"):
             req.c2t_counts = RequestCounts()
-        req.c2t_counts.add(length, rows, depth, asked)
+        req.c2t_counts.add(length, rows, depth, asked, result.c2t_classifier_s)
         drafted = result.c2t_drafted
         if recorder is not None and drafted is not None and req.c2t_chosen:
             recorder.add(req.rid, len(req.output_ids) - 1, drafted.stats[row], drafted.tokens[row].tolist())

@@ -283,6 +283,7 @@ class _VerifyMixin(control.Shown, PrebuiltMixin, DepthMixin, _StockWorker):
         result.cap_lens = kept + 1
         result.c2t_wanted, result.c2t_drafted = wanted, drafted
         result.c2t_rows, result.c2t_depth = rows, self.speculative_num_steps
+        result.c2t_classifier_s = self._draft_worker.counts.lap()
         return result
 
 

@@ -55,14 +55,21 @@ def test_counts_are_means_over_running_requests():
 def test_a_request_counts_its_own_steps():
     counts = RequestCounts()
     # the last one of a tree, which has more nodes than it is deep, on a rank that drafted fewer
-    for step in ((2, 8, 3, 3), (0, 12, 0, 0), (3, 8, 3, 3), (5, 16, 3, 4)):
+    for step in ((2, 8, 3, 3, 0.5), (0, 12, 0, 0, 0.25), (3, 8, 3, 3, 0.0), (5, 16, 3, 4, 0.25)):
         counts.add(*step)
     assert counts.state() == {
         "clipped": 1,
         "over_budget": 1,
+        "classifier_s": 1.0,
         "depths": {"0": 1, "3": 3},
         "tiers": {"8": 2, "12": 1, "16": 1},
     }
+
+
+def test_a_requests_time_is_unknown_where_the_servers_is():
+    counts = RequestCounts()
+    counts.add(2, 8, 3, 3, Counts(3).lap())
+    assert counts.state()["classifier_s"] is None
 
 
 def test_time_is_counted_where_the_hosts_clock_knows_it(monkeypatch: pytest.MonkeyPatch):
@@ -70,9 +77,12 @@ def test_time_is_counted_where_the_hosts_clock_knows_it(monkeypatch: pytest.Monk
     clock = iter([1.0, 1.5, 7.0, 7.25])
     monkeypatch.setattr(metrics.time, "perf_counter", lambda: next(clock))
     counts = Counts(3, Exporter({"model_name": "m"}, registry), classifier_s=0.0)
+    laps = [counts.lap()]
     for _ in range(2):
         with counts.classifying():
             pass
+        laps.append(counts.lap())
+    assert laps == [0.0, 0.5, 0.25]
     assert counts.state()["classifier_s"] == exported(registry)[SECONDS] == 0.75
     elsewhere = Counts(3)
     with elsewhere.classifying():

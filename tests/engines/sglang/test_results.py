@@ -46,7 +46,8 @@ def worker() -> SimpleNamespace:
 
 def process(worker: SimpleNamespace, reqs: list[Request], ends: set[str], **result: Any) -> None:
     """As SGLang does: it reads the step's tokens, then requests get theirs and may end."""
-    batch, outcome = SimpleNamespace(reqs=reqs), SimpleNamespace(**{"c2t_wanted": None, **result})
+    batch, unknown = SimpleNamespace(reqs=reqs), {"c2t_wanted": None, "c2t_classifier_s": None}
+    outcome = SimpleNamespace(**{**unknown, **result})
     resolve = results._counting(lambda processor, result, batch: "tokens")
 
     def original(scheduler: Any, batch: Any, outcome: Any) -> str:
@@ -73,12 +74,13 @@ def test_rows_of_ended_and_retracted_requests_mean_nothing(worker: SimpleNamespa
     reqs[2].is_retracted = True
     lens = {"cap_lens": torch.tensor([3, 3, 2, 1]), "accept_lens": torch.tensor([2, 1, 1, 1])}
     wanted = torch.tensor([2, 2, 2, 1], dtype=torch.int32)
-    process(worker, reqs, set(), c2t_rows=9, c2t_depth=2, c2t_wanted=wanted, c2t_drafted=drafted(4), **lens)
+    step = {"c2t_rows": 9, "c2t_depth": 2, "c2t_wanted": wanted, "c2t_classifier_s": 0.5}
+    process(worker, reqs, set(), c2t_drafted=drafted(4), **step, **lens)
     assert worker.counts.verified == [1, 0, 1]
     assert worker.counts.accepted == [1, 1, 0]
     assert (worker.counts.rows_computed, worker.counts.depths, worker.counts.clipped) == (9, {2: 1}, 2)
     assert worker.counts.over_budget == 1
-    shared = {"depths": {"2": 1}, "tiers": {"9": 1}}
+    shared = {"classifier_s": 0.5, "depths": {"2": 1}, "tiers": {"9": 1}}
     assert [getattr(req, "c2t_counts", None) and req.c2t_counts.state() for req in reqs] == [
         {"clipped": 0, "over_budget": 0, **shared},
         None,
