@@ -22,8 +22,9 @@ that lose too. Rows are of one of three kinds:
 - **measured**: on a GPU.
 
 The recorded drafts are too large to keep here: [training](training.md) has the commands that record them again, from
-fixed seeds. The tables of classifiers there, of the pair in [pair](pair.md) and of vLLM's estimator in
-[engines](engines.md) are written by hand from what the commands beside them print; everything on this page is not.
+fixed seeds. Its tables with intervals are generated too, from evaluations beside the rows. Those of the pair in
+[pair](pair.md), of vLLM's estimator in [engines](engines.md) and of a fit's report are copied from what the commands
+beside them print; nothing on this page is.
 
 tau never counts the bonus token. [The papers' tables](reproduction.md) on the pair have a page of their own.
 """
