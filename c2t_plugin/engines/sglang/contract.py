@@ -158,6 +158,20 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
             "cuda_graph_runner_for_draft_extend",
         )
     ),
+    EngineSymbol(
+        f"{_SPEC}/eagle_draft_extend_cuda_graph_runner.py",
+        "EAGLEDraftExtendCudaGraphRunner.__init__",
+        contains=("self.captured_req_width = resolve_num_tokens_per_req(",),
+    ),
+    EngineSymbol(f"{_SPEC}/spec_utils.py", "resolve_num_tokens_per_req", ("phase",)),
+    EngineSymbol("srt/runtime_context.py", "get_context"),
+    EngineSymbol("srt/runtime_context.py", "get_spec"),
+    EngineSymbol(
+        "srt/runtime_context.py",
+        "RuntimeContext.override",
+        ("source",),
+        ("self._overrides_log.append((source, dict(fields)))",),
+    ),
     EngineSymbol("srt/managers/utils.py", "GenerationBatchResult.speculative_num_draft_tokens"),
     EngineSymbol(
         f"{_SPEC}/eagle_worker_common.py",
@@ -289,6 +303,7 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol(_STANDALONE, "StandaloneDraftWorker.alloc_memory_pool", ("req_to_token_pool",)),
     EngineSymbol(_STANDALONE, "StandaloneWorkerV2.__init__", ("server_args",), ("= StandaloneDraftWorker(",)),
     EngineSymbol(f"{_SPEC}/eagle_info.py", "EagleVerifyInput.retrieve_next_token"),
+    EngineSymbol(f"{_SPEC}/eagle_info.py", "EagleVerifyInput.max_tree_depth"),
     EngineSymbol(
         f"{_SPEC}/eagle_worker_common.py",
         "build_eagle_verify_input",

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 
+from c2t_plugin.engines.sglang import states
+
 if TYPE_CHECKING:
     from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2 as _StockWorker
 else:
@@ -44,11 +46,11 @@ class DepthSwitch:
                 shape = {"speculative_num_steps": depth, "speculative_num_draft_tokens": depth + 1}
                 self._states[depth] = dataclasses.replace(whole, **shape)
             else:
-                self._states[depth] = self._worker.build_adaptive_runtime_state(depth, depth + 1)
+                self._states[depth] = states.build(self._worker, depth, depth + 1)
 
     def switch(self, depth: int) -> None:
         """Draft so deep from now on."""
-        self._worker.apply_runtime_state(self._states[depth])
+        states.apply(self._worker, self._states[depth])
 
     def on_verify_complete(self, *_: Any, **__: Any) -> None:
         """SGLang's own decides here, by what was accepted."""

@@ -107,6 +107,12 @@ def _obstacle(server_args: Any, runner: Any, backend: str) -> str | None:
         return "positions of three axes are laid out for the uniform window"
     if runner.use_mla_backend or (runner.sliding_window_size or 0) > 0 or runner.attention_chunk_size is not None:
         return "latent, sliding-window and chunked attention have not been tried"
+    from sglang.srt.environ import envs
+
+    # no variable of 0.5.17
+    glue = getattr(envs, "SGLANG_ENABLE_METADATA_GLUE_GRAPH", None)
+    if glue is not None and glue.get():
+        return "SGLANG_ENABLE_METADATA_GLUE_GRAPH: a captured graph would read where an earlier step's lengths were"
     if torch.version.hip is not None:
         return "on AMD GPUs SGLang verifies by other kernels, which have not been tried"
     return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from c2t_plugin.engines.sglang.metrics import Counts, RequestCounts
@@ -23,7 +24,15 @@ class Drafted(NamedTuple):
 
     def to_host(self) -> Drafted:
         """Start the copy; the caller knows when it has ended."""
-        return Drafted(*(tensor.to("cpu", non_blocking=True) for tensor in self))
+        return Drafted(*map(to_host, self))
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Start a copy; the caller knows when it has ended."""
+    if tensor.is_cuda:
+        # SGLang copies on a stream of its own, of which the owner of this memory does not know.
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    return tensor.to("cpu", non_blocking=True)
 
 
 def install() -> None:
@@ -48,7 +57,7 @@ def _with_drafts(original: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(self, "c2t_drafted", None) is not None:
             self.c2t_drafted = self.c2t_drafted.to_host()
         if getattr(self, "c2t_wanted", None) is not None:
-            self.c2t_wanted = self.c2t_wanted.to("cpu", non_blocking=True)
+            self.c2t_wanted = to_host(self.c2t_wanted)
         return original(self, *positional, **keyword)
 
     return copy_to_cpu

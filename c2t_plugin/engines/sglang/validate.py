@@ -50,6 +50,12 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ),
     ("enable_two_batch_overlap", bool, "--enable-two-batch-overlap", "the seeds of half batches are not relayed"),
     ("enable_pdmux", bool, "--enable-pdmux", "the order of prefill and decode steps is not the one C2T relies on"),
+    (
+        "enable_attn_tp_input_scattered",
+        bool,
+        "--enable-attn-tp-input-scattered",
+        "SGLang keeps it away from EAGLE-3 by that algorithm's own name alone",
+    ),
     ("watermark_config", bool, "--watermark-config", "SGLang supports it for its built-in algorithms only"),
     ("enable_unified_memory", bool, "--enable-unified-memory", "SGLang supports it for its built-in algorithms only"),
 )

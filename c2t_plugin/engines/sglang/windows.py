@@ -17,6 +17,7 @@ from sglang.srt.speculative.eagle_worker_common import build_eagle_verify_input
 from torch import Tensor
 
 from c2t_plugin.config import C2TConfig
+from c2t_plugin.engines.sglang import states
 from c2t_plugin.engines.sglang.layout import cut_links
 from c2t_plugin.planner import switched_depths
 
@@ -56,7 +57,7 @@ class Windows:
         if self._worker.device == "cpu":
             # SGLang would look for CUDA graphs, and the CPU's attention takes every width.
             return self._states[self.widths[-1]]
-        state = self._worker.build_adaptive_runtime_state(depth, width)
+        state = states.build(self._worker, depth, width)
         return dataclasses.replace(state, draft_attn_backend=None, cuda_graph_runner=None)
 
     def _chain(self, depth: int) -> tuple[Tensor, Tensor]:

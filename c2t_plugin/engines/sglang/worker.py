@@ -30,7 +30,7 @@ from torch import Tensor
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang import args, control, lagged, ragged, results, startup, windows
-from c2t_plugin.engines.sglang.construction import constructing
+from c2t_plugin.engines.sglang.construction import constructing, replaced
 from c2t_plugin.engines.sglang.depths import DepthMixin, DepthSwitch
 from c2t_plugin.engines.sglang.lagged import LaggedPlan
 from c2t_plugin.engines.sglang.layout import cut_links
@@ -269,13 +269,15 @@ class _VerifyMixin(control.Shown, PrebuiltMixin, DepthMixin, _StockWorker):
         kept, wanted, drafted = noted
         if kept is None:
             return super().verify(batch, *positional, **keyword)
+        # 0.5.17 shapes log probabilities by the worker's depth, which a narrower window's is not.
+        deep = replaced(self, "speculative_num_steps", batch.spec_info.max_tree_depth - 1)
         if self.ragged is None:
             rows = batch.spec_info.draft_token.numel()
-            with self._draft_worker.timed("verify", lambda: rows):
+            with deep, self._draft_worker.timed("verify", lambda: rows):
                 result = super().verify(batch, *positional, **keyword)
         else:
             verifying = self.ragged.verifying(batch, kept)
-            with self._draft_worker.timed("verify", lambda: self.ragged.rows), verifying:
+            with deep, self._draft_worker.timed("verify", lambda: self.ragged.rows), verifying:
                 result = super().verify(batch, *positional, **keyword)
             rows = self.ragged.rows
             # SGLang asked for a graph of the uniform window, which there is none of.

@@ -147,12 +147,16 @@ class Target:
 def switched(worker: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     from sglang.srt.speculative import eagle_worker_v2
 
+    from c2t_plugin.engines.sglang import states
     from c2t_plugin.engines.sglang.depths import DepthMixin, DepthSwitch
 
-    monkeypatch.setattr(eagle_worker_v2, "get_context", lambda: SimpleNamespace(override=lambda *_, **__: None))
+    kept: list[tuple[str, dict[str, int]]] = [("at start", {"width": 1})]
+    context = SimpleNamespace(override=lambda source, **fields: kept.append((source, fields)), _overrides_log=kept)
+    for module in (eagle_worker_v2, states):
+        monkeypatch.setattr(module, "get_context", lambda: context)
     monkeypatch.setattr(eagle_worker_v2, "log_info_on_rank0", lambda logger, text: logger.info(text))
     made = object.__new__(type("Whole", (Target, DepthMixin, eagle_worker_v2.EAGLEWorkerV2), {}))
-    made.built, made.planned = [], []
+    made.built, made.planned, made.changes = [], [], kept
     made.speculative_num_steps, made.speculative_num_draft_tokens = DEPTHS[-1], DEPTHS[-1] + 1
     made._target_worker = SimpleNamespace(model_runner=SimpleNamespace())
     made._draft_worker = SimpleNamespace(
@@ -183,7 +187,35 @@ def test_each_depth_has_backends_and_graphs_of_its_own(switched: Any, caplog: py
             assert switched.planned == []
             assert in_use(switched) == {name: getattr(state_of(depth + 1, depth), name) for name in EVERY}
     assert "Switch adaptive runtime state" not in caplog.text
+    newest = {"speculative_num_steps": 4, "speculative_num_draft_tokens": 5}
+    assert switched.changes == [("at start", {"width": 1}), ("adaptive_spec.restore", newest)]
     assert len(switched.built) == len(DEPTHS) - 1, "made at start, once"
+
+
+def test_the_release_whose_extend_graphs_keep_the_widest_width_gets_the_states(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """As 0.5.17 asks for it; later releases, which ask without the arguments, are left alone."""
+    from c2t_plugin.engines.sglang import states
+
+    spec, widest = SimpleNamespace(speculative_num_draft_tokens=None), SimpleNamespace(speculative_num_draft_tokens=7)
+
+    class Built:
+        def build_adaptive_runtime_state(self, depth: int, width: int) -> int:
+            spec.speculative_num_draft_tokens = width
+            return asked(states.extend_graphs.resolve_num_tokens_per_req)
+
+    def asked(resolve: Any) -> int:
+        return resolve(phase="draft_extend", **({"server_args": widest} if old else {}))
+
+    monkeypatch.setattr(states, "get_spec", lambda: spec)
+    old, name = True, "resolve_num_tokens_per_req"
+    stock = lambda *, phase, server_args: server_args.speculative_num_draft_tokens  # noqa: E731
+    monkeypatch.setattr(states.extend_graphs, name, stock)
+    assert (states.build(Built(), 2, 3), asked(states.extend_graphs.resolve_num_tokens_per_req)) == (3, 7)
+    old = False
+    monkeypatch.setattr(states.extend_graphs, name, lambda *, phase: "its own")
+    assert states.build(Built(), 2, 3) == "its own"
 
 
 def test_an_idle_step_asks_for_no_depth(switched: Any):

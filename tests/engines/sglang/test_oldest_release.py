@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server, pytest.mark.slow]
@@ -77,8 +78,10 @@ def start(mode: str, setting: SimpleNamespace, release: dict[str, str]) -> Any:
     if mode == "tree":
         beta = ("--speculative-c2t-beta", str(BETAS[mode]))
         return tree_server("eagle3", TOPK, D_MAX, NODES, setting.classifier, log, *beta, env=release)
-    base, auto = ("standalone" if mode == "standalone" else "eagle3"), ("--speculative-c2t-beta", "auto")
-    return vc.server(pair_dir(), base, D_MAX, setting.classifier, log, *(auto if mode == "auto" else ()), env=release)
+    # one of them over uniform windows
+    more = {"auto": ("--speculative-c2t-beta", "auto"), "standalone": ("--speculative-c2t-ragged", "off")}
+    base = "standalone" if mode == "standalone" else "eagle3"
+    return vc.server(pair_dir(), base, D_MAX, setting.classifier, log, *more.get(mode, ()), env=release)
 
 
 @pytest.fixture(scope="module", params=["chain", "standalone", "tree", "auto"])
@@ -95,7 +98,10 @@ def served(
             counted[concurrency] = [n - m for n, m in zip(state["verified"], before["verified"], strict=True)]
             before = state
         version = running.request("/get_server_info")["version"]
-    yield SimpleNamespace(mode=request.param, answers=found, counted=counted, state=state, version=version)
+        params = {"temperature": 0.0, "max_new_tokens": vc.NEW_TOKENS, "ignore_eos": True}
+        asked = {"input_ids": setting.prompts, "sampling_params": params, "return_logprob": True}
+        told = [answer["meta_info"]["output_token_logprobs"] for answer in running.request("/generate", asked)]
+    yield SimpleNamespace(mode=request.param, answers=found, counted=counted, state=state, version=version, told=told)
 
 
 def simulated(served: SimpleNamespace, setting: SimpleNamespace) -> list[vc.Counts | None]:
@@ -113,6 +119,17 @@ def test_the_release_is_that_one(served: SimpleNamespace):
 def test_output_is_plain_decodings(served: SimpleNamespace, setting: SimpleNamespace):
     plain = [list(setting.forest.plain(prompt)) for prompt in setting.prompts]
     assert [[each["output_ids"] for each in answers] for answers in served.answers.values()] == [plain, plain]
+
+
+def test_log_probabilities_are_the_targets(served: SimpleNamespace, setting: SimpleNamespace):
+    """Of narrow windows too, which this release takes for as wide as the draft is deep."""
+    for prompt, told in zip(setting.prompts, served.told, strict=True):
+        text = [token for _, token, _ in told]
+        assert text == list(setting.forest.plain(prompt))
+        with torch.no_grad():
+            logits = setting.oracle.target.model(torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(text)[:, None])[:, 0].tolist()
+        assert [value for value, *_ in told] == pytest.approx(expected, abs=1e-3)
 
 
 def test_steps_and_verified_tokens_are_a_simulations(served: SimpleNamespace, setting: SimpleNamespace):

@@ -168,6 +168,7 @@ def test_a_target_that_carries_its_draft_is_eagle():
         ({"pp_size": 2}, "--pp-size above 1"),
         ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
         ({"enable_pdmux": True}, "--enable-pdmux"),
+        ({"enable_attn_tp_input_scattered": True}, "--enable-attn-tp-input-scattered"),
         ({"disaggregation_mode": "decode"}, "--disaggregation-mode decode .* a stand-alone draft"),
         (
             {"disaggregation_mode": "prefill", "speculative_algorithm": "C2T_EAGLE3", "_c2t": {"mode": "tree"}},

@@ -82,6 +82,12 @@ def test_what_keeps_the_uniform_window(server_args: dict[str, Any], changes: dic
         choose(C2TConfig(ragged="triton"), record, model)
 
 
+def test_metadata_in_a_graph_of_its_own_keeps_the_uniform_window(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SGLANG_ENABLE_METADATA_GLUE_GRAPH", "1")
+    choice = choose(C2TConfig(), SimpleNamespace(), runner(RaggedAttention()))
+    assert (choice.backend, "METADATA_GLUE_GRAPH" in choice.reason) == (None, True)
+
+
 def test_trees_are_packed_where_a_request_has_a_mask_of_its_own():
     trees, record = C2TConfig(mode="tree"), SimpleNamespace()
     assert choose(trees, record, runner(RaggedAttention())) == Choice(

@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
+import c2t_kernels.fused  # noqa: E402
 from c2t_plugin.engines.sglang.cpu_engine import SITE  # noqa: E402
 from tests.engines.sglang.test_cpu_engine_tree import PARENTS, SELECTED, build  # noqa: E402
 
@@ -108,6 +109,26 @@ def test_the_backends_own_buffer_is_written(verify_input: Any, form: str):
     assert found.custom_mask is buffer
     expected = made(verify_input, 6, form).custom_mask
     assert torch.equal(buffer[: expected.numel()].bool(), expected)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_gpus_buffer_is_filled_in_place(verify_input: Any, packed: bool, monkeypatch: pytest.MonkeyPatch):
+    """By the kernel, of which tests/kernels show that it writes there; here another takes its place."""
+
+    def full_mask(trees: Any, prefix_lens: Any, *, capacity: int, counts: Any, out: torch.Tensor) -> None:
+        assert (out.dtype, len(out)) == (torch.bool, capacity)
+        mask, indptr = c2t_kernels.full_mask(trees, prefix_lens, capacity=capacity, counts=counts)
+        out[: indptr[-1]] = mask[: indptr[-1]]
+
+    monkeypatch.setattr(c2t_kernels.fused, "full_mask", full_mask)
+    lengths = [nodes * (prefix + nodes) for nodes, prefix in zip((6, 5) if packed else (6, 6), PREFIXES, strict=True)]
+    counts = torch.tensor([6, 5], dtype=torch.int32) if packed else None
+    trees = made(verify_input, 6).custom_mask.view(2, 6, 6)
+    buffer = torch.full((200,), 7, dtype=torch.uint8)
+    verify_input.fill_mask(buffer, trees, torch.tensor(PREFIXES), counts)
+    expected = made(verify_input, 6, "FULL_MASK", packed=packed).custom_mask
+    assert torch.equal(buffer[: sum(lengths)].bool(), expected[: sum(lengths)])
+    assert (buffer[sum(lengths) :] == 7).all()
 
 
 @pytest.mark.parametrize("width", [6, 16])

@@ -94,7 +94,6 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
         ("num_draft_tokens",),
         ("_finalize_accept_tree_path(", "eagle_sample("),
     ),
-    EngineSymbol(f"{_SPEC}/eagle_info.py", "EagleVerifyInput.max_tree_depth"),
     EngineSymbol(f"{_SPEC}/eagle_info.py", "EagleVerifyInput.tree_topk"),
     # the two forms of a mask that trees are given in
     EngineSymbol(

@@ -76,15 +76,22 @@ def _mask(layout: TreeLayout, batch: Any, attn_backend: Any, default_mode: TreeM
     if mode == TreeMaskMode.FULL_MASK:
         prefix_lens, tokens = batch.seq_lens, batch.seq_lens_sum
     bs, width = layout.draft_tokens.shape
-    if buffer is not None:
-        capacity = buffer.numel()
-    else:
+    counts = layout.counts if packed else None
+    if buffer is None:
         # without this sum the host does not know the lengths
         capacity = width * ((bs * attn_backend.max_context_len if tokens is None else tokens) + bs * width)
-    counts = layout.counts if packed else None
-    mask, _ = full_mask(layout.mask, prefix_lens, capacity=capacity, counts=counts)
-    if buffer is None:
-        return mask
+        return full_mask(layout.mask, prefix_lens, capacity=capacity, counts=counts)[0]
     # A captured graph reads the backend's own buffer.
-    buffer[: mask.numel()] = mask.to(buffer.dtype)
+    if buffer.is_cuda:
+        fill_mask(buffer, layout.mask, prefix_lens, counts)
+    else:
+        buffer.copy_(full_mask(layout.mask, prefix_lens, capacity=buffer.numel(), counts=counts)[0])
     return buffer
+
+
+def fill_mask(buffer: Tensor, tree_mask: Tensor, prefix_lens: Tensor, counts: Tensor | None) -> None:
+    """full_mask into the front of a buffer of bytes, which has room for the longest prefixes of the largest batch: a
+    mask of its size, to be copied, would take as much memory again and move all of it each step."""
+    from c2t_kernels import fused
+
+    fused.full_mask(tree_mask, prefix_lens, capacity=buffer.numel(), counts=counts, out=buffer.view(torch.bool))

@@ -7,9 +7,7 @@ through the same tuple, so that the stock runner of the draft's CUDA graph can c
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,6 +21,7 @@ from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import C2TConfig
+from c2t_plugin.engines.sglang.construction import replaced
 from c2t_plugin.engines.sglang.trees.branches import inherit_branches
 from c2t_plugin.engines.sglang.trees.grower import TreeGrower
 from c2t_plugin.engines.sglang.trees.planning import plan
@@ -79,7 +78,7 @@ class _TreeDraftMixin(_DraftMixin):
             with _attention_of(backend, forward_batch):
                 output = self.draft_runner.forward(forward_batch).logits_output
             forward_batch.positions.add_(1)
-            if self.draft_runner.model_config.model_is_mrope:
+            if _MOVES_AXES and self.draft_runner.model_config.model_is_mrope:
                 forward_batch.mrope_positions.add_(1)
             hidden = output.hidden_states
             with self.counts.classifying():
@@ -101,7 +100,7 @@ class _TreeDraftMixin(_DraftMixin):
         # Ranks have to take the same steps, and may see an end at different times.
         alone = get_tp_group().world_size == 1
         divided = (lambda runner: divide(resolve(runner), self)) if alone else resolve
-        with _replaced(eagle_draft_cuda_graph_runner, "resolve_decode_backend", divided):
+        with replaced(eagle_draft_cuda_graph_runner, "resolve_decode_backend", divided):
             super()._capture_cuda_graphs()
 
     def draft(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
@@ -109,8 +108,8 @@ class _TreeDraftMixin(_DraftMixin):
             return super().draft(batch, *positional, **keyword)
         # The loop is captured outside of here, and whole; ranks have to take the same steps.
         with (
-            _replaced(self, "_may_end_early", get_tp_group().world_size == 1),
-            _replaced(eagle_worker_v2, "build_eagle_verify_input", self._build_verify_input),
+            replaced(self, "_may_end_early", get_tp_group().world_size == 1),
+            replaced(eagle_worker_v2, "build_eagle_verify_input", self._build_verify_input),
         ):
             return super().draft(batch, *positional, **keyword)
 
@@ -175,6 +174,8 @@ class _TreeVerifyMixin(_VerifyMixin):
 
 # SGLang 0.5.17 reads the backend alone from there
 _TAKES_BATCH = "forward_batch" in inspect.signature(forward_context).parameters
+# That release's loop leaves positions of three axes as they are; its graphs would go on from those of the last replay.
+_MOVES_AXES = "mrope_positions" in inspect.getsource(EagleDraftWorker.draft_forward)
 
 
 def _attention_of(backend: Any, forward_batch: Any) -> Any:
@@ -202,16 +203,6 @@ def kv_buffers(pool: Any) -> list[Tensor]:
         f"the draft keeps its keys in a {type(pool).__name__}, whose slots tree mode cannot move: use "
         "--speculative-c2t-mode chain"
     )
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 class C2TEagleTreeDraftWorker(_TreeDraftMixin, EagleDraftWorker):
