@@ -13,11 +13,10 @@ Exit status 1: an arm failed, or a count that must agree does not. Every server 
 from __future__ import annotations
 
 import itertools
-import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,24 @@ import torch
 
 from benchmarks.arm_options import TOP_M
 from benchmarks.arms import UNCOUNTED, write_threshold_classifier
-from benchmarks.gpu_server import GpuServer, part_parser, plugin_environment
-from benchmarks.gpu_serving_arms import COMPARISONS, THRESHOLD, Arm
+from benchmarks.gpu_server import part_parser, plugin_environment
+from benchmarks.gpu_serving_arms import (
+    COMPARISONS,
+    LONG_PREFIX,
+    THRESHOLD,
+    Arm,
+    decoding,
+    fitting,
+    largest_batch,
+    logged,
+    servers,
+)
 from benchmarks.gpu_tree_goals import summary
 from benchmarks.inflate import PRESETS, inflate
 from benchmarks.native_client import NativeClient
 from benchmarks.record import BenchRow, append_rows, read_rows
 from benchmarks.scenarios import CONCURRENCIES
 from benchmarks.serving import Client, Pass
-from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer
 from c2t_plugin.errors import C2TError
 from c2t_plugin.pair import held_out_prompts, pair_dir
 from c2t_plugin.provenance import RunRecord
@@ -48,10 +56,13 @@ MAX_TOKENS = 40
 IDENTITY_PROMPTS = 16
 DRY_CONCURRENCIES = (2,)
 PROMPTS_PER_SLOT = 2
+# of beta auto, which measures what its steps cost in the first two dozen of each size of batch
+PLANNED_WARM_UPS = 3
 DRY_PROMPTS = 4
-START_TIMEOUT_S = 240.0
-# Of two arms that must accept the same: bfloat16 and another batch may turn a tie
-SAME_TAU = 0.02
+# Of two arms that must accept the same: with equal outputs too, bfloat16 may turn a tie between draft tokens.
+SAME_TAU = 0.1
+# by the beginning of a ratio's name, what it is of
+RATES = {"ratio_to": "output_tokens_per_s", "decode_ratio_to": "decode_tokens_per_s"}
 
 
 class Bench:
@@ -59,7 +70,8 @@ class Bench:
 
     def __init__(self, out: Path, models: Path, target: str, prefix: int, dry_run: bool) -> None:
         self.out, self.models, self.dry_run = out, models, dry_run
-        self.prompts = prompts_of(DRY_PROMPTS if dry_run else PROMPTS_PER_SLOT * max(CONCURRENCIES), prefix)
+        self.per_slot = 1 if prefix > LONG_PREFIX else PROMPTS_PER_SLOT
+        self.prompts = prompts_of(DRY_PROMPTS if dry_run else self.per_slot * max(CONCURRENCIES), prefix)
         self.setting: dict[str, Setting] = {
             "target": target,
             "dtype": "float32" if dry_run else "bfloat16",
@@ -68,9 +80,10 @@ class Bench:
         }
         self.record = RunRecord.capture(seed=SEED).to_json()
         self.plain: Pass | None = None
-        self.static: dict[int, float | None] = {}
-        # output tokens/s of plain decoding and of the fastest static chain, by concurrency
-        self.speed: dict[tuple[str, int], float] = {}
+        # by draft steps
+        self.static: dict[int, Pass] = {}
+        # of every pass, by arm and concurrency
+        self.measured: dict[tuple[str, int], Mapping[str, float | None]] = {}
         self.faults: list[str] = []
 
     def row(self, arm: str, metrics: Mapping[str, float | None], error: str = "", **setting: Setting) -> None:
@@ -97,7 +110,7 @@ class Bench:
                     client.control(self.own_beta(client), arm.steps)
                 used = round(client.c2t_state()["beta"], 6) if arm.c2t and not arm.planned else None
                 self.compare(arm, client, used, started)
-                for concurrency in DRY_CONCURRENCIES if self.dry_run else arm.concurrencies or CONCURRENCIES:
+                for concurrency in DRY_CONCURRENCIES if self.dry_run else arm.concurrencies:
                     self.throughput(arm, client, used, concurrency, log)
 
     def own_beta(self, client: Client) -> float:
@@ -116,43 +129,57 @@ class Bench:
         if self.dry_run and identical != of:
             self.faults.append(f"{arm.name}: {identical} of {of} outputs are plain decoding's")
         if arm.name.startswith("static"):
-            self.static[arm.steps] = found.tau
-        expected = self.static.get(arm.steps)
-        if beta == 0.0 and expected is not None and not _close(found.tau, expected, 0.0 if self.dry_run else SAME_TAU):
-            self.faults.append(f"{arm.name}: beta 0 accepts {found.tau} tokens a step, the static chain {expected}")
+            self.static[arm.steps] = found
+        if beta == 0.0 and arm.steps in self.static:
+            self.agree(arm, found, self.static[arm.steps])
+
+    def agree(self, arm: Arm, uncut: Pass, static: Pass) -> None:
+        """Where the outputs are the same tokens, both passes have to accept as many at a step."""
+        same = [a.token_ids == b.token_ids for a, b in zip(uncut.completions, static.completions, strict=True)]
+        ours, theirs = (Pass(tuple(itertools.compress(one.completions, same)), 0.0).tau for one in (uncut, static))
+        if not _close(ours, theirs, 0.0 if self.dry_run else SAME_TAU):
+            says = f"beta 0 accepts {ours} tokens a step, the static chain {theirs}, over {sum(same)} equal outputs"
+            self.faults.append(f"{arm.name}: {says}")
 
     def throughput(self, arm: Arm, client: Client, beta: float | None, concurrency: int, log: Path) -> None:
         """A pass at full batches; the largest batch that the server's log shows is in the row."""
-        prompts = self.prompts[: max(IDENTITY_PROMPTS, PROMPTS_PER_SLOT * concurrency)]
-        client.run(prompts[:concurrency], concurrency, lambda: None)
+        prompts = self.prompts[: max(IDENTITY_PROMPTS, self.per_slot * concurrency)]
+        warm_up = prompts[:concurrency] * (PLANNED_WARM_UPS if arm.planned else 1)
+        client.run(warm_up, concurrency, lambda: None)
         read = log.stat().st_size
         found = client.run(prompts, concurrency, lambda: None)
-        ran = largest_batch(log, read)
+        text = logged(log, read)
+        ran = largest_batch(text)
         if not self.dry_run and ran is not None and ran < min(concurrency, len(prompts)):
             short = f"only {ran} of {concurrency} requests ever ran at once"
             self.row(_named(arm, beta), {}, short, check="throughput", concurrency=concurrency)
             return
-        speed = found.output_tokens / found.seconds
-        rival = "static" if arm.name.startswith("static") else arm.name
-        self.speed[rival, concurrency] = max(speed, self.speed.get((rival, concurrency), 0.0))
         gamma = None if arm.name in UNCOUNTED else found.gamma_per_token
+        speeds = {"output_tokens_per_s": found.output_tokens / found.seconds, **decoding(text)}
+        self.measured[_named(arm, beta), concurrency] = speeds
         metrics = {
-            "output_tokens_per_s": speed,
-            "ratio_to_plain": _over(speed, self.speed.get(("plain", concurrency))),
-            "ratio_to_best_static": _over(speed, self.speed.get(("static", concurrency))),
+            **speeds,
+            **_ratios(speeds, self.measured.get(("plain", concurrency), {}), "plain"),
             "seconds": found.seconds,
             "tau": found.tau,
             "gamma_per_token": gamma,
             "gamma": None if gamma is None else _over(gamma * found.output_tokens, found.verify_steps or None),
-            # of the whole pass, prefill too
-            "step_ms": _over(1e3 * found.seconds * concurrency, found.verify_steps or None),
             "verify_steps": found.verify_steps,
             "ran_at_once": ran,
             "device_memory_gb": used_gb(),
             "passes": 1,
-            "warm_up": len(prompts[:concurrency]),
+            "warm_up": len(warm_up),
         }
         self.row(_named(arm, beta), metrics, check="throughput", concurrency=concurrency)
+
+    def against_static(self) -> None:
+        """A row for every pass against the fastest static chain, which is known once all of them have run."""
+        for (name, load), speeds in self.measured.items():
+            rivals = [each for (rival, at), each in self.measured.items() if at == load and rival.startswith("static")]
+            if rivals:
+                best = {rate: max(each[rate] or 0.0 for each in rivals) or None for rate in RATES.values()}
+                found = {**_ratios(speeds, best, "best_static"), "static_chains": len(rivals)}
+                self.row(name, found, check="best static", concurrency=load)
 
 
 def used_gb() -> float | None:
@@ -167,20 +194,18 @@ def _named(arm: Arm, beta: float | None) -> str:
     return arm.name if beta is None else f"{arm.name}, beta {beta:g}"
 
 
-def _over(mine: float, theirs: float | None) -> float | None:
-    return None if theirs is None else mine / theirs
+def _over(mine: float | None, theirs: float | None) -> float | None:
+    return None if mine is None or theirs is None else mine / theirs
 
 
-def _close(found: float | None, expected: float, tolerance: float) -> bool:
-    return found is not None and abs(found - expected) <= tolerance * expected
+def _ratios(
+    mine: Mapping[str, float | None], theirs: Mapping[str, float | None], rival: str
+) -> dict[str, float | None]:
+    return {f"{ratio}_{rival}": _over(mine[rate], theirs.get(rate)) for ratio, rate in RATES.items()}
 
 
-def largest_batch(log: Path, start: int) -> int | None:
-    """The most requests that ran at a time, by the decode lines of a server's log from byte `start` on."""
-    with log.open("rb") as handle:
-        handle.seek(start)
-        text = handle.read().decode(errors="replace")
-    return max((int(number) for number in re.findall(r"Decode batch.*?#running-req: (\d+)", text)), default=None)
+def _close(found: float | None, expected: float | None, tolerance: float) -> bool:
+    return found is not None and expected is not None and abs(found - expected) <= tolerance * expected
 
 
 def prompts_of(n: int, prefix: int) -> list[list[int]]:
@@ -197,26 +222,6 @@ def prompts_of(n: int, prefix: int) -> list[list[int]]:
             front += next(others)
         prompts.append([*front[:prefix], *own])
     return prompts
-
-
-def servers(
-    arms: Sequence[Arm], models: Path, out: Path, environment: Mapping[str, str] | None
-) -> Iterator[tuple[Arm, Path, Callable[[], AbstractContextManager[Any]]]]:
-    """Each arm with its log and what makes its server; environment: None for the CPU engine."""
-    for arm in arms:
-        sizes = arm.concurrencies or CONCURRENCIES
-        log = out / f"server-{re.sub('[^a-z0-9]+', '-', arm.name)}.log"
-
-        def make(arm: Arm = arm, log: Path = log, sizes: Sequence[int] = sizes) -> AbstractContextManager[Any]:
-            flags, target = arm.flags(models), models / "target"
-            if environment is None:
-                return CpuServer(target, *flags, "--decode-log-interval", "1", log=log, start_timeout=START_TIMEOUT_S)
-            # often enough for a short pass to leave a line
-            flags += ["--decode-log-interval", "1"]
-            flags += ["--max-running-requests", str(max(sizes)), "--cuda-graph-bs-decode", *map(str, sizes)]
-            return GpuServer(target, *flags, log=log, environment=environment, start_timeout=START_TIMEOUT_S)
-
-        yield arm, log, make
 
 
 def build(models: Path, preset: str, dry_run: bool) -> None:
@@ -270,8 +275,9 @@ def main(argv: list[str]) -> int:
             return 2
         environment = None if options.dry_run else plugin_environment(Path(scratch))
         bench = Bench(options.out, models, preset, options.prefix, options.dry_run)
-        arms = COMPARISONS[options.compare][options.dry_run]
+        arms = fitting(COMPARISONS[options.compare][options.dry_run], options.prefix)
         run(bench, [arm for arm in arms if arm.name in (options.arms or [arm.name])], environment, deadline)
+    bench.against_static()
     if options.compare == "trees":
         print(summary(read_rows(options.out / ROWS, BenchRow)))
     for fault in bench.faults:

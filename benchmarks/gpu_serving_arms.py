@@ -1,13 +1,35 @@
-"""The servers that benchmarks/gpu_serving.py compares."""
+"""The servers that benchmarks/gpu_serving.py compares, and what their logs say of decoding."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from benchmarks.arms import TREE, chain, threshold_beta
+from benchmarks.gpu_server import GpuServer
+from benchmarks.scenarios import CONCURRENCIES
+from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer
 
 THRESHOLD = "threshold-on-p.safetensors"
+START_TIMEOUT_S = 240.0
+# Packed verification pays for the next of these times the draft's width: with few of them a cut saves nothing.
+GRAPH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+# Behind more tokens than these a GPU's memory holds the keys and values of few requests.
+LONG_PREFIX = 4096
+LONG_CONCURRENCIES = (1, 8, 32, 64)
+# A step that took so many times longer or shorter than the median stalled, or was over before its turn to be read.
+ODD = 3.0
+DECODING = ("decode_tokens_per_s", "decode_step_ms", "decode_steps", "graph_share")
+_STEP = re.compile(
+    r"Decode batch.*?#running-req: (\d+),(?:.*?accept len: ([\d.]+),)?"
+    r".*? graph: (True|False), gen throughput \(token/s\): ([\d.]+)"
+)
 
 
 @dataclass(frozen=True)
@@ -15,7 +37,6 @@ class Arm:
     """A server. steps: draft steps, 0 for plain decoding. betas: thresholds to measure it with, None for its own.
 
     planned: beta auto in place of a threshold. more: further flags, with {models} to be filled in; they win.
-    concurrencies: None for all.
     """
 
     name: str
@@ -24,7 +45,7 @@ class Arm:
     betas: tuple[float | None, ...] = (None,)
     planned: bool = False
     more: tuple[str, ...] = ()
-    concurrencies: tuple[int, ...] | None = None
+    concurrencies: tuple[int, ...] = CONCURRENCIES
 
     def flags(self, models: Path) -> list[str]:
         """Of sglang.launch_server."""
@@ -36,14 +57,14 @@ class Arm:
 
 
 _TREE = ("--speculative-eagle-topk", str(TREE["topk"]), "--speculative-num-draft-tokens", str(TREE["tokens"]))
-# what has to agree first, then the rest by what it tells
+# by what each tells: nine minutes may end after the first few
 ARMS = (
     Arm("plain"),
     Arm("static 4", steps=4),
+    Arm("c2t, at most 4", steps=4, c2t=True, betas=(None, 0.0)),
+    Arm("c2t auto", steps=6, c2t=True, planned=True),
     Arm("static 2", steps=2),
     Arm("static 1", steps=1),
-    Arm("c2t, at most 4", steps=4, c2t=True, betas=(0.0, None)),
-    Arm("c2t auto", steps=6, c2t=True, planned=True),
     Arm("c2t, at most 6", steps=6, c2t=True),
     Arm("EAGLE-2 tree", steps=TREE["steps"], more=_TREE, concurrencies=(1,)),
     Arm("SGLang adaptive", steps=3, more=("--speculative-adaptive",)),
@@ -67,12 +88,12 @@ BATCHES = (2, 4, 8, 16, 32)
 EAGLE_TREE, C2T_TREE, C2T_CHAIN = "EAGLE-2 tree", "C2T tree", "c2t, at most 6"
 
 
-def _eagle_tree(tokens: int, steps: int, topk: int, batches: tuple[int, ...] | None) -> Arm:
+def _eagle_tree(tokens: int, steps: int, topk: int, batches: tuple[int, ...]) -> Arm:
     shape = ("--speculative-eagle-topk", str(topk), "--speculative-num-draft-tokens", str(tokens))
     return Arm(f"{EAGLE_TREE} of {tokens}", steps=steps, more=shape, concurrencies=batches)
 
 
-def _c2t_tree(name: str, tokens: int, steps: int, topk: int, batches: tuple[int, ...] | None, *betas: float) -> Arm:
+def _c2t_tree(name: str, tokens: int, steps: int, topk: int, batches: tuple[int, ...], *betas: float) -> Arm:
     shape = ("--speculative-eagle-topk", str(topk), "--speculative-num-draft-tokens", str(tokens))
     mode = (*shape, "--speculative-c2t-mode", "tree")
     return Arm(name, steps=steps, c2t=True, betas=betas or (None,), more=mode, concurrencies=batches)
@@ -96,9 +117,72 @@ TREE_ARMS = (
 )
 DRY_TREE_ARMS = (
     Arm("plain"),
-    _eagle_tree(12, 4, 4, None),
-    _c2t_tree(f"{C2T_TREE} of 12", 12, 4, 4, None, 0.0, 0.1),
+    _eagle_tree(12, 4, 4, CONCURRENCIES),
+    _c2t_tree(f"{C2T_TREE} of 12", 12, 4, 4, CONCURRENCIES, 0.0, 0.1),
 )
-DRY_ARMS = (Arm("plain"), Arm("static 4", steps=4), Arm("c2t, at most 4", steps=4, c2t=True, betas=(0.0, None)))
+DRY_ARMS = (Arm("plain"), Arm("static 4", steps=4), Arm("c2t, at most 4", steps=4, c2t=True, betas=(None, 0.0)))
 # by the name of the comparison: the arms, and those of a dry run
 COMPARISONS = {"chains": (ARMS, DRY_ARMS), "trees": (TREE_ARMS, DRY_TREE_ARMS)}
+
+
+def fitting(arms: Iterable[Arm], prefix: int) -> list[Arm]:
+    """The arms, with as many requests at once as a GPU has room for behind so long a prefix."""
+    if prefix <= LONG_PREFIX:
+        return list(arms)
+    return [
+        replace(arm, concurrencies=tuple(load for load in arm.concurrencies if load in LONG_CONCURRENCIES))
+        for arm in arms
+    ]
+
+
+def servers(
+    arms: Sequence[Arm], models: Path, out: Path, environment: Mapping[str, str] | None
+) -> Iterator[tuple[Arm, Path, Callable[[], AbstractContextManager[Any]]]]:
+    """Each arm with its log and what makes its server; environment: None for the CPU engine."""
+    for arm in arms:
+        log = out / f"server-{re.sub('[^a-z0-9]+', '-', arm.name)}.log"
+
+        def make(arm: Arm = arm, log: Path = log) -> AbstractContextManager[Any]:
+            # the speed of decoding is read from these lines
+            flags, target = [*arm.flags(models), "--decode-log-interval", "1"], models / "target"
+            if environment is None:
+                return CpuServer(target, *flags, log=log, start_timeout=START_TIMEOUT_S)
+            most = max(arm.concurrencies)
+            sizes = [str(size) for size in GRAPH_SIZES if size <= most]
+            flags += ["--max-running-requests", str(most), "--cuda-graph-bs-decode", *sizes]
+            return GpuServer(target, *flags, log=log, environment=environment, start_timeout=START_TIMEOUT_S)
+
+        yield arm, log, make
+
+
+def logged(log: Path, start: int) -> str:
+    """A server's log from byte `start` on."""
+    with log.open("rb") as handle:
+        handle.seek(start)
+        return handle.read().decode(errors="replace")
+
+
+def largest_batch(text: str) -> int | None:
+    """The most requests that ran at a time, by the decode lines of a log."""
+    return max((int(number) for number in re.findall(r"Decode batch.*?#running-req: (\d+)", text)), default=None)
+
+
+def decoding(text: str) -> dict[str, float | None]:
+    """Metrics of the decode steps of a log's largest batch, with a line for every step; None without such steps.
+
+    A line's speed is that of the time since the decode line before it, so what ran in between must have been no
+    prefill. Tokens and seconds are added up apart: the median of the lines' speeds would be that of few tokens a step.
+    """
+    full, steps = largest_batch(text), []
+    for before, line in itertools.pairwise(re.findall(r"(?:Prefill|Decode) batch.*", text)):
+        found = _STEP.search(line)
+        if before.startswith("Decode") and found and int(found[1]) == full and float(found[4]):
+            tokens = full * float(found[2] or 1)
+            steps.append((tokens, tokens / float(found[4]), found[3] == "True"))
+    if not steps:
+        return dict.fromkeys(DECODING)
+    usual = median(seconds for _, seconds, _ in steps)
+    kept = [(tokens, seconds) for tokens, seconds, _ in steps if usual / ODD < seconds < usual * ODD]
+    tokens, seconds = map(sum, zip(*kept, strict=True))
+    graphs = sum(graph for *_, graph in steps) / len(steps)
+    return dict(zip(DECODING, (tokens / seconds, 1e3 * seconds / len(kept), len(kept), graphs), strict=True))

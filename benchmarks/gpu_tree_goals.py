@@ -16,8 +16,11 @@ from c2t_plugin.lab.curves import gamma_at
 
 GAMMA_GOAL = 0.75
 BATCHES = (2, 16)
-COLUMNS = {"tau": ".2f", "gamma": ".1f", "step_ms": ".2f", "output_tokens_per_s": ".0f"}
-HEADER = ("arm", "concurrency", "tau (bonus excluded)", "gamma", "ms per step", "output tokens/s")
+# of decoding at full batches: over a whole pass the prefill of its prompts would hide it
+SPEED = "decode_tokens_per_s"
+COLUMNS = {"tau": ".2f", "gamma": ".1f", "decode_step_ms": ".2f", SPEED: ".0f", "output_tokens_per_s": ".0f"}
+TITLES = ("tau (bonus excluded)", "gamma", "ms per decode step", "decoded tokens/s", "output tokens/s with prefill")
+HEADER = ("arm", "concurrency", *TITLES)
 
 Found = Mapping[tuple[str, int], Mapping[str, float | None]]
 
@@ -26,7 +29,9 @@ def summary(rows: Sequence[BenchRow]) -> str:
     """A table of every pass that ran, and a line for each goal that measured rows can judge."""
     ran = {(row.arm, load_of(row)): row for row in rows if "output_tokens_per_s" in row.metrics}
     found = {key: row.metrics for key, row in ran.items()}
-    measured = {key: row.metrics for key, row in ran.items() if row.kind == "measured"}
+    measured = {
+        key: row.metrics for key, row in ran.items() if row.kind == "measured" and row.metrics.get(SPEED) is not None
+    }
     lines = (
         [arm, str(load), *(_figure(metrics.get(name), form) for name, form in COLUMNS.items())]
         for (arm, load), metrics in found.items()
@@ -55,10 +60,10 @@ def _one_request(found: Found) -> Iterator[str]:
         share = float(gamma_at(tau, gamma, theirs["tau"])) / theirs["gamma"]
         reached = f"{share:.2f}x" if np.isfinite(share) else "no C2T tree accepts so many"
         yield _goal(f"gamma at most {GAMMA_GOAL:g}x of {name}'s at its tau, one request", share <= GAMMA_GOAL, reached)
-        fast = [m["output_tokens_per_s"] for m in ours if m["tau"] >= theirs["tau"]]
-        ratio = max(fast, default=0.0) / theirs["output_tokens_per_s"]
+        fast = [m[SPEED] for m in ours if m["tau"] >= theirs["tau"]]
+        ratio = max(fast, default=0.0) / theirs[SPEED]
         reached = f"{ratio:.2f}x" if fast else "no C2T tree accepts so many"
-        yield _goal(f"as many tokens/s as {name} with at least its tau, one request", ratio >= 1, reached)
+        yield _goal(f"as many decoded tokens/s as {name} with at least its tau, one request", ratio >= 1, reached)
 
 
 def _batches(found: Found) -> Iterator[str]:
@@ -67,10 +72,10 @@ def _batches(found: Found) -> Iterator[str]:
         ours, chains, trees = (_of(found, arm, load) for arm in (C2T_TREE, C2T_CHAIN, EAGLE_TREE))
         if ours and chains and trees:
             rivals = {**chains, **trees}
-            best = max(rivals, key=lambda name: rivals[name]["output_tokens_per_s"])
-            speed = max(metrics["output_tokens_per_s"] for metrics in ours.values())
-            ratio = speed / rivals[best]["output_tokens_per_s"]
-            goal = f"as many tokens/s as the better of C2T's chains and SGLang's trees, {load} requests"
+            best = max(rivals, key=lambda name: rivals[name][SPEED])
+            speed = max(metrics[SPEED] for metrics in ours.values())
+            ratio = speed / rivals[best][SPEED]
+            goal = f"as many decoded tokens/s as the better of C2T's chains and SGLang's trees, {load} requests"
             yield _goal(goal, ratio >= 1, f"{ratio:.2f}x of {best}")
 
 

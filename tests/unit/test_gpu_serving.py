@@ -15,13 +15,25 @@ from typing import Any, ClassVar
 
 import pytest
 
-from benchmarks import gpu_serving
+from benchmarks import gpu_serving, gpu_serving_arms
 from benchmarks.gpu_server import GpuServer, plugin_environment
-from benchmarks.gpu_serving import Arm, largest_batch, main, prompts_of
-from benchmarks.gpu_serving_arms import ARMS, TREE_ARMS, TREE_SIZES
+from benchmarks.gpu_serving import main, prompts_of
+from benchmarks.gpu_serving_arms import (
+    ARMS,
+    DECODING,
+    GRAPH_SIZES,
+    LONG_PREFIX,
+    TREE_ARMS,
+    TREE_SIZES,
+    Arm,
+    decoding,
+    fitting,
+    largest_batch,
+)
 from benchmarks.native_client import NativeClient
 from benchmarks.record import BenchRow, read_rows
 from benchmarks.results_page import page
+from benchmarks.scenarios import CONCURRENCIES
 from benchmarks.serving import Completion, Pass
 from c2t_plugin.engines.sglang.trees.shape import MAX_CHILDREN
 from c2t_plugin.errors import C2TError
@@ -29,17 +41,29 @@ from c2t_plugin.pair import pair_dir
 from tests.unit.ended import ended
 
 OWN_BETA = 0.4
+PREFILL = "[t] Prefill batch, #new-seq: 2, #running-req: 1, cuda graph: False, input throughput (token/s): 9.00\n"
+
+
+def step(running: int, per_s: float, accepted: float | None = None, graph: bool = True) -> str:
+    """A line of SGLang's log; accepted: tokens of a request, None without speculation."""
+    draft = "" if accepted is None else f"accept len: {accepted:.2f}, accept rate: 0.25, cap len: 2.50, "
+    usage = "#token: 249, token usage: 0.01"
+    return (
+        f"[t] Decode batch, #running-req: {running}, {usage}, {draft}cuda graph: {graph}, "
+        f"gen throughput (token/s): {per_s:.2f}, #queue-req: 0\n"
+    )
 
 
 class FakeServer:
-    """Remembers its flags under its address."""
+    """Remembers its flags and its log under its address."""
 
     flags: ClassVar[dict[str, tuple[str, ...]]] = {}
+    logs: ClassVar[dict[str, Path]] = {}
     broken: ClassVar[str] = ""
 
     def __init__(self, model: Path, *flags: str, log: Path, **others: Any) -> None:
         self.base_url = f"server {len(self.flags)}"
-        self.flags[self.base_url] = flags
+        self.flags[self.base_url], self.logs[self.base_url] = flags, log
         log.write_text("")
 
     def __enter__(self) -> FakeServer:
@@ -52,7 +76,7 @@ class FakeServer:
 
 
 class FakeClient:
-    """Outputs depend on the prompt alone; a beta cuts chains of any length to 1 token."""
+    """Outputs depend on the prompt alone; a beta cuts chains of any length to 1 token. A decode step takes 10 ms."""
 
     wrong_at_beta: ClassVar[float | None] = None
     less_at_beta: ClassVar[float | None] = None
@@ -62,6 +86,7 @@ class FakeClient:
         self.depth = int(flags[flags.index("--speculative-num-steps") + 1]) if "--speculative-num-steps" in flags else 0
         self.c2t = "C2T" in flags
         self.beta = 0.9
+        self.log = FakeServer.logs[url]
 
     def __enter__(self) -> FakeClient:
         return self
@@ -83,14 +108,18 @@ class FakeClient:
         taken = tokens - (self.less_at_beta is not None and self.less_at_beta == beta)
         wrong = self.wrong_at_beta is not None and self.wrong_at_beta == beta
         steps = 2 if self.depth else 0
+        each = 1 + tokens if self.depth else None
+        with self.log.open("a") as log:
+            log.write(PREFILL + 3 * step(concurrency, 100 * concurrency * (each or 1), each))
         done = Completion((sum(prompts[0]) + wrong, 7), steps, steps * taken, steps * tokens)
         return Pass((done,) * len(prompts), seconds=0.5)
 
 
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("CpuServer", FakeServer), ("GpuServer", FakeServer), ("NativeClient", FakeClient)):
-        monkeypatch.setattr(gpu_serving, name, value)
+    for name in ("CpuServer", "GpuServer"):
+        monkeypatch.setattr(gpu_serving_arms, name, FakeServer)
+    monkeypatch.setattr(gpu_serving, "NativeClient", FakeClient)
     monkeypatch.setattr(gpu_serving, "build", lambda *arguments: None)
     monkeypatch.setattr(gpu_serving.Bench, "own_beta", lambda self, client: OWN_BETA)
     monkeypatch.setattr(FakeServer, "flags", {})
@@ -106,20 +135,39 @@ def test_every_arm_is_compared_and_then_measured(tmp_path: Path, capsys: pytest.
     assert status == 0 and "FAULT" not in capsys.readouterr().out
     shown = [(row.arm, row.setting["check"], row.setting.get("concurrency")) for row in rows]
     uncut, own = "c2t, at most 4, beta 0", f"c2t, at most 4, beta {OWN_BETA:g}"
-    assert shown == [
-        (arm, check, concurrency)
-        for arm in ("plain", "static 4", uncut, own)
-        for check, concurrency in (("outputs", None), ("throughput", 2))
-    ]
+    arms = ["plain", "static 4", own, uncut]
+    passes = [(arm, check, load) for arm in arms for check, load in (("outputs", None), ("throughput", 2))]
+    assert shown == [*passes, *((arm, "best static", 2) for arm in arms)]
     assert all(row.kind == "functional" and row.scenario == "gpu-serving" for row in rows)
     outputs = {row.arm: row.metrics for row in rows if row.setting["check"] == "outputs"}
     assert outputs[uncut]["tau"] == outputs["static 4"]["tau"] == 4
     assert outputs[own]["tau"] == 1 and outputs["plain"]["tau"] is None
     assert all(metrics["identical_share"] == 1 for metrics in outputs.values())
     speed = {row.arm: row.metrics for row in rows if row.setting["check"] == "throughput"}
-    assert speed["plain"]["output_tokens_per_s"] == 16
-    assert [speed[arm]["ratio_to_best_static"] for arm in ("plain", own)] == [None, 1.0]
-    assert speed[own]["ratio_to_plain"] == 1.0
+    assert speed["plain"]["output_tokens_per_s"] == 16 and speed[own]["ratio_to_plain"] == 1.0
+    assert speed[own]["decode_tokens_per_s"] == pytest.approx(400) and speed[own]["decode_ratio_to_plain"] == 2
+    assert all(metrics["decode_step_ms"] == pytest.approx(10) for metrics in speed.values())
+
+
+def test_the_best_static_chain_is_that_of_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    arms = (Arm("plain"), Arm("static 1", steps=1), Arm("c2t", steps=4, c2t=True, betas=(0.0,)), Arm("static 3", 3))
+    monkeypatch.setattr(gpu_serving, "COMPARISONS", {"chains": ((), arms)})
+    status, rows = run(tmp_path)
+    found = {row.arm: row.metrics for row in rows if row.setting["check"] == "best static"}
+    assert status == 0 and all(metrics["static_chains"] == 2 for metrics in found.values())
+    decoded = {arm: metrics["decode_ratio_to_best_static"] for arm, metrics in found.items()}
+    assert decoded == pytest.approx({"plain": 1 / 4, "static 1": 2 / 4, "c2t, beta 0": 5 / 4, "static 3": 1.0})
+    assert all(metrics["ratio_to_best_static"] == 1 for metrics in found.values())
+
+
+def test_without_lines_of_decoding_only_the_wall_clock_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpu_serving, "logged", lambda *_: "")
+    _, rows = run(tmp_path)
+    (passed,) = (row.metrics for row in rows if (row.arm, row.setting["check"]) == ("static 4", "throughput"))
+    (ratios,) = (row.metrics for row in rows if (row.arm, row.setting["check"]) == ("static 4", "best static"))
+    assert passed["ratio_to_plain"] == ratios["ratio_to_best_static"] == 1
+    names = (*DECODING, "decode_ratio_to_plain")
+    assert [passed[name] for name in names] == [None] * len(names) and ratios["decode_ratio_to_best_static"] is None
 
 
 def test_its_rows_are_published_as_they_are(tmp_path: Path):
@@ -159,7 +207,7 @@ def test_servers_get_the_draft_and_the_length_of_their_chains(tmp_path: Path):
     ("fault", "beta", "says"),
     [
         ("wrong_at_beta", OWN_BETA, "0 of 4 outputs are plain decoding's"),
-        ("less_at_beta", 0.0, "beta 0 accepts 3.0 tokens a step, the static chain 4.0"),
+        ("less_at_beta", 0.0, "beta 0 accepts 3.0 tokens a step, the static chain 4.0, over 4 equal outputs"),
     ],
 )
 def test_what_must_agree_and_does_not_fails_the_run(
@@ -173,7 +221,22 @@ def test_what_must_agree_and_does_not_fails_the_run(
     monkeypatch.setattr(FakeClient, fault, beta)
     status, rows = run(tmp_path)
     assert status == 1 and f"FAULT: c2t, at most 4: {says}" in capsys.readouterr().out
-    assert len(rows) == 8
+    assert len(rows) == 12
+
+
+@pytest.mark.parametrize(
+    ("dry_run", "same", "other", "faults"),
+    [(True, 20, 5, 0), (True, 19, 20, 1), (False, 18, 5, 0), (False, 17, 20, 1), (False, None, 20, 1)],
+)
+def test_beta_0_has_to_accept_as_many_where_outputs_are_the_same(
+    dry_run: bool, same: int | None, other: int, faults: int, tmp_path: Path
+):
+    """The static chain accepts 20 of both prompts; same: of equal outputs, None for none; other: of other ones."""
+    bench = gpu_serving.Bench(tmp_path, tmp_path, "tiny", 0, dry_run)
+    static = Pass((Completion((1, 2), 10, 20, 40), Completion((3, 4), 10, 20, 40)), 1.0)
+    first = Completion((9, 9), 10, 20, 40) if same is None else Completion((1, 2), 10, same, 40)
+    bench.agree(Arm("c2t", steps=4, c2t=True), Pass((first, Completion((3, 5), 10, other, 40)), 1.0), static)
+    assert len(bench.faults) == faults
 
 
 def test_a_server_that_does_not_start_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -204,6 +267,8 @@ def test_a_gpu_run_has_every_arm_of_the_comparison(tmp_path: Path):
         make()
     lines = [" ".join(flags) for flags in FakeServer.flags.values()]
     assert [arm.name for arm, _, _ in made] == [arm.name for arm in ARMS]
+    first = ["plain", "static 4", "c2t, at most 4", "c2t auto", "static 2", "static 1"]
+    assert [arm.name for arm in ARMS][: len(first)] == first
     names = {"plain", *(f"static {n}" for n in (1, 2, 4, 6)), "SGLang adaptive", "EAGLE-2 tree", "threshold on P"}
     assert {arm.name for arm in ARMS} == {*names, "c2t, at most 4", "c2t, at most 6", "c2t auto", "c2t, tree_attention"}
     served = dict(zip((arm.name for arm in ARMS), lines, strict=True))
@@ -212,9 +277,11 @@ def test_a_gpu_run_has_every_arm_of_the_comparison(tmp_path: Path):
     assert "--speculative-eagle-topk 10 --speculative-num-draft-tokens 60" in served["EAGLE-2 tree"]
     alone, all_sizes = (
         "--max-running-requests 1 --cuda-graph-bs-decode 1",
-        "256 --cuda-graph-bs-decode 1 4 8 32 64 128 256",
+        f"256 --cuda-graph-bs-decode {' '.join(map(str, GRAPH_SIZES))}",
     )
     assert all(line.endswith(alone if name == "EAGLE-2 tree" else all_sizes) for name, line in served.items())
+    # so that every batch that is measured has a graph of its own size
+    assert set(CONCURRENCIES) <= set(GRAPH_SIZES)
     assert len({log for _, log, _ in made}) == len(ARMS)
     # the two kernels that verify differ in nothing else
     stock, tree = served["c2t, at most 4"], served["c2t, tree_attention"]
@@ -233,9 +300,33 @@ def test_trees_have_arms_of_every_size_and_batch(tmp_path: Path):
         assert all(f"--speculative-num-draft-tokens {tokens}" in line for line in (ours, theirs))
         assert f"--speculative-eagle-topk {topk}" in ours and "--speculative-c2t-mode tree" in ours
         assert ours.endswith("--max-running-requests 1 --cuda-graph-bs-decode 1") and "C2T" not in theirs
-    batches = "--max-running-requests 32 --cuda-graph-bs-decode 2 4 8 16 32"
+    batches = "--max-running-requests 32 --cuda-graph-bs-decode 1 2 4 8 12 16 24 32"
     assert served["C2T tree of 64, batches"].endswith(batches) and served["c2t, at most 6"].endswith(batches)
-    assert served["EAGLE-2 tree of 64"].endswith("32 --cuda-graph-bs-decode 1 2 4 8 16 32")
+    assert served["EAGLE-2 tree of 64"].endswith(batches)
+
+
+def test_behind_a_long_prefix_only_what_fits_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert fitting(ARMS, LONG_PREFIX) == list(ARMS)
+    loads = {arm.name: arm.concurrencies for arm in fitting((*ARMS, *TREE_ARMS), LONG_PREFIX + 1)}
+    assert loads["static 4"] == (1, 8, 32, 64) and loads["EAGLE-2 tree"] == (1,)
+    assert loads["C2T tree of 64, batches"] == (8, 32)
+    monkeypatch.setattr(gpu_serving, "prompts_of", lambda n, prefix: [[7]] * n)
+    sent: list[int] = []
+    monkeypatch.setattr(
+        FakeClient,
+        "run",
+        lambda self, prompts, *_: sent.append(len(prompts)) or Pass((Completion((1,), 0, 0, 0),), 1.0),
+    )
+    for prefix in (LONG_PREFIX, LONG_PREFIX + 1):
+        bench = gpu_serving.Bench(tmp_path, tmp_path, "tiny", prefix, dry_run=False)
+        bench.record = {**bench.record, "machine": "1 x GPU"}
+        with FakeServer("target", log=tmp_path / "log") as server:
+            bench.throughput(Arm("plain"), FakeClient(server.base_url, 1), None, 64, tmp_path / "log")
+    assert sent == [64, 128, 64, 64]
+    arms: list[Arm] = []
+    monkeypatch.setattr(gpu_serving, "run", lambda bench, found, *_: arms.extend(found))
+    run(tmp_path, "--prefix", str(LONG_PREFIX + 1))
+    assert arms and all(arm.concurrencies == (1, 8, 32, 64) for arm in arms)
 
 
 def test_a_dry_run_of_trees_judges_no_goal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -246,7 +337,8 @@ def test_a_dry_run_of_trees_judges_no_goal(tmp_path: Path, capsys: pytest.Captur
     out = capsys.readouterr().out
     assert "goal:" not in out
     # 2 steps of 4 tokens, 8 requests twice at a time in 0.5 s
-    assert "| C2T tree of 12, beta 0 | 2 | 4.00 | 4.0 |" in out and "| plain | 2 |  |  |  | 16 |" in out
+    assert "| C2T tree of 12, beta 0 | 2 | 4.00 | 4.0 | 10.00 | 1000 | 16 |" in out
+    assert "| plain | 2 |  |  | 10.00 | 200 | 16 |" in out
 
 
 def test_some_arms_alone(tmp_path: Path):
@@ -256,13 +348,38 @@ def test_some_arms_alone(tmp_path: Path):
 
 def test_the_largest_batch_is_read_from_the_decode_lines(tmp_path: Path):
     log = tmp_path / "log"
-    log.write_text("Decode batch, #running-req: 99, x\n")
+    log.write_text(step(99, 1.0))
     start = log.stat().st_size
-    assert largest_batch(log, start) is None
+    assert largest_batch(gpu_serving.logged(log, start)) is None
     with log.open("a") as handle:
         handle.write("Prefill batch, #running-req: 50\n[t] Decode batch [3], #running-req: 7, y\n")
-        handle.write("Decode batch, #running-req: 12, gen throughput (token/s): 3\nDecode batch, #running-req: 4\n")
-    assert largest_batch(log, start) == 12
+        handle.write(step(12, 3.0) + step(4, 3.0))
+    assert largest_batch(gpu_serving.logged(log, start)) == 12
+
+
+def test_decoding_is_of_full_batches_alone_and_not_of_the_prefill_before_a_step():
+    # 10 ms each, but the steps after a prefill; the last one but one stalls, and the last was over before it was read
+    log = (
+        *(step(4, 400.0), PREFILL, step(4, 1.0), step(4, 400.0), step(4, 400.0, graph=False), step(3, 9000.0)),
+        *(PREFILL, step(4, 2.0), step(4, 400.0), step(4, 4.0), step(4, 4000.0)),
+    )
+    found = decoding("".join(log))
+    assert found == pytest.approx(
+        {"decode_tokens_per_s": 400, "decode_step_ms": 10, "decode_steps": 3, "graph_share": 4 / 5}
+    )
+
+
+def test_steps_of_many_and_of_few_tokens_count_by_their_time():
+    # 1, 1 and 4 tokens, 10 ms each: the median of the lines' speeds would be 100
+    found = decoding(PREFILL + step(1, 1.0, 1) + step(1, 100.0, 1) + step(1, 100.0, 1) + step(1, 400.0, 4))
+    assert found["decode_tokens_per_s"] == pytest.approx(200) and found["decode_step_ms"] == pytest.approx(10)
+
+
+def test_steps_of_a_cpu_are_read_too_and_those_behind_a_prefill_alone_are_none():
+    lines = PREFILL + step(2, 200.0, 2.5) + step(2, 250.0, 2.5)
+    found = decoding(lines.replace("cuda graph: True", "cpu graph: False"))
+    assert found["decode_step_ms"] == pytest.approx(20) and found["graph_share"] == 0
+    assert set(decoding(PREFILL + step(2, 200.0)).values()) == {None}
 
 
 def test_prompts_repeat_and_get_the_tokens_asked_for_in_front():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ RUN = {**RunRecord.capture().to_json(), "machine": "1 x GPU"}
 
 
 def row(arm: str, load: int, speed: float, tau: float | None, gamma: float | None, **changes: Any) -> BenchRow:
-    metrics = {"output_tokens_per_s": speed, "tau": tau, "gamma": gamma, "step_ms": None if tau is None else 8.0}
+    # a whole pass says the opposite, and is not what is judged
+    metrics = {"output_tokens_per_s": 1e3 / speed, "decode_tokens_per_s": speed, "tau": tau, "gamma": gamma}
+    metrics["decode_step_ms"] = 8.0
     setting = {"check": "throughput", "concurrency": load}
     return BenchRow(
         **{
@@ -74,8 +77,14 @@ def test_without_a_rival_nothing_is_judged():
     assert goals(EAGLE) == []
 
 
+def test_a_pass_whose_log_says_nothing_of_decoding_judges_nothing():
+    silent = {**EAGLE.metrics, "decode_tokens_per_s": None}
+    ours = row("C2T tree of 64", 1, 300.0, 4.0, 60.0)
+    assert len(goals(EAGLE, ours)) == 2 and goals(replace(EAGLE, metrics=silent), ours) == []
+
+
 def test_the_newest_row_counts_and_failed_arms_are_left_out():
     old = row("plain", 1, 50.0, None, None)
     failed = row("plain", 2, 50.0, None, None, metrics={}, error="not run: out of time")
     text = summary([old, row("plain", 1, 60.0, None, None), failed])
-    assert text.splitlines()[2:] == ["| plain | 1 |  |  |  | 60 |"]
+    assert text.splitlines()[2:] == ["| plain | 1 |  |  | 8.00 | 60 | 17 |"]
