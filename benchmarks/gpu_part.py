@@ -23,6 +23,7 @@ from triton.errors import TritonError
 
 from benchmarks.gpu_cases import Case, Provider
 from benchmarks.gpu_chains import chain_cases
+from benchmarks.gpu_rivals import Absent
 from benchmarks.gpu_stats import stats_cases
 from benchmarks.gpu_table5 import table5_cases
 from benchmarks.gpu_trees import attention_cases, growth_cases
@@ -62,8 +63,8 @@ class GpuRow:
     sets of inputs together fit in the second-level cache, so that it was timed from there. gb_per_s: the bytes that the
     operation must move over that time. of_copy: that over the bandwidth of a copy in the same process, which counts
     bytes read and written. first_s: wall-clock seconds of its first call on this shape, compilation and loading
-    included. error: largest absolute difference from the reference. fault: what went wrong, then there is no time.
-    absent: why it cannot run on this machine, which is no fault.
+    included. error: largest absolute difference from the reference; in table5 relative to a head's output. fault: what
+    went wrong, then there is no time. absent: why it cannot run on this machine, which is no fault.
     """
 
     part: str
@@ -113,6 +114,8 @@ def measure_case(
                 if expected is None:
                     expected = case.reference(*case.inputs(torch.Generator(case.device).manual_seed(0)))
                 found = measure_one(case, provider, expected, copy)
+            except Absent as error:
+                found = {"absent": str(error)}
             except FAILURES as error:
                 first = str(error).strip().splitlines()[:1]
                 found = {"fault": ": ".join([type(error).__name__, *first])[:300]}

@@ -1,29 +1,64 @@
 """What tree_attention is timed against: torch, SGLang's Triton extend kernel, FlashInfer.
 
 What an engine does once per step and not per layer is prepared outside of the time: masks, page tables, plans. torch,
-which has no attention over pages, gets its keys and values gathered into one tensor for nothing.
+which has no attention over pages, gets its keys and values gathered into one tensor for nothing, and its queries and
+outputs folded.
 """
 
 from __future__ import annotations
 
-from functools import partial
+import subprocess
+from collections.abc import Callable
+from functools import partial, wraps
 from importlib import import_module
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.gpu_cases import Provider, needs
+from benchmarks.gpu_cases import Provider, largest_error, needs
 from c2t_kernels.flashinfer_tree import FlashInferTree, TreeShape, flashinfer_wrapper, pack_mask
 
 FLASHINFER_WORKSPACE = 256 << 20
+# What a library raises that cannot be imported, or cannot compile what it needs.
+BUILD_FAILURES = (RuntimeError, ImportError, AttributeError, OSError, subprocess.SubprocessError)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Absent(Exception):
+    """Why a rival that is installed cannot run on this machine after all."""
+
+
+def built_once(call: Callable[P, T]) -> Callable[P, T]:
+    """The same function, whose first call in a process builds what it needs; after a failure of it all raise Absent.
+
+    A failed build takes minutes, and libraries, which remember only what they could build, try it again at every shape.
+    """
+    built, reason = False, ""
+
+    @wraps(call)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        nonlocal built, reason
+        if reason:
+            raise Absent(reason)
+        try:
+            result = call(*args, **kwargs)
+        except BUILD_FAILURES as error:
+            first = str(error).strip().splitlines()[:1]
+            reason = "" if built else ": ".join(["did not work at first", type(error).__name__, *first])[:300]
+            raise
+        built = True
+        return result
+
+    return run
 
 
 def attention_rivals(device: torch.device, batch: int, prefix: int, nodes: int) -> list[Provider]:
     """For `batch` requests of `prefix` cached tokens and `nodes` nodes each, with the inputs of the reference."""
     rivals = [
-        Provider("sdpa, contiguous", _sdpa, prepare=partial(contiguous, prefix, nodes)),
+        Provider("sdpa, contiguous", _sdpa, prepare=partial(contiguous, prefix, nodes), judge=folded_error),
         needs("sglang", Provider("sglang extend", stock_extend, prepare=partial(extend_inputs, prefix, nodes)), device),
         needs("flashinfer", Provider("flashinfer", _run_plan, prepare=partial(planned, prefix, nodes))),
     ]
@@ -40,21 +75,39 @@ def whole_masks(mask: Tensor, prefix: int, nodes: int) -> Tensor:
 
 
 def contiguous(prefix: int, nodes: int, *inputs: Any) -> tuple[Tensor, ...]:
-    """Queries, keys, values (requests, heads, tokens, head_dim) and masks (requests, 1, nodes, prefix + nodes)."""
+    """Keys and values (requests, kv_heads, tokens, head_dim); folded queries; the mask as a bias of their rows.
+
+    The query heads of one key/value head become rows, (requests, kv_heads, nodes * group, head_dim): of torch's kernels
+    flash takes no mask and the memory-efficient one no groups of heads, and what is left copies all keys to float32.
+    """
     q, k, v, k_pool, v_pool, rows, _, pages, mask, _ = inputs
-    requests = len(rows) - 1
+    requests, kv_heads = len(rows) - 1, k.shape[1]
+    group = q.shape[1] // kv_heads
 
     def whole(pool: Tensor, new: Tensor) -> Tensor:
         old = pool[pages].view(requests, prefix, *pool.shape[1:])
         return torch.cat([old, new.view(requests, nodes, *new.shape[1:])], dim=1).transpose(1, 2)
 
-    queries = q.view(requests, nodes, *q.shape[1:]).transpose(1, 2)
-    return queries, whole(k_pool, k), whole(v_pool, v), whole_masks(mask, prefix, nodes)[:, None]
+    queries = q.view(requests, nodes, kv_heads, group, -1).transpose(1, 2).flatten(2, 3)
+    seen = whole_masks(mask, prefix, nodes).repeat_interleave(group, dim=1)[:, None]
+    return queries, whole(k_pool, k), whole(v_pool, v), aligned_bias(seen, q.dtype)
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    out = scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
-    return out.transpose(1, 2).flatten(0, 1)
+def aligned_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where seen, else -inf; its rows begin at multiples of 8 elements, as the kernel that reads them wants it."""
+    keys = seen.shape[-1]
+    bias = seen.new_zeros(*seen.shape[:-1], -(-keys // 8) * 8, dtype=dtype)[..., :keys]
+    return bias.masked_fill_(~seen, -torch.inf)
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+def folded_error(expected: Tensor, found: Tensor) -> float:
+    """Of an output whose query heads are folded into rows, as `contiguous` does it."""
+    nodes = len(expected) // len(found)
+    return largest_error(expected, found.unflatten(2, (nodes, -1)).transpose(1, 2).reshape(expected.shape))
 
 
 def extend_inputs(prefix: int, nodes: int, *inputs: Any) -> tuple[Any, ...]:
@@ -66,6 +119,7 @@ def extend_inputs(prefix: int, nodes: int, *inputs: Any) -> tuple[Any, ...]:
     return q, k, v, torch.empty_like(q), *cache, seen.flatten(), True, at, nodes, 1.0, 1.0
 
 
+@built_once
 def stock_extend(*arguments: Any) -> Tensor:
     import_module("sglang.kernels.ops.attention.extend_attention").extend_attention_fwd(*arguments)
     out: Tensor = arguments[3]
@@ -81,6 +135,7 @@ def joint_pool(prefix: int, nodes: int, *inputs: Any) -> tuple[Tensor, Tensor, T
     return torch.cat([k_pool, k]), torch.cat([v_pool, v]), old, new.view(requests, nodes)
 
 
+@built_once
 def planned(prefix: int, nodes: int, *inputs: Any) -> tuple[Any, ...]:
     """A FlashInfer wrapper that is planned for the whole batch, and what its run() takes."""
     q, _, _, _, _, _, _, _, mask, _ = inputs
@@ -128,6 +183,7 @@ def _run_plan(wrapper: Any, q: Tensor, pools: tuple[Tensor, Tensor]) -> Tensor:
     return out
 
 
+@built_once
 def begun_tree(prefix: int, nodes: int, *inputs: Any) -> tuple[FlashInferTree, Tensor, Tensor, Tensor]:
     """A FlashInferTree that has begun this step, and what its run() takes; for one request."""
     q, _, _, _, _, _, _, _, mask, _ = inputs

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_cases import Case, Provider, fused_or_reference, largest_error, needs, operation, spoiled
+from benchmarks.gpu_rivals import built_once
 from c2t_kernels import DraftStats, reference
 
 TOP_M, TOP_K = 1000, 10
@@ -84,9 +85,8 @@ def _any_batch(logits: Tensor, buffers: dict[str, Any]) -> tuple[Tensor, dict[st
 
 def flashinfer_stats(logits: Tensor, _: Any) -> DraftStats:
     """FlashInfer's top-k and softmax, and torch for what is left."""
-    flashinfer = import_module("flashinfer")
-    ids = flashinfer.top_k(logits, TOP_M, sorted=True)[1]
-    largest = flashinfer.sampling.softmax(logits.float()).gather(1, ids)
+    ids = _top_k(logits)[1]
+    largest = _softmax(logits.float()).gather(1, ids)
     log_probs = largest[:, :TOP_K].log()
     entropy = torch.special.entr(largest).sum(dim=-1)
     log_sum_exp = logits.gather(1, ids[:, :1])[:, 0].float() - log_probs[:, 0]
@@ -94,8 +94,19 @@ def flashinfer_stats(logits: Tensor, _: Any) -> DraftStats:
 
 
 def _flashinfer_top_k(logits: Tensor, _: Any) -> Tensor:
-    values: Tensor = import_module("flashinfer").top_k(logits, TOP_M, sorted=True)[0]
-    return values
+    return _top_k(logits)[0]
+
+
+@built_once
+def _top_k(logits: Tensor) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = import_module("flashinfer").top_k(logits, TOP_M, sorted=True)
+    return found
+
+
+@built_once
+def _softmax(logits: Tensor) -> Tensor:
+    probs: Tensor = import_module("flashinfer").sampling.softmax(logits)
+    return probs
 
 
 def stats_error(expected: DraftStats, found: DraftStats) -> float:

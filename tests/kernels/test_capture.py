@@ -292,11 +292,12 @@ def test_a_launcher_reads_nothing_and_takes_no_memory(
     assert set(watch.seen) <= allowed, watch.seen
 
 
-def test_a_launcher_that_waits_would_be_seen(monkeypatch: pytest.MonkeyPatch):
-    confidence = torch.zeros(2, 3)
+def test_a_launcher_that_waits_would_be_seen(device: str):
+    confidence = torch.zeros(2, 3, device=device)
+    out = torch.zeros(2, dtype=torch.int32, device=device)
     with Watch() as watch:
         int(confidence.sum())
-        fused.early_stop(confidence, 0.5, 3, out=torch.zeros(2, dtype=torch.int32))
+        fused.early_stop(confidence, 0.5, 3, out=out)
     assert "_local_scalar_dense" in watch.seen and "full" in watch.seen
 
 

@@ -27,6 +27,8 @@ PREFIXES = (64, 300, 0, 63, 65, 1)
 SMALL = Launch(block_rows=16, block_keys=32)
 # float32 sums of at most 330 terms in another order: a few units in the last place of values around 1
 FLOAT_TOLERANCE = 5e-6
+# On a GPU two compilations of the kernel, as with and without a mask, may add the same numbers in another order.
+OTHER_FORM = dict.fromkeys(("atol", "rtol"), FLOAT_TOLERANCE if torch.cuda.is_available() else 0.0)
 
 
 @dataclass
@@ -172,7 +174,9 @@ def test_a_chain_equals_its_mask(device: str):
     chain = one_request(device, 20, 33, trees=False)
     mask = torch.ones(20, 20, dtype=torch.bool, device=device).tril().flatten()
     masked = replace(chain, mask=mask, mask_indptr=ends([400]).to(device))
-    assert torch.equal(tree_attention(*chain, launch=SMALL), tree_attention(*masked, launch=SMALL))
+    torch.testing.assert_close(
+        tree_attention(*chain, launch=SMALL), tree_attention(*masked, launch=SMALL), **OTHER_FORM
+    )
 
 
 def test_default_launch(device: str):
@@ -224,7 +228,7 @@ def test_strided_rows_and_wide_integers(device: str):
     assert not views.q.is_contiguous() and views.k_pool.stride(1) == 2 * case.k_pool.shape[2]
     how = {"launch": replace(SMALL, splits=2), "max_nodes": 9}
     last = int(case.cu_nodes[-1])
-    assert torch.equal(tree_attention(*views, **how)[:last], tree_attention(*case, **how)[:last])
+    torch.testing.assert_close(tree_attention(*views, **how)[:last], tree_attention(*case, **how)[:last], **OTHER_FORM)
 
 
 def test_scale(device: str):

@@ -7,15 +7,26 @@ from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import gpu_rivals
+from benchmarks import gpu_rivals, gpu_stats
 from benchmarks.gpu_cases import Case, Provider, needs
 from benchmarks.gpu_part import PARTS, measure_case
-from benchmarks.gpu_table5 import xformers_attention, xformers_inputs
+from benchmarks.gpu_rivals import built_once
+from benchmarks.gpu_table5 import (
+    TOLERANCE,
+    ancestor_mask,
+    manual_attention,
+    scaled_error,
+    xformers_attention,
+    xformers_inputs,
+)
 from benchmarks.gpu_trees import attention_case
+from c2t_kernels.reference.attention import tree_attention
+from c2t_plugin.lab.blocks import uniform_attachment
 
 CPU = torch.device("cpu")
 
@@ -83,6 +94,78 @@ def faults(case: Case, *names: str) -> dict[str, str]:
 def test_flashinfers_top_k_and_softmax_make_the_statistics():
     for case in PARTS["stats"](CPU, True):
         assert faults(case, "flashinfer", "flashinfer.top_k alone") == {"flashinfer": "", "flashinfer.top_k alone": ""}
+
+
+def test_a_build_that_fails_is_tried_once(flashinfer: ModuleType, monkeypatch: pytest.MonkeyPatch):
+    builds = []
+
+    def broken(logits: Tensor, k: int, sorted: bool) -> None:
+        builds.append(k)
+        raise RuntimeError("Ninja build failed\nin many lines")
+
+    vars(flashinfer)["top_k"] = broken
+    monkeypatch.setattr(gpu_stats, "_top_k", built_once(gpu_stats._top_k.__wrapped__))  # type: ignore[attr-defined]
+    case, *_ = PARTS["stats"](CPU, True)
+    rows = [row for row in measure_case("stats", case, {}, None) if row.provider.startswith("flashinfer")]
+    assert [(row.fault, row.absent) for row in rows] == [
+        ("RuntimeError: Ninja build failed", ""),
+        ("", "did not work at first: RuntimeError: Ninja build failed"),
+    ]
+    assert len(builds) == 1
+
+
+def test_a_shape_that_fails_later_fails_alone():
+    @built_once
+    def root(x: float) -> float:
+        if x < 0:
+            raise RuntimeError("out of memory")
+        return x**0.5
+
+    assert root(4.0) == 2.0
+    with pytest.raises(RuntimeError, match="out of memory"):
+        root(-1.0)
+    assert root(9.0) == 3.0
+
+
+# a bias whose rows need padding, no prefix, one node, one request
+@pytest.mark.parametrize(("batch", "prefix", "nodes"), [(3, 17, 3), (2, 0, 5), (2, 8, 1), (1, 9, 6)])
+def test_sdpa_gets_query_heads_as_rows(batch: int, prefix: int, nodes: int):
+    case = attention_case(CPU, batch, prefix, nodes)
+    assert faults(case, "sdpa, contiguous") == {"sdpa, contiguous": ""}
+    inputs = case.inputs(torch.Generator().manual_seed(0))
+    q, k, _, bias = gpu_rivals.contiguous(prefix, nodes, *inputs)
+    # what torch's memory-efficient kernel takes: no groups of heads, and a bias of q's dtype in aligned rows
+    assert q.shape[:2] == k.shape[:2] and bias.dtype == q.dtype
+    assert bias.shape[2:] == (q.shape[2], k.shape[2]) and bias.stride(2) % 8 == 0
+
+
+def test_sdpa_with_rows_of_other_nodes_would_be_seen(monkeypatch: pytest.MonkeyPatch):
+    """Planted fault: the mask's rows lie as if heads came first."""
+
+    def bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
+        return original(seen.unflatten(2, (3, -1)).transpose(2, 3).flatten(2, 3), dtype)
+
+    original = gpu_rivals.aligned_bias
+    monkeypatch.setattr(gpu_rivals, "aligned_bias", bias)
+    assert "error" in faults(attention_case(CPU, 2, 9, 3), "sdpa, contiguous")["sdpa, contiguous"]
+
+
+def test_manual_attention_in_bfloat16_is_right_by_the_gpu_runs_measure():
+    nodes, heads, head_dim = 256, 64, 128
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(nodes, heads, head_dim, generator=generator).bfloat16() for _ in range(3))
+    mask = ancestor_mask(torch.tensor(uniform_attachment(nodes, np.random.default_rng(1))))
+    pool, ends, none = k.new_zeros(1, heads, head_dim), torch.tensor([0, nodes]), torch.zeros(2, dtype=torch.int64)
+
+    def given(q: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        return q, k, v, pool, pool, ends, none, none[:0], mask.flatten(), ends * nodes
+
+    expected = tree_attention(*given(q, mask))
+    assert scaled_error(expected, manual_attention(*given(q, mask))) < 0.7 * TOLERANCE
+    blind = mask.clone()
+    blind[nodes - 1, 0] = False
+    for fault in (given(q, blind), given(1.05 * q, mask)):
+        assert scaled_error(expected, manual_attention(*fault)) > 2 * TOLERANCE
 
 
 # masks whose bits do not end with a byte, no prefix, one node, one request
