@@ -47,7 +47,7 @@ demo-vllm: venv-vllm
 	@OMP_NUM_THREADS=1 $(VLLM_PY) -m benchmarks.demo_vllm --out build/demo-vllm $(DEMO_ARGS)
 
 # Each engine's tests run in its own environment; the other's skip themselves or are left out. Status 5: none selected.
-# xdist would put files of few tests last, and those are the longest, so that one job would end up with all of them.
+# Files in the order of tests/conftest.py: xdist would put those of a single test last, some of which are the longest.
 BY_FILE := -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 test: venv-sglang venv-vllm lint
 	@OMP_NUM_THREADS=1 $(VLLM_PY) -m pytest $(BY_FILE) tests/engines/vllm $(PYTEST_ARGS) || [ $$? = 5 ]

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ GRACE_S = 20.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _long_files_first(items)
     if importlib.util.find_spec("sglang") is not None:
         return
     skip = pytest.mark.skip(reason="SGLang is not installed in this environment")
@@ -26,6 +28,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if item.get_closest_marker("sglang") or item.get_closest_marker("server"):
             item.add_marker(skip)
+
+
+def _long_files_first(items: list[pytest.Item]) -> None:
+    """Files that start servers, those of most tests before the others: what is short fills up the end of a run whose
+    jobs take a file at a time."""
+    tests = Counter(item.path for item in items)
+    servers = {item.path for item in items if item.get_closest_marker("server")}
+    items.sort(key=lambda item: -tests[item.path] if item.path in servers else 0)
 
 
 @pytest.fixture(scope="session")
