@@ -7,8 +7,9 @@
 starts nine servers one after the other (plain decoding; C2T with kept tokens only; over the uniform window; without
 CUDA graphs; with beta auto; among aborted, retracted and chunked requests; without the overlap scheduler; trees of kept
 nodes only; padded trees), asks them the same, and writes a row per rung (gpu_rungs.py) to OUT/ladder.jsonl with what
-was found and, if a rung does not hold, why. Exit status 1: a rung does not hold, or could not be tried. Numbers of
-rungs stay when others are added; what the ladder leaves to other scripts or to more GPUs is in docs/benchmarking.md.
+was found and, if a rung does not hold, why, once the servers that it looks at have answered. Exit status 1: a rung does
+not hold, or could not be tried. Numbers of rungs stay when others are added; what the ladder leaves to other scripts or
+to more GPUs is in docs/benchmarking.md.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks.breakdown import profiled
-from benchmarks.gpu_rungs import NUMBERS, RUNGS, STEPS, TOPK, Found, number_of
+from benchmarks.gpu_rungs import NUMBERS, RUNGS, STEPS, TOPK, Found, Verdict, number_of
 from benchmarks.gpu_server import GpuServer, part_parser, plugin_environment
 from benchmarks.native_client import NativeClient
 from benchmarks.recomputed import Comparison, compare, recompute
@@ -82,23 +83,26 @@ class Size:
     samples: int
 
 
-FULL, DRY = Size(64, 32, 20_000), Size(4, 2, 30)
+FULL, DRY = Size(64, 32, 3_000), Size(4, 2, 30)
 
 
 def ask(server: Any, name: str, size: Size, log: Path, traces: Path | None) -> Found:
     """All passes of one server."""
     prompts = held_out_prompts(size.prompts, seed=SEED)
-    uncut = nothing = state = recorded = None
+    uncut = nothing = state = recorded = compared = gap = None
+    faults: dict[str, str] = {}
     with NativeClient(server.base_url, MAX_TOKENS) as client:
         alone = client.run(prompts, 1, _nothing)
         # before anything else is recorded, so that the requests of two servers are the same ones
         if traces is not None and name != "rough":
-            recorded = _recorded(traces, size.prompts)
+            with _apart("traces", faults):
+                recorded = _recorded(traces, size.prompts)
         with ThreadPoolExecutor(1) as beside:
             stopped = beside.submit(lambda: [client.stop_midway(each) for each in prompts if name == "rough"])
             together = client.run(prompts, size.concurrency, _nothing)
         if traces is not None and name == "rough":
-            recorded = _recorded(traces, 2 * size.prompts)
+            with _apart("traces", faults):
+                recorded = _recorded(traces, 2 * size.prompts)
         if name in ("kept", "tree"):
             beta = client.c2t_state()["beta"]
             client.control(0.0, STEPS)
@@ -113,12 +117,30 @@ def ask(server: Any, name: str, size: Size, log: Path, traces: Path | None) -> F
             state = client.c2t_state()
     samples = Counter(completion.token_ids for completion in sampled.completions)
     text = log.read_text(encoding="utf-8", errors="replace")
-    return Found(
-        *(alone, together, samples, text, uncut, nothing, state, recorded),
-        recomputed=_recomputed(recorded, prompts, alone) if recorded is not None and name in RECOMPUTED else None,
-        aborted=sum(stopped.result()),
-        gap_ms=_gap(server, prompts[: size.concurrency], log) if name in PROFILED else None,
-    )
+    if recorded is not None and name in RECOMPUTED:
+        with _apart("recomputed", faults):
+            compared = _recomputed(recorded, prompts, alone)
+    if name in PROFILED:
+        with _apart("gap_ms", faults):
+            gap = _gap(server, prompts[: size.concurrency], log)
+    aborted = sum(stopped.result())
+    found = (alone, together, samples, text, uncut, nothing, state, recorded)
+    return Found(*found, recomputed=compared, aborted=aborted, gap_ms=gap, faults=faults)
+
+
+@contextmanager
+def _apart(extra: str, faults: dict[str, str]) -> Iterator[None]:
+    """What fails within is the fault of the rungs that look at this: others judge by the rest of what a server did."""
+    try:
+        yield
+    except (LookupError, OSError, RuntimeError, ValueError) as error:
+        # a C2TError, which is a ValueError; a file; a tensor of another shape; a trace that lacks a key
+        faults[extra] = _named(error)
+
+
+def _named(error: Exception) -> str:
+    """In one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _recomputed(recorded: Traces, prompts: Sequence[Sequence[int]], answered: Pass) -> Comparison:
@@ -173,36 +195,56 @@ def serve(
 def run(
     out: Path, size: Size, environment: Mapping[str, str] | None, deadline: float, numbers: Sequence[str] = NUMBERS
 ) -> list[BenchRow]:
-    """The servers that the rungs need, then the rungs."""
+    """The servers that the rungs need, while there is time for one as long as the longest so far.
+
+    A rung's row is written as soon as its servers have answered or are known not to: the rest may never come.
+    """
     found: dict[str, Found] = {}
     missing: dict[str, str] = {}
-    rungs = {name: rung for name, rung in RUNGS.items() if number_of(name) in numbers}
-    needed = {server for _, needs in rungs.values() for server in needs}
-    for name in filter(needed.__contains__, SERVERS):
-        if time.monotonic() > deadline:
-            missing[name] = "out of time"
-            continue
-        try:
-            server, log, traces = serve(name, out, environment)
-            with server as running:
-                found[name] = ask(running, name, size, log, traces)
-        except (C2TError, LookupError) as error:
-            # a lookup fails where a server's answer lacks what it should hold
-            missing[name] = " ".join(f"{type(error).__name__}: {error}".split())
+    rungs = {name: needs for name, (_, needs) in RUNGS.items() if number_of(name) in numbers}
+    needed = {server for needs in rungs.values() for server in needs}
     kind, record = "measured" if environment is not None else "functional", RunRecord.capture(seed=SEED).to_json()
-    setting: dict[str, str | int | float | None] = {
-        "dtype": "float32",
-        "steps": STEPS,
-        "output_tokens": MAX_TOKENS,
-    }
+    setting: dict[str, str | int | float | None] = {"dtype": "float32", "steps": STEPS, "output_tokens": MAX_TOKENS}
     rows = []
-    for rung, (check, needs) in rungs.items():
-        lacking = {name: missing[name] for name in needs if name in missing}
-        asked = {name: found[name] for name in needs if name in found}
-        metrics, fault = ({}, f"not tried: {lacking}") if lacking else check(asked)
-        rows.append(BenchRow("gpu-ladder", kind, rung, setting, metrics, fault, record))
-    append_rows(out / ROWS, rows)
+    longest = 0.0
+    for name in filter(needed.__contains__, SERVERS):
+        began = time.monotonic()
+        if began + longest > deadline:
+            missing[name] = "out of time"
+        else:
+            try:
+                server, log, traces = serve(name, out, environment)
+                with server as running:
+                    found[name] = ask(running, name, size, log, traces)
+            except (C2TError, LookupError) as error:
+                # a lookup fails where a server's answer lacks what it should hold
+                missing[name] = _named(error)
+            longest = max(longest, time.monotonic() - began)
+        for rung in [rung for rung, needs in rungs.items() if {*found, *missing}.issuperset(needs)]:
+            metrics, fault = judge(rung, rungs.pop(rung), found, missing)
+            row = BenchRow("gpu-ladder", kind, rung, setting, metrics, fault, record)
+            append_rows(out / ROWS, [row])
+            show(row)
+            rows.append(row)
     return rows
+
+
+def judge(rung: str, needs: Sequence[str], found: Mapping[str, Found], missing: Mapping[str, str]) -> Verdict:
+    """What a rung's check says of its servers."""
+    lacking = {name: missing[name] for name in needs if name in missing}
+    if lacking:
+        return {}, f"not tried: {lacking}"
+    try:
+        return RUNGS[rung][0]({name: found[name] for name in needs})
+    except (ArithmeticError, LookupError, RuntimeError, TypeError) as error:
+        # a server that counts no steps, traces of no states, a state without a planner: a fault of this rung alone
+        return {}, _named(error)
+
+
+def show(row: BenchRow) -> None:
+    """Print a row."""
+    shown = " ".join(f"{name}={value:.4g}" for name, value in row.metrics.items() if value is not None)
+    print(f"{row.arm:<20}{'FAULT' if row.error else 'holds':<7}{shown} {row.error}".rstrip(), flush=True)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -213,11 +255,8 @@ def main(argv: Sequence[str]) -> int:
     deadline = float("inf") if options.dry_run else time.monotonic() + options.seconds
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        environment = None if options.dry_run else plugin_environment(Path(scratch))
+        environment = None if options.dry_run else plugin_environment(Path(scratch), float32=True)
         rows = run(options.out, DRY if options.dry_run else FULL, environment, deadline, options.rungs)
-    for row in rows:
-        shown = " ".join(f"{name}={value:.4g}" for name, value in row.metrics.items() if value is not None)
-        print(f"{row.arm:<20}{'FAULT' if row.error else 'holds':<7}{shown} {row.error}".rstrip())
     return int(any(row.error for row in rows))
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from benchmarks.recomputed import STATISTICS, Comparison
-from benchmarks.serving import Pass
 from c2t_plugin.traces import Traces
+
+if TYPE_CHECKING:
+    # it imports openai, which whoever asks for the rungs' names may lack
+    from benchmarks.serving import Pass
 
 RETRACTED = re.compile(r"#retracted_reqs: (\d+)")
 # Of the drafts, chains and trees.
@@ -35,7 +38,8 @@ TREES = ("plain", "tree", "padded tree")
 class Found:
     """What one server did. uncut, nothing: passes at beta 0 and, of a chain, with nothing verified. samples: of the
     first tokens. recomputed: what it recorded, beside a recomputation. aborted: requests stopped while they ran.
-    gap_ms: from the draft's end to the verification's start, a step."""
+    gap_ms: from the draft's end to the verification's start, a step. faults: why traces, recomputed or gap_ms could
+    not be had, by that name."""
 
     alone: Pass
     together: Pass
@@ -48,6 +52,7 @@ class Found:
     recomputed: Comparison | None = None
     aborted: int = 0
     gap_ms: float | None = None
+    faults: Mapping[str, str] = field(default_factory=dict)
 
 
 Verdict = tuple[dict[str, float | None], str]
@@ -65,7 +70,9 @@ def recomputed(found: Mapping[str, Found]) -> Verdict:
     metrics: dict[str, float | None] = {}
     faults = []
     for name, each in found.items():
-        assert each.recomputed is not None
+        if each.recomputed is None:
+            faults.append(f"{name}: {each.faults.get('traces') or each.faults.get('recomputed')}")
+            continue
         states, off = each.recomputed.states, each.recomputed.off
         metrics |= {f"states_{name}": states, f"off_{name}": off}
         metrics[f"largest_difference_{name}"] = each.recomputed.largest_difference
@@ -80,13 +87,17 @@ def recomputed(found: Mapping[str, Found]) -> Verdict:
 def gaps(found: Mapping[str, Found]) -> Verdict:
     """What the GPU waits for between draft and verification: tells, and falls only where that cannot be told."""
     told = {f"gap_ms_{name}": each.gap_ms for name, each in found.items()}
-    return told, "" if all(gap is not None for gap in told.values()) else "no step has both phases in the trace"
+    unknown = "no step has both phases in the trace"
+    faults = [f"{name}: {each.faults.get('gap_ms', unknown)}" for name, each in found.items() if each.gap_ms is None]
+    return told, "; ".join(faults)
 
 
 def graphs_are_eager(found: Mapping[str, Found]) -> Verdict:
     """Statistics out of the draft's CUDA graph are those of the same draft without one."""
     graph, eager = found["kept"].traces, found["eager"].traces
-    assert graph is not None and eager is not None
+    if graph is None or eager is None:
+        lacking = [name for name, each in found.items() if each.traces is None]
+        return {}, "; ".join(f"{name}: {found[name].faults.get('traces')}" for name in lacking)
     if not (torch.equal(graph.prompt, eager.prompt) and torch.equal(graph.step, eager.step)):
         return {}, f"the servers visited {len(graph)} and {len(eager)} states, which are not the same ones"
     off = max(float((getattr(graph.chain, n) - getattr(eager.chain, n)).abs().max()) for n in STATISTICS)

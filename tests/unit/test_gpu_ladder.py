@@ -1,9 +1,15 @@
-"""The ladder's verdicts: each rung holds on what a good server does, and falls on the fault that it is for."""
+"""The ladder's verdicts: each rung holds on what a good server does, and falls on the fault that it is for. Its run:
+when rows are written, and whose fault a failure is.
+
+Longer than 300 lines, as both take the same good servers.
+"""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +22,13 @@ pytest.importorskip("openai", reason="the servers' client is not installed in th
 
 from benchmarks import gpu_ladder
 from benchmarks.gpu import SERVERS as SERVER_PARTS
-from benchmarks.gpu_ladder import MAX_TOKENS, SERVERS, run
+from benchmarks.gpu_ladder import DRY, MAX_TOKENS, SERVERS, ask, run
 from benchmarks.gpu_rungs import NUMBERS, RUNGS, STEPS, TOPK, Found, p_value
 from benchmarks.recomputed import Comparison
+from benchmarks.record import BenchRow, read_rows
 from benchmarks.serving import Completion, Pass
 from c2t_plugin.engines.server_process import ServerError
+from c2t_plugin.errors import C2TError
 
 PROMPTS = 3
 SAME = Comparison(states=100, off=2, largest_difference=1e-5)
@@ -148,6 +156,149 @@ def test_a_server_that_does_not_start_takes_its_rungs_along(tmp_path: Path, monk
     assert {row.arm for row in rows} == set(RUNGS)
     assert all(row.error.startswith("not tried: ") and "\n" not in row.error for row in rows)
     assert "out of time" in run(tmp_path, gpu_ladder.DRY, None, 0.0)[0].error
+
+
+@contextmanager
+def running() -> Iterator[SimpleNamespace]:
+    yield SimpleNamespace(base_url="")
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, good: dict[str, Found]) -> None:
+    """Every server starts, and does what a good one does."""
+    monkeypatch.setattr(gpu_ladder, "serve", lambda name, out, _: (running(), out / "log", None))
+    monkeypatch.setattr(gpu_ladder, "ask", lambda server, name, *_: good[name])
+
+
+def test_a_rungs_row_is_there_before_the_next_server_starts(
+    tmp_path: Path, served: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    written: dict[str, list[str]] = {}
+    printed: list[str] = []
+    serve = gpu_ladder.serve
+
+    def noted(name: str, *others: Any) -> Any:
+        written[name] = [row.arm for row in read_rows(tmp_path / gpu_ladder.ROWS, BenchRow)]
+        printed.extend(capsys.readouterr().out.splitlines())
+        assert [line[:20].strip() for line in printed] == written[name]
+        return serve(name, *others)
+
+    monkeypatch.setattr(gpu_ladder, "serve", noted)
+    rows = run(tmp_path, DRY, None, float("inf"), ["R1", "R6", "R8", "R16"])
+    assert written["plain"] == written["kept"] == []
+    assert written["window"] == ["R16 both ends"]
+    assert written["eager"] == ["R16 both ends", "R8 kept and window"]
+    assert [row.arm for row in rows] == [*written["auto"], "R1 configuration"]
+    assert rows == read_rows(tmp_path / gpu_ladder.ROWS, BenchRow) and not any(row.error for row in rows)
+
+
+def test_no_server_starts_that_would_take_too_long(tmp_path: Path, served: None, monkeypatch: pytest.MonkeyPatch):
+    """Two of 40 s fit before 100 s, a third would not."""
+    now = [0.0]
+    monkeypatch.setattr(gpu_ladder, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    ask_ = gpu_ladder.ask
+
+    def slow(*arguments: Any) -> Found:
+        now[0] += 40.0
+        return ask_(*arguments)
+
+    monkeypatch.setattr(gpu_ladder, "ask", slow)
+    rows = {row.arm: row.error for row in run(tmp_path, DRY, None, 100.0, ["R8", "R16"])}
+    assert rows == {"R16 both ends": "", "R8 kept and window": ""}
+    rows = {row.arm: row.error for row in run(tmp_path, DRY, None, now[0] + 79.0, ["R8", "R16"])}
+    assert rows == {"R16 both ends": "", "R8 kept and window": "not tried: {'window': 'out of time'}"}
+
+
+class Client:
+    """Answers, and has a server's state."""
+
+    def __init__(self, url: str, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def run(self, prompts: Any, *_: Any) -> Pass:
+        return Pass(answers().completions[:1] * len(prompts), 1.0)
+
+    def c2t_state(self) -> dict[str, Any]:
+        return {"beta": 0.5}
+
+    def control(self, beta: float, steps: int) -> None:
+        pass
+
+    def stop_midway(self, prompt: Any) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("broken", "error", "fallen"),
+    [
+        ("_gap", C2TError("no trace"), {"R10 gap"}),
+        ("_recomputed", RuntimeError("out of\nmemory"), {"R4 recomputed"}),
+        ("_recorded", C2TError("no drafts"), {"R4 recomputed", "R6 graph and eager"}),
+    ],
+)
+def test_what_fails_beside_the_passes_is_its_own_rungs_fault(
+    tmp_path: Path,
+    good: dict[str, Found],
+    monkeypatch: pytest.MonkeyPatch,
+    broken: str,
+    error: Exception,
+    fallen: set[str],
+):
+    def breaks(*_: Any) -> Any:
+        raise error
+
+    log = tmp_path / "log"
+    log.write_text(good["kept"].log)
+    monkeypatch.setattr(gpu_ladder, "NativeClient", Client)
+    for name, value in (("_gap", 0.02), ("_recomputed", SAME), ("_recorded", good["kept"].traces)):
+        monkeypatch.setattr(gpu_ladder, name, lambda *_, value=value: value)
+    monkeypatch.setattr(gpu_ladder, broken, breaks)
+    asked = ask(SimpleNamespace(base_url=""), "kept", DRY, log, tmp_path)
+    assert asked.log == good["kept"].log and asked.uncut is not None and asked.samples.total() == DRY.samples
+    # the other servers' answers are to other prompts
+    extras = {name: getattr(asked, name) for name in ("traces", "recomputed", "gap_ms", "faults")}
+    good["kept"] = replace(good["kept"], **extras)
+    judged_ = {rung: judged(good, rung) for rung in RUNGS}
+    assert {rung for rung, fault in judged_.items() if fault} == fallen
+    said = f"kept: {type(error).__name__}: {' '.join(str(error).split())}"
+    assert all(said in judged_[rung] for rung in fallen)
+
+
+@pytest.mark.parametrize(
+    ("rung", "server", "changed"),
+    [
+        ("R12 planner", "auto", {"state": {}}),
+        ("R12 planner", "auto", {"state": {"planner": None}}),
+        ("R16 both ends", "kept", {"uncut": answers(steps=0)}),
+    ],
+)
+def test_an_answer_that_a_check_cannot_read_is_one_rungs_fault(
+    tmp_path: Path, served: None, good: dict[str, Found], rung: str, server: str, changed: dict[str, Any]
+):
+    good[server] = replace(good[server], **changed)
+    assert [row.arm for row in run(tmp_path, DRY, None, float("inf")) if row.error] == [rung]
+
+
+def test_its_servers_are_told_to_compute_norms_of_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    entry_points = ""
+
+    def run(out: Path, size: Any, environment: dict[str, str], *_: Any) -> list[BenchRow]:
+        nonlocal entry_points
+        folders = map(Path, environment["PYTHONPATH"].split(os.pathsep))
+        entry_points = "".join(
+            path.read_text() for each in folders for path in each.glob("*.dist-info/entry_points.txt")
+        )
+        return []
+
+    monkeypatch.setattr(gpu_ladder, "run", run)
+    assert gpu_ladder.main(["--out", str(tmp_path)]) == 0
+    assert "benchmarks.gpu_float32:register" in entry_points
 
 
 def test_rungs_are_chosen_with_their_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
@@ -63,6 +64,14 @@ def python(code: str) -> list[str]:
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / gpu.ROWS).read_text().splitlines()]
+
+
+def test_it_needs_nothing_of_what_a_carried_sglang_brings():
+    """It sources that environment itself, and kernels are timed without one."""
+    absent = ["openai", "httpx", "pydantic", "sglang", "sgl_kernel", "flashinfer"]
+    code = f"import sys; sys.modules |= dict.fromkeys({absent}); import benchmarks.gpu"
+    found = subprocess.run(python(code), capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -239,6 +248,31 @@ def test_the_kernel_tests_are_run_with_what_needs_no_gpu_beside_them(tmp_path: P
     tests, ahead_of_time = commands["tests"], commands["ahead_of_time"]
     assert "tests/kernels" in tests and tests[tests.index("--ignore") + 1] == ahead_of_time[-1]
     assert Path(ahead_of_time[-1]).is_file()
+
+
+def test_rows_of_kernels_stay_where_none_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / gpu.ROWS).write_text("of an earlier call\n")
+    monkeypatch.setattr(gpu, "part_command", lambda *_: python("print('served')"))
+    assert gpu.main(["--dry-run", "--out", str(tmp_path), "--parts", "serving"]) == 0
+    assert (tmp_path / gpu.ROWS).read_text() == "of an earlier call\n"
+    printed = capsys.readouterr().out
+    assert "served" in printed and "0 rows" in printed
+    assert gpu.main(["--dry-run", "--out", str(tmp_path), "--parts", "serving", "chain"]) == 0
+    assert not (tmp_path / gpu.ROWS).exists()
+
+
+def test_what_flashinfers_build_says_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    said = "import sys; print('nvcc is', flush=True); print('missing', file=sys.stderr, flush=True)"
+    monkeypatch.setattr(gpu, "BUILD", said)
+    monkeypatch.setattr(gpu, "find_spec", lambda name: name)
+    log = tmp_path / "flashinfer-build.log"
+    with gpu.flashinfer_build(True, tmp_path):
+        deadline = time.monotonic() + 30.0
+        while log.read_text() != "nvcc is\nmissing\n":
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
 
 
 def test_a_carried_sglang_lends_its_environment(
