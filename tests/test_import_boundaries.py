@@ -33,6 +33,8 @@ FORBIDDEN = {
         "transformers",
         *NOT_CORE,
     ),
+    # a plugin of SGLang
+    "benchmarks/gpu_float32.py": ("tests", "vllm"),
     "benchmarks/": ("tests", *ENGINES),
 }
 

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
-import c2t_kernels.fused  # noqa: E402
+import c2t_kernels  # noqa: E402
 from c2t_plugin.engines.sglang.cpu_engine import SITE  # noqa: E402
 from tests.engines.sglang.test_cpu_engine_tree import PARENTS, SELECTED, build  # noqa: E402
 
@@ -120,7 +120,8 @@ def test_a_gpus_buffer_is_filled_in_place(verify_input: Any, packed: bool, monke
         mask, indptr = c2t_kernels.full_mask(trees, prefix_lens, capacity=capacity, counts=counts)
         out[: indptr[-1]] = mask[: indptr[-1]]
 
-    monkeypatch.setattr(c2t_kernels.fused, "full_mask", full_mask)
+    # by name: imported here, before the kernels' tests are, Triton would not interpret theirs
+    monkeypatch.setattr("c2t_kernels.fused.full_mask", full_mask)
     lengths = [nodes * (prefix + nodes) for nodes, prefix in zip((6, 5) if packed else (6, 6), PREFIXES, strict=True)]
     counts = torch.tensor([6, 5], dtype=torch.int32) if packed else None
     trees = made(verify_input, 6).custom_mask.view(2, 6, 6)
