@@ -385,6 +385,11 @@ def test_nothing_is_said_of_losers_where_nothing_was_compared_with_plain_decodin
     assert losers([BenchRow(**SIMULATED)]) == "No arm is slower than plain decoding here."
 
 
+def test_an_arm_that_loses_in_decoding_alone_loses() -> None:
+    metrics = {**SIMULATED["metrics"], "ratio_to_plain": 1.1, "decode_ratio_to_plain": 0.9}
+    assert losers([BenchRow(**{**SIMULATED, "metrics": metrics})]).startswith("Slower than plain decoding: ")
+
+
 def test_table_3_goes_the_papers_way_on_the_l40() -> None:
     """EAGLE's gain falls with the batch, and the planner's C2T is ahead of it at each (C2T v2 5.4)."""
     _, bench = read_published(RESULTS)
