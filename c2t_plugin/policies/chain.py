@@ -80,6 +80,10 @@ class ChainScorer(RequestLimits):
         """Score the next token of every chain from the logits it is the argmax of: (n or more rows, draft_vocab)."""
         self._score(*self._statistics_of(logits[: self._batch]))
 
+    def forget(self) -> None:
+        """Count what has no confidence from here."""
+        self.non_finite.zero_()
+
     def drafted(self, steps: int) -> None:
         """To be called before `end` where `begin` and `step` may have come out of a CUDA graph: how many tokens of a
         chain the draft has scored."""

@@ -85,7 +85,9 @@ class StepScorer(ChainScorer):
         confidence_probs[:rows].index_copy_(1, column, torch.where(dropped, 0.0, conditional)[:, None])
 
     def kept(self, rows: int, steps: int) -> Tensor:
-        """(rows,) int32: how many of the last draft's first `steps` tokens to verify."""
+        """(rows,) int32: how many of the last draft's first `steps` tokens to verify; vLLM may draft none."""
+        if not steps:
+            return torch.zeros(rows, dtype=torch.int32, device=self._confidence.device)
         return early_stop(self._confidence[:rows, :steps], self.beta, self.max_depth)
 
     def any_alive_after(self, rows: int, steps: int) -> bool:
@@ -95,6 +97,12 @@ class StepScorer(ChainScorer):
     def stats(self, rows: int) -> Tensor | None:
         """(rows, d_max, 4) float32 copy, see ChainScorer; of steps that were not drafted what an earlier draft left."""
         return None if self._stats is None else self._stats[:rows].clone()
+
+    def forget(self) -> None:
+        """Count from here."""
+        super().forget()
+        self.verified.zero_()
+        self.accepted.zero_()
 
     def observe(self, idx_mapping: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> None:
         """Count what became of the last drafts. num_sampled: (requests,) accepted drafts and the bonus token, 0 for

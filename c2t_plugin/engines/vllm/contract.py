@@ -34,6 +34,8 @@ SYMBOLS: tuple[EngineSymbol, ...] = (
     EngineSymbol("v1/worker/cpu_worker.py", "CPUWorker.init_device", ("self",), ("= CPUModelRunner(",)),
     EngineSymbol("v1/worker/gpu_worker.py", "Worker.__init__", contains=("self.use_v2_model_runner =",)),
     EngineSymbol("v1/worker/gpu_worker.py", "Worker.init_device", ("self",)),
+    EngineSymbol("v1/worker/gpu_worker.py", "Worker.compile_or_warm_up_model"),
+    EngineSymbol("v1/worker/cpu_worker.py", "CPUWorker.compile_or_warm_up_model"),
     EngineSymbol(
         _PROPOSER,
         "SpecDecodeBaseProposer.propose",

@@ -55,6 +55,10 @@ class ServedTraces:
         """One draft of the batch. stats: (rows, d_max, 4), see ChainScorer.stats. drafted: of every row, d_max ids."""
         self._kept = stats.cpu(), drafted, list(names)
 
+    def forget(self) -> None:
+        """Drop the kept draft: it is of requests that are none, with which vLLM has warmed up."""
+        self._kept = None
+
     def settle(self) -> None:
         """Hand the kept draft over, now that the runner knows its root as the newest token of each request."""
         kept, self._kept = self._kept, None

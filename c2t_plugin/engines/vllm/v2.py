@@ -43,10 +43,11 @@ class _ScoringMixin(_StockSpeculator):
     _may_leave = False
     _forwards = 0
 
-    def load_model(self, *positional: Any, **keyword: Any) -> None:
-        super().load_model(*positional, **keyword)
+    def __init__(self, *positional: Any, **keyword: Any) -> None:
+        super().__init__(*positional, **keyword)
         settings = Settings.of(self.vllm_config)
         assert settings is not None
+        # Here and not with the models, whose memory vLLM gives up when it sleeps.
         self.scorer = StepScorer(
             load_classifier(settings.classifier),
             rows=self.max_num_reqs,
@@ -55,8 +56,11 @@ class _ScoringMixin(_StockSpeculator):
             device=self.device,
             keep_stats=settings.trace_dir is not None,
         )
-        self.acceptance_estimator = SimpleNamespace(predict=self.scorer.predict, step=self.scorer.observe)
         settings.log(logger, self.method, self.num_speculative_steps, "model runner V2")
+
+    def load_model(self, *positional: Any, **keyword: Any) -> None:
+        super().load_model(*positional, **keyword)
+        self.acceptance_estimator = SimpleNamespace(predict=self.scorer.predict, step=self.scorer.observe)
 
     def _run_model(self, *positional: Any, **keyword: Any) -> Any:
         if self._may_leave and self._forwards and not self.scorer.any_alive_after(self._rows, self._forwards):

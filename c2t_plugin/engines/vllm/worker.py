@@ -41,6 +41,16 @@ class WorkerMixin(_StockWorker):
             requests = RequestsOfV2(runner.req_states) if self.use_v2_model_runner else runner.requests
             self._drafter().traces = ServedTraces(settings, config, requests)
 
+    def compile_or_warm_up_model(self) -> Any:
+        times = super().compile_or_warm_up_model()
+        # On a GPU vLLM lets requests of its own run through all of this first.
+        drafter, traces = self._drafter(), self._traces()
+        drafter.drafts = drafter.draft_steps = 0
+        drafter.scorer.forget()
+        if traces is not None:
+            traces.forget()
+        return times
+
     def execute_model(self, scheduler_output: Any, *positional: Any, **keyword: Any) -> Any:
         traces = self._traces()
         if traces is not None:
@@ -67,9 +77,11 @@ class WorkerMixin(_StockWorker):
     def shutdown(self) -> None:
         # also called on a worker whose start has failed
         traces = self._traces() if self.model_runner is not None else None
-        if traces is not None:
-            traces.close()
-        super().shutdown()
+        try:
+            if traces is not None:
+                traces.close()
+        finally:
+            super().shutdown()
 
     def _traces(self) -> ServedTraces | None:
         return self._drafter().traces

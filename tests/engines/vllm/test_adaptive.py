@@ -54,6 +54,17 @@ def by_chain_mode(classifier: NodeClassifier, steps: list[torch.Tensor], beta: f
     return scorer
 
 
+def test_a_step_that_drafts_nothing_keeps_nothing(classifier: NodeClassifier, monkeypatch: pytest.MonkeyPatch):
+    """The kernel refuses to look for the first of no columns."""
+
+    def refused(confidence: torch.Tensor, *_: object) -> torch.Tensor:
+        raise ValueError(f"at least one column, got {confidence.shape}")
+
+    monkeypatch.setattr("c2t_plugin.engines.vllm.adaptive.early_stop", refused)
+    found = scorer_for(classifier).kept(3, 0)
+    assert (found.tolist(), found.dtype) == ([0, 0, 0], torch.int32)
+
+
 @pytest.mark.parametrize("beta", [0.0, 0.45, 0.5, 0.55, 1.0])
 def test_kept_lengths_are_chain_modes(classifier: NodeClassifier, beta: float):
     scorer = scorer_for(classifier, beta)
