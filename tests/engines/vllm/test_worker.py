@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
-from c2t_plugin.engines.vllm.adaptive import StepScorer
-from c2t_plugin.engines.vllm.served import ServedTraces
-from c2t_plugin.engines.vllm.worker import WorkerMixin
+pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
+pytestmark = pytest.mark.vllm
+
+from c2t_plugin.classifier import ClassifierSpec, NodeClassifier  # noqa: E402
+from c2t_plugin.engines.vllm.adaptive import StepScorer  # noqa: E402
+from c2t_plugin.engines.vllm.served import ServedTraces  # noqa: E402
+from c2t_plugin.engines.vllm.worker import WorkerMixin  # noqa: E402
 
 
 class Stock:
