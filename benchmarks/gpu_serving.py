@@ -25,18 +25,9 @@ import torch
 
 from benchmarks.arm_options import TOP_M
 from benchmarks.arms import UNCOUNTED, write_threshold_classifier
+from benchmarks.decode_log import decoding, largest_batch, logged
 from benchmarks.gpu_server import part_parser, plugin_environment
-from benchmarks.gpu_serving_arms import (
-    COMPARISONS,
-    LONG_PREFIX,
-    THRESHOLD,
-    Arm,
-    decoding,
-    fitting,
-    largest_batch,
-    logged,
-    servers,
-)
+from benchmarks.gpu_serving_arms import COMPARISONS, LONG_PREFIX, THRESHOLD, Arm, fitting, servers
 from benchmarks.gpu_tree_goals import summary
 from benchmarks.inflate import PRESETS, inflate
 from benchmarks.native_client import NativeClient

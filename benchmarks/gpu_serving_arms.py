@@ -1,14 +1,12 @@
-"""The servers that benchmarks/gpu_serving.py compares, and what their logs say of decoding."""
+"""The servers that benchmarks/gpu_serving.py compares."""
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from benchmarks.arms import TREE, chain, threshold_beta
@@ -23,13 +21,6 @@ GRAPH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160
 # Behind more tokens than these a GPU's memory holds the keys and values of few requests.
 LONG_PREFIX = 4096
 LONG_CONCURRENCIES = (1, 8, 32, 64)
-# A step that took so many times longer or shorter than the median stalled, or was over before its turn to be read.
-ODD = 3.0
-DECODING = ("decode_tokens_per_s", "decode_step_ms", "decode_steps", "graph_share")
-_STEP = re.compile(
-    r"Decode batch.*?#running-req: (\d+),(?:.*?accept len: ([\d.]+),)?"
-    r".*? graph: (True|False), gen throughput \(token/s\): ([\d.]+)"
-)
 
 
 @dataclass(frozen=True)
@@ -153,36 +144,3 @@ def servers(
             return GpuServer(target, *flags, log=log, environment=environment, start_timeout=START_TIMEOUT_S)
 
         yield arm, log, make
-
-
-def logged(log: Path, start: int) -> str:
-    """A server's log from byte `start` on."""
-    with log.open("rb") as handle:
-        handle.seek(start)
-        return handle.read().decode(errors="replace")
-
-
-def largest_batch(text: str) -> int | None:
-    """The most requests that ran at a time, by the decode lines of a log."""
-    return max((int(number) for number in re.findall(r"Decode batch.*?#running-req: (\d+)", text)), default=None)
-
-
-def decoding(text: str) -> dict[str, float | None]:
-    """Metrics of the decode steps of a log's largest batch, with a line for every step; None without such steps.
-
-    A line's speed is that of the time since the decode line before it, so what ran in between must have been no
-    prefill. Tokens and seconds are added up apart: the median of the lines' speeds would be that of few tokens a step.
-    """
-    full, steps = largest_batch(text), []
-    for before, line in itertools.pairwise(re.findall(r"(?:Prefill|Decode) batch.*", text)):
-        found = _STEP.search(line)
-        if before.startswith("Decode") and found and int(found[1]) == full and float(found[4]):
-            tokens = full * float(found[2] or 1)
-            steps.append((tokens, tokens / float(found[4]), found[3] == "True"))
-    if not steps:
-        return dict.fromkeys(DECODING)
-    usual = median(seconds for _, seconds, _ in steps)
-    kept = [(tokens, seconds) for tokens, seconds, _ in steps if usual / ODD < seconds < usual * ODD]
-    tokens, seconds = map(sum, zip(*kept, strict=True))
-    graphs = sum(graph for *_, graph in steps) / len(steps)
-    return dict(zip(DECODING, (tokens / seconds, 1e3 * seconds / len(kept), len(kept), graphs), strict=True))

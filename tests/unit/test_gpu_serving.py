@@ -16,20 +16,10 @@ from typing import Any, ClassVar
 import pytest
 
 from benchmarks import gpu_serving, gpu_serving_arms
+from benchmarks.decode_log import DECODING, decoding, largest_batch
 from benchmarks.gpu_server import GpuServer, plugin_environment
 from benchmarks.gpu_serving import main, prompts_of
-from benchmarks.gpu_serving_arms import (
-    ARMS,
-    DECODING,
-    GRAPH_SIZES,
-    LONG_PREFIX,
-    TREE_ARMS,
-    TREE_SIZES,
-    Arm,
-    decoding,
-    fitting,
-    largest_batch,
-)
+from benchmarks.gpu_serving_arms import ARMS, GRAPH_SIZES, LONG_PREFIX, TREE_ARMS, TREE_SIZES, Arm, fitting
 from benchmarks.native_client import NativeClient
 from benchmarks.record import BenchRow, read_rows
 from benchmarks.results_page import page
