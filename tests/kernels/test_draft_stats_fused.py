@@ -42,8 +42,8 @@ def rows(n: int, vocab: int, dtype: torch.dtype, device: str) -> torch.Tensor:
 
 
 # 1, 2: no margin, the smallest margin; 1023-1025: around M and a power of two; 8193: two programs, groups of 2;
-# 32000 and 128256: reduced and full vocabularies, 4 and 16 programs; 262144: the largest; M is below, at and above what
-# is packed or finite.
+# 32000 and 128256: reduced and full vocabularies, 4 and 16 programs; 262208: groups of 64, as
+# Gemma 3 has; 524288: the largest; M is below, at and above what is packed or finite.
 @pytest.mark.parametrize(
     ("vocab", "dtype", "top_m", "k"),
     [
@@ -58,6 +58,8 @@ def rows(n: int, vocab: int, dtype: torch.dtype, device: str) -> torch.Tensor:
         (128_256, torch.float32, 1000, 1),
         (128_256, torch.float16, 10**9, 1),
         (262_144, torch.bfloat16, 1000, 32),
+        (262_208, torch.float32, 1000, 1),
+        (524_288, torch.bfloat16, 1000, 2),
     ],
 )
 def test_matches_the_definition(vocab: int, dtype: torch.dtype, top_m: int, k: int, device: str):
@@ -185,7 +187,7 @@ def test_an_empty_batch_has_empty_statistics(device: str):
     assert found.token_ids.shape == (0, 3) and found.entropy.shape == (0,)
 
 
-@pytest.mark.parametrize("vocab", [1, 2, 8192, 8193, 32_000, 128_256, 151_936, 262_144])
+@pytest.mark.parametrize("vocab", [1, 2, 8192, 8193, 32_000, 128_256, 151_936, 262_144, 262_145, 524_288])
 def test_groups_cover_the_vocabulary_within_the_workspace(vocab: int):
     group = stats_scan.group_size(vocab)
     assert math.ceil(vocab / group) <= stats_scan.GROUPS
@@ -199,7 +201,7 @@ def test_groups_cover_the_vocabulary_within_the_workspace(vocab: int):
         ({"logits": torch.zeros(3)}, ValueError, "logits must have shape"),
         ({"logits": torch.zeros(2, 8).double()}, TypeError, "logits must be float32 or bfloat16 or float16"),
         ({"logits": torch.zeros(8, 2).t()}, ValueError, "logits must have stride 1"),
-        ({"logits": torch.zeros(1, 262_145)}, ValueError, "vocabulary must be between 1 and 262144"),
+        ({"logits": torch.zeros(1, 524_289)}, ValueError, "vocabulary must be between 1 and 524288"),
         ({"k": 9}, ValueError, "k must be between 1 and 8"),
         ({"logits": torch.zeros(1, 50), "k": 33}, ValueError, "k must be between 1 and 32"),
         ({"top_m": 0}, ValueError, "top_m must be at least 1"),

@@ -212,7 +212,7 @@ def draft_stats(
 ) -> DraftStats:
     """As c2t_kernels.reference.stats.draft_stats, in two launches and without a host synchronisation.
 
-    logits: (rows, vocab) float32, bfloat16 or float16, rows of any stride, vocab <= 262,144.
+    logits: (rows, vocab) float32, bfloat16 or float16, rows of any stride, vocab <= 524,288.
     top_m: an int, or one int32 on the device, read at launch; there a value below 1 counts as 1.
     k: 1 <= k <= min(vocab, 32). Equal logits are returned in the order of their ids.
     out: buffers to write, of the result's shapes and dtypes; else new ones.
@@ -301,7 +301,7 @@ def _configuration(dtype: torch.dtype, word: str, vocab: int, k: int, in_memory:
     )
 
 
-# One per type, and one per group size (1, 4, 16 and 32); the rest differ in k alone.
+# One per type, and one per group size (1, 4, 16, 32 and 64); the rest differ in k alone.
 CONFIGURATIONS = (
     _configuration(torch.bfloat16, "bf16", 128_256, 1, True),
     _configuration(torch.float16, "fp16", 128_256, 1, False),
@@ -310,4 +310,5 @@ CONFIGURATIONS = (
     _configuration(torch.bfloat16, "bf16", 32_000, 8, True),
     _configuration(torch.bfloat16, "bf16", 151_936, 32, True),
     _configuration(torch.float32, "fp32", 262_144, 32, False),
+    _configuration(torch.bfloat16, "bf16", 262_208, 1, True),
 )

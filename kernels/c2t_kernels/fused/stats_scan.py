@@ -8,7 +8,7 @@ from torch import Tensor
 
 from c2t_kernels.fused.configuration import Configuration
 
-MAX_VOCAB = 262_144
+MAX_VOCAB = 524_288
 GROUPS = 8192  # most groups of a row
 CHUNK = 8192  # logits that a program scans: 32 per thread
 CHUNKS = MAX_VOCAB // CHUNK
@@ -110,7 +110,7 @@ def _configuration(word: str, vocab: int) -> Configuration:
     )
 
 
-# One per type, and one per group size (1, 4, 16 and 32).
+# One per type, and one per group size (1, 4, 16, 32 and 64).
 CONFIGURATIONS = (
     _configuration("bf16", 128_256),
     _configuration("fp16", 128_256),
@@ -119,4 +119,5 @@ CONFIGURATIONS = (
     _configuration("bf16", 32_000),
     _configuration("bf16", 151_936),
     _configuration("fp32", 262_144),
+    _configuration("bf16", 262_208),
 )
