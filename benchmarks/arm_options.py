@@ -16,6 +16,8 @@ BASES = ("eagle3", "eagle", "standalone")
 PAIR_DRAFTS = {"eagle3": "eagle3", "eagle": "eagle1", "standalone": "draft"}
 VLLM_METHODS = {"eagle3": "eagle3", "eagle": "eagle", "standalone": "draft_model"}
 TOP_M = 1000
+# of rows, where --classifier names none
+OWN_CLASSIFIER = "the draft's own"
 
 
 def add_arm_options(parser: argparse.ArgumentParser, out: Path) -> None:

@@ -14,6 +14,8 @@ from c2t_plugin.errors import C2TError
 STATIC = (1, 2, 4, 6)
 # SGLang counts as many drafts for every step as the server was started with, however deep this one went.
 UNCOUNTED = frozenset({"SGLang adaptive"})
+# of beta auto, which measures what its steps cost in the first two dozen of each size of batch
+PLANNED_WARM_UPS = 3
 TREE = {"steps": 6, "topk": 10, "tokens": 60}
 
 
@@ -22,14 +24,15 @@ class Arm:
     """name: in tables. flags: of the server, with {draft}, {base}, {method}, {d_max}, {width}, {beta},
     {threshold_classifier} and {threshold} to be filled in. classifier: the flag that names a classifier file, where a
     run names one. concurrency: the only one it is meant for, None for all. bases: the only kinds of draft it is for,
-    empty for all; on others SGLang starts without it and only logs so. absent: why this engine has no such arm, empty
-    if it has one."""
+    empty for all; on others SGLang starts without it and only logs so. warm_ups: passes through a batch before one
+    counts. absent: why this engine has no such arm, empty if it has one."""
 
     name: str
     flags: tuple[str, ...]
     classifier: str = ""
     concurrency: int | None = None
     bases: tuple[str, ...] = ()
+    warm_ups: int = 1
     absent: str = ""
 
     def command(self, values: Mapping[str, object]) -> list[str]:
@@ -72,7 +75,7 @@ SGLANG = (
         _c2t(_CLASSIFIER, "{threshold_classifier}", "--speculative-c2t-beta", "{threshold}"),
     ),
     Arm("C2T", _c2t("--speculative-c2t-beta", "{beta}"), _CLASSIFIER),
-    Arm("C2T auto", _c2t("--speculative-c2t-beta", "auto"), _CLASSIFIER),
+    Arm("C2T auto", _c2t("--speculative-c2t-beta", "auto"), _CLASSIFIER, warm_ups=PLANNED_WARM_UPS),
     Arm(
         "C2T tree",
         (

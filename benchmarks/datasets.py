@@ -20,6 +20,8 @@ from c2t_plugin.errors import C2TError
 Record = Mapping[str, Any]
 # Characters of a web text that a prompt begins with: about the 128 tokens that DySpec takes of C4 and OpenWebText.
 PREFIX = 512
+# What SPEED-Bench has on the hub in place of prompts whose licence asks for their own source.
+UNFETCHED = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,14 @@ def _first_turn(record: Record) -> str:
     return str(record["turns" if "turns" in record else "prompt"][0])
 
 
+def _speed_bench(record: Record) -> str:
+    # prepared sets hold messages, those on the hub turns
+    text = str(record["messages"][0]["content"]) if "messages" in record else _first_turn(record)
+    if text.startswith(UNFETCHED):
+        raise C2TError("a part of SPEED-Bench that has to be fetched: run its prepare.py and name what that writes")
+    return text
+
+
 def _prefix(record: Record) -> str:
     return str(record["text"])[:PREFIX]
 
@@ -61,7 +71,7 @@ DATA_SETS: Mapping[str, DataSet] = {
     "cnn-dailymail": DataSet(_cnn_dailymail),
     "mt-bench": DataSet(_first_turn),
     "humaneval": DataSet(lambda record: str(record["prompt"]), continues=True),
-    "speed-bench": DataSet(_first_turn),
+    "speed-bench": DataSet(_speed_bench),
     "natural-questions": DataSet(_natural_questions),
     "c4": DataSet(_prefix, continues=True),
     "openwebtext": DataSet(_prefix, continues=True),
@@ -95,8 +105,11 @@ def source_of(text: str) -> Path | Hub:
     return Hub(name, config or None, split or Hub.split)
 
 
-def load(name: str, path: Path | Hub, count: int) -> list[str]:
-    """The first `count` prompts of a data set. C2TError if it is missing, of another format, or too short."""
+def load(name: str, path: Path | Hub, count: int, least: int | None = None) -> list[str]:
+    """The first `count` prompts of a data set, or as many as it has if `least` will do.
+
+    C2TError if it is missing, of another format, or too short.
+    """
     if name not in DATA_SETS:
         raise C2TError(f"data set must be one of {', '.join(DATA_SETS)}, got {name!r}")
     prompts: list[str] = []
@@ -108,7 +121,10 @@ def load(name: str, path: Path | Hub, count: int) -> list[str]:
             raise C2TError(f"{path}, record {number}: no record of {name} ({type(error).__name__}: {error})") from error
         if len(prompts) == count:
             return prompts
-    raise C2TError(f"{path} holds {len(prompts)} prompts of {name}, {count} are needed")
+    least = count if least is None else least
+    if len(prompts) < least:
+        raise C2TError(f"{path} holds {len(prompts)} prompts of {name}, {least} are needed")
+    return prompts
 
 
 def _records(name: str, path: Path) -> Iterator[Record]:
@@ -148,6 +164,6 @@ def _downloaded(source: Hub) -> Iterator[Record]:
     try:
         # as a stream, since some sets are far larger than what is taken of them
         yield from library.load_dataset(source.name, source.config, split=source.split, streaming=True)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise C2TError(f"{source}, split {source.split}, cannot be read: {reason}") from error

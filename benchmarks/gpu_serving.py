@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.arm_options import TOP_M
-from benchmarks.arms import UNCOUNTED, write_threshold_classifier
+from benchmarks.arms import PLANNED_WARM_UPS, UNCOUNTED, write_threshold_classifier
 from benchmarks.decode_log import decoding, largest_batch, logged
 from benchmarks.gpu_server import part_parser, plugin_environment
 from benchmarks.gpu_serving_arms import COMPARISONS, LONG_PREFIX, THRESHOLD, Arm, fitting, servers
@@ -47,8 +47,6 @@ MAX_TOKENS = 40
 IDENTITY_PROMPTS = 16
 DRY_CONCURRENCIES = (2,)
 PROMPTS_PER_SLOT = 2
-# of beta auto, which measures what its steps cost in the first two dozen of each size of batch
-PLANNED_WARM_UPS = 3
 DRY_PROMPTS = 4
 # Of two arms that must accept the same: with equal outputs too, bfloat16 may turn a tie between draft tokens.
 SAME_TAU = 0.1

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.arm_options import kind_of
 from benchmarks.record import BenchRow
-from benchmarks.tables import Block, table
+from benchmarks.tables import Block, ran_on, table
 from c2t_plugin.errors import C2TError
 
 SCENARIO = "kernels: "
@@ -54,8 +54,8 @@ def read_kernel_rows(path: Path) -> list[BenchRow]:
 
 
 def part_of(row: BenchRow) -> Block:
-    """Rows of one part and kind make one table, whatever the shape."""
-    return (("scenario", row.scenario), ("kind", row.kind))
+    """Rows of one part and kind on one machine make one table, whatever the shape."""
+    return (("scenario", row.scenario), ("kind", row.kind), *ran_on(row))
 
 
 def kernel_table(rows: Sequence[BenchRow]) -> str:

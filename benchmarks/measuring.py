@@ -14,6 +14,8 @@ REPLICATES = 2000
 LEVEL = 0.95
 # of the speeds of a condition's passes
 PERCENTILES = (20, 50, 80)
+# of a client's processor, above which it is no longer the server that is measured
+BUSY = 0.9
 
 Condition = tuple[int, float]  # concurrency and temperature
 
@@ -27,8 +29,18 @@ class Outcome:
 
     @property
     def most_at_once(self) -> int:
-        """Requests that ran at once, at most, in the pass that reached least."""
+        """Requests that the server ran at once, at most, in the pass that reached least."""
         return min(each.most_at_once for each in self.passes)
+
+    @property
+    def verifies(self) -> bool:
+        """Whether the server told of a step that verified drafts."""
+        return any(each.verify_steps for each in self.passes)
+
+    @property
+    def client_share(self) -> float:
+        """Of a processor that the client took, in the pass where it took most."""
+        return max(each.client_share for each in self.passes)
 
     @property
     def speeds(self) -> list[float]:
@@ -36,19 +48,37 @@ class Outcome:
         return [each.output_tokens / each.seconds for each in self.passes]
 
 
-def measure(client: Client, prompts: Sequence[Sequence[int]], condition: Condition, repeats: int) -> Outcome:
-    """All passes of one condition; an error of the server becomes the outcome's."""
+def measure(
+    client: Client,
+    prompts: Sequence[Sequence[int]],
+    condition: Condition,
+    repeats: int,
+    *,
+    warm_ups: int = 1,
+    few: bool = False,
+) -> Outcome:
+    """All passes of one condition; an error of the server becomes the outcome's.
+
+    warm_ups: passes of `concurrency` prompts before, which do not count. few: there may be fewer prompts than that.
+    """
     concurrency, temperature = condition
+    wanted = min(concurrency, len(prompts))
+    if wanted < concurrency and not few:
+        return Outcome(error=f"{len(prompts)} requests cannot fill {concurrency} places: take more or a larger set")
     outcome = Outcome()
     try:
+        for _ in range(warm_ups):
+            client.run(prompts[:wanted], concurrency, lambda: None, temperature)
         for _ in range(repeats):
             outcome.passes.append(client.run(prompts, concurrency, lambda: None, temperature))
     except C2TError as error:
         return Outcome(error=one_line(error))
-    wanted = min(concurrency, len(prompts))
     if outcome.most_at_once < wanted:
         reached = f"only {outcome.most_at_once} of {wanted} requests ever ran at once"
         return Outcome(error=f"{reached}: raise the server's limit or take longer answers")
+    if outcome.client_share > BUSY:
+        busy = f"the client took {outcome.client_share:.0%} of a processor"
+        return Outcome(error=f"{busy}, so that it was measured and not the server: run it on a faster machine")
     return outcome
 
 
@@ -58,9 +88,10 @@ def one_line(error: C2TError) -> str:
 
 
 def metrics_of(
-    outcome: Outcome, plain: Outcome | None, statics: Sequence[Outcome], greedy: bool
+    outcome: Outcome, plain: Outcome | None, statics: Sequence[Outcome], greedy: bool, counted: bool = True
 ) -> dict[str, float | None]:
-    """What a row says about an outcome that has passes. plain, statics: of the same condition."""
+    """What a row says about an outcome that has passes. plain, statics: of the same condition. counted: the server
+    says what was verified."""
     completions = [each for one in outcome.passes for each in one.completions]
     per_token = [1e3 * each.per_token_s for each in completions if each.per_token_s is not None]
     steps = sum(each.verify_steps for each in completions)
@@ -74,8 +105,11 @@ def metrics_of(
         "tpot_p99_ms": float(np.quantile(per_token, 0.99)) if per_token else None,
         "ttft_p50_ms": 1e3 * float(np.quantile([each.first_s for each in completions], 0.5)),
         "tau": sum(each.accepted for each in completions) / steps if steps else None,
-        "gamma_per_token": sum(each.candidates for each in completions) / tokens,
+        "gamma_per_token": sum(each.candidates for each in completions) / tokens if counted else None,
+        "requests": len(outcome.passes[0].completions),
         "ran_at_once": outcome.most_at_once,
+        "mean_at_once": float(np.mean([each.mean_at_once for each in outcome.passes])),
+        "client_share": outcome.client_share,
         "passes": len(outcome.passes),
     }
     if plain is not None and plain.passes:

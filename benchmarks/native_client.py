@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-from benchmarks.serving import REQUEST_TIMEOUT_S, Client, Completion, counts
+from benchmarks.serving import REQUEST_TIMEOUT_S, Client, Completion, Prompts, counts
 from c2t_plugin.errors import C2TError
 
 
@@ -29,6 +30,19 @@ class NativeClient(Client):
         meta = answer["meta_info"]
         details = {"spec_cap_lens_histogram": [], **meta} if meta.get("spec_verify_ct") else None
         return Completion(tuple(answer["output_ids"]), *counts(details))
+
+    def answers(
+        self, prompts: Prompts, concurrency: int, advance: Callable[[], None], temperature: float
+    ) -> tuple[Completion, ...]:
+        """Completions of all prompts, in their order. Raises C2TError if the server fails."""
+
+        def one(prompt: Sequence[int]) -> Completion:
+            completion = self.complete(prompt, temperature)
+            advance()
+            return completion
+
+        with ThreadPoolExecutor(concurrency) as pool:
+            return tuple(pool.map(one, prompts))
 
     def stop_midway(self, prompt: Sequence[int]) -> bool:
         """Abort a request once its first tokens have come; whether it had not ended by then."""

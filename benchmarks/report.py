@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.arm_options import OWN_CLASSIFIER, PAIR_DRAFTS
 from benchmarks.kernel_rows import is_kernel_row, read_kernel_rows
 from benchmarks.picture import draw, draw_planner, draw_throughput
 from benchmarks.record import KINDS, BenchRow, Row, ServingRow, append_rows, read_rows
 from benchmarks.results_page import page, shown_blocks
+from benchmarks.scenarios import WHOLE
 from benchmarks.tables import filled
 from c2t_plugin.errors import C2TError
 from c2t_plugin.output import write_text
@@ -113,15 +115,18 @@ def check_clean(rows: Sequence[BenchRow | ServingRow]) -> None:
 
 def read_published(folder: Path) -> tuple[list[ServingRow], list[BenchRow]]:
     """All rows of a folder of results: the demo's, and those of the other benchmarks."""
-    bench = [_with_dtype(row) for kind in KINDS for row in read_rows(folder / f"{kind}.jsonl", BenchRow)]
+    bench = [_completed(row) for kind in KINDS for row in read_rows(folder / f"{kind}.jsonl", BenchRow)]
     return read_rows(folder / DEMO, ServingRow), bench
 
 
-def _with_dtype(row: BenchRow) -> BenchRow:
-    """Functional rows of before 2026-11-22 do not name it: every server on a CPU was started with float32."""
-    if row.kind != "functional" or "dtype" in row.setting or is_kernel_row(row):
+def _completed(row: BenchRow) -> BenchRow:
+    """Functional rows of before 2026-11-22 do not name what all servers on a CPU had in common."""
+    if row.kind != "functional" or is_kernel_row(row):
         return row
-    return replace(row, setting={**row.setting, "dtype": "float32"})
+    common = {"dtype": "float32"}
+    if "base" in row.setting and row.scenario.startswith("pair-"):
+        common |= {"draft": PAIR_DRAFTS[str(row.setting["base"])], "classifier": OWN_CLASSIFIER, "ends": WHOLE}
+    return replace(row, setting={**common, **row.setting})
 
 
 def archive(folder: Path) -> int:
@@ -133,7 +138,7 @@ def archive(folder: Path) -> int:
     for kind in KINDS:
         path = folder / f"{kind}.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-        rows = [_with_dtype(row) for row in read_rows(path, BenchRow)]
+        rows = [_completed(row) for row in read_rows(path, BenchRow)]
         shown = {id(row) for blocks in shown_blocks(rows) for block in blocks.values() for row in block}
         old, kept = (
             [line for line, row in zip(lines, rows, strict=True) if (id(row) in shown) is wanted]

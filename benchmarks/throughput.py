@@ -22,12 +22,12 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-from benchmarks.arm_options import add_arm_options, arm_values, dtype_of, kind_of
+from benchmarks.arm_options import OWN_CLASSIFIER, add_arm_options, arm_values, dtype_of, kind_of
 from benchmarks.arms import ENGINES, STATIC, UNCOUNTED, Arm, chosen
 from benchmarks.datasets import Hub, source_of
 from benchmarks.measuring import Condition, Outcome, measure, metrics_of, one_line
 from benchmarks.record import BenchRow, append_rows
-from benchmarks.scenarios import SCENARIOS, Scenario, prompts_of
+from benchmarks.scenarios import OWN_END, SCENARIOS, WHOLE, Scenario, prompts_of
 from benchmarks.server import Server, VllmServer
 from benchmarks.serving import Client
 from benchmarks.tables import listing
@@ -36,10 +36,13 @@ from c2t_plugin.errors import C2TError
 from c2t_plugin.pair import pair_dir
 from c2t_plugin.provenance import RunRecord
 
-WARM_UP = 2
 PIPE_WIDTH = 200
+# what a row says of a server that this run did not start
+AS_SERVED = "as served"
 # Without it SGLang speculates for 48 requests at once.
 AT_ONCE = {"sglang": "--max-running-requests", "vllm": "--max-num-seqs"}
+# Where a set is sent more than once, the later copies would find the earlier ones' prefixes.
+NO_PREFIXES = {"sglang": "--disable-radix-cache", "vllm": "--no-enable-prefix-caching"}
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class Bench:
             for concurrency in scenario.concurrencies
             if arm.concurrency in (None, concurrency)
         ]
+        if not conditions:
+            return {}
         console.print(f"{scenario.name}: {arm.name}", markup=False)
         try:
             if arm.absent:
@@ -77,9 +82,17 @@ class Bench:
             if arm.bases and self.values["base"] not in arm.bases:
                 raise C2TError(f"{arm.name} drafts with {' or '.join(arm.bases)} only, not with {self.values['base']}")
             with self._served(scenario, arm) as url, self._client(url, scenario) as client:
-                for prompt in prompts[:WARM_UP]:
-                    client.complete(prompt)
-                return {each: measure(client, prompts, each, self.repeats) for each in conditions}
+                return {
+                    each: measure(
+                        client,
+                        prompts[: scenario.requests(each[0])],
+                        each,
+                        self.repeats,
+                        warm_ups=arm.warm_ups,
+                        few=scenario.few,
+                    )
+                    for each in conditions
+                }
         except C2TError as error:
             console.print(f"{arm.name}: {one_line(error)}", markup=False)
             return {each: Outcome(error=one_line(error)) for each in conditions}
@@ -101,7 +114,8 @@ class Bench:
             yield self.url
             return
         room = (AT_ONCE[self.engine], str(max(scenario.concurrencies)))
-        flags = [*room, *self.server_args, *arm.command({**self.values, **self.chosen(scenario)})]
+        whole = (NO_PREFIXES[self.engine],) if scenario.repeat > 1 else ()
+        flags = [*room, *whole, *self.server_args, *arm.command({**self.values, **self.chosen(scenario)})]
         log = self.out / f"{scenario.name}-{arm.name}.log".replace(" ", "-")
         kind = VllmServer if self.engine == "vllm" else Server
         with kind(self.target, flags, log, self.cpu, self.start_timeout) as server:
@@ -123,11 +137,9 @@ def rows_of(
             concurrency, temperature = condition
             plain = found.get("plain", {}).get(condition)
             rivals = [found[name][condition] for name in statics if name in found and condition in found[name]]
-            metrics = {} if outcome.error else metrics_of(outcome, plain, rivals, temperature == 0.0)
-            if metrics:
-                metrics["warm_up"] = WARM_UP
-                if arm in UNCOUNTED:
-                    metrics["gamma_per_token"] = None
+            # an SGLang before 0.5.23 does not tell this client what it verified
+            counted = arm == "plain" or (arm not in UNCOUNTED and outcome.verifies)
+            metrics = {} if outcome.error else metrics_of(outcome, plain, rivals, temperature == 0.0, counted)
             label = {**setting, "concurrency": concurrency, "temperature": temperature}
             yield BenchRow(scenario.name, kind, arm, label, metrics, outcome.error, run)
 
@@ -156,7 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--temperature", type=float, nargs="+", help="in place of the scenario's")
     parser.add_argument("--prompts", type=int, help="prompts of each data set, in place of the scenario's")
     parser.add_argument("--max-tokens", type=int, help="output tokens of a request, in place of the scenario's")
-    parser.add_argument("--repeats", type=int, default=3, help="passes of each condition")
+    parser.add_argument("--repeats", type=int, default=5, help="passes of each condition")
     parser.add_argument("--url", default="", help="a running server: it is the only arm, under the name of --arms")
     add_arm_options(parser, Path("build/throughput"))
     return parser
@@ -174,16 +186,7 @@ def main(argv: list[str]) -> int:
         print(f"throughput: {error}", file=sys.stderr)
         return 2
     run = RunRecord.capture(seed=0).to_json()
-    setting = {
-        "engine": options.engine,
-        "target": bench.target.name,
-        "dtype": "as served" if options.url else dtype_of(options),
-        "base": options.base,
-        "requests": len(prompts),
-        "max_tokens": scenario.max_tokens,
-        **{name: value for name, value in bench.chosen(scenario).items() if name != "width"},
-        "threshold": options.threshold,
-    }
+    setting = _setting(options, scenario, bench)
     found: dict[str, dict[Condition, Outcome]] = {}
     try:
         for arm in arms:
@@ -196,6 +199,29 @@ def main(argv: list[str]) -> int:
         console.print(f"temperature {temperature:g}")
         console.print(Markdown(listing([row for row in rows if row.setting["temperature"] == temperature])))
     return 1 if any(row.error for row in rows) else 0
+
+
+def _setting(options: argparse.Namespace, scenario: Scenario, bench: Bench) -> dict[str, Any]:
+    """What tells this run's rows from those of others, arm and condition aside."""
+    servers = {
+        "dtype": dtype_of(options),
+        "base": options.base,
+        "draft": Path(str(bench.values["draft"])).name,
+        "classifier": options.classifier.name if options.classifier else OWN_CLASSIFIER,
+        **{name: value for name, value in bench.chosen(scenario).items() if name != "width"},
+        "threshold": options.threshold,
+    }
+    found = {
+        "engine": options.engine,
+        "target": bench.target.name,
+        "requests": scenario.prompts,
+        "max_tokens": scenario.max_tokens,
+        "ends": WHOLE if scenario.whole else OWN_END,
+        **(dict.fromkeys(servers, AS_SERVED) if options.url else servers),
+    }
+    if bench.server_args:
+        found["server_args"] = " ".join(bench.server_args)
+    return found
 
 
 def _contest(options: argparse.Namespace) -> tuple[Scenario, list[Arm]]:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from benchmarks.serving import Client, Pass, Prompts
+from benchmarks.serving import FLUSH_TIMEOUT_S, Client, Pass, Prompts
 from c2t_plugin.errors import C2TError
+
+FLUSH_AGAIN_S = 0.1
 
 
 class VllmClient(Client):
     """Talks to vLLM, which counts over all requests: a pass's counts stand in its first completion.
 
+    How many requests ran together follows from its counters too: what it says now may be long past or still to come
+    where its front end is slower than its engine. One more than that on average is more than once reached.
+
     The server needs VLLM_SERVER_DEV_MODE=1: without it there is no route to empty the prefix cache or to control C2T.
     """
 
     counting: ClassVar[Mapping[str, object]] = {}
+    # its answer holds all metrics, which takes the process that answers requests a few milliseconds
+    watched_every_s: ClassVar[float] = 0.2
 
     def __init__(self, url: str, max_tokens: int, whole: bool = True) -> None:
         super().__init__(url, max_tokens, whole)
@@ -26,14 +35,28 @@ class VllmClient(Client):
     def run(self, prompts: Prompts, concurrency: int, advance: Callable[[], None], temperature: float = 0.0) -> Pass:
         before = self._counts()
         result = super().run(prompts, concurrency, advance, temperature)
-        steps, accepted, candidates = (now - then for now, then in zip(self._counts(), before, strict=True))
+        then, now = before, self._counts()
+        steps, accepted, candidates, firsts, iterations = (now[name] - then[name] for name in _COUNTERS)
         first, *rest = result.completions
         if candidates:
             first = replace(first, verify_steps=steps, accepted=accepted, candidates=candidates)
-        return replace(result, completions=(first, *rest))
+        mean = (steps + firsts) / iterations
+        most = max(result.most_at_once, math.ceil(mean))
+        return replace(result, completions=(first, *rest), most_at_once=most, mean_at_once=mean)
 
     def flush(self) -> None:
-        self._request("POST", "/reset_prefix_cache")
+        """Empty the prefix cache; vLLM refuses while it still holds blocks of requests that have just ended."""
+        deadline = time.monotonic() + FLUSH_TIMEOUT_S
+        while True:
+            answer = self._request("POST", "/reset_prefix_cache")
+            if answer.json()["success"]:
+                return
+            if time.monotonic() > deadline:
+                raise C2TError(f"the server did not empty its prefix cache: {answer.text}")
+            time.sleep(FLUSH_AGAIN_S)
+
+    def running(self) -> int:
+        return int(value_of(self._request("GET", "/metrics").text, "num_requests_running"))
 
     def control(self, beta: float, max_depth: int) -> None:
         state = self._control({"beta": beta, "max_depth": max_depth})
@@ -48,15 +71,19 @@ class VllmClient(Client):
         state: dict[str, Any] = answer.json()["results"][0]
         return state
 
-    def _counts(self) -> tuple[int, int, int]:
-        """Decoding steps of single requests, with a draft or without; draft tokens accepted and verified."""
+    def _counts(self) -> dict[str, int]:
         text = self._request("GET", "/metrics").text
-        names = ("inter_token_latency_seconds_count", *(f"spec_decode_num_{kind}_tokens_total" for kind in _KINDS))
-        steps, accepted, candidates = (int(value_of(text, name)) for name in names)
-        return steps, accepted, candidates
+        return {name: int(value_of(text, name)) for name in _COUNTERS}
 
 
-_KINDS = ("accepted", "draft")
+# Decoding steps of single requests, with a draft or without; draft tokens accepted and verified; first tokens; steps of
+# the engine.
+_COUNTERS = (
+    "inter_token_latency_seconds_count",
+    *(f"spec_decode_num_{kind}_tokens_total" for kind in ("accepted", "draft")),
+    "time_to_first_token_seconds_count",
+    "iteration_tokens_total_count",
+)
 
 
 def value_of(metrics: str, name: str) -> float:

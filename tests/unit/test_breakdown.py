@@ -168,7 +168,7 @@ class OneByOne:
 
     def run(self, prompts: Sequence[Sequence[int]], *_: object) -> Pass:
         answers = [Completion((1, 2), 1, 0, 1, float(n), 0.1, 0.2) for n, _ in enumerate(prompts)]
-        return Pass(tuple(answers), float(len(prompts)))
+        return Pass(tuple(answers), float(len(prompts)), most_at_once=1)
 
     def profile(self, *_: object) -> None:
         pass

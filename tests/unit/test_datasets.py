@@ -39,7 +39,11 @@ PUBLISHED: dict[str, tuple[str, list[dict[str, Any]], list[str]]] = {
     ),
     "speed-bench": (
         "qualitative.jsonl",
-        [{"question_id": "a", "category": "math", "turns": ["Add."]}, {"turns": ["Sum up.", "Shorter."]}],
+        # as its prepare.py writes it, and as it is on the hub
+        [
+            {"question_id": "a", "category": "math", "messages": [{"role": "user", "content": "Add."}]},
+            {"turns": ["Sum up.", "Shorter."]},
+        ],
         ["Add.", "Sum up."],
     ),
     "humaneval": (
@@ -168,3 +172,28 @@ def test_parquet_without_pyarrow_says_what_to_do(tmp_path: Path):
     (tmp_path / "test.parquet").write_bytes(b"PAR1")
     with pytest.raises(C2TError, match="takes pyarrow"):
         datasets.load("speed-bench", tmp_path / "test.parquet", 1)
+
+
+def test_prompts_that_speed_bench_only_points_to_are_refused(tmp_path: Path):
+    text = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+    path = write(tmp_path / "qualitative.jsonl", [{"turns": [text]}])
+    with pytest.raises(C2TError, match=r"run its prepare\.py"):
+        datasets.load("speed-bench", path, 1)
+
+
+def test_a_set_that_is_made_by_a_script_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    class Library:
+        @staticmethod
+        def load_dataset(*_: object, **__: object) -> None:
+            raise RuntimeError("Dataset scripts are no longer supported\nmore")
+
+    monkeypatch.setitem(sys.modules, "datasets", Library)
+    with pytest.raises(C2TError, match=r"cannot be read: Dataset scripts are no longer supported$"):
+        datasets.load("gsm8k", datasets.source_of("hub:some/set"), 1)
+
+
+def test_fewer_will_do_where_that_is_said(tmp_path: Path):
+    path = write(tmp_path / "question.jsonl", [{"turns": ["a"]}, {"turns": ["b"]}])
+    assert datasets.load("mt-bench", path, 5, least=2) == ["a", "b"]
+    with pytest.raises(C2TError, match="holds 2 prompts of mt-bench, 3 are needed"):
+        datasets.load("mt-bench", path, 5, least=3)

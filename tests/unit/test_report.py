@@ -270,19 +270,33 @@ def test_a_bench_row_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
         BenchRow(**{**SIMULATED, **change})
 
 
-def test_each_table_is_of_its_newest_run_and_has_the_arms_that_failed_or_lost() -> None:
-    newer = {**RUN, "utc": "2026-02-02T03:04:05+00:00"}
+def test_each_table_is_of_the_newest_rows_and_has_the_arms_that_failed_or_lost() -> None:
+    newer = {**RUN, "utc": "2026-02-02T03:04:05+00:00", "git_sha": "1234567890abcdef"}
     served = {"scenario": "chat", "kind": "functional", "setting": {"concurrency": 4, "temperature": 0}}
-    old = BenchRow(**{**SIMULATED, **served, "arm": "old"})
+    fast = {"output_tokens_per_s": 120.0, "ratio_to_plain": 1.2}
+    old = BenchRow(**{**SIMULATED, **served, "arm": "old", "metrics": fast})
     slow = {"output_tokens_per_s": 50.0, "ratio_to_plain": 0.5, "ratio_to_plain_low": 0.4, "ratio_to_plain_high": 0.6}
     lost = BenchRow(**{**SIMULATED, **served, "arm": "static 6", "metrics": slow, "run": newer})
     failed = BenchRow(**{**SIMULATED, **served, "arm": "tree", "metrics": {}, "error": "no such option", "run": newer})
-    text = page("", [old, lost, failed])
-    assert "| old |" not in text
+    again = BenchRow(**{**SIMULATED, **served, "arm": "static 6", "metrics": fast})
+    text = page("", [old, again, lost, failed])
+    # a run of two arms takes none of the others off the page
+    assert "| old | 4 | 120 | 1.20 |" in text and "| static 6 | 4 | 120 |" not in text
+    assert "Rows of 2 runs, ratios within each." in text
+    assert "commit abcdef012345" in text and "commit 1234567890ab" in text
     assert "| static 6 | 4 | 50 | 0.50 (0.40 to 0.60) |" in text
     assert "| tree | 4 | no such option |  |" in text
     assert "A functional check on a CPU" in text and "Slower than plain" not in text
     assert "No row yet" in text
+
+
+@pytest.mark.parametrize(
+    "change", [{"machine": "a CPU, an L40"}, {"versions": {**RUN["versions"], "sglang": "0.5.17"}}]
+)
+def test_rows_of_another_machine_or_engine_are_another_table(change: dict[str, Any]) -> None:
+    measured = {**SIMULATED, "scenario": "chat", "kind": "measured", "setting": {"concurrency": 4}}
+    rows = [BenchRow(**{**measured, "run": {**RUN, "machine": "a CPU, an H200", **each}}) for each in ({}, change)]
+    assert page("", rows).count("### chat, measured") == 2
 
 
 def test_where_every_arm_failed_the_reasons_are_shown() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import socket
-from collections.abc import Callable
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
 
 import pytest
 
@@ -49,14 +53,6 @@ def test_plain_decoding_has_no_tau() -> None:
     assert Pass((Completion((1,), 0, 0, 0),), seconds=1.0).tau is None
 
 
-def test_requests_run_together_between_their_first_and_last_tokens() -> None:
-    """The third one waits for a place and starts where the first one ends."""
-    times = [(0.0, 1.0, 4.0), (0.0, 2.0, 5.0), (0.0, 4.5, 6.0), (9.0, 1.0, 1.0)]
-    done = Pass(tuple(Completion((1, 2), 0, 0, 0, *each) for each in times), seconds=10.0)
-    assert done.most_at_once == 2
-    assert Pass(done.completions[3:], 1.0).most_at_once == 1
-
-
 def test_identical_outputs_are_counted_prompt_by_prompt() -> None:
     one = Pass((Completion((1, 2), 0, 0, 0), Completion((3,), 0, 0, 0)), 1.0)
     other = Pass((Completion((1, 2), 2, 1, 4), Completion((4,), 1, 0, 2)), 1.0)
@@ -74,22 +70,100 @@ def test_a_server_that_is_gone_is_an_error_of_ours(call: Callable[[Client], obje
         call(client)
 
 
-class Asked(Exception):
-    """In place of an answer."""
+class Stub(BaseHTTPRequestHandler):
+    """A server that streams prompt[0] tokens, one a line, and says that it runs as many requests as are open."""
+
+    protocol_version = "HTTP/1.1"
+    asked: ClassVar[list[dict[str, Any]]] = []
+    flushed: ClassVar[int] = 0
+    open: ClassVar[int] = 0
+    broken: ClassVar[str] = ""
+    lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def answer(self, body: bytes, kind: str = "application/json") -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        if self.broken == "loads":
+            self.send_error(404)
+            return
+        loads = [{"num_running_reqs": self.open, "num_waiting_reqs": 7}, {"num_running_reqs": 0}]
+        self.answer(json.dumps({"loads": loads}).encode())
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.path.startswith("/flush_cache"):
+            type(self).flushed += 1
+            self.answer(b"{}")
+            return
+        request = json.loads(body)
+        with self.lock:
+            self.asked.append(request)
+            type(self).open += 1
+        time.sleep(0.15)
+        lines: list[dict[str, Any]] = [{"choices": [{"token_ids": [place]}]} for place in range(request["prompt"][0])]
+        lines.append({"choices": [], "sglext": {"spec_tokens_details": CUT}})
+        if self.broken == "midway":
+            lines = [{"error": {"message": "no room"}}]
+        with self.lock:
+            type(self).open -= 1
+        text = "".join(f"data: {json.dumps(line)}\n\n" for line in lines) + "data: [DONE]\n\n"
+        self.answer(b": a comment\n\n" + text.encode(), "text/event-stream")
+
+
+@pytest.fixture
+def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(Stub, "asked", [])
+    monkeypatch.setattr(Stub, "flushed", 0)
+    # a proxy for the world outside is none for a server on this machine
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stub) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_pass_has_its_answers_in_order_and_what_the_server_ran(url: str) -> None:
+    prompts = [[length, 9] for length in (3, 1, 2, 5, 4, 1)]
+    done: list[None] = []
+    with Client(url, max_tokens=5, whole=True) as client:
+        found = client.run(prompts, 2, lambda: done.append(None), 1.0)
+    assert [one.token_ids for one in found.completions] == [tuple(range(prompt[0])) for prompt in prompts]
+    assert (len(done), Stub.flushed) == (6, 1)
+    assert all((one.verify_steps, one.accepted, one.candidates) == (3, 2, 4) for one in found.completions)
+    assert all(0.1 < one.first_s <= one.last_s < found.seconds for one in found.completions)
+    assert found.most_at_once == 2 and 1.0 <= found.mean_at_once <= 2.0
+    assert 0.0 < found.client_share < 1.0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_request_has_its_temperature(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
+def test_a_request_leaves_nothing_to_the_models_own_sampling(temperature: float, url: str) -> None:
+    with Client(url, max_tokens=5, whole=True) as client:
+        client.complete([2, 9], temperature)
+    (asked,) = Stub.asked
+    assert (asked["temperature"], asked["max_tokens"], asked["prompt"]) == (temperature, 5, [2, 9])
+    assert asked["ignore_eos"] is True and asked["return_token_ids"] is True
+    assert (asked["top_p"], asked["top_k"], asked["min_p"], asked["repetition_penalty"]) == (1.0, -1, 0.0, 1.0)
 
-    def create(**request: Any) -> None:
-        asked.update(request)
-        raise Asked
 
-    with Client("http://127.0.0.1:9", max_tokens=5, whole=True) as client:
-        monkeypatch.setattr(client, "flush", lambda: None)
-        monkeypatch.setattr(client._openai.completions, "create", create)
-        with pytest.raises(Asked):
-            client.run([[1, 2]], 1, lambda: None, temperature)
-    assert (asked["temperature"], asked["max_tokens"], asked["prompt"]) == (temperature, 5, [1, 2])
-    assert asked["extra_body"]["ignore_eos"] is True
+@pytest.mark.parametrize(("broken", "says"), [("midway", "no room"), ("loads", "did not answer /v1/loads")])
+def test_a_server_that_fails_midway_is_an_error(
+    broken: str, says: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stub, "broken", broken)
+    with Client(url, max_tokens=5) as client, pytest.raises(C2TError, match=says):
+        client.run([[1], [1]], 2, lambda: None)
+
+
+def test_an_answer_without_a_token_is_an_error(url: str) -> None:
+    with Client(url, max_tokens=5) as client, pytest.raises(C2TError, match="without a token"):
+        client.complete([0])

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from benchmarks import throughput
-from benchmarks.arms import SGLANG, VLLM
+from benchmarks.arms import SGLANG, VLLM, Arm
 from benchmarks.measuring import Outcome, measure, metrics_of, ratio
 from benchmarks.record import BenchRow, read_rows
 from benchmarks.scenarios import SCENARIOS, Scenario, prompts_of
@@ -43,11 +42,15 @@ class FakeServer:
 
 
 class FakeClient:
-    """Twice as fast with speculation; runs at most `limit` requests at once."""
+    """Twice as fast with speculation; runs at most `limit` requests at once, and notes the size of every pass."""
 
     limit: ClassVar[int] = 99
+    share: ClassVar[float] = 0.1
+    counts: ClassVar[bool] = True
+    passes: ClassVar[list[tuple[str, int, int]]] = []
 
     def __init__(self, url: str, max_tokens: int, whole: bool) -> None:
+        self.url = url
         self.speculates = "--speculative" in url
 
     def __enter__(self) -> FakeClient:
@@ -57,17 +60,16 @@ class FakeClient:
         return None
 
     def complete(self, prompt: Sequence[int], temperature: float = 0.0) -> Completion:
-        steps = 2 if self.speculates else 0
+        steps = 2 if self.speculates and self.counts else 0
         return Completion((1, 2, 3), steps, steps, 3 * steps, first_s=0.1, last_s=0.3)
 
     def run(
         self, prompts: Sequence[Sequence[int]], concurrency: int, advance: Callable[[], None], temperature: float
     ) -> Pass:
-        together = min(concurrency, self.limit)
-        completions = [
-            replace(self.complete(prompt), sent_s=float(place // together)) for place, prompt in enumerate(prompts)
-        ]
-        return Pass(tuple(completions), 0.5 if self.speculates else 1.0)
+        self.passes.append((self.url, len(prompts), concurrency))
+        together = min(concurrency, self.limit, len(prompts))
+        completions = tuple(map(self.complete, prompts))
+        return Pass(completions, 0.5 if self.speculates else 1.0, together, together - 0.5, self.share)
 
 
 @pytest.fixture
@@ -75,6 +77,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> type[FakeServer]:
     monkeypatch.setattr(throughput, "Server", FakeServer)
     monkeypatch.setattr(throughput, "Client", FakeClient)
     monkeypatch.setattr(FakeServer, "started", [])
+    monkeypatch.setattr(FakeClient, "passes", [])
     return FakeServer
 
 
@@ -102,7 +105,7 @@ def test_every_arm_runs_on_a_server_of_its_own(fakes: type[FakeServer], tmp_path
     assert {row.setting["dtype"] for row in rows} == {"float32"}
     low, middle, high = (arms["C2T"].metrics[f"output_tokens_per_s_p{share}"] for share in (20, 50, 80))
     assert low <= arms["C2T"].metrics["output_tokens_per_s"] <= high and low <= middle <= high
-    assert arms["C2T"].metrics["warm_up"] == throughput.WARM_UP
+    assert arms["C2T"].metrics["ran_at_once"] == 2 and arms["C2T"].metrics["mean_at_once"] == 1.5
     # SGLang's adaptive mode does not say how deep it drafted
     uncounted = {name for name, row in arms.items() if row.metrics["gamma_per_token"] is None}
     assert uncounted == {"SGLang adaptive"}
@@ -170,15 +173,67 @@ def test_a_batch_that_was_never_reached_is_no_measurement(
     assert [row.error[:30] for row in rows] == ["", "only 1 of 2 requests ever ran "]
 
 
-def test_a_set_that_is_smaller_than_the_batch_is_known(fakes: type[FakeServer]):
+def test_a_set_that_is_smaller_than_the_batch_is_no_measurement_unless_the_paper_has_it_so(fakes: type[FakeServer]):
     """240 requests cannot fill 256 places; so many as there are must have run at once."""
-    assert not measure(FakeClient("", 1, True), [[1]] * 3, (8, 0.0), 1).error  # type: ignore[arg-type]
+    client = FakeClient("", 1, True)
+    assert measure(client, [[1]] * 3, (8, 0.0), 1).error.startswith("3 requests cannot fill 8 places")  # type: ignore[arg-type]
+    assert not measure(client, [[1]] * 3, (8, 0.0), 1, few=True).error  # type: ignore[arg-type]
+
+
+def test_a_client_that_cannot_follow_is_no_measurement(
+    fakes: type[FakeServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(FakeClient, "share", 0.95)
+    _, rows = run(tmp_path, "--arms", "plain")
+    assert {row.error[:35] for row in rows} == {"the client took 95% of a processor,"}
+
+
+def test_every_size_of_batch_is_warmed_up_and_the_planner_three_times(fakes: type[FakeServer], tmp_path: Path):
+    run(tmp_path, "--arms", "C2T", "C2T auto")
+    sizes = [
+        [each[1:] for each in FakeClient.passes if ("--speculative-c2t-beta auto" in each[0]) is auto]
+        for auto in (False, True)
+    ]
+    measured = {each: [(4, each), (4, each)] for each in (1, 2)}
+    assert sizes[0] == [(1, 1), *measured[1], (2, 2), *measured[2]]
+    assert sizes[1] == [(1, 1)] * 3 + measured[1] + [(2, 2)] * 3 + measured[2]
+
+
+def test_gamma_that_a_server_does_not_tell_is_left_out(
+    fakes: type[FakeServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(FakeClient, "counts", False)
+    _, rows = run(tmp_path, "--arms", "plain", "C2T")
+    assert {row.arm: row.metrics["gamma_per_token"] for row in rows} == {"plain": 0.0, "C2T": None}
+
+
+def test_a_set_that_is_sent_twice_finds_no_prefixes(vllm_fakes: type[FakeServer], tmp_path: Path):
+    for name in throughput.NO_PREFIXES:
+        scenario = Scenario("twice", 8, (1,), own="held-out", each=1, repeat=2)
+        options = ["--scenario", "pair-held-out", "--cpu", "--out", str(tmp_path), "--engine", name]
+        bench = throughput._bench(throughput._parser().parse_args(options))
+        with bench._served(scenario, Arm("plain", ())):
+            pass
+    assert ["--disable-radix-cache" in flags for flags in vllm_fakes.started] == [True, False]
+    assert ["--no-enable-prefix-caching" in flags for flags in vllm_fakes.started] == [False, True]
+
+
+def test_an_arm_without_a_condition_is_not_started(fakes: type[FakeServer], tmp_path: Path):
+    run(tmp_path, "--arms", "plain", "EAGLE-2 tree", "--concurrency", "2")
+    assert len(fakes.started) == 1
 
 
 def test_a_running_server_is_the_only_arm(fakes: type[FakeServer], tmp_path: Path):
     status, rows = run(tmp_path, "--url", "http://somewhere", "--arms", "as deployed")
     assert status == 0 and not fakes.started
     assert {row.arm for row in rows} == {"as deployed"}
+    assert {row.setting[name] for row in rows for name in ("base", "draft", "beta", "d_max", "dtype")} == {"as served"}
+
+
+def test_rows_say_which_draft_and_flags_ran(fakes: type[FakeServer], tmp_path: Path):
+    _, rows = run(tmp_path, "--arms", "plain", "--server-args", "--tp 2", "--classifier", "mine.safetensors")
+    wanted = {"draft": "eagle3", "classifier": "mine.safetensors", "server_args": "--tp 2", "ends": "at max_tokens"}
+    assert all(wanted.items() <= row.setting.items() for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -233,6 +288,11 @@ def test_scenarios_cover_what_the_papers_report():
     assert SCENARIOS["gsm8k"].concurrencies == (1, 4, 8, 32, 64, 128, 256)
     assert SCENARIOS["gsm8k"].temperatures == (0.0, 1.0)
     assert {scenario.whole for name, scenario in SCENARIOS.items() if name.startswith("c2t-v2")} == {False}
+    # answers of a chat end by themselves, texts are continued
+    assert (SCENARIOS["gsm8k"].whole, SCENARIOS["c4"].whole) == (False, True)
+    assert [SCENARIOS["gsm8k"].requests(each) for each in (1, 32, 64, 256)] == [80, 80, 128, 512]
+    assert [SCENARIOS["c2t-v2-table3"].requests(each) for each in (64, 256)] == [240, 240]
+    assert (table3.few, SCENARIOS["gsm8k"].few) == (True, False)
 
 
 def test_data_sets_are_mixed_in_turn(tmp_path: Path):
@@ -244,6 +304,14 @@ def test_data_sets_are_mixed_in_turn(tmp_path: Path):
     found = prompts_of(scenario, paths, pair_dir() / "target", pair_dir())
     assert len(found) == scenario.prompts == 8
     assert found[:4] == found[4:] and len({tuple(prompt) for prompt in found}) == 4
+
+
+def test_a_larger_batch_takes_more_of_a_set_where_it_has_more(tmp_path: Path):
+    (tmp_path / "g.jsonl").write_text("".join(json.dumps({"question": f"q{i}"}) + "\n" for i in range(5)))
+    paths = {"gsm8k": tmp_path / "g.jsonl"}
+    for largest, expected in ((1, 2), (2, 4), (8, 5)):
+        scenario = Scenario("one", 8, (largest,), data=("gsm8k",), each=2, per_slot=2)
+        assert len(prompts_of(scenario, paths, pair_dir() / "target", pair_dir())) == expected
 
 
 def test_a_target_without_a_tokenizer_is_one_line(tmp_path: Path):
