@@ -162,7 +162,7 @@ def check_sgl_kernel() -> Finding:
     return Finding(name, True, "absent; `c2t cpu-engine -- COMMAND` supplies a stand-in on a machine without GPU")
 
 
-def check_classifiers(classifier: Path | None, draft: Path | None) -> Iterator[Finding]:
+def check_classifiers(classifier: Path | None, draft: str | None) -> Iterator[Finding]:
     """Whether the classifier loads and was fitted for this draft; without arguments, each of the shipped pair."""
     if classifier is not None or draft is not None:
         yield check_classifier("classifier", classifier, draft)
@@ -173,21 +173,25 @@ def check_classifiers(classifier: Path | None, draft: Path | None) -> Iterator[F
         yield Finding("classifier", False, str(error))
         return
     for kind in import_module("c2t_plugin.engines.checkpoints").SHIPPED_DRAFTS.values():
-        yield check_classifier(f"classifier {kind}", None, pair / kind)
+        yield check_classifier(f"classifier {kind}", None, str(pair / kind))
 
 
-def check_classifier(name: str, classifier: Path | None, draft: Path | None) -> Finding:
-    """One classifier against one draft checkpoint; the classifier beside the draft if only the draft is given."""
-    from c2t_plugin.classifier import FILE_NAME, load_classifier
+def check_classifier(name: str, classifier: Path | None, draft: str | None) -> Finding:
+    """One classifier against one draft, a directory or hub id; the classifier beside the draft if only that is given.
 
-    path = classifier if classifier is not None or draft is None else draft / FILE_NAME
-    assert path is not None
+    One of the two has to be given.
+    """
+    from c2t_plugin.classifier import load_classifier
+
     try:
-        spec = load_classifier(path).spec
-        fitted_vocab = spec.pair.get("draft_vocab_size")
         vocab = draft_vocab_size(draft) if draft is not None else None
+        path = classifier if classifier is not None else classifier_beside(str(draft))
+        spec = load_classifier(path).spec
     except C2TError as error:
         return Finding(name, False, str(error))
+    except ModuleNotFoundError as error:
+        return Finding(name, False, f"{draft} is no directory here, and a hub id needs an engine's packages: {error}")
+    fitted_vocab = spec.pair.get("draft_vocab_size")
     if None not in (fitted_vocab, vocab) and fitted_vocab != vocab:
         text = f"fitted on a draft with {fitted_vocab} words, {draft} has {vocab}: fit one for it with `c2t fit`"
         return Finding(name, False, text)
@@ -195,19 +199,29 @@ def check_classifier(name: str, classifier: Path | None, draft: Path | None) -> 
     return Finding(name, True, f"loads, {fits}suggested beta {spec.suggested_beta:g}")
 
 
-def draft_vocab_size(draft: Path) -> int:
-    """Words that the draft of a checkpoint directory can propose."""
-    config = draft / "config.json"
-    if not config.is_file():
-        raise C2TError(f"{draft} is no checkpoint directory: it has no config.json")
-    values = json.loads(config.read_text(encoding="utf-8"))
+def classifier_beside(draft: str) -> Path:
+    """The classifier file of a checkpoint directory or hub repository. Raises C2TError if there is none."""
+    from c2t_plugin.classifier import FILE_NAME
+
+    path: Path | None = import_module("c2t_plugin.engines.checkpoints").fetch(draft, FILE_NAME)
+    if path is None:
+        raise C2TError(
+            f"no {FILE_NAME} beside {draft}: a server would take the shipped one, fitted on another pair; "
+            "record with --speculative-c2t-trace-dir and fit one with `c2t fit`"
+        )
+    return path
+
+
+def draft_vocab_size(draft: str) -> int:
+    """Words that the draft of a checkpoint directory or hub repository can propose."""
+    values = import_module("c2t_plugin.engines.checkpoints").read_config(draft)
     size = values.get("draft_vocab_size") or values.get("vocab_size")
     if not isinstance(size, int):
-        raise C2TError(f"{config} gives no vocab_size")
+        raise C2TError(f"config.json of {draft} gives no vocab_size")
     return size
 
 
-def examine(classifier: Path | None = None, draft: Path | None = None) -> list[Finding]:
+def examine(classifier: Path | None = None, draft: str | None = None) -> list[Finding]:
     """All findings, in the order in which a user would mend them."""
     checks: list[Callable[[], Iterator[Finding]]] = [
         check_runtime,
@@ -223,7 +237,7 @@ def main(argv: list[str]) -> int:
     """Print the findings; status 0 if all are ok, else 1."""
     parser = argparse.ArgumentParser(prog="c2t doctor", description=__doc__)
     parser.add_argument("--classifier", type=Path, help="classifier file to check (default: the one beside the draft)")
-    parser.add_argument("--draft", type=Path, help="draft checkpoint directory (default: those of the shipped pair)")
+    parser.add_argument("--draft", help="draft checkpoint, a directory or hub id (default: those of the shipped pair)")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     options = parser.parse_args(argv)
     findings = examine(options.classifier, options.draft)

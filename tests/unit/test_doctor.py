@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,20 +133,20 @@ def test_without_entry_point_it_asks_for_a_reinstall(monkeypatch: pytest.MonkeyP
 
 
 def test_a_fitted_classifier_is_ok(draft: Path) -> None:
-    finding = doctor.check_classifier("classifier", None, draft)
+    finding = doctor.check_classifier("classifier", None, str(draft))
     assert finding.ok and "fits the draft" in finding.text
 
 
 def test_a_classifier_of_another_vocabulary_does_not_fit(draft: Path) -> None:
     (draft / "config.json").write_text(json.dumps({"vocab_size": 4096}))
-    finding = doctor.check_classifier("classifier", None, draft)
+    finding = doctor.check_classifier("classifier", None, str(draft))
     assert not finding.ok
     assert "512" in finding.text and "4096" in finding.text
 
 
 def test_a_classifier_without_a_pair_is_said_to_name_none(draft: Path) -> None:
     save_classifier(NodeClassifier(ClassifierSpec()), draft / FILE_NAME)
-    finding = doctor.check_classifier("classifier", None, draft)
+    finding = doctor.check_classifier("classifier", None, str(draft))
     assert finding.ok and "names no draft" in finding.text
 
 
@@ -163,9 +164,74 @@ def test_a_damaged_classifier_or_draft_is_reported(damage: str, draft: Path) -> 
         path.write_bytes(path.read_bytes()[:100])
     else:
         (draft / "config.json").unlink()
-    finding = doctor.check_classifier("classifier", None, draft)
+    finding = doctor.check_classifier("classifier", None, str(draft))
     assert not finding.ok
     assert str(draft) in finding.text
+
+
+def test_a_draft_without_a_classifier_says_what_a_server_would_take_and_how_to_fit_one(draft: Path) -> None:
+    (draft / FILE_NAME).unlink()
+    finding = doctor.check_classifier("classifier", None, str(draft))
+    assert not finding.ok
+    assert finding.text == (
+        f"no {FILE_NAME} beside {draft}: a server would take the shipped one, fitted on another pair; "
+        "record with --speculative-c2t-trace-dir and fit one with `c2t fit`"
+    )
+
+
+@pytest.fixture
+def hub(draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for the hub, which has one repository, someone/draft: that directory."""
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+
+    def download(repo: str, name: str) -> str:
+        if repo != "someone/draft":
+            raise huggingface_hub.errors.OfflineModeIsEnabled(f"{repo} is not here")
+        if not (draft / name).is_file():
+            raise huggingface_hub.errors.EntryNotFoundError(name)
+        return str(draft / name)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    empty = tmp_path / "elsewhere"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    return draft
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["beside the draft", "named"])
+@pytest.mark.parametrize(("words", "ok"), [(512, True), (4096, False)])
+def test_a_draft_may_be_a_hub_id(hub: Path, named: bool, words: int, ok: bool) -> None:
+    (hub / "config.json").write_text(json.dumps({"vocab_size": words}))
+    finding = doctor.check_classifier("classifier", hub / FILE_NAME if named else None, "someone/draft")
+    assert finding.ok is ok
+    assert ("fits the draft" if ok else "someone/draft has 4096") in finding.text
+
+
+@pytest.mark.parametrize(
+    ("repo", "complaint"),
+    [("someone/draft", f"no {FILE_NAME} beside someone/draft"), ("no/such", "'no/such' is neither")],
+)
+def test_a_hub_repository_without_a_classifier_or_out_of_reach_is_reported(
+    hub: Path, repo: str, complaint: str
+) -> None:
+    (hub / FILE_NAME).unlink()
+    finding = doctor.check_classifier("classifier", None, repo)
+    assert not finding.ok and finding.text.startswith(complaint)
+
+
+def test_a_hub_id_without_an_engine_s_packages_is_reported(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    finding = doctor.check_classifier("classifier", None, "someone/draft")
+    assert not finding.ok and "huggingface_hub" in finding.text
+
+
+def test_the_draft_of_the_command_line_is_passed_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+    monkeypatch.setattr(doctor, "examine", lambda classifier, draft: asked.append((classifier, draft)) or [])
+    doctor.main(["--draft", "someone/draft", "--classifier", "some.safetensors"])
+    assert asked == [(Path("some.safetensors"), "someone/draft")]
 
 
 def test_a_missing_pair_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
