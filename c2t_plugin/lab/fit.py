@@ -26,7 +26,7 @@ def _ratio(text: str) -> float | None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="c2t fit", description=__doc__)
-    parser.add_argument("traces", type=Path, help="trace file, from `c2t collect`")
+    parser.add_argument("traces", type=Path, help="trace file of `c2t collect`, or a directory of a server's")
     parser.add_argument("--out", type=Path, required=True, help="classifier file to write")
     parser.add_argument("--recipe", choices=RECIPES, default=RECIPES[0], help="features, scaling, negatives")
     parser.add_argument("--features", help="comma-separated, instead of the recipe's")
