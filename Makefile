@@ -3,6 +3,7 @@
 #   PIP_ARGS="--index-url ..."     further arguments for pip, e.g. an index that carries PyTorch's CPU build
 #   PYTEST_ARGS="-k kernels -x"    further arguments for pytest
 #   ENGINE=vllm                    the engine of `make demo`, instead of SGLang
+#   DEMO_ARGS="--prompts 8"        further arguments for the demo
 #   TEST_JOBS=1                    test files that `make test` and `make check` run at a time
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c

@@ -1,4 +1,7 @@
-"""Registration, delegation, options and validation inside a real SGLang, without starting a server."""
+"""Registration, delegation, options and validation inside a real SGLang, without starting a server.
+
+Longer than 300 lines because one import of SGLang, which takes seconds, serves all of it.
+"""
 
 from __future__ import annotations
 
