@@ -2,7 +2,8 @@
 
 Vocabularies, the ratio of heads, norms and rotary scaling are the published ones. Depth is two layers, and widths are a
 sixteenth of the published ones, so that it takes seconds; PUBLISHED_WIDTH=full takes them as they are, with fewer
-tokens. An EAGLE-3 head reads three layers of its target; of two layers it reads what goes into each.
+tokens. An EAGLE-3 head reads three layers of its target; of two layers it reads what goes into each. Llama's head says
+2,048 positions, of the target's 131,072, so SGLang starts the pair with a variable only, as the quick start sets it.
 """
 
 from __future__ import annotations
@@ -74,8 +75,9 @@ QWEN3_8B: dict[str, Any] = {
 }
 # What the public heads say: one layer of Llama's kind, over 32,000 of the target's words.
 HEAD = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1}
+LLAMA_HEAD = {**HEAD, "max_position_embeddings": 2048}
 PAIRS = {
-    "llama-3.1-8b-instruct": (LLAMA_31_8B, {**LLAMA_31_8B, **HEAD, "draft_vocab_size": 32000}),
+    "llama-3.1-8b-instruct": (LLAMA_31_8B, {**LLAMA_31_8B, **LLAMA_HEAD, "draft_vocab_size": 32000}),
     "qwen3-8b": (QWEN3_8B, {**QWEN3_8B, **HEAD, "draft_vocab_size": 32000}),
 }
 WIDTHS = {
@@ -102,10 +104,12 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         *("--speculative-algorithm", "C2T", "--speculative-draft-model-path", str(folder / "draft")),
         *("--speculative-num-steps", str(D_MAX), "--speculative-c2t-beta", "0.05"),
         *("--load-format", "dummy", "--json-model-override-args", json.dumps(OVERRIDES)),
-        *("--skip-tokenizer-init", "--context-length", "2048", "--disable-radix-cache"),
+        *("--skip-tokenizer-init", "--disable-radix-cache"),
     ]
-    with CpuServer(folder / "target", *flags, log=folder / "server.log") as server:
-        yield SimpleNamespace(server=server, vocab=PAIRS[request.param][0]["vocab_size"], log=folder / "server.log")
+    env = {**os.environ, "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+    with CpuServer(folder / "target", *flags, log=folder / "server.log", env=env) as server:
+        target, draft = PAIRS[request.param]
+        yield SimpleNamespace(server=server, vocab=target["vocab_size"], target=target, draft=draft, log=server.log)
 
 
 def answers(served: SimpleNamespace, options: dict[str, Any] | None = None) -> list[dict[str, Any]]:
@@ -134,3 +138,12 @@ def test_the_base_is_found_and_every_confidence_is_finite(served: SimpleNamespac
     assert state["non_finite"] == 0
     assert sum(state["verified"]) > 0
     assert "this classifier was fitted on another pair" in served.log.read_text(errors="replace")
+
+
+def test_the_draft_has_the_context_length_of_its_target(served: SimpleNamespace):
+    """Where the head says less, SGLang overrides that, as the variable lets it, and says so."""
+    positions, own = (each["max_position_embeddings"] for each in (served.target, served.draft))
+    overridden = f"Overriding the draft model's max_position_embeddings to {positions}." in served.log.read_text(
+        errors="replace"
+    )
+    assert overridden is (own < positions)
