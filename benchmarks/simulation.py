@@ -35,8 +35,17 @@ class Replay:
 
     @classmethod
     def load(cls, traces: Path, rivals_from: Path | None) -> Replay:
-        """rivals_from: training traces of the same draft, for vLLM's estimator."""
+        """rivals_from: training traces of the same draft, for vLLM's estimator.
+
+        C2TError if nobody knows how many tokens each recorded answer had, or if the drafts differ.
+        """
         held_out = load_traces(traces)
+        length = held_out.header.get("new_tokens")
+        if not isinstance(length, int) or length < 1:
+            raise C2TError(
+                f"{traces} does not say how many tokens an answer had (new_tokens is {length!r}), as recordings of "
+                "served requests do not; record with `c2t collect`"
+            )
         kind = held_out.header["pair"].get("kind", "")
         folder = pair_dir() / kind
         classifier = load_classifier(folder / FILE_NAME)

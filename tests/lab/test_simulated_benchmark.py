@@ -231,3 +231,12 @@ def test_traces_of_another_draft_are_refused(replay: Replay, tmp_path: Path):
     save_traces(other, tmp_path / "b")
     with pytest.raises(C2TError, match="different drafts"):
         Replay.load(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_recording_of_served_requests_is_one_line(replay: Replay, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Their answers had all lengths, and the header names none."""
+    served = replace(replay.traces, header={**replay.traces.header, "prompts": "served", "new_tokens": None})
+    save_traces(served, tmp_path / "served")
+    assert simulate.main(["--traces", str(tmp_path / "served"), "--out", str(tmp_path / "rows")]) == 2
+    error = capsys.readouterr().err
+    assert "new_tokens is None" in error and error.count("\n") == 1
