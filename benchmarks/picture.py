@@ -63,6 +63,8 @@ def draw_throughput(rows: Sequence[BenchRow], path: Path) -> None:
     for axes, found in zip(panels.flat, blocks, strict=False):
         for arm in SHOWN:
             points = sorted((load_of(row), row.metrics["ratio_to_plain"]) for row in found if row.arm == arm)
+            if not points:  # no load of it could be priced
+                continue
             style = {"linewidth": 2.5, "color": "black"} if arm == AUTO else {}
             axes.plot(*zip(*points, strict=True), "o-", markersize=3, label=arm, **style)
         axes.set_title(title_of(found[0].setting), fontsize=8)

@@ -149,13 +149,17 @@ def _list(texts: Iterable[str]) -> str:
 
 
 def title_of(setting: Mapping[str, Any]) -> str:
-    """A simulated setting in words, the load aside."""
+    """A simulated setting in words, the load aside. Of a measured curve only the file's name is known."""
+    if setting["target"] is None:
+        return f"the measured curve `{setting['gpu']}`, acceptance of `{setting['draft']}`"
     gpus = setting["gpu"] if setting["tp"] == 1 else f"{setting['tp']} x {setting['gpu']}"
     return f"{setting['target']} on {gpus}, {setting['context']} tokens of context, acceptance of `{setting['draft']}`"
 
 
 def simulated_cell(row: BenchRow) -> str:
-    """tokens/s (ratio to plain)."""
+    """tokens/s (ratio to plain), without the ratio where plain decoding was not priced."""
+    if row.metrics["ratio_to_plain"] is None:
+        return f"{row.metrics['output_tokens_per_s']:,.0f}"
     return f"{row.metrics['output_tokens_per_s']:,.0f} ({row.metrics['ratio_to_plain']:.2f})"
 
 

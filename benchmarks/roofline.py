@@ -7,6 +7,7 @@ predict no server.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from c2t_plugin.errors import ConfigError
@@ -151,6 +152,10 @@ class Machine:
         cache = sum(model.cache_per_token for model in models) * requests * self.assumed.context
         return weights + cache <= self.gpu.memory * self.tp
 
+    def beyond(self, tokens: int, drafting: int) -> str:
+        """Nothing is: a longer pass multiplies in proportion."""
+        return ""
+
     def curve(
         self, target: Model, draft: Model | None, requests: int, scored: bool = False, width: int = 1
     ) -> CostCurve:
@@ -181,7 +186,11 @@ class Machine:
 
 @dataclass(frozen=True)
 class Measured:
-    """A cost curve that was measured, in the place of a data sheet. It has all costs in it, those of caches too."""
+    """A cost curve that a server measured, in the place of a data sheet: of its models, its GPUs, what it had cached.
+
+    Caches are in its passes. The host's time is not, unless the file says otherwise: servers measure no `fixed`. What
+    C2T's statistics and classifier cost is in every draft pass, of arms that draft without them too.
+    """
 
     measured: CostCurve
 
@@ -190,16 +199,30 @@ class Measured:
         return 0.0
 
     def fits(self, models: tuple[Model, ...], requests: int) -> bool:
-        """It was measured, so it fitted."""
+        """It was measured, so it fitted; how far it was measured is what `beyond` is about."""
         return True
+
+    def beyond(self, tokens: int, drafting: int) -> str:
+        """Why a step cannot be priced that verifies so many tokens and drafts for so many; empty if it can."""
+        for what, points, count in (("verify", self.measured.verify, tokens), ("draft", self.measured.draft, drafting)):
+            last = _last_measured(points)
+            if count > last:
+                return f"the curve's {what} passes were measured up to {last}, this would take {count}"
+        return ""
 
     def curve(
         self, target: Model, draft: Model | None, requests: int, scored: bool = False, width: int = 1
     ) -> CostCurve:
-        """See Machine.curve. Plain decoding has no draft to keep up with; C2T's own cost is in the measured draft."""
+        """See Machine.curve. Plain decoding has no draft to keep up with; models and `scored` change nothing here."""
         if draft is None:
             return replace(self.measured, keep_up=0.0)
         if width == 1:
             return self.measured
         steps = tuple((count, self.measured.draft_s(count * width)) for count in COUNTS)
         return replace(self.measured, draft=steps)
+
+
+def _last_measured(points: Sequence[tuple[int, float]]) -> int:
+    """The largest count that was measured: a server that saw one size only writes it twice, the count doubled."""
+    (before, cheaper), (last, seconds) = points[-2:]
+    return before if len(points) == 2 and (last, seconds) == (2 * before, cheaper) else last

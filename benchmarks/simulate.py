@@ -28,7 +28,7 @@ from benchmarks.simulation import Replay, play
 from benchmarks.table3 import show_table, table3
 from benchmarks.tables import AUTO, load_of
 from c2t_plugin.errors import C2TError
-from c2t_plugin.lab.simulate import Arm, planned
+from c2t_plugin.lab.simulate import Arm, Served, planned
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.provenance import RunRecord
 
@@ -60,30 +60,48 @@ def matrix(replay: Replay, setting: Setting, labels: Mapping[str, Any], run: Map
         )
         return
     chains = replay.chains()
-    found = {each.name: play(each, chains, rows, request, setting) for each in entrants(replay, setting)}
-    plain = found["plain"].tokens_per_s
-    best_static = max(found[f"static {length}"].tokens_per_s for length in STATIC)
-    best = max(found[name].tokens_per_s for name in RIVALS)
-    for name, served in found.items():
-        metrics = {
-            "output_tokens_per_s": served.tokens_per_s,
-            "tau": served.tau if name != "plain" else None,
-            "gamma_per_step": served.gamma,
-            "gamma_per_token": served.gamma * served.requests * served.steps / served.tokens,
-            "ratio_to_plain": served.tokens_per_s / plain,
-            "ratio_to_best_static": served.tokens_per_s / best_static,
-            "ratio_to_best": served.tokens_per_s / best,
-        }
-        yield BenchRow("simulated", "simulated", name, label, metrics, "", run)
+    contestants = list(entrants(replay, setting))
+    beyond = {each.name: setting.beyond(each) for each in contestants}
+    found = {each.name: play(each, chains, rows, request, setting) for each in contestants if not beyond[each.name]}
+    for name, reason in beyond.items():
+        metrics = {} if reason else _metrics(name, found)
+        yield BenchRow("simulated", "simulated", name, label, metrics, reason, run)
+
+
+def _metrics(name: str, found: Mapping[str, Served]) -> dict[str, float | None]:
+    """One arm's figures; no ratio to what was not priced whole."""
+    served = found[name]
+    speeds = {other: each.tokens_per_s for other, each in found.items()}
+
+    def over(*others: str) -> float | None:
+        if any(other not in speeds for other in others):
+            return None
+        return served.tokens_per_s / max(speeds[other] for other in others)
+
+    return {
+        "output_tokens_per_s": served.tokens_per_s,
+        "tau": served.tau if name != "plain" else None,
+        "gamma_per_step": served.gamma,
+        "gamma_per_token": served.gamma * served.requests * served.steps / served.tokens,
+        "ratio_to_plain": over("plain"),
+        "ratio_to_best_static": over(*(f"static {length}" for length in STATIC)),
+        "ratio_to_best": over(*RIVALS),
+    }
 
 
 def tuned(replay: Replay, setting: Setting) -> Iterator[tuple[str, float]]:
-    """The planner at each of TUNING: name and tokens per second over the best of all static lengths and plain."""
+    """The planner at each of TUNING: name and tokens per second over the best of all static lengths and plain.
+
+    C2TError if the machine cannot price its largest step.
+    """
     count = max(LEAST, WAVES * setting.requests)
     rows, request = requests_of(replay.traces, [replay.traces.header["new_tokens"]] * count)
     arms = {
         each.name: each for each in chain_arms(replay.chains(), replay.classifier, setting, None, replay.calibrated)
     }
+
+    if reason := setting.beyond(arms[AUTO]):
+        raise C2TError(f"the planner cannot be tuned at {setting.requests} requests: {reason}; name a smaller --batch")
 
     def speed(name: str, arm: Arm) -> float:
         return play(replace(arms[name], arm=arm), replay.chains(), rows, request, setting).tokens_per_s
@@ -119,7 +137,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tp", type=int, default=1, help="GPUs that share the model (default: 1)")
     parser.add_argument("--target", choices=MODELS, default="llama-3.1-8b", help="whose shape")
     parser.add_argument("--context", type=int, default=Assumptions.context, help="cached tokens of a request")
-    parser.add_argument("--curve", type=Path, help="a measured cost curve (CostCurve.save) in place of a data sheet")
+    parser.add_argument(
+        "--curve",
+        type=Path,
+        help="a measured cost curve (CostCurve.save) in place of a data sheet, of --tp, --target and --context",
+    )
     parser.add_argument("--batch", type=int, nargs="+", default=BATCHES, help="requests in flight")
     parser.add_argument("--table3", action="store_true", help="the paper's table 3 on one L40 and on four A100")
     parser.add_argument("--tune", action="store_true", help="the planner's two constants")
@@ -156,7 +178,10 @@ def _rows(options: argparse.Namespace, replay: Replay, console: Console) -> Iter
         machine, name = Measured(CostCurve.load(options.curve)), options.curve.stem
     target = MODELS[options.target]
     settings = [Setting(machine, target, draft_of(replay.kind, target), batch, D_MAX) for batch in options.batch]
-    labels = {"gpu": name, "tp": options.tp, "target": target.name, "context": options.context}
+    labels: dict[str, Any] = {"gpu": name, "tp": options.tp, "target": target.name, "context": options.context}
+    if options.curve:
+        # a curve does not say what it was measured with
+        labels |= dict.fromkeys(("tp", "target", "context"))
     if options.tune:
         for setting in settings:
             for arm, ratio in tuned(replay, setting):

@@ -28,13 +28,16 @@ TREE_BETAS = (0.1, 0.3)
 @dataclass(frozen=True)
 class Entrant:
     """name: in tables. arm: how it chooses. curve: what it pays. acceptance: (states, depth) what it is told of each
-    recorded chain. hits: (states,) int64 draft tokens accepted if all are verified."""
+    recorded chain. hits: (states,) int64 draft tokens accepted if all are verified. tokens: that its largest step may
+    verify, roots included. width: tokens of a request that a draft pass reads, 0 without a draft."""
 
     name: str
     arm: Arm
     curve: CostCurve
     acceptance: Tensor
     hits: Tensor
+    tokens: int
+    width: int = 1
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,14 @@ class Setting:
     def fits(self) -> bool:
         return self.machine.fits((self.target, self.draft), self.requests)
 
+    def tokens(self, drafted: int) -> int:
+        """Tokens of a pass in which every request verifies so many draft tokens, roots included."""
+        return self.requests * (1 + drafted)
+
+    def beyond(self, entrant: Entrant) -> str:
+        """Why the machine cannot price this arm's largest step, empty if it can."""
+        return self.machine.beyond(entrant.tokens, self.requests * entrant.width)
+
 
 class SglangAdaptive:
     """`--speculative-adaptive` of SGLang 0.5.23 with its own table: a running mean of the batch's accept length moves
@@ -69,6 +80,13 @@ class SglangAdaptive:
             for least, steps, down in self.TABLE
         }
         self._now = self._slots[1]
+
+    @classmethod
+    def tokens(cls, requests: int) -> int:
+        """The most that a step of up to so many requests verifies, roots included: fewer requests have longer
+        chains."""
+        longest = {n: next(steps[-1] for least, steps, _ in cls.TABLE if n >= least) for n in range(1, requests + 1)}
+        return max(n * (1 + length) for n, length in longest.items())
 
     def depth(self, requests: int) -> int:
         self._now = next(self._slots[least] for least, _, _ in self.TABLE if requests >= least)
@@ -118,25 +136,27 @@ def chain_arms(
     out. calibrated: what the planner goes by, None for the classifier."""
     outcome = traces.chain.accepted.int().cumprod(1)
     hits, certain = outcome.sum(1), torch.ones_like(traces.chain.joint_log_prob)
-    yield Entrant("plain", plain(), setting.machine.curve(setting.target, None, setting.requests), certain, hits)
+    alone = setting.machine.curve(setting.target, None, setting.requests)
+    yield Entrant("plain", plain(), alone, certain, hits, setting.tokens(0), width=0)
     unscored, scored = setting.curve(), setting.curve(scored=True)
+    longest = setting.tokens(setting.d_max)
     for length in STATIC:
-        yield Entrant(f"static {length}", static(length), unscored, certain, hits)
+        yield Entrant(f"static {length}", static(length), unscored, certain, hits, setting.tokens(length))
     adaptive = SglangAdaptive(initial=3)
     arm = Arm("adaptive", adaptive.depth, adaptive.keep)
-    yield Entrant("SGLang adaptive", arm, unscored, outcome.float(), hits)
+    yield Entrant("SGLang adaptive", arm, unscored, outcome.float(), hits, adaptive.tokens(setting.requests))
     joint = joint_prob(traces.chain).exp()
     for least in THRESHOLDS:
-        yield Entrant(f"P >= {least:g}", fixed_beta(least, setting.d_max), scored, joint, hits)
+        yield Entrant(f"P >= {least:g}", fixed_beta(least, setting.d_max), scored, joint, hits, longest)
     confidence = classifier.confidence(traces.chain.stats())
     for beta in BETAS:
-        yield Entrant(f"C2T beta {beta:g}", fixed_beta(beta, setting.d_max), scored, confidence, hits)
+        yield Entrant(f"C2T beta {beta:g}", fixed_beta(beta, setting.d_max), scored, confidence, hits, longest)
     if estimator is not None:
         survival = estimator.survival(traces.chain).exp()
-        yield Entrant("planned, vLLM's estimator", planned(scored, setting.d_max), scored, survival, hits)
+        yield Entrant("planned, vLLM's estimator", planned(scored, setting.d_max), scored, survival, hits, longest)
     if calibrated is not None:
         confidence = calibrated.confidence(traces.chain.stats())
-    yield Entrant(AUTO, planned(scored, setting.d_max), scored, confidence, hits)
+    yield Entrant(AUTO, planned(scored, setting.d_max), scored, confidence, hits, longest)
 
 
 def tree_arms(traces: Traces, classifier: NodeClassifier, setting: Setting) -> Iterator[Entrant]:
@@ -156,7 +176,7 @@ def _tree(name: str, kept: Tensor, hits: Tensor, forest: Forest, setting: Settin
     width, passes = forest.k, forest.layers
     arm = Arm(name, lambda requests: passes, lambda table: table[:, 0].long())
     table = kept.float()[:, None].expand(-1, passes)
-    return Entrant(name, arm, setting.curve(scored, width), table, hits)
+    return Entrant(name, arm, setting.curve(scored, width), table, hits, setting.tokens(int(kept.max())), width)
 
 
 def requests_of(traces: Traces, lengths: list[int]) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.errors import C2TError, ConfigError
 from c2t_plugin.lab.simulate import plain, serve
 from c2t_plugin.planner import CostCurve
+from c2t_plugin.profiling import CostProfile
 from c2t_plugin.traces import Traces, save_traces
 
 L40 = Machine(GPUS["L40"])
@@ -110,6 +111,53 @@ def test_a_measured_curve_takes_the_place_of_a_data_sheet():
     assert measured.curve(LLAMA, None, 4).keep_up == 0.0
     assert measured.curve(LLAMA, LLAMA, 4) == curve
     assert measured.curve(LLAMA, LLAMA, 4, width=2).draft_s(4) == pytest.approx(curve.draft_s(8))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "drafting", "says"),
+    [(9, 4, ""), (10, 4, "verify passes were measured up to 9, this would take 10"), (9, 5, "draft passes")],
+)
+def test_a_measured_curve_ends_where_it_was_measured(tokens: int, drafting: int, says: str):
+    measured = Measured(CostCurve(verify=((1, 1.0), (9, 2.0)), draft=((1, 0.1), (4, 0.5))))
+    found = measured.beyond(tokens, drafting)
+    assert says in found and bool(says) == bool(found)
+
+
+def test_what_a_server_made_up_counts_as_not_measured():
+    """It writes the point of its only size twice, since a curve needs two."""
+    profile = CostProfile((4,), lambda: None, clock=iter(range(99)).__next__)
+    while profile.curve() is None:
+        assert profile.length(8) == 4
+        for part, count in (("verify", 40), ("draft", 8), ("up", 8)):
+            with profile.timed(part, lambda count=count: count):
+                pass
+    measured = Measured(profile.curve())
+    assert not measured.beyond(40, 8)
+    assert "up to 40" in measured.beyond(41, 8) and "up to 8" in measured.beyond(40, 9)
+
+
+def test_arms_beyond_a_measured_curve_have_a_reason_and_no_figures(replay: Replay):
+    """Two requests with chains of at most 2: nothing that drafts deeper, and no ratio to it."""
+    curve = CostCurve(verify=((2, 0.5), (6, 0.6)), draft=((1, 0.1), (2, 0.12)), keep_up=0.1)
+    rows = {row.arm: row for row in simulate.matrix(replay, setting(2, Measured(curve)), {}, RUN)}
+    assert {arm for arm, row in rows.items() if not row.error} == {"plain", "static 1", "static 2"}
+    assert "up to 6, this would take 10" in rows["static 4"].error and not rows["static 4"].metrics
+    assert rows["static 2"].metrics["ratio_to_plain"] and rows["static 2"].metrics["ratio_to_best"] is None
+
+
+def test_the_planner_is_not_tuned_beyond_a_measured_curve(
+    replay: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(Replay, "load", lambda *_: replay)
+    CostCurve(verify=((1, 0.5), (9, 2.0)), draft=((1, 0.1), (9, 0.5)), keep_up=0.2).save(tmp_path / "curve.json")
+    command = ["--traces", "x", "--tune", "--curve", str(tmp_path / "curve.json"), "--out", str(tmp_path / "rows")]
+    assert simulate.main([*command, "--batch", "2"]) == 2
+    assert "name a smaller --batch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("requests", "tokens"), [(1, 8), (7, 56), (8, 56), (31, 124), (63, 126), (256, 256)])
+def test_the_largest_step_of_sglangs_adaptive_mode(requests: int, tokens: int):
+    assert SglangAdaptive.tokens(requests) == tokens
 
 
 def steps_of(arm: SglangAdaptive, requests: int, accepted: Callable[[int], int], batches: int) -> int:
@@ -216,6 +264,7 @@ def test_the_command_reckons_with_a_measured_curve(replay: Replay, tmp_path: Pat
     assert simulate.main(["--traces", "x", "--curve", str(path), "--batch", "1", "--out", str(out)]) == 0
     rows = read_rows(out, BenchRow)
     assert {row.setting["gpu"] for row in rows} == {"half-a-second"}
+    assert {row.setting[name] for row in rows for name in ("tp", "target", "context")} == {None}
     assert rows[0].arm == "plain" and rows[0].metrics["output_tokens_per_s"] == pytest.approx(2.0)
 
 
