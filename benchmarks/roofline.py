@@ -39,7 +39,11 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Model:
-    """A dense Llama by the numbers of its published config.json."""
+    """A dense Llama by the numbers of its published config.json, or an EAGLE head of its shape.
+
+    inputs: residual streams beside each other that q, k and v read. projection: weights outside of the layers that
+    every pass reads. features: those that a pass over the target's features reads besides.
+    """
 
     name: str
     layers: int
@@ -49,17 +53,30 @@ class Model:
     kv_heads: int
     vocab: int
     head_dim: int = 128
+    inputs: int = 1
+    projection: int = 0
+    features: int = 0
 
     @property
     def layer_weights(self) -> int:
         """Weights of one layer's matrices."""
-        attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
-        return attention + 3 * self.hidden * self.inner
+        read = self.inputs * (self.heads + 2 * self.kv_heads)
+        return self.hidden * self.head_dim * (read + self.heads) + 3 * self.hidden * self.inner
+
+    @property
+    def body(self) -> int:
+        """Weights that every token of a pass is multiplied with."""
+        return self.layers * self.layer_weights + self.projection
 
     @property
     def weights(self) -> int:
-        """Weights that a pass reads: all layers and the LM head; of the embedding it reads single rows."""
-        return self.layers * self.layer_weights + self.hidden * self.vocab
+        """Weights that a pass reads: all but the embedding, of which it reads single rows."""
+        return self.body + self.hidden * self.vocab
+
+    @property
+    def of_features(self) -> Model:
+        """The same where it reads the target's features, as in a prompt and after a verification."""
+        return replace(self, projection=self.projection + self.features, features=0)
 
     @property
     def cache_per_token(self) -> int:
@@ -74,16 +91,22 @@ MODELS = {
 }
 
 
-def eagle_head(target: Model, vocab: int) -> Model:
-    """An EAGLE head: one layer of the target's shape over vocab words; its input projection is left out."""
-    return Model(f"eagle-{target.name}", 1, target.hidden, target.inner, target.heads, target.kv_heads, vocab)
+def eagle1_head(target: Model) -> Model:
+    """One layer of the target's shape with its words, behind a projection of word and state."""
+    return replace(target, name=f"eagle-{target.name}", layers=1, projection=2 * target.hidden**2)
+
+
+def eagle3_head(target: Model, vocab: int) -> Model:
+    """One layer that reads word and state beside each other; three of the target's states become one in the first pass
+    of a step only."""
+    return replace(target, name=f"eagle3-{target.name}", layers=1, vocab=vocab, inputs=2, features=3 * target.hidden**2)
 
 
 def draft_of(kind: str, target: Model) -> Model:
     """The draft that a kind of the pair's drafts stands for: EAGLE-1 has all words, EAGLE-3 32,000 of them."""
     drafts = {
-        "eagle1": eagle_head(target, target.vocab),
-        "eagle3": eagle_head(target, 32_000),
+        "eagle1": eagle1_head(target),
+        "eagle3": eagle3_head(target, 32_000),
         "draft": MODELS["llama-3.2-1b"],
     }
     if kind not in drafts:
@@ -96,8 +119,9 @@ class Assumptions:
     """What data sheets do not say; none of it is measured.
 
     bandwidth_share, flops_share: of the peaks that a pass reaches. host: seconds of a step on the host. all_reduce:
-    seconds of one all-reduce of few bytes. launch: seconds of a draft pass besides its arithmetic. score: seconds of
-    C2T's statistics and classifier of a pass besides reading the logits. context: cached tokens of a request.
+    seconds of one all-reduce, or gathering, of few bytes. launch: seconds of a draft pass besides its arithmetic.
+    score: seconds of C2T's statistics and classifier of a pass besides reading the logits. context: cached tokens of a
+    request.
     """
 
     bandwidth_share: float = 0.8
@@ -128,11 +152,14 @@ class Machine:
         if self.tp < 1:
             raise ConfigError(f"tensor parallelism needs at least 1 GPU, got {self.tp}")
 
-    def pass_s(self, model: Model, tokens: int) -> float:
-        """Seconds of a pass over so many tokens, keys and values aside."""
+    def pass_s(self, model: Model, tokens: int, predicted: int | None = None) -> float:
+        """Seconds of a pass over so many tokens, keys and values aside. predicted: those with logits, None for all."""
+        predicted = tokens if predicted is None else predicted
         reading = model.weights * BYTES / (self.gpu.bandwidth * self.assumed.bandwidth_share)
-        multiplying = 2 * model.weights * tokens / (self.gpu.flops * self.assumed.flops_share)
-        return max(reading, multiplying) / self.tp + self._all_reduce_s(model, tokens)
+        products = model.body * tokens + model.hidden * model.vocab * predicted
+        multiplying = 2 * products / (self.gpu.flops * self.assumed.flops_share)
+        shared = self._all_reduce_s(model, tokens) + self._gather_s(model, predicted)
+        return max(reading, multiplying) / self.tp + shared
 
     def _all_reduce_s(self, model: Model, tokens: int) -> float:
         """Two all-reduces a layer; each byte crosses the link 2 (tp - 1) / tp times."""
@@ -141,6 +168,13 @@ class Machine:
         sent = tokens * model.hidden * BYTES * 2 * (self.tp - 1) / self.tp
         return 2 * model.layers * (self.assumed.all_reduce + sent / self.gpu.link)
 
+    def _gather_s(self, model: Model, predicted: int) -> float:
+        """Each GPU has the logits of its part of the words and fetches all others."""
+        if self.tp == 1:
+            return 0.0
+        fetched = predicted * model.vocab * BYTES * (self.tp - 1) / self.tp
+        return self.assumed.all_reduce + fetched / self.gpu.link
+
     def cache_s(self, model: Model, requests: float) -> float:
         """Seconds of reading the keys and values of so many requests."""
         bandwidth = self.gpu.bandwidth * self.assumed.bandwidth_share * self.tp
@@ -148,7 +182,7 @@ class Machine:
 
     def fits(self, models: tuple[Model, ...], requests: int) -> bool:
         """Whether weights, embeddings and caches of so many requests have place."""
-        weights = sum(model.weights + model.hidden * model.vocab for model in models) * BYTES
+        weights = sum(model.of_features.weights + model.hidden * model.vocab for model in models) * BYTES
         cache = sum(model.cache_per_token for model in models) * requests * self.assumed.context
         return weights + cache <= self.gpu.memory * self.tp
 
@@ -173,11 +207,12 @@ class Machine:
             return CostCurve(verify, draft=((1, 1e-9), (2, 1e-9)), fixed=fixed)
         steps = tuple((count, self._draft_s(draft, count, scored, width, width)) for count in COUNTS)
         several = 3  # tokens of a request that it reads then, about
-        return CostCurve(verify, steps, fixed, keep_up=self._draft_s(draft, requests, scored, several, 1))
+        return CostCurve(verify, steps, fixed, keep_up=self._draft_s(draft.of_features, requests, scored, several, 1))
 
     def _draft_s(self, draft: Model, requests: int, scored: bool, read: int, predicted: int) -> float:
         """read, predicted: tokens of each request."""
-        seconds = self.pass_s(draft, requests * read) + self.cache_s(draft, requests) + self.assumed.launch
+        seconds = self.pass_s(draft, requests * read, requests * predicted)
+        seconds += self.cache_s(draft, requests) + self.assumed.launch
         if scored:
             logits = requests * predicted * draft.vocab * BYTES / (self.gpu.bandwidth * self.assumed.bandwidth_share)
             seconds += self.assumed.score + logits

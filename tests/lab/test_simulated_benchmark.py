@@ -1,4 +1,4 @@
-"""Cost curves from data sheets by hand, the contestants' rules, and rows of the simulation on toy traces."""
+"""The contestants' rules, and rows of the simulation on toy traces."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from rich.console import Console
 from benchmarks import simulate, table3
 from benchmarks.record import BenchRow, read_rows
 from benchmarks.roofline import GPUS, MODELS, Assumptions, Machine, Measured, draft_of
-from benchmarks.simulated_arms import Setting, SglangAdaptive, chain_arms, replayed, requests_of
+from benchmarks.simulated_arms import Setting, SglangAdaptive, chain_arms, replayed, requests_of, tree_arms
 from benchmarks.simulation import Replay, play
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
-from c2t_plugin.errors import C2TError, ConfigError
-from c2t_plugin.lab.simulate import plain, serve
+from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.simulate import Served, plain, serve
 from c2t_plugin.planner import CostCurve
-from c2t_plugin.profiling import CostProfile
 from c2t_plugin.traces import Traces, save_traces
 
 L40 = Machine(GPUS["L40"])
@@ -54,86 +53,6 @@ def replay(make_traces: Callable[..., Traces]) -> Replay:
 
 def setting(requests: int = 2, machine: Machine | Measured = L40) -> Setting:
     return Setting(machine, LLAMA, draft_of("draft", LLAMA), requests, d_max=4)
-
-
-def test_the_weights_are_those_of_the_published_model():
-    """8.03 billion parameters, less the embedding's 0.53 billion, of which a pass reads single rows."""
-    assert pytest.approx(8.03e9 - 128_256 * 4096, rel=0.001) == LLAMA.weights
-    assert MODELS["llama-3-70b"].weights == pytest.approx(70.55e9 - 128_256 * 8192, rel=0.001)
-
-
-def test_a_short_pass_reads_and_a_long_one_multiplies():
-    share = Assumptions()
-    reading = 2 * LLAMA.weights / (0.864e12 * share.bandwidth_share)
-    multiplying = 2 * LLAMA.weights * 4096 / (181.05e12 * share.flops_share)
-    assert L40.pass_s(LLAMA, 1) == L40.pass_s(LLAMA, 64) == pytest.approx(reading)
-    assert L40.pass_s(LLAMA, 4096) == pytest.approx(multiplying)
-
-
-def test_gpus_that_share_a_model_are_faster_but_not_by_their_number():
-    alone, four = Machine(GPUS["H200"]), Machine(GPUS["H200"], tp=4)
-    assert alone.pass_s(LLAMA, 8) / 4 < four.pass_s(LLAMA, 8) < alone.pass_s(LLAMA, 8)
-    assert four.cache_s(LLAMA, 8) == pytest.approx(alone.cache_s(LLAMA, 8) / 4)
-
-
-def test_what_does_not_fit_is_known():
-    models = (MODELS["llama-3-70b"], draft_of("eagle3", MODELS["llama-3-70b"]))
-    assert not L40.fits(models, 1)
-    assert Machine(GPUS["A100"], tp=4).fits(models, 1)
-
-
-def test_plain_decoding_pays_for_no_draft_and_c2t_for_its_statistics():
-    plain_curve = L40.curve(LLAMA, None, 8)
-    unscored_curve = L40.curve(LLAMA, MODELS["llama-3.2-1b"], 8)
-    scored_curve = L40.curve(LLAMA, MODELS["llama-3.2-1b"], 8, scored=True)
-    assert plain_curve.keep_up == 0.0
-    assert scored_curve.draft_s(8) > unscored_curve.draft_s(8)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Assumptions(bandwidth_share=0.0),
-        lambda: Assumptions(flops_share=1.5),
-        lambda: Assumptions(host=-1.0),
-        lambda: Machine(GPUS["L40"], tp=0),
-        lambda: draft_of("medusa", LLAMA),
-    ],
-)
-def test_assumptions_that_cannot_be_are_refused(make: Callable[[], object]):
-    with pytest.raises(ConfigError):
-        make()
-
-
-def test_a_measured_curve_takes_the_place_of_a_data_sheet():
-    curve = CostCurve(verify=((1, 1.0), (9, 2.0)), draft=((1, 0.1), (9, 0.5)), keep_up=0.2)
-    measured = Measured(curve)
-    assert measured.curve(LLAMA, None, 4).keep_up == 0.0
-    assert measured.curve(LLAMA, LLAMA, 4) == curve
-    assert measured.curve(LLAMA, LLAMA, 4, width=2).draft_s(4) == pytest.approx(curve.draft_s(8))
-
-
-@pytest.mark.parametrize(
-    ("tokens", "drafting", "says"),
-    [(9, 4, ""), (10, 4, "verify passes were measured up to 9, this would take 10"), (9, 5, "draft passes")],
-)
-def test_a_measured_curve_ends_where_it_was_measured(tokens: int, drafting: int, says: str):
-    measured = Measured(CostCurve(verify=((1, 1.0), (9, 2.0)), draft=((1, 0.1), (4, 0.5))))
-    found = measured.beyond(tokens, drafting)
-    assert says in found and bool(says) == bool(found)
-
-
-def test_what_a_server_made_up_counts_as_not_measured():
-    """It writes the point of its only size twice, since a curve needs two."""
-    profile = CostProfile((4,), lambda: None, clock=iter(range(99)).__next__)
-    while profile.curve() is None:
-        assert profile.length(8) == 4
-        for part, count in (("verify", 40), ("draft", 8), ("up", 8)):
-            with profile.timed(part, lambda count=count: count):
-                pass
-    measured = Measured(profile.curve())
-    assert not measured.beyond(40, 8)
-    assert "up to 40" in measured.beyond(41, 8) and "up to 8" in measured.beyond(40, 9)
 
 
 def test_arms_beyond_a_measured_curve_have_a_reason_and_no_figures(replay: Replay):
@@ -181,7 +100,7 @@ def test_plain_decoding_takes_as_long_as_the_simulation_says(replay: Replay):
     rows, request = requests_of(replay.traces, lengths)
     traces = replayed(replay.traces, torch.zeros(len(replay.traces), dtype=torch.long), rows, request)
     found = serve(traces, torch.ones(len(rows), 1), machine.curve(LLAMA, None, 3), plain(), slots=3)
-    prefill = table3.prefill_seconds(machine, LLAMA.name)
+    prefill = table3.prefill_seconds(machine, LLAMA)
     assert found.tokens == sum(lengths)
     assert table3.plain_seconds(lengths, machine, LLAMA.name, 3) - prefill == pytest.approx(found.seconds)
 
@@ -240,6 +159,34 @@ def test_the_papers_table_has_both_columns(
     table3.show_table(rows, Console(width=200))
     shown = capsys.readouterr().out
     assert "the best fixed beta gains" in shown and "the paper's C2T 1.05, 1.11, 1.12." in shown
+    plain = next(row for row in rows if row.arm == "plain")
+    share = (plain.metrics["seconds"] or 0.0) / 38.05
+    assert f"Plain decoding takes {share:.2f}, " in shown
+
+
+def test_the_papers_table_counts_both_models_prefill(replay: Replay, monkeypatch: pytest.MonkeyPatch):
+    """84,000 tokens of prompts through all layers, the last of each of 240 through the LM head; the head's likewise."""
+    monkeypatch.setattr(table3, "MEANS", (20,))
+    monkeypatch.setattr(table3, "SPREADS", (0.4,))
+    monkeypatch.setattr(table3, "play", lambda *_: Served(5.0, 1, 1, 0.0, 0.0, 1.0))
+    layer = 4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336
+    target = 2 * (32 * layer * 84_000 + 4096 * 128_256 * 240) / (181.05e12 * 0.6)
+    head = 2 * ((layer + 2 * 4096**2) * 84_000 + 4096 * 128_256 * 240) / (181.05e12 * 0.6)
+    rows = {row.arm: row for row in table3.table3(replay, RUN) if row.setting["column"] == "1 x L40"}
+    assert rows["plain"].metrics["seconds"] == pytest.approx(5.0 + target)
+    assert rows["static 4"].metrics["seconds"] == pytest.approx(5.0 + target + head)
+
+
+def test_a_tree_takes_a_pass_a_layer_over_all_its_branches(replay: Replay):
+    """Trees of the toy traces are 4 deep with 2 branches a layer."""
+    each = setting(2)
+    eagle, ours = list(tree_arms(replay.traces, replay.classifier, each))[:2]
+    assert (eagle.arm.depth(2), ours.arm.depth(2), eagle.width) == (4, 4, 2)
+    assert eagle.curve == each.curve(scored=False, width=2)
+    assert ours.curve == each.curve(scored=True, width=2)
+    nodes = int(eagle.name.split()[-1])
+    assert eagle.arm.keep(eagle.acceptance[:3]).tolist() == [nodes] * 3
+    assert eagle.tokens == 2 * (1 + nodes)
 
 
 def test_output_lengths_have_the_mean_that_was_asked_for():
