@@ -1,6 +1,10 @@
 """A torch profiler trace with call stacks, added up by the phases of a speculative decoding step.
 
-A function's time counts for the innermost phase that it runs in; what runs in a step but in no phase is `other`.
+A function's time counts for the innermost phase that it runs in; what runs in a step but in no phase is `other`. A
+step that reads prompts is none.
+
+A replayed CUDA graph shows its kernels and no function: what runs in the draft's counts as draft but for C2T's own
+kernels, so that EAGLE-2's second top-K and rerank are draft there, and C2T's scoring of a tree's nodes is rerank.
 """
 
 from __future__ import annotations
@@ -18,10 +22,12 @@ from c2t_plugin.errors import C2TError
 
 Event = Mapping[str, Any]
 STEP = "step"
+PREFILL = "prefill"
 PHASES = ("draft", "statistics", "classifier", "rerank", "verify", "other")
 # Functions of SGLang 0.5.23 and of C2T, as the profiler names them: file(line): function.
 FUNCTIONS = (
     (STEP, re.compile(r"eagle_worker_v2\.py\(\d+\): forward_batch_generation$")),
+    (PREFILL, re.compile(r"eagle_worker_v2\.py\(\d+\): _forward_prefill_batch$")),
     ("draft", re.compile(r"eagle_worker_v2\.py\(\d+\): (?:draft|_draft_extend_for_decode)$")),
     ("draft", re.compile(r"sglang/(?:trees/)?worker\.py\(\d+\): (?:draft|_draft_extend_for_decode)$")),
     ("verify", re.compile(r"eagle_worker_v2\.py\(\d+\): verify$")),
@@ -30,12 +36,12 @@ FUNCTIONS = (
     ("rerank", re.compile(r"c2t_plugin/tree\.py\(\d+\): best$")),
     ("statistics", re.compile(r"c2t_kernels\S*\.py\(\d+\): draft_stats$")),
     ("classifier", re.compile(r"c2t_plugin/classifier\.py\(\d+\): confidence$")),
-    ("classifier", re.compile(r"c2t_kernels\S*\.py\(\d+\): (?:score_chain|confidence_of)$")),
+    ("classifier", re.compile(r"c2t_kernels\S*\.py\(\d+\): (?:score_chain|confidence_of|early_stop)$")),
 )
 # C2T's own kernels: inside a captured graph a launch says only which graph it was.
 KERNELS = (
     ("statistics", re.compile(r"^(?:scan_kernel|select_kernel)")),
-    ("classifier", re.compile(r"^score_chain_kernel")),
+    ("classifier", re.compile(r"^(?:score_chain_kernel|early_stop_kernel)")),
     # It scores children and chooses among them in one launch.
     ("rerank", re.compile(r"^grow_layer_kernel")),
 )
@@ -107,16 +113,35 @@ def _pairs(spans: Iterable[Span]) -> Iterator[tuple[Span, Span]]:
 
 
 def _threads(events: Iterable[Event]) -> dict[Any, list[Span]]:
-    """The phases' functions of each thread, by start, an outer one before an inner one."""
+    """The phases' functions of each thread, by start, an outer one before an inner one; without steps that prefill."""
     threads: dict[Any, list[Span]] = defaultdict(list)
     for event in events:
         if event.get("ph") != "X" or event.get("cat") != "python_function":
             continue
-        phase = next((phase for phase, pattern in FUNCTIONS if pattern.search(event["name"])), None)
+        phase = phase_of(FUNCTIONS, event["name"])
         if phase is not None:
             span = Span(event["ts"], event["ts"] + event["dur"], phase)
             threads[event["tid"]].append(span)
-    return {thread: sorted(spans, key=lambda span: (span.start, -span.end)) for thread, spans in threads.items()}
+    return {
+        thread: _without_prefill(sorted(spans, key=lambda span: (span.start, -span.end)))
+        for thread, spans in threads.items()
+    }
+
+
+def phase_of(table: Iterable[tuple[str, re.Pattern[str]]], name: str) -> str | None:
+    """What a function or kernel of this name counts for; None if for nothing of its own."""
+    return next((phase for phase, pattern in table if pattern.search(name)), None)
+
+
+def _without_prefill(spans: Sequence[Span]) -> list[Span]:
+    """Spans by start: those of steps that read prompts are left out whole."""
+    read = [span.start for span in spans if span.phase == PREFILL]
+    dropped = [span for span in spans if span.phase == STEP and any(span.start <= start < span.end for start in read)]
+    return [
+        span
+        for span in spans
+        if span.phase != PREFILL and not any(step.start <= span.start < step.end for step in dropped)
+    ]
 
 
 def _host(threads: Mapping[Any, Sequence[Span]]) -> dict[str, float]:
@@ -148,8 +173,7 @@ def _device(
             phase = _innermost(spans, at)
             if phase is None:
                 continue
-            own = next((own for own, pattern in KERNELS if pattern.search(kernel["name"])), None)
-            total[own or _named(phase)] += kernel["dur"]
+            total[phase_of(KERNELS, kernel["name"]) or _named(phase)] += kernel["dur"]
     return dict(total)
 
 
