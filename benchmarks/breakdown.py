@@ -5,7 +5,8 @@
 The engine's own torch profiler writes a trace with Python's call stack; `spans` adds it up. What C2T v2 equation 12 and
 v1 figures 5 and 11 call t_math1 is `statistics`, t_cls `classifier`, t_math2 `rerank`; in trees the last holds the
 making of links and mask too. With device times in the trace those count; kernels of one captured graph are then told
-apart by their names, as far as they are C2T's own.
+apart by their names, as far as they are C2T's own: --server-args "--disable-cuda-graph" gives the phases. A server is
+started for each number of requests: SGLang reads from its environment how many must run before it profiles.
 
 The profiler slows everything down, the host most: shares mean more than milliseconds, and on a CPU neither says
 anything about a GPU.
@@ -16,7 +17,6 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from benchmarks.arms import chosen
 from benchmarks.measuring import one_line
 from benchmarks.record import BenchRow, append_rows
 from benchmarks.server import Server
-from benchmarks.serving import Client, Pass
+from benchmarks.serving import Client
 from benchmarks.spans import Event, load_trace, phases
 from benchmarks.tables import listing
 from c2t_plugin.errors import C2TError
@@ -38,43 +38,52 @@ from c2t_plugin.provenance import RunRecord
 
 SCENARIO = "breakdown"
 MAX_TOKENS = 64
+# How many requests must decode together before SGLang starts to write a trace of decoding.
+AT_LEAST = "SGLANG_PROFILE_BY_STAGE_DECODE_MIN_BS"
+NO_GRAPHS = ("--disable-cuda-graph", "--disable-decode-cuda-graph", "--cuda-graph-backend-decode disabled")
 PIPE_WIDTH = 180
 
 
 def profiled(client: Client, prompts: Sequence[Sequence[int]], steps: int, out: Path, cpu: bool) -> list[Event]:
-    """A trace of `steps` decoding steps while all prompts are being answered.
+    """A trace of `steps` decoding steps while the prompts are being answered: the first ones, or those from the moment
+    on at which as many are as the server's environment says.
 
     C2TError if the server never had all of them at once.
     """
     shutil.rmtree(out, ignore_errors=True)
-    failed: list[C2TError] = []
-    answered: list[Pass] = []
-
-    def answer() -> None:
-        try:
-            answered.append(client.run(prompts, len(prompts), lambda: None))
-        except C2TError as error:
-            failed.append(error)
-
-    load = threading.Thread(target=answer)
-    load.start()
-    try:
-        # by stage, so that prefill does not count as a decoding step
-        client.profile(out, steps, ["CPU"] if cpu else ["CPU", "GPU"])
-    finally:
-        load.join()
-    if failed:
-        raise failed[0]
-    if answered[0].most_at_once < len(prompts):
-        raise C2TError(f"only {answered[0].most_at_once} of {len(prompts)} requests ever ran at once")
+    # asked for before there is anything to do, so that no step is missed
+    client.profile(out, steps, ["CPU"] if cpu else ["CPU", "GPU"])
+    answered = client.run(prompts, len(prompts), lambda: None)
+    if answered.most_at_once < len(prompts):
+        raise C2TError(f"only {answered.most_at_once} of {len(prompts)} requests ever ran at once")
     traces = sorted(out.rglob("*DECODE*.trace.json.gz"))
     if not traces:
-        raise C2TError("the server wrote no trace of decoding; take longer answers or fewer steps")
+        raise C2TError(
+            f"{MAX_TOKENS} tokens each were answered before {steps} steps were traced; ask for fewer --steps"
+        )
     return load_trace(traces[0])
 
 
+def by_phase(server: Server, concurrency: int, options: argparse.Namespace) -> dict[str, float]:
+    """What `spans.phases` finds in a trace of a server, which is started for it. C2TError if it cannot be had."""
+    server.env[AT_LEAST] = str(concurrency)
+    prompts = held_out_prompts(concurrency)
+    with server, Client(server.base_url, MAX_TOKENS) as client:
+        client.run(prompts[:1], 1, lambda: None)
+        found = phases(profiled(client, prompts, options.steps, options.out / "trace", options.cpu))
+    if found["steps"] != options.steps:
+        raise C2TError(f"the trace holds {found['steps']:g} decoding steps, not {options.steps}; ask for fewer --steps")
+    return found
+
+
+def graphs_of(flags: Sequence[str], cpu: bool) -> str:
+    """Whether a server with these flags decodes in CUDA graphs: on or off."""
+    written = " ".join(flags).replace("=", " ") + " "
+    return "off" if cpu or any(f"{flag} " in written for flag in NO_GRAPHS) else "on"
+
+
 def measure(options: argparse.Namespace, arm: str, flags: Sequence[str], run: Mapping[str, Any]) -> list[BenchRow]:
-    """One row per concurrency of one arm; a server that does not start leaves its reason in each."""
+    """One row per concurrency of one arm; what fails leaves its reason in place of figures."""
     target = options.target or pair_dir() / "target"
     kind = kind_of(run, options.cpu)
     setting = {
@@ -83,26 +92,20 @@ def measure(options: argparse.Namespace, arm: str, flags: Sequence[str], run: Ma
         "dtype": dtype_of(options),
         "base": options.base,
         "d_max": options.d_max,
+        "cuda_graphs": graphs_of(flags, options.cpu),
     }
-    found: dict[int, dict[str, float] | str] = {}
-    try:
-        log = options.out / f"{SCENARIO}-{arm}.log".replace(" ", "-")
+    rows = []
+    for concurrency in options.concurrency:
+        log = options.out / f"{SCENARIO}-{arm}-{concurrency}.log".replace(" ", "-")
         server = Server(target, flags, log, options.cpu, options.start_timeout)
-        with server, Client(server.base_url, MAX_TOKENS) as client:
-            for concurrency in options.concurrency:
-                prompts = held_out_prompts(concurrency)
-                client.run(prompts[:1], 1, lambda: None)
-                events = profiled(client, prompts, options.steps, options.out / "trace", options.cpu)
-                found[concurrency] = phases(events)
-    except C2TError as error:
-        missing = [concurrency for concurrency in options.concurrency if concurrency not in found]
-        found |= dict.fromkeys(missing, one_line(error))
-    return [
-        BenchRow(SCENARIO, kind, arm, {**setting, "concurrency": concurrency}, {}, result, run)
-        if isinstance(result, str)
-        else BenchRow(SCENARIO, kind, arm, {**setting, "concurrency": concurrency}, result, "", run)
-        for concurrency, result in found.items()
-    ]
+        found: dict[str, float] = {}
+        reason = ""
+        try:
+            found = by_phase(server, concurrency, options)
+        except C2TError as error:
+            reason = one_line(error)
+        rows.append(BenchRow(SCENARIO, kind, arm, {**setting, "concurrency": concurrency}, found, reason, run))
+    return rows
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -131,7 +131,7 @@ class NoServer:
     base_url = ""
 
     def __init__(self, *_: object) -> None:
-        pass
+        self.env: dict[str, str] = {}
 
     def __enter__(self) -> NoServer:
         raise C2TError("the server did not start: out of memory")
@@ -163,17 +163,128 @@ def test_in_trees_the_choice_of_nodes_counts_as_the_rerank():
     assert (found["draft_ms"], found["rerank_ms"], found["classifier_ms"]) == pytest.approx((0.55, 0.15, 0.1))
 
 
-class OneByOne:
-    """A server's client where no two requests ever run together."""
+class Answering(NoServer):
+    """A server and its client in one, which runs at most `at_once` requests together."""
+
+    made: ClassVar[list[Answering]] = []
+    at_once, steps = 9, 4
+
+    def __init__(self, *_: object) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.made.append(self)
+
+    def __enter__(self) -> Answering:
+        return self
 
     def run(self, prompts: Sequence[Sequence[int]], *_: object) -> Pass:
-        answers = [Completion((1, 2), 1, 0, 1, float(n), 0.1, 0.2) for n, _ in enumerate(prompts)]
-        return Pass(tuple(answers), float(len(prompts)), most_at_once=1)
+        self.asked.append(f"run {len(prompts)}")
+        answers = [Completion((1, 2), 1, 0, 1) for _ in prompts]
+        return Pass(tuple(answers), float(len(prompts)), most_at_once=min(self.at_once, len(prompts)))
 
-    def profile(self, *_: object) -> None:
-        pass
+    def profile(self, out: Path, *_: object) -> None:
+        self.asked.append("profile")
+        out.mkdir(parents=True)
+        events = [event for n in range(self.steps) for event in one_step(1000 * n)]
+        (out / "1-DECODE.trace.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
 
 
-def test_a_batch_that_was_never_reached_is_not_profiled(tmp_path: Path):
+def one_step(at: float) -> list[dict[str, Any]]:
+    return [call(STEP, at, at + 900), call(VERIFY, at + 300, at + 800)]
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> type[Answering]:
+    monkeypatch.setattr(Answering, "made", [])
+    monkeypatch.setattr(breakdown, "Server", Answering)
+    monkeypatch.setattr(breakdown, "Client", lambda *_: Answering.made[-1])
+    return Answering
+
+
+def test_a_batch_that_was_never_reached_is_not_profiled(answering: type[Answering], tmp_path: Path):
+    client = answering()
+    client.at_once = 1
     with pytest.raises(C2TError, match="only 1 of 3 requests ever ran at once"):
-        breakdown.profiled(OneByOne(), [[1]] * 3, 4, tmp_path / "trace", cpu=True)  # type: ignore[arg-type]
+        breakdown.profiled(client, [[1]] * 3, 4, tmp_path / "trace", cpu=True)  # type: ignore[arg-type]
+
+
+def test_the_server_waits_for_all_requests_and_is_asked_before_them(answering: type[Answering], tmp_path: Path):
+    """A server for each number of requests, whose environment names it."""
+    options = ["--arms", "C2T", "--cpu", "--steps", "4", "--concurrency", "1", "3", "--out", str(tmp_path)]
+    assert breakdown.main(options) == 0
+    assert [server.env for server in answering.made] == [{breakdown.AT_LEAST: "1"}, {breakdown.AT_LEAST: "3"}]
+    assert [server.asked for server in answering.made] == [["run 1", "profile", f"run {n}"] for n in (1, 3)]
+    rows = read_rows(tmp_path / "rows.jsonl", BenchRow)
+    assert [(row.setting["concurrency"], row.metrics["steps"], row.error) for row in rows] == [(1, 4, ""), (3, 4, "")]
+    assert rows[0].setting["cuda_graphs"] == "off"
+
+
+def test_a_trace_of_fewer_steps_is_refused(answering: type[Answering], tmp_path: Path):
+    options = ["--arms", "C2T", "--cpu", "--steps", "8", "--concurrency", "2", "--out", str(tmp_path)]
+    assert breakdown.main(options) == 1
+    (row,) = read_rows(tmp_path / "rows.jsonl", BenchRow)
+    assert row.error == "the trace holds 4 decoding steps, not 8; ask for fewer --steps" and not row.metrics
+
+
+def test_a_missing_trace_names_an_option_that_there_is(
+    answering: type[Answering], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Answering, "profile", lambda *_: None)
+    with pytest.raises(C2TError, match=r"64 tokens each were answered before 9 steps .* ask for fewer --steps"):
+        breakdown.profiled(answering(), [[1]], 9, tmp_path / "trace", cpu=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("flags", "cpu", "graphs"),
+    [
+        (["--tp", "2"], False, "on"),
+        (["--tp", "2"], True, "off"),
+        (["--disable-cuda-graph", "--tp", "2"], False, "off"),
+        (["--disable-cuda-graph-padding"], False, "on"),
+        (["--cuda-graph-backend-decode=disabled"], False, "off"),
+        (["--cuda-graph-backend-decode", "disabled"], False, "off"),
+    ],
+)
+def test_rows_say_whether_the_server_had_graphs(flags: list[str], cpu: bool, graphs: str):
+    assert breakdown.graphs_of(flags, cpu) == graphs
+
+
+def test_a_step_that_reads_prompts_is_no_decoding_step():
+    """Neither on the host nor on the device."""
+    prefill = "sglang/srt/speculative/eagle_worker_v2.py(1548): _forward_prefill_batch"
+    reading = [call(STEP, 2000, 9000), call(prefill, 2100, 8000), call(DRAFT, 2200, 3000), call(VERIFY, 3000, 4000)]
+    assert phases([*ONE_STEP, *reading]) == phases(ONE_STEP)
+    kernels = [*kernel("gemm", 400, 1, 500), *kernel("gemm", 7000, 2, 2500)]
+    assert phases([*ONE_STEP, *reading, *kernels]) == phases([*ONE_STEP, *kernels])
+    assert phases([*ONE_STEP, *kernels])["verify_ms"] == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sglang/srt/speculative/spec_utils.py(474): select_top_k_tokens",
+        "sglang/srt/speculative/eagle_utils.py(100): organize_draft_results",
+        "kernels/c2t_kernels/fused/growth.py(90): grow_layer",
+        "kernels/c2t_kernels/fused/layout.py(90): build_tree",
+        "kernels/c2t_kernels/fused/masks.py(60): full_mask",
+        "c2t_plugin/tree.py(216): best",
+    ],
+)
+def test_what_chooses_among_drafted_tokens_is_the_rerank(name: str):
+    found = phases([call(STEP, 0, 1000), call(DRAFT, 100, 400), call(name, 200, 250)])
+    assert (found["rerank_ms"], found["draft_ms"]) == pytest.approx((0.05, 0.25))
+
+
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [
+        ("scan_kernel", "statistics"),
+        ("select_kernel", "statistics"),
+        ("score_chain_kernel", "classifier"),
+        ("early_stop_kernel", "classifier"),
+        ("grow_layer_kernel", "rerank"),
+    ],
+)
+def test_a_graphs_kernels_are_known_by_name(name: str, phase: str):
+    found = phases([*ONE_STEP, *kernel("gemm", 70, 1, 300), *kernel(name, 5, 1, 300)])
+    assert (found[f"{phase}_ms"], found["draft_ms"]) == pytest.approx((0.005, 0.07))
