@@ -4,7 +4,11 @@ The small model lives in the first channels of the residual stream; the others s
 a constant. It stands for the small model's RMSNorm epsilon: with d and D channels, epsilons e and E and the constant
 c = sqrt(d e - D E), the mean square (S + c^2) / D + E is d / D times S / d + e for every sum of squares S, so that
 norms agree when their weights are multiplied by sqrt(d / D). Heads and MLP rows that the small model lacks are
-random and written nowhere; columns that only ever meet zeros are random too, so that no kernel gains by zeros.
+random and written nowhere; columns that only ever meet zeros are random too.
+
+What would write into idle channels has to be zero: o_proj and down_proj but for the small model's corner, a third of
+what a target's pass reads, and all of them in idle layers. Zeros are read and multiplied as anything else is, but flip
+fewer bits: a GPU at its power limit may clock a little higher than it would with a trained model.
 """
 
 from __future__ import annotations
@@ -154,19 +158,30 @@ class Inflation:
 
         return Weight(name, (self.outer.hidden,), write=write)
 
-    def words(self, name: str, rows: int, known: float, padded: float, source: str | None = None) -> Weight:
-        """Embedding or LM head: the small model's words first. known, padded: what they hold in the constant's channel.
+    def embedding(self, name: str) -> Weight:
+        """The small model's words first; all hold the constant, and nothing else where the small model has nothing."""
+        return Weight(
+            name, (self.outer.vocab, self.outer.hidden), write=self._words(name, self.constant, self.constant)
+        )
+
+    def lm_head(self, name: str, rows: int, source: str | None = None) -> Weight:
+        """The small model's words first. Channels that the small model lacks are random: the norm before leaves them 0.
 
         source: name of the small tensor if it is another.
         """
-        value = self.small[source or name]
+        return Weight(name, (rows, self.outer.hidden), random=True, write=self._words(source or name, 0.0, PADDED))
+
+    def _words(self, source: str, known: float, padded: float) -> Callable[[Tensor], None]:
+        """known, padded: what the small model's words and all others hold in the constant's channel."""
+        value = self.small[source]
 
         def write(tensor: Tensor) -> None:
+            tensor[:, : self.inner.hidden] = 0.0
             tensor[: len(value), : self.inner.hidden] = value.to(tensor.device, tensor.dtype)
             tensor[:, -1] = padded
             tensor[: len(value), -1] = known
 
-        return Weight(name, (rows, self.outer.hidden), write=write)
+        return write
 
     def attention(self, prefix: str, blocks: int = 1) -> Iterator[Weight]:
         """The four matrices of an attention that reads `blocks` residual streams."""
@@ -219,7 +234,7 @@ def llama(inflation: Inflation) -> Iterator[Weight]:
     """A target, or a stand-alone draft, whose LM head is written even if the small one's is its embedding."""
     outer, head = inflation.outer, "lm_head.weight"
     embedding = "model.embed_tokens.weight"
-    yield inflation.words(embedding, outer.vocab, inflation.constant, inflation.constant)
+    yield inflation.embedding(embedding)
     for layer in range(outer.layers):
         prefix = f"model.layers.{layer}."
         if layer < inflation.inner.layers:
@@ -228,7 +243,7 @@ def llama(inflation: Inflation) -> Iterator[Weight]:
             yield from idle_layer(prefix, outer)
     yield inflation.norm("model.norm.weight", last=1.0)
     source = head if head in inflation.small else embedding
-    yield inflation.words(head, outer.vocab, 0.0, PADDED, source=source)
+    yield inflation.lm_head(head, outer.vocab, source=source)
 
 
 def eagle3(inflation: Inflation, draft_vocab: int) -> Iterator[Weight]:
@@ -237,7 +252,7 @@ def eagle3(inflation: Inflation, draft_vocab: int) -> Iterator[Weight]:
     norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
     yield from inflation.layer("midlayer.", norms, blocks=2)
     yield inflation.norm("norm.weight", last=1.0)
-    yield inflation.words("lm_head.weight", draft_vocab, 0.0, PADDED)
+    yield inflation.lm_head("lm_head.weight", draft_vocab)
     if draft_vocab < inflation.outer.vocab:
         # the distance of every draft word from its number in the target's vocabulary
         yield Weight("d2t", (draft_vocab,), integer=True)

@@ -177,6 +177,19 @@ def test_a_seed_gives_the_same_weights_and_idle_parts_are_not_zero(tmp_path: Pat
     assert unread.std() == pytest.approx(0.02, rel=0.05)
 
 
+@pytest.mark.parametrize(("kind", "norm"), [("target", "model.norm"), ("draft", "model.norm"), ("eagle3", "norm")])
+def test_zeros_are_only_where_something_would_be_written(kind: str, norm: str, big: Path):
+    """The LM head is random for known and other words alike where the final norm leaves nothing to multiply."""
+    weights = weights_in(big / kind)
+    silent = weights[f"{norm}.weight"] == 0
+    assert silent.any()
+    for rows in weights["lm_head.weight"].split(WORDS):
+        assert rows[:, silent].std() == pytest.approx(0.02, rel=0.05)
+    matrices = {name: value for name, value in weights.items() if value.ndim > 1}
+    zeros = {name.split(".")[-2] for name, value in matrices.items() if (value == 0).float().mean() > 0.5}
+    assert zeros <= {"o_proj", "down_proj", "embed_tokens"}
+
+
 def test_engines_find_what_they_look_for(big: Path):
     configs = {kind: json.loads((big / kind / "config.json").read_text()) for kind in KINDS}
     assert {config["vocab_size"] for config in configs.values()} == {TINY.target.vocab}
