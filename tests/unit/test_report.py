@@ -18,7 +18,7 @@ from benchmarks.picture import draw
 from benchmarks.record import BenchRow, ServingRow, append_rows, read_rows
 from benchmarks.report import PAGE, README, RESULTS, latest_run, markdown, read_published, render
 from benchmarks.results_page import as_typed, page
-from benchmarks.tables import listing, load_of, losers, markers
+from benchmarks.tables import latest_blocks, listing, load_of, losers, markers
 from c2t_plugin.errors import C2TError
 
 RUN = {
@@ -297,6 +297,14 @@ def test_rows_of_another_machine_or_engine_are_another_table(change: dict[str, A
     measured = {**SIMULATED, "scenario": "chat", "kind": "measured", "setting": {"concurrency": 4}}
     rows = [BenchRow(**{**measured, "run": {**RUN, "machine": "a CPU, an H200", **each}}) for each in ({}, change)]
     assert page("", rows).count("### chat, measured") == 2
+
+
+def test_what_a_run_fitted_makes_no_table_of_its_own() -> None:
+    rows = [
+        BenchRow(**{**SIMULATED, "setting": {**SIMULATED["setting"], "spread": spread}, "run": {**RUN, "utc": utc}})
+        for spread, utc in ((0.7, "2026-02-01T03:04:05+00:00"), (0.8, "2026-02-02T03:04:05+00:00"))
+    ]
+    assert list(latest_blocks(rows).values()) == [[rows[1]]]
 
 
 def test_where_every_arm_failed_the_reasons_are_shown() -> None:
