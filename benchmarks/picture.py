@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 
 from benchmarks.record import BenchRow, ServingRow
 from benchmarks.results_page import title_of
-from benchmarks.tables import AUTO, latest_blocks, load_of
+from benchmarks.tables import AUTO, RATIO, latest_blocks, load_of, measured_blocks
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -74,6 +75,33 @@ def draw_throughput(rows: Sequence[BenchRow], path: Path) -> None:
     for axes in panels.flat[len(blocks) :]:
         axes.axis("off")
     panels[0][0].legend(fontsize=7)
+    _save(figure, path)
+
+
+def draw_measured(rows: Sequence[BenchRow], path: Path) -> None:
+    """One panel a measured setting: every arm's ratio to plain decoding, with its interval, by concurrency."""
+    blocks = measured_blocks(rows)
+    figure, panels = plt.subplots(len(blocks), 1, figsize=(8, 4.5 * len(blocks)), squeeze=False)
+    for axes, found in zip(panels.flat, blocks, strict=True):
+        for arm in dict.fromkeys(row.arm for row in found):
+            points = sorted((row for row in found if row.arm == arm), key=load_of)
+            ratios = [row.metrics[RATIO] or 0.0 for row in points]
+            # a row of one pass has no interval
+            low = [
+                ratio - (row.metrics.get(f"{RATIO}_low") or ratio) for row, ratio in zip(points, ratios, strict=True)
+            ]
+            high = [
+                (row.metrics.get(f"{RATIO}_high") or ratio) - ratio for row, ratio in zip(points, ratios, strict=True)
+            ]
+            spread = np.clip([low, high], 0.0, None)
+            axes.errorbar(list(map(load_of, points)), ratios, spread, marker="o", markersize=3, capsize=3, label=arm)
+        _by_load(axes, found)
+        axes.set_title(
+            f"{found[0].scenario}, {found[0].setting.get('target', '')}, {found[0].run['machine']}", fontsize=8
+        )
+        axes.set_ylabel("measured output tokens/s over plain")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
     _save(figure, path)
 
 

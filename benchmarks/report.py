@@ -12,11 +12,11 @@ from pathlib import Path
 
 from benchmarks.arm_options import OWN_CLASSIFIER, PAIR_DRAFTS
 from benchmarks.kernel_rows import is_kernel_row, read_kernel_rows
-from benchmarks.picture import draw, draw_planner, draw_throughput
+from benchmarks.picture import draw, draw_measured, draw_planner, draw_throughput
 from benchmarks.record import KINDS, BenchRow, Row, ServingRow, append_rows, read_rows
 from benchmarks.results_page import page, shown_blocks
 from benchmarks.scenarios import WHOLE
-from benchmarks.tables import filled
+from benchmarks.tables import filled, measured_blocks
 from c2t_plugin.errors import C2TError
 from c2t_plugin.output import write_text
 
@@ -172,6 +172,8 @@ def draw_all(serving: Sequence[ServingRow], bench: Sequence[BenchRow], folder: P
     if any(row.scenario == "simulated" for row in bench):
         draw_throughput(bench, folder / "throughput.png")
         draw_planner(bench, folder / "planner.png")
+    if measured_blocks(bench):
+        draw_measured(bench, folder / "measured.png")
 
 
 def main(argv: list[str]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.kernel_rows import is_kernel_row, kernel_table, part_of
 from benchmarks.record import BenchRow
-from benchmarks.tables import AUTO, Block, grid, latest_blocks, listing, load_of, losers, table
+from benchmarks.tables import AUTO, Block, grid, latest_blocks, listing, load_of, losers, measured_blocks, table
 
 HEAD = """# Results
 
@@ -83,7 +83,8 @@ def page(demo: str, rows: Sequence[BenchRow], vllm: str = "") -> str:
     parts += _section(SIMULATED, tables, "throughput.png", "planner.png")
     parts += _section(PLANNER, [_planner(found) for found in _of(blocks, "planner", "simulated")])
     served = [found for block, found in blocks.items() if ("kind", "simulated") not in block]
-    parts += _section(SERVED, [_served(found) for found in served])
+    pictures = ["measured.png"] if measured_blocks(rows) else []
+    parts += _section(SERVED, [_served(found) for found in served], *pictures)
     parts_of = kernels.values()
     tables = [_block(f"### {found[0].scenario}, {found[0].kind}", kernel_table(found), "", found) for found in parts_of]
     parts += _section(KERNELS, tables)

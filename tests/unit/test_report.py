@@ -215,6 +215,30 @@ def test_adding_rows_publishes_them(files: Path) -> None:
     assert (files / "docs/results/throughput.png").is_file() and (files / "docs/results/planner.png").is_file()
 
 
+def test_measured_rows_have_a_picture_and_others_none(files: Path) -> None:
+    gpu = {**RUN, "machine": "a CPU, an H200"}
+    ratio = {"ratio_to_plain": 1.2, "ratio_to_plain_low": 1.1, "ratio_to_plain_high": 1.3}
+    chat = {**SIMULATED, "scenario": "chat", "setting": {"target": "T", "concurrency": 4}}
+    append_rows(files / "cpu.jsonl", [BenchRow(**{**chat, "kind": "functional", "metrics": ratio})])
+    assert report.main(["--add", str(files / "cpu.jsonl")]) == 0
+    picture = files / "docs/results/measured.png"
+    assert not picture.exists() and "measured.png" not in (files / "docs/results.md").read_text(encoding="utf-8")
+    rows = [BenchRow(**{**chat, "kind": "measured", "metrics": ratio, "run": gpu})]
+    # one pass, so no interval; and an arm that did not start
+    alone = {
+        **chat,
+        "arm": "static 6",
+        "metrics": {"ratio_to_plain": 0.8},
+        "setting": {"target": "T", "concurrency": 8},
+    }
+    rows.append(BenchRow(**{**alone, "kind": "measured", "run": gpu}))
+    rows.append(BenchRow(**{**chat, "arm": "tree", "kind": "measured", "metrics": {}, "error": "no", "run": gpu}))
+    append_rows(files / "gpu.jsonl", rows)
+    assert report.main(["--add", str(files / "gpu.jsonl")]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "![measured](results/measured.png)" in (files / "docs/results.md").read_text(encoding="utf-8")
+
+
 def test_replaced_rows_move_into_the_archive(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [{**RUN, "utc": f"2026-0{month}-02T03:04:05+00:00"} for month in (1, 2, 3)]
     other = {**SIMULATED, "setting": {**SIMULATED["setting"], "gpu": "H200"}, "run": runs[0]}
