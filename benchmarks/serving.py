@@ -120,7 +120,7 @@ class Client:
     model = "default"
     # the field of a request that asks for its counts
     counting: ClassVar[Mapping[str, object]] = {"return_spec_tokens_details": True}
-    # how often a pass asks what runs
+    # how often a pass asks what runs, 0 for never
     watched_every_s: ClassVar[float] = 0.05
 
     def __init__(self, url: str, max_tokens: int, whole: bool = True) -> None:

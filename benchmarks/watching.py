@@ -10,7 +10,7 @@ from c2t_plugin.errors import C2TError
 
 
 class Watch:
-    """A thread that asks every `interval_s` seconds until the block is left.
+    """A thread that asks every `interval_s` seconds, never for 0, until the block is left.
 
     A client cannot tell from the answers: of a server that is slow to send, whole answers come at once, and of one that
     took a request back, a request that waits looks like one that runs.
@@ -39,12 +39,14 @@ class Watch:
         return sum(busy) / len(busy) if busy else 0.0
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        if self._interval_s:
+            self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         self._over.set()
-        self._thread.join()
+        if self._interval_s:
+            self._thread.join()
         if kind is None and self._error is not None:
             raise self._error
 

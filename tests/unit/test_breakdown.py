@@ -164,10 +164,10 @@ def test_in_trees_the_choice_of_nodes_counts_as_the_rerank():
 
 
 class Answering(NoServer):
-    """A server and its client in one, which runs at most `at_once` requests together."""
+    """A server and its client in one."""
 
     made: ClassVar[list[Answering]] = []
-    at_once, steps = 9, 4
+    steps = 4
 
     def __init__(self, *_: object) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class Answering(NoServer):
     def run(self, prompts: Sequence[Sequence[int]], *_: object) -> Pass:
         self.asked.append(f"run {len(prompts)}")
         answers = [Completion((1, 2), 1, 0, 1) for _ in prompts]
-        return Pass(tuple(answers), float(len(prompts)), most_at_once=min(self.at_once, len(prompts)))
+        return Pass(tuple(answers), float(len(prompts)))
 
     def profile(self, out: Path, *_: object) -> None:
         self.asked.append("profile")
@@ -199,13 +199,6 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> type[Answering]:
     monkeypatch.setattr(breakdown, "Server", Answering)
     monkeypatch.setattr(breakdown, "Client", lambda *_: Answering.made[-1])
     return Answering
-
-
-def test_a_batch_that_was_never_reached_is_not_profiled(answering: type[Answering], tmp_path: Path):
-    client = answering()
-    client.at_once = 1
-    with pytest.raises(C2TError, match="only 1 of 3 requests ever ran at once"):
-        breakdown.profiled(client, [[1]] * 3, 4, tmp_path / "trace", cpu=True)  # type: ignore[arg-type]
 
 
 def test_the_server_waits_for_all_requests_and_is_asked_before_them(answering: type[Answering], tmp_path: Path):
@@ -230,7 +223,7 @@ def test_a_missing_trace_names_an_option_that_there_is(
     answering: type[Answering], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(Answering, "profile", lambda *_: None)
-    with pytest.raises(C2TError, match=r"64 tokens each were answered before 9 steps .* ask for fewer --steps"):
+    with pytest.raises(C2TError, match=r"1 requests were answered before 9 steps .* ask for fewer --steps"):
         breakdown.profiled(answering(), [[1]], 9, tmp_path / "trace", cpu=True)  # type: ignore[arg-type]
 
 
