@@ -18,8 +18,8 @@ FLUSH_AGAIN_S = 0.1
 class VllmClient(Client):
     """Talks to vLLM, which counts over all requests: a pass's counts stand in its first completion.
 
-    How many requests ran together follows from its counters too: what it says now may be long past or still to come
-    where its front end is slower than its engine. One more than that on average is more than once reached.
+    How many requests ran together follows from its counters too, since what it says at one moment may be long past
+    where its front end is slower than its engine: with more than n - 1 on average, n ran at once.
 
     The server needs VLLM_SERVER_DEV_MODE=1: without it there is no route to empty the prefix cache or to control C2T.
     """
@@ -40,6 +40,8 @@ class VllmClient(Client):
         first, *rest = result.completions
         if candidates:
             first = replace(first, verify_steps=steps, accepted=accepted, candidates=candidates)
+        if not iterations:
+            raise C2TError("the server counts no steps of its engine in /metrics; start it without --disable-log-stats")
         mean = (steps + firsts) / iterations
         most = max(result.most_at_once, math.ceil(mean))
         return replace(result, completions=(first, *rest), most_at_once=most, mean_at_once=mean)

@@ -8,11 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
+from benchmarks import vllm_client
 from benchmarks.serving import Client, Completion, Pass, counts
+from benchmarks.vllm_client import VllmClient
 from c2t_plugin.errors import C2TError
 
 # three steps, of 1, 3 and 3 verified tokens, roots included
@@ -167,3 +170,61 @@ def test_a_server_that_fails_midway_is_an_error(
 def test_an_answer_without_a_token_is_an_error(url: str) -> None:
     with Client(url, max_tokens=5) as client, pytest.raises(C2TError, match="without a token"):
         client.complete([0])
+
+
+def metrics(steps: int, firsts: int, iterations: int, running: int) -> str:
+    values = {
+        "inter_token_latency_seconds_count": steps,
+        "spec_decode_num_accepted_tokens_total": 2 * steps,
+        "spec_decode_num_draft_tokens_total": 3 * steps,
+        "time_to_first_token_seconds_count": firsts,
+        "iteration_tokens_total_count": iterations,
+        "num_requests_running": running,
+    }
+    return "".join(f'vllm:{name}{{engine="0"}} {float(value)}\n' for name, value in values.items())
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> VllmClient:
+    """Of a server that always says that nothing runs."""
+    answer = Completion((1, 2), 0, 0, 0)
+    monkeypatch.setattr(VllmClient, "__init__", lambda client: None)
+    monkeypatch.setattr(VllmClient, "flush", lambda client: None)
+    monkeypatch.setattr(VllmClient, "watched_every_s", 0.0)
+    monkeypatch.setattr(VllmClient, "answers", lambda client, prompts, *_: (answer,) * len(prompts))
+    return VllmClient()  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("iterations", "most"), [(20, 2), (21, 2), (40, 1), (10, 4)])
+def test_vllms_counters_say_how_many_ran_together(
+    iterations: int, most: int, vllm: VllmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = iter([metrics(100, 5, 50, 0), metrics(136, 9, 50 + iterations, 0)])
+    monkeypatch.setattr(vllm, "_request", lambda *_: SimpleNamespace(text=next(texts)))
+    found = vllm.run([[1]] * 4, 2, lambda: None)
+    assert (found.most_at_once, found.mean_at_once) == (most, 40 / iterations)
+    first = found.completions[0]
+    assert (first.verify_steps, first.accepted, first.candidates) == (36, 72, 108)
+
+
+def test_a_vllm_that_counts_nothing_is_an_error(vllm: VllmClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "_request", lambda *_: SimpleNamespace(text=""))
+    with pytest.raises(C2TError, match="without --disable-log-stats"):
+        vllm.run([[1]], 1, lambda: None)
+
+
+@pytest.mark.parametrize("answers", [[True], [False, False, True]])
+def test_a_cache_that_vllm_could_not_empty_is_asked_for_again(
+    answers: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(VllmClient, "__init__", lambda client: None)
+    monkeypatch.setattr(vllm_client, "FLUSH_AGAIN_S", 0.0)
+    client, left = VllmClient(), list(answers)  # type: ignore[call-arg]
+    reply = SimpleNamespace(json=lambda: {"success": left.pop(0)}, text="no")
+    monkeypatch.setattr(client, "_request", lambda *_: reply)
+    client.flush()
+    assert not left
+    monkeypatch.setattr(vllm_client, "FLUSH_TIMEOUT_S", -1.0)
+    left.append(False)
+    with pytest.raises(C2TError, match="did not empty its prefix cache"):
+        client.flush()
