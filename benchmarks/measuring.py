@@ -22,10 +22,11 @@ Condition = tuple[int, float]  # concurrency and temperature
 
 @dataclass
 class Outcome:
-    """One arm at one condition: its passes, or why there are none."""
+    """One arm at one condition: its passes, or why there are none. warm_up: requests before the first of them."""
 
     passes: list[Pass] = field(default_factory=list)
     error: str = ""
+    warm_up: int = 0
 
     @property
     def most_at_once(self) -> int:
@@ -65,7 +66,7 @@ def measure(
     wanted = min(concurrency, len(prompts))
     if wanted < concurrency and not few:
         return Outcome(error=f"{len(prompts)} requests cannot fill {concurrency} places: take more or a larger set")
-    outcome = Outcome()
+    outcome = Outcome(warm_up=warm_ups * wanted)
     try:
         for _ in range(warm_ups):
             client.run(prompts[:wanted], concurrency, lambda: None, temperature)
@@ -111,6 +112,7 @@ def metrics_of(
         "mean_at_once": float(np.mean([each.mean_at_once for each in outcome.passes])),
         "client_share": outcome.client_share,
         "passes": len(outcome.passes),
+        "warm_up": outcome.warm_up,
     }
     if plain is not None and plain.passes:
         found |= ratio("ratio_to_plain", outcome.speeds, plain.speeds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from benchmarks.record import BenchRow, ServingRow
 from benchmarks.results_page import title_of
-from benchmarks.tables import AUTO, RATIO, latest_blocks, load_of, measured_blocks
+from benchmarks.tables import AUTO, LOADS, RATIO, latest_blocks, load_of, measured_blocks
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -19,6 +20,7 @@ from matplotlib.figure import Figure
 
 # Enough to see who wins where; the tables have every arm.
 SHOWN = ("plain", "static 2", "static 4", "SGLang adaptive", "P >= 0.3", "C2T beta 0.5", "EAGLE-2 tree of 60", AUTO)
+TITLE_WIDTH = 110
 TITLES = {"standalone": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE-3"}
 
 
@@ -50,14 +52,16 @@ def draw(rows: Sequence[ServingRow], path: Path) -> None:
     _save(figure, path)
 
 
-def _simulated(rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
+def simulated_blocks(rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
+    """Simulated rows with figures, by setting."""
     blocks = latest_blocks(row for row in rows if row.scenario == "simulated")
-    return [[row for row in found if not row.error] for found in blocks.values()]
+    priced = ([row for row in found if not row.error] for found in blocks.values())
+    return [found for found in priced if found]
 
 
 def draw_throughput(rows: Sequence[BenchRow], path: Path) -> None:
     """One panel a simulated setting: each arm's ratio to plain decoding over the number of requests in flight."""
-    blocks = _simulated(rows)
+    blocks = simulated_blocks(rows)
     columns = min(2, len(blocks))
     lines = -(-len(blocks) // columns)
     figure, panels = plt.subplots(lines, columns, figsize=(6.5 * columns, 4.2 * lines), squeeze=False)
@@ -96,9 +100,9 @@ def draw_measured(rows: Sequence[BenchRow], path: Path) -> None:
             spread = np.clip([low, high], 0.0, None)
             axes.errorbar(list(map(load_of, points)), ratios, spread, marker="o", markersize=3, capsize=3, label=arm)
         _by_load(axes, found)
-        axes.set_title(
-            f"{found[0].scenario}, {found[0].setting.get('target', '')}, {found[0].run['machine']}", fontsize=8
-        )
+        setting = ", ".join(f"{name} {value}" for name, value in found[0].setting.items() if name not in LOADS)
+        title = f"{found[0].scenario}: {setting}; {found[0].run['machine']}"
+        axes.set_title("\n".join(textwrap.wrap(title, TITLE_WIDTH)), fontsize=8)
         axes.set_ylabel("measured output tokens/s over plain")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
@@ -108,14 +112,14 @@ def draw_measured(rows: Sequence[BenchRow], path: Path) -> None:
 def draw_planner(rows: Sequence[BenchRow], path: Path) -> None:
     """What the planner verifies per request and step, and what of it is accepted, by the number of requests."""
     figure, axes = plt.subplots(figsize=(7.5, 4.5))
-    for found in _simulated(rows):
+    for found in simulated_blocks(rows):
         planned = sorted((row for row in found if row.arm == AUTO), key=load_of)
         loads = [load_of(row) for row in planned]
         (line,) = axes.plot(
             loads, [row.metrics["gamma_per_step"] or 0.0 for row in planned], "o-", label=title_of(found[0].setting)
         )
         axes.plot(loads, [row.metrics["tau"] or 0.0 for row in planned], "x--", color=line.get_color())
-    _by_load(axes, [row for found in _simulated(rows) for row in found])
+    _by_load(axes, [row for found in simulated_blocks(rows) for row in found])
     axes.set_ylabel("draft tokens per request and step:\nverified (line), accepted (dashes)")
     axes.set_title("the planner's choice by load, simulated")
     axes.grid(alpha=0.3)

@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.arm_options import OWN_CLASSIFIER, PAIR_DRAFTS
+from benchmarks.breakdown import SCENARIO as BREAKDOWN
 from benchmarks.kernel_rows import is_kernel_row, read_kernel_rows
-from benchmarks.picture import draw, draw_measured, draw_planner, draw_throughput
+from benchmarks.picture import draw, draw_measured, draw_planner, draw_throughput, simulated_blocks
 from benchmarks.record import KINDS, BenchRow, Row, ServingRow, append_rows, read_rows
 from benchmarks.results_page import page, shown_blocks
 from benchmarks.scenarios import WHOLE
@@ -126,6 +127,8 @@ def _completed(row: BenchRow) -> BenchRow:
     common = {"dtype": "float32"}
     if "base" in row.setting and row.scenario.startswith("pair-"):
         common |= {"draft": PAIR_DRAFTS[str(row.setting["base"])], "classifier": OWN_CLASSIFIER, "ends": WHOLE}
+    if row.scenario == BREAKDOWN:
+        common["cuda_graphs"] = "off"
     return replace(row, setting={**common, **row.setting})
 
 
@@ -169,7 +172,7 @@ def draw_all(serving: Sequence[ServingRow], bench: Sequence[BenchRow], folder: P
     for engine, name in (("sglang", "tau-gamma.png"), ("vllm", "tau-gamma-vllm.png")):
         if sweep := latest_run(serving, "sweep", engine):
             draw(sweep, folder / name)
-    if any(row.scenario == "simulated" for row in bench):
+    if simulated_blocks(bench):
         draw_throughput(bench, folder / "throughput.png")
         draw_planner(bench, folder / "planner.png")
     if measured_blocks(bench):

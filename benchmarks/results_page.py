@@ -94,7 +94,7 @@ def page(demo: str, rows: Sequence[BenchRow], vllm: str = "") -> str:
 
 
 def shown_blocks(rows: Sequence[BenchRow]) -> tuple[dict[Block, list[BenchRow]], dict[Block, list[BenchRow]]]:
-    """What the page shows of arms and of kernels: the newest run of each block."""
+    """What the page shows of arms and of kernels: the newest row of each arm and setting."""
     arms = latest_blocks(row for row in rows if not is_kernel_row(row))
     return arms, latest_blocks([row for row in rows if is_kernel_row(row)], part_of)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -33,14 +33,13 @@ class Completion:
 
     verify_steps: target forwards that checked a draft. accepted: draft tokens accepted, bonus tokens excluded.
     candidates: draft tokens verified, roots excluded. All three are 0 without speculation.
-    sent_s: when it was sent, on this process's clock. first_s, last_s: seconds from then to its first and last token.
+    first_s, last_s: seconds from when it was sent to its first and last token.
     """
 
     token_ids: tuple[int, ...]
     verify_steps: int
     accepted: int
     candidates: int
-    sent_s: float = 0.0
     first_s: float = 0.0
     last_s: float = 0.0
 
@@ -127,6 +126,8 @@ class Client:
         self.max_tokens = max_tokens
         self.whole = whole
         self._url = url
+        # made once, since that takes longer than a small model's answer
+        self._tls = httpx.create_ssl_context(trust_env=False)
         self._http = httpx.Client(base_url=url, timeout=REQUEST_TIMEOUT_S, trust_env=False)
 
     def __enter__(self) -> Self:
@@ -155,7 +156,7 @@ class Client:
         """Completions of all prompts, in their order. Raises C2TError if the server fails."""
         try:
             return asyncio.run(self._answers(prompts, concurrency, advance, temperature))
-        except (openai.OpenAIError, httpx.HTTPError) as error:
+        except (openai.OpenAIError, httpx.HTTPError, json.JSONDecodeError) as error:
             raise C2TError(f"the server did not answer a completion request: {error}") from error
 
     async def _answers(
@@ -164,7 +165,7 @@ class Client:
         found: dict[int, Completion] = {}
         left = iter(enumerate(prompts))
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        http = httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False)
+        http = httpx.AsyncClient(verify=self._tls, timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False)
         async with openai.AsyncOpenAI(
             base_url=f"{self._url}/v1", api_key="none", max_retries=0, http_client=http
         ) as to:
@@ -192,12 +193,7 @@ class Client:
             stream=True,
             extra_body=extra,
         ) as stream:
-            async for line in stream.iter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                answer = json.loads(line.removeprefix("data: "))
-                if "error" in answer:
-                    raise C2TError(f"the server ended an answer with an error: {answer['error']}")
+            async for answer in _events(stream.iter_bytes()):
                 details = (answer.get("sglext") or {}).get("spec_tokens_details") or details
                 new = [token for choice in answer["choices"] for token in choice.get("token_ids") or ()]
                 if new:
@@ -206,7 +202,7 @@ class Client:
                     token_ids += new
         if not token_ids:
             raise C2TError("the server ended an answer without a token; its log says why")
-        return Completion(tuple(token_ids), *counts(details), start, first_s, last_s)
+        return Completion(tuple(token_ids), *counts(details), first_s, last_s)
 
     def running(self) -> int:
         """How many requests the server runs now, those that wait not counted."""
@@ -239,6 +235,23 @@ class Client:
             return self._http.request(method, path, **arguments).raise_for_status()
         except httpx.HTTPError as error:
             raise C2TError(f"the server did not answer {path}: {error}") from error
+
+
+async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
+    """The objects of a stream of server-sent events. C2TError if one of them is an error.
+
+    Lines end at a newline only: Unicode has more ends of lines, which a text may hold.
+    """
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line.removeprefix(b"data: "))
+            if "error" in event:
+                raise C2TError(f"the server ended an answer with an error: {event['error']}")
+            yield event
 
 
 def _nothing() -> None:

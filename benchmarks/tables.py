@@ -30,6 +30,7 @@ METRICS = {
     "tau": ("tau (bonus excluded)", ".2f"),
     "gamma_per_token": ("gamma per output token", ".2f"),
     "identical_share": ("outputs identical to plain", ".0%"),
+    "requests": ("requests", ",.0f"),
     "ran_at_once": ("ran at once", ".0f"),
     "mean_at_once": ("on average", ".1f"),
     "passes": ("passes", ".0f"),
@@ -74,14 +75,17 @@ def latest_blocks(
         setting = {name: value for name, value in row.setting.items() if name not in FITTED}
         key = row.arm, json.dumps(setting, sort_keys=True)
         if key not in found or row.run["utc"] >= found[key].run["utc"]:
+            # at the place of the newer one, where it stays when the older one is gone
+            found.pop(key, None)
             found[key] = row
     return {block: list(found.values()) for block, found in newest.items()}
 
 
 def measured_blocks(rows: Iterable[BenchRow]) -> list[list[BenchRow]]:
     """Rows of servers on a GPU that were compared with plain decoding, by block."""
-    compared = (row for row in rows if row.kind == "measured" and row.metrics.get(RATIO) is not None)
-    return list(latest_blocks(compared).values())
+    blocks = latest_blocks(row for row in rows if row.kind == "measured").values()
+    compared = ([row for row in found if row.metrics.get(RATIO) is not None] for found in blocks)
+    return [found for found in compared if found]
 
 
 def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

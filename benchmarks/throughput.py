@@ -231,6 +231,7 @@ def _contest(options: argparse.Namespace) -> tuple[Scenario, list[Arm]]:
         concurrencies=tuple(options.concurrency or scenario.concurrencies),
         temperatures=scenario.temperatures if options.temperature is None else tuple(options.temperature),
         each=options.prompts or scenario.each,
+        per_slot=0 if options.prompts else scenario.per_slot,
         max_tokens=options.max_tokens or scenario.max_tokens,
     )
     if options.url:

@@ -18,7 +18,7 @@ from benchmarks.picture import draw
 from benchmarks.record import BenchRow, ServingRow, append_rows, read_rows
 from benchmarks.report import PAGE, README, RESULTS, latest_run, markdown, read_published, render
 from benchmarks.results_page import as_typed, page
-from benchmarks.tables import latest_blocks, listing, load_of, losers, markers
+from benchmarks.tables import latest_blocks, listing, load_of, losers, markers, measured_blocks
 from c2t_plugin.errors import C2TError
 
 RUN = {
@@ -237,6 +237,42 @@ def test_measured_rows_have_a_picture_and_others_none(files: Path) -> None:
     assert report.main(["--add", str(files / "gpu.jsonl")]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "![measured](results/measured.png)" in (files / "docs/results.md").read_text(encoding="utf-8")
+
+
+def test_arms_keep_their_places_when_replaced_rows_are_gone() -> None:
+    runs = [{**RUN, "utc": f"2026-0{month}-02T03:04:05+00:00"} for month in (1, 2)]
+    arms = [("plain", 0), ("C2T", 0), ("static 4", 0), ("C2T", 1)]
+    rows = [BenchRow(**{**SIMULATED, "arm": arm, "run": runs[run]}) for arm, run in arms]
+    (shown,) = latest_blocks(rows).values()
+    assert [row.arm for row in shown] == ["plain", "static 4", "C2T"]
+    assert list(latest_blocks(shown).values()) == [shown]
+
+
+def test_a_setting_that_could_not_be_priced_has_no_picture(files: Path) -> None:
+    refused = {**SIMULATED, "metrics": {}, "error": "the curve ends before"}
+    append_rows(files / "refused.jsonl", [BenchRow(**refused)])
+    assert report.main(["--add", str(files / "refused.jsonl")]) == 0
+    assert "the curve ends before" in (files / "docs/results.md").read_text(encoding="utf-8")
+    assert not (files / "docs/results/throughput.png").exists()
+
+
+def test_a_row_that_a_failure_replaced_is_in_no_picture() -> None:
+    measured = {**SIMULATED, "scenario": "chat", "kind": "measured", "setting": {"concurrency": 4}}
+    old, newer = ({**RUN, "machine": "an H200", "utc": f"2026-0{month}-02T03:04:05+00:00"} for month in (1, 2))
+    rows = [BenchRow(**{**measured, "metrics": {"ratio_to_plain": 1.5}, "run": old})]
+    assert measured_blocks(rows) == [rows]
+    rows.append(BenchRow(**{**measured, "metrics": {}, "error": "the server did not start", "run": newer}))
+    assert measured_blocks(rows) == []
+
+
+def test_rows_of_a_breakdown_from_before_are_replaced_by_newer_ones(files: Path) -> None:
+    shares = {**SIMULATED, "scenario": "breakdown", "kind": "functional", "metrics": {"draft_ms": 1.0}}
+    runs = [{**RUN, "utc": f"2026-0{month}-02T03:04:05+00:00"} for month in (1, 2)]
+    settings = {"concurrency": 1}, {"concurrency": 1, "dtype": "float32", "cuda_graphs": "off"}
+    for setting, run in zip(settings, runs, strict=True):
+        append_rows(files / "results/functional.jsonl", [BenchRow(**{**shares, "setting": setting, "run": run})])
+    _, bench = read_published(files / "results")
+    assert [[row.run for row in found] for found in latest_blocks(bench).values()] == [[runs[1]]]
 
 
 def test_replaced_rows_move_into_the_archive(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

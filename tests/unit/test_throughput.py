@@ -109,6 +109,8 @@ def test_every_arm_runs_on_a_server_of_its_own(fakes: type[FakeServer], tmp_path
     low, middle, high = (arms["C2T"].metrics[f"output_tokens_per_s_p{share}"] for share in (20, 50, 80))
     assert low <= arms["C2T"].metrics["output_tokens_per_s"] <= high and low <= middle <= high
     assert arms["C2T"].metrics["ran_at_once"] == 2 and arms["C2T"].metrics["mean_at_once"] == 1.5
+    assert (arms["C2T"].metrics["warm_up"], arms["C2T auto"].metrics["warm_up"]) == (2, 6)
+    assert arms["C2T"].metrics["requests"] == 4
     # SGLang's adaptive mode does not say how deep it drafted
     uncounted = {name for name, row in arms.items() if row.metrics["gamma_per_token"] is None}
     assert uncounted == {"SGLang adaptive"}
@@ -208,6 +210,12 @@ def test_gamma_that_a_server_does_not_tell_is_left_out(
     monkeypatch.setattr(FakeClient, "counts", False)
     _, rows = run(tmp_path, "--arms", "plain", "C2T")
     assert {row.arm: row.metrics["gamma_per_token"] for row in rows} == {"plain": 0.0, "C2T": None}
+
+
+def test_prompts_that_are_asked_for_are_all_that_is_sent():
+    options = throughput._parser().parse_args(["--scenario", "gsm8k", "--prompts", "8"])
+    scenario, _ = throughput._contest(options)
+    assert [scenario.requests(each) for each in scenario.concurrencies] == [8] * len(scenario.concurrencies)
 
 
 def test_a_set_that_is_sent_twice_finds_no_prefixes(vllm_fakes: type[FakeServer], tmp_path: Path):
