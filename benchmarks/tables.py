@@ -65,7 +65,7 @@ def ran_on(row: BenchRow) -> Block:
 def latest_blocks(
     rows: Iterable[BenchRow], block: Callable[[BenchRow], Block] = block_of
 ) -> dict[Block, list[BenchRow]]:
-    """The newest row of every arm and setting, by block, in the order of their first appearance.
+    """The newest row of every arm and setting, by block; blocks in the order of their first appearance.
 
     A later run of some arms or loads replaces their rows and leaves the others.
     """

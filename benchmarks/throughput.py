@@ -114,8 +114,8 @@ class Bench:
             yield self.url
             return
         room = (AT_ONCE[self.engine], str(max(scenario.concurrencies)))
-        whole = (NO_PREFIXES[self.engine],) if scenario.repeat > 1 else ()
-        flags = [*room, *whole, *self.server_args, *arm.command({**self.values, **self.chosen(scenario)})]
+        no_prefixes = (NO_PREFIXES[self.engine],) if scenario.repeat > 1 else ()
+        flags = [*room, *no_prefixes, *self.server_args, *arm.command({**self.values, **self.chosen(scenario)})]
         log = self.out / f"{scenario.name}-{arm.name}.log".replace(" ", "-")
         kind = VllmServer if self.engine == "vllm" else Server
         with kind(self.target, flags, log, self.cpu, self.start_timeout) as server:

@@ -35,8 +35,8 @@ class VllmClient(Client):
     def run(self, prompts: Prompts, concurrency: int, advance: Callable[[], None], temperature: float = 0.0) -> Pass:
         before = self._counts()
         result = super().run(prompts, concurrency, advance, temperature)
-        then, now = before, self._counts()
-        steps, accepted, candidates, firsts, iterations = (now[name] - then[name] for name in _COUNTERS)
+        after = self._counts()
+        steps, accepted, candidates, firsts, iterations = (after[name] - before[name] for name in _COUNTERS)
         first, *rest = result.completions
         if candidates:
             first = replace(first, verify_steps=steps, accepted=accepted, candidates=candidates)
