@@ -16,6 +16,8 @@ LEVEL = 0.95
 PERCENTILES = (20, 50, 80)
 # of a client's processor, above which it is no longer the server that is measured
 BUSY = 0.9
+# of the time, above which a client that waits for a processor may be why requests did not run together
+STARVED = 0.5
 
 Condition = tuple[int, float]  # concurrency and temperature
 
@@ -42,6 +44,11 @@ class Outcome:
     def client_share(self) -> float:
         """Of a processor that the client took, in the pass where it took most."""
         return max(each.client_share for each in self.passes)
+
+    @property
+    def client_waited(self) -> float:
+        """Of the time, that the client was ready and had no processor, in the pass where that was most."""
+        return max(each.client_waited for each in self.passes)
 
     @property
     def speeds(self) -> list[float]:
@@ -76,6 +83,10 @@ def measure(
         return Outcome(error=one_line(error))
     if outcome.most_at_once < wanted:
         reached = f"only {outcome.most_at_once} of {wanted} requests ever ran at once"
+        if outcome.client_waited > STARVED:
+            return Outcome(
+                error=f"{reached}: the client waited for a processor {outcome.client_waited:.0%} of the time"
+            )
         return Outcome(error=f"{reached}: raise the server's limit or take longer answers")
     if outcome.client_share > BUSY:
         busy = f"the client took {outcome.client_share:.0%} of a processor"
@@ -111,6 +122,7 @@ def metrics_of(
         "ran_at_once": outcome.most_at_once,
         "mean_at_once": float(np.mean([each.mean_at_once for each in outcome.passes])),
         "client_share": outcome.client_share,
+        "client_waited": outcome.client_waited,
         "passes": len(outcome.passes),
         "warm_up": outcome.warm_up,
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from benchmarks import vllm_server
+from benchmarks.vllm_server import NICENESS
 from c2t_plugin.engines.server_process import ServerError, ServerProcess
 from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer
 from c2t_plugin.errors import C2TError
@@ -38,6 +39,7 @@ class Server(_OneLine, CpuServer):
     def __init__(self, model: Path, flags: Sequence[str], log: Path, cpu: bool, start_timeout: float) -> None:
         super().__init__(model, *flags, log=log, start_timeout=start_timeout)
         self._cpu = cpu
+        self.niceness = NICENESS if cpu else 0
         # SGLang's adaptive mode makes a graph runner for each depth, which a CPU has not
         self.common_flags = (*self.common_flags, "--disable-cuda-graph") if cpu else ()
         self.common_flags += LOADS

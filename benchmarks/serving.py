@@ -21,6 +21,8 @@ from benchmarks.watching import Watch
 from c2t_plugin.errors import C2TError
 
 Prompts = Sequence[Sequence[int]]
+# of Linux, about the thread that reads it: nanoseconds that it ran, that it waited for a processor, and how often
+SCHEDULED = Path("/proc/thread-self/schedstat")
 REQUEST_TIMEOUT_S = 300.0
 FLUSH_TIMEOUT_S = 10.0
 # With top_p, what a temperature leaves open: vLLM would fill it in from the model's generation_config.
@@ -56,7 +58,8 @@ class Pass:
 
     most_at_once: requests that the server ran at one moment, at most, by its own word; 0 if it was not asked.
     mean_at_once: how many it ran on average while it ran any. client_share: processor seconds of this process over
-    wall-clock seconds; near 1 the client was what was measured.
+    wall-clock seconds; near 1 the client was what was measured. client_waited: likewise the seconds in which it had
+    something to do and no processor, where Linux tells.
     """
 
     completions: tuple[Completion, ...]
@@ -64,6 +67,7 @@ class Pass:
     most_at_once: int = 0
     mean_at_once: float = 0.0
     client_share: float = 0.0
+    client_waited: float = 0.0
 
     @property
     def output_tokens(self) -> int:
@@ -144,11 +148,12 @@ class Client:
         """Send all prompts, `concurrency` at a time, to a server with an empty cache; advance() after each answer."""
         self.flush()
         with Watch(self.running, self.watched_every_s) as watch:
-            start, used = time.perf_counter(), time.process_time()
+            start, used, waited = time.perf_counter(), time.process_time(), _waited_s()
             completions = self.answers(prompts, concurrency, advance, temperature)
             seconds = time.perf_counter() - start
             share = (time.process_time() - used) / seconds
-        return Pass(completions, seconds, watch.most, watch.mean, share)
+            waiting = (_waited_s() - waited) / seconds
+        return Pass(completions, seconds, watch.most, watch.mean, share, waiting)
 
     def answers(
         self, prompts: Prompts, concurrency: int, advance: Callable[[], None], temperature: float
@@ -252,6 +257,11 @@ async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]
             if "error" in event:
                 raise C2TError(f"the server ended an answer with an error: {event['error']}")
             yield event
+
+
+def _waited_s() -> float:
+    """Seconds that this thread was ready and had no processor; 0 where nothing counts them."""
+    return int(SCHEDULED.read_text().split()[1]) / 1e9 if SCHEDULED.exists() else 0.0
 
 
 def _nothing() -> None:

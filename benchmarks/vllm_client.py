@@ -18,8 +18,8 @@ FLUSH_AGAIN_S = 0.1
 class VllmClient(Client):
     """Talks to vLLM, which counts over all requests: a pass's counts stand in its first completion.
 
-    How many requests ran together follows from its counters too, since what it says at one moment may be long past
-    where its front end is slower than its engine: with more than n - 1 on average, n ran at once.
+    How many requests ran together follows from its counters too, since a client on processors that the engine keeps
+    busy asks too late and too seldom: with more than n - 1 on average, n ran at once.
 
     The server needs VLLM_SERVER_DEV_MODE=1: without it there is no route to empty the prefix cache or to control C2T.
     """

@@ -12,7 +12,7 @@ from c2t_plugin.errors import C2TError
 class Watch:
     """A thread that asks every `interval_s` seconds, never for 0, until the block is left.
 
-    A client cannot tell from the answers: of a server that is slow to send, whole answers come at once, and of one that
+    A client cannot tell from the answers: one that is slow to read finds whole answers at once, and of a server that
     took a request back, a request that waits looks like one that runs.
 
     An answer that failed ends the thread, and leaving the block raises it as C2TError, unless the block raises an error

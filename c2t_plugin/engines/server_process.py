@@ -42,10 +42,12 @@ class ServerProcess(ABC):
     Standard output and error go to `log`. The session is also killed when this process dies without leaving the block
     (SIGTERM, SIGKILL), see `supervise`; Linux ties that to the thread that entered, so enter from a thread that lives
     as long as the server is wanted. With a `grace`, in seconds, a server whose block ends without an error is first
-    asked to end, by SIGTERM, and has that long. Raises ServerError if it is not ready within `start_timeout` seconds.
+    asked to end, by SIGTERM, and has that long. With a `niceness` everything else on the machine runs before it, its
+    client too. Raises ServerError if it is not ready within `start_timeout` seconds.
     """
 
     health = "/health"
+    niceness = 0
 
     def __init__(self, *, log: str | Path, start_timeout: float = START_TIMEOUT_S, grace: float = 0.0) -> None:
         self.log = Path(log)
@@ -79,6 +81,8 @@ class ServerProcess(ABC):
                 start_new_session=True,
             )
         try:
+            if self.niceness:
+                processes.give_way(self.process.pid, self.niceness)
             self._wait_until_healthy()
         except BaseException:
             self._stop()

@@ -7,12 +7,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
-from benchmarks import vllm_client
+from benchmarks import serving, vllm_client
 from benchmarks.serving import Client, Completion, Pass, counts
 from benchmarks.vllm_client import VllmClient
 from c2t_plugin.errors import C2TError
@@ -161,6 +162,19 @@ def test_a_pass_has_its_answers_in_order_and_what_the_server_ran(url: str, monke
     assert all(0.0 < one.first_s <= one.last_s < found.seconds for one in found.completions)
     assert found.most_at_once == 2 and 1.0 <= found.mean_at_once <= 2.0
     assert found.client_share > 0.0
+
+
+def test_a_pass_knows_how_long_its_client_waited_for_a_processor(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "schedstat"
+    told.write_text("5000000000 1000000000 7\n")
+    monkeypatch.setattr(serving, "SCHEDULED", told)
+    with Client(url, max_tokens=5, whole=True) as client:
+        found = client.run([[1, 9]], 1, lambda: told.write_text("6000000000 3000000000 9\n"))
+        assert found.client_waited * found.seconds == pytest.approx(2.0)
+        told.unlink()
+        assert client.run([[1, 9]], 1, lambda: None).client_waited == 0.0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

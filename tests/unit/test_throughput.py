@@ -49,6 +49,7 @@ class FakeClient:
 
     limit: ClassVar[int] = 99
     share: ClassVar[float] = 0.1
+    waited: ClassVar[float] = 0.0
     counts: ClassVar[bool] = True
     passes: ClassVar[list[tuple[str, int, int]]] = []
 
@@ -72,7 +73,7 @@ class FakeClient:
         self.passes.append((self.url, len(prompts), concurrency))
         together = min(concurrency, self.limit, len(prompts))
         completions = tuple(map(self.complete, prompts))
-        return Pass(completions, 0.5 if self.speculates else 1.0, together, together - 0.5, self.share)
+        return Pass(completions, 0.5 if self.speculates else 1.0, together, together - 0.5, self.share, self.waited)
 
 
 @pytest.fixture
@@ -176,6 +177,18 @@ def test_a_batch_that_was_never_reached_is_no_measurement(
     monkeypatch.setattr(FakeClient, "limit", 1)
     _, rows = run(tmp_path, "--arms", "plain")
     assert [row.error[:30] for row in rows] == ["", "only 1 of 2 requests ever ran "]
+    assert "raise the server's limit" in rows[1].error
+
+
+def test_a_client_without_a_processor_is_named_as_the_reason_of_a_batch_that_was_not_reached(
+    fakes: type[FakeServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(FakeClient, "limit", 1)
+    monkeypatch.setattr(FakeClient, "waited", 0.93)
+    _, rows = run(tmp_path, "--arms", "plain")
+    reason = "only 1 of 2 requests ever ran at once: the client waited for a processor 93% of the time"
+    assert [row.error for row in rows] == ["", reason]
+    assert rows[0].metrics["client_waited"] == 0.93
 
 
 def test_a_set_that_is_smaller_than_the_batch_is_no_measurement_unless_the_paper_has_it_so(fakes: type[FakeServer]):
@@ -374,6 +387,12 @@ def test_a_server_that_does_not_come_up_is_an_error_and_leaves_nothing(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(C2TError, match=expected), Server(Path("m"), [], tmp_path / "log", False, timeout):
         pass
+
+
+def test_servers_on_a_cpu_leave_it_to_their_client_first(tmp_path: Path):
+    for cpu, niceness in ((True, 5), (False, 0)):
+        assert Server(Path("m"), [], tmp_path / "log", cpu, 1.0).niceness == niceness
+        assert VllmServer(Path("m"), [], tmp_path / "log", cpu, 1.0).niceness == niceness
 
 
 def test_vllms_flags_for_small_models_are_for_a_cpu_alone(tmp_path: Path):

@@ -121,6 +121,39 @@ def test_a_server_is_asked_to_end_if_it_has_a_grace(tmp_path: Path, grace: float
     assert (tmp_path / "asked").exists() == bool(grace)
 
 
+def test_a_server_may_give_way_to_everything_else(tmp_path: Path) -> None:
+    server = Asked(log=tmp_path / "log", start_timeout=PATIENCE_S)
+    server.niceness = 3
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    with server:
+        assert server.process is not None
+        session = processes.alive(server.process.pid)
+        assert len(session) == 2
+        assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in session} == {min(19, own + 3)}
+        groups = [Path(f"/proc/{pid}/autogroup") for pid in session]
+        assert all(group.read_text().endswith(" nice 3\n") for group in groups if group.exists())
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
+
+
+def test_a_session_that_may_not_be_changed_yet_is_asked_again(
+    tmp_path: Path, server_command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux takes ten changes a second, of all users but root together."""
+    written: list[str] = []
+
+    def write(path: Path, text: str) -> None:
+        written.append(text)
+        if len(written) == 1:
+            raise BlockingIOError
+
+    leader = subprocess.Popen(server_command, start_new_session=True)
+    monkeypatch.setattr(Path, "write_text", write)
+    processes.give_way(leader.pid, 4)
+    assert written == ["4", "4"]
+    processes.kill_session(leader)
+    processes.give_way(leader.pid, 4)
+
+
 def test_kill_session_ends_children_too(tmp_path: Path, server_command: list[str]) -> None:
     leader = subprocess.Popen(server_command, start_new_session=True)
     wait_for(lambda: both_up(tmp_path))
