@@ -12,8 +12,8 @@ from c2t_kernels import DraftStats, draft_stats
 from c2t_kernels.reference import GrownLayer
 from c2t_plugin.engines.sglang.trees.policies import Frontier, SlotPolicy
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.policies.limits import RequestLimits
-from c2t_plugin.tree import ROOT, best
+from c2t_plugin.limits import RequestLimits
+from c2t_plugin.trees.token_tree import ROOT, best
 
 
 class _Candidates(NamedTuple):
