@@ -20,9 +20,8 @@ from c2t_plugin.policies.base import (
     top_children,
 )
 from c2t_plugin.tree import TokenTree
+from c2t_plugin.trees.published import RankPath
 from c2t_plugin.verify import Drafting, Draw, Pruning
-
-RankPath = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

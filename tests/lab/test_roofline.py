@@ -10,7 +10,7 @@ import pytest
 from benchmarks.roofline import GPUS, MODELS, Assumptions, Gpu, Machine, Measured, Model, draft_of
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve
-from c2t_plugin.profiling import CostProfile
+from c2t_plugin.planner.profile import CostProfile
 
 L40 = Machine(GPUS["L40"])
 LLAMA = MODELS["llama-3.1-8b"]

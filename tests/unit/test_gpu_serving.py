@@ -25,9 +25,9 @@ from benchmarks.record import BenchRow, read_rows
 from benchmarks.results_page import page
 from benchmarks.scenarios import CONCURRENCIES
 from benchmarks.serving import Completion, Pass
-from c2t_plugin.engines.sglang.trees.shape import MAX_CHILDREN
 from c2t_plugin.errors import C2TError
 from c2t_plugin.pair import pair_dir
+from c2t_plugin.trees.shape import MAX_CHILDREN
 from tests.unit.ended import ended
 
 OWN_BETA = 0.4

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from c2t_plugin.planner import CostCurve
-from c2t_plugin.profiling import REPEATS, WARM_UP, CostProfile
+from c2t_plugin.planner.profile import REPEATS, WARM_UP, CostProfile
 
 LENGTHS = (0, 1, 2, 3)
 

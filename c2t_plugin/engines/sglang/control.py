@@ -14,8 +14,8 @@ from typing import Any
 
 from c2t_plugin.config import AUTO
 from c2t_plugin.engines.sglang.metrics import Counts
-from c2t_plugin.engines.sglang.planning import StepPlanner
 from c2t_plugin.errors import ConfigError
+from c2t_plugin.planner.step_planner import StepPlanner
 from c2t_plugin.policies.chain import ChainScorer
 from c2t_plugin.recording import TraceRecorder
 

@@ -15,9 +15,9 @@ from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.sglang import args
 from c2t_plugin.engines.sglang.checkpoints import classifier_kind
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter
-from c2t_plugin.engines.sglang.planning import StepPlanner
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve, switched_depths
+from c2t_plugin.planner.step_planner import StepPlanner
 from c2t_plugin.policies.chain import ChainScorer
 from c2t_plugin.recording import TraceRecorder
 

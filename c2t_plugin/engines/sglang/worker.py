@@ -35,11 +35,11 @@ from c2t_plugin.engines.sglang.depths import DepthMixin, DepthSwitch
 from c2t_plugin.engines.sglang.lagged import LaggedPlan
 from c2t_plugin.engines.sglang.layout import cut_links
 from c2t_plugin.engines.sglang.metrics import Counts
-from c2t_plugin.engines.sglang.planning import StepPlanner
 from c2t_plugin.engines.sglang.prebuilt import PrebuiltMixin
 from c2t_plugin.engines.sglang.ragged import RaggedVerify
 from c2t_plugin.engines.sglang.requests import set_options
 from c2t_plugin.engines.sglang.windows import Windows
+from c2t_plugin.planner.step_planner import StepPlanner
 from c2t_plugin.policies.chain import ChainScorer
 from c2t_plugin.recording import TraceRecorder
 

@@ -14,7 +14,7 @@ from typing import Any
 
 def register() -> None:
     from c2t_plugin.engines.sglang import worker
-    from c2t_plugin.engines.sglang.planning import StepPlanner
+    from c2t_plugin.planner.step_planner import StepPlanner
 
     path = Path(os.environ["STEP_LOG"])
     plan, keep = worker._DraftMixin.plan, StepPlanner.keep

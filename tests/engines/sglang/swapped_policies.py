@@ -17,9 +17,9 @@ def chosen() -> tuple[str, int]:
 
 
 def register() -> None:
-    from c2t_plugin.engines.sglang.trees.grower import TreeGrower
-    from c2t_plugin.engines.sglang.trees.policies import slot_policy
     from c2t_plugin.engines.sglang.trees.worker import _TreeDraftMixin
+    from c2t_plugin.trees.grower import TreeGrower
+    from c2t_plugin.trees.policies import slot_policy
 
     known: dict[str, Any] = {}
     make = _TreeDraftMixin._make_scorer

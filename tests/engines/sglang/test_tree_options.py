@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
-from c2t_plugin.engines.sglang import requests  # noqa: E402
-from c2t_plugin.engines.sglang.trees import shape  # noqa: E402
+from c2t_plugin.engines.sglang import requests, tree_options  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
+from c2t_plugin.trees.shape import DEFAULT_TOPK  # noqa: E402
 
 
 def record(**changes: Any) -> types.SimpleNamespace:
@@ -24,12 +24,12 @@ def record(**changes: Any) -> types.SimpleNamespace:
 
 def resolved(policy: str = "c2t", **changes: Any) -> tuple[int, int]:
     server_args = record(**changes)
-    shape.resolve(server_args, policy)
+    tree_options.resolve(server_args, policy)
     return server_args.speculative_eagle_topk, server_args.speculative_num_draft_tokens
 
 
 def test_a_tree_has_room_for_all_that_is_drafted_from():
-    assert resolved() == (shape.DEFAULT_TOPK, shape.DEFAULT_TOPK * 5 + 1)
+    assert resolved() == (DEFAULT_TOPK, DEFAULT_TOPK * 5 + 1)
     assert resolved(speculative_eagle_topk=8, speculative_num_steps=2) == (8, 17)
 
 

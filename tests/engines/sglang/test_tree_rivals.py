@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
 from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer  # noqa: E402
 from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
-from c2t_plugin.policies.presets import EAGLE1_PATHS  # noqa: E402
+from c2t_plugin.trees.published import EAGLE1_PATHS  # noqa: E402
 from tests.engines.sglang import faults, swapped_policies  # noqa: E402
 from tests.engines.sglang import rival_simulate as rivals  # noqa: E402
 from tests.engines.sglang import tree_simulate as ts  # noqa: E402

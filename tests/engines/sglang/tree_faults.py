@@ -20,7 +20,8 @@ def register() -> None:
     from sglang.srt.speculative import eagle_worker_common
 
     from c2t_plugin.engines.sglang.cpu_engine import sampling
-    from c2t_plugin.engines.sglang.trees import grower, verify_input, worker
+    from c2t_plugin.engines.sglang.trees import verify_input, worker
+    from c2t_plugin.trees import grower
 
     verify_input.build_tree = tampered(verify_input.build_tree)
     worker.inherit_branches = unless(keys_of_another_branch, worker.inherit_branches)

@@ -22,14 +22,14 @@ from torch import Tensor
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang.construction import replaced
-from c2t_plugin.engines.sglang.trees.branches import inherit_branches
-from c2t_plugin.engines.sglang.trees.grower import TreeGrower
-from c2t_plugin.engines.sglang.trees.planning import plan
-from c2t_plugin.engines.sglang.trees.policies import slot_policy
 from c2t_plugin.engines.sglang.trees.segments import EARLY_END_BATCH, divide
 from c2t_plugin.engines.sglang.trees.verify_input import TreeVerifyInput, build_verify_input
 from c2t_plugin.engines.sglang.worker import _DraftMixin, _VerifyMixin
 from c2t_plugin.errors import ConfigError
+from c2t_plugin.trees.branches import inherit_branches
+from c2t_plugin.trees.grower import TreeGrower
+from c2t_plugin.trees.planning import plan
+from c2t_plugin.trees.policies import slot_policy
 
 
 class _TreeDraftMixin(_DraftMixin):

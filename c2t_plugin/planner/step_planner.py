@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.planner import CostCurve, Planner, draft_passes, spend
-from c2t_plugin.profiling import CostProfile
+from c2t_plugin.planner.profile import CostProfile
 
 logger = logging.getLogger(__name__)
 

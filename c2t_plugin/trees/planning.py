@@ -1,4 +1,4 @@
-"""`--speculative-c2t-beta auto` over trees: one budget of the target's rows for all requests' nodes. No engine here."""
+"""`--speculative-c2t-beta auto` over trees: one budget of the target's rows for all requests' nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules by which a tree grows in fixed slots: every layer has the same shape, so it fits a CUDA graph. No engine here.
+"""Rules by which a tree grows in fixed slots: every layer has the same shape, so it fits a CUDA graph.
 
 A layer are the k most probable children of each node of a frontier (the first top-K). A rule says which of them belong
 to the tree and which are drafted from next, at most `width` of them. The core's policies are the same rules without
@@ -19,13 +19,7 @@ from c2t_kernels.reference import GrownLayer
 from c2t_kernels.reference.growth import select_children
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import THRESHOLDS
-from c2t_plugin.policies.entropy import DynamicWidth
-from c2t_plugin.policies.presets import EAGLE1_PATHS
-from c2t_plugin.policies.static import RankPath
-
-# What policy static needs: the children of a node that has the most, which are also the most of a layer that grow.
-EAGLE1_WIDTH = 1 + max(path[-1] for path in EAGLE1_PATHS)
-EAGLE1_DEPTH = max(map(len, EAGLE1_PATHS))
+from c2t_plugin.trees.published import EAGLE1_PATHS, EntropyWidth, RankPath
 
 
 class Frontier(NamedTuple):
@@ -115,11 +109,11 @@ class EntropySlots:
 
     cuts: ClassVar[bool] = False
     width: int
-    rule: DynamicWidth
+    rule: EntropyWidth
 
     def layer(self, frontier: Frontier, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
         children = _Children.of(frontier, stats)
-        wanted = self.rule.width(stats.entropy.reshape(frontier.alive.shape))[..., None]
+        wanted = self.rule.of(stats.entropy.reshape(frontier.alive.shape))[..., None]
         rank = torch.arange(stats.log_probs.shape[1], device=wanted.device)
         kept = children.possible & (rank < wanted).flatten(1)
         return children.grown(children.prob, kept, children.most_probable(kept, self.width))
@@ -211,8 +205,7 @@ def slot_policy(name: str, classifier: NodeClassifier, width: int, device: torch
         "prob": lambda: ProbSlots(width),
         "eagle2": lambda: Eagle2Slots(width),
         "dyspec": lambda: DySpecSlots(width),
-        # depth and top-M are the grower's
-        "entropy": lambda: EntropySlots(width, DynamicWidth(d_max=1)),
+        "entropy": lambda: EntropySlots(width, EntropyWidth()),
         "static": lambda: StaticSlots(width, device),
     }
     return policies[name]()

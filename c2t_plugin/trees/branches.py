@@ -1,4 +1,4 @@
-"""Where the branches of a draft tree keep their keys and values. Imports no engine."""
+"""Where the branches of a draft tree keep their keys and values."""
 
 from __future__ import annotations
 

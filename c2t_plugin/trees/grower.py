@@ -1,4 +1,4 @@
-"""Draft trees of a batch, grown layer by layer between the steps of an engine's draft loop. Imports no engine."""
+"""Draft trees of a batch, grown layer by layer between the steps of an engine's draft loop."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from c2t_kernels import DraftStats, draft_stats
 from c2t_kernels.reference import GrownLayer
-from c2t_plugin.engines.sglang.trees.policies import Frontier, SlotPolicy
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.policies.limits import RequestLimits
 from c2t_plugin.tree import ROOT, best
+from c2t_plugin.trees.policies import Frontier, SlotPolicy
 
 
 class _Candidates(NamedTuple):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import mean, median
 
-from c2t_plugin.planner import CostCurve
+from c2t_plugin.planner.curve import CostCurve
 
 # Steps of each length in each size of batch; before them so many that only warm up.
 REPEATS = 4

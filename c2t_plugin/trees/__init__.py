@@ -1,0 +1,1 @@
+"""Draft trees: how they grow in fixed slots, and what shape they may have. Imports no engine."""
