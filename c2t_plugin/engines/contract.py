@@ -30,7 +30,7 @@ class EngineSymbol:
 
 
 # Besides an adapter's own, what a part of it is checked for when it is selected.
-_PARTS = {"sglang": ("contract", "trees.contract")}
+_PARTS = {"sglang": ("contract", "tree_contract")}
 
 
 def symbols_of(engine: str) -> tuple[EngineSymbol, ...]:

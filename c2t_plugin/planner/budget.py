@@ -52,7 +52,7 @@ def spend(
     expected = requests + torch.cat([gains.new_zeros(1), gains.cumsum(0)])
     tokens = requests + torch.arange(len(gains) + 1)
     rates = expected / (
-        curve.verify_s(_padded(tokens, sizes)) + drafted * curve.draft_s(requests) + curve.fixed + curve.keep_up
+        curve.verify_s(_padded(tokens, sizes)) + drafted * curve.draft_s(requests) + curve.fixed + curve.draft_extend
     )
     first = int((taken > 1.0).sum())
     count = first + int(rates[first:].argmax())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,16 +15,18 @@ from torch import Tensor
 from c2t_plugin.errors import ConfigError
 
 FORMAT = "c2t-cost-curve"
+# What files of version 1 call draft_extend.
+_FORMERLY = "keep_up"
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class CostCurve:
     """Seconds of the parts of one decoding step on one machine.
 
     verify: (tokens, seconds) of the target's forward pass over so many tokens in all, roots included; at least two
     points. draft: (requests, seconds) of one draft forward pass. fixed: seconds of a step that depend on neither.
-    keep_up: seconds that a step costs for the draft to read what was accepted, without which it cannot draft later;
-    spent in plain decoding too.
+    draft_extend: seconds that a step costs for the draft to read what was accepted, without which it cannot draft
+    later; spent in plain decoding too.
 
     Points are joined by straight lines, and continued by the last one. A point below an earlier one is taken at its
     height: a larger pass that measured faster is noise, and would make the planner verify tokens for nothing.
@@ -33,7 +35,7 @@ class CostCurve:
     verify: tuple[tuple[int, float], ...]
     draft: tuple[tuple[int, float], ...]
     fixed: float = 0.0
-    keep_up: float = 0.0
+    draft_extend: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("verify", "draft"):
@@ -47,8 +49,10 @@ class CostCurve:
                 raise ConfigError(
                     f"cost curve: every time of {name} must be a positive number of seconds, got {points}"
                 )
-        if not all(math.isfinite(value) and value >= 0 for value in (self.fixed, self.keep_up)):
-            raise ConfigError(f"cost curve: fixed and keep_up must be 0 or more, got {self.fixed} and {self.keep_up}")
+        if not all(math.isfinite(value) and value >= 0 for value in (self.fixed, self.draft_extend)):
+            raise ConfigError(
+                f"cost curve: fixed and draft_extend must be 0 or more, got {self.fixed} and {self.draft_extend}"
+            )
 
     def verify_s(self, tokens: Tensor) -> Tensor:
         """Seconds of target passes over `tokens` tokens: any shape, any number type -> float64."""
@@ -60,9 +64,9 @@ class CostCurve:
 
     def save(self, path: Path) -> None:
         """Write as JSON, whole or not at all."""
-        record = {"format": FORMAT, "verify": self.verify, "draft": self.draft}
+        record = {"format": FORMAT, **dataclasses.asdict(self)}
         temporary = path.with_name(path.name + ".part")
-        temporary.write_text(json.dumps({**record, "fixed": self.fixed, "keep_up": self.keep_up}, indent=1) + "\n")
+        temporary.write_text(json.dumps(record, indent=1) + "\n")
         temporary.replace(path)
 
     @classmethod
@@ -72,14 +76,16 @@ class CostCurve:
             found = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ConfigError(f"{path} is no readable cost curve: {error}") from error
-        names = {"format", "verify", "draft", "fixed", "keep_up"}
+        if isinstance(found, Mapping) and _FORMERLY in found:
+            found = {"draft_extend" if name == _FORMERLY else name: value for name, value in found.items()}
+        names = {"format", "verify", "draft", "fixed", "draft_extend"}
         if not isinstance(found, Mapping) or set(found) != names or found["format"] != FORMAT:
             raise ConfigError(
                 f"{path} is no cost curve: it needs exactly {', '.join(sorted(names))}, format {FORMAT!r}"
             )
         try:
             points = {name: tuple((int(count), float(s)) for count, s in found[name]) for name in ("verify", "draft")}
-            return cls(**points, fixed=float(found["fixed"]), keep_up=float(found["keep_up"]))
+            return cls(**points, fixed=float(found["fixed"]), draft_extend=float(found["draft_extend"]))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{path} is no cost curve: {error}") from error
 

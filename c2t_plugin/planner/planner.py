@@ -22,7 +22,7 @@ FORGET = 0.1
 
 
 def draft_passes(depth: int) -> int:
-    """Of a step that drafts so deep, besides the one that lets the draft keep up: that predicts the first token."""
+    """Of a step that drafts so deep, besides draft extend, which predicts the first token."""
     return max(0, depth - 1)
 
 
@@ -48,9 +48,9 @@ class Planner:
         forget: float = FORGET,
         *,
         depths: Sequence[int] | None = None,
-        compact: bool = True,
+        packed: bool = True,
     ) -> None:
-        """depths: those that can be drafted, rising, from 0 to d_max; None: all. compact: whether a draft token that is
+        """depths: those that can be drafted, rising, from 0 to d_max; None: all. packed: whether a draft token that is
         not verified is not computed; without that all drafted ones are verified."""
         self.depths = tuple(range(d_max + 1) if depths is None else depths)
         if d_max < 1:
@@ -63,7 +63,7 @@ class Planner:
         self.d_max = d_max
         self.probe_every = probe_every
         self.forget = forget
-        self.compact = compact
+        self.packed = packed
         # of the token at depth i + 1, given the one before it
         self._accepted = torch.zeros(d_max, dtype=torch.float64)
         self._seen = 0
@@ -79,8 +79,8 @@ class Planner:
         drafted = torch.tensor(self.depths)[:, None]
         passes = torch.tensor([draft_passes(depth) for depth in self.depths])[:, None]
         seconds = self.curve.verify_s(requests + counts) + passes * self.curve.draft_s(requests)
-        rates = expected / (seconds + self.curve.fixed + self.curve.keep_up)
-        impossible = counts > drafted * requests if self.compact else counts != drafted * requests
+        rates = expected / (seconds + self.curve.fixed + self.curve.draft_extend)
+        impossible = counts > drafted * requests if self.packed else counts != drafted * requests
         best = int(rates.masked_fill(impossible, -1.0).amax(1).argmax())
         if best == len(self.depths) - 1:
             return self.d_max
@@ -98,7 +98,7 @@ class Planner:
         drafted = acceptance.shape[1]
         if acceptance.numel():
             self._observe(acceptance.double().nan_to_num(1.0).clamp(0.0, 1.0).cummin(1).values.mean(0))
-        if not self.compact:
+        if not self.packed:
             whole = torch.full((len(acceptance),), drafted)
             return whole if longest is None else longest.clamp(max=drafted)
         return spend(acceptance, self.curve, draft_passes(drafted), longest, at_least, sizes).kept

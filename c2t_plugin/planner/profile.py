@@ -29,7 +29,9 @@ class CostProfile:
     synchronise: Callable[[], None]
     clock: Callable[[], float] = time.perf_counter
     _steps: dict[int, int] = field(default_factory=dict)
-    _samples: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: {"verify": [], "draft": [], "up": []})
+    _samples: dict[str, list[tuple[int, float]]] = field(
+        default_factory=lambda: {"verify": [], "draft": [], "draft_extend": []}
+    )
     _measuring: bool = False
 
     def length(self, requests: int) -> int | None:
@@ -49,9 +51,11 @@ class CostProfile:
 
     @contextmanager
     def timed(self, part: str, count: Callable[[], int], passes: int = 1) -> Iterator[None]:
-        """Measure what happens within, if the step is measured. part: verify, draft, or up for what lets the draft
-        keep up. count: asked afterwards, the tokens of a verify pass, else the requests. passes: that it consists of;
-        of none there is nothing to measure."""
+        """Measure what happens within, if the step is measured.
+
+        part: verify, draft or draft_extend. count: asked afterwards, the tokens of a verify pass, else the requests.
+        passes: that it consists of; of none there is nothing to measure.
+        """
         if not (self._measuring and passes):
             yield
             return
@@ -68,7 +72,7 @@ class CostProfile:
         return CostCurve(
             verify=_points(self._samples["verify"]),
             draft=_points(self._samples["draft"]),
-            keep_up=median(seconds for _, seconds in self._samples["up"]),
+            draft_extend=median(seconds for _, seconds in self._samples["draft_extend"]),
         )
 
 

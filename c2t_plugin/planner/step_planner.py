@@ -41,7 +41,7 @@ class StepPlanner:
         self.active = True
         self.sizes: Callable[[], Sequence[int]] = tuple
         # Whether what is not verified is not computed; without that every drafted token is verified.
-        self.compact = False
+        self.packed = False
         self.depths = tuple(depths)
         # Of the step at hand.
         self.depth = steps
@@ -67,7 +67,7 @@ class StepPlanner:
 
     @property
     def _decides(self) -> bool:
-        return self.active and bool(self.compact or self.depths)
+        return self.active and bool(self.packed or self.depths)
 
     @contextmanager
     def timed(self, part: str, count: Callable[[], int]) -> Iterator[None]:
@@ -93,7 +93,7 @@ class StepPlanner:
         if self.depths and self._forced is not None:
             self.depth = self._forced
         elif self.depths and self._planner is not None:
-            self._planner.compact = self.compact
+            self._planner.packed = self.packed
             self.depth = self._planner.depth(requests)
         return self.depth
 
@@ -123,7 +123,7 @@ class StepPlanner:
         acceptance, longest = host[:, :-2], host[:, -2].long()
         at_least = torch.where(host[:, -1] > 0, longest, 0)
         if self.depths:
-            self._planner.compact = self.compact
+            self._planner.packed = self.packed
             budget = self._planner.keep(acceptance, longest, at_least, self.sizes())
         else:
             passes = draft_passes(self._steps)

@@ -15,11 +15,10 @@ def register() -> None:
     """
     if envs.cpu_engine():
         _apply_cpu_engine()
-    from c2t_plugin.engines.sglang import algo, args, requests
+    from c2t_plugin.engines.sglang import algo, patches
 
     algo.register()
-    args.register()
-    requests.register()
+    patches.PATCHES.apply(patches.LOAD)
 
 
 def _apply_cpu_engine() -> None:

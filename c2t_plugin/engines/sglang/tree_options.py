@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from c2t_plugin.engines.contract import check_contract
-from c2t_plugin.engines.sglang.trees.contract import SUPPORTED, SYMBOLS
+from c2t_plugin.engines.sglang.tree_contract import SUPPORTED, SYMBOLS
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.trees.shape import fitting_shape
 

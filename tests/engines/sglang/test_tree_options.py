@@ -101,9 +101,9 @@ def test_a_requests_beta_needs_a_threshold(name: str, monkeypatch: pytest.Monkey
     server, says = ASKED[name]
     monkeypatch.setattr("sglang.srt.runtime_context.get_server_args", lambda: types.SimpleNamespace(**server))
     asked = types.SimpleNamespace(custom_params={"c2t": {"beta": 0.3}})
-    requests._check(None, types.SimpleNamespace(custom_params={"c2t": {"max_depth": 1}}))
+    requests.check(None, types.SimpleNamespace(custom_params={"c2t": {"max_depth": 1}}))
     with nullcontext() if says is None else pytest.raises(ConfigError, match=says):
-        requests._check(None, asked)
+        requests.check(None, asked)
 
 
 @pytest.mark.parametrize("name", ASKED)
@@ -112,4 +112,4 @@ def test_a_bad_value_is_c2ts_to_refuse(name: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("sglang.srt.runtime_context.get_server_args", lambda: types.SimpleNamespace(**server))
     ours = str(server["speculative_algorithm"]).upper().startswith("C2T")
     with pytest.raises(ConfigError, match="c2t has no colour") if ours else nullcontext():
-        requests._check(None, types.SimpleNamespace(custom_params={"c2t": {"colour": "red"}}))
+        requests.check(None, types.SimpleNamespace(custom_params={"c2t": {"colour": "red"}}))

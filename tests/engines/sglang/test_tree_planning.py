@@ -28,7 +28,7 @@ SEED = 6
 
 def planner_of(curve: CostCurve | None = CURVE, sizes: tuple[int, ...] = ()) -> StepPlanner:
     planner = StepPlanner(curve, None, steps=STEPS, most=NODES, device=torch.device("cpu"))
-    planner.compact = True
+    planner.packed = True
     planner.sizes = lambda: sizes
     return planner
 

@@ -5,17 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import torch
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from typing import Any
 
 from c2t_plugin.engines.sglang import states
-
-if TYPE_CHECKING:
-    from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2 as _StockWorker
-else:
-    _StockWorker = object
 
 _CHANGE = "Switch adaptive runtime state"
 
@@ -54,31 +46,3 @@ class DepthSwitch:
 
     def on_verify_complete(self, *_: Any, **__: Any) -> None:
         """SGLang's own decides here, by what was accepted."""
-
-
-class DepthMixin(_StockWorker):
-    """Over a stock worker: has a DepthSwitch follow the planner, once there is one."""
-
-    adaptive_controller: Any
-    _draft_worker: Any
-    _reqs: Sequence[Any] = ()
-
-    def forward_batch_generation(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
-        self._reqs = batch.reqs
-        return super().forward_batch_generation(batch, *positional, **keyword)
-
-    def activate_step_by_batch(self, batch_size: int) -> None:
-        """SGLang asks for the depth of a step here, before it drafts."""
-        if isinstance(self.adaptive_controller, DepthSwitch) and batch_size:
-            self.adaptive_controller.switch(self._draft_worker.plan(self._reqs))
-
-    def _build_trivial_verify_input(self, batch: Any) -> Any:
-        verify_input = super()._build_trivial_verify_input(batch)
-        if not batch.forward_mode.is_idle():
-            if self.speculative_algorithm.is_standalone():
-                # It drafts without the target's hidden states, for which the stock method asks.
-                verify_input.capture_hidden_mode = CaptureHiddenMode.NULL
-            # as the drafts of every other depth have it; the CPU's kernel takes no other
-            verify_input.draft_token = verify_input.draft_token.long()
-            verify_input.c2t_kept = torch.zeros(len(batch.reqs), dtype=torch.int32, device=self.device)
-        return verify_input

@@ -10,15 +10,11 @@ from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from torch import Tensor
 
 from c2t_kernels import TreeLayout, build_tree, full_mask
+from c2t_plugin.engines.sglang.step import Step, attach
 
 
 class TreeVerifyInput(EagleVerifyInput):
-    """Trees without a fixed number of children, at most as deep as they have nodes.
-
-    c2t_kept: (bs,) int32 draft tokens to verify of each request, pads and root not counted.
-    """
-
-    c2t_kept: Tensor
+    """Trees without a fixed number of children, at most as deep as they have nodes."""
 
     @property
     def max_tree_depth(self) -> int:
@@ -40,12 +36,14 @@ def build_verify_input(
     num_steps: int,
     tree_mask_mode: TreeMaskMode,
     packed: bool,
+    wanted: Tensor | None = None,
 ) -> TreeVerifyInput:
-    """The verify input of a batch that is not idle.
+    """The verify input of a batch that is not idle, with its Step.
 
     trees: parent_ids, keep, token_ids as TreeGrower.end gives them. width: nodes of each request, root and pads
     included; what does not fit is dropped. attn_backend: the target's, which may own the mask's buffer and format.
-    packed: the target computes no pads (ragged.py), so the mask has none: each request's is as large as its tree.
+    packed: the target computes no pads, so the mask has none: each request's is as large as its tree.
+    wanted: see Step.
     """
     layout = build_tree(*trees, draft_input.bonus_tokens, batch.seq_lens, bucket=width)
     made = TreeVerifyInput(
@@ -63,7 +61,7 @@ def build_verify_input(
         seq_lens_sum=None,
         seq_lens_cpu=None,
     )
-    made.c2t_kept = layout.counts - 1
+    attach(made, Step(layout.counts - 1, wanted))
     return made
 
 

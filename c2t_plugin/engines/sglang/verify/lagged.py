@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.config import LAGGED, C2TConfig
-from c2t_plugin.engines.sglang.layout import rows_to_compute
-from c2t_plugin.engines.sglang.ragged import RaggedVerify
+from c2t_plugin.engines.sglang.verify.layout import rows_to_compute
+from c2t_plugin.engines.sglang.verify.packing import PackedVerify
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.policies.chain import ChainScorer
 
@@ -42,7 +42,7 @@ class _Step(NamedTuple):
 class LaggedPlan:
     """Rows of one step's pass after another.
 
-    They hold the roots and so many draft tokens per request as the hungriest of the last MEMORY known steps wanted. In
+    They hold the roots and, per request, as many draft tokens as the largest of the last MEMORY known steps wanted. In
     the first LAG steps of a batch nothing is known, and they hold the uniform window. A batch is a new one where this
     step and the one before share fewer than half of the requests that the larger of them has.
 
@@ -115,12 +115,12 @@ class _Readback:
         return int(self._host[place])
 
 
-def start(config: C2TConfig, ragged: RaggedVerify | None, scorer: ChainScorer, requests: int) -> LaggedPlan | None:
-    """The plan, if it is the lagged one. ragged: None where the uniform window is verified. requests: of the largest
+def start(config: C2TConfig, packing: PackedVerify | None, scorer: ChainScorer, requests: int) -> LaggedPlan | None:
+    """The plan, if it is the lagged one. packing: None where the uniform window is verified. requests: of the largest
     batch. Raises ConfigError where that cannot be clipped."""
     if config.plan != LAGGED:
         return None
-    if ragged is None:
+    if packing is None:
         logger.warning("C2T: plan lagged chooses nothing over the uniform window")
         return None
     scorer.drafted(scorer.d_max)
@@ -128,4 +128,4 @@ def start(config: C2TConfig, ragged: RaggedVerify | None, scorer: ChainScorer, r
         scorer.lengths(requests, budget=0)
     except ValueError as error:
         raise ConfigError(f"plan {LAGGED} cannot clip {requests} requests ({error}): use sync") from error
-    return LaggedPlan(ragged.sizes, scorer.beta.device)
+    return LaggedPlan(packing.sizes, scorer.beta.device)

@@ -33,7 +33,7 @@ def rows_to_compute(needed: int, window: int, captured: Sequence[int]) -> int:
     return min(-(-needed // ROW_STEP) * ROW_STEP, window)
 
 
-def ragged_layout(forward_batch: Any) -> Any:
+def packed_layout(forward_batch: Any) -> Any:
     """Where each request's rows are in a packed verify forward; None in every other forward."""
     if not forward_batch.forward_mode.is_target_verify() or forward_batch.spec_info is None:
         return None

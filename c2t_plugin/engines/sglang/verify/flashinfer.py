@@ -2,7 +2,7 @@
 
 FlashInfer plans for any number of rows per request: `qo_indptr` says whose they are. SGLang only fills it for one
 length, and asks the verify input for it; here it asks one that knows the layout. Without a mask a request's rows are a
-causal chain. With one (as in triton_ragged.py: flat, (rows of a request, prefix + rows) row-major, request after
+causal chain. With one (as in triton.py: flat, (rows of a request, prefix + rows) row-major, request after
 request) they may be any tree, of a size of its own; FlashInfer packs it into bits.
 
 Planning waits for the device, as it does in SGLang's own verify forwards on FlashInfer.
@@ -19,16 +19,16 @@ from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 from torch import Tensor
 
-from c2t_plugin.engines.sglang.layout import padding_rows, ragged_layout
+from c2t_plugin.engines.sglang.verify.layout import packed_layout, padding_rows
 
 
-class RaggedFlashInferAttnBackend(FlashInferAttnBackend):
-    """Ragged where a verify input has a layout, and SGLang's own in everything else."""
+class PackedFlashInferAttnBackend(FlashInferAttnBackend):
+    """Packs rows where a verify input has a layout, and SGLang's own in everything else."""
 
     supports_ragged_verify_graph = True
     c2t_ragged = "flashinfer"
 
-    # Of the running verify forward, None where nothing is ragged. Eager: rows that belong to requests.
+    # Of the running verify forward, None where nothing is packed. Eager: rows that belong to requests.
     _used: int | None = None
     # Captured: (rows,) bool, True for padding.
     _padding: Tensor | None = None
@@ -37,8 +37,8 @@ class RaggedFlashInferAttnBackend(FlashInferAttnBackend):
     _captured_wrappers: dict[int, list[Any]]
 
     @classmethod
-    def of(cls, stock: FlashInferAttnBackend) -> RaggedFlashInferAttnBackend:
-        """SGLang's backend made ragged. Its constructor checks the format of keys for its own class alone."""
+    def of(cls, stock: FlashInferAttnBackend) -> PackedFlashInferAttnBackend:
+        """SGLang's backend made to pack rows. Its constructor checks the format of keys for its own class alone."""
         stock.__class__ = cls
         return stock
 
@@ -108,8 +108,8 @@ class PackedRows(EagleDraftExtendInput):
 
 
 def _packed(forward_batch: Any) -> Any:
-    """The batch with `PackedRows` to ask; None where nothing is ragged."""
-    if ragged_layout(forward_batch) is None:
+    """The batch with `PackedRows` to ask; None where nothing is packed."""
+    if packed_layout(forward_batch) is None:
         return None
     packed = copy.copy(forward_batch)
     packed.spec_info = PackedRows(forward_batch.spec_info, forward_batch.batch_size)

@@ -1,4 +1,4 @@
-"""The ragged Triton backend with `tree_attention` in place of SGLang's extend kernel, where a verify forward is ragged.
+"""The packed Triton backend with `tree_attention` in place of SGLang's extend kernel, where a verify forward is packed.
 
 SGLang's own code still writes keys and values to the pool and makes the metadata and the output. Only the kernel that
 it calls last is another, with the same arguments but for the mask: `tree_attention` reads the nodes' own columns alone,
@@ -16,7 +16,7 @@ from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from torch import Tensor
 
 from c2t_kernels.fused.attention import HEAD_DIMS, tree_attention
-from c2t_plugin.engines.sglang.triton_ragged import RaggedTritonAttnBackend
+from c2t_plugin.engines.sglang.verify.triton import PackedTritonAttnBackend
 from c2t_plugin.errors import ConfigError
 
 # With these arguments SGLang's kernel computes what tree_attention does.
@@ -36,7 +36,7 @@ _PLAIN: dict[str, Any] = {
 _IGNORED = ("page_size", "extend_seq_lens_cpu")
 
 
-class TreeTritonAttnBackend(RaggedTritonAttnBackend):
+class TreeTritonAttnBackend(PackedTritonAttnBackend):
     """masked: whether verified rows are trees, whose mask SGLang then gets without the prefix's columns."""
 
     extend_attention_fwd: Any

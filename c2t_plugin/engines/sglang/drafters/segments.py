@@ -12,6 +12,7 @@ columns of layers that were not drafted are dead (TreeGrower).
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -20,12 +21,14 @@ import torch
 from sglang.srt.model_executor.runner_backend.full_cuda_graph_backend import FullCudaGraphBackend
 from torch import Tensor
 
+from c2t_plugin.engines.sglang.patches import CAPTURE_ONE, DEVICE_MODULE, PATCHES
+
 # In larger batches some tree is nearly always alive, and asking has its price: a wait, or a launch for each layer.
 EARLY_END_BATCH = 4
 
 
 class Drafts(Protocol):
-    """The draft worker, as far as it matters here.
+    """The drafter of trees, as far as it matters here.
 
     waits: whether the host waits for every draft anyway. between_layers: what the draft loop calls before each layer
     but the first, and before it closes the trees.
@@ -119,20 +122,18 @@ def divide(backend: Any, drafts: Drafts) -> Any:
     """
     if type(backend) is not FullCudaGraphBackend or backend._memory_saver_adapter.enabled:
         return backend
-    capture = backend.capture_one
-
-    def capture_one(shape_key: Any, *positional: Any, **keyword: Any) -> None:
-        if shape_key.size > EARLY_END_BATCH:
-            capture(shape_key, *positional, **keyword)
-            return
-        module = backend._device_module
-        made = SegmentedGraph(drafts, module)
-        backend._device_module = types.SimpleNamespace(synchronize=module.synchronize, graph=made.recording)
-        try:
-            capture(shape_key, *positional, **keyword)
-        finally:
-            backend._device_module = module
-        backend._graphs[shape_key] = made
-
-    backend.capture_one = capture_one
+    PATCHES.on(CAPTURE_ONE, backend, lambda capture: functools.partial(_capture_one, capture, backend, drafts))
     return backend
+
+
+def _capture_one(capture: Any, backend: Any, drafts: Drafts, shape_key: Any, *positional: Any, **keyword: Any) -> None:
+    """SGLang's own, with the recording of a small batch cut into segments."""
+    if shape_key.size > EARLY_END_BATCH:
+        capture(shape_key, *positional, **keyword)
+        return
+    module = backend._device_module
+    made = SegmentedGraph(drafts, module)
+    recorder = types.SimpleNamespace(synchronize=module.synchronize, graph=made.recording)
+    with PATCHES.during(DEVICE_MODULE, recorder, owner=backend):
+        capture(shape_key, *positional, **keyword)
+    backend._graphs[shape_key] = made

@@ -1,7 +1,7 @@
-"""Uniform windows of a few widths, where the target cannot verify requests of different lengths (ragged.py).
+"""Uniform windows of a few widths, where the target cannot verify requests of different lengths (packing.py).
 
-Each step's window is the narrowest that holds what its hungriest request keeps. Each width has attention backends and
-CUDA graphs of its own for verification and for the draft's extend pass behind it, made at start as those of SGLang's
+Each step's window is the narrowest that holds its longest kept draft. Each width has attention backends and CUDA graphs
+of its own for verification and for the draft's extend pass behind it, made at start as those of SGLang's
 `--speculative-adaptive` are; drafting is the same for all. SGLang's configuration keeps the whole width throughout: by
 it the scheduler reserves slots, of which a narrower window uses the first ones.
 """
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang import states
-from c2t_plugin.engines.sglang.layout import cut_links
+from c2t_plugin.engines.sglang.step import attach, step_of
+from c2t_plugin.engines.sglang.verify.layout import cut_links
 from c2t_plugin.planner import switched_depths
 
 logger = logging.getLogger(__name__)
@@ -96,21 +97,23 @@ class Windows:
     def narrow(self, batch: Any, whole: Any) -> Any:
         """The verify input of a batch of chains at the width that fits, which is entered.
 
-        whole: that of whole drafts, with `c2t_kept`. Waits for the device, for one number: the host chooses the graph.
+        whole: that of whole drafts, with its Step. Waits for the device, for one number: the host chooses the graph.
         """
-        kept = whole.c2t_kept
+        step = step_of(whole)
+        assert step is not None
+        kept = step.kept
         width = self.fitting(int(kept.max()) + 1)
         if width == self.widths[-1]:
             return whole
         self.enter(width)
         made = self._worker._build_trivial_verify_input(batch) if width == 1 else self._built(batch, whole, width)
         cut_links(made.retrieve_next_token, kept)
-        made.c2t_kept, made.c2t_drafted = kept, whole.c2t_drafted
+        attach(made, step)
         return made
 
     def _built(self, batch: Any, whole: Any, width: int) -> Any:
         """By SGLang, which knows the form of mask that the attention of this width reads, and where it is to lie."""
-        requests = len(whole.c2t_kept)
+        requests = len(batch.seq_lens)
         tokens = whole.draft_token.view(requests, -1)[:, 1:width].contiguous()
         parents, nodes = (part[:requests] for part in self._chain(width - 1))
         return build_eagle_verify_input(

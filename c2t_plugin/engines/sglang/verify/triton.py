@@ -15,16 +15,16 @@ import torch
 from sglang.srt.layers.attention.triton_backend import ForwardMetadata, TritonAttnBackend
 from torch import Tensor
 
-from c2t_plugin.engines.sglang.layout import padding_rows, ragged_layout
+from c2t_plugin.engines.sglang.verify.layout import packed_layout, padding_rows
 
 
-class RaggedTritonAttnBackend(TritonAttnBackend):
-    """Ragged where a verify input has a layout, and SGLang's own in everything else."""
+class PackedTritonAttnBackend(TritonAttnBackend):
+    """Packs rows where a verify input has a layout, and SGLang's own in everything else."""
 
     supports_ragged_verify_graph = True
     c2t_ragged = "triton"
 
-    # (rows,) bool of the running verify forward, True for padding; None where nothing is ragged.
+    # (rows,) bool of the running verify forward, True for padding; None where nothing is packed.
     _padding: Tensor | None = None
     _captured_padding: Tensor
     forward_metadata: ForwardMetadata
@@ -36,7 +36,7 @@ class RaggedTritonAttnBackend(TritonAttnBackend):
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
         self._padding = None
-        layout = ragged_layout(forward_batch)
+        layout = packed_layout(forward_batch)
         if layout is not None:
             requests, rows = forward_batch.batch_size, forward_batch.input_ids.shape[0]
             self._fill(layout, requests, forward_batch.seq_lens)
@@ -50,7 +50,7 @@ class RaggedTritonAttnBackend(TritonAttnBackend):
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         super().init_forward_metadata_out_graph(forward_batch, in_capture)
         self._padding = None
-        layout = ragged_layout(forward_batch)
+        layout = packed_layout(forward_batch)
         if layout is not None:
             self._fill(layout, forward_batch.batch_size, forward_batch.seq_lens)
             self._padding = self._captured_padding[: forward_batch.input_ids.shape[0]]
