@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from c2t_plugin.engines.contract import check_contract
-from c2t_plugin.engines.sglang.tree_contract import SUPPORTED, SYMBOLS
+from c2t_plugin.engines.sglang.contract import SUPPORTED_TREES, TREE_SYMBOLS
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.trees.shape import fitting_shape
 
@@ -24,7 +24,7 @@ def resolve(server_args: Any, policy: str) -> None:
 
     Raises ConfigError for a shape that cannot be grown or verified, ContractError if the engine lacks what trees need.
     """
-    check_contract("sglang", SYMBOLS, SUPPORTED)
+    check_contract("sglang", TREE_SYMBOLS, SUPPORTED_TREES)
     if getattr(server_args, "kv_canary", None) not in (None, "none"):
         raise ConfigError("--kv-canary watches SGLang's own draft loop, which tree mode replaces; leave it out")
     _check_backends(server_args)
