@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from c2t_kernels import fused, reference
 from c2t_kernels.fused.stats import DraftStatsWorkspace
 from c2t_kernels.reference import ChainState, DraftStats
-from tests.kernels.networks import PAPER, random_network
+from tests.support.kernels.networks import PAPER, random_network
 
 # the interpreter computes with numpy, which warns of infinities
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")

@@ -14,7 +14,7 @@ from torch import Tensor
 from c2t_kernels.fused import layout, masks
 from c2t_kernels.reference.layout import ORDERS, TreeLayout, build_tree
 from c2t_kernels.reference.masks import full_mask, pack_mask_bits
-from tests.kernels.strided import apart
+from tests.support.kernels.strided import apart
 
 QUIET = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # The interpreter takes some 30 ms for each tree.

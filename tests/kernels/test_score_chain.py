@@ -16,12 +16,12 @@ from c2t_kernels.reference import network
 from c2t_kernels.reference.chain import ChainState
 from c2t_kernels.reference.network import FEATURES
 from c2t_plugin import features as core_features
+from c2t_plugin import scorer as scoring
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.features import NodeStats
-from c2t_plugin.policies import chain as scoring
-from c2t_plugin.policies.chain import ChainScorer
-from tests.kernels.networks import PAPER, random_network
-from tests.kernels.strided import apart
+from c2t_plugin.scorer import ChainScorer
+from tests.support.kernels.networks import PAPER, random_network
+from tests.support.kernels.strided import apart
 
 D_MAX = 4
 

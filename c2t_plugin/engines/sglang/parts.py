@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.planner.step_planner import StepPlanner
-from c2t_plugin.policies.chain import ChainScorer
-from c2t_plugin.recording import TraceRecorder
+from c2t_plugin.scorer import ChainScorer
+from c2t_plugin.traces.recorder import TraceRecorder
 from c2t_plugin.trees.grower import TreeGrower
 
 if TYPE_CHECKING:

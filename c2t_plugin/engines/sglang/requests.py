@@ -17,7 +17,7 @@ from c2t_plugin.config import THRESHOLDS
 from c2t_plugin.engines.sglang import args
 from c2t_plugin.engines.sglang.step import record_of
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.policies.limits import RequestLimits
+from c2t_plugin.limits import RequestLimits
 
 KEY = "c2t"
 

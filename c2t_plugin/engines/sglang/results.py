@@ -13,7 +13,7 @@ from c2t_plugin.engines.sglang.metrics import RequestCounts
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.requests import KEY
 from c2t_plugin.engines.sglang.step import Step, attach, record_of, step_of
-from c2t_plugin.recording import TraceRecorder, is_chosen
+from c2t_plugin.traces.recorder import TraceRecorder, is_chosen
 
 
 def with_step(original: Callable[..., Any]) -> Callable[..., Any]:

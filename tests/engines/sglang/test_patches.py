@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
+from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, package_root  # noqa: E402
 from c2t_plugin.engines.drift import drifted  # noqa: E402
-from c2t_plugin.engines.sglang.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.engines.sglang.patches import LOAD, PACKING, PATCHES, WORKER  # noqa: E402
 
 WHEELS = Path(__file__).resolve().parents[3] / ".venv" / "wheels"

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
-from c2t_plugin.engines.sglang.cpu_engine import SITE  # noqa: E402
+from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
 
 

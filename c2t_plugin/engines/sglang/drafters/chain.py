@@ -23,7 +23,7 @@ from c2t_plugin.engines.sglang.ranks import agree
 from c2t_plugin.engines.sglang.step import Drafted, Step, attach
 from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan
 from c2t_plugin.engines.sglang.verify.layout import cut_links
-from c2t_plugin.policies.chain import ChainScorer
+from c2t_plugin.scorer import ChainScorer
 
 
 class ChainDrafter:
