@@ -225,6 +225,7 @@ def test_the_command_draws_and_writes_a_page(
     save_traces(make_traces(), tmp_path / "some.traces")
     save_classifier(classifier, tmp_path / "c.safetensors")
     common = ["show", str(tmp_path / "some.traces"), "--classifier", str(tmp_path / "c.safetensors"), "--d-max", "3"]
+    common += ["--pair", str(pair_dir())]
     assert cli.main(common) == 0
     assert "C2T tree, beta 0.3" in capsys.readouterr().out
     assert cli.main([*common, "--state", "3", "--html", str(tmp_path / "step.html")]) == 0

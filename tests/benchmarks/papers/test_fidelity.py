@@ -15,7 +15,7 @@ from c2t_plugin.traces.forest import node_count
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/fidelity.md").read_text(encoding="utf-8")
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-CODE = re.compile(r"`(c2t_(?:plugin|kernels)[\w.]+)`")
+CODE = re.compile(r"`((?:c2t_plugin|c2t_kernels|benchmarks)\.[\w.]+)`")
 # lines of a table with a `test` column
 LINES = [
     line

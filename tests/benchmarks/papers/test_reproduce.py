@@ -11,10 +11,11 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from benchmarks.command import USAGE_ERROR, run
 from benchmarks.papers import page
 from benchmarks.papers.catalogue import REGISTRY
+from benchmarks.papers.command import main
 from benchmarks.papers.experiment import Bench, Experiment, Findings, Registry
-from c2t_plugin import cli
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.pictures import rows_figure
 
@@ -100,13 +101,13 @@ def test_a_picture_carries_what_its_rows_carry(tmp_path: Path, monkeypatch: pyte
     pictured = replace(experiment(), run=lambda bench: drawn)
     monkeypatch.setattr("benchmarks.papers.catalogue.REGISTRY", registry(pictured))
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["reproduce", "toy", "--out", "out"]) == 0
-    run = page.latest(tmp_path / "out" / page.ROWS)["toy"]["run"]
+    assert run(main, ["toy", "--out", "out"]) == 0
+    recorded = page.latest(tmp_path / "out" / page.ROWS)["toy"]["run"]
     with Image.open(tmp_path / "out" / "toy.png") as picture:
         assert [picture.info[name] for name in ("Command", "Machine", "Date")] == [
-            run[name] for name in ("command", "machine", "utc")
+            recorded[name] for name in ("command", "machine", "utc")
         ]
-        assert picture.info["Commit"].startswith(run["git_sha"] or "unknown")
+        assert picture.info["Commit"].startswith(recorded["git_sha"] or "unknown")
 
 
 @pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "reproduction").glob("*.png")), ids=lambda path: path.stem)
@@ -126,7 +127,7 @@ def test_the_published_page_is_that_of_the_published_rows(tmp_path: Path) -> Non
 
 
 def test_the_list_says_where_each_is_from(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["reproduce", "--list"]) == 0
+    assert run(main, ["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for line, (name, each) in zip(lines, REGISTRY.experiments.items(), strict=True):
         assert line.split()[0] == name and each.title in line and line.endswith(f"({each.source})")
@@ -155,7 +156,7 @@ def test_bad_input_is_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["reproduce", *arguments]) == cli.USAGE_ERROR
+    assert run(main, arguments) == USAGE_ERROR
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
@@ -170,14 +171,14 @@ def test_a_broken_rows_file_is_named(tmp_path: Path) -> None:
 def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.papers.catalogue.REGISTRY", registry(experiment(), experiment("other")))
     monkeypatch.chdir(tmp_path)
-    command = ["reproduce", "all", "--out", "out", "--missing"]
+    command = ["all", "--out", "out", "--missing"]
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / page.ROWS).write_text(record("toy", [{"method": "static", "paper tau": 1.98, "tau": 2.0}]))
     for _ in range(2):
-        assert cli.main(command) == 0
+        assert run(main, command) == 0
         found = [json.loads(line)["experiment"] for line in (tmp_path / "out" / page.ROWS).read_text().splitlines()]
         assert found == ["toy", "other"]
-    assert cli.main(command[:-1]) == 0
+    assert run(main, command[:-1]) == 0
     assert len((tmp_path / "out" / page.ROWS).read_text().splitlines()) == 4
 
 
@@ -185,7 +186,7 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path: Path, monkeyp
 def test_the_command_collects_runs_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way on the shipped pair with few trees, then the page refuses rows of a quick run."""
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["reproduce", "c2t-v1-table-3", "--quick", "--out", "out", "--traces", "traces"]) == 0
+    assert run(main, ["c2t-v1-table-3", "--quick", "--out", "out", "--traces", "traces"]) == 0
     found = [json.loads(line) for line in (tmp_path / "out" / page.ROWS).read_text().splitlines()]
     assert [each["experiment"] for each in found] == ["c2t-v1-table-3"]
     assert found[0]["quick"] and {"command", "git_sha", "machine", "seed"} <= set(found[0]["run"])

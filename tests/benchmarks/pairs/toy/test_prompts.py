@@ -14,7 +14,7 @@ from c2t_plugin.errors import C2TError
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "target").mkdir()
-    (tmp_path / "target" / "model.safetensors").touch()
+    (tmp_path / "target" / "config.json").touch()
     prompts = [{"file": "a.py", "text": "", "ids": list(range(n))} for n in (64, 80, 100, 128)]
     (tmp_path / "held_out_prompts.json").write_text(json.dumps({"prompts": prompts}), encoding="utf-8")
     monkeypatch.setenv("C2T_PAIR", str(tmp_path))

@@ -13,6 +13,7 @@ from benchmarks.pairs.toy import SHIPPED, load, load_prompts
 from benchmarks.pairs.toy.acceptance import continue_prompts, mean_accepted, visits_of
 from benchmarks.pairs.toy.tokenizer import END, END_ID
 from c2t_plugin.lab.corpus import is_held_out
+from c2t_plugin.lab.pair_files import load_tokenizer
 
 MAX_BYTES = 30_500_000
 # the second target and the MTP head, all their files together
@@ -43,7 +44,7 @@ def test_the_training_says_how_to_repeat_it(kind: str) -> None:
     assert record["step"] == record["stage"]["steps"]
     assert record["stage"] == dataclasses.asdict(getattr(load.load_recipe(SHIPPED), kind))
     assert record["run"]["dirty"] is False and record["run"]["seed"] == load.load_recipe(SHIPPED).seed
-    assert record["run"]["command"].startswith("python -m benchmarks.pairs.toy train")
+    assert record["run"]["command"].startswith("c2t pair train")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -59,7 +60,7 @@ def test_all_checkpoints_share_the_tokenizer(kind: str) -> None:
 
 
 def test_prompts_are_held_out_and_encode_to_their_ids() -> None:
-    tokenizer = load.load_tokenizer(SHIPPED)
+    tokenizer = load_tokenizer(SHIPPED)
     assert tokenizer.token_to_id(END) == END_ID
     prompts = load_prompts(SHIPPED)
     one_in = load.load_recipe(SHIPPED).held_out_one_in
