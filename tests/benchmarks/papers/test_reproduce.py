@@ -145,7 +145,7 @@ def test_rows_of_an_older_experiment_are_refused(tmp_path: Path) -> None:
     [
         ([], "name an experiment"),
         (["nonsense"], "no experiment nonsense"),
-        (["--page", "page.md"], "run `python -m benchmarks.papers all"),
+        (["--page", "page.md"], "run the experiments into that folder first"),
     ],
 )
 def test_bad_input_is_one_line(
