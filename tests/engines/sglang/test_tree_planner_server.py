@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
 from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
-from tests.support.sglang import test_planner_server as chains  # noqa: E402
+from tests.engines.sglang import test_planner_server as chains  # noqa: E402
 from tests.support.sglang import tree_simulate as ts  # noqa: E402
 from tests.support.sglang import verify_counts as vc  # noqa: E402
 from tests.support.sglang.simulate import Target  # noqa: E402

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.sglang
 from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.engines.sglang.metrics import Counts  # noqa: E402
 from c2t_plugin.engines.sglang.parts import Parts  # noqa: E402
-from tests.support.sglang import test_tree_policies as policies  # noqa: E402
+from tests.engines.sglang import test_tree_policies as policies  # noqa: E402
 
 TOPK, DEPTH = 3, 5
 NEVER = 99
