@@ -20,16 +20,9 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
+from tests.engines.sglang import test_lagged_server, test_planner_server, test_sampled  # noqa: E402
 from tests.support.engines.distribution import ALPHA, most_varied_prompt, p_value  # noqa: E402
-from tests.support.sglang import (  # noqa: E402  # noqa: E402
-    faults,
-    lagged_faults,
-    overlap_on,
-    step_log,
-    test_lagged_server,
-    test_planner_server,
-    test_sampled,
-)
+from tests.support.sglang import faults, lagged_faults, overlap_on, step_log  # noqa: E402
 from tests.support.sglang import tree_simulate as ts  # noqa: E402
 from tests.support.sglang import verify_counts as vc  # noqa: E402
 from tests.support.sglang.simulate import Target  # noqa: E402
