@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.planner.step_planner import StepPlanner
 from c2t_plugin.scorer import ChainScorer
-from c2t_plugin.traces.recorder import TraceRecorder
 from c2t_plugin.trees.grower import TreeGrower
 
 if TYPE_CHECKING:
     from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan
     from c2t_plugin.engines.sglang.verify.packing import PackedVerify
     from c2t_plugin.engines.sglang.verify.windows import Windows
+    from c2t_plugin.traces.recorder import TraceRecorder
 
 # Of chains and of trees: seeds, limits and confidences of either.
 Scorer = ChainScorer | TreeGrower

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from c2t_plugin.engines.sglang.metrics import RequestCounts
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.requests import KEY
 from c2t_plugin.engines.sglang.step import Step, attach, record_of, step_of
-from c2t_plugin.traces.recorder import TraceRecorder, is_chosen
+
+if TYPE_CHECKING:
+    from c2t_plugin.traces.recorder import TraceRecorder
 
 
 def with_step(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,6 +99,8 @@ def finishing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def any_chosen(reqs: Sequence[Any], recorder: TraceRecorder) -> bool:
     """Whether a request of the batch belongs to the recorded share; each is decided on once."""
+    from c2t_plugin.traces.recorder import is_chosen
+
     for req in reqs:
         record = record_of(req)
         if record.chosen is None:
