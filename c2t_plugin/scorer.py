@@ -13,7 +13,48 @@ from c2t_plugin.errors import ConfigError
 from c2t_plugin.limits import RequestLimits
 
 
-class ChainScorer(RequestLimits):
+class DraftScorer(RequestLimits):
+    """What scoring chains takes whatever an engine calls: limits, statistics of logits, and a record of them."""
+
+    def __init__(
+        self,
+        classifier: NodeClassifier,
+        *,
+        slots: int,
+        rows: int,
+        max_depth: int,
+        beta: float,
+        device: torch.device | str,
+        keep_stats: bool = False,
+    ) -> None:
+        """slots: request slots that may have limits of their own. rows: largest batch. max_depth: draft steps.
+        keep_stats: for `stats`."""
+        super().__init__(slots=slots, max_depth=max_depth, beta=beta, device=device)
+        self.non_finite = torch.zeros(1, dtype=torch.int64, device=device)
+        self._draft_stats = _statistics(rows, classifier.spec.top_m, torch.device(device))
+        # joint log P, log P, entropy and margin of every token of the last draft
+        self._stats = torch.zeros((rows, max_depth, 4), device=device) if keep_stats else None
+
+    @property
+    def shape(self) -> str:
+        """For the log."""
+        return f"chains of at most {self.d_max}"
+
+    def forget(self) -> None:
+        """Count what has no confidence from here."""
+        self.non_finite.zero_()
+
+    def stats(self, rows: int) -> Tensor | None:
+        """(rows, d_max, 4) float32 copy of the last draft's joint log P, log P, entropy and margin, and what an
+        earlier one left of steps that were not drafted; None unless they are kept."""
+        return None if self._stats is None else self._stats[:rows].clone()
+
+    def _statistics_of(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        stats = self._draft_stats(logits)
+        return stats.log_probs[:, 0], stats.entropy, stats.margin
+
+
+class ChainScorer(DraftScorer):
     """Confidence of every draft token of a batch of chains, across the steps of one draft.
 
     An engine calls, in this order: `write_seed` with the logits that the first draft token of the *next* draft is the
@@ -36,25 +77,17 @@ class ChainScorer(RequestLimits):
         device: torch.device | str,
         keep_stats: bool = False,
     ) -> None:
-        """slots: seeds are kept per request slot. rows: largest batch. max_depth: draft steps. keep_stats: for
-        `stats`."""
+        """slots: seeds are kept per request slot. For the rest see DraftScorer."""
         self.network = classifier.network(device)
-        super().__init__(slots=slots, max_depth=max_depth, beta=beta, device=device)
-        self.non_finite = torch.zeros(1, dtype=torch.int64, device=device)
+        super().__init__(
+            classifier, slots=slots, rows=rows, max_depth=max_depth, beta=beta, device=device, keep_stats=keep_stats
+        )
         self._slots = torch.zeros(rows, dtype=torch.int64, device=device)
         # A slot without a seed is NaN: its first token is kept.
         self._seeds = torch.full((3, slots), torch.nan, dtype=torch.float32, device=device)
         self._state = ChainState.create(rows, max_depth, device)
-        self._draft_stats = _statistics(rows, classifier.spec.top_m, torch.device(device))
-        # joint log P, log P, entropy and margin of every token of the last draft
-        self._stats = torch.zeros((rows, max_depth, 4), device=device) if keep_stats else None
         self._step = 0
         self._batch = 0
-
-    @property
-    def shape(self) -> str:
-        """For the log."""
-        return f"chains of at most {self.d_max}"
 
     def write_seed(self, slots: Tensor, logits: Tensor) -> None:
         """Keep the statistics of the first token of each request's next draft.
@@ -80,10 +113,6 @@ class ChainScorer(RequestLimits):
         """Score the next token of every chain from the logits it is the argmax of: (n or more rows, draft_vocab)."""
         self._score(*self._statistics_of(logits[: self._batch]))
 
-    def forget(self) -> None:
-        """Count what has no confidence from here."""
-        self.non_finite.zero_()
-
     def drafted(self, steps: int) -> None:
         """To be called before `end` where `begin` and `step` may have come out of a CUDA graph: how many tokens of a
         chain the draft has scored."""
@@ -94,8 +123,7 @@ class ChainScorer(RequestLimits):
         return self._state.confidence[:rows, : self._step]
 
     def stats(self, rows: int) -> Tensor | None:
-        """(rows, steps scored, 4) float32 copy of the last draft's joint log P, log P, entropy and margin; None unless
-        they are kept."""
+        """(rows, steps scored, 4) of them."""
         return None if self._stats is None else self._stats[:rows, : self._step].clone()
 
     def own_beta(self, rows: int) -> Tensor:
@@ -127,10 +155,6 @@ class ChainScorer(RequestLimits):
             n = self._batch
             joint = self._state.joint_log_prob[:n]
             self._stats[:n, self._step - 1] = torch.stack((joint, log_prob, entropy, margin), dim=-1)
-
-    def _statistics_of(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        stats = self._draft_stats(logits)
-        return stats.log_probs[:, 0], stats.entropy, stats.margin
 
 
 def _statistics(rows: int, top_m: int, device: torch.device) -> Callable[[Tensor], DraftStats]:

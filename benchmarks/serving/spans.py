@@ -29,7 +29,7 @@ FUNCTIONS = (
     (STEP, re.compile(r"eagle_worker_v2\.py\(\d+\): forward_batch_generation$")),
     (PREFILL, re.compile(r"eagle_worker_v2\.py\(\d+\): _forward_prefill_batch$")),
     ("draft", re.compile(r"eagle_worker_v2\.py\(\d+\): (?:draft|_draft_extend_for_decode)$")),
-    ("draft", re.compile(r"sglang/(?:trees/)?worker\.py\(\d+\): (?:draft|_draft_extend_for_decode)$")),
+    ("draft", re.compile(r"sglang/worker\.py\(\d+\): (?:draft|_draft_extend_for_decode)$")),
     ("verify", re.compile(r"eagle_worker_v2\.py\(\d+\): verify$")),
     ("rerank", re.compile(r"\.py\(\d+\): (?:select_top_k_tokens|organize_draft_results)$")),
     ("rerank", re.compile(r"c2t_kernels\S*\.py\(\d+\): (?:grow_layer|build_tree|full_mask)$")),

@@ -198,8 +198,8 @@ class Machine:
         draft: None for a server without speculation. scored: C2T's statistics of every draft pass are in its cost.
         width: tokens of a request that a draft pass reads: 1 for chains, K for trees.
 
-        `keep_up` is the pass with which the draft reads what was accepted. It gives the first draft token too, so d of
-        them take d passes in all, and none take one.
+        `draft_extend` is the pass with which the draft reads what was accepted. It gives the first draft token too, so
+        d of them take d passes in all, and none take one.
         """
         verify = tuple((count, self.pass_s(target, count)) for count in COUNTS)
         fixed = self.assumed.host + self.cache_s(target, requests)
@@ -207,7 +207,9 @@ class Machine:
             return CostCurve(verify, draft=((1, 1e-9), (2, 1e-9)), fixed=fixed)
         steps = tuple((count, self._draft_s(draft, count, scored, width, width)) for count in COUNTS)
         several = 3  # tokens of a request that it reads then, about
-        return CostCurve(verify, steps, fixed, keep_up=self._draft_s(draft.of_features, requests, scored, several, 1))
+        return CostCurve(
+            verify, steps, fixed, draft_extend=self._draft_s(draft.of_features, requests, scored, several, 1)
+        )
 
     def _draft_s(self, draft: Model, requests: int, scored: bool, read: int, predicted: int) -> float:
         """read, predicted: tokens of each request."""
@@ -250,7 +252,7 @@ class Measured:
     ) -> CostCurve:
         """See Machine.curve. Plain decoding has no draft to keep up with; models and `scored` change nothing here."""
         if draft is None:
-            return replace(self.measured, keep_up=0.0)
+            return replace(self.measured, draft_extend=0.0)
         if width == 1:
             return self.measured
         steps = tuple((count, self.measured.draft_s(count * width)) for count in COUNTS)

@@ -84,7 +84,7 @@ def serve(traces: Traces, acceptance: Tensor, curve: CostCurve, arm: Arm, slots:
         kept = arm.keep(acceptance[at, :drafted])
         accepted = torch.minimum(hits[at], kept)
         total = torch.tensor(requests + int(kept.sum()))
-        drafting = draft_passes(drafted) * curve.draft_s(requests) + curve.keep_up
+        drafting = draft_passes(drafted) * curve.draft_s(requests) + curve.draft_extend
         seconds += float(curve.verify_s(total)) + drafting + curve.fixed
         tokens += int(torch.minimum(accepted + 1, until - at).sum())
         steps, turns = steps + 1, turns + requests

@@ -6,7 +6,7 @@ import ast
 import importlib
 import importlib.util
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,9 +18,11 @@ from c2t_plugin.errors import ContractError
 class EngineSymbol:
     """One name of the engine that the adapter touches.
 
-    file: relative to the engine's package. name: dotted, e.g. Class.method; a class attribute counts.
-    params: names that the function must take, in this order (others may stand between or after).
-    contains: text that the function's source must contain, where the adapter relies on what it does inside.
+    file: relative to the engine's package. name: dotted, e.g. Class.method; a class attribute counts, and so does what
+    a method sets on self or a file imports. params: names that the function must take, in this order (others may stand
+    between or after).
+    contains: text that the function's source must contain, whatever its white space: where the adapter relies on what
+    a signature does not show.
     """
 
     file: str
@@ -29,14 +31,34 @@ class EngineSymbol:
     contains: tuple[str, ...] = ()
 
 
-# Besides an adapter's own, what a part of it is checked for when it is selected.
-_PARTS = {"sglang": ("contract", "trees.contract")}
+def listed(text: str) -> tuple[EngineSymbol, ...]:
+    """Symbols from a list of lines.
+
+    A line is a file; or, indented by 2, a name in it, alone or with the parameters that it must take, or "Class: name,
+    ..."; or, indented by 4, what the source of the name above must contain.
+    """
+    found: list[EngineSymbol] = []
+    file = ""
+    for line in filter(None, text.splitlines()):
+        depth = len(line) - len(line.lstrip())
+        if not depth:
+            file = line
+        elif depth == 4:
+            found[-1] = replace(found[-1], contains=(*found[-1].contains, line.strip()))
+        elif ": " in line:
+            owner, _, names = line.strip().partition(": ")
+            found.extend(EngineSymbol(file, f"{owner}.{name}") for name in names.split(", "))
+        else:
+            name, _, params = line.strip().rstrip(")").partition("(")
+            found.append(EngineSymbol(file, name, tuple(params.split(", ")) if params else ()))
+    return tuple(found)
 
 
 def symbols_of(engine: str) -> tuple[EngineSymbol, ...]:
     """Everything that any part of an engine's adapter relies on."""
-    modules = (f"c2t_plugin.engines.{engine}.{part}" for part in _PARTS.get(engine, ("contract",)))
-    return tuple(symbol for module in modules for symbol in importlib.import_module(module).SYMBOLS)
+    contract = importlib.import_module(f"c2t_plugin.engines.{engine}.contract")
+    found: tuple[EngineSymbol, ...] = contract.SYMBOLS + getattr(contract, "TREE_SYMBOLS", ())
+    return found
 
 
 @lru_cache(maxsize=64)
@@ -54,7 +76,17 @@ def _definition(body: Sequence[ast.stmt], name: str) -> ast.stmt | None:
         )
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             return node
-    return None
+        if isinstance(node, ast.ImportFrom) and any(name == (alias.asname or alias.name) for alias in node.names):
+            return node
+    return next((node for node in body if _sets_on_self(node, name)), None)
+
+
+def _sets_on_self(node: ast.stmt, name: str) -> bool:
+    """Whether a method sets `self.name`."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    stored = (each for each in ast.walk(node) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store))
+    return any(each.attr == name and isinstance(each.value, ast.Name) and each.value.id == "self" for each in stored)
 
 
 def _problem(root: Path, symbol: EngineSymbol) -> str | None:
@@ -76,8 +108,12 @@ def _problem(root: Path, symbol: EngineSymbol) -> str | None:
         if not all(name in remaining for name in symbol.params):
             return f"{where} (takes {found}, the adapter passes {list(symbol.params)})"
     text = ast.get_source_segment(source, node) or "" if symbol.contains and node is not None else ""
-    missing = [piece for piece in symbol.contains if piece not in text]
+    missing = [piece for piece in symbol.contains if _packed(piece) not in _packed(text)]
     return f"{where} (its body lacks {missing})" if missing else None
+
+
+def _packed(text: str) -> str:
+    return " ".join(text.split())
 
 
 def broken_symbols(root: Path, symbols: Iterable[EngineSymbol]) -> list[str]:

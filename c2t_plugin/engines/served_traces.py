@@ -6,12 +6,14 @@ import atexit
 import os
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.checkpoints import SHIPPED_DRAFTS, read_config
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.provenance import RunRecord
-from c2t_plugin.traces.recorder import TraceRecorder
+
+if TYPE_CHECKING:
+    from c2t_plugin.traces.recorder import TraceRecorder
 
 
 def check_directory(config: C2TConfig) -> None:
@@ -34,6 +36,10 @@ def start_recorder(
 
     command: name of what serves, for the header; a command line may hold keys. base: eagle, eagle3, standalone or mtp.
     """
+    # by servers that record alone
+    from c2t_plugin.provenance import RunRecord
+    from c2t_plugin.traces.recorder import TraceRecorder
+
     shape = read_config(draft)
     header = {
         "pair": {

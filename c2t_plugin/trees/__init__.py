@@ -1,1 +1,1 @@
-"""Draft trees without an engine."""
+"""Draft trees: how they grow in fixed slots, and what shape they may have. Imports no engine."""

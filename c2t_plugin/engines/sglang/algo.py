@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.engines.sglang import args, prebuilt, validate
+from c2t_plugin.engines.sglang import prebuilt, validate
 
 GENERIC = "C2T"
 BASES = ("EAGLE", "EAGLE3", "STANDALONE")
@@ -48,13 +48,13 @@ def algorithm_class(base_name: str) -> type:
         if isinstance(method, types.FunctionType) and not name.startswith("_") and name != "create_worker"
     }
     body["handle_server_args"] = _handle_server_args
-    body["supports_ragged_verify"] = lambda self: self.ragged
+    body["supports_ragged_verify"] = lambda self: self.packing is not None
     body["build_disagg_draft_input"] = prebuilt.build_disagg_draft_input
     body["base"] = base
     # Slots and requests that were prefilled elsewhere and that the worker has not taken over yet.
     body["prebuilt"] = []
-    # Whether this process captures its target graphs for packed rows; ragged.prepare says so.
-    body["ragged"] = False
+    # By which choice this process captures its target graphs for packed rows; verify/choice.py says so.
+    body["packing"] = None
     return type(f"C2T{base_name.title()}Algorithm", (CustomSpecAlgo,), body)
 
 
@@ -76,11 +76,9 @@ def _handle_server_args(_self: Any, server_args: Any) -> None:
 
 
 def _worker_class(base: str, server_args: Any) -> type:
-    from c2t_plugin.engines.sglang import control, ragged, results, worker
-    from c2t_plugin.engines.sglang.trees import worker as tree_worker
+    from c2t_plugin.engines.sglang import worker
+    from c2t_plugin.engines.sglang.patches import PATCHES, WORKER
 
-    control.install()
-    results.install()
-    config = args.config_of(server_args)
-    ragged.install(config)
-    return (tree_worker if config.mode == "tree" else worker).worker_class(base)
+    # before the scheduler binds its handlers and builds attention backends
+    PATCHES.apply(WORKER)
+    return worker.worker_class(base)

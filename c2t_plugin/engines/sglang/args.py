@@ -16,20 +16,6 @@ ATTRIBUTE = "_c2t"
 
 # On SGLang 0.5.17 arguments are resolved inside the record's constructor, before `_c2t` can be set on it.
 _parsed: dict[str, Any] | None = None
-_registered = False
-
-
-def register() -> None:
-    """Hook SGLang's argument record. Idempotent."""
-    global _registered
-    if _registered:
-        return
-    _registered = True
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    record = "sglang.srt.server_args.ServerArgs"
-    HookRegistry.register(f"{record}.add_cli_args", add_cli_args, HookType.AFTER)
-    HookRegistry.register(f"{record}.from_cli_args", from_cli_args, HookType.AROUND)
 
 
 def add_cli_args(_result: None, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:

@@ -7,17 +7,16 @@ GET /get_server_info lists them under "c2t", with what has been counted.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable
 from typing import Any
 
 from c2t_plugin.config import AUTO
-from c2t_plugin.engines.sglang.metrics import Counts
-from c2t_plugin.engines.sglang.planning import StepPlanner
+from c2t_plugin.engines.sglang.parts import Parts, Scorer
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.scorer import ChainScorer
-from c2t_plugin.traces.recorder import TraceRecorder
+from c2t_plugin.planner.step_planner import StepPlanner
 
 logger = logging.getLogger(__name__)
 
@@ -26,43 +25,10 @@ MAX_DEPTH = "speculative_c2t_max_depth"
 AUTO_BETA = "speculative_c2t_auto"
 
 
-class Shown:
-    """Over a worker: what the handlers here and results.py ask it for, all of it its draft worker's."""
+def setter(original: Callable[..., Any]) -> Callable[..., Any]:
+    """SGLang's handler, which ours are taken out of the request for."""
 
-    _draft_worker: Any
-
-    @property
-    def scorer(self) -> ChainScorer:
-        return self._draft_worker.scorer
-
-    @property
-    def recorder(self) -> TraceRecorder | None:
-        return self._draft_worker.recorder
-
-    @property
-    def planner(self) -> StepPlanner | None:
-        return self._draft_worker.planner
-
-    @property
-    def counts(self) -> Counts:
-        return self._draft_worker.counts
-
-    @property
-    def configuration(self) -> dict[str, Any]:
-        """What runs, every option resolved."""
-        return self._draft_worker.configuration
-
-
-def install() -> None:
-    """Wrap the scheduler's two handlers, once per process. Called before the scheduler binds them."""
-    from sglang.srt.managers.scheduler import Scheduler
-
-    if not hasattr(Scheduler.set_internal_state, "c2t"):
-        Scheduler.set_internal_state = _setter(Scheduler.set_internal_state)
-        Scheduler.get_internal_state = _getter(Scheduler.get_internal_state)
-
-
-def _setter(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def set_internal_state(self: Any, recv_req: Any) -> Any:
         from sglang.srt.managers.io_struct import SetInternalStateReqOutput
 
@@ -74,28 +40,30 @@ def _setter(original: Callable[..., Any]) -> Callable[..., Any]:
             logger.warning("C2T: %s cannot be changed in one request with %s", sorted(requested), sorted(ours))
             return SetInternalStateReqOutput(updated=False)
         try:
-            apply(self.draft_worker.scorer, self.draft_worker.planner, ours)
-            publish(self.draft_worker)
+            apply(self.draft_worker.c2t.scorer, self.draft_worker.c2t.planner, ours)
+            publish(self.draft_worker.c2t)
         except ConfigError as error:
             logger.warning("C2T: %s", error)
             return SetInternalStateReqOutput(updated=False)
-        logger.info("C2T: %s", state(self.draft_worker))
+        logger.info("C2T: %s", state(self.draft_worker.c2t))
         return SetInternalStateReqOutput(updated=True)
 
-    set_internal_state.c2t = True  # type: ignore[attr-defined]
     return set_internal_state
 
 
-def _getter(original: Callable[..., Any]) -> Callable[..., Any]:
+def getter(original: Callable[..., Any]) -> Callable[..., Any]:
+    """SGLang's handler, with what ours have to say beside."""
+
+    @functools.wraps(original)
     def get_internal_state(self: Any, recv_req: Any) -> Any:
         output = original(self, recv_req)
-        output.internal_state["c2t"] = report(self.draft_worker)
+        output.internal_state["c2t"] = report(self.draft_worker.c2t)
         return output
 
     return get_internal_state
 
 
-def apply(scorer: ChainScorer, planner: StepPlanner | None, values: dict[str, float]) -> None:
+def apply(scorer: Scorer, planner: StepPlanner | None, values: dict[str, float]) -> None:
     """Change all values or, with ConfigError, none."""
     depth, auto = values.get(MAX_DEPTH), values.get(AUTO_BETA)
     if depth is not None and int(depth) != depth:
@@ -119,30 +87,30 @@ def apply(scorer: ChainScorer, planner: StepPlanner | None, values: dict[str, fl
         planner.active = auto is not None
 
 
-def publish(worker: Any) -> None:
+def publish(parts: Parts) -> None:
     """Tell Prometheus the settings."""
-    exporter, found = worker.counts.exporter, state(worker)
+    exporter, found = parts.counts.exporter, state(parts)
     if exporter is not None:
-        exporter.set("beta", math.nan if found["beta"] == AUTO else found["beta"])
-        exporter.set("max_depth", found["max_depth"])
+        exporter.set("beta", math.nan if found["beta"] == AUTO else float(found["beta"]))
+        exporter.set("max_depth", int(found["max_depth"]))
 
 
-def report(worker: Any) -> dict[str, Any]:
-    """Settings, counts and the whole configuration of a running worker."""
-    recorder = worker.recorder
+def report(parts: Parts) -> dict[str, Any]:
+    """Settings, counts and the whole configuration of a running server."""
+    recorder = parts.recorder
     traces = None if recorder is None else {"recorded": recorder.recorded, "dropped": recorder.dropped}
     return {
-        **state(worker),
-        **worker.counts.state(),
+        **state(parts),
+        **parts.counts.state(),
         "traces": traces,
-        "planner": None if worker.planner is None else worker.planner.state(),
-        "configuration": worker.configuration,
+        "planner": None if parts.planner is None else parts.planner.state(),
+        "configuration": parts.configuration,
     }
 
 
-def state(worker: Any) -> dict[str, float | int | str]:
+def state(parts: Parts) -> dict[str, float | int | str]:
     """beta, longest chain, draft steps, and how many tokens were kept for want of finite statistics."""
-    scorer, planner = worker.scorer, worker.planner
+    scorer, planner = parts.scorer, parts.planner
     return {
         "beta": AUTO if planner is not None and planner.active else float(scorer.beta),
         "max_depth": int(scorer.max_depth),

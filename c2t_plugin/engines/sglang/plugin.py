@@ -9,8 +9,7 @@ def register() -> None:
     SGLang logs and swallows any Exception of a plugin. A server that was not asked for C2T can go on without it; one
     that was fails at selection, since the name is unknown.
     """
-    from c2t_plugin.engines.sglang import algo, args, requests
+    from c2t_plugin.engines.sglang import algo, patches
 
     algo.register()
-    args.register()
-    requests.register()
+    patches.PATCHES.apply(patches.LOAD)

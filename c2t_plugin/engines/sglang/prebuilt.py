@@ -8,14 +8,9 @@ probability is taken for 1.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from c2t_plugin.engines.sglang import requests
-
-if TYPE_CHECKING:
-    from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2 as _StockWorker
-else:
-    _StockWorker = object
 
 
 def build_disagg_draft_input(algorithm: Any, batch: Any, *positional: Any, **keyword: Any) -> Any:
@@ -24,17 +19,14 @@ def build_disagg_draft_input(algorithm: Any, batch: Any, *positional: Any, **key
     return algorithm.base.build_disagg_draft_input(batch, *positional, **keyword)
 
 
-class PrebuiltMixin(_StockWorker):
-    """Over a stock worker: takes over the requests that have come since its last step."""
+def take_over(algorithm: Any, scorer: Any, device: Any) -> None:
+    """Give the requests that have come since the last step their own seeds and options. To be called before each.
 
-    _draft_worker: Any
-
-    def forward_batch_generation(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
-        # Not where they are noted: on 0.5.17 a step is running then that may write seeds for the slots' former owners.
-        noted, scorer = self.speculative_algorithm.prebuilt, self._draft_worker.scorer
-        while noted:
-            slots, reqs = noted.pop(0)
-            slots = slots.to(self.device, non_blocking=True)
-            scorer.clear_seed(slots)
-            requests.set_options(scorer, slots, reqs)
-        return super().forward_batch_generation(batch, *positional, **keyword)
+    Not where they are noted: on 0.5.17 a step is running then that may write seeds for the slots' former owners.
+    """
+    noted = algorithm.prebuilt
+    while noted:
+        slots, reqs = noted.pop(0)
+        slots = slots.to(device, non_blocking=True)
+        scorer.clear_seed(slots)
+        requests.set_options(scorer, slots, reqs)

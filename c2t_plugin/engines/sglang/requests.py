@@ -6,7 +6,6 @@ parameters, so that a bad value is answered with status 400 before the request m
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from c2t_plugin.config import THRESHOLDS
 from c2t_plugin.engines.sglang import args
+from c2t_plugin.engines.sglang.step import record_of
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.limits import RequestLimits
 
@@ -81,19 +81,12 @@ def set_options(scorer: RequestLimits, slots: Tensor, reqs: Sequence[Any]) -> No
     """
     options = [RequestOptions.of(req.sampling_params.custom_params) for req in reqs]
     for req, each in zip(reqs, options, strict=True):
-        req.c2t_own_beta = each.threshold is not None
+        record_of(req).own_beta = each.threshold is not None
     scorer.set_requests(slots, [each.threshold for each in options], [each.longest for each in options])
 
 
-@functools.cache
-def register() -> None:
-    """Hook SGLang's check of sampling parameters. Idempotent."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register("sglang.srt.sampling.sampling_params.SamplingParams.verify", _check, HookType.AFTER)
-
-
-def _check(result: None, params: Any, *_: Any, **__: Any) -> None:
+def check(result: None, params: Any, *_: Any, **__: Any) -> None:
+    """AFTER hook over SGLang's check of sampling parameters. Raises ConfigError for options that do not hold."""
     from sglang.srt.runtime_context import get_server_args
 
     # Read here and not once: an extra tokenizer worker has its plugins before it knows its server's arguments.

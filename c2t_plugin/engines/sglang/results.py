@@ -5,102 +5,76 @@ Nothing here waits for the device: tensors travel with the copy that SGLang make
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from c2t_plugin.engines.sglang.metrics import Counts, RequestCounts
+from c2t_plugin.engines.sglang.metrics import RequestCounts
+from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.requests import KEY
-from c2t_plugin.traces.recorder import TraceRecorder, is_chosen
+from c2t_plugin.engines.sglang.step import Step, attach, record_of, step_of
+
+if TYPE_CHECKING:
+    from c2t_plugin.traces.recorder import TraceRecorder
 
 
-class Drafted(NamedTuple):
-    """One draft of a batch. stats: (rows, d_max, 4), see ChainScorer.stats. tokens: (rows, d_max) int64."""
+def with_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Over SGLang's copy of a result to the host: the step's record goes with it."""
 
-    stats: Tensor
-    tokens: Tensor
-
-    def to_host(self) -> Drafted:
-        """Start the copy; the caller knows when it has ended."""
-        return Drafted(*map(to_host, self))
-
-
-def to_host(tensor: Tensor) -> Tensor:
-    """Start a copy; the caller knows when it has ended."""
-    if tensor.is_cuda:
-        # SGLang copies on a stream of its own, of which the owner of this memory does not know.
-        tensor.record_stream(torch.cuda.current_stream(tensor.device))
-    return tensor.to("cpu", non_blocking=True)
-
-
-def install() -> None:
-    """Wrap SGLang's copy of a result to the host and what the scheduler does with it, once per process."""
-    from sglang.srt.managers.scheduler import Scheduler
-    from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
-    from sglang.srt.managers.scheduler_components.output_streamer import _GenerationStreamAccumulator
-    from sglang.srt.managers.utils import GenerationBatchResult
-
-    if not hasattr(Scheduler.process_batch_result, "c2t"):
-        GenerationBatchResult.copy_to_cpu = _with_drafts(GenerationBatchResult.copy_to_cpu)
-        SchedulerBatchResultProcessor._resolve_spec_v2_tokens = _counting(
-            SchedulerBatchResultProcessor._resolve_spec_v2_tokens
-        )
-        _GenerationStreamAccumulator.accept = _telling(_GenerationStreamAccumulator.accept)
-        Scheduler.process_batch_result = _finishing(Scheduler.process_batch_result)
-
-
-def _with_drafts(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def copy_to_cpu(self: Any, *positional: Any, **keyword: Any) -> Any:
-        # before the original, whose event then covers these copies too
-        if getattr(self, "c2t_drafted", None) is not None:
-            self.c2t_drafted = self.c2t_drafted.to_host()
-        if getattr(self, "c2t_wanted", None) is not None:
-            self.c2t_wanted = to_host(self.c2t_wanted)
+        step = step_of(self)
+        if step is not None:
+            # before the original, whose event then covers these copies too
+            attach(self, step.to_host())
         return original(self, *positional, **keyword)
 
     return copy_to_cpu
 
 
-def _counting(original: Callable[..., Any]) -> Callable[..., Any]:
+def counting(original: Callable[..., Any]) -> Callable[..., Any]:
     """Over what SGLang takes a step's tokens out of its result with: the result has arrived, and no request has ended
     of it or been answered yet."""
 
+    @functools.wraps(original)
     def resolve(self: Any, result: Any, batch: Any) -> Any:
         tokens = original(self, result, batch)
-        if getattr(result, "c2t_rows", None) is not None:
-            count(self.draft_worker.counts, self.draft_worker.recorder, batch.reqs, result)
+        step = step_of(result)
+        if step is not None:
+            count(self.draft_worker.c2t, batch.reqs, result, step)
         return tokens
 
     return resolve
 
 
-def count(counts: Counts, recorder: TraceRecorder | None, reqs: Sequence[Any], result: Any) -> None:
-    """Note one step with the server, its requests and, of recorded ones, the recorder."""
+def count(parts: Parts, reqs: Sequence[Any], result: Any, step: Step) -> None:
+    """Note one verified step with the server, its requests and, of recorded ones, the recorder."""
+    assert step.rows is not None and step.depth is not None
     # With the overlap scheduler a request that has ended is in one more batch; that row means nothing.
     running = [row for row, req in enumerate(reqs) if not (req.finished() or req.is_retracted)]
-    rows, depth = result.c2t_rows, result.c2t_depth
     accepted, verified = ((lens[running] - 1).tolist() for lens in (result.accept_lens, result.cap_lens))
-    wanted = verified if result.c2t_wanted is None else result.c2t_wanted[running].tolist()
-    counts.add(verified, accepted, rows, depth, wanted)
+    wanted = verified if step.wanted is None else step.wanted[running].tolist()
+    parts.counts.add(verified, accepted, step.rows, step.depth, wanted)
     for row, length, asked in zip(running, verified, wanted, strict=True):
-        req = reqs[row]
-        if not hasattr(req, "c2t_counts"):
-            req.c2t_counts = RequestCounts()
-        req.c2t_counts.add(length, rows, depth, asked, result.c2t_classifier_s)
-        drafted = result.c2t_drafted
-        if recorder is not None and drafted is not None and req.c2t_chosen:
+        req, record = reqs[row], record_of(reqs[row])
+        if record.counts is None:
+            record.counts = RequestCounts()
+        record.counts.add(length, step.rows, step.depth, asked, step.seconds)
+        recorder, drafted = parts.recorder, step.drafted
+        if recorder is not None and drafted is not None and record.chosen:
             recorder.add(req.rid, len(req.output_ids) - 1, drafted.stats[row], drafted.tokens[row].tolist())
 
 
-def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+def telling(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Over what SGLang gathers a request's answer with: one that has ended is told its own counts."""
+
+    @functools.wraps(original)
     def accept(self: Any, *, req: Any) -> None:
         before = len(self.rids)
         original(self, req=req)
         if len(self.rids) == before or self.rust_server_mode:
             return
-        counted = getattr(req, "c2t_counts", None) if req.finished() else None
+        counted = record_of(req).counts if req.finished() else None
         column = self.customized_info.get(KEY)
         if column is None and counted is None:
             return
@@ -111,22 +85,27 @@ def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
     return accept
 
 
-def _finishing(original: Callable[..., Any]) -> Callable[..., Any]:
+def finishing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Over what SGLang does with a result, of a prefill too."""
+
+    @functools.wraps(original)
     def process_batch_result(self: Any, batch: Any, result: Any) -> Any:
         settled = original(self, batch, result)
-        finish(self.draft_worker.recorder, batch.reqs)
+        finish(self.draft_worker.c2t.recorder, batch.reqs)
         return settled
 
-    process_batch_result.c2t = True  # type: ignore[attr-defined]
     return process_batch_result
 
 
 def any_chosen(reqs: Sequence[Any], recorder: TraceRecorder) -> bool:
     """Whether a request of the batch belongs to the recorded share; each is decided on once."""
+    from c2t_plugin.traces.recorder import is_chosen
+
     for req in reqs:
-        if not hasattr(req, "c2t_chosen"):
-            req.c2t_chosen = is_chosen(req.rid, recorder.share)
-    return any(req.c2t_chosen for req in reqs)
+        record = record_of(req)
+        if record.chosen is None:
+            record.chosen = is_chosen(req.rid, recorder.share)
+    return any(record_of(req).chosen for req in reqs)
 
 
 def finish(recorder: TraceRecorder | None, reqs: Sequence[Any]) -> None:
@@ -135,5 +114,5 @@ def finish(recorder: TraceRecorder | None, reqs: Sequence[Any]) -> None:
     if recorder is None:
         return
     for req in reqs:
-        if getattr(req, "c2t_chosen", False) and req.finished():
+        if record_of(req).chosen and req.finished():
             recorder.finish(req.rid, req.origin_input_ids, req.output_ids)

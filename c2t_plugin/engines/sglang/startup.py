@@ -1,4 +1,4 @@
-"""What a worker needs of C2T, made once its memory is."""
+"""What a server process serves with, made once its memory is, and completed once its attention backends are."""
 
 from __future__ import annotations
 
@@ -15,34 +15,22 @@ from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.sglang import args
 from c2t_plugin.engines.sglang.checkpoints import classifier_kind
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter
-from c2t_plugin.engines.sglang.planning import StepPlanner
+from c2t_plugin.engines.sglang.parts import Parts, Scorer
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve, switched_depths
-from c2t_plugin.scorer import ChainScorer
-from c2t_plugin.traces.recorder import TraceRecorder
+from c2t_plugin.planner.step_planner import StepPlanner
 
 logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass
-class Made:
-    """configuration: every option as it was resolved."""
-
-    scorer: ChainScorer
-    counts: Counts
-    recorder: TraceRecorder | None
-    planner: StepPlanner | None
-    configuration: dict[str, Any]
 
 
 def prepare(
     server_args: Any,
     base: str,
-    make_scorer: Callable[[NodeClassifier, float, C2TConfig], ChainScorer],
+    make_scorer: Callable[[NodeClassifier, float, C2TConfig], Scorer],
     *,
     most: int,
     leads: bool,
-) -> Made:
+) -> Parts:
     """For one rank; `leads`: it reports and records. most: how many draft tokens of a request can be verified."""
     config = args.config_of(server_args)
     draft = server_args.speculative_draft_model_path
@@ -83,10 +71,37 @@ def prepare(
     planner = _planner(config, scorer, spec, most) if beta == AUTO else None
     # Kernels of other devices run when they have time, some of them out of a graph: the host's clock knows nothing.
     counts = Counts(most, exporter, classifier_s=0.0 if scorer.beta.device.type == "cpu" else None)
-    return Made(scorer, counts, recorder, planner, configuration)
+    return Parts(scorer, counts, recorder, planner, configuration)
 
 
-def _planner(config: C2TConfig, scorer: ChainScorer, spec: ClassifierSpec, most: int) -> StepPlanner:
+def complete(worker: Any, config: C2TConfig) -> Any:
+    """Choose what the target computes, and have SGLang capture its graphs for that. Said in the log.
+
+    worker: SGLang's, whose attention backends exist and whose graphs do not. Returns what stands in the place of the
+    controller of SGLang's `--speculative-adaptive`; None: nothing does.
+    """
+    from c2t_plugin.engines.sglang.drafters.depths import DepthSwitch
+    from c2t_plugin.engines.sglang.verify import choice, lagged, windows
+
+    parts, planner = worker.c2t, worker.c2t.planner
+    packing = parts.packing = choice.start(config, worker.server_args, worker.target_worker)
+    parts.configuration["ragged"] = "off" if packing is None else packing.backend
+    parts.lagged = lagged.start(config, packing, parts.scorer, worker.req_to_token_pool.size)
+    controller: Any
+    if planner is not None and planner.depths:
+        controller = DepthSwitch(worker, planner.depths)
+    else:
+        controller = parts.windows = windows.start(config, worker.server_args, worker, packed=packing is not None)
+        parts.configuration["widths"] = None if parts.windows is None else parts.windows.widths
+    if planner is not None and packing is not None:
+        planner.packed, planner.sizes = True, packing.sizes
+    elif planner is not None:
+        planned = "plans the draft's depth alone" if planner.depths else "verifies every node"
+        logger.warning("C2T: beta auto %s, since the whole window is computed anyway", planned)
+    return controller
+
+
+def _planner(config: C2TConfig, scorer: Scorer, spec: ClassifierSpec, most: int) -> StepPlanner:
     if config.policy == "c2t" and spec.training.get("calibrated") != config.mode:
         logger.warning(
             "C2T: beta auto takes confidences for probabilities, and this classifier's were not made that on %ss: "

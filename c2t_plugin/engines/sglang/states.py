@@ -1,4 +1,5 @@
-"""Building and applying SGLang's adaptive runtime states, one for each depth (depths.py) or width (windows.py)."""
+"""Building and applying SGLang's adaptive runtime states, one for each depth (drafters/depths.py) or width
+(verify/windows.py)."""
 
 from __future__ import annotations
 
@@ -9,9 +10,7 @@ from typing import Any
 from sglang.srt.runtime_context import get_context, get_spec
 from sglang.srt.speculative import eagle_draft_extend_cuda_graph_runner as extend_graphs
 
-from c2t_plugin.engines.sglang.construction import replaced
-
-_WIDTH = "resolve_num_tokens_per_req"
+from c2t_plugin.engines.sglang.patches import EXTEND_WIDTH, PATCHES
 
 
 def build(worker: Any, depth: int, width: int) -> Any:
@@ -21,10 +20,9 @@ def build(worker: Any, depth: int, width: int) -> Any:
 
 
 def _extend_graphs_of_the_state() -> contextlib.AbstractContextManager[None]:
-    if "server_args" not in inspect.signature(getattr(extend_graphs, _WIDTH)).parameters:
+    if "server_args" not in inspect.signature(extend_graphs.resolve_num_tokens_per_req).parameters:
         return contextlib.nullcontext()
-    # 0.5.17 reads the width off the arguments, where it stays the widest: such a graph would fit no step of the state.
-    return replaced(extend_graphs, _WIDTH, lambda *, phase, server_args: get_spec().speculative_num_draft_tokens)
+    return PATCHES.during(EXTEND_WIDTH, lambda *, phase, server_args: get_spec().speculative_num_draft_tokens)
 
 
 def apply(worker: Any, state: Any) -> None:

@@ -9,9 +9,8 @@ from c2t_plugin.config import TREE_ATTENTION, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
 from c2t_plugin.engines.contract import check_contract
 from c2t_plugin.engines.served_traces import check_directory
-from c2t_plugin.engines.sglang import args, checkpoints, startup, unplugged
+from c2t_plugin.engines.sglang import args, checkpoints, startup, tree_options, unplugged
 from c2t_plugin.engines.sglang.contract import SUPPORTED, SYMBOLS
-from c2t_plugin.engines.sglang.trees import shape
 from c2t_plugin.errors import C2TError, ConfigError
 
 # Draft steps when --speculative-num-steps is not given: deep enough for the classifier to choose, cheap enough to drop.
@@ -153,7 +152,7 @@ def _shape(server_args: Any, config: C2TConfig) -> None:
     if config.mode == "tree":
         if config.trace_dir is not None:
             raise ConfigError("--speculative-c2t-trace-dir records chains; leave it out in tree mode")
-        shape.resolve(server_args, config.policy)
+        tree_options.resolve(server_args, config.policy)
     else:
         _resolve_chain(server_args)
 

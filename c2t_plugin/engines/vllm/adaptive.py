@@ -17,10 +17,10 @@ from torch import Tensor
 from c2t_kernels import early_stop
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.features import NodeStats
-from c2t_plugin.scorer import ChainScorer
+from c2t_plugin.scorer import DraftScorer
 
 
-class StepScorer(ChainScorer):
+class StepScorer(DraftScorer):
     """Confidences of a batch's chains; rows are places in the batch, columns draft steps.
 
     `predict` and `observe` have the arguments of `predict` and `step` of vLLM's OnlineAcceptanceEstimator. Nothing is
@@ -93,10 +93,6 @@ class StepScorer(ChainScorer):
     def any_alive_after(self, rows: int, steps: int) -> bool:
         """Whether a chain may grow behind its first `steps` tokens. Asks the device, so not for a captured graph."""
         return bool(((self.kept(rows, steps) == steps) & (self.max_depth > steps)).any())
-
-    def stats(self, rows: int) -> Tensor | None:
-        """(rows, d_max, 4) float32 copy, see ChainScorer; of steps that were not drafted what an earlier draft left."""
-        return None if self._stats is None else self._stats[:rows].clone()
 
     def forget(self) -> None:
         """Count from here."""

@@ -36,8 +36,8 @@ WORKERS = {
 
 # Under adaptive verification, by whether scheduling is asynchronous.
 SCHEDULERS = {
-    False: "c2t_plugin.engines.vllm.scheduler.CountingScheduler",
-    True: "c2t_plugin.engines.vllm.scheduler.AsyncCountingScheduler",
+    False: "c2t_plugin.engines.vllm.verified.CountingScheduler",
+    True: "c2t_plugin.engines.vllm.verified.AsyncCountingScheduler",
 }
 
 # Options of C2T that mean nothing here, and why.

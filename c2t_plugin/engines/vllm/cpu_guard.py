@@ -44,7 +44,6 @@ def unless_empty(stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def apply_top_k_top_p(logits: Tensor, k: Tensor | None, p: Tensor | None) -> Tensor:
         return stock(logits, k, p) if logits.shape[0] else logits
 
-    apply_top_k_top_p.c2t = True  # type: ignore[attr-defined]
     return apply_top_k_top_p
 
 
@@ -52,12 +51,12 @@ def install() -> None:
     """Put both in place of vLLM's, in this process. Idempotent."""
     from vllm.triton_utils import HAS_TRITON
     from vllm.triton_utils.dispatcher import register_kernels
-    from vllm.v1.sample import rejection_sampler
+
+    from c2t_plugin.engines.vllm.patches import CPU, PATCHES
 
     if HAS_TRITON:
         return
     # each engine of the process has put vLLM's own in place again
     kernels: dict[str, Any] = {KERNEL: expand}
     register_kernels(kernels)
-    if not hasattr(rejection_sampler.apply_top_k_top_p, "c2t"):
-        rejection_sampler.apply_top_k_top_p = unless_empty(rejection_sampler.apply_top_k_top_p)
+    PATCHES.apply(CPU)

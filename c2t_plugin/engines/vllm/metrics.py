@@ -6,12 +6,13 @@
 gamma is the mean of `length` over the steps, tau (bonus excluded) is accepted tokens per step. vLLM's own
 vllm:spec_decode_num_drafts leaves out the steps of requests without a draft, so its means are those of the requests
 that had one. Draft tokens are those that were verified: what the scheduler scheduled, less what adaptive verification
-cut on the device (scheduler.py).
+cut on the device (verified.py).
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import prometheus_client
@@ -58,27 +59,27 @@ class VerifyCounters:
             self._plain[engine] = 0
 
 
-def install() -> None:
-    """Let vLLM's Prometheus logger keep the counters of engines that use C2T. Idempotent."""
-    from vllm.v1.metrics.loggers import PrometheusStatLogger
+def creating(stock: Callable[..., None]) -> Callable[..., None]:
+    """The constructor of vLLM's Prometheus logger, which gives those of engines that use C2T its counters."""
 
-    create, record = PrometheusStatLogger.__init__, PrometheusStatLogger.record
-    if hasattr(create, "c2t"):
-        return
-
-    @functools.wraps(create)
-    def counting_create(self: Any, vllm_config: Any, *positional: Any, **keyword: Any) -> None:
-        create(self, vllm_config, *positional, **keyword)
+    @functools.wraps(stock)
+    def create(self: Any, vllm_config: Any, *positional: Any, **keyword: Any) -> None:
+        stock(self, vllm_config, *positional, **keyword)
         self.c2t_counters = None if Settings.of(vllm_config) is None else VerifyCounters(self)
 
-    @functools.wraps(record)
-    def counting_record(
+    return create
+
+
+def recording(stock: Callable[..., None]) -> Callable[..., None]:
+    """What vLLM's Prometheus logger notes an iteration with, which keeps them."""
+
+    @functools.wraps(stock)
+    def record(
         self: Any, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
-        record(self, scheduler_stats, iteration_stats, mm_cache_stats=mm_cache_stats, engine_idx=engine_idx)
+        stock(self, scheduler_stats, iteration_stats, mm_cache_stats=mm_cache_stats, engine_idx=engine_idx)
         if self.c2t_counters is not None:
             drafts = None if scheduler_stats is None else scheduler_stats.spec_decoding_stats
             self.c2t_counters.record(engine_idx, drafts, iteration_stats)
 
-    counting_create.c2t = True  # type: ignore[attr-defined]
-    PrometheusStatLogger.__init__, PrometheusStatLogger.record = counting_create, counting_record
+    return record

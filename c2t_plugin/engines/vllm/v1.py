@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +20,9 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 
 from c2t_plugin.classifier import load_classifier
 from c2t_plugin.engines.vllm.config import Settings
-from c2t_plugin.engines.vllm.early_exit import AllCut, may_leave
+from c2t_plugin.engines.vllm.patches import COMPUTE_LOGITS, PATCHES
 from c2t_plugin.engines.vllm.served import ServedTraces
+from c2t_plugin.engines.vllm.worker import AllCut, may_leave
 from c2t_plugin.scorer import ChainScorer
 
 if TYPE_CHECKING:
@@ -61,8 +63,9 @@ class _ChainMixin(_StockProposer):
 
     def load_model(self, *positional: Any, **keyword: Any) -> None:
         super().load_model(*positional, **keyword)
-        compute_logits = self.model.compute_logits
+        PATCHES.on(COMPUTE_LOGITS, self.model, self._scoring)
 
+    def _scoring(self, compute_logits: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(compute_logits)
         def scored(*positional: Any, **keyword: Any) -> Any:
             logits = compute_logits(*positional, **keyword)
@@ -70,7 +73,7 @@ class _ChainMixin(_StockProposer):
             self._score(logits)
             return logits
 
-        self.model.compute_logits = scored
+        return scored
 
     def _score(self, logits: Tensor) -> None:
         if self._scored == 0:
@@ -120,7 +123,5 @@ class C2TDraftModelProposer(_ChainMixin, DraftModelProposer):
     """Stand-alone draft models."""
 
 
-def substitutes() -> list[tuple[str, str, type]]:
-    """Module, name there, and the class that stands for that name while vLLM builds its model runner."""
-    runner = "vllm.v1.worker.gpu_model_runner"
-    return [(runner, "EagleProposer", C2TEagleProposer), (runner, "DraftModelProposer", C2TDraftModelProposer)]
+# While vLLM builds its model runner each stands in the place of its last base.
+DRAFTERS: tuple[type, ...] = (C2TEagleProposer, C2TDraftModelProposer)

@@ -21,8 +21,8 @@ from vllm.v1.worker.gpu.spec_decode.utils import DraftTokensHandler
 from c2t_plugin.classifier import load_classifier
 from c2t_plugin.engines.vllm.adaptive import StepScorer
 from c2t_plugin.engines.vllm.config import Settings
-from c2t_plugin.engines.vllm.early_exit import AllCut, may_leave
 from c2t_plugin.engines.vllm.served import ServedTraces
+from c2t_plugin.engines.vllm.worker import AllCut, may_leave
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator as _StockSpeculator
@@ -129,8 +129,5 @@ class CuttingHandler(DraftTokensHandler):
         return DraftTokenIds(drafts.req_ids, [row[:length] for row, length in rows])
 
 
-def substitutes() -> list[tuple[str, str, type]]:
-    """Module, name there, and the class that stands for that name while vLLM builds its model runner."""
-    ours = (C2TEagleSpeculator, C2TMTPSpeculator, C2TStandaloneSpeculator)
-    stock = [(cls.__bases__[-1].__module__, cls.__bases__[-1].__name__, cls) for cls in ours]
-    return [*stock, ("vllm.v1.worker.gpu.model_runner", "DraftTokensHandler", CuttingHandler)]
+# While vLLM builds its model runner each stands in the place of its last base.
+DRAFTERS: tuple[type, ...] = (C2TEagleSpeculator, C2TMTPSpeculator, C2TStandaloneSpeculator, CuttingHandler)

@@ -1,12 +1,26 @@
-"""The numbers of verified draft tokens, on their way from the device with the sampled tokens of the same step."""
+"""How many draft tokens were verified, under adaptive verification.
+
+vLLM schedules whole drafts there and cuts them on the device, so its statistics would take all of them for verified.
+The numbers come from the device with the sampled tokens of the same step. The statistics leave out what a grammar has
+refused, by a number per request; what was cut is left out by the same number.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.async_utils import AsyncOutput, async_copy_to_np, stream
 
 from c2t_plugin.engines.vllm.config import VERIFIED
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler as _StockScheduler
+else:
+    _StockScheduler = object
 
 
 class VerifiedOutput(AsyncModelRunnerOutput):
@@ -25,3 +39,24 @@ class VerifiedOutput(AsyncModelRunnerOutput):
         verified = (kept + lost for kept, lost in zip(accepted, self._rejected.tolist(), strict=True))
         setattr(found, VERIFIED, dict(zip(found.req_ids, verified, strict=True)))
         return found
+
+
+class _CountingMixin(_StockScheduler):
+    """Over a stock scheduler; its statistics are all that changes."""
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        verified = getattr(model_runner_output, VERIFIED, None)
+        if verified is not None:
+            scheduled = scheduler_output.scheduled_spec_decode_tokens
+            scheduler_output.num_invalid_spec_tokens = {
+                name: len(tokens) - verified[name] for name, tokens in scheduled.items()
+            }
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+
+class CountingScheduler(_CountingMixin, Scheduler):
+    """Synchronous."""
+
+
+class AsyncCountingScheduler(_CountingMixin, AsyncScheduler):
+    """Asynchronous."""

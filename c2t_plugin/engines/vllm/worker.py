@@ -1,13 +1,18 @@
-"""The part of our workers that does not depend on the device: drafters that cut, and control of them at run time."""
+"""The part of our workers that does not depend on the device: drafters that cut, and control of them at run time.
+
+A draft loop ends early when no request of the batch has a token left to draft: `AllCut` is thrown between two steps.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from c2t_plugin.engines.vllm.checkpoints import without_classifier_files
+from c2t_plugin.classifier import FILE_NAME
 from c2t_plugin.engines.vllm.config import Settings
+from c2t_plugin.engines.vllm.patches import PATCHES, WEIGHT_FILES, drafting_by
 from c2t_plugin.engines.vllm.served import RequestsOfV2, ServedTraces
-from c2t_plugin.engines.vllm.standing_in import standing_in
 from c2t_plugin.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,21 +21,45 @@ else:
     _StockWorker = object
 
 
+class AllCut(Exception):
+    """Thrown between two draft steps, outside vLLM's forward context; what was drafted so far stays where it is."""
+
+
+def may_leave(vllm_config: Any) -> bool:
+    """Whether this engine's draft loop may end early.
+
+    A rank that leaves the loop alone would leave the others waiting in a collective, and adaptive verification wants
+    no question to the device between two draft steps.
+    """
+    parallel = vllm_config.parallel_config
+    alone = parallel.world_size == 1 and parallel.data_parallel_size == 1
+    return alone and not vllm_config.speculative_config.enable_adaptive_verification
+
+
+def _without_classifier_files() -> contextlib.AbstractContextManager[None]:
+    """While target and draft are loaded: leave out the files whose names begin as a classifier's does."""
+    stock = WEIGHT_FILES.owner.filter_duplicate_safetensors_files
+
+    def needed(files: list[str], *rest: str) -> list[str]:
+        return [file for file in stock(files, *rest) if not Path(file).name.startswith(Path(FILE_NAME).stem)]
+
+    return PATCHES.during(WEIGHT_FILES, needed)
+
+
 class WorkerMixin(_StockWorker):
     """Over a stock worker. Its c2t_ methods are reached by `collective_rpc`."""
 
     def init_device(self) -> None:
         if self.use_v2_model_runner:
-            from c2t_plugin.engines.vllm.v2 import substitutes
+            from c2t_plugin.engines.vllm.v2 import DRAFTERS
         else:
-            from c2t_plugin.engines.vllm.v1 import substitutes
-        # The runner's constructor names the classes of its drafter.
-        with standing_in(substitutes()):
+            from c2t_plugin.engines.vllm.v1 import DRAFTERS
+        with drafting_by(DRAFTERS):
             super().init_device()
 
     def load_model(self, *positional: Any, **keyword: Any) -> None:
         # an MTP head's classifier lies beside the target
-        with without_classifier_files():
+        with _without_classifier_files():
             super().load_model(*positional, **keyword)
         runner, config = self.model_runner, self.vllm_config
         if self.use_v2_model_runner and not config.speculative_config.enable_adaptive_verification:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.lab.grow import Distributions, Growth
 from c2t_plugin.lab.policies.base import LayerPolicy, alive_where, at_least, between, top_children
+from c2t_plugin.trees.published import EntropyWidth
 from c2t_plugin.trees.token_tree import TokenTree
 
 
@@ -44,13 +44,13 @@ class NaiveWidth(LayerPolicy):
 class DynamicWidth(LayerPolicy):
     """B(H) children of every node, H the entropy of what follows it; fixed depth (S4 4, the expression for B).
 
-    B is 1 below `sure`, 2 from there to `unsure`, then min(ceil(factor * H), widest). Entropies in nats.
+    sure, unsure, factor, widest: see EntropyWidth. Entropies in nats.
     """
 
-    sure: float = 0.02
-    unsure: float = 1.0
-    factor: float = 4.0
-    widest: int = 7
+    sure: float = EntropyWidth.sure
+    unsure: float = EntropyWidth.unsure
+    factor: float = EntropyWidth.factor
+    widest: int = EntropyWidth.widest
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,10 +61,7 @@ class DynamicWidth(LayerPolicy):
 
     def width(self, entropy: Tensor) -> Tensor:
         """B(H): (...) float32 nats -> (...) int64."""
-        many = (entropy * self.factor).ceil().clamp(max=self.widest)
-        few = torch.where(entropy < self.sure, 1, 2)
-        # NaN, which has no children anyway, counts as certain
-        return torch.where(entropy >= self.unsure, many.nan_to_num(1.0).long(), few)
+        return EntropyWidth(self.sure, self.unsure, self.factor, self.widest).of(entropy)
 
     def branch(self, growth: Growth, distributions: Distributions) -> TokenTree:
         block = top_children(growth, distributions, self.top_m, self.widest)

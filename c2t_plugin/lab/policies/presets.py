@@ -21,19 +21,8 @@ from c2t_plugin.lab.policies.dyspec import DySpecGreedy, DySpecThreshold
 from c2t_plugin.lab.policies.eagle2 import Eagle2
 from c2t_plugin.lab.policies.entropy import DynamicWidth, DynamicWidthDepth, NaiveWidth
 from c2t_plugin.lab.policies.specinfer import SpecInfer
-from c2t_plugin.lab.policies.static import FixedBranching, RankPath, StaticTree
-
-# EAGLE-1's 25 drafts: v1 appendix A gives the number only. The shape is that of the EAGLE-1 paper's appendix A as its
-# authors' code has it (SafeAILab/EAGLE, model/choices.py at e98fc7c, "mc_sim_7b_63"). Ranks from the root, by layer.
-EAGLE1_PATHS: tuple[RankPath, ...] = (
-    *((rank,) for rank in range(4)),
-    *((0, rank) for rank in range(3)),
-    *((1, 0), (1, 1), (2, 0), (2, 1), (3, 0)),
-    *((0, 0, rank) for rank in range(3)),
-    *((0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1), (1, 0, 0)),
-    *((0, 0, 0, rank) for rank in range(3)),
-    *((0, 0, 0, 0, rank) for rank in range(2)),
-)
+from c2t_plugin.lab.policies.static import FixedBranching, StaticTree
+from c2t_plugin.trees.published import EAGLE1_PATHS
 
 
 @dataclass(frozen=True)

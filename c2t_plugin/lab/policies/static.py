@@ -20,9 +20,8 @@ from c2t_plugin.lab.policies.base import (
     top_children,
 )
 from c2t_plugin.lab.verify import Drafting, Draw, Pruning
+from c2t_plugin.trees.published import RankPath
 from c2t_plugin.trees.token_tree import TokenTree
-
-RankPath = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

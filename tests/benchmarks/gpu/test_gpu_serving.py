@@ -27,8 +27,8 @@ from benchmarks.serving.client import Completion, Pass
 from benchmarks.serving.decode_log import DECODING, decoding, largest_batch
 from benchmarks.serving.scenarios import CONCURRENCIES
 from benchmarks.serving.sglang_client import NativeClient
-from c2t_plugin.engines.sglang.trees.shape import MAX_CHILDREN
 from c2t_plugin.errors import C2TError
+from c2t_plugin.trees.shape import MAX_CHILDREN
 from tests.support.core.ended import ended
 
 OWN_BETA = 0.4

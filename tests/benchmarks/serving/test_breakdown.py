@@ -156,7 +156,7 @@ def test_an_unknown_arm_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_in_trees_the_choice_of_nodes_counts_as_the_rerank():
     grow, best = "kernels/c2t_kernels/reference/growth.py(37): grow_layer", "c2t_plugin/trees/token_tree.py(216): best"
     score = "kernels/c2t_kernels/reference/network.py(59): confidence_of"
-    draft = "c2t_plugin/engines/sglang/trees/worker.py(117): draft"
+    draft = "c2t_plugin/engines/sglang/worker.py(117): draft"
     found = phases(
         [call(STEP, 0, 900), call(draft, 0, 800), call(grow, 100, 300), call(score, 150, 250), call(best, 400, 450)]
     )

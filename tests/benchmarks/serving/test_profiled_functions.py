@@ -21,7 +21,6 @@ FOUND = [
     ("rerank", "sglang/srt/speculative/eagle_utils.py", "organize_draft_results"),
     ("draft", "c2t_plugin/engines/sglang/worker.py", "draft"),
     ("draft", "c2t_plugin/engines/sglang/worker.py", "_draft_extend_for_decode"),
-    ("draft", "c2t_plugin/engines/sglang/trees/worker.py", "draft"),
     ("rerank", "c2t_plugin/trees/token_tree.py", "best"),
     ("classifier", "c2t_plugin/classifier.py", "confidence"),
     ("classifier", "c2t_kernels/reference/network.py", "confidence_of"),

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.simulation.roofline import GPUS, MODELS, Assumptions, Gpu, Machine, Measured, Model, draft_of
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve
-from c2t_plugin.profiling import CostProfile
+from c2t_plugin.planner.profile import CostProfile
 
 L40 = Machine(GPUS["L40"])
 LLAMA = MODELS["llama-3.1-8b"]
@@ -53,7 +53,7 @@ def test_plain_decoding_pays_for_no_draft_and_c2t_for_its_statistics():
     plain_curve = L40.curve(LLAMA, None, 8)
     unscored_curve = L40.curve(LLAMA, MODELS["llama-3.2-1b"], 8)
     scored_curve = L40.curve(LLAMA, MODELS["llama-3.2-1b"], 8, scored=True)
-    assert plain_curve.keep_up == 0.0
+    assert plain_curve.draft_extend == 0.0
     assert scored_curve.draft_s(8) > unscored_curve.draft_s(8)
 
 
@@ -73,9 +73,9 @@ def test_assumptions_that_cannot_be_are_refused(make: Callable[[], object]):
 
 
 def test_a_measured_curve_takes_the_place_of_a_data_sheet():
-    curve = CostCurve(verify=((1, 1.0), (9, 2.0)), draft=((1, 0.1), (9, 0.5)), keep_up=0.2)
+    curve = CostCurve(verify=((1, 1.0), (9, 2.0)), draft=((1, 0.1), (9, 0.5)), draft_extend=0.2)
     measured = Measured(curve)
-    assert measured.curve(LLAMA, None, 4).keep_up == 0.0
+    assert measured.curve(LLAMA, None, 4).draft_extend == 0.0
     assert measured.curve(LLAMA, LLAMA, 4) == curve
     assert measured.curve(LLAMA, LLAMA, 4, width=2).draft_s(4) == pytest.approx(curve.draft_s(8))
 
@@ -95,7 +95,7 @@ def test_what_a_server_made_up_counts_as_not_measured():
     profile = CostProfile((4,), lambda: None, clock=iter(range(99)).__next__)
     while profile.curve() is None:
         assert profile.length(8) == 4
-        for part, count in (("verify", 40), ("draft", 8), ("up", 8)):
+        for part, count in (("verify", 40), ("draft", 8), ("draft_extend", 8)):
             with profile.timed(part, lambda count=count: count):
                 pass
     measured = Measured(profile.curve())
@@ -145,7 +145,7 @@ def test_a_draft_pass_by_hand(scored: bool, width: int, microseconds: float):
 def test_keeping_up_by_hand(scored: bool, width: int, features: int, microseconds: float):
     """3 requests read 3 tokens each, for 41.472 us, and predict one, for 96 us; what reads features does so here."""
     curve = SLOW.curve(TOY, replace(TOY, features=features), 3, scored=scored, width=width)
-    assert curve.keep_up == pytest.approx(microseconds * 1e-6)
+    assert curve.draft_extend == pytest.approx(microseconds * 1e-6)
     assert curve.draft_s(3) == SLOW.curve(TOY, TOY, 3, scored=scored, width=width).draft_s(3)
 
 

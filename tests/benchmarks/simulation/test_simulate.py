@@ -16,7 +16,7 @@ CURVE = CostCurve(
     verify=((1, 10e-3), (96, 10e-3), (960, 100e-3)),
     draft=((1, 0.6e-3), (96, 0.6e-3), (960, 6e-3)),
     fixed=0.3e-3,
-    keep_up=0.6e-3,
+    draft_extend=0.6e-3,
 )
 
 
@@ -49,7 +49,7 @@ def test_one_prompt_by_hand():
     accepted[0, :2] = True
     accepted[4, :3] = True
     traces = traces_of(accepted, torch.zeros(6, dtype=torch.int32))
-    curve = CostCurve(verify=((1, 1.0), (5, 1.0)), draft=((1, 0.1), (5, 0.1)), fixed=0.01, keep_up=0.02)
+    curve = CostCurve(verify=((1, 1.0), (5, 1.0)), draft=((1, 0.1), (5, 0.1)), fixed=0.01, draft_extend=0.02)
     found = serve(traces, torch.ones(6, DEPTH), curve, static(4), slots=3)
     assert (found.steps, found.tokens) == (3, 6)
     # the pass that keeps up gives the first draft token

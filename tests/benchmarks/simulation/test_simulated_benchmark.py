@@ -58,7 +58,7 @@ def setting(requests: int = 2, machine: Machine | Measured = L40) -> Setting:
 
 def test_arms_beyond_a_measured_curve_have_a_reason_and_no_figures(replay: Replay):
     """Two requests with chains of at most 2: nothing that drafts deeper, and no ratio to it."""
-    curve = CostCurve(verify=((2, 0.5), (6, 0.6)), draft=((1, 0.1), (2, 0.12)), keep_up=0.1)
+    curve = CostCurve(verify=((2, 0.5), (6, 0.6)), draft=((1, 0.1), (2, 0.12)), draft_extend=0.1)
     rows = {row.arm: row for row in simulate.matrix(replay, setting(2, Measured(curve)), {}, RUN)}
     assert {arm for arm, row in rows.items() if not row.error} == {"plain", "static 1", "static 2"}
     assert "up to 6, this would take 10" in rows["static 4"].error and not rows["static 4"].metrics
@@ -69,7 +69,7 @@ def test_the_planner_is_not_tuned_beyond_a_measured_curve(
     replay: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(Replay, "load", lambda *_: replay)
-    CostCurve(verify=((1, 0.5), (9, 2.0)), draft=((1, 0.1), (9, 0.5)), keep_up=0.2).save(tmp_path / "curve.json")
+    CostCurve(verify=((1, 0.5), (9, 2.0)), draft=((1, 0.1), (9, 0.5)), draft_extend=0.2).save(tmp_path / "curve.json")
     command = ["--traces", "x", "--tune", "--curve", str(tmp_path / "curve.json"), "--out", str(tmp_path / "rows")]
     assert simulate.main([*command, "--batch", "2"]) == 2
     assert "name a smaller --batch" in capsys.readouterr().err
@@ -208,7 +208,7 @@ def test_the_command_writes_rows(replay: Replay, tmp_path: Path, monkeypatch: py
 def test_the_command_reckons_with_a_measured_curve(replay: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Replay, "load", lambda *_: replay)
     path, out = tmp_path / "half-a-second.json", tmp_path / "rows.jsonl"
-    CostCurve(verify=((1, 0.5), (9, 2.0)), draft=((1, 0.1), (9, 0.5)), keep_up=0.2).save(path)
+    CostCurve(verify=((1, 0.5), (9, 2.0)), draft=((1, 0.1), (9, 0.5)), draft_extend=0.2).save(path)
     assert simulate.main(["--traces", "x", "--curve", str(path), "--batch", "1", "--out", str(out)]) == 0
     rows = read_rows(out, BenchRow)
     assert {row.setting["gpu"] for row in rows} == {"half-a-second"}

@@ -20,7 +20,9 @@ FREE = CostCurve(verify=((1, 1.0), (1000, 1.0)), draft=((1, 1e-6), (1000, 1e-6))
 DEAR = CostCurve(verify=((1, 1.0), (1000, 1000.0)), draft=((1, 0.1), (1000, 0.1)))
 # Every verified token has its price, the first one of a draft too, which no draft pass is spent on.
 PRICED = CostCurve(verify=((1, 1.0), (1001, 21.0)), draft=((1, 0.02), (1000, 0.02)))
-USUAL = CostCurve(verify=((1, 1.0), (32, 1.0), (512, 8.0)), draft=((1, 0.05), (512, 0.2)), fixed=0.02, keep_up=0.03)
+USUAL = CostCurve(
+    verify=((1, 1.0), (32, 1.0), (512, 8.0)), draft=((1, 0.05), (512, 0.2)), fixed=0.02, draft_extend=0.03
+)
 
 probabilities = st.lists(
     st.lists(st.floats(0, 1) | st.just(math.nan), min_size=3, max_size=3), min_size=1, max_size=3
@@ -34,7 +36,7 @@ def chain(acceptance: torch.Tensor) -> list[list[float]]:
 def rate(chains: list[list[float]], kept: tuple[int, ...], curve: CostCurve, drafted: int) -> float:
     expected = len(chains) + sum(sum(row[:count]) for row, count in zip(chains, kept, strict=True))
     seconds = float(curve.verify_s(torch.tensor(len(chains) + sum(kept)))) + drafted * curve.draft_s(len(chains))
-    return expected / (seconds + curve.fixed + curve.keep_up)
+    return expected / (seconds + curve.fixed + curve.draft_extend)
 
 
 @given(acceptance=probabilities, curve=st.sampled_from([FREE, DEAR, USUAL]))
@@ -83,7 +85,7 @@ def test_no_other_choice_is_faster_where_some_tokens_have_to_be_taken_and_passes
         tokens = next((size for size in sizes if size >= tokens), tokens)
         expected = len(chains) + sum(sum(row[:count]) for row, count in zip(chains, kept, strict=True))
         seconds = float(curve.verify_s(torch.tensor(tokens))) + drafted * curve.draft_s(len(chains))
-        return expected / (seconds + curve.fixed + curve.keep_up)
+        return expected / (seconds + curve.fixed + curve.draft_extend)
 
     found = spend(acceptance, curve, drafted, at_least=torch.tensor(least), sizes=sizes)
     every = itertools.product(*(range(few, drafted + 1) for few in least))
@@ -118,22 +120,22 @@ def test_the_depth_is_the_one_whose_best_budget_is_fastest(accepted: list[float]
     requests=st.integers(1, 5),
     curve=st.sampled_from([FREE, DEAR, USUAL]),
     depths=st.sampled_from([(0, 1, 2, 4), (0, 4), (0, 1, 2, 3, 4)]),
-    compact=st.booleans(),
+    packed=st.booleans(),
 )
 def test_of_the_depths_that_there_are_the_fastest_is_taken(
-    accepted: list[float], requests: int, curve: CostCurve, depths: tuple[int, ...], compact: bool
+    accepted: list[float], requests: int, curve: CostCurve, depths: tuple[int, ...], packed: bool
 ):
     chain = torch.tensor(accepted, dtype=torch.float64).cumprod(0)
-    planner = Planner(curve, 4, depths=depths, compact=compact)
+    planner = Planner(curve, 4, depths=depths, packed=packed)
     planner.keep(chain[None])
 
     def rate(depth: int, count: int) -> float:
         expected = requests + sum(chain[i // requests].item() for i in range(count))
-        seconds = float(curve.verify_s(torch.tensor(requests + count))) + curve.fixed + curve.keep_up
+        seconds = float(curve.verify_s(torch.tensor(requests + count))) + curve.fixed + curve.draft_extend
         return expected / (seconds + max(0, depth - 1) * curve.draft_s(requests))
 
     def best(depth: int) -> float:
-        return max(rate(depth, count) for count in (range(depth * requests + 1) if compact else [depth * requests]))
+        return max(rate(depth, count) for count in (range(depth * requests + 1) if packed else [depth * requests]))
 
     chosen = planner.depth(requests)
     assert chosen in depths
@@ -141,7 +143,7 @@ def test_of_the_depths_that_there_are_the_fastest_is_taken(
 
 
 def test_where_the_window_is_computed_anyway_all_of_it_is_kept():
-    planner = Planner(DEAR, 4, compact=False)
+    planner = Planner(DEAR, 4, packed=False)
     assert planner.keep(torch.full((3, 2), 0.5)).tolist() == [2, 2, 2]
     assert planner.keep(torch.full((3, 2), 0.5), torch.tensor([0, 1, 9])).tolist() == [0, 1, 2]
 
@@ -230,7 +232,7 @@ def test_a_curve_survives_its_file(tmp_path: Path):
         ({"draft": [[1, 0.0], [2, 1.0]]}, "positive"),
         ({"draft": [[1, "fast"], [2, 1.0]]}, "no cost curve"),
         ({"fixed": -1}, "0 or more"),
-        ({"keep_up": "nan"}, "0 or more"),
+        ({"draft_extend": "nan"}, "0 or more"),
         ({"format": "something"}, "needs exactly"),
         ({"more": 1}, "needs exactly"),
     ],

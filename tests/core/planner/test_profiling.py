@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from c2t_plugin.planner import CostCurve
-from c2t_plugin.profiling import REPEATS, WARM_UP, CostProfile
+from c2t_plugin.planner.profile import REPEATS, WARM_UP, CostProfile
 
 LENGTHS = (0, 1, 2, 3)
 
@@ -31,7 +31,7 @@ class Machine:
         parts = {
             "draft": (requests, drafted * self.curve.draft_s(requests)),
             "verify": (tokens, float(self.curve.verify_s(torch.tensor(tokens)))),
-            "up": (requests, self.curve.keep_up),
+            "draft_extend": (requests, self.curve.draft_extend),
         }
         for part, (count, seconds) in parts.items():
             passes = drafted if part == "draft" else 1
@@ -41,7 +41,7 @@ class Machine:
 
 @pytest.fixture
 def machine() -> Machine:
-    return Machine(CostCurve(verify=((1, 1.0), (64, 8.0)), draft=((1, 0.1), (16, 0.4)), keep_up=0.25))
+    return Machine(CostCurve(verify=((1, 1.0), (64, 8.0)), draft=((1, 0.1), (16, 0.4)), draft_extend=0.25))
 
 
 def test_every_length_is_measured_and_then_nothing(machine: Machine):
@@ -59,7 +59,7 @@ def test_the_curve_is_the_machines(machine: Machine):
         for _ in range(machine.profile.steps_per_size):
             machine.step(requests)
     found = machine.profile.curve()
-    assert found.keep_up == pytest.approx(0.25)
+    assert found.draft_extend == pytest.approx(0.25)
     assert [requests for requests, _ in found.draft] == [1, 2, 4, 8]
     for requests, seconds in found.draft:
         assert seconds == pytest.approx(machine.curve.draft_s(requests))

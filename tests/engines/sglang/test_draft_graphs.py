@@ -16,6 +16,7 @@ pytestmark = pytest.mark.sglang
 from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier  # noqa: E402
 from c2t_plugin.engines.sglang.metrics import Counts  # noqa: E402
+from c2t_plugin.engines.sglang.parts import Parts  # noqa: E402
 from c2t_plugin.scorer import ChainScorer  # noqa: E402
 from tests.engines.sglang.test_tree_segments import Graph  # noqa: E402
 from tests.engines.sglang.test_windows import EVERY, state_of  # noqa: E402
@@ -83,9 +84,11 @@ class Stock:
 
 @pytest.fixture
 def draft(worker: Any) -> Any:
-    made = type("Draft", (worker._DraftMixin, Stock), {})()
-    made.scorer, made.counts = scorer_of(), Counts(4)
-    made._wrap_draft_runner()
+    from c2t_plugin.engines.sglang.drafters.chain import ChainDrafter
+
+    made = type("Draft", (worker.DraftMixin, Stock), {})()
+    made.c2t = Parts(scorer_of(), Counts(4), None, None, {})
+    made.drafter = ChainDrafter(made, made.c2t)
     made._capture_cuda_graphs()
     return made
 
@@ -113,7 +116,7 @@ def test_seeds_are_those_of_the_replayed_graph(draft: Any):
         draft._draft_extend_for_decode(batch_of(slots), torch.tensor(behind))
         tokens |= dict(zip(slots, behind, strict=True))
         mine = sorted(tokens)
-        assert torch.equal(first(draft.scorer, mine), expected(draft, tokens, mine))
+        assert torch.equal(first(draft.c2t.scorer, mine), expected(draft, tokens, mine))
     graph = draft.cuda_graph_runner_for_draft_extend.graph
     assert graph.replays == len(STEPS)
     assert len(set(expected(draft, tokens, mine).tolist())) == len(mine), "one seed for another would not be seen"
@@ -129,7 +132,7 @@ def test_every_depths_graph_gives_seeds_and_so_does_none(draft: Any):
     for token, runner in enumerate((runners[1], runners[2], runners[0], runners[1])):
         draft.cuda_graph_runner_for_draft_extend = runner
         draft._draft_extend_for_decode(batch_of([3]), torch.tensor([token]))
-        assert torch.equal(first(draft.scorer, [3]), expected(draft, {3: token}, [3]))
+        assert torch.equal(first(draft.c2t.scorer, [3]), expected(draft, {3: token}, [3]))
     assert [runner.graph.replays for runner in runners[:2]] == [1, 2]
 
 
@@ -148,20 +151,19 @@ def switched(worker: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     from sglang.srt.speculative import eagle_worker_v2
 
     from c2t_plugin.engines.sglang import states
-    from c2t_plugin.engines.sglang.depths import DepthMixin, DepthSwitch
+    from c2t_plugin.engines.sglang.drafters.depths import DepthSwitch
 
     kept: list[tuple[str, dict[str, int]]] = [("at start", {"width": 1})]
     context = SimpleNamespace(override=lambda source, **fields: kept.append((source, fields)), _overrides_log=kept)
     for module in (eagle_worker_v2, states):
         monkeypatch.setattr(module, "get_context", lambda: context)
     monkeypatch.setattr(eagle_worker_v2, "log_info_on_rank0", lambda logger, text: logger.info(text))
-    made = object.__new__(type("Whole", (Target, DepthMixin, eagle_worker_v2.EAGLEWorkerV2), {}))
+    made = object.__new__(type("Whole", (Target, worker.StepMixin, eagle_worker_v2.EAGLEWorkerV2), {}))
     made.built, made.planned, made.changes = [], [], kept
     made.speculative_num_steps, made.speculative_num_draft_tokens = DEPTHS[-1], DEPTHS[-1] + 1
     made._target_worker = SimpleNamespace(model_runner=SimpleNamespace())
-    made._draft_worker = SimpleNamespace(
-        draft_runner=SimpleNamespace(), _rebuild_topk1_chain_buffers=lambda: None, plan=lambda reqs: made.planned.pop()
-    )
+    made.planned_depth = lambda reqs: made.planned.pop()
+    made._draft_worker = SimpleNamespace(draft_runner=SimpleNamespace(), _rebuild_topk1_chain_buffers=lambda: None)
     made.adaptive_controller = DepthSwitch(made, DEPTHS)
     made.adaptive_controller.register(state_of(DEPTHS[-1] + 1, DEPTHS[-1]))
     made.adaptive_controller.init_states(cuda_graph_bs=[1, 2])

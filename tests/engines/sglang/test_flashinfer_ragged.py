@@ -72,8 +72,8 @@ def test_only_what_is_asked_for_is_replaced(ran: dict[str, Any]):
 
 
 def test_sglangs_backend_is_made_ragged_and_the_one_for_latent_keys_is_not(ran: dict[str, Any]):
-    assert ran["registry"]["built"] == ["RaggedFlashInferAttnBackend", "ForLatentKeys"]
+    assert ran["registry"]["built"] == ["PackedFlashInferAttnBackend", "ForLatentKeys"]
 
 
 def test_both_modes_have_their_backend_built(ran: dict[str, Any]):
-    assert ran["registry"]["modes"] == {"chain": "flashinfer", "tree": "flashinfer"}
+    assert ran["registry"]["modes"] == dict.fromkeys(("chain", "tree"), "PackedFlashInferAttnBackend")

@@ -16,8 +16,11 @@ from torch import Tensor
 from benchmarks.cpu_engine import SITE
 from c2t_kernels import early_stop, pack_ragged
 from c2t_plugin.config import C2TConfig
-from c2t_plugin.engines.sglang import lagged
-from c2t_plugin.engines.sglang.lagged import LaggedPlan
+from c2t_plugin.engines.sglang.metrics import Counts
+from c2t_plugin.engines.sglang.parts import Parts
+from c2t_plugin.engines.sglang.step import step_of
+from c2t_plugin.engines.sglang.verify import lagged
+from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan
 from c2t_plugin.errors import ConfigError
 from tests.support.sglang import lagged_rule
 from tests.support.sglang.lagged_rule import LAG, MEMORY
@@ -174,31 +177,35 @@ class Drafts:
 
 
 @pytest.fixture
-def worker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+def chain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
     request.getfixturevalue("sgl_kernel")
     monkeypatch.syspath_prepend(str(SITE))
-    from c2t_plugin.engines.sglang import worker
+    from c2t_plugin.engines.sglang import ranks
+    from c2t_plugin.engines.sglang.drafters import chain
 
-    return worker
+    monkeypatch.setattr(ranks, "get_tp_group", lambda: SimpleNamespace(world_size=1))
+    return chain
 
 
 @pytest.mark.sglang
-def test_the_worker_cuts_the_links_where_the_clip_ends(worker: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(worker, "get_tp_group", lambda: SimpleNamespace(world_size=1))
-    made = object.__new__(type("Draft", (worker._DraftMixin,), {}))
-    made.speculative_num_steps, made.scorer, made.lagged = D_MAX, Drafts(), plan_of()
+def test_the_drafter_cuts_the_links_where_the_clip_ends(chain: Any):
+    scorer = Drafts()
+    parts = Parts(scorer, Counts(D_MAX), None, None, {}, lagged=plan_of())  # type: ignore[arg-type]
+    made = chain.ChainDrafter(SimpleNamespace(speculative_num_steps=D_MAX), parts)
     batch = SimpleNamespace(reqs=[SimpleNamespace(rid=rid) for rid in "abc"])
     loud = torch.tensor([[0.9, 0.8, 0.7, 0.4], [0.95, 0.6, 0.6, 0.6], [0.3, 0.9, 0.9, 0.9]])
     found = []
     for confidence in [torch.zeros(3, D_MAX)] * LAG + [loud] * (LAG + 1):
-        made.scorer.confidence = confidence
+        scorer.confidence = confidence
         links = torch.arange(1, WIDTH + 1).repeat(3, 1)
         links[:, -1] = -1
         verify_input = SimpleNamespace(retrieve_next_token=links, draft_token_num=WIDTH)
-        made._cut(batch, verify_input)
-        assert ((links != -1).int().cumprod(1).sum(1) == verify_input.c2t_kept).all()
-        found.append((verify_input.c2t_rows, verify_input.c2t_wanted.tolist(), verify_input.c2t_kept.tolist()))
+        assert made.decide(batch, verify_input) is verify_input
+        step = step_of(verify_input)
+        assert step is not None and step.wanted is not None
+        assert ((links != -1).int().cumprod(1).sum(1) == step.kept).all()
+        found.append((step.rows, step.wanted.tolist(), step.kept.tolist()))
     # one row of four is left over the roots, then all that is above beta is known to be wanted: 3 + 7
     none, wanted = [0, 0, 0], [3, 4, 0]
     assert found == [(15, none, none)] * LAG + [(4, wanted, [0, 1, 0])] * LAG + [(12, wanted, wanted)]

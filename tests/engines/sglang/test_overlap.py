@@ -136,7 +136,7 @@ def test_each_draft_is_what_the_classifier_says(served: SimpleNamespace, setting
 def check_plan(served: SimpleNamespace, concurrency: int) -> None:
     """Each step is as deep, and has as many tokens of each request verified, as the simulated planner says of the
     confidences in the steps so far; and requests report so. With overlap one runs a step more than it counts."""
-    plan = test_planner_server.Plan(compact=True)
+    plan = test_planner_server.Plan(packed=True)
     verified: dict[str, list[int]] = {}
     for n in CONCURRENCIES[: CONCURRENCIES.index(concurrency) + 1]:
         for step in served.steps[n]:

@@ -37,7 +37,7 @@ DEPTHS = (0, 1, 2, 4)
 GROUPS = (1, 1, 4, 8, 1)
 PROBE_EVERY, FORGET = 64, 0.1
 # Cheap for one request, dear for eight, for which plain decoding is faster.
-CURVE = CostCurve(verify=((1, 1.0), (4, 1.2), (64, 16.0)), draft=((1, 0.05), (64, 0.1)), fixed=0.1, keep_up=0.1)
+CURVE = CostCurve(verify=((1, 1.0), (4, 1.2), (64, 16.0)), draft=((1, 0.05), (64, 0.1)), fixed=0.1, draft_extend=0.1)
 # Two choices whose output per second is so near that the rounding of sums decides.
 UNDECIDED = 1e-5
 
@@ -77,10 +77,10 @@ class Request:
 
 @dataclass
 class Plan:
-    """What the server should decide, step by step, for one CURVE. compact: whether tokens behind a cut cost nothing.
+    """What the server should decide, step by step, for one CURVE. packed: whether tokens behind a cut cost nothing.
     margin: how near the nearest decision was to another one."""
 
-    compact: bool
+    packed: bool
     ratios: list[float] = field(default_factory=list)
     short_steps: int = 0
     margin: float = math.inf
@@ -98,7 +98,7 @@ class Plan:
         gains = [math.prod(ratios[: depth + 1]) for depth in range(D_MAX) for _ in range(requests)]
         choices = {}
         for depth in DEPTHS:
-            counts = range(depth * requests + 1) if self.compact else [depth * requests]
+            counts = range(depth * requests + 1) if self.packed else [depth * requests]
             choices[depth] = max((requests + sum(gains[:n])) / self.seconds(requests, n, depth) for n in counts)
         best = self.best(list(choices.values()), ties=True)
         if best == len(DEPTHS) - 1:
@@ -111,7 +111,7 @@ class Plan:
         requests, depth = len(chances), len(chances[0])
         falling = [[min(row[: n + 1]) for n in range(depth)] for row in chances]
         self._see([sum(row[n] for row in falling) / requests for n in range(depth)])
-        return self.spend(falling, depth) if self.compact else [depth] * requests
+        return self.spend(falling, depth) if self.packed else [depth] * requests
 
     def spend(self, falling: Sequence[Sequence[float]], depth: int) -> list[int]:
         """As keep, of chances that fall already and need not be equally many."""
@@ -134,7 +134,7 @@ class Plan:
 
     def seconds(self, requests: int, count: int, depth: int) -> float:
         draft = max(0, depth - 1) * CURVE.draft_s(requests)
-        return float(CURVE.verify_s(torch.tensor(requests + count))) + draft + CURVE.fixed + CURVE.keep_up
+        return float(CURVE.verify_s(torch.tensor(requests + count))) + draft + CURVE.fixed + CURVE.draft_extend
 
     def best(self, rates: list[float], ties: bool = False) -> int:
         """ties: may be, as the same choice twice is none: at depth 1 as at 0 nothing may be verified, and neither has a
@@ -208,9 +208,9 @@ def groups(prompts: list[list[int]]) -> list[list[list[int]]]:
     return [prompts[:size] if size > 1 else [prompts[i]] for i, size in enumerate(GROUPS)]
 
 
-def served_as_simulated(running: CpuServer, setting: SimpleNamespace, base: str, *, compact: bool) -> Plan:
+def served_as_simulated(running: CpuServer, setting: SimpleNamespace, base: str, *, packed: bool) -> Plan:
     """Every group as simulated: texts, verify steps, how many drafts of each were verified, steps and their depths."""
-    plan = Plan(compact)
+    plan = Plan(packed)
     for group in groups(setting.prompts):
         before, decided = state(running), len(plan.depths)
         answers = together(running, group)
@@ -226,7 +226,7 @@ def served_as_simulated(running: CpuServer, setting: SimpleNamespace, base: str,
             assert told["clipped"] == told["over_budget"] == request.dropped
         assert after["over_budget"] - before["over_budget"] == sum(request.dropped for request in expected)
         assert after["steps"] - before["steps"] == len(plan.depths) - decided
-        if not compact:
+        if not packed:
             assert after["rows_computed"] - before["rows_computed"] == rows
     assert plan.margin > UNDECIDED, "a decision is too near to call: choose other prompts"
     return plan
@@ -238,7 +238,7 @@ def planned(setting: SimpleNamespace) -> Iterator[SimpleNamespace]:
     CURVE.save(curve)
     with server(setting.folder, setting.classifier, curve, "given") as running:
         yield SimpleNamespace(
-            server=running, curve=curve, plan=served_as_simulated(running, setting, "eagle3", compact=True)
+            server=running, curve=curve, plan=served_as_simulated(running, setting, "eagle3", packed=True)
         )
 
 
@@ -259,7 +259,7 @@ def test_where_the_window_is_computed_whole_it_is_as_wide_as_the_draft_is_deep(s
     with server(
         setting.folder, setting.classifier, curve, "uniform", "--speculative-c2t-ragged", "off", **options
     ) as one:
-        plan = served_as_simulated(one, setting, "standalone", compact=False)
+        plan = served_as_simulated(one, setting, "standalone", packed=False)
     assert {0, D_MAX} < set(plan.depths)
 
 

@@ -9,10 +9,10 @@ import torch
 
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.engines.sglang.control import apply
-from c2t_plugin.engines.sglang.planning import StepPlanner
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import PROBE_EVERY, CostCurve, draft_passes, spend, switched_depths
-from c2t_plugin.profiling import REPEATS, WARM_UP
+from c2t_plugin.planner.profile import REPEATS, WARM_UP
+from c2t_plugin.planner.step_planner import StepPlanner
 from c2t_plugin.scorer import ChainScorer
 
 D_MAX = 3
@@ -42,7 +42,7 @@ def planner_of(
     planner = StepPlanner(
         curve, path, steps=D_MAX, most=D_MAX, device=scorer.beta.device, depths=DEPTHS if switches else ()
     )
-    planner.compact = True
+    planner.packed = True
     return planner
 
 
@@ -81,7 +81,7 @@ def test_a_fixed_beta_is_the_papers(scorer: ChainScorer):
 
 def test_where_the_window_is_computed_anyway_every_drafted_token_is_verified(scorer: ChainScorer):
     planner = planner_of(scorer, NO_DRAFTS)
-    planner.compact = False
+    planner.packed = False
     assert decide(planner, scorer) == [D_MAX] * ROWS
     assert planner.begin(ROWS) == 0
 
@@ -101,7 +101,7 @@ def test_every_depth_is_tried_while_it_measures(scorer: ChainScorer, tmp_path: P
         # that one is not measured, and does not count
         assert planner.begin(ROWS, whole=True) == D_MAX
         depth = planner.begin(ROWS)
-        for part in ("draft", "verify", "up"):
+        for part in ("draft", "verify", "draft_extend"):
             with planner.timed(part, lambda: 5 + len(seen) % 4):
                 pass
         seen.append(depth)
@@ -144,7 +144,7 @@ def test_without_depths_to_switch_between_every_draft_is_whole(scorer: ChainScor
     assert [measuring.begin(ROWS) for _ in range(2)] == [D_MAX] * 2
     # the second step of the profile cuts all chains at 1
     assert decide(measuring, scorer) == [D_MAX, 1, 1, 1]
-    planner.compact = False
+    planner.packed = False
     assert decide(planner, scorer) == [D_MAX] * ROWS
     assert planner.state()["active"] is False
 

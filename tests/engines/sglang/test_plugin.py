@@ -307,7 +307,7 @@ def test_a_draft_that_the_target_carries_has_the_mtp_heads_classifier(base: str,
 
 
 def test_cut_takes_out_the_link_behind_the_last_kept_token():
-    from c2t_plugin.engines.sglang.layout import cut_links
+    from c2t_plugin.engines.sglang.verify.layout import cut_links
 
     links = torch.tensor([[1, 2, 3, -1]] * 4)
     cut_links(links, torch.tensor([0, 1, 2, 3], dtype=torch.int32))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
+from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier  # noqa: E402
 from c2t_plugin.engines.sglang import algo, prebuilt, requests  # noqa: E402
 from c2t_plugin.scorer import ChainScorer  # noqa: E402
@@ -22,20 +23,18 @@ SLOTS = torch.tensor([1, 3])
 
 
 class Stock:
-    """Of SGLang's worker what the mixin builds on."""
+    """Of SGLang's worker what ours builds on, and a scorer."""
 
     device = "cpu"
 
-    def forward_batch_generation(self, batch: Any, publish: Any = None) -> Any:
-        return batch, publish
-
-
-class Worker(prebuilt.PrebuiltMixin, Stock):
     def __init__(self, algorithm: Any) -> None:
         self.speculative_algorithm = algorithm
         spec = ClassifierSpec(top_m=30)
         self.scorer = ChainScorer(NodeClassifier(spec), slots=4, rows=2, max_depth=3, beta=CUT_AT, device="cpu")
-        self._draft_worker = SimpleNamespace(scorer=self.scorer)
+        self._draft_worker = SimpleNamespace(c2t=SimpleNamespace(scorer=self.scorer))
+
+    def forward_batch_generation(self, batch: Any, publish: Any = None) -> Any:
+        return batch, publish
 
 
 def request(**options: Any) -> Any:
@@ -60,23 +59,28 @@ def algorithm(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def worker(algorithm: Any) -> Worker:
-    return Worker(algorithm)
+def worker(algorithm: Any, sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(SITE))
+    from c2t_plugin.engines.sglang.worker import StepMixin
+
+    made = object.__new__(type("Worker", (StepMixin, Stock), {}))
+    Stock.__init__(made, algorithm)
+    return made
 
 
-def check_first_draft(worker: Worker) -> None:
+def check_first_draft(worker: Any) -> None:
     algorithm, scorer = worker.speculative_algorithm, worker.scorer
     requests.set_options(scorer, SLOTS, [request(beta=FORMER, max_depth=1), request(beta=FORMER)])
     scorer.write_seed(SLOTS, logits(1, 2))
 
     batch = SimpleNamespace(req_pool_indices_cpu=SLOTS, reqs=[request(beta=0.5, max_depth=2), request()])
-    last, futures = object(), object()
+    last, futures, step = object(), object(), SimpleNamespace(reqs=[])
     assert algorithm.build_disagg_draft_input(batch, last, futures) == ("draft", batch, last, futures)
     batch.reqs.clear()
     # the step that was running meanwhile, with the former owner of slot 1
     scorer.write_seed(SLOTS[:1], logits(2, 1))
 
-    assert worker.forward_batch_generation("batch", publish="publish") == ("batch", "publish")
+    assert worker.forward_batch_generation(step, publish="publish") == (step, "publish")
     assert algorithm.prebuilt == []
     beta, depth = scorer.limits_of(SLOTS)
     assert (beta.tolist(), depth.tolist()) == ([0.5, CUT_AT], [2, 3])
@@ -87,41 +91,41 @@ def check_first_draft(worker: Worker) -> None:
     assert scorer.end(2)[1] == 1 and scorer.non_finite == 2
 
     scorer.write_seed(SLOTS, logits(4, 2))
-    worker.forward_batch_generation("batch")
+    worker.forward_batch_generation(step)
     scorer.begin(SLOTS)
     assert not scorer.confidence(2).isnan().any(), "the next draft has its own statistics"
 
 
-def test_the_first_drafts_first_token_is_kept_and_options_are_the_requests_own(worker: Worker):
+def test_the_first_drafts_first_token_is_kept_and_options_are_the_requests_own(worker: Any):
     check_first_draft(worker)
 
 
-def forget_no_seed(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_no_seed(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker.scorer, "clear_seed", lambda _: None)
 
 
-def leave_options(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def leave_options(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker.scorer, "set_requests", lambda *_: None)
 
 
-def note_nothing(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def note_nothing(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = worker.speculative_algorithm
     monkeypatch.setattr(type(algorithm), "build_disagg_draft_input", lambda self, *got: ("draft", *got))
 
 
-def take_over_too_early(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def take_over_too_early(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """When SGLang builds the batch, while a step of the slots' former owners may still be running."""
 
     def build(algorithm: Any, *got: Any) -> Any:
         made = prebuilt.build_disagg_draft_input(algorithm, *got)
-        worker.forward_batch_generation("batch")
+        worker.forward_batch_generation(SimpleNamespace(reqs=[]))
         return made
 
     monkeypatch.setattr(type(worker.speculative_algorithm), "build_disagg_draft_input", build)
 
 
 @pytest.mark.parametrize("fault", [forget_no_seed, leave_options, note_nothing, take_over_too_early])
-def test_a_planted_fault_is_seen(fault: Callable[..., None], worker: Worker, monkeypatch: pytest.MonkeyPatch):
+def test_a_planted_fault_is_seen(fault: Callable[..., None], worker: Any, monkeypatch: pytest.MonkeyPatch):
     fault(worker, monkeypatch)
     with pytest.raises(AssertionError):
         check_first_draft(worker)

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from c2t_plugin.config import C2TConfig
-from c2t_plugin.engines.sglang.layout import ROW_STEP, rows_to_compute
-from c2t_plugin.engines.sglang.ragged import Choice, RaggedVerify, _with_capture_layout, choose, start
+from c2t_plugin.engines.sglang.verify.backends import with_capture_layout
+from c2t_plugin.engines.sglang.verify.choice import Choice, choose, start
+from c2t_plugin.engines.sglang.verify.layout import ROW_STEP, rows_to_compute
+from c2t_plugin.engines.sglang.verify.packing import PackedVerify
 from c2t_plugin.errors import ConfigError
 
 
@@ -155,8 +157,10 @@ class GraphRunner:
 
     capture_num_tokens = (5, 10, 20)
 
-    def __init__(self, ragged_verify_mode: bool) -> None:
+    def __init__(self, ragged_verify_mode: bool, masked: bool = False) -> None:
         self.ragged_verify_mode = ragged_verify_mode
+        algorithm = SimpleNamespace(packing=Choice("triton", "", masked))
+        self.model_runner = SimpleNamespace(spec_algorithm=algorithm)
 
     def get_spec_info(self, num_tokens: int) -> SimpleNamespace | None:
         return SimpleNamespace(ragged_verify_layout=None, custom_mask="mask") if num_tokens else None
@@ -168,11 +172,11 @@ class GraphRunner:
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("ragged", [True, False])
 def test_graphs_are_captured_with_a_layout(ragged: bool, masked: bool):
-    get_spec_info = _with_capture_layout(GraphRunner.get_spec_info, masked)
-    spec_info = get_spec_info(GraphRunner(ragged), 10)
+    get_spec_info = with_capture_layout(GraphRunner.get_spec_info)
+    spec_info = get_spec_info(GraphRunner(ragged, masked), 10)
     expected = ("layout of 10" if ragged else None, "mask" if masked or not ragged else None)
     assert (spec_info.ragged_verify_layout, spec_info.custom_mask) == expected
-    assert get_spec_info(GraphRunner(ragged), 0) is None
+    assert get_spec_info(GraphRunner(ragged, masked), 0) is None
 
 
 @pytest.mark.parametrize(
@@ -181,12 +185,16 @@ def test_graphs_are_captured_with_a_layout(ragged: bool, masked: bool):
 def test_tiers_are_those_of_the_packed_graphs(graphs: GraphRunner | None, expected: object):
     model_runner = SimpleNamespace(decode_cuda_graph_runner=graphs)
     target = SimpleNamespace(forward_batch_generation=None, model_runner=model_runner)
-    assert RaggedVerify(target).sizes() == expected
+    assert PackedVerify(target).sizes() == expected
 
 
 def test_other_forwards_of_the_target_are_left_alone():
     calls = []
     target = SimpleNamespace(forward_batch_generation=lambda *args, **keyword: calls.append((args, keyword)))
-    RaggedVerify(target)
+    own = target.forward_batch_generation
+    packing = PackedVerify(target)
+    assert target.forward_batch_generation is own
+    with packing.verifying(None, None):  # type: ignore[arg-type]
+        assert target.forward_batch_generation is not own
     target.forward_batch_generation("prefill", capture_hidden_mode="full")
-    assert calls == [(("prefill", None), {"capture_hidden_mode": "full"})]
+    assert calls == [(("prefill",), {"capture_hidden_mode": "full"})]

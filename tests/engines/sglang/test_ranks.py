@@ -28,8 +28,10 @@ import torch
 from sglang.srt.distributed import parallel_state
 
 from c2t_kernels import early_stop
-from c2t_plugin.engines.sglang import worker
-from c2t_plugin.engines.sglang.lagged import LaggedPlan
+from c2t_plugin.engines.sglang import ranks, worker
+from c2t_plugin.engines.sglang.drafters.chain import ChainDrafter
+from c2t_plugin.engines.sglang.parts import Parts
+from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan
 
 job = json.loads(sys.argv[1])
 rank = job["rank"]
@@ -38,24 +40,24 @@ group = parallel_state.init_model_parallel_group(
     [[0, 1]], rank, "gloo", use_pynccl=False, use_custom_allreduce=False, use_mscclpp=False,
     use_torch_symm_mem_allreduce=False, group_name="tp",
 )
-worker.get_tp_group = lambda: group
+ranks.get_tp_group = lambda: group
 kept = torch.tensor(job["kept"], dtype=torch.int32)
-agreed = worker._DraftMixin._agree(SimpleNamespace(), kept)
+agreed = ranks.agree(kept)
 planner = SimpleNamespace(begin=lambda requests, whole: job["depth"])
-drafting = SimpleNamespace(planner=planner, recorder=None, device="cpu")
-drafting._agree = lambda tensor: worker._DraftMixin._agree(drafting, tensor)
-depth = worker._DraftMixin.plan(drafting, [])
+parts = Parts(scorer=None, counts=None, recorder=None, planner=planner, configuration={})
+depth = worker.StepMixin.planned_depth(SimpleNamespace(c2t=parts, device="cpu"), [])
 assert planner.depth == depth
 lagged = LaggedPlan(tuple, "cpu")
-drafting.scorer = SimpleNamespace(
+parts.scorer = SimpleNamespace(
     end=lambda requests: kept,
     lengths=lambda requests, budget: early_stop(torch.ones(requests, 4), 0.5, kept, budget=budget),
 )
 requests = SimpleNamespace(reqs=[SimpleNamespace(rid=rid) for rid in "abcd"])
-steps = [worker._DraftMixin._clipped(drafting, requests, 5, lagged) for _ in range(4)]
+drafter = ChainDrafter(None, parts)
+steps = [drafter._clipped(requests, 5, lagged) for _ in range(4)]
 lagged_steps = [[lengths.tolist(), rows] for _, lengths, rows in steps]
 Path(job["out"]).write_text(json.dumps({"agreed": agreed.tolist(), "depth": depth, "lagged": lagged_steps,
-    "leads": group.rank_in_group == 0}))
+    "leads": ranks.leads()}))
 torch.distributed.destroy_process_group()
 """
 

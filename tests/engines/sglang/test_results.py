@@ -10,6 +10,10 @@ import torch
 
 from c2t_plugin.engines.sglang import results
 from c2t_plugin.engines.sglang.metrics import Counts
+from c2t_plugin.engines.sglang.parts import Parts
+from c2t_plugin.engines.sglang.step import Drafted, Step, attach, record_of
+
+KEPT = torch.tensor([2], dtype=torch.int32)
 
 
 class Recorder:
@@ -33,7 +37,8 @@ class Request:
 
     def __init__(self, rid: str, output: list[int], *, chosen: bool = True, ended: bool = False) -> None:
         self.rid, self.output_ids, self.origin_input_ids = rid, output, [1, 2]
-        self.c2t_chosen, self.ended, self.is_retracted = chosen, ended, False
+        self.ended, self.is_retracted = ended, False
+        record_of(self).chosen = chosen
 
     def finished(self) -> bool:
         return self.ended
@@ -41,14 +46,17 @@ class Request:
 
 @pytest.fixture
 def worker() -> SimpleNamespace:
-    return SimpleNamespace(recorder=Recorder(), counts=Counts(2))
+    return SimpleNamespace(c2t=Parts(None, Counts(2), Recorder(), None, {}))  # type: ignore[arg-type]
 
 
-def process(worker: SimpleNamespace, reqs: list[Request], ends: set[str], **result: Any) -> None:
+def process(
+    worker: SimpleNamespace, reqs: list[Request], ends: set[str], step: Step | None = None, **result: Any
+) -> None:
     """As SGLang does: it reads the step's tokens, then requests get theirs and may end."""
-    batch, unknown = SimpleNamespace(reqs=reqs), {"c2t_wanted": None, "c2t_classifier_s": None}
-    outcome = SimpleNamespace(**{**unknown, **result})
-    resolve = results._counting(lambda processor, result, batch: "tokens")
+    batch, outcome = SimpleNamespace(reqs=reqs), SimpleNamespace(**result)
+    if step is not None:
+        attach(outcome, step)
+    resolve = results.counting(lambda processor, result, batch: "tokens")
 
     def original(scheduler: Any, batch: Any, outcome: Any) -> str:
         assert resolve(scheduler, outcome, batch) == "tokens"
@@ -57,11 +65,11 @@ def process(worker: SimpleNamespace, reqs: list[Request], ends: set[str], **resu
             req.ended = req.ended or req.rid in ends
         return "settled"
 
-    assert results._finishing(original)(SimpleNamespace(draft_worker=worker), batch, outcome) == "settled"
+    assert results.finishing(original)(SimpleNamespace(draft_worker=worker), batch, outcome) == "settled"
 
 
-def drafted(rows: int) -> results.Drafted:
-    return results.Drafted(torch.zeros(rows, 2, 4), torch.arange(2 * rows).view(rows, 2))
+def drafted(rows: int) -> Drafted:
+    return Drafted(torch.zeros(rows, 2, 4), torch.arange(2 * rows).view(rows, 2))
 
 
 def test_rows_of_ended_and_retracted_requests_mean_nothing(worker: SimpleNamespace):
@@ -74,42 +82,42 @@ def test_rows_of_ended_and_retracted_requests_mean_nothing(worker: SimpleNamespa
     reqs[2].is_retracted = True
     lens = {"cap_lens": torch.tensor([3, 3, 2, 1]), "accept_lens": torch.tensor([2, 1, 1, 1])}
     wanted = torch.tensor([2, 2, 2, 1], dtype=torch.int32)
-    step = {"c2t_rows": 9, "c2t_depth": 2, "c2t_wanted": wanted, "c2t_classifier_s": 0.5}
-    process(worker, reqs, set(), c2t_drafted=drafted(4), **step, **lens)
-    assert worker.counts.verified == [1, 0, 1]
-    assert worker.counts.accepted == [1, 1, 0]
-    assert (worker.counts.rows_computed, worker.counts.depths, worker.counts.clipped) == (9, {2: 1}, 2)
-    assert worker.counts.over_budget == 1
+    step = Step(lens["cap_lens"] - 1, wanted, drafted(4), rows=9, depth=2, seconds=0.5)
+    process(worker, reqs, set(), step, **lens)
+    assert worker.c2t.counts.verified == [1, 0, 1]
+    assert worker.c2t.counts.accepted == [1, 1, 0]
+    assert (worker.c2t.counts.rows_computed, worker.c2t.counts.depths, worker.c2t.counts.clipped) == (9, {2: 1}, 2)
+    assert worker.c2t.counts.over_budget == 1
     shared = {"classifier_s": 0.5, "depths": {"2": 1}, "tiers": {"9": 1}}
-    assert [getattr(req, "c2t_counts", None) and req.c2t_counts.state() for req in reqs] == [
+    assert [record.counts and record.counts.state() for record in map(record_of, reqs)] == [
         {"clipped": 0, "over_budget": 0, **shared},
         None,
         None,
         {"clipped": 2, "over_budget": 1, **shared},
     ]
     # the root is the newest token before the step
-    assert worker.recorder.added == [("a", 0, [0, 1])]
+    assert worker.c2t.recorder.added == [("a", 0, [0, 1])]
 
 
 def test_a_request_that_ends_is_handed_over_with_all_its_text(worker: SimpleNamespace):
     lens = {"cap_lens": torch.tensor([3]), "accept_lens": torch.tensor([2])}
-    process(worker, [Request("a", [5])], {"a"}, c2t_rows=3, c2t_depth=2, c2t_drafted=drafted(1), **lens)
-    assert worker.recorder.finished == [("a", [5, 9, 9])]
+    process(worker, [Request("a", [5])], {"a"}, Step(KEPT, drafted=drafted(1), rows=3, depth=2), **lens)
+    assert worker.c2t.recorder.finished == [("a", [5, 9, 9])]
 
 
 def test_it_may_end_in_a_step_that_verifies_nothing(worker: SimpleNamespace):
     """With mixed chunks, or after a retraction, a request's last token comes from a prefill."""
     process(worker, [Request("a", [5]), Request("b", [5], chosen=False), Request("c", [5])], {"a", "b"})
-    assert worker.recorder.finished == [("a", [5, 9, 9])]
-    assert worker.counts.steps == 0
+    assert worker.c2t.recorder.finished == [("a", [5, 9, 9])]
+    assert worker.c2t.counts.steps == 0
 
 
 def test_without_a_recorder_nothing_is_kept(worker: SimpleNamespace):
-    worker.recorder = None
+    worker.c2t.recorder = None
     process(worker, [Request("a", [5])], {"a"})
     lens = {"cap_lens": torch.tensor([3]), "accept_lens": torch.tensor([2])}
-    process(worker, [Request("b", [5])], {"b"}, c2t_rows=3, c2t_depth=2, c2t_drafted=None, **lens)
-    assert worker.counts.steps == 1
+    process(worker, [Request("b", [5])], {"b"}, Step(KEPT, rows=3, depth=2), **lens)
+    assert worker.c2t.counts.steps == 1
 
 
 class Answers:
@@ -130,11 +138,11 @@ class Answers:
 
 
 def told(rids: str, ended: str, *, rust: bool = False) -> dict[str, Any]:
-    answers, accept = Answers(rust), results._telling(Answers.accept)
+    answers, accept = Answers(rust), results.telling(Answers.accept)
     for rid in rids.split():
         req = Request(rid, [5, 6], ended=rid in ended.split())
         if rid != "uncounted":
-            req.c2t_counts = SimpleNamespace(state=lambda rid=rid: rid)
+            record_of(req).counts = SimpleNamespace(state=lambda rid=rid: rid)  # type: ignore[assignment]
         accept(answers, req=req)
     assert answers.customized_info.pop("theirs") == [[None, None]] * len(answers.rids)
     return answers.customized_info

@@ -12,16 +12,15 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 pytestmark = pytest.mark.sglang
 
 from benchmarks.cpu_engine import SITE  # noqa: E402
-from c2t_plugin.config import C2TConfig  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
 
 
 @pytest.fixture
 def own(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(SITE))
-    from c2t_plugin.engines.sglang import triton_tree
+    from c2t_plugin.engines.sglang.verify import tree_attention
 
-    return triton_tree
+    return tree_attention
 
 
 def layers(own: Any, **changes: Any) -> torch.nn.Module:
@@ -76,17 +75,19 @@ def test_the_backend_that_sglang_builds(own: Any, monkeypatch: pytest.MonkeyPatc
     from sglang.srt.layers.attention import attention_registry
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
-    from c2t_plugin.engines.sglang import algo, control, results
+    from c2t_plugin.engines.sglang import algo
+    from c2t_plugin.engines.sglang.patches import PATCHES
 
-    for module in (control, results):
-        monkeypatch.setattr(module, "install", lambda: None)
     monkeypatch.setitem(attention_registry.ATTENTION_BACKENDS, "triton", lambda _: "stock")
     monkeypatch.setattr(TritonAttnBackend, "__init__", lambda self, runner: vars(self).update(vars(runner)))
-    monkeypatch.setattr(algo.args, "config_of", lambda _: C2TConfig(mode=mode, attention=attention))
-    algo._worker_class("EAGLE3", SimpleNamespace())
+    record = SimpleNamespace(_c2t={"mode": mode, "attention": attention})
+    algo._worker_class("EAGLE3", record)
     model_config = SimpleNamespace(is_encoder_decoder=False)
     parts = {"num_draft_tokens": 9, "device": "cpu", "extend_attention_fwd": None, "_verify_mask": None}
-    made = attention_registry.ATTENTION_BACKENDS["triton"](SimpleNamespace(model_config=model_config, **parts))
-    assert type(made) is (own.TreeTritonAttnBackend if attention == "tree" else own.RaggedTritonAttnBackend)
+    runner = SimpleNamespace(model_config=model_config, server_args=record, **parts)
+    made = attention_registry.ATTENTION_BACKENDS["triton"](runner)
+    PATCHES.undo()
+    assert attention_registry.ATTENTION_BACKENDS["triton"](runner) == "stock"
+    assert type(made) is (own.TreeTritonAttnBackend if attention == "tree" else own.PackedTritonAttnBackend)
     own_columns = made.verify_mask is not None and made.verify_mask.mode == own.TreeMaskMode.QLEN_ONLY
     assert own_columns == (mode == attention == "tree")

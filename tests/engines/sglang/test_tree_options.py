@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
-from c2t_plugin.engines.sglang import requests  # noqa: E402
-from c2t_plugin.engines.sglang.trees import shape  # noqa: E402
+from c2t_plugin.engines.sglang import requests, tree_options  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
+from c2t_plugin.trees.shape import DEFAULT_TOPK  # noqa: E402
 
 
 def record(**changes: Any) -> types.SimpleNamespace:
@@ -24,12 +24,12 @@ def record(**changes: Any) -> types.SimpleNamespace:
 
 def resolved(policy: str = "c2t", **changes: Any) -> tuple[int, int]:
     server_args = record(**changes)
-    shape.resolve(server_args, policy)
+    tree_options.resolve(server_args, policy)
     return server_args.speculative_eagle_topk, server_args.speculative_num_draft_tokens
 
 
 def test_a_tree_has_room_for_all_that_is_drafted_from():
-    assert resolved() == (shape.DEFAULT_TOPK, shape.DEFAULT_TOPK * 5 + 1)
+    assert resolved() == (DEFAULT_TOPK, DEFAULT_TOPK * 5 + 1)
     assert resolved(speculative_eagle_topk=8, speculative_num_steps=2) == (8, 17)
 
 
@@ -101,9 +101,9 @@ def test_a_requests_beta_needs_a_threshold(name: str, monkeypatch: pytest.Monkey
     server, says = ASKED[name]
     monkeypatch.setattr("sglang.srt.runtime_context.get_server_args", lambda: types.SimpleNamespace(**server))
     asked = types.SimpleNamespace(custom_params={"c2t": {"beta": 0.3}})
-    requests._check(None, types.SimpleNamespace(custom_params={"c2t": {"max_depth": 1}}))
+    requests.check(None, types.SimpleNamespace(custom_params={"c2t": {"max_depth": 1}}))
     with nullcontext() if says is None else pytest.raises(ConfigError, match=says):
-        requests._check(None, asked)
+        requests.check(None, asked)
 
 
 @pytest.mark.parametrize("name", ASKED)
@@ -112,4 +112,4 @@ def test_a_bad_value_is_c2ts_to_refuse(name: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("sglang.srt.runtime_context.get_server_args", lambda: types.SimpleNamespace(**server))
     ours = str(server["speculative_algorithm"]).upper().startswith("C2T")
     with pytest.raises(ConfigError, match="c2t has no colour") if ours else nullcontext():
-        requests._check(None, types.SimpleNamespace(custom_params={"c2t": {"colour": "red"}}))
+        requests.check(None, types.SimpleNamespace(custom_params={"c2t": {"colour": "red"}}))

@@ -44,7 +44,7 @@ def in_step(forest: ts.Forest, classifier: Path, prompts: list[list[int]]) -> tu
     rule = ts.TreeRule(vc.Rule(classifier, 0.0), TOPK, DEPTH, MAX_NODES)
     committed = [len(prompt) + 1 for prompt in prompts]
     sizes: list[list[int]] = [[] for _ in prompts]
-    plan = chains.Plan(compact=True)
+    plan = chains.Plan(packed=True)
     steps = 0
     while running := [i for i, prompt in enumerate(prompts) if committed[i] - len(prompt) < vc.NEW_TOKENS]:
         steps += 1

@@ -12,10 +12,10 @@ from torch import Tensor
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
-from c2t_plugin.engines.sglang.planning import StepPlanner  # noqa: E402
-from c2t_plugin.engines.sglang.trees.planning import plan  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
-from c2t_plugin.profiling import REPEATS, WARM_UP  # noqa: E402
+from c2t_plugin.planner.profile import REPEATS, WARM_UP  # noqa: E402
+from c2t_plugin.planner.step_planner import StepPlanner  # noqa: E402
+from c2t_plugin.trees.planning import plan  # noqa: E402
 from tests.engines.sglang.test_tree_policies import STATES, grower, grown  # noqa: E402
 
 NODES, STEPS = 5, 3
@@ -28,7 +28,7 @@ SEED = 6
 
 def planner_of(curve: CostCurve | None = CURVE, sizes: tuple[int, ...] = ()) -> StepPlanner:
     planner = StepPlanner(curve, None, steps=STEPS, most=NODES, device=torch.device("cpu"))
-    planner.compact = True
+    planner.packed = True
     planner.sizes = lambda: sizes
     return planner
 

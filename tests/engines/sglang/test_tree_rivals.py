@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
 from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
-from c2t_plugin.lab.policies.presets import EAGLE1_PATHS  # noqa: E402
+from c2t_plugin.trees.published import EAGLE1_PATHS  # noqa: E402
 from tests.support.sglang import faults, swapped_policies  # noqa: E402
 from tests.support.sglang import rival_simulate as rivals  # noqa: E402
 from tests.support.sglang import tree_simulate as ts  # noqa: E402

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.sglang
 
 from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.engines.sglang.metrics import Counts  # noqa: E402
+from c2t_plugin.engines.sglang.parts import Parts  # noqa: E402
 from tests.engines.sglang import test_tree_policies as policies  # noqa: E402
 
 TOPK, DEPTH = 3, 5
@@ -114,20 +115,24 @@ class DraftModel:
 class Server:
     """A tree draft worker, what SGLang's runner does around its loop, and the backend that captures it."""
 
-    def __init__(self, worker: Any, segments: Any, name: str = "prob", slots: tuple[int, ...] = REQUESTS) -> None:
-        self.made = made = object.__new__(type("Draft", (worker._TreeDraftMixin,), {}))
-        pool = object.__new__(worker.MHATokenToKVPool)
+    def __init__(self, tree: Any, segments: Any, name: str = "prob", slots: tuple[int, ...] = REQUESTS) -> None:
+        pool = object.__new__(tree.MHATokenToKVPool)
         size = len(slots) * TOPK * DEPTH
         pool.k_buffer, pool.v_buffer = [torch.zeros(size, 1)], [torch.zeros(size, 1)]
-        made.scorer = policies.grower(name, TOPK, DEPTH, TOPK * DEPTH)
-        made.counts, made.packed = Counts(TOPK * DEPTH), False
-        made.draft_runner = DraftModel(len(slots), pool)
-        made.topk, made.speculative_num_steps = TOPK, DEPTH
-        made.draft_attn_backend = SimpleNamespace(attn_backends=[object()] * (DEPTH - 1))
+        self.model = DraftModel(len(slots), pool)
+        worker = SimpleNamespace(
+            draft_runner=self.model,
+            topk=TOPK,
+            speculative_num_steps=DEPTH,
+            draft_attn_backend=SimpleNamespace(attn_backends=[object()] * (DEPTH - 1)),
+        )
+        scorer = policies.grower(name, TOPK, DEPTH, TOPK * DEPTH)
+        self.parts = Parts(scorer, Counts(TOPK * DEPTH), None, None, {"policy": name})
+        self.made = made = tree.TreeDrafter(worker, self.parts)
         self.slots = torch.tensor(slots)
         self.batch = SimpleNamespace(
             forward_mode=SimpleNamespace(is_idle=lambda: False),
-            out_cache_loc=made.draft_runner.slots.flatten(),
+            out_cache_loc=self.model.slots.flatten(),
             req_pool_indices=self.slots,
             positions=torch.zeros(len(slots) * TOPK, dtype=torch.int64),
             spec_info=SimpleNamespace(hidden_states=torch.arange(len(slots))[:, None]),
@@ -138,7 +143,7 @@ class Server:
 
     def run_once(self) -> Any:
         where, hidden = self.batch.out_cache_loc, self.batch.spec_info.hidden_states
-        trees = self.made.draft_forward(self.batch)
+        trees = self.made.loop(self.batch, None)
         self.batch.out_cache_loc, self.batch.spec_info.hidden_states = where, hidden
         self.batch.positions.sub_(DEPTH - 1)
         return trees
@@ -150,7 +155,7 @@ class Server:
     def prompt(self, beta: float, number: int) -> None:
         self.made.scorer.set_beta(beta)
         real = self.slots[self.slots > 0]
-        self.made.scorer.write_seed(real, self.made.draft_runner.words[number : number + len(real)])
+        self.made.scorer.write_seed(real, self.model.words[number : number + len(real)])
         self.batch.positions.fill_(number)
 
     def eager(self) -> tuple[list[Tensor], int]:
@@ -191,16 +196,16 @@ def normal(trees: tuple[Tensor, ...]) -> list[Tensor]:
 
 
 @pytest.fixture
-def worker(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
+def tree(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(SITE))
-    from c2t_plugin.engines.sglang.trees import worker
+    from c2t_plugin.engines.sglang.drafters import tree
 
-    return worker
+    return tree
 
 
 @pytest.fixture
-def segments(worker: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    from c2t_plugin.engines.sglang.trees import segments
+def segments(tree: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    from c2t_plugin.engines.sglang.drafters import segments
 
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **more: empty(*size, **more))
@@ -217,7 +222,7 @@ def check(server: Server, graph: Any, allowed: int, overwritten: bool = True) ->
         server.prompt(beta, number)
         expected, layers = server.eager()
         server.prompt(beta, number)
-        keys = server.made.draft_runner.token_to_kv_pool.k_buffer[0].fill_(NEVER)
+        keys = server.model.token_to_kv_pool.k_buffer[0].fill_(NEVER)
         for segment in graph._segments:
             segment.replays = 0
             if overwritten:
@@ -236,11 +241,11 @@ def check(server: Server, graph: Any, allowed: int, overwritten: bool = True) ->
 @pytest.mark.parametrize("lag", [0, 1, 2, NEVER])
 @pytest.mark.parametrize("name", ["prob", "c2t"])
 def test_segments_draw_the_trees_of_the_whole_loop(
-    worker: Any, segments: Any, monkeypatch: pytest.MonkeyPatch, lag: int, name: str
+    tree: Any, segments: Any, monkeypatch: pytest.MonkeyPatch, lag: int, name: str
 ):
     """Later flags cost layers, as many as they are late, and change no tree."""
     monkeypatch.setattr(Event, "lag", lag)
-    server = Server(worker, segments, name)
+    server = Server(tree, segments, name)
     graph = server.capture()
     assert len(graph._segments) == DEPTH + 1
     assert len(check(server, graph, lag)) >= 3, "drafts that end after different layers"
@@ -248,18 +253,18 @@ def test_segments_draw_the_trees_of_the_whole_loop(
 
 
 def test_where_a_step_waits_anyway_it_waits_for_the_segment_before_the_last(
-    worker: Any, segments: Any, monkeypatch: pytest.MonkeyPatch
+    tree: Any, segments: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(Event, "lag", NEVER)
-    server = Server(worker, segments)
+    server = Server(tree, segments)
     graph = server.capture()
-    server.made.packed = True
+    server.parts.packing = SimpleNamespace()
     check(server, graph, 1)
     assert Event.waits > 0
 
 
-def test_rows_that_pad_a_batch_keep_no_draft_going(worker: Any, segments: Any):
-    server = Server(worker, segments, slots=(4, 0, 0))
+def test_rows_that_pad_a_batch_keep_no_draft_going(tree: Any, segments: Any):
+    server = Server(tree, segments, slots=(4, 0, 0))
     check(server, server.capture(), 0)
 
 
@@ -291,9 +296,9 @@ FAULTS = (flags_of_the_layer_after, flags_sent_once, trees_not_emptied)
 @pytest.mark.parametrize("overwritten", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(
-    worker: Any, segments: Any, monkeypatch: pytest.MonkeyPatch, fault: Callable[..., None], overwritten: bool
+    tree: Any, segments: Any, monkeypatch: pytest.MonkeyPatch, fault: Callable[..., None], overwritten: bool
 ):
-    server = Server(worker, segments)
+    server = Server(tree, segments)
     graph = server.capture()
     check(server, graph, 0, overwritten)
     fault(graph, monkeypatch)
@@ -301,8 +306,8 @@ def test_a_planted_fault_is_seen(
         check(server, graph, 0, overwritten)
 
 
-def test_a_large_batch_has_one_graph(worker: Any, segments: Any):
-    server = Server(worker, segments, slots=(4, 1, 6, 2, 3))
+def test_a_large_batch_has_one_graph(tree: Any, segments: Any):
+    server = Server(tree, segments, slots=(4, 1, 6, 2, 3))
     graph = server.capture()
     assert len(server.slots) == segments.EARLY_END_BATCH + 1 and isinstance(graph, Graph)
 
@@ -314,8 +319,8 @@ def test_other_ways_to_record_are_left_as_they_are(segments: Any):
         assert "capture_one" not in vars(segments.divide(backend, None))
 
 
-def test_a_failed_recording_leaves_nothing_behind(worker: Any, segments: Any, monkeypatch: pytest.MonkeyPatch):
-    server = Server(worker, segments)
+def test_a_failed_recording_leaves_nothing_behind(tree: Any, segments: Any, monkeypatch: pytest.MonkeyPatch):
+    server = Server(tree, segments)
     module = server.backend._device_module
     warm = iter([1, 1, 0])
     monkeypatch.setattr(server.made.scorer, "end", lambda: 1 / next(warm))
@@ -326,21 +331,16 @@ def test_a_failed_recording_leaves_nothing_behind(worker: Any, segments: Any, mo
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_only_a_single_rank_records_in_segments(
-    worker: Any, segments: Any, monkeypatch: pytest.MonkeyPatch, ranks: int
-):
-    runners = worker.eagle_draft_cuda_graph_runner
+def test_only_a_single_rank_records_in_segments(tree: Any, segments: Any, monkeypatch: pytest.MonkeyPatch, ranks: int):
+    from c2t_plugin.engines.sglang import ranks as process_group
+
+    runners = tree.eagle_draft_cuda_graph_runner
     monkeypatch.setattr(runners, "resolve_decode_backend", lambda runner: stock_backend(segments))
-    monkeypatch.setattr(worker, "get_tp_group", lambda: SimpleNamespace(world_size=ranks))
+    monkeypatch.setattr(process_group, "get_tp_group", lambda: SimpleNamespace(world_size=ranks))
     stock = runners.resolve_decode_backend
 
-    class Stock:
-        cuda_graph_runner_for_draft_extend = None
-
-        def _capture_cuda_graphs(self) -> None:
-            self.backend = runners.resolve_decode_backend("the runner")
-
-    made = type("Draft", (worker._TreeDraftMixin, Stock), {})()
-    made._capture_cuda_graphs()
-    assert ("capture_one" in vars(made.backend)) == (ranks == 1)
+    drafter = Server(tree, segments).made
+    with drafter.capturing():
+        backend = runners.resolve_decode_backend("the runner")
+    assert ("capture_one" in vars(backend)) == (ranks == 1)
     assert runners.resolve_decode_backend is stock

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.sglang
 
 import c2t_kernels  # noqa: E402
 from benchmarks.cpu_engine import SITE  # noqa: E402
+from c2t_plugin.engines.sglang.step import step_of  # noqa: E402
 from tests.benchmarks.cpu_engine.test_tree import PARENTS, SELECTED, build  # noqa: E402
 
 # Candidate c of that tree grew from candidate PARENTS[c // 2].
@@ -24,9 +25,9 @@ STEPS = 3
 @pytest.fixture
 def verify_input(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(SITE))
-    from c2t_plugin.engines.sglang.trees import verify_input
+    from c2t_plugin.engines.sglang.drafters import tree_input
 
-    return verify_input
+    return tree_input
 
 
 def made(
@@ -65,7 +66,7 @@ def test_sglang_builds_the_same_from_the_same_nodes(verify_input: Any, sgl_kerne
     ):
         assert ours[0].tolist() == theirs[0].tolist()
     assert found.draft_token.tolist() == [50, *(100 + c for c in SELECTED), 60, *(110 + c for c in SELECTED[:-1]), 0]
-    assert found.c2t_kept.tolist() == [5, 4]
+    assert step_of(found).kept.tolist() == [5, 4]
 
 
 def reachable(found: Any, row: int) -> set[int]:
@@ -98,7 +99,7 @@ def test_a_path_is_as_long_as_the_tree_allows(verify_input: Any, width: int, dee
 
 def test_nodes_that_do_not_fit_are_dropped_from_the_last(verify_input: Any):
     found = made(verify_input, 4)
-    assert found.c2t_kept.tolist() == [3, 3]
+    assert step_of(found).kept.tolist() == [3, 3]
     assert found.draft_token.tolist() == [50, 100, 101, 103, 60, 110, 111, 113]
 
 

@@ -17,6 +17,7 @@ from sglang.srt.speculative.adaptive_runtime_state import SpecRuntimeState  # no
 
 from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.config import C2TConfig  # noqa: E402
+from c2t_plugin.engines.sglang.step import Step, attach, step_of  # noqa: E402
 
 D_MAX = 6
 WIDTH = D_MAX + 1
@@ -27,7 +28,7 @@ EVERY = [field.name for field in dataclasses.fields(SpecRuntimeState)]
 @pytest.fixture
 def windows(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(SITE))
-    from c2t_plugin.engines.sglang import windows
+    from c2t_plugin.engines.sglang.verify import windows
 
     return windows
 
@@ -178,7 +179,7 @@ def chains(
     from sglang.srt.speculative.eagle_utils import TreeMaskMode
     from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 
-    from c2t_plugin.engines.sglang.depths import DepthMixin
+    from c2t_plugin.engines.sglang.worker import StepMixin
 
     kernel = sgl_kernel.build_tree_kernel_efficient_cpu
     # SGLang takes this one for a CPU only in a process that was started for it
@@ -189,7 +190,7 @@ def chains(
     backend.verify_mask, backend.max_context_len = None, 64
 
     # the methods of the worker that the trivial window takes
-    class Whole(DepthMixin, EAGLEWorkerV2):
+    class Whole(StepMixin, EAGLEWorkerV2):
         target_worker = req_to_token_pool = None
 
     whole = object.__new__(Whole)
@@ -211,14 +212,13 @@ def chains(
 
 def input_of(chains: Any, kept: list[int]) -> Any:
     """The whole one, with the links behind the cuts taken out, as the draft worker leaves it."""
-    from c2t_plugin.engines.sglang.layout import cut_links
+    from c2t_plugin.engines.sglang.verify.layout import cut_links
 
     drafts = torch.arange(100, 100 + 3 * WIDTH).view(3, WIDTH)
-    made = chains.windows._built(
-        chains.batch, SimpleNamespace(c2t_kept=torch.tensor(kept), draft_token=drafts.flatten()), WIDTH
-    )
-    made.c2t_kept, made.c2t_drafted = torch.tensor(kept, dtype=torch.int32), "drafted"
-    cut_links(made.retrieve_next_token, made.c2t_kept)
+    made = chains.windows._built(chains.batch, SimpleNamespace(draft_token=drafts.flatten()), WIDTH)
+    step = Step(torch.tensor(kept, dtype=torch.int32), drafted="drafted")  # type: ignore[arg-type]
+    attach(made, step)
+    cut_links(made.retrieve_next_token, step.kept)
     return made
 
 
@@ -248,7 +248,8 @@ def test_a_narrower_window_is_the_front_of_the_whole_one(chains: Any, kept: list
         assert getattr(found, name).dtype == wide.dtype, name
     assert found.retrieve_index.tolist() == torch.arange(3 * width).view(3, width).tolist()
     assert visible(found, chains.form) == [torch.ones(width, width).tril().int().tolist()] * 3
-    assert (found.c2t_kept.tolist(), found.c2t_drafted) == (kept, "drafted")
+    assert step_of(found) is step_of(whole)
+    assert (step_of(found).kept.tolist(), step_of(found).drafted) == (kept, "drafted")  # type: ignore[union-attr]
     # what SGLang had prepared was for the whole window
     assert found.prepared_out_cache_loc is None
     assert found.kv_loc_plan is None

@@ -102,7 +102,7 @@ def draft_kv_of_a_cut_token_reused() -> None:
 
     from c2t_plugin.engines.sglang import worker
 
-    extend = worker._DraftMixin._draft_extend_for_decode
+    extend = worker.DraftMixin._draft_extend_for_decode
 
     def without_writing(self, *positional, **keyword):
         store = MHATokenToKVPool.set_kv_buffer
@@ -112,7 +112,7 @@ def draft_kv_of_a_cut_token_reused() -> None:
         finally:
             MHATokenToKVPool.set_kv_buffer = store
 
-    worker._DraftMixin._draft_extend_for_decode = without_writing
+    worker.DraftMixin._draft_extend_for_decode = without_writing
 
 
 FAULTS: dict[str, Callable[[], None]] = {

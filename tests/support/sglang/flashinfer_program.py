@@ -30,10 +30,12 @@ from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout, build_capture_verify_lens
 
 from c2t_kernels.reference import tree_attention
-from c2t_plugin.config import RAGGED, C2TConfig
-from c2t_plugin.engines.sglang import algo, ragged
-from c2t_plugin.engines.sglang.flashinfer_ragged import PackedRows, RaggedFlashInferAttnBackend
-from c2t_plugin.engines.sglang.trees.verify_input import build_verify_input
+from c2t_plugin.config import RAGGED
+from c2t_plugin.engines.sglang import algo
+from c2t_plugin.engines.sglang.drafters.tree_input import build_verify_input
+from c2t_plugin.engines.sglang.patches import PATCHES
+from c2t_plugin.engines.sglang.verify import backends
+from c2t_plugin.engines.sglang.verify.flashinfer import PackedFlashInferAttnBackend, PackedRows
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
 MOST, WIDTH, CONTEXT = 5, 30, 80
@@ -92,7 +94,7 @@ def _wrapper(*positional: Any, use_tensor_cores: bool = False, **named: Any) -> 
     return PagedWrapper(*positional, **named)
 
 
-def make_backend(generator: torch.Generator) -> RaggedFlashInferAttnBackend:
+def make_backend(generator: torch.Generator) -> PackedFlashInferAttnBackend:
     slots = torch.randperm(SLOTS, generator=generator).view(MOST + 1, CONTEXT).int()
     pool, allocator = Pool(generator), SimpleNamespace(get_kvcache=lambda: None)
     runner = SimpleNamespace(
@@ -126,7 +128,7 @@ def make_backend(generator: torch.Generator) -> RaggedFlashInferAttnBackend:
             hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"]),
         ),
     )
-    backend = RaggedFlashInferAttnBackend.of(flashinfer_backend.FlashInferAttnBackend(runner))
+    backend = PackedFlashInferAttnBackend.of(flashinfer_backend.FlashInferAttnBackend(runner))
     backend.init_cuda_graph_state(MOST, TIERS[-1])
     return backend
 
@@ -400,23 +402,31 @@ class ForLatentKeys(flashinfer_backend.FlashInferAttnBackend):
 
 def registry() -> dict[str, Any]:
     """replaced: names whose backends are ours, by option; built: what the one for FlashInfer makes of two of SGLang's;
-    modes: the options that backends are installed for, by mode."""
-    stock = dict(attention_registry.ATTENTION_BACKENDS)
+    modes: what the registry's factory for FlashInfer makes, by mode."""
     ours: dict[str, list[str]] = {}
     for wanted in RAGGED:
-        now = {**stock, "flashinfer": lambda kind: kind.__new__(kind)}
-        before = dict(now)
-        with patch.object(attention_registry, "ATTENTION_BACKENDS", now):
-            ragged.install(C2TConfig(ragged=wanted))
-        ours[wanted] = [name for name, create in now.items() if create is not before[name]]
+        flashinfer = backends.packing_flashinfer(lambda runner: runner.kind.__new__(runner.kind))
+        kinds = flashinfer_backend.FlashInferAttnBackend, ForLatentKeys
+        made = [flashinfer(runner_of(ragged=wanted, kind=kind)) for kind in kinds]
+        with patch.object(backends, "packed_triton", lambda *_: "ours"):
+            triton = backends.packing_triton(lambda _: "stock")(runner_of(ragged=wanted))
+        ours[wanted] = ["triton"] * (triton == "ours") + ["flashinfer"] * (type(made[0]) is not kinds[0])
         if wanted == "flashinfer":
-            kinds = flashinfer_backend.FlashInferAttnBackend, ForLatentKeys
-            built = [type(now["flashinfer"](kind)).__name__ for kind in kinds]
-    installed: dict[str, str] = {}
+            built = [type(each).__name__ for each in made]
+    modes: dict[str, str] = {}
     for mode in ("chain", "tree"):
-        with patch.object(ragged, "install", lambda config: installed.update({config.mode: config.ragged})):
-            algo._worker_class("EAGLE3", SimpleNamespace(_c2t={"mode": mode, "ragged": "flashinfer"}))
-    return {"replaced": ours, "built": built, "modes": installed}
+        now = {**attention_registry.ATTENTION_BACKENDS, "flashinfer": lambda runner: runner.kind.__new__(runner.kind)}
+        with patch.object(attention_registry, "ATTENTION_BACKENDS", now):
+            runner = runner_of(mode=mode, ragged="flashinfer", kind=flashinfer_backend.FlashInferAttnBackend)
+            algo._worker_class("EAGLE3", runner.server_args)
+            modes[mode] = type(now["flashinfer"](runner)).__name__
+            PATCHES.undo()
+    return {"replaced": ours, "built": built, "modes": modes}
+
+
+def runner_of(kind: Any = None, **options: str) -> SimpleNamespace:
+    record, model = SimpleNamespace(_c2t=options), SimpleNamespace(is_encoder_decoder=False)
+    return SimpleNamespace(kind=kind, server_args=record, model_config=model)
 
 
 def main(output: Path) -> None:

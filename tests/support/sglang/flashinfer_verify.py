@@ -23,7 +23,7 @@ def _create(runner: Any) -> Any:
     from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
     from benchmarks.cpu_engine.site.c2t_cpu_engine.ragged_attention import RaggedCpuAttnBackend
-    from c2t_plugin.engines.sglang.flashinfer_ragged import RaggedFlashInferAttnBackend
+    from c2t_plugin.engines.sglang.verify.flashinfer import PackedFlashInferAttnBackend
 
     def nothing(*_: Any, **__: Any) -> None:
         """Of the wrappers that verification does not use."""
@@ -39,7 +39,7 @@ def _create(runner: Any) -> Any:
 
         def __init__(self, runner: Any) -> None:
             super().__init__(runner)
-            self.flashinfer = RaggedFlashInferAttnBackend.of(flashinfer_backend.FlashInferAttnBackend(runner))
+            self.flashinfer = PackedFlashInferAttnBackend.of(flashinfer_backend.FlashInferAttnBackend(runner))
 
         def init_forward_metadata(self, forward_batch: Any) -> None:
             verifies = forward_batch.forward_mode.is_target_verify()

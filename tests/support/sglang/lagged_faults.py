@@ -21,15 +21,15 @@ QUIET_STEPS = 5
 def register() -> None:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-    from c2t_plugin.engines.sglang import worker
+    from c2t_plugin.engines.sglang.drafters import chain
 
     planted = Path(os.environ["PLANTED_FAULT_FILE"])
-    _log(ModelRunner, worker._DraftMixin, Path(os.environ["STEP_LOG"]), planted)
-    _plant(worker, planted)
+    _log(ModelRunner, chain.ChainDrafter, Path(os.environ["STEP_LOG"]), planted)
+    _plant(chain, planted)
 
 
-def _log(model_runner: Any, draft_mixin: Any, path: Path, planted: Path) -> None:
-    cut, forward = draft_mixin._cut, model_runner.forward
+def _log(model_runner: Any, drafter: Any, path: Path, planted: Path) -> None:
+    decide, forward = drafter.decide, model_runner.forward
 
     def is_quiet() -> bool:
         if "quiet" not in planted.read_text():
@@ -37,14 +37,15 @@ def _log(model_runner: Any, draft_mixin: Any, path: Path, planted: Path) -> None
         steps = [json.loads(line) for line in path.read_text().splitlines()]
         return sum(len(step["rids"]) == FULL for step in steps) < QUIET_STEPS
 
-    def cut_and_noted(self: Any, batch: Any, verify_input: Any) -> None:
-        self.scorer.set_max_depth(1 if is_quiet() else self.scorer.d_max)
-        cut(self, batch, verify_input)
+    def decided_and_noted(self: Any, batch: Any, drafted: Any) -> Any:
+        self._scorer.set_max_depth(1 if is_quiet() else self._scorer.d_max)
+        verify_input = decide(self, batch, drafted)
         verify_input.noted = {
             "rids": [req.rid for req in batch.reqs],
-            "max_depth": int(self.scorer.max_depth),
-            "confidence": self.scorer.confidence(len(batch.reqs)).tolist(),
+            "max_depth": int(self._scorer.max_depth),
+            "confidence": self._scorer.confidence(len(batch.reqs)).tolist(),
         }
+        return verify_input
 
     def logged(self: Any, forward_batch: Any, *positional: Any, **keyword: Any) -> Any:
         if forward_batch.forward_mode.is_target_verify():
@@ -59,11 +60,11 @@ def _log(model_runner: Any, draft_mixin: Any, path: Path, planted: Path) -> None
                 log.write(json.dumps(line) + "\n")
         return forward(self, forward_batch, *positional, **keyword)
 
-    draft_mixin._cut, model_runner.forward = cut_and_noted, logged
+    drafter.decide, model_runner.forward = decided_and_noted, logged
 
 
-def _plant(worker: Any, path: Path) -> None:
-    clipped, cut_links = worker._DraftMixin._clipped, worker.cut_links
+def _plant(chain: Any, path: Path) -> None:
+    clipped, cut_links = chain.ChainDrafter._clipped, chain.cut_links
     wanted_now: list[Any] = []
 
     def faulty_clip(self: Any, *arguments: Any) -> Any:
@@ -76,4 +77,4 @@ def _plant(worker: Any, path: Path) -> None:
     def faulty_links(links: Any, kept: Any) -> None:
         cut_links(links, wanted_now[0] if "links_not_cut_to_the_clipped_length" in path.read_text() else kept)
 
-    worker._DraftMixin._clipped, worker.cut_links = faulty_clip, faulty_links
+    chain.ChainDrafter._clipped, chain.cut_links = faulty_clip, faulty_links

@@ -11,22 +11,25 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from c2t_plugin.engines.sglang.step import attach, step_of
+
 
 def register() -> None:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-    from c2t_plugin.engines.sglang.ragged import RaggedVerify
-    from c2t_plugin.engines.sglang.windows import Windows
+    from c2t_plugin.engines.sglang.verify.packing import PackedVerify
+    from c2t_plugin.engines.sglang.verify.windows import Windows
 
     ModelRunner.forward = _logged(ModelRunner.forward, Path(os.environ["ROW_LOG"]))
     if "PLANTED_FAULT_FILE" in os.environ:
-        RaggedVerify.pack = _faulty(RaggedVerify.pack, PACKING)
-        RaggedVerify.scatter = _faulty(RaggedVerify.scatter, SCATTERING)
+        PackedVerify.pack = _faulty(PackedVerify.pack, PACKING)
+        PackedVerify.scatter = _faulty(PackedVerify.scatter, SCATTERING)
         Windows.narrow = _faulty(Windows.narrow, NARROWING)
 
 
@@ -39,7 +42,7 @@ def _logged(forward: Callable[..., Any], path: Path) -> Callable[..., Any]:
                 "width": forward_batch.spec_info.draft_token_num,
                 "rows": len(forward_batch.input_ids),
                 "lengths": None if layout is None else layout.verify_lens.tolist(),
-                "kept": forward_batch.spec_info.c2t_kept.tolist(),
+                "kept": step_of(forward_batch.spec_info).kept.tolist(),
             }
             with path.open("a") as log:
                 log.write(json.dumps(line) + "\n")
@@ -62,21 +65,21 @@ def a_row_scattered_to_the_wrong_place(scatter: Any, self: Any, output: Any, cu_
     scatter(self, output, cu_seqlens, width)
 
 
-def positions_off_by_one(pack: Any, self: Any, batch: Any, kept: Any, uniform: Any) -> Any:
-    packed, cu_seqlens = pack(self, batch, kept, uniform)
+def positions_off_by_one(pack: Any, self: Any, batch: Any, step: Any, uniform: Any) -> Any:
+    packed, cu_seqlens = pack(self, batch, step, uniform)
     packed.positions += 1
     return packed, cu_seqlens
 
 
-def out_cache_loc_not_restored(pack: Any, self: Any, batch: Any, kept: Any, uniform: Any) -> Any:
+def out_cache_loc_not_restored(pack: Any, self: Any, batch: Any, step: Any, uniform: Any) -> Any:
     """The draft's extend pass, which takes its slots from the batch, gets the packed ones, then nobody's."""
-    packed, cu_seqlens = pack(self, batch, kept, uniform)
+    packed, cu_seqlens = pack(self, batch, step, uniform)
     window = len(batch.out_cache_loc)
     batch.out_cache_loc = torch.cat([packed.out_cache_loc, torch.zeros(window, dtype=torch.int64)])[:window]
     return packed, cu_seqlens
 
 
-def the_root_dropped(pack: Any, self: Any, batch: Any, kept: Any, uniform: Any) -> Any:
+def the_root_dropped(pack: Any, self: Any, batch: Any, step: Any, uniform: Any) -> Any:
     """Each request's rows begin with its first draft token."""
     window, slots = batch.spec_info, batch.out_cache_loc
     right = window.draft_token, window.positions
@@ -86,26 +89,26 @@ def the_root_dropped(pack: Any, self: Any, batch: Any, kept: Any, uniform: Any) 
 
     window.draft_token, window.positions, batch.out_cache_loc = later(right[0]), later(right[1]), later(slots)
     try:
-        return pack(self, batch, kept, uniform)
+        return pack(self, batch, step, uniform)
     finally:
         (window.draft_token, window.positions), batch.out_cache_loc = right, slots
 
 
-def a_bit_of_the_mask_off(pack: Any, self: Any, batch: Any, kept: Any, uniform: Any) -> Any:
+def a_bit_of_the_mask_off(pack: Any, self: Any, batch: Any, step: Any, uniform: Any) -> Any:
     """No request's first draft token sees the root."""
-    packed, cu_seqlens = pack(self, batch, kept, uniform)
+    packed, cu_seqlens = pack(self, batch, step, uniform)
     starts = [0]
-    for length in (kept + 1).tolist():
+    for length in (step.kept + 1).tolist():
         if length > 1:
             packed.spec_info.custom_mask[starts[-1] + length] = False
         starts.append(starts[-1] + length**2)
     return packed, cu_seqlens
 
 
-def the_mask_of_the_request_before(pack: Any, self: Any, batch: Any, kept: Any, uniform: Any) -> Any:
+def the_mask_of_the_request_before(pack: Any, self: Any, batch: Any, step: Any, uniform: Any) -> Any:
     """Masks follow each other as if all were as large as the first."""
-    packed, cu_seqlens = pack(self, batch, kept, uniform)
-    mask, lengths = packed.spec_info.custom_mask, (kept + 1).tolist()
+    packed, cu_seqlens = pack(self, batch, step, uniform)
+    mask, lengths = packed.spec_info.custom_mask, (step.kept + 1).tolist()
     right = mask.clone()
     start = 0
     for length in lengths:
@@ -115,14 +118,14 @@ def the_mask_of_the_request_before(pack: Any, self: Any, batch: Any, kept: Any, 
     return packed, cu_seqlens
 
 
-def the_prefix_of_the_request_before(pack: Any, self: Any, batch: Any, kept: Any, uniform: Any) -> Any:
-    packed, cu_seqlens = pack(self, batch, kept, uniform)
+def the_prefix_of_the_request_before(pack: Any, self: Any, batch: Any, step: Any, uniform: Any) -> Any:
+    packed, cu_seqlens = pack(self, batch, step, uniform)
     packed.req_pool_indices = packed.req_pool_indices.roll(1)
     return packed, cu_seqlens
 
 
-def a_prefix_one_too_short(pack: Any, self: Any, batch: Any, kept: Any, uniform: Any) -> Any:
-    packed, cu_seqlens = pack(self, batch, kept, uniform)
+def a_prefix_one_too_short(pack: Any, self: Any, batch: Any, step: Any, uniform: Any) -> Any:
+    packed, cu_seqlens = pack(self, batch, step, uniform)
     packed.seq_lens = packed.seq_lens - 1
     return packed, cu_seqlens
 
@@ -135,10 +138,11 @@ def rows_of_two_requests_swapped(scatter: Any, self: Any, output: Any, cu_seqlen
 
 
 def a_bucket_one_too_small(narrow: Any, self: Any, batch: Any, whole: Any) -> Any:
-    """The deepest tokens of the hungriest requests do not fit."""
-    most = self.fitting(int(whole.c2t_kept.max()) + 1)
+    """The deepest tokens of the longest requests do not fit."""
+    step = step_of(whole)
+    most = self.fitting(int(step.kept.max()) + 1)
     narrower = [width for width in self.widths if width < most]
-    whole.c2t_kept = whole.c2t_kept.clamp(max=max(narrower, default=most) - 1)
+    attach(whole, replace(step, kept=step.kept.clamp(max=max(narrower, default=most) - 1)))
     return narrow(self, batch, whole)
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 def register() -> None:
     from c2t_plugin.engines.sglang import worker
-    from c2t_plugin.engines.sglang.planning import StepPlanner
+    from c2t_plugin.planner.step_planner import StepPlanner
 
     path = Path(os.environ["STEP_LOG"])
-    plan, keep = worker._DraftMixin.plan, StepPlanner.keep
+    plan, keep = worker.StepMixin.planned_depth, StepPlanner.keep
     now: dict[str, Any] = {}
 
     def noted_plan(self: Any, reqs: Any) -> int:
@@ -38,4 +38,4 @@ def register() -> None:
         with path.open("a") as log:
             log.write(json.dumps(now) + "\n")
 
-    worker._DraftMixin.plan, StepPlanner.keep = noted_plan, noted_keep
+    worker.StepMixin.planned_depth, StepPlanner.keep = noted_plan, noted_keep

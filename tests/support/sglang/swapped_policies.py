@@ -17,24 +17,24 @@ def chosen() -> tuple[str, int]:
 
 
 def register() -> None:
-    from c2t_plugin.engines.sglang.trees.grower import TreeGrower
-    from c2t_plugin.engines.sglang.trees.policies import slot_policy
-    from c2t_plugin.engines.sglang.trees.worker import _TreeDraftMixin
+    from c2t_plugin.engines.sglang.drafters.tree import TreeDrafter
+    from c2t_plugin.trees.grower import TreeGrower
+    from c2t_plugin.trees.policies import slot_policy
 
     known: dict[str, Any] = {}
-    make = _TreeDraftMixin._make_scorer
+    make = TreeDrafter.scorer_of
 
-    def remembering(self: Any, classifier: Any, beta: float, config: Any) -> Any:
+    def remembering(worker: Any, classifier: Any, beta: float, config: Any) -> Any:
         known.update(
-            (name, slot_policy(name, classifier, self.topk, self.device))
+            (name, slot_policy(name, classifier, worker.topk, worker.device))
             for name in ("prob", "eagle2", "dyspec", "entropy", "static")
         )
-        return make(self, classifier, beta, config)
+        return make(worker, classifier, beta, config)
 
     def ignored(self: Any, value: Any) -> None:
         """What the server was started with."""
 
-    _TreeDraftMixin._make_scorer = remembering  # type: ignore[method-assign]
-    _TreeDraftMixin._inherits = property(lambda self: chosen()[0] != "eagle2", ignored)  # type: ignore[assignment]
+    TreeDrafter.scorer_of = staticmethod(remembering)  # type: ignore[method-assign]
+    TreeDrafter.inherits = property(lambda self: chosen()[0] != "eagle2", ignored)  # type: ignore[assignment]
     TreeGrower.policy = property(lambda self: known[chosen()[0]], ignored)  # type: ignore[assignment]
     TreeGrower.max_nodes = property(lambda self: chosen()[1], ignored)  # type: ignore[attr-defined]

@@ -20,17 +20,19 @@ def register() -> None:
     from sglang.srt.speculative import eagle_worker_common
 
     from benchmarks.cpu_engine.site.c2t_cpu_engine import sampling
-    from c2t_plugin.engines.sglang.trees import grower, verify_input, worker
+    from c2t_plugin.engines.sglang import worker
+    from c2t_plugin.engines.sglang.drafters import tree, tree_input
+    from c2t_plugin.trees import grower
 
-    verify_input.build_tree = tampered(verify_input.build_tree)
-    worker.inherit_branches = unless(keys_of_another_branch, worker.inherit_branches)
-    worker._of_parents = state_of_another_branch(worker._of_parents)
+    tree_input.build_tree = tampered(tree_input.build_tree)
+    tree.inherit_branches = unless(keys_of_another_branch, tree.inherit_branches)
+    tree._of_parents = state_of_another_branch(tree._of_parents)
     eagle_worker_common.move_accept_tokens_to_target_kvcache = unless(
         kv_of_a_rejected_branch_kept, eagle_worker_common.move_accept_tokens_to_target_kvcache
     )
     grower.TreeGrower.write_seed = seed_of_the_wrong_slot(grower.TreeGrower.write_seed)
     sampling._draw = refused_drafts_drawn_again(sampling._draw)
-    record(grower.TreeGrower, worker._TreeVerifyMixin)
+    record(grower.TreeGrower, worker.StepMixin)
 
 
 def record(grower: type, worker: type) -> None:

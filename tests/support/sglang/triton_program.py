@@ -1,4 +1,4 @@
-"""Runs the ragged Triton backends on the CPU in Triton's interpreter, for test_triton_ragged.py.
+"""Runs the packed Triton backends on the CPU in Triton's interpreter, for test_triton_ragged.py.
 
 Usage: python triton_program.py OUTPUT.json, in the CPU engine's environment with TRITON_INTERPRET=1. Writes, per case,
 the largest distance from c2t_kernels' reference attention, and what rows of nobody hold.
@@ -28,9 +28,9 @@ from torch.nn.functional import pad
 
 from c2t_kernels.fused import attention_split
 from c2t_kernels.reference import tree_attention
-from c2t_plugin.engines.sglang.trees.verify_input import _mask
-from c2t_plugin.engines.sglang.triton_ragged import RaggedTritonAttnBackend
-from c2t_plugin.engines.sglang.triton_tree import TreeTritonAttnBackend
+from c2t_plugin.engines.sglang.drafters.tree_input import _mask
+from c2t_plugin.engines.sglang.verify.tree_attention import TreeTritonAttnBackend
+from c2t_plugin.engines.sglang.verify.triton import PackedTritonAttnBackend
 
 HEADS, KV_HEADS, DIM = 4, 2, 64
 MOST, WIDTH, CONTEXT = 6, 30, 64
@@ -93,7 +93,7 @@ def make_backend(generator: torch.Generator, kernel: str, masked: bool) -> Any:
     )
     with mock.patch.object(TritonAttnBackend, "__init__", lambda self, _: vars(self).update(attributes)):
         if kernel == "stock":
-            return RaggedTritonAttnBackend(None)
+            return PackedTritonAttnBackend(None)
         backend = TreeTritonAttnBackend(None, masked=masked)
     # nothing falls back to the other kernel
     backend._stock_kernel = None

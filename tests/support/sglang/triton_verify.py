@@ -30,7 +30,7 @@ def _create(runner: Any) -> Any:
     from benchmarks.cpu_engine.site.c2t_cpu_engine.ragged_attention import RaggedCpuAttnBackend
     from c2t_kernels.fused import attention_split
     from c2t_plugin.engines.sglang.args import config_of
-    from c2t_plugin.engines.sglang.ragged import _triton
+    from c2t_plugin.engines.sglang.verify.backends import packed_triton
 
     # that of a small GPU: the interpreter runs one program after the other
     attention_split.WANTED_PROGRAMS = 16
@@ -40,7 +40,7 @@ def _create(runner: Any) -> Any:
 
         def __init__(self, runner: Any) -> None:
             super().__init__(runner)
-            self.triton = _triton(config_of(get_server_args()), runner)
+            self.triton = packed_triton(config_of(get_server_args()), runner)
             self.graphs = Graphs(self.triton, runner)
             self.forwards = 0
 
@@ -73,7 +73,7 @@ class Graphs:
         from sglang.srt.layers.attention.verify_mask import VerifyMask, tree_mask_numel
         from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
-        from c2t_plugin.engines.sglang.triton_tree import TreeTritonAttnBackend
+        from c2t_plugin.engines.sglang.verify.tree_attention import TreeTritonAttnBackend
 
         self.backend = backend
         self.width = runner.decode_num_tokens_per_req()

@@ -1,0 +1,206 @@
+"""Names of an engine that mean something of ours: for good, for one object's life, or for the length of a block.
+
+Every adapter lists all of its own in one table, `patches.py`, each with its reason and its end. The table applies what
+holds for good, once however often it is asked, takes it back in tests, and says in the log where somebody else has
+bound the same name. Imports no engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import sys
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_ABSENT = object()
+# Whose wrappers say nothing: what engines decorate their own functions with.
+_DECORATORS = ("contextlib", "functools", "torch", "c2t_plugin")
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Temporarily set `owner.name = value`; restore on exit, also after an error."""
+    own = vars(owner)
+    original = own.get(name, _ABSENT)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if original is _ABSENT:
+            # inherited from a class, as a method of an object is
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One name of the engine that C2T binds anew.
+
+    target: "module:name" or "module:Owner.name", the engine's own; an owner may be a class or a dictionary.
+    why: what C2T cannot do without. until: what of the engine would make it needless, or how long it lasts.
+    when: at which of the table's occasions it is applied; empty: not by the table, but for a block (`Table.during`) or
+    on single objects (`Table.on`). ours: from the engine's value to ours. hook: "after" or "around", where the engine
+    itself has a registry for this; `ours` then is the hook.
+    """
+
+    target: str
+    why: str
+    until: str
+    when: str = ""
+    ours: Callable[..., Any] | None = None
+    hook: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.target.rpartition(":")[2].rpartition(".")[2]
+
+    @property
+    def owner(self) -> Any:
+        """What has the name: a module, class or dictionary. Imports the module."""
+        return _owner(self.target)
+
+    @property
+    def dotted(self) -> str:
+        return self.target.replace(":", ".")
+
+
+def _owner(target: str) -> Any:
+    module, _, path = target.partition(":")
+    found: Any = sys.modules.get(module) or importlib.import_module(module)
+    for part in path.split(".")[:-1]:
+        found = getattr(found, part)
+    return found
+
+
+class Table:
+    """All patches of one engine, and what of them this process has applied."""
+
+    def __init__(
+        self,
+        package: str,
+        logger: logging.Logger,
+        patches: Sequence[Patch],
+        hooks: tuple[Callable[[Patch], None], Callable[[Patch], None]] | None = None,
+    ) -> None:
+        """package: the engine's. hooks: how a hook is registered with the engine, and how it is taken back."""
+        self.patches = tuple(patches)
+        self._package, self._logger, self._hooks = package, logger, hooks
+        # what the engine had, and ours
+        self._applied: dict[Patch, tuple[Any, Any]] = {}
+        self._told: set[Patch] = set()
+        self._noticed: set[Patch] = set()
+
+    def apply(self, when: str) -> None:
+        """Apply everything of this occasion that is not applied yet."""
+        for patch in self.patches:
+            if patch.when != when:
+                continue
+            if patch in self._applied:
+                self._check(patch)
+            elif patch.hook:
+                assert self._hooks is not None
+                self._hooks[0](patch)
+                self._applied[patch] = (None, None)
+            else:
+                self._bind(patch)
+
+    def undo(self) -> None:
+        """Take back everything, the newest first: for tests. What somebody else has bound since stays."""
+        for patch, (stock, ours) in reversed(self._applied.items()):
+            if patch.hook:
+                assert self._hooks is not None
+                self._hooks[1](patch)
+            elif _get(patch.owner, patch.name) is ours:
+                _set(patch.owner, patch.name, stock)
+        self._applied.clear()
+        self._told.clear()
+        self._noticed.clear()
+
+    def check(self) -> None:
+        """Say which of the applied ones somebody else has bound over ours since."""
+        for patch in self._applied:
+            self._check(patch)
+
+    def during(self, patch: Patch, value: Any, owner: Any = None) -> contextlib.AbstractContextManager[None]:
+        """Within it the name means `value`. owner: the object whose name it is, where that is no module or class."""
+        owner = patch.owner if owner is None else owner
+        if patch not in self._noticed:
+            self._notice(patch, getattr(owner, patch.name, None))
+        return replaced(owner, patch.name, value)
+
+    def on(self, patch: Patch, owner: Any, ours: Callable[[Any], Any]) -> None:
+        """Bind the name on one object, for its life: to what `ours` makes of the engine's."""
+        stock = getattr(owner, patch.name)
+        self._notice(patch, stock)
+        setattr(owner, patch.name, ours(stock))
+
+    def _bind(self, patch: Patch) -> None:
+        assert patch.ours is not None
+        stock = _get(patch.owner, patch.name)
+        self._notice(patch, stock)
+        # a class method is wrapped as the function that it is
+        is_class_method = isinstance(stock, classmethod)
+        ours = patch.ours(stock.__func__ if is_class_method else stock)
+        ours = classmethod(ours) if is_class_method else ours
+        _set(patch.owner, patch.name, ours)
+        self._applied[patch] = (stock, ours)
+
+    def _check(self, patch: Patch) -> None:
+        if patch.hook:
+            return
+        found, ours = _get(patch.owner, patch.name), self._applied[patch][1]
+        if found is not ours and patch not in self._told:
+            self._told.add(patch)
+            self._logger.warning(
+                "C2T: %s, which C2T has bound, was bound again by %s: C2T sees what that passes on",
+                *(patch.dotted, _where(found)),
+            )
+
+    def _notice(self, patch: Patch, stock: Any) -> None:
+        # once, since blocks come with every step
+        self._noticed.add(patch)
+        strangers = [module for module in layers(stock) if not self._is_known(module)]
+        if strangers:
+            self._logger.warning(
+                "C2T: %s was bound by %s before C2T binds it: C2T calls that in place of the engine's",
+                *(patch.dotted, strangers[0]),
+            )
+
+    def _is_known(self, module: str) -> bool:
+        if module == f"{self._package}.srt.plugins.hook_registry":
+            return False
+        return module.partition(".")[0] in (self._package, *_DECORATORS)
+
+
+def layers(value: Any) -> list[str]:
+    """Modules that a function and what it wraps were written in, the outermost first; those of a class: its own."""
+    found = []
+    while value is not None:
+        value = getattr(value, "__func__", value)
+        written_in = getattr(value, "__globals__", {}).get("__name__") or getattr(value, "__module__", None)
+        if isinstance(written_in, str):
+            found.append(written_in)
+        value = getattr(value, "__wrapped__", None)
+    return found
+
+
+def _where(value: Any) -> str:
+    return next(iter(layers(value)), type(value).__name__)
+
+
+def _get(owner: Any, name: str) -> Any:
+    if isinstance(owner, MutableMapping):
+        return owner[name]
+    # a class method as it is written, not bound
+    return vars(owner)[name] if name in vars(owner) else getattr(owner, name)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    if isinstance(owner, MutableMapping):
+        owner[name] = value
+    else:
+        setattr(owner, name, value)

@@ -1,0 +1,118 @@
+"""Chains: SGLang's own draft loop, with each token scored as its logits pass, and each request's chain cut.
+
+Two facts of the stock code decide the design. At top-k 1 its draft "probabilities" are all 1, so statistics are taken
+from the logits here. And the draft loop returns a fixed tuple, so scores are kept in buffers beside it (ChainScorer).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.config import C2TConfig
+from c2t_plugin.engines.sglang import results
+from c2t_plugin.engines.sglang.parts import Parts
+from c2t_plugin.engines.sglang.patches import DRAFT_FORWARD, PATCHES
+from c2t_plugin.engines.sglang.ranks import agree
+from c2t_plugin.engines.sglang.step import Drafted, Step, attach
+from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan
+from c2t_plugin.engines.sglang.verify.layout import cut_links
+from c2t_plugin.scorer import ChainScorer
+
+
+class ChainDrafter:
+    """A Drafter."""
+
+    @staticmethod
+    def scorer_of(worker: Any, classifier: NodeClassifier, beta: float, config: C2TConfig) -> ChainScorer:
+        """worker: SGLang's draft worker, with its memory pools."""
+        slots = worker.req_to_token_pool.req_to_token.shape[0]
+        return ChainScorer(
+            classifier,
+            slots=slots,
+            rows=slots,
+            max_depth=worker.speculative_num_steps,
+            beta=beta,
+            device=worker.device,
+            keep_stats=config.trace_dir is not None,
+        )
+
+    def __init__(self, worker: Any, parts: Parts) -> None:
+        self._worker, self._parts = worker, parts
+        self._scorer: ChainScorer = parts.scorer  # type: ignore[assignment]
+
+    def drafting(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def capturing(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def loop(self, forward_batch: Any, stock: Callable[[Any], Any]) -> Any:
+        counts, runner = self._parts.counts, self._worker.draft_runner
+        forward = runner.forward
+
+        @functools.wraps(forward)
+        def scored(*positional: Any, **keyword: Any) -> Any:
+            output = forward(*positional, **keyword)
+            with counts.classifying():
+                self._scorer.step(output.logits_output.next_token_logits)
+            return output
+
+        # The first token was predicted by the draft's extend pass of the step before: its statistics are a seed.
+        with counts.classifying():
+            self._scorer.begin(forward_batch.req_pool_indices)
+        with PATCHES.during(DRAFT_FORWARD, scored, owner=runner):
+            return stock(forward_batch)
+
+    def decide(self, batch: Any, drafted: Any) -> Any:
+        with self._parts.counts.classifying():
+            step = self._step(batch, drafted)
+            # acceptance never passes the cut
+            cut_links(drafted.retrieve_next_token, step.kept)
+        attach(drafted, step)
+        windows = self._parts.windows
+        return drafted if windows is None else windows.narrow(batch, drafted)
+
+    def _step(self, batch: Any, verify_input: Any) -> Step:
+        requests, width = verify_input.retrieve_next_token.shape
+        # A replayed graph does not count its steps.
+        self._scorer.drafted(self._worker.speculative_num_steps)
+        rows = None
+        if self._parts.lagged is None:
+            wanted, kept = self._kept(requests)
+            kept = agree(kept)
+        else:
+            wanted, kept, rows = self._clipped(batch, width, self._parts.lagged)
+        return Step(kept, wanted, self._recorded(batch, verify_input), rows)
+
+    def _kept(self, requests: int) -> tuple[Tensor | None, Tensor]:
+        """What would be verified of each draft without a budget, if there is one, and what is."""
+        kept, planner = self._scorer.end(requests), self._parts.planner
+        if planner is None:
+            return None, kept
+        return kept, planner.keep(kept, self._scorer.own_beta(requests), self._scorer.confidence(requests))
+
+    def _clipped(self, batch: Any, width: int, plan: LaggedPlan) -> tuple[Tensor, Tensor, int]:
+        """What would be verified of each request's draft, what is, and the rows that the target computes for that."""
+        requests = len(batch.reqs)
+        rows = plan.rows([req.rid for req in batch.reqs], width)
+        lengths = torch.stack([self._scorer.end(requests), self._scorer.lengths(requests, rows - requests)])
+        wanted, kept = agree(lengths)
+        plan.note(wanted)
+        return wanted, kept, rows
+
+    def _recorded(self, batch: Any, verify_input: Any) -> Drafted | None:
+        """The drafts, if a request of the batch is recorded."""
+        recorder = self._parts.recorder
+        if recorder is None or not results.any_chosen(batch.reqs, recorder):
+            return None
+        rows, width = verify_input.retrieve_next_token.shape
+        stats = self._scorer.stats(rows)
+        assert stats is not None
+        return Drafted(stats, verify_input.draft_token.view(rows, width)[:, 1:].clone())

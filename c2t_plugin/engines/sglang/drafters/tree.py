@@ -1,0 +1,201 @@
+"""Trees: a draft loop and a verify input of ours between SGLang's parts.
+
+The loop of the stock worker cannot be kept, since it decides which nodes are drafted from; ours calls the same draft
+model, attention backends and slots. It has the shapes of the stock one, `topk` places per layer, and returns its trees
+through the same tuple, so that the stock runner of the draft's CUDA graph can capture it. Verification is stock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+from sglang.srt.speculative import eagle_draft_cuda_graph_runner
+from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+from torch import Tensor
+
+from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.config import C2TConfig
+from c2t_plugin.engines.patching import replaced
+from c2t_plugin.engines.sglang import ranks
+from c2t_plugin.engines.sglang.drafters.segments import EARLY_END_BATCH, divide
+from c2t_plugin.engines.sglang.drafters.tree_input import TreeVerifyInput, build_verify_input
+from c2t_plugin.engines.sglang.parts import Parts
+from c2t_plugin.engines.sglang.patches import BUILD_VERIFY_INPUT, PATCHES, RESOLVE_DRAFT_GRAPHS
+from c2t_plugin.engines.sglang.ranks import agree
+from c2t_plugin.errors import ConfigError
+from c2t_plugin.trees.branches import inherit_branches
+from c2t_plugin.trees.grower import TreeGrower
+from c2t_plugin.trees.planning import plan
+from c2t_plugin.trees.policies import slot_policy
+
+
+class Grown:
+    """The trees of a batch, in the place of a verify input until it is decided what of them is verified.
+
+    trees: parent_ids, keep, token_ids and key as TreeGrower.end gives them. What SGLang's `draft` notes on its verify
+    input is carried over.
+    """
+
+    def __init__(self, draft_input: Any, trees: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+        self.draft_input, self.trees = draft_input, trees
+
+    @classmethod
+    def of(cls, batch: Any, draft_input: Any, *trees: Tensor, **_: Any) -> Grown:
+        """With the arguments that SGLang builds a verify input of."""
+        return cls(draft_input, trees)  # type: ignore[arg-type]
+
+    def noted(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("draft_input", "trees")}
+
+
+class TreeDrafter:
+    """A Drafter. Seeds are relayed as those of chains are."""
+
+    @staticmethod
+    def scorer_of(worker: Any, classifier: NodeClassifier, beta: float, config: C2TConfig) -> TreeGrower:
+        """worker: SGLang's draft worker, with its memory pools. Raises ConfigError for a pool that trees cannot use."""
+        kv_buffers(worker.draft_runner.token_to_kv_pool)
+        return TreeGrower(
+            slot_policy(config.policy, classifier, worker.topk, worker.device),
+            top_m=classifier.spec.top_m,
+            slots=worker.req_to_token_pool.req_to_token.shape[0],
+            max_depth=worker.speculative_num_steps,
+            max_nodes=worker.speculative_num_draft_tokens - 1,
+            beta=beta,
+            device=worker.device,
+            vocabulary=worker.hot_token_id,
+        )
+
+    def __init__(self, worker: Any, parts: Parts) -> None:
+        self._worker, self._parts = worker, parts
+        self.scorer: TreeGrower = parts.scorer  # type: ignore[assignment]
+        # SGLang's own trees read each branch's own keys, whatever it grew from; to have the same trees is the point.
+        self.inherits = parts.configuration["policy"] != "eagle2"
+        self.may_end_early = False
+
+    @contextlib.contextmanager
+    def drafting(self) -> Iterator[None]:
+        # The loop is captured outside of here, and whole; ranks have to take the same steps.
+        with replaced(self, "may_end_early", ranks.alone()), PATCHES.during(BUILD_VERIFY_INPUT, Grown.of):
+            yield
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[None]:
+        resolve = eagle_draft_cuda_graph_runner.resolve_decode_backend
+        # Ranks have to take the same steps, and may see an end at different times.
+        divided = (lambda runner: divide(resolve(runner), self)) if ranks.alone() else resolve
+        with PATCHES.during(RESOLVE_DRAFT_GRAPHS, divided):
+            yield
+
+    def loop(self, forward_batch: Any, stock: Callable[[Any], Any]) -> Any:
+        worker, counts = self._worker, self._parts.counts
+        slots = forward_batch.out_cache_loc.view(-1, worker.topk, worker.speculative_num_steps)
+        buffers = kv_buffers(worker.draft_runner.token_to_kv_pool)
+        hidden = forward_batch.spec_info.hidden_states
+        with counts.classifying():
+            layer = self.scorer.begin(forward_batch.req_pool_indices)
+        for step in range(worker.speculative_num_steps - 1):
+            if self.may_end_early and len(slots) <= EARLY_END_BATCH and not self.scorer.alive:
+                break
+            self.between_layers()
+            if self.inherits:
+                inherit_branches(buffers, slots, layer.parents, written=step)
+            forward_batch.input_ids = layer.token_ids.flatten()
+            forward_batch.out_cache_loc = slots[:, :, step].flatten()
+            forward_batch.spec_info.hidden_states = _of_parents(hidden, layer.parents)
+            with _attention_of(worker.draft_attn_backend.attn_backends[step], forward_batch):
+                output = worker.draft_runner.forward(forward_batch).logits_output
+            forward_batch.positions.add_(1)
+            if _MOVES_AXES and worker.draft_runner.model_config.model_is_mrope:
+                forward_batch.mrope_positions.add_(1)
+            hidden = output.hidden_states
+            with counts.classifying():
+                layer = self.scorer.step(output.next_token_logits)
+        self.between_layers()
+        # What nodes go by takes the place of draft probabilities, which only rejection sampling has.
+        return self.scorer.end()
+
+    def between_layers(self) -> None:
+        """Nothing, except while a graph of the loop is recorded in segments."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the host waits for every draft anyway: it counts the rows that the target computes."""
+        return self._parts.packing is not None or self._parts.windows is not None
+
+    def decide(self, batch: Any, drafted: Any) -> TreeVerifyInput:
+        worker = self._worker
+        parent_ids, keep, token_ids, key = drafted.trees
+        wanted = None if self._parts.planner is None else keep.sum(1, dtype=torch.int32)
+        keep = self._planned(keep, key, batch.req_pool_indices)
+        trees = (agree(parent_ids), agree(keep), agree(token_ids))
+        made = build_verify_input(
+            batch,
+            drafted.draft_input,
+            trees,
+            self._width(trees[1]),
+            attn_backend=worker.target_worker.model_runner.attn_backend,
+            topk=worker.topk,
+            num_steps=worker.speculative_num_steps,
+            tree_mask_mode=worker.tree_mask_mode,
+            packed=self._parts.packing is not None,
+            wanted=wanted,
+        )
+        for name, value in drafted.noted().items():
+            setattr(made, name, value)
+        return made
+
+    def _planned(self, keep: Tensor, key: Tensor, slots: Tensor) -> Tensor:
+        planner = self._parts.planner
+        if planner is None:
+            return keep
+        own = self.scorer.own_beta(slots)
+        return plan(keep, key, self.scorer.max_nodes, lambda sizes, keys: planner.keep(sizes, own, keys))
+
+    def _width(self, keep: Tensor) -> int:
+        """Places per request, the root included, for the largest tree of this batch; that window is entered."""
+        windows = self._parts.windows
+        if windows is None:
+            return int(self._worker.speculative_num_draft_tokens)
+        width = windows.fitting(int(keep.sum(1).max()) + 1)
+        windows.enter(width)
+        return width
+
+
+# SGLang 0.5.17 reads the backend alone from there
+_TAKES_BATCH = "forward_batch" in inspect.signature(forward_context).parameters
+# That release's loop leaves positions of three axes as they are; its graphs would go on from those of the last replay.
+_MOVES_AXES = "mrope_positions" in inspect.getsource(EagleDraftWorker.draft_forward)
+
+
+def _attention_of(backend: Any, forward_batch: Any) -> Any:
+    """The context of one draft forward."""
+    context = ForwardContext(attn_backend=backend)
+    return forward_context(context, forward_batch=forward_batch) if _TAKES_BATCH else forward_context(context)
+
+
+def _of_parents(hidden: Tensor | None, parents: Tensor) -> Tensor | None:
+    """The draft's hidden state above every branch: (bs * slots, size) -> (bs * branches, size)."""
+    if hidden is None:
+        return None
+    bs = len(parents)
+    rows = parents.clamp_min(0).long()[..., None].expand(-1, -1, hidden.shape[-1])
+    return hidden.view(bs, -1, hidden.shape[-1]).gather(1, rows).flatten(0, 1)
+
+
+def kv_buffers(pool: Any) -> list[Tensor]:
+    """Every layer's keys and values of the draft's pool, one row per slot."""
+    if type(pool) is MHATokenToKVPool:
+        return [*pool.k_buffer, *pool.v_buffer]
+    if type(pool) is MLATokenToKVPool:
+        return list(pool.kv_buffer)
+    raise ConfigError(
+        f"the draft keeps its keys in a {type(pool).__name__}, whose slots tree mode cannot move: use "
+        "--speculative-c2t-mode chain"
+    )

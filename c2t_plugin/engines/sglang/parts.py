@@ -1,0 +1,44 @@
+"""What one server process serves with, in one place: made by startup.py, completed with the attention backends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from c2t_plugin.engines.sglang.metrics import Counts
+from c2t_plugin.planner.step_planner import StepPlanner
+from c2t_plugin.scorer import ChainScorer
+from c2t_plugin.trees.grower import TreeGrower
+
+if TYPE_CHECKING:
+    from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan
+    from c2t_plugin.engines.sglang.verify.packing import PackedVerify
+    from c2t_plugin.engines.sglang.verify.windows import Windows
+    from c2t_plugin.traces.recorder import TraceRecorder
+
+# Of chains and of trees: seeds, limits and confidences of either.
+Scorer = ChainScorer | TreeGrower
+
+
+@dataclass
+class Parts:
+    """configuration: every option as it was resolved.
+
+    Known once the target has attention backends: packing, None where the uniform window is verified; lagged, its rows
+    by earlier steps; windows, uniform ones of several widths.
+    """
+
+    scorer: Scorer
+    counts: Counts
+    recorder: TraceRecorder | None
+    planner: StepPlanner | None
+    configuration: dict[str, Any]
+    packing: PackedVerify | None = None
+    lagged: LaggedPlan | None = None
+    windows: Windows | None = None
+
+    def timed(self, part: str, count: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
+        """Measures what happens within for the planner, in the few steps in which it wants that."""
+        return contextlib.nullcontext() if self.planner is None else self.planner.timed(part, count)

@@ -1,0 +1,82 @@
+"""The two records of ours that ride on SGLang's objects: of one decoding step, and of one request."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from c2t_plugin.engines.sglang.metrics import RequestCounts
+
+# The one attribute that is set on objects of SGLang's: verify inputs, results and requests.
+NAME = "_c2t"
+
+
+class Drafted(NamedTuple):
+    """One draft of a batch. stats: (rows, d_max, 4), see ChainScorer.stats. tokens: (rows, d_max) int64."""
+
+    stats: Tensor
+    tokens: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What belongs to one step of a batch. It travels on the verify input, then on the result of that.
+
+    kept: (bs,) int32 draft tokens to verify of each request, root and pads not counted. wanted: (bs,) int32 what the
+    threshold left of them, where a budget may have dropped more; else None. drafted: the drafts, where a request of
+    the batch is recorded. rows: of the target's pass; before it those that are planned, None: as many as hold what is
+    kept. depth: draft steps; None before the pass. seconds: of the classifier, None where the host's clock does not
+    know them.
+    """
+
+    kept: Tensor
+    wanted: Tensor | None = None
+    drafted: Drafted | None = None
+    rows: int | None = None
+    depth: int | None = None
+    seconds: float | None = None
+
+    def to_host(self) -> Step:
+        """What is read on the host, with its copies started; the caller knows when they have ended."""
+        drafted = None if self.drafted is None else Drafted(*map(_to_host, self.drafted))
+        wanted = None if self.wanted is None else _to_host(self.wanted)
+        return dataclasses.replace(self, wanted=wanted, drafted=drafted)
+
+
+def attach(holder: Any, step: Step) -> None:
+    """Have a verify input or a result carry this step."""
+    setattr(holder, NAME, step)
+
+
+def step_of(holder: Any) -> Step | None:
+    """The step that a verify input or a result carries; None for those of idle steps and of prefills."""
+    return getattr(holder, NAME, None)
+
+
+@dataclasses.dataclass
+class RequestRecord:
+    """What belongs to one request, as long as SGLang has it. own_beta: whether it has a threshold of its own. counts:
+    of its steps, None before the first. chosen: whether it is recorded, None before that is decided."""
+
+    own_beta: bool = False
+    counts: RequestCounts | None = None
+    chosen: bool | None = None
+
+
+def record_of(req: Any) -> RequestRecord:
+    """The record of one of SGLang's requests, made when it is first asked for."""
+    found: RequestRecord | None = getattr(req, NAME, None)
+    if found is None:
+        found = RequestRecord()
+        setattr(req, NAME, found)
+    return found
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    if tensor.is_cuda:
+        # SGLang copies on a stream of its own, of which the owner of this memory does not know.
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    return tensor.to("cpu", non_blocking=True)

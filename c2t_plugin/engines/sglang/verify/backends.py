@@ -1,0 +1,69 @@
+"""Our attention backends and capture layouts in the place of SGLang's. What is imported here is imported when used."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from c2t_plugin.config import TREE_ATTENTION, C2TConfig
+from c2t_plugin.engines.sglang import args
+
+
+def packing_triton(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """SGLang's factory of Triton backends, which then makes ours where rows may be packed by it."""
+
+    @functools.wraps(stock)
+    def create(runner: Any) -> Any:
+        config = args.config_of(runner.server_args)
+        # An encoder-decoder is refused by SGLang's own, with its reason.
+        if config.ragged not in ("auto", "triton") or runner.model_config.is_encoder_decoder:
+            return stock(runner)
+        return packed_triton(config, runner)
+
+    return create
+
+
+def packing_flashinfer(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same for FlashInfer's, where it is asked for."""
+
+    @functools.wraps(stock)
+    def create(runner: Any) -> Any:
+        backend = stock(runner)
+        if args.config_of(runner.server_args).ragged != "flashinfer":
+            return backend
+        from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
+
+        from c2t_plugin.engines.sglang.verify.flashinfer import PackedFlashInferAttnBackend
+
+        # The one for latent keys is another class, which `choose` leaves alone.
+        return PackedFlashInferAttnBackend.of(backend) if type(backend) is FlashInferAttnBackend else backend
+
+    return create
+
+
+def packed_triton(config: C2TConfig, runner: Any) -> Any:
+    """The Triton backend for packed rows, with the kernel of the options."""
+    if config.attention == TREE_ATTENTION:
+        from c2t_plugin.engines.sglang.verify.tree_attention import TreeTritonAttnBackend
+
+        return TreeTritonAttnBackend(runner, masked=config.mode == "tree")
+    from c2t_plugin.engines.sglang.verify.triton import PackedTritonAttnBackend
+
+    return PackedTritonAttnBackend(runner)
+
+
+def with_capture_layout(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """SGLang's verify input for the capture of a target graph, with a layout where its rows are packed."""
+
+    @functools.wraps(stock)
+    def get_spec_info(self: Any, num_tokens: int) -> Any:
+        spec_info = stock(self, num_tokens)
+        # SGLang sets it for the algorithms that it packs rows of itself.
+        if spec_info is not None and getattr(self, "ragged_verify_mode", False):
+            spec_info.ragged_verify_layout = self._capture_ragged_verify_layout(num_tokens)
+            if not self.model_runner.spec_algorithm.packing.masked:
+                spec_info.custom_mask = None
+        return spec_info
+
+    return get_spec_info

@@ -1,0 +1,136 @@
+"""Which attention verifies packed rows (packing.py), or why the window stays uniform (windows.py)."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from c2t_plugin.config import TREE_ATTENTION, UNIFORM, C2TConfig
+from c2t_plugin.engines.sglang.patches import PATCHES
+from c2t_plugin.engines.sglang.verify.packing import PackedVerify
+from c2t_plugin.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+# Of the argument record: field, and why the window stays uniform where it is set.
+_UNIFORM_ONLY: tuple[tuple[str, str], ...] = (
+    ("enable_return_routed_experts", "routed experts are returned by place in the uniform window"),
+    ("enable_return_indexer_topk", "the indexer's choice is returned by place in the uniform window"),
+    ("enable_return_aux_hidden_states", "hidden states are returned by place in the uniform window"),
+    ("disable_cuda_graph_padding", "rows are padded to the size of a captured graph"),
+    ("enable_hisparse", "its buffers are laid out for the uniform window"),
+)
+
+_UNTRIED_FLASHINFER = ", unless --speculative-c2t-ragged flashinfer is tried, which nobody has run yet"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """backend: whose attention packs rows; None: the uniform window. reason: for the log. masked: rows are trees."""
+
+    backend: str | None
+    reason: str
+    masked: bool = False
+
+
+def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
+    """What `--speculative-c2t-ragged` comes to on the target's model runner, whose attention backend exists already.
+
+    Raises ConfigError if a backend is named that cannot be had.
+    """
+    wanted = config.ragged
+    if wanted in UNIFORM:
+        return Choice(None, "as asked for")
+    found = _packing_attention(runner.attn_backend)
+    kind = type(runner.attn_backend).__name__
+    masked = config.mode == "tree"
+    if found is None:
+        hint = _UNTRIED_FLASHINFER if kind == "FlashInferAttnBackend" else ""
+        obstacle: str | None = f"{kind} verifies requests of one length only{hint}"
+    elif found == "fa3" and masked:
+        obstacle = "fa3 packs chains only: it takes trees of one size, each as a list of pages"
+    else:
+        obstacle = _obstacle(server_args, runner, found)
+    if wanted != "auto" and (obstacle is not None or found != wanted):
+        raise ConfigError(
+            f"--speculative-c2t-ragged {wanted} cannot be had: {obstacle or f'the attention backend is {kind}'}; "
+            "use auto, or start with the attention backend of that name"
+        )
+    if obstacle is not None:
+        return Choice(None, obstacle)
+    if found == "fa3" and wanted == "auto":
+        # Of the other backends the attention has at least been run in an interpreter.
+        return Choice(None, "nobody has run C2T on fa3 yet: --speculative-c2t-ragged fa3 tries it")
+    return Choice(found, f"attention backend {kind}", masked)
+
+
+def _packing_attention(attn_backend: Any) -> str | None:
+    own: str | None = getattr(attn_backend, "c2t_ragged", None)
+    if own is None and type(attn_backend).__name__ == "FlashAttentionBackend" and attn_backend.fa_impl_ver == 3:
+        return "fa3"
+    return own
+
+
+def _obstacle(server_args: Any, runner: Any, backend: str) -> str | None:
+    for name, reason in _UNIFORM_ONLY:
+        if getattr(server_args, name, False):
+            return f"{name}: {reason}"
+    if backend == "triton" and getattr(server_args, "enable_deterministic_inference", False):
+        return "enable_deterministic_inference takes a Triton kernel for requests of one length"
+    if (getattr(server_args, "dcp_size", 1) or 1) > 1:
+        return "dcp_size: each rank holds a part of the window"
+    if runner.model_config.model_is_mrope:
+        return "positions of three axes are laid out for the uniform window"
+    if runner.use_mla_backend or (runner.sliding_window_size or 0) > 0 or runner.attention_chunk_size is not None:
+        return "latent, sliding-window and chunked attention have not been tried"
+    from sglang.srt.environ import envs
+
+    # no variable of 0.5.17
+    glue = getattr(envs, "SGLANG_ENABLE_METADATA_GLUE_GRAPH", None)
+    if glue is not None and glue.get():
+        return "SGLANG_ENABLE_METADATA_GLUE_GRAPH: a captured graph would read where an earlier step's lengths were"
+    if torch.version.hip is not None:
+        return "on AMD GPUs SGLang verifies by other kernels, which have not been tried"
+    return None
+
+
+def _check_attention(config: C2TConfig, choice: Choice, runner: Any) -> None:
+    """Raises ConfigError if the kernel that is asked for cannot verify by this choice."""
+    if config.attention != TREE_ATTENTION:
+        return
+    if choice.backend != "triton":
+        raise ConfigError(
+            f"--speculative-c2t-attention {TREE_ATTENTION} is a kernel of ragged triton, which this server does not "
+            f"verify by: {choice.reason}; leave it out"
+        )
+    from c2t_plugin.engines.sglang.verify.tree_attention import refuse_unfit
+
+    refuse_unfit(runner)
+
+
+def prepare(algorithm: Any, choice: Choice) -> None:
+    """Have SGLang capture its target graphs for packed rows. To be called before it captures them."""
+    if choice.backend is None:
+        return
+    algorithm.packing = choice
+    # Read by the graph runner in this process; the algorithm's own answer keeps it from every other.
+    os.environ["SGLANG_RAGGED_VERIFY_MODE"] = "compact"
+    PATCHES.apply("packing")
+
+
+def start(config: C2TConfig, server_args: Any, target_worker: Any) -> PackedVerify | None:
+    """Choose, prepare SGLang, and say in the log which it is; None: the uniform window. When `prepare` says."""
+    runner = target_worker.model_runner
+    choice = choose(config, server_args, runner)
+    _check_attention(config, choice, runner)
+    prepare(runner.spec_algorithm, choice)
+    if choice.backend is None:
+        logger.info("C2T: verification over the uniform width (%s)", choice.reason)
+        return None
+    kernel = f", kernel {config.attention}" if choice.backend == "triton" else ""
+    logger.info("C2T: verification of kept tokens only, ragged %s (%s%s)", choice.backend, choice.reason, kernel)
+    return PackedVerify(target_worker, choice.masked, choice.backend)

@@ -1,0 +1,116 @@
+"""SGLang's FlashInfer attention backend for verify forwards whose requests have different lengths.
+
+FlashInfer plans for any number of rows per request: `qo_indptr` says whose they are. SGLang only fills it for one
+length, and asks the verify input for it; here it asks one that knows the layout. Without a mask a request's rows are a
+causal chain. With one (as in triton.py: flat, (rows of a request, prefix + rows) row-major, request after
+request) they may be any tree, of a size of its own; FlashInfer packs it into bits.
+
+Planning waits for the device, as it does in SGLang's own verify forwards on FlashInfer.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
+from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
+from torch import Tensor
+
+from c2t_plugin.engines.sglang.verify.layout import packed_layout, padding_rows
+
+
+class PackedFlashInferAttnBackend(FlashInferAttnBackend):
+    """Packs rows where a verify input has a layout, and SGLang's own in everything else."""
+
+    supports_ragged_verify_graph = True
+    c2t_ragged = "flashinfer"
+
+    # Of the running verify forward, None where nothing is packed. Eager: rows that belong to requests.
+    _used: int | None = None
+    # Captured: (rows,) bool, True for padding.
+    _padding: Tensor | None = None
+    _captured_padding: Tensor
+    # By rows of the captured graph, of which several have as many requests; SGLang keeps them by requests.
+    _captured_wrappers: dict[int, list[Any]]
+
+    @classmethod
+    def of(cls, stock: FlashInferAttnBackend) -> PackedFlashInferAttnBackend:
+        """SGLang's backend made to pack rows. Its constructor checks the format of keys for its own class alone."""
+        stock.__class__ = cls
+        return stock
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int, *positional: Any, **keyword: Any) -> None:
+        super().init_cuda_graph_state(max_bs, max_num_tokens, *positional, **keyword)
+        device = self.workspace_buffer.device
+        self._captured_padding = torch.zeros(max_num_tokens, dtype=torch.bool, device=device)
+        self._captured_wrappers = {}
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        packed = _packed(forward_batch)
+        super().init_forward_metadata(forward_batch if packed is None else packed)
+        self._used = None if packed is None else int(packed.spec_info.starts[-1])
+        self._padding = None
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        packed = _packed(forward_batch)
+        self._used = self._padding = None
+        if packed is None:
+            super().init_forward_metadata_out_graph(forward_batch, in_capture)
+            return
+        rows, requests = len(packed.input_ids), packed.batch_size
+        if not in_capture:
+            self.prefill_cuda_graph_metadata[requests] = self._captured_wrappers[rows]
+        super().init_forward_metadata_out_graph(packed, in_capture)
+        self._captured_wrappers[rows] = self.prefill_cuda_graph_metadata[requests]
+        self._padding = self._captured_padding[:rows]
+        self._padding.copy_(padding_rows(rows, packed.spec_info.starts))
+
+    def forward_extend(self, q: Tensor, *positional: Any, **keyword: Any) -> Tensor:
+        # FlashInfer refuses rows that its plan gives to nobody. A captured graph runs without its asking.
+        output: Tensor = super().forward_extend(q[: self._used], *positional, **keyword)
+        if self._used is not None:
+            return torch.nn.functional.pad(output, (0, 0, 0, len(q) - self._used))
+        if self._padding is not None:
+            # The kernel leaves them as they are. NaN there would reach slot 0 and an expert's router.
+            output.masked_fill_(self._padding[:, None], 0)
+        return output
+
+
+class PackedRows(EagleDraftExtendInput):
+    """What SGLang asks where the rows and keys of a verify forward are.
+
+    Of draft extend, since there too lengths count a request's rows, and no plan is made for rows of one width.
+    starts: (requests + 1,) int32, where each request's rows begin, requests of padding included, which have none.
+    """
+
+    def __init__(self, verify_input: Any, requests: int) -> None:
+        layout = verify_input.ragged_verify_layout
+        begun: Tensor = layout.qo_indptr_device
+        starts = torch.cat([begun, begun[-1:].expand(requests + 1 - len(begun))])
+        # SGLang takes the number of requests from the one, and makes of the other a width that we do not use.
+        super().__init__(num_correct_drafts=starts[1:], num_tokens_per_req=1)
+        self.starts, self.custom_mask = starts, verify_input.custom_mask
+        self._most = layout.graph_num_tokens
+
+    def generate_attn_arg_prefill(self, *positional: Any, **keyword: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """kv_indices, kv_indptr, qo_indptr and mask."""
+        generate = super().generate_attn_arg_prefill
+        # Releases of SGLang name these arguments alike, but do not pass them alike.
+        asked = inspect.signature(generate).bind(*positional, **keyword).arguments
+        asked["paged_kernel_lens"] = asked["paged_kernel_lens"] + self.starts.diff()
+        # The host knows no better; what lies behind the last key is not read.
+        asked["paged_kernel_lens_sum"] += self._most
+        kv_indices, kv_indptr, _, _ = generate(**asked)
+        return kv_indices, kv_indptr, self.starts, self.custom_mask
+
+
+def _packed(forward_batch: Any) -> Any:
+    """The batch with `PackedRows` to ask; None where nothing is packed."""
+    if packed_layout(forward_batch) is None:
+        return None
+    packed = copy.copy(forward_batch)
+    packed.spec_info = PackedRows(forward_batch.spec_info, forward_batch.batch_size)
+    return packed

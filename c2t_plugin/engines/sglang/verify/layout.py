@@ -1,0 +1,45 @@
+"""Between C2T's chains and SGLang's tensors. Imports no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Without captured graphs rows are rounded up to multiples of this, so that memory blocks and kernels are used again.
+ROW_STEP = 4
+
+
+def cut_links(retrieve_next_token: Tensor, kept: Tensor) -> None:
+    """Take out, in place, the link behind each request's last kept draft token.
+
+    retrieve_next_token: (rows, width) int64, the engine's first-child links; node 0 is the root, -1 is no child.
+    kept: (rows,) int32 in [0, width - 1].
+    """
+    retrieve_next_token.scatter_(1, kept.long().unsqueeze(1), -1)
+
+
+def rows_to_compute(needed: int, window: int, captured: Sequence[int]) -> int:
+    """How many rows a packed verify forward gets: the smallest tier that holds `needed`.
+
+    window: rows of the uniform window of this batch. captured: row counts that there is a graph for, ascending; where
+    none is large enough, the tiers are multiples of ROW_STEP up to the window.
+    """
+    for tier in captured:
+        if tier >= needed:
+            return tier
+    return min(-(-needed // ROW_STEP) * ROW_STEP, window)
+
+
+def packed_layout(forward_batch: Any) -> Any:
+    """Where each request's rows are in a packed verify forward; None in every other forward."""
+    if not forward_batch.forward_mode.is_target_verify() or forward_batch.spec_info is None:
+        return None
+    return forward_batch.spec_info.ragged_verify_layout
+
+
+def padding_rows(rows: int, starts: Tensor) -> Tensor:
+    """(rows,) bool, True for rows of no request. starts: (requests + 1,) int32, where each request's rows begin."""
+    return torch.arange(rows, device=starts.device) >= starts[-1]

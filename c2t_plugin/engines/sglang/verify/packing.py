@@ -1,0 +1,116 @@
+"""Packed verification: the target computes each request's root and kept draft tokens, and nothing behind a cut.
+
+The rows of all requests are packed end to end for the target's forward pass alone. Logits and hidden states are then
+put back at their places in the uniform window, so that sampling, grammar, logprobs and the draft model's extend pass
+are SGLang's own and see what they always see. Nothing of SGLang's batch is changed, so nothing has to be restored.
+
+A tree packs as a chain does, since its pads stand behind its nodes. Only what its rows see of each other is not plain
+from their order: its verify input brings a mask for packed rows (drafters/tree_input.py).
+
+SGLang has the parts of this for another algorithm (srt/speculative/ragged_verify.py); the attention backend has to
+take requests of different lengths, which choice.py decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from c2t_kernels import pack_ragged, scatter_ragged
+from c2t_plugin.engines.sglang.patches import PATCHES, TARGET_FORWARD
+from c2t_plugin.engines.sglang.step import Step
+from c2t_plugin.engines.sglang.verify.layout import rows_to_compute
+
+# Where a verify forward has one row per token, whatever its request.
+_PER_ROW = ("next_token_logits", "hidden_states")
+
+
+@dataclass
+class PackedVerify:
+    """Packs the target's verify forwards of one server process.
+
+    masked: whether the rows of a request are a tree, whose verify input has a mask for packed rows. backend: which
+    attention.
+    rows: that the target computed in the last one, padding to the next tier included. ran_graph: whether from a graph.
+    """
+
+    target_worker: Any
+    masked: bool = False
+    backend: str = ""
+    rows: int = 0
+    ran_graph: bool = False
+
+    @contextlib.contextmanager
+    def verifying(self, batch: Any, step: Step) -> Iterator[None]:
+        """Within it the target's forward of this batch computes the rows of this step only."""
+        forward, whole = self.target_worker.forward_batch_generation, batch
+
+        def packed_forward(batch: Any = None, forward_batch: Any = None, **keyword: Any) -> Any:
+            packed, cu_seqlens = self.pack(whole, step, forward_batch)
+            result = forward(None, packed, **keyword)
+            self.ran_graph = result.can_run_cuda_graph
+            self.scatter(result.logits_output, cu_seqlens, whole.spec_info.draft_token_num)
+            return result
+
+        with PATCHES.during(TARGET_FORWARD, packed_forward, owner=self.target_worker):
+            yield
+
+    def pack(self, batch: Any, step: Step, uniform: Any) -> tuple[Any, Tensor]:
+        """The forward batch of the packed rows, and where each request's begin: (bs + 1,) int32.
+
+        batch: the scheduler's, prepared for the uniform window and left as it is. uniform: its forward batch.
+        """
+        from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+        from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
+
+        window: Any = batch.spec_info
+        width = window.draft_token_num
+        kept = step.kept
+        self.rows = rows = self._rows(kept, width) if step.rows is None else step.rows
+        sources = [part.view(-1, width) for part in (window.draft_token, window.positions, batch.out_cache_loc)]
+        # A row of nobody is token 0 at position 0, written to slot 0, which no request owns.
+        (tokens, positions, slots), cu_seqlens = pack_ragged(kept, sources, capacity=rows, pads=(0, 0, 0))
+
+        own = copy.copy(window)
+        own.draft_token, own.positions = tokens, positions
+        if not self.masked:
+            own.custom_mask = None
+        # What SGLang worked out for the uniform window, where this version does so.
+        own.prepared_out_cache_loc = own.prepared_mrope_positions = own.kv_loc_plan = None
+        own.ragged_verify_layout = RaggedVerifyLayout.from_verify_lens_device(
+            verify_lens=kept + 1, graph_num_tokens=rows
+        )
+        packed_batch = copy.copy(batch)
+        packed_batch.input_ids, packed_batch.out_cache_loc, packed_batch.spec_info = tokens, slots, own
+        packed = ForwardBatch.init_new(
+            packed_batch,
+            self.target_worker.model_runner,
+            capture_hidden_mode=uniform.capture_hidden_mode,
+            return_hidden_states_before_norm=False,
+        )
+        return packed, cu_seqlens
+
+    def _rows(self, kept: Tensor, width: int) -> int:
+        # The one wait of a step: the host chooses the graph. SGLang's preparation ran while the draft was computed.
+        needed = int(kept.sum()) + len(kept)
+        return rows_to_compute(needed, len(kept) * width, self.sizes())
+
+    def scatter(self, output: Any, cu_seqlens: Tensor, width: int) -> None:
+        """Put the packed rows of the target's output back into the uniform window; rows behind a cut are 0.
+
+        Nothing reads those: acceptance ends at the cut, and the draft's extend pass selects the last accepted row.
+        """
+        for name in _PER_ROW:
+            packed = getattr(output, name)
+            if packed is not None:
+                setattr(output, name, scatter_ragged(packed, cu_seqlens, width, fill=0).flatten(0, 1))
+
+    def sizes(self) -> list[int]:
+        """Token counts of the captured graphs, rising."""
+        runner = self.target_worker.model_runner.decode_cuda_graph_runner
+        return runner.capture_num_tokens if getattr(runner, "ragged_verify_mode", False) else []

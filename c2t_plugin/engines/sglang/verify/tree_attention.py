@@ -1,0 +1,122 @@
+"""The packed Triton backend with `tree_attention` in place of SGLang's extend kernel, where a verify forward is packed.
+
+SGLang's own code still writes keys and values to the pool and makes the metadata and the output. Only the kernel that
+it calls last is another, with the same arguments but for the mask: `tree_attention` reads the nodes' own columns alone,
+so that in tree mode nobody writes a mask over the prefix, and the buffer of captured graphs has no room for one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.verify_mask import VerifyMask
+from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+from sglang.srt.speculative.eagle_utils import TreeMaskMode
+from torch import Tensor
+
+from c2t_kernels.fused.attention import HEAD_DIMS, tree_attention
+from c2t_plugin.engines.sglang.verify.triton import PackedTritonAttnBackend
+from c2t_plugin.errors import ConfigError
+
+# With these arguments SGLang's kernel computes what tree_attention does.
+_PLAIN: dict[str, Any] = {
+    "causal": True,
+    "k_scale": 1.0,
+    "v_scale": 1.0,
+    "logit_cap": 0.0,
+    "sliding_window_size": -1,
+    "sinks": None,
+    "window_kv_offsets": None,
+    "xai_temperature_len": -1,
+    "score_mod": None,
+    "aux_tensors": None,
+}
+# Whatever these are, it computes the same.
+_IGNORED = ("page_size", "extend_seq_lens_cpu")
+
+
+class TreeTritonAttnBackend(PackedTritonAttnBackend):
+    """masked: whether verified rows are trees, whose mask SGLang then gets without the prefix's columns."""
+
+    extend_attention_fwd: Any
+
+    def __init__(self, runner: Any, *, masked: bool) -> None:
+        super().__init__(runner)
+        self._masked = masked
+        self._stock_kernel = self.extend_attention_fwd
+        self.extend_attention_fwd = torch.compiler.disable(self._attend)
+        if masked:
+            # without graphs nobody needs a buffer, but its form is asked for
+            self._verify_mask = self._mask_buffer(0, 0)
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int, *positional: Any, **keyword: Any) -> None:
+        super().init_cuda_graph_state(max_bs, max_num_tokens, *positional, **keyword)
+        if self._masked and self._verify_mask is not None:
+            self._verify_mask = self._mask_buffer(max_bs, max_num_tokens)
+
+    def _mask_buffer(self, requests: int, rows: int) -> VerifyMask:
+        width = self.num_draft_tokens
+        # SGLang captures with a mask over a prefix of one token for each request, which has to fit as well
+        elements = (requests + max(rows, requests * width)) * width
+        buffer = torch.zeros(elements, dtype=torch.uint8, device=self.device)
+        return VerifyMask(buffer=buffer, mode=TreeMaskMode.QLEN_ONLY, max_bs=requests)
+
+    def _mask_columns(self, prefix: Tensor, rows: Tensor) -> Tensor:
+        return rows
+
+    def _attend(self, *arguments: Any, **options: Any) -> None:
+        """In place of SGLang's extend kernel, with its arguments, in every forward pass but decoding."""
+        if self._padding is None:
+            self._stock_kernel(*arguments, **options)
+            return
+        *tensors, mask, causal, mask_indptr, max_nodes, k_scale, v_scale, scale = arguments
+        options |= {"causal": causal, "k_scale": k_scale, "v_scale": v_scale}
+        unfit = [name for name, value in options.items() if not _fits(name, value)]
+        if unfit:
+            raise _refused(f"a layer of the target attends with {', '.join(unfit)}")
+        q, k, v, out, k_pool, v_pool, starts, kv_indptr, kv_indices = tensors
+        tree_attention(
+            *(q, k, v, k_pool, v_pool, starts, kv_indptr, kv_indices),
+            *((None, None) if mask is None else (mask, mask_indptr)),
+            scale=scale,
+            max_nodes=max_nodes,
+            out=out,
+        )
+
+
+def refuse_unfit(runner: Any) -> None:
+    """Raises ConfigError if the target's attention is not what `tree_attention` computes, as far as its layers say."""
+    if runner.kv_cache_dtype != runner.dtype:
+        raise _refused(f"the target computes in {runner.dtype} and keeps keys and values in {runner.kv_cache_dtype}")
+    for layer in runner.model.modules():
+        obstacle = _obstacle(layer) if isinstance(layer, RadixAttention) else None
+        if obstacle is not None:
+            raise _refused(f"layer {layer.layer_id} of the target has {obstacle}")
+
+
+def _obstacle(layer: RadixAttention) -> str | None:
+    if layer.qk_head_dim not in HEAD_DIMS or layer.v_head_dim != layer.qk_head_dim:
+        dims = ", ".join(map(str, HEAD_DIMS))
+        return f"heads of {layer.qk_head_dim} for keys and {layer.v_head_dim} for values, not of one of {dims}"
+    for present, what in (
+        (layer.attn_type != AttentionType.DECODER or layer.is_cross_attention, "attention that is not causal"),
+        (layer.logit_cap > 0, "a logit cap"),
+        (layer.sliding_window_size > -1, "a sliding window"),
+        (layer.xai_temperature_len > 0, "a temperature by length"),
+        (layer.k_scale is not None, "scaled keys and values"),
+    ):
+        if present:
+            return what
+    return None
+
+
+def _fits(name: str, value: Any) -> bool:
+    if name in _IGNORED:
+        return True
+    # a tensor, as sinks are, must not be compared
+    return name in _PLAIN and (value is _PLAIN[name] or (isinstance(value, int | float) and value == _PLAIN[name]))
+
+
+def _refused(reason: str) -> ConfigError:
+    return ConfigError(f"--speculative-c2t-attention tree cannot be had: {reason}; leave it out")

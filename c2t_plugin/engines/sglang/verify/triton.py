@@ -1,0 +1,77 @@
+"""SGLang's Triton attention backend for verify forwards whose requests have different lengths.
+
+Its kernel takes them already: rows by `qo_indptr`, masks by `mask_indptr`. Only the two are filled for one length; here
+they are filled from the layout that the verify input carries. Without a mask a request's rows are a causal chain. With
+one (`custom_mask` of the verify input: flat, (rows of a request, prefix + rows) row-major, request after request) they
+may be any tree, of a size of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.triton_backend import ForwardMetadata, TritonAttnBackend
+from torch import Tensor
+
+from c2t_plugin.engines.sglang.verify.layout import packed_layout, padding_rows
+
+
+class PackedTritonAttnBackend(TritonAttnBackend):
+    """Packs rows where a verify input has a layout, and SGLang's own in everything else."""
+
+    supports_ragged_verify_graph = True
+    c2t_ragged = "triton"
+
+    # (rows,) bool of the running verify forward, True for padding; None where nothing is packed.
+    _padding: Tensor | None = None
+    _captured_padding: Tensor
+    forward_metadata: ForwardMetadata
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int, *positional: Any, **keyword: Any) -> None:
+        super().init_cuda_graph_state(max_bs, max_num_tokens, *positional, **keyword)
+        self._captured_padding = torch.zeros(max_num_tokens, dtype=torch.bool, device=self.device)
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        super().init_forward_metadata(forward_batch)
+        self._padding = None
+        layout = packed_layout(forward_batch)
+        if layout is not None:
+            requests, rows = forward_batch.batch_size, forward_batch.input_ids.shape[0]
+            self._fill(layout, requests, forward_batch.seq_lens)
+            self._padding = padding_rows(rows, layout.qo_indptr_device)
+            self.forward_metadata = dataclasses.replace(
+                self.forward_metadata,
+                qo_indptr=self.qo_indptr[: requests + 1],
+                mask_indptr=self.mask_indptr[: requests + 1],
+            )
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        super().init_forward_metadata_out_graph(forward_batch, in_capture)
+        self._padding = None
+        layout = packed_layout(forward_batch)
+        if layout is not None:
+            self._fill(layout, forward_batch.batch_size, forward_batch.seq_lens)
+            self._padding = self._captured_padding[: forward_batch.input_ids.shape[0]]
+            self._padding.copy_(padding_rows(len(self._padding), layout.qo_indptr_device))
+
+    def forward_extend(self, *positional: Any, **keyword: Any) -> Tensor:
+        output: Tensor = super().forward_extend(*positional, **keyword)
+        if self._padding is not None:
+            # The kernel leaves rows of nobody as they are. NaN there would reach slot 0 and an expert's router.
+            output.view(len(output), -1).masked_fill_(self._padding[:, None], 0)
+        return output
+
+    def _fill(self, layout: Any, requests: int, seq_lens: Tensor) -> None:
+        """Write where each request's rows and mask begin; requests past the layout's are padding and have no rows."""
+        real = layout.verify_lens.shape[0]
+        starts = self.qo_indptr[: requests + 1]
+        starts[: real + 1] = layout.qo_indptr_device
+        starts[real + 1 :] = layout.qo_indptr_device[-1]
+        rows = starts.diff()
+        self.mask_indptr[1 : requests + 1] = torch.cumsum(rows * self._mask_columns(seq_lens[:requests], rows), dim=0)
+
+    def _mask_columns(self, prefix: Tensor, rows: Tensor) -> Tensor:
+        """(requests,) how many elements of the mask each row of a request has."""
+        return prefix + rows

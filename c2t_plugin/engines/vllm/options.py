@@ -1,0 +1,55 @@
+"""What C2T does while vLLM makes an engine's configuration of its arguments."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from c2t_plugin.engines.vllm import config, contract
+from c2t_plugin.errors import C2TError
+
+# Set on the argument record of a command line: its errors end the process with one line instead of a traceback.
+COMMAND_LINE = "_c2t_command_line"
+
+
+def creating(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """EngineArgs.create_engine_config, which knows the method "c2t"; an engine that does not ask is left alone."""
+
+    @functools.wraps(stock)
+    def create_engine_config(self: Any, *positional: Any, **keyword: Any) -> Any:
+        try:
+            return _create(stock, self, *positional, **keyword)
+        except C2TError as error:
+            if getattr(self, COMMAND_LINE, False):
+                raise SystemExit(f"C2T: {error}") from error
+            raise
+
+    return create_engine_config
+
+
+def marking(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """EngineArgs.from_cli_args, which marks its records as those of a command line."""
+
+    @functools.wraps(stock)
+    def from_cli_args(cls: Any, *positional: Any, **keyword: Any) -> Any:
+        arguments = stock(cls, *positional, **keyword)
+        setattr(arguments, COMMAND_LINE, True)
+        return arguments
+
+    return from_cli_args
+
+
+def _create(stock: Any, arguments: Any, *positional: Any, **keyword: Any) -> Any:
+    import vllm
+
+    options = config.translate(arguments)
+    if options is None:
+        return stock(arguments, *positional, **keyword)
+    contract.check(vllm.__version__)
+    vllm_config = stock(arguments, *positional, **keyword)
+    config.settle(vllm_config, options)
+    from c2t_plugin.engines.vllm.patches import ENGINE, PATCHES
+
+    PATCHES.apply(ENGINE)
+    return vllm_config

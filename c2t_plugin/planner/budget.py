@@ -1,0 +1,66 @@
+"""How many draft tokens of each request to verify, all requests together, by confidences and a cost curve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from c2t_plugin.planner.curve import CostCurve
+
+
+class Budget(NamedTuple):
+    """kept: (requests,) int64 draft tokens to verify of each. rate: expected output tokens per second of this step."""
+
+    kept: Tensor
+    rate: float
+
+
+def spend(
+    acceptance: Tensor,
+    curve: CostCurve,
+    drafted: int,
+    longest: Tensor | None = None,
+    at_least: Tensor | None = None,
+    sizes: Sequence[int] = (),
+) -> Budget:
+    """Share the target's pass out over all requests' draft tokens.
+
+    acceptance: (requests, depth) float, the calibrated probability that the target accepts the token *and* all before
+    it; a value above an earlier one of its chain is taken at that one's height, and NaN (not known) counts as certain.
+    drafted: draft passes that were run, already paid for. longest, at_least: (requests,) int64, of single requests at
+    most and at least so many. sizes: rising token counts of passes that can be run, each padded to the next; beyond
+    them, and without any, every count can.
+
+    Tokens are taken by falling probability, of equal ones by lower depth and then lower row, which keeps every chain's
+    kept tokens together. As many are taken as make expected output tokens (the accepted ones and one bonus token a
+    request) per second most; the fewest, if several counts do.
+    """
+    requests, depth = acceptance.shape
+    chain = acceptance.double().nan_to_num(1.0).clamp(0.0, 1.0).cummin(1).values
+    depths = torch.arange(depth)
+    # what has to be taken comes first
+    key = chain if at_least is None else chain + 2.0 * (depths < at_least[:, None])
+    if longest is not None:
+        key = key.masked_fill(depths >= longest[:, None], -1.0)
+    # column by column, so that a stable sort puts the lower depth first
+    order = key.T.flatten().argsort(descending=True, stable=True)
+    taken = key.T.flatten()[order]
+    gains = chain.T.flatten()[order][taken >= 0]
+    expected = requests + torch.cat([gains.new_zeros(1), gains.cumsum(0)])
+    tokens = requests + torch.arange(len(gains) + 1)
+    rates = expected / (
+        curve.verify_s(_padded(tokens, sizes)) + drafted * curve.draft_s(requests) + curve.fixed + curve.draft_extend
+    )
+    first = int((taken > 1.0).sum())
+    count = first + int(rates[first:].argmax())
+    kept = torch.bincount(order[:count] % requests, minlength=requests)
+    return Budget(kept, float(rates[count]))
+
+
+def _padded(tokens: Tensor, sizes: Sequence[int]) -> Tensor:
+    known = torch.tensor(sizes, dtype=torch.int64)
+    place = torch.searchsorted(known, tokens)
+    return torch.where(place < len(known), torch.cat([known, tokens[-1:]])[place], tokens)

@@ -1,0 +1,112 @@
+"""Seconds of the parts of one decoding step on one machine, as a planner knows them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from c2t_plugin.errors import ConfigError
+
+FORMAT = "c2t-cost-curve"
+# What files of version 1 call draft_extend.
+_FORMERLY = "keep_up"
+
+
+@dataclasses.dataclass(frozen=True)
+class CostCurve:
+    """Seconds of the parts of one decoding step on one machine.
+
+    verify: (tokens, seconds) of the target's forward pass over so many tokens in all, roots included; at least two
+    points. draft: (requests, seconds) of one draft forward pass. fixed: seconds of a step that depend on neither.
+    draft_extend: seconds that a step costs for the draft to read what was accepted, without which it cannot draft
+    later; spent in plain decoding too.
+
+    Points are joined by straight lines, and continued by the last one. A point below an earlier one is taken at its
+    height: a larger pass that measured faster is noise, and would make the planner verify tokens for nothing.
+    """
+
+    verify: tuple[tuple[int, float], ...]
+    draft: tuple[tuple[int, float], ...]
+    fixed: float = 0.0
+    draft_extend: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("verify", "draft"):
+            points = getattr(self, name)
+            counts = [count for count, _ in points]
+            if len(points) < 2 or counts != sorted(set(counts)) or counts[0] < 1:
+                raise ConfigError(
+                    f"cost curve: {name} needs two or more points of rising counts from 1 on, got {counts}"
+                )
+            if not all(math.isfinite(seconds) and seconds > 0 for _, seconds in points):
+                raise ConfigError(
+                    f"cost curve: every time of {name} must be a positive number of seconds, got {points}"
+                )
+        if not all(math.isfinite(value) and value >= 0 for value in (self.fixed, self.draft_extend)):
+            raise ConfigError(
+                f"cost curve: fixed and draft_extend must be 0 or more, got {self.fixed} and {self.draft_extend}"
+            )
+
+    def verify_s(self, tokens: Tensor) -> Tensor:
+        """Seconds of target passes over `tokens` tokens: any shape, any number type -> float64."""
+        return _interpolate(self.verify, tokens)
+
+    def draft_s(self, requests: int) -> float:
+        """Seconds of one draft pass for so many requests."""
+        return _interpolated(self.draft, requests)
+
+    def save(self, path: Path) -> None:
+        """Write as JSON, whole or not at all."""
+        record = {"format": FORMAT, **dataclasses.asdict(self)}
+        temporary = path.with_name(path.name + ".part")
+        temporary.write_text(json.dumps(record, indent=1) + "\n")
+        temporary.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> CostCurve:
+        """Read what `save` wrote. Raises ConfigError if the file is missing or is not a cost curve."""
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ConfigError(f"{path} is no readable cost curve: {error}") from error
+        if isinstance(found, Mapping) and _FORMERLY in found:
+            found = {"draft_extend" if name == _FORMERLY else name: value for name, value in found.items()}
+        names = {"format", "verify", "draft", "fixed", "draft_extend"}
+        if not isinstance(found, Mapping) or set(found) != names or found["format"] != FORMAT:
+            raise ConfigError(
+                f"{path} is no cost curve: it needs exactly {', '.join(sorted(names))}, format {FORMAT!r}"
+            )
+        try:
+            points = {name: tuple((int(count), float(s)) for count, s in found[name]) for name in ("verify", "draft")}
+            return cls(**points, fixed=float(found["fixed"]), draft_extend=float(found["draft_extend"]))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{path} is no cost curve: {error}") from error
+
+
+# Asked for several times a step, on the way of the next launch.
+@functools.lru_cache(maxsize=16)
+def _table(points: tuple[tuple[int, float], ...]) -> tuple[Tensor, Tensor]:
+    counts = torch.tensor([count for count, _ in points], dtype=torch.float64)
+    return counts, torch.tensor([s for _, s in points], dtype=torch.float64).cummax(0).values
+
+
+@functools.lru_cache(maxsize=1024)
+def _interpolated(points: tuple[tuple[int, float], ...], at: int) -> float:
+    return float(_interpolate(points, torch.tensor(at)))
+
+
+def _interpolate(points: tuple[tuple[int, float], ...], at: Tensor) -> Tensor:
+    counts, seconds = _table(points)
+    x = at.double()
+    right = torch.searchsorted(counts, x).clamp(1, len(points) - 1)
+    left = right - 1
+    slope = (seconds[right] - seconds[left]) / (counts[right] - counts[left])
+    # below the first point a pass costs what the first one does: weights have to be read anyway
+    return torch.where(x < counts[0], seconds[0], seconds[left] + slope * (x - counts[left]))

@@ -1,0 +1,117 @@
+"""How deep to draft and how many draft tokens to verify, so that output tokens per second are most.
+
+A fixed beta answers neither question: what a candidate costs depends on the machine and on how many requests share a
+step. With acceptance probabilities and a cost curve both have an answer, and plain decoding is one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from c2t_plugin.errors import ConfigError
+from c2t_plugin.planner.budget import spend
+from c2t_plugin.planner.curve import CostCurve
+
+# Steps between two looks at what one more draft token would bring.
+PROBE_EVERY = 64
+# Weight of the newest step in the running means of acceptance by depth.
+FORGET = 0.1
+
+
+def draft_passes(depth: int) -> int:
+    """Of a step that drafts so deep, besides draft extend, which predicts the first token."""
+    return max(0, depth - 1)
+
+
+def switched_depths(d_max: int) -> tuple[int, ...]:
+    """0 to d_max, rising: each has CUDA graphs of its own in an engine, so few of those between."""
+    return tuple(sorted({0, d_max, *(2**i for i in range(d_max.bit_length()) if 2**i < d_max)}))
+
+
+class Planner:
+    """Chooses each step's draft depth before it drafts, and each request's kept tokens after.
+
+    The depth comes from running means of how often a token is accepted if the one before it is, by depth; `forget` is
+    the newest step's weight in them. The first step drafts as deep as it may, since a guess that is too low would be
+    corrected by probes only. One step of `probe_every` drafts one depth more than seems best, so that a change for the
+    better is noticed; from depth 0, plain decoding, too.
+    """
+
+    def __init__(
+        self,
+        curve: CostCurve,
+        d_max: int,
+        probe_every: int = PROBE_EVERY,
+        forget: float = FORGET,
+        *,
+        depths: Sequence[int] | None = None,
+        packed: bool = True,
+    ) -> None:
+        """depths: those that can be drafted, rising, from 0 to d_max; None: all. packed: whether a draft token that is
+        not verified is not computed; without that all drafted ones are verified."""
+        self.depths = tuple(range(d_max + 1) if depths is None else depths)
+        if d_max < 1:
+            raise ConfigError(f"the planner needs at least 1 draft step, got {d_max}")
+        if list(self.depths) != sorted({0, d_max, *(depth for depth in self.depths if 0 < depth < d_max)}):
+            raise ConfigError(f"depths must rise from 0 to {d_max}, got {self.depths}")
+        if probe_every < 1 or not 0.0 < forget <= 1.0:
+            raise ConfigError(f"probe_every must be at least 1 and forget in (0, 1], got {probe_every} and {forget}")
+        self.curve = curve
+        self.d_max = d_max
+        self.probe_every = probe_every
+        self.forget = forget
+        self.packed = packed
+        # of the token at depth i + 1, given the one before it
+        self._accepted = torch.zeros(d_max, dtype=torch.float64)
+        self._seen = 0
+        self._short_steps = 0
+
+    def depth(self, requests: int) -> int:
+        """How deep to draft in the next step of so many requests; 0 is plain decoding."""
+        if not self._seen:
+            return self.d_max
+        gains = self._accepted.cumprod(0).repeat_interleave(requests)
+        expected = requests + torch.cat([gains.new_zeros(1), gains.cumsum(0)])
+        counts = torch.arange(len(expected))
+        drafted = torch.tensor(self.depths)[:, None]
+        passes = torch.tensor([draft_passes(depth) for depth in self.depths])[:, None]
+        seconds = self.curve.verify_s(requests + counts) + passes * self.curve.draft_s(requests)
+        rates = expected / (seconds + self.curve.fixed + self.curve.draft_extend)
+        impossible = counts > drafted * requests if self.packed else counts != drafted * requests
+        best = int(rates.masked_fill(impossible, -1.0).amax(1).argmax())
+        if best == len(self.depths) - 1:
+            return self.d_max
+        self._short_steps += 1
+        return self.depths[best + (self._short_steps % self.probe_every == 0)]
+
+    def keep(
+        self,
+        acceptance: Tensor,
+        longest: Tensor | None = None,
+        at_least: Tensor | None = None,
+        sizes: Sequence[int] = (),
+    ) -> Tensor:
+        """(requests,) int64 draft tokens to verify; see `spend`. acceptance: (requests, drafted) of this step."""
+        drafted = acceptance.shape[1]
+        if acceptance.numel():
+            self._observe(acceptance.double().nan_to_num(1.0).clamp(0.0, 1.0).cummin(1).values.mean(0))
+        if not self.packed:
+            whole = torch.full((len(acceptance),), drafted)
+            return whole if longest is None else longest.clamp(max=drafted)
+        return spend(acceptance, self.curve, draft_passes(drafted), longest, at_least, sizes).kept
+
+    def _observe(self, chain: Tensor) -> None:
+        """chain: (drafted,) mean acceptance by depth."""
+        drafted = len(chain)
+        above = torch.cat([chain.new_ones(1), chain[:-1]])
+        found = torch.where(above > 0, chain / above, 0.0)
+        before = self._accepted[:drafted]
+        first = torch.arange(drafted) >= self._seen
+        self._accepted[:drafted] = torch.where(first, found, before + self.forget * (found - before))
+        if drafted > self._seen:
+            self._seen = drafted
+            # what lies deeper was never seen: as likely as the deepest that was
+            self._accepted[drafted:] = found[-1]

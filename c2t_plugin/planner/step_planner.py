@@ -1,0 +1,140 @@
+"""`--speculative-c2t-beta auto`: how deep each step drafts, and how much of that it verifies, all requests together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from c2t_plugin.planner import CostCurve, Planner, draft_passes, spend
+from c2t_plugin.planner.profile import CostProfile
+
+logger = logging.getLogger(__name__)
+
+
+class StepPlanner:
+    """Drafts, and spends the target's pass, where the cost curve and the confidences of the draft say that it pays.
+
+    How deep a step drafts follows from the steps before it; how much of that is verified, from its own confidences.
+    They say nothing about a token's own random draw, so neither does a choice.
+
+    curve: None measures one on the first steps and, if there is a path, writes it there. sizes: token counts of the
+    target's captured passes. steps: of the deepest draft. most: draft tokens of one request that can be verified.
+    depths: that can be drafted, rising, from 0 to `steps`; without them every draft is whole.
+    """
+
+    def __init__(
+        self,
+        curve: CostCurve | None,
+        path: Path | None,
+        *,
+        steps: int,
+        most: int,
+        device: torch.device,
+        depths: Sequence[int] = (),
+    ) -> None:
+        self.active = True
+        self.sizes: Callable[[], Sequence[int]] = tuple
+        # Whether what is not verified is not computed; without that every drafted token is verified.
+        self.packed = False
+        self.depths = tuple(depths)
+        # Of the step at hand.
+        self.depth = steps
+        self._steps, self._path = steps, path
+        self._planner: Planner | None = None
+        self._profile: CostProfile | None = None
+        if curve is None:
+            self._profile = CostProfile(self.depths or range(most + 1), _waiting_for(device))
+        else:
+            self.curve = curve
+        self._forced: int | None = None
+
+    @property
+    def curve(self) -> CostCurve | None:
+        """What is decided by; None as long as it is measured."""
+        return None if self._planner is None else self._planner.curve
+
+    @curve.setter
+    def curve(self, curve: CostCurve) -> None:
+        if self._planner is None:
+            self._planner = Planner(curve, self._steps, depths=self.depths or None)
+        self._planner.curve = curve
+
+    @property
+    def _decides(self) -> bool:
+        return self.active and bool(self.packed or self.depths)
+
+    @contextmanager
+    def timed(self, part: str, count: Callable[[], int]) -> Iterator[None]:
+        """See CostProfile.timed."""
+        if self._profile is None or self._forced is None:
+            yield
+            return
+        # a chain of one has no draft pass, but a curve has to have a cost
+        passes = max(draft_passes(self.depth), int(self.depth == self._steps)) if part == "draft" else 1
+        with self._profile.timed(part, count, passes):
+            yield
+
+    def begin(self, requests: int, whole: bool = False) -> int:
+        """How deep to draft, asked before each step. whole: a request of it needs all its drafts."""
+        before, self._forced = self._forced, None
+        self.depth = self._steps
+        if not self._decides or whole:
+            return self.depth
+        if self._profile is not None:
+            self._forced = self._profile.length(requests)
+            if before is not None and self._forced is None:
+                self._learn(self._profile.curve())
+        if self.depths and self._forced is not None:
+            self.depth = self._forced
+        elif self.depths and self._planner is not None:
+            self._planner.packed = self.packed
+            self.depth = self._planner.depth(requests)
+        return self.depth
+
+    def _learn(self, curve: CostCurve | None) -> None:
+        if curve is None or curve == self.curve:
+            return
+        self.curve = curve
+        logger.info("C2T: cost of a step, measured: %s", curve)
+        if self._path is not None:
+            try:
+                curve.save(self._path)
+            except OSError as error:
+                logger.error("C2T: the cost curve cannot be written to %s: %s", self._path, error)
+
+    def keep(self, kept: Tensor, own: Tensor, confidence: Tensor) -> Tensor:
+        """(rows,) int32 draft tokens to verify. kept: (rows,) int32, at most so many. own: (rows,) bool, requests that
+        have a beta of their own; of those it is exactly so many. confidence: (rows, tokens) float32, of a request's
+        draft tokens in the order in which they are taken."""
+        if not self._decides:
+            return kept
+        if self._forced is not None:
+            return torch.where(own, kept, kept.clamp(max=self._forced))
+        if self._planner is None:
+            return kept
+        # the one wait: the host chooses the graph
+        host = torch.cat([confidence, kept[:, None], own[:, None]], dim=1).cpu()
+        acceptance, longest = host[:, :-2], host[:, -2].long()
+        at_least = torch.where(host[:, -1] > 0, longest, 0)
+        if self.depths:
+            self._planner.packed = self.packed
+            budget = self._planner.keep(acceptance, longest, at_least, self.sizes())
+        else:
+            passes = draft_passes(self._steps)
+            budget = spend(acceptance, self._planner.curve, passes, longest, at_least, self.sizes()).kept
+        return budget.int().to(kept.device)
+
+    def state(self) -> dict[str, Any]:
+        """active: whether it decides. curve: whether it has one to decide by. depth: of the last step's draft."""
+        return {"active": self._decides, "curve": self.curve is not None, "depth": self.depth}
+
+
+def _waiting_for(device: torch.device) -> Callable[[], None]:
+    wait: Callable[[], None] = torch.get_device_module(device).synchronize
+    return wait

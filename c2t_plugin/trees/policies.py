@@ -1,0 +1,223 @@
+"""Rules by which a tree grows in fixed slots: every layer has the same shape, so it fits a CUDA graph.
+
+A layer are the k most probable children of each node of a frontier (the first top-K). A rule says which of them belong
+to the tree and which are drafted from next, at most `width` of them. The core's policies are the same rules without
+slots and judge these in tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from c2t_kernels import DraftStats, ScoringNetwork, grow_layer
+from c2t_kernels.reference import GrownLayer
+from c2t_kernels.reference.growth import select_children
+from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.config import THRESHOLDS
+from c2t_plugin.trees.published import EAGLE1_PATHS, EntropyWidth, RankPath
+
+
+class Frontier(NamedTuple):
+    """The nodes that a layer is drafted from, (bs, slots) each, as grow_layer takes them."""
+
+    joint_log_prob: Tensor
+    path_entropy: Tensor
+    alive: Tensor
+
+
+class SlotPolicy(Protocol):
+    """One rule. It keeps no state. width: nodes drafted from per layer, and children scored of each.
+
+    cuts: whether nodes below beta are cut.
+    """
+
+    cuts: ClassVar[bool]
+
+    @property
+    def width(self) -> int: ...
+
+    def layer(self, frontier: Frontier, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
+        """Grow one layer: arguments and result as of grow_layer, beta (bs,) float32.
+
+        `confidence` is what the tree's size limit goes by: of too many nodes, those of the lowest are dropped.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class C2TSlots:
+    """The paper's: below beta a node is cut, and of the rest the `width` of highest confidence stay (C2T 4.2)."""
+
+    cuts: ClassVar[bool] = True
+    network: ScoringNetwork
+    width: int
+
+    def layer(self, frontier: Frontier, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
+        return grow_layer(self.network, *frontier, stats, beta, depth, width=self.width)
+
+
+@dataclass(frozen=True)
+class ProbSlots:
+    """The same with the joint probability in place of the confidence."""
+
+    cuts: ClassVar[bool] = True
+    width: int
+
+    def layer(self, frontier: Frontier, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
+        children = _Children.of(frontier, stats)
+        return children.grown(children.prob, *select_children(children.prob, children.possible, beta, self.width))
+
+
+@dataclass(frozen=True)
+class Eagle2Slots:
+    """EAGLE-2's: the `width` of highest joint probability are drafted from; the best of all children are verified."""
+
+    cuts: ClassVar[bool] = False
+    width: int
+
+    def layer(self, frontier: Frontier, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
+        children = _Children.of(frontier, stats)
+        return children.grown(children.prob, children.possible, children.most_probable(children.possible, self.width))
+
+
+@dataclass(frozen=True)
+class DySpecSlots:
+    """DySpec's with the most probable words in place of drawn ones, at temperature 1 (its algorithms 1 and 2).
+
+    A child's value is the probability that its sampling is made: that its parent is accepted and its more probable
+    siblings are not. The nodes of highest value are verified, as in its greedy construction.
+    """
+
+    cuts: ClassVar[bool] = False
+    width: int
+
+    def layer(self, frontier: Frontier, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
+        children = _Children.of(frontier, stats)
+        probs = stats.log_probs.exp().reshape(*frontier.alive.shape, -1)
+        before = probs.cumsum(-1) - probs
+        value = (frontier.joint_log_prob.exp()[..., None] * (1 - before).clamp_min(0)).flatten(1)
+        return children.grown(value, children.possible, children.most_probable(children.possible, self.width))
+
+
+@dataclass(frozen=True)
+class EntropySlots:
+    """As many children as the entropy asks for, and `width` of them at most (entropy-shaped trees, section 4)."""
+
+    cuts: ClassVar[bool] = False
+    width: int
+    rule: EntropyWidth
+
+    def layer(self, frontier: Frontier, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
+        children = _Children.of(frontier, stats)
+        wanted = self.rule.of(stats.entropy.reshape(frontier.alive.shape))[..., None]
+        rank = torch.arange(stats.log_probs.shape[1], device=wanted.device)
+        kept = children.possible & (rank < wanted).flatten(1)
+        return children.grown(children.prob, kept, children.most_probable(kept, self.width))
+
+
+@dataclass(frozen=True)
+class StaticSlots:
+    """A tree given by the ranks on the way to each node, EAGLE-1's by default."""
+
+    cuts: ClassVar[bool] = False
+    width: int
+    device: torch.device | str
+    paths: tuple[RankPath, ...] = EAGLE1_PATHS
+    _layers: list[tuple[Tensor, Tensor]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_layers", list(self._tables()))
+
+    def _tables(self) -> Sequence[tuple[Tensor, Tensor]]:
+        """Per depth the places that belong to the tree, (slots * width) bool, and those that grow, (width,) int32."""
+        found = []
+        parents: list[RankPath] = [()]
+        for depth in range(1, max(map(len, self.paths)) + 1):
+            places = {p: parents.index(p[:-1]) * self.width + p[-1] for p in self.paths if len(p) == depth}
+            kept = torch.zeros((1 if depth == 1 else self.width) * self.width, dtype=torch.bool)
+            kept[list(places.values())] = True
+            parents = [path for path in places if any(other[:-1] == path for other in self.paths)]
+            columns = [places[path] for path in parents] + [-1] * (self.width - len(parents))
+            found.append((kept.to(self.device), torch.tensor(columns, dtype=torch.int32, device=self.device)))
+        return found
+
+    def layer(self, frontier: Frontier, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
+        children = _Children.of(frontier, stats)
+        if depth > len(self._layers):
+            nothing = torch.zeros_like(children.possible)
+            return children.grown(children.prob, nothing, children.most_probable(nothing, self.width))
+        belongs, grows = self._layers[depth - 1]
+        kept = children.possible & belongs
+        columns = grows.expand(len(kept), -1)
+        live = (columns >= 0) & kept.gather(1, columns.clamp_min(0).long())
+        return children.grown(children.prob, kept, torch.where(live, columns, -1))
+
+
+@dataclass(frozen=True)
+class _Children:
+    """All children of a layer, (bs, slots * k): log P, entropies on the way, whether there is such a child, and the
+    draft's statistics."""
+
+    joint_log_prob: Tensor
+    path_entropy: Tensor
+    possible: Tensor
+    stats: DraftStats
+
+    @classmethod
+    def of(cls, frontier: Frontier, stats: DraftStats) -> _Children:
+        log_prob = stats.log_probs.reshape(*frontier.alive.shape, -1)
+        joint = frontier.joint_log_prob[..., None] + log_prob
+        path = (frontier.path_entropy + stats.entropy.reshape(frontier.alive.shape))[..., None].expand(joint.shape)
+        possible = frontier.alive[..., None] & torch.isfinite(log_prob)
+        return cls(joint.flatten(1), path.flatten(1), possible.flatten(1), stats)
+
+    @property
+    def prob(self) -> Tensor:
+        return self.joint_log_prob.exp()
+
+    def most_probable(self, candidates: Tensor, width: int) -> Tensor:
+        """Columns of the `width` candidates of highest P, of equal ones the lower first: (bs, width) int32, -1 pads."""
+        return select_children(self.joint_log_prob, candidates, 0.0, width, prune=False, select=False)[1]
+
+    def grown(self, score: Tensor, kept: Tensor, children: Tensor) -> GrownLayer:
+        """The layer with these children in the frontier; score: (bs, slots * k) float32."""
+        live, column = children >= 0, children.clamp_min(0).long()
+        return GrownLayer(
+            confidence=score,
+            kept=kept,
+            children=children,
+            parents=torch.where(live, children // self.stats.log_probs.shape[1], -1),
+            token_ids=self.stats.token_ids.reshape(kept.shape).gather(1, column).masked_fill(~live, 0),
+            joint_log_prob=self.joint_log_prob.gather(1, column).masked_fill(~live, -torch.inf),
+            path_entropy=self.path_entropy.gather(1, column).masked_fill(~live, 0.0),
+            alive=live,
+        )
+
+
+def slot_policy(name: str, classifier: NodeClassifier, width: int, device: torch.device | str) -> SlotPolicy:
+    """The policy of this name from c2t_plugin.config.POLICIES."""
+    policies: dict[str, Callable[[], SlotPolicy]] = {
+        "c2t": lambda: C2TSlots(classifier.network(device), width),
+        "prob": lambda: ProbSlots(width),
+        "eagle2": lambda: Eagle2Slots(width),
+        "dyspec": lambda: DySpecSlots(width),
+        "entropy": lambda: EntropySlots(width, EntropyWidth()),
+        "static": lambda: StaticSlots(width, device),
+    }
+    return policies[name]()
+
+
+def has_beta(name: str) -> bool:
+    """Whether the policy of this name cuts below a threshold."""
+    return name in THRESHOLDS
+
+
+def largest_tree(name: str, topk: int, steps: int) -> int:
+    """Most nodes of a tree, the root not counted."""
+    if name == "static":
+        return len(EAGLE1_PATHS)
+    return topk * steps if has_beta(name) else topk + (steps - 1) * topk**2

@@ -1,0 +1,97 @@
+"""The table of patches: every target is a name of both supported releases, and a process that applies them says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+pytestmark = pytest.mark.sglang
+
+from benchmarks.cpu_engine import SITE  # noqa: E402
+from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, package_root  # noqa: E402
+from c2t_plugin.engines.drift import drifted  # noqa: E402
+from c2t_plugin.engines.sglang.patches import LOAD, PACKING, PATCHES, WORKER  # noqa: E402
+
+WHEELS = Path(__file__).resolve().parents[3] / ".venv" / "wheels"
+# An item of a dictionary is looked for by the dictionary's name.
+ITEMS = ("triton", "flashinfer")
+
+
+def symbol_of(target: str) -> EngineSymbol:
+    module, _, name = target.partition(":")
+    file = module.partition(".")[2].replace(".", "/") + ".py"
+    return EngineSymbol(file, name.rpartition(".")[0] if name.rpartition(".")[2] in ITEMS else name)
+
+
+TARGETS = [symbol_of(patch.target) for patch in PATCHES.patches]
+
+
+def test_every_target_is_a_name_of_the_installed_release():
+    root = package_root("sglang")
+    assert root is not None
+    assert broken_symbols(root, TARGETS) == []
+    gone = symbol_of("sglang.srt.managers.scheduler:Scheduler.dream")
+    assert len(broken_symbols(root, [gone])) == 1
+
+
+def test_every_target_is_a_name_of_the_oldest_release():
+    wheels = sorted(WHEELS.glob("sglang-0.5.17-*.whl"))
+    if not wheels:
+        pytest.skip("the SGLang 0.5.17 wheel is not in .venv/wheels; `make test` downloads it")
+    assert drifted(wheels[0], "sglang", TARGETS) == []
+
+
+def test_each_has_its_reason_and_its_end_and_stands_once():
+    assert all(patch.why and patch.until for patch in PATCHES.patches)
+    assert {patch.when for patch in PATCHES.patches} == {"", LOAD, WORKER, PACKING}
+    targets = [patch.target for patch in PATCHES.patches]
+    assert len(targets) == len(set(targets))
+
+
+@pytest.fixture
+def applied(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(SITE))
+    yield
+    PATCHES.undo()
+
+
+def test_a_process_applies_them_once_and_tests_take_them_back(applied: Any, caplog: pytest.LogCaptureFixture):
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    bound = [patch for patch in PATCHES.patches if patch.when and not patch.hook]
+    stock = {patch: _value(patch) for patch in bound}
+    for _ in range(2):
+        for when in (LOAD, WORKER, PACKING):
+            PATCHES.apply(when)
+    ours = {patch: _value(patch) for patch in bound}
+    assert all(ours[patch] is not stock[patch] for patch in bound)
+    assert all(ours[patch].__wrapped__ is stock[patch] for patch in bound)
+    hooks = [patch for patch in PATCHES.patches if patch.hook]
+    assert [sum(each[1] is patch.ours for each in HookRegistry._hooks[patch.dotted]) for patch in hooks] == [1] * 3
+    assert not caplog.records, "nobody else has patched these"
+    PATCHES.undo()
+    assert {patch: _value(patch) for patch in bound} == stock
+    assert not any(each[1] is patch.ours for patch in hooks for each in HookRegistry._hooks[patch.dotted])
+
+
+def _value(patch: Any) -> Any:
+    owner = patch.owner
+    return owner[patch.name] if isinstance(owner, dict) else vars(owner)[patch.name]
+
+
+def test_a_hook_of_another_plugin_is_noticed(applied: Any, caplog: pytest.LogCaptureFixture):
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.plugins.hook_registry import HookType, _wrap_fn
+
+    stock = Scheduler.get_internal_state
+    Scheduler.get_internal_state = _wrap_fn(stock, lambda result, *_: result, HookType.AFTER)
+    try:
+        PATCHES.apply(WORKER)
+    finally:
+        PATCHES.undo()
+        Scheduler.get_internal_state = stock
+    assert "Scheduler.get_internal_state was bound by sglang.srt.plugins.hook_registry before" in caplog.text

@@ -1,0 +1,176 @@
+"""Names of an engine that are bound anew: once, for a block, on one object, taken back, and where others did it too."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from c2t_plugin.engines.patching import Patch, Table, layers, replaced
+
+ENGINE = """
+class Scheduler:
+    def step(self, batch):
+        return f"step {batch}"
+
+    @classmethod
+    def of(cls, name):
+        return f"{cls.__name__} of {name}"
+
+BACKENDS = {"triton": lambda runner: "stock"}
+
+def build(batch):
+    return "built"
+"""
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    made = ModuleType("engine.parts")
+    monkeypatch.setitem(sys.modules, "engine.parts", made)
+    exec(ENGINE, vars(made))
+    return made
+
+
+def louder(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def loud(*positional: Any, **keyword: Any) -> Any:
+        return f"{stock(*positional, **keyword)}!"
+
+    return loud
+
+
+def patch(target: str, when: str = "start", **more: Any) -> Patch:
+    return Patch(f"engine.parts:{target}", why="it is a test", until="its end", when=when, ours=louder, **more)
+
+
+STEP, OF, TRITON, BUILD = patch("Scheduler.step"), patch("Scheduler.of"), patch("BACKENDS.triton"), patch("build", "")
+EVERY = (STEP, OF, TRITON, BUILD)
+
+
+@pytest.fixture
+def table(engine: ModuleType) -> Iterator[Table]:
+    made = Table("engine", logging.getLogger("c2t.test"), EVERY)
+    yield made
+    made.undo()
+
+
+def answers(engine: Any) -> list[str]:
+    return [engine.Scheduler().step(1), engine.Scheduler.of("a"), engine.BACKENDS["triton"](0), engine.build(1)]
+
+
+STOCK = ["step 1", "Scheduler of a", "stock", "built"]
+OURS = ["step 1!", "Scheduler of a!", "stock!", "built"]
+
+
+def test_all_of_an_occasion_are_applied_once_and_taken_back(engine: ModuleType, table: Table):
+    stock = dict(vars(engine.Scheduler))
+    table.apply("another")
+    assert answers(engine) == STOCK
+    for _ in range(3):
+        table.apply("start")
+        assert answers(engine) == OURS
+    table.undo()
+    assert answers(engine) == STOCK
+    assert dict(vars(engine.Scheduler)) == stock
+    table.apply("start")
+    assert answers(engine) == OURS
+
+
+def test_a_block_ends_also_after_an_error(engine: ModuleType, table: Table):
+    with pytest.raises(ZeroDivisionError), table.during(BUILD, lambda batch: "ours"):
+        assert engine.build(1) == "ours"
+        1 / 0  # noqa: B018
+    assert engine.build(1) == "built"
+
+
+def test_what_an_object_has_from_its_class_is_its_classs_again(engine: ModuleType, table: Table):
+    one, other = engine.Scheduler(), engine.Scheduler()
+    with table.during(STEP, lambda batch: "ours", owner=one):
+        assert (one.step(1), other.step(1)) == ("ours", "step 1")
+    assert vars(one) == {}
+    one.step = lambda batch: "its own"
+    with replaced(one, "step", lambda batch: "ours"):
+        assert one.step(1) == "ours"
+    assert one.step(1) == "its own"
+
+
+def test_on_one_object_for_its_life(engine: ModuleType, table: Table):
+    one, other = engine.Scheduler(), engine.Scheduler()
+    table.on(STEP, one, louder)
+    assert (one.step(1), other.step(1)) == ("step 1!", "step 1")
+
+
+def a_stranger(stock: Any) -> Any:
+    """Another plugin's wrapper."""
+    there: dict[str, Any] = {"__name__": "another.plugin", "wraps": functools.wraps, "stock": stock}
+    exec("@wraps(stock)\ndef wrapper(*p, **k):\n    return stock(*p, **k) + '?'", there)
+    return there["wrapper"]
+
+
+def test_a_patch_of_somebody_else_before_ours_is_said_and_kept(
+    engine: ModuleType, table: Table, caplog: pytest.LogCaptureFixture
+):
+    engine.Scheduler.step = a_stranger(engine.Scheduler.step)
+    table.apply("start")
+    assert engine.Scheduler().step(1) == "step 1?!"
+    (line,) = [record.message for record in caplog.records]
+    assert line.startswith("C2T: engine.parts.Scheduler.step was bound by another.plugin before C2T binds it")
+    table.undo()
+    assert engine.Scheduler().step(1) == "step 1?"
+
+
+def test_a_patch_of_somebody_else_after_ours_is_said_once_and_not_taken_back(
+    engine: ModuleType, table: Table, caplog: pytest.LogCaptureFixture
+):
+    table.apply("start")
+    engine.Scheduler.step = a_stranger(engine.Scheduler.step)
+    for _ in range(2):
+        table.apply("start")
+        table.check()
+    (line,) = [record.message for record in caplog.records]
+    assert line.startswith("C2T: engine.parts.Scheduler.step, which C2T has bound, was bound again by another.plugin")
+    assert engine.Scheduler().step(1) == "step 1!?", "ours is applied once"
+    table.undo()
+    assert engine.Scheduler().step(1) == "step 1!?", "another plugin's is left alone"
+    assert engine.Scheduler.of("a") == "Scheduler of a"
+
+
+def test_in_a_block_it_is_said_once(engine: ModuleType, table: Table, caplog: pytest.LogCaptureFixture):
+    engine.build = a_stranger(engine.build)
+    for _ in range(3):
+        with table.during(BUILD, lambda batch: "ours"):
+            pass
+    assert len(caplog.records) == 1 and engine.build(1) == "built?"
+
+
+def test_the_engines_own_decorators_are_no_strangers(
+    engine: ModuleType, table: Table, caplog: pytest.LogCaptureFixture
+):
+    import torch
+
+    engine.Scheduler.step = torch.no_grad()(engine.Scheduler.step)
+    table.apply("start")
+    assert layers(engine.Scheduler.step)[0] == __name__
+    assert not caplog.records
+
+
+def test_an_engines_own_registry_of_hooks_is_used_where_it_has_one(engine: ModuleType):
+    hooked: list[str] = []
+    made = Table(
+        "engine",
+        logging.getLogger("c2t.test"),
+        [patch("build", hook="after")],
+        hooks=(lambda each: hooked.append(each.dotted), lambda each: hooked.remove(each.dotted)),
+    )
+    for _ in range(2):
+        made.apply("start")
+        made.check()
+        assert hooked == ["engine.parts.build"] and engine.build(1) == "built"
+    made.undo()
+    assert hooked == []
