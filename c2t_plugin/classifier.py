@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from c2t_kernels.reference.network import MAX_HIDDEN, ScoringNetwork
+from c2t_kernels.network import MAX_HIDDEN, ScoringNetwork
 from c2t_plugin.errors import ClassifierError
 from c2t_plugin.features import FEATURES, PAPER_FEATURES, NodeStats, node_features
 from c2t_plugin.output import write_whole

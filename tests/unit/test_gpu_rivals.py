@@ -25,7 +25,7 @@ from benchmarks.gpu_table5 import (
     xformers_inputs,
 )
 from benchmarks.gpu_trees import attention_case
-from c2t_kernels.reference.attention import tree_attention
+from c2t_kernels.attention.reference import tree_attention
 from c2t_plugin.lab.blocks import uniform_attachment
 
 CPU = torch.device("cpu")

@@ -33,7 +33,7 @@ from benchmarks.timing import (
     rounds_of_graph,
     times_of,
 )
-from c2t_kernels import reference
+from c2t_kernels.stats import reference
 from tests.unit.ended import ended
 
 # a dry run compiles nothing

@@ -27,7 +27,7 @@ def register() -> None:
 def _create(runner: Any) -> Any:
     from sglang.srt.runtime_context import get_server_args
 
-    from c2t_kernels.fused import attention_split
+    from c2t_kernels.attention import split as attention_split
     from c2t_plugin.engines.sglang.args import config_of
     from c2t_plugin.engines.sglang.cpu_engine.ragged_attention import RaggedCpuAttnBackend
     from c2t_plugin.engines.sglang.ragged import _triton
