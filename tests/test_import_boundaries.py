@@ -94,10 +94,10 @@ def test_only_envs_reads_variables(path: str) -> None:
     [
         ("c2t_plugin/config.py", "import sglang.srt"),
         ("c2t_plugin/doctor.py", "def late():\n    from vllm import LLM"),
-        ("c2t_plugin/classifier.py", "from c2t_plugin.engines import contract"),
-        ("c2t_plugin/classifier.py", "from c2t_plugin import pair"),
+        ("c2t_plugin/classifier/file.py", "from c2t_plugin.engines import contract"),
+        ("c2t_plugin/classifier/file.py", "from c2t_plugin import pair"),
         ("c2t_plugin/policies/sequoia.py", "import numpy as np"),
-        ("kernels/c2t_kernels/stats/reference.py", "from c2t_plugin.features import FEATURES"),
+        ("kernels/c2t_kernels/stats/reference.py", "from c2t_plugin.classifier import FEATURES"),
         ("c2t_plugin/engines/contract.py", "import torch"),
         ("c2t_plugin/engines/sglang/worker.py", "import benchmarks.record"),
         ("c2t_plugin/engines/vllm/v1.py", "from c2t_plugin.engines.sglang import layout"),

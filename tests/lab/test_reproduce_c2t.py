@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
+from c2t_plugin.classifier import MIN_LOG_PROB, ClassifierSpec, NodeClassifier
 from c2t_plugin.errors import C2TError
-from c2t_plugin.features import MIN_LOG_PROB
 from c2t_plugin.lab import pairs
 from c2t_plugin.lab.report import score_trees
 from c2t_plugin.lab.reproduce import c2t_v1_common as common

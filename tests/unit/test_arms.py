@@ -11,9 +11,8 @@ import torch
 
 from benchmarks.arm_options import add_arm_options, arm_values, dtype_of, kind_of
 from benchmarks.arms import ENGINES, SGLANG, VLLM, Arm, chosen, threshold_beta, write_threshold_classifier
-from c2t_plugin.classifier import FILE_NAME, load_classifier
+from c2t_plugin.classifier import FILE_NAME, NodeStats, load_classifier
 from c2t_plugin.errors import C2TError
-from c2t_plugin.features import NodeStats
 from c2t_plugin.pair import pair_dir
 
 VALUES = {

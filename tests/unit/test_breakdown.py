@@ -21,7 +21,7 @@ DRAFT = "c2t_plugin/engines/sglang/worker.py(130): draft"
 STOCK_DRAFT = "sglang/srt/speculative/eagle_worker_v2.py(660): draft"
 VERIFY = "sglang/srt/speculative/eagle_worker_v2.py(1979): verify"
 STATISTICS = "kernels/c2t_kernels/stats/__init__.py(14): draft_stats"
-CLASSIFIER = "c2t_plugin/classifier.py(99): confidence"
+CLASSIFIER = "c2t_plugin/classifier/network.py(51): confidence"
 RERANK = "sglang/srt/speculative/eagle_utils.py(100): organize_draft_results"
 
 

@@ -16,11 +16,11 @@ from c2t_plugin.classifier import (
     VERSION,
     ClassifierSpec,
     NodeClassifier,
+    NodeStats,
     load_classifier,
     save_classifier,
 )
 from c2t_plugin.errors import ClassifierError
-from c2t_plugin.features import NodeStats
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ FOUND = [
     ("draft", "c2t_plugin/engines/sglang/worker.py", "_draft_extend_for_decode"),
     ("draft", "c2t_plugin/engines/sglang/trees/worker.py", "draft"),
     ("rerank", "c2t_plugin/tree.py", "best"),
-    ("classifier", "c2t_plugin/classifier.py", "confidence"),
+    ("classifier", "c2t_plugin/classifier/network.py", "confidence"),
     ("classifier", "c2t_kernels/network/reference.py", "confidence_of"),
     *(
         (phase, f"c2t_kernels/{package}/{side}.py", name)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from c2t_plugin.features import EXTENDED_FEATURES
+from c2t_plugin.classifier import EXTENDED_FEATURES
 from c2t_plugin.lab.calibration import calibration
 from c2t_plugin.lab.curves import bootstrap_unit, bootstrap_weights, interval
 from c2t_plugin.lab.report import forest_features

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from c2t_plugin.features import EXTENDED_FEATURES, MIN_LOG_PROB
+from c2t_plugin.classifier import EXTENDED_FEATURES, MIN_LOG_PROB
 from c2t_plugin.forest import Forest
 from c2t_plugin.lab.curves import bootstrap_unit, bootstrap_weights, serve
 from c2t_plugin.lab.report import forest_features

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.features import NodeStats
+from c2t_plugin.classifier import NodeClassifier, NodeStats
 from c2t_plugin.lab.reproduce import c2t_v1_common as common
 from c2t_plugin.lab.reproduce.experiment import Bench, Experiment, Findings, Row
 

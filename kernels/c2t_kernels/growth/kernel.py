@@ -10,8 +10,8 @@ from torch import Tensor
 from c2t_kernels.checks import INTEGERS, check_int, check_tensor, output, per_request
 from c2t_kernels.configuration import Configuration
 from c2t_kernels.growth.reference import GrownLayer
-from c2t_kernels.network.kernel import feature, feature_codes
-from c2t_kernels.network.reference import FEATURES, ScoringNetwork
+from c2t_kernels.network import FEATURES, ScoringNetwork
+from c2t_kernels.network.kernel import confidence, feature_codes, node_stats
 from c2t_kernels.stats.reference import DraftStats
 
 MAX_CHILDREN = 1024
@@ -72,33 +72,30 @@ def grow_layer_kernel(
     b_slot, b_rank = b_child // K, b_child % K
     b_row = i_request * SLOTS + b_slot
     b_alive = tl.load(p_alive + i_request * alive_stride + b_slot, mask=b_inside, other=0) != 0
-    b_above = tl.load(p_joint + i_request * joint_stride + b_slot, mask=b_inside, other=0.0)
-    b_log_prob = tl.load(p_log_probs + b_row * log_prob_stride + b_rank, mask=b_inside, other=0.0)
-    b_entropy = tl.load(p_entropy + b_row * entropy_stride, mask=b_inside, other=0.0)
-    b_margin = tl.load(p_margin + b_row * margin_stride, mask=b_inside, other=0.0)
-    # False for NaN too.
-    b_finite = (tl.abs(b_log_prob) < float("inf")) & (tl.abs(b_entropy) < float("inf"))
-    b_possible = b_inside & b_alive & (b_log_prob != float("-inf"))
-    b_joint = b_above + tl.where(b_finite, b_log_prob, 0.0)
-    b_path = tl.load(p_path_entropy + i_request * path_entropy_stride + b_slot, mask=b_inside, other=0.0)
-    b_path += tl.where(b_finite, b_entropy, 0.0)
-
-    b_rank_value = b_rank.to(tl.float32)
-    b_logit = tl.zeros((BLOCK_N,), tl.float32) + tl.load(p_out_bias)
-    for first in range(0, HIDDEN, BLOCK_H):
-        b_unit = first + tl.arange(0, BLOCK_H)
-        b_bias = tl.load(p_hidden_bias + b_unit, mask=b_unit < HIDDEN, other=0.0)
-        b_hidden = tl.zeros((BLOCK_N, BLOCK_H), tl.float32) + b_bias[None, :]
-        for i in tl.static_range(N_FEATURES):
-            b_value = feature(
-                (CODES >> (4 * i)) & 15, b_joint, b_log_prob, b_entropy, b_margin, b_path, b_rank_value, depth
-            )
-            b_value = (b_value - tl.load(p_shift + i)) / tl.load(p_scale + i)
-            b_weight = tl.load(p_hidden_weight + b_unit * N_FEATURES + i, mask=b_unit < HIDDEN, other=0.0)
-            b_hidden += b_value[:, None] * b_weight[None, :]
-        b_weight = tl.load(p_out_weight + b_unit, mask=b_unit < HIDDEN, other=0.0)
-        b_logit += tl.sum(tl.maximum(b_hidden, 0.0) * b_weight[None, :], axis=1)
-    b_confidence = 1.0 / (1.0 + tl.exp(-b_logit))
+    b_node, b_finite = node_stats(
+        p_log_probs + b_row * log_prob_stride,
+        b_rank,
+        p_entropy + b_row * entropy_stride,
+        p_margin + b_row * margin_stride,
+        tl.load(p_joint + i_request * joint_stride + b_slot, mask=b_inside, other=0.0),
+        tl.load(p_path_entropy + i_request * path_entropy_stride + b_slot, mask=b_inside, other=0.0),
+        b_inside,
+    )
+    b_possible = b_inside & b_alive & (b_node[2] != float("-inf"))
+    b_confidence = confidence(
+        b_node,
+        depth,
+        p_shift,
+        p_scale,
+        p_hidden_weight,
+        p_hidden_bias,
+        p_out_weight,
+        p_out_bias,
+        CODES,
+        N_FEATURES,
+        HIDDEN,
+        BLOCK_H,
+    )
     b_confidence = tl.where(b_finite & b_possible, b_confidence, float("nan"))
 
     b_passing = b_possible
@@ -124,21 +121,23 @@ def grow_layer_kernel(
     b_live = b_best >= 0
     b_parent = tl.where(b_live, b_best // K, 0)
     b_parent_row = i_request * SLOTS + b_parent
-    b_log_prob = tl.load(p_log_probs + b_parent_row * log_prob_stride + b_best % K, mask=b_live, other=0.0)
-    b_entropy = tl.load(p_entropy + b_parent_row * entropy_stride, mask=b_live, other=0.0)
-    b_finite = (tl.abs(b_log_prob) < float("inf")) & (tl.abs(b_entropy) < float("inf"))
-    b_above = tl.load(p_joint + i_request * joint_stride + b_parent, mask=b_live, other=0.0)
-    b_joint = b_above + tl.where(b_finite, b_log_prob, 0.0)
-    b_path = tl.load(p_path_entropy + i_request * path_entropy_stride + b_parent, mask=b_live, other=0.0)
-    b_path += tl.where(b_finite, b_entropy, 0.0)
+    b_node, _ = node_stats(
+        p_log_probs + b_parent_row * log_prob_stride,
+        b_best % K,
+        p_entropy + b_parent_row * entropy_stride,
+        p_margin + b_parent_row * margin_stride,
+        tl.load(p_joint + i_request * joint_stride + b_parent, mask=b_live, other=0.0),
+        tl.load(p_path_entropy + i_request * path_entropy_stride + b_parent, mask=b_live, other=0.0),
+        b_live,
+    )
     b_token = tl.load(p_token_ids + b_parent_row * token_stride + b_best % K, mask=b_live, other=0)
     b_next = i_request * WIDTH + b_place
     b_inside = b_place < WIDTH
     tl.store(p_children + b_next, b_best, mask=b_inside)
     tl.store(p_parents + b_next, tl.where(b_live, b_parent, -1), mask=b_inside)
     tl.store(p_next_token_ids + b_next, b_token.to(tl.int64), mask=b_inside)
-    tl.store(p_next_joint + b_next, tl.where(b_live, b_joint, float("-inf")), mask=b_inside)
-    tl.store(p_next_path_entropy + b_next, tl.where(b_live, b_path, 0.0), mask=b_inside)
+    tl.store(p_next_joint + b_next, tl.where(b_live, b_node[0], float("-inf")), mask=b_inside)
+    tl.store(p_next_path_entropy + b_next, tl.where(b_live, b_node[1], 0.0), mask=b_inside)
     tl.store(p_next_alive + b_next, b_live.to(tl.uint8), mask=b_inside)
 
 

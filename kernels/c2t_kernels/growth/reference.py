@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from c2t_kernels.checks import check_fraction
-from c2t_kernels.network.reference import ScoringNetwork, confidence_of
-from c2t_kernels.stats.reference import DraftStats
+from c2t_kernels.network import PathSums, ScoringNetwork, children, confidence_of, finite
+from c2t_kernels.stats import DraftStats
 
 
 class GrownLayer(NamedTuple):
@@ -53,35 +53,21 @@ def grow_layer(
     """c2t_kernels.grow_layer, which says what it computes, in float32 torch."""
     if not isinstance(beta, Tensor):
         check_fraction("grow_layer: beta", beta)
-    bs, slots = joint_log_prob.shape
-    shape = (bs, slots, stats.log_probs.shape[1])
-    log_prob, token_ids = stats.log_probs.reshape(shape), stats.token_ids.reshape(shape)
-    entropy, margin = (x.reshape(bs, slots, 1).expand(shape) for x in (stats.entropy, stats.margin))
-    finite = torch.isfinite(log_prob) & torch.isfinite(entropy)
-    possible = (alive[..., None] & (log_prob != -math.inf)).flatten(1)
-    joint = joint_log_prob[..., None] + torch.where(finite, log_prob, 0.0)
-    path = path_entropy[..., None] + torch.where(finite, entropy, 0.0)
-    confidence = confidence_of(
-        network,
-        joint_log_prob=joint,
-        log_prob=log_prob,
-        entropy=entropy,
-        margin=margin,
-        path_entropy=path,
-        rank=torch.arange(shape[2], device=joint.device).float().expand(shape),
-        depth=depth,
-    ).flatten(1)
-    confidence = torch.where(possible & finite.flatten(1), confidence, torch.nan)
-    kept, children = select_children(confidence, possible, beta, width, prune=prune, select=select)
-    live, column = children >= 0, children.clamp_min(0).long()
+    stats = DraftStats(*(value.unflatten(0, joint_log_prob.shape) for value in stats))
+    known, possible = finite(stats), (alive[..., None] & (stats.log_probs != -math.inf)).flatten(1)
+    node = children(PathSums(joint_log_prob, path_entropy), stats, depth, known=known)
+    confidence = confidence_of(network, node).flatten(1)
+    confidence = torch.where(possible & known.flatten(1), confidence, torch.nan)
+    kept, chosen = select_children(confidence, possible, beta, width, prune=prune, select=select)
+    live, column = chosen >= 0, chosen.clamp_min(0).long()
     return GrownLayer(
         confidence=confidence,
         kept=kept,
-        children=children,
-        parents=torch.where(live, children // shape[2], -1),
-        token_ids=torch.where(live, token_ids.flatten(1).gather(1, column), 0).long(),
-        joint_log_prob=torch.where(live, joint.flatten(1).gather(1, column), -math.inf),
-        path_entropy=torch.where(live, path.flatten(1).gather(1, column), 0.0),
+        children=chosen,
+        parents=torch.where(live, chosen // stats.log_probs.shape[2], -1),
+        token_ids=torch.where(live, stats.token_ids.flatten(1).gather(1, column), 0).long(),
+        joint_log_prob=torch.where(live, node.joint_log_prob.flatten(1).gather(1, column), -math.inf),
+        path_entropy=torch.where(live, node.path_entropy.flatten(1).gather(1, column), 0.0),
         alive=live,
     )
 

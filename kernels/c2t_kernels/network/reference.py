@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from c2t_kernels.checks import check_int, check_tensor
+from c2t_kernels.network.features import FEATURES, NodeStats, counted_features
 
-# A feature's code is its place here; the core's list of what a classifier file may name has the same order.
-FEATURES = ("joint_prob", "joint_log_prob", "entropy", "depth", "prob", "log_prob", "rank", "margin", "path_entropy")
-MIN_LOG_PROB = -50.0
 MAX_HIDDEN = 64
 
 
@@ -56,35 +55,33 @@ class ScoringNetwork:
                 raise ValueError(f"ScoringNetwork: {name} must be contiguous, got strides {value.stride()}")
 
 
-def confidence_of(
-    network: ScoringNetwork,
+def logit_of(
+    features: Tensor,
     *,
-    joint_log_prob: Tensor,
-    log_prob: Tensor,
-    entropy: Tensor,
-    margin: Tensor,
-    path_entropy: Tensor,
-    rank: Tensor,
-    depth: int,
+    shift: Tensor,
+    scale: Tensor,
+    hidden_weight: Tensor,
+    hidden_bias: Tensor,
+    out_weight: Tensor,
+    out_bias: Tensor,
 ) -> Tensor:
-    """Confidence of every draft token, tensors of one shape -> float32 in [0, 1] of that shape.
+    """The network's forward pass, for serving and training alike: (..., n_features) unscaled -> (...) logits."""
+    hidden = torch.relu(linear((features - shift) / scale, hidden_weight, hidden_bias))
+    return linear(hidden, out_weight[None], out_bias).squeeze(-1)
 
-    joint_log_prob: of the token and all above it. path_entropy: nats, sum of the entropies of its distribution and of
-    all above it. rank: among its siblings, 0 the most probable. depth: 1 for a root's child. Where the statistics are
-    not finite the result has no meaning.
+
+def confidence_of(network: ScoringNetwork, stats: NodeStats) -> Tensor:
+    """Confidence of every draft token: stats of (...) -> (...) float32 in [0, 1].
+
+    Where the statistics are not finite the result has no meaning.
     """
-    values = {
-        "joint_prob": joint_log_prob.exp(),
-        "joint_log_prob": joint_log_prob.clamp_min(MIN_LOG_PROB),
-        "entropy": entropy,
-        "depth": torch.full_like(joint_log_prob, depth + network.depth_origin - 1),
-        "prob": log_prob.exp(),
-        "log_prob": log_prob.clamp_min(MIN_LOG_PROB),
-        "rank": rank,
-        "margin": margin.clamp_max(-MIN_LOG_PROB),
-        "path_entropy": path_entropy,
-    }
-    features = torch.stack([values[name] for name in network.features], dim=-1)
-    scaled = (features - network.shift) / network.scale
-    hidden = torch.relu(scaled @ network.hidden_weight.T + network.hidden_bias)
-    return torch.sigmoid(hidden @ network.out_weight + network.out_bias)
+    logit = logit_of(
+        counted_features(network.features, stats, network.depth_origin),
+        shift=network.shift,
+        scale=network.scale,
+        hidden_weight=network.hidden_weight,
+        hidden_bias=network.hidden_bias,
+        out_weight=network.out_weight,
+        out_bias=network.out_bias,
+    )
+    return torch.sigmoid(logit)

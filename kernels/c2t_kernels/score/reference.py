@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from c2t_kernels.checks import check_int, check_tensor
-from c2t_kernels.network.reference import ScoringNetwork, confidence_of
+from c2t_kernels.network import PathSums, ScoringNetwork, children, confidence_of, finite
+from c2t_kernels.stats import DraftStats
 
 
 class ChainState(NamedTuple):
@@ -75,18 +76,10 @@ def score_chain(
     if depth == 1:
         state.joint_log_prob[:rows] = 0.0
         state.path_entropy[:rows] = 0.0
-    finite = torch.isfinite(log_prob) & torch.isfinite(entropy)
-    state.joint_log_prob[:rows] += torch.where(finite, log_prob, 0.0)
-    state.path_entropy[:rows] += torch.where(finite, entropy, 0.0)
-    joint = state.joint_log_prob[:rows]
-    confidence = confidence_of(
-        network,
-        joint_log_prob=joint,
-        log_prob=log_prob,
-        entropy=entropy,
-        margin=margin,
-        path_entropy=state.path_entropy[:rows],
-        rank=torch.zeros_like(joint),
-        depth=depth,
-    )
-    state.confidence[:rows, depth - 1] = torch.where(finite, confidence, torch.nan)
+    # a chain's token is the only child of the one before it
+    stats = DraftStats(torch.zeros_like(log_prob, dtype=torch.int64)[:, None], log_prob[:, None], entropy, margin)
+    known = finite(stats)
+    node = children(PathSums(state.joint_log_prob[:rows], state.path_entropy[:rows]), stats, depth, known=known)
+    state.joint_log_prob[:rows], state.path_entropy[:rows] = node.joint_log_prob[:, 0], node.path_entropy[:, 0]
+    confidence = torch.where(known, confidence_of(network, node), torch.nan)
+    state.confidence[:rows, depth - 1] = confidence[:, 0]

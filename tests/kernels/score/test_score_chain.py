@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from c2t_kernels import network
 from c2t_kernels.network import FEATURES
 from c2t_kernels.score import ChainState, reference
 from c2t_kernels.score import kernel as fused
-from c2t_plugin import features as core_features
-from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
-from c2t_plugin.features import NodeStats
+from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, NodeStats
 from c2t_plugin.policies import chain as scoring
 from c2t_plugin.policies.chain import ChainScorer
 from tests.kernels import sides
@@ -155,11 +152,6 @@ def test_the_scorer_keeps_as_many_tokens_with_the_kernels(monkeypatch: pytest.Mo
     assert 0 < sum(lengths[0]) < 5 * D_MAX
     expected, found = (scorer.confidence(5).cpu() for scorer in scorers)
     torch.testing.assert_close(found, expected, atol=5e-6, rtol=0, equal_nan=True)
-
-
-def test_feature_codes_are_those_of_the_core():
-    assert FEATURES == core_features.FEATURES
-    assert network.MIN_LOG_PROB == core_features.MIN_LOG_PROB
 
 
 def test_an_empty_batch_changes_nothing(device: str):
