@@ -82,8 +82,8 @@ def test_arms_are_chosen_by_name():
 def test_the_threshold_classifier_is_a_threshold_on_p(threshold: float, tmp_path: Path):
     write_threshold_classifier(tmp_path / "p.safetensors", top_m=1000)
     probability = torch.tensor([threshold * 0.99, threshold * 1.01, 1.0])
-    other = torch.rand(3)
-    stats = NodeStats(probability.log(), other, other, other, other, other, other)
+    others = dict.fromkeys(NodeStats._fields, torch.rand(3))
+    stats = NodeStats(**{**others, "joint_log_prob": probability.log()})
     kept = load_classifier(tmp_path / "p.safetensors").confidence(stats) >= threshold_beta(threshold)
     assert kept.tolist() == [False, True, True]
 

@@ -23,9 +23,10 @@ SURFACE_DEPTHS = (1.0, 3.0, 6.0, 10.0)
 def surface(classifier: NodeClassifier, prob: Tensor, entropy: Tensor, depth: Tensor) -> Tensor:
     """Confidences of a classifier of P, H and d at points that broadcast: P in (0, 1], H in nats, d from 1."""
     prob, entropy, depth = torch.broadcast_tensors(prob, entropy, depth)
-    zero = torch.zeros_like(prob)
+    others = dict.fromkeys(NodeStats._fields, torch.zeros_like(prob))
+    stats = NodeStats(**{**others, "joint_log_prob": prob.log(), "entropy": entropy, "depth": depth})
     with torch.no_grad():
-        return classifier.confidence(NodeStats(prob.log(), zero, entropy, depth, zero, zero, zero))
+        return classifier.confidence(stats)
 
 
 def figure_10(bench: Bench) -> Findings:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from c2t_kernels.network import FEATURES
+from c2t_kernels import draft_stats
+from c2t_kernels.network import FEATURES, PathSums, children
 from c2t_kernels.score import ChainState, reference
 from c2t_kernels.score import kernel as fused
-from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, NodeStats
+from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.policies import chain as scoring
 from c2t_plugin.policies.chain import ChainScorer
 from tests.kernels import sides
@@ -97,7 +98,7 @@ def test_a_token_without_statistics_has_no_confidence(op: Any, bad: float, devic
 @pytest.mark.parametrize("op", [reference.score_chain, fused.score_chain], ids=["reference", "fused"])
 def test_equals_the_core_classifier(op: Any, device: str):
     torch.manual_seed(5)
-    spec = ClassifierSpec(FEATURES, (0.1,) * 9, (1.5,) * 9, hidden=48, depth_origin=0, top_m=20)
+    spec = ClassifierSpec(FEATURES, (0.1,) * len(FEATURES), (1.5,) * len(FEATURES), hidden=48, depth_origin=0, top_m=20)
     node_classifier = NodeClassifier(spec).requires_grad_(False)
     rows = 5
     net = node_classifier.network(device)
@@ -107,27 +108,21 @@ def test_equals_the_core_classifier(op: Any, device: str):
     logits[2, 4, 1:] = -math.inf  # margin is infinite
     joint, path = torch.zeros(2, rows)
     for depth in range(1, D_MAX + 1):
-        log_prob, entropy, margin = core_stats(logits[depth - 1], spec.top_m)
-        joint, path = joint + log_prob.nan_to_num(nan=0.0), path + entropy.nan_to_num(nan=0.0)
-        rank, depths = torch.zeros(rows), torch.full((rows,), float(depth))
-        expected = node_classifier.confidence(NodeStats(joint, log_prob, entropy, depths, rank, margin, path))
-        op(state, net, *(part.to(device) for part in (log_prob, entropy, margin)), depth)
+        stats = draft_stats(logits[depth - 1], spec.top_m)
+        node = children(PathSums(joint, path), stats, depth)
+        expected = node_classifier.confidence(node)[:, 0]
+        joint = joint + stats.log_probs[:, 0].nan_to_num(nan=0.0)
+        path = path + stats.entropy.nan_to_num(nan=0.0)
+        op(state, net, *(part.to(device) for part in (stats.log_probs[:, 0], stats.entropy, stats.margin)), depth)
         found = state.confidence[:, depth - 1].cpu()
         torch.testing.assert_close(found, expected, atol=5e-6, rtol=0, equal_nan=True)
     assert state.confidence.isnan().sum() == 1 and state.confidence.nan_to_num(0.5).std() > 0.01
 
 
-def core_stats(logits: torch.Tensor, top_m: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    from c2t_kernels.stats.reference import draft_stats
-
-    stats = draft_stats(logits, top_m)
-    return stats.log_probs[:, 0], stats.entropy, stats.margin
-
-
 def test_the_scorer_keeps_as_many_tokens_with_the_kernels(monkeypatch: pytest.MonkeyPatch, device: str):
     """The whole of ChainScorer, as on a GPU, against itself on the references."""
     torch.manual_seed(8)
-    spec = ClassifierSpec(FEATURES, (0.1,) * 9, (1.5,) * 9, hidden=48, top_m=20)
+    spec = ClassifierSpec(FEATURES, (0.1,) * len(FEATURES), (1.5,) * len(FEATURES), hidden=48, top_m=20)
     classifier = NodeClassifier(spec)
     logits = torch.randn(D_MAX, 5, 50, generator=torch.Generator().manual_seed(9)).to(device) * 3
     logits[1, 3, 7] = math.nan
