@@ -22,9 +22,9 @@ class TokenTree:
     cut nodes, anywhere; their other fields mean nothing.
     token_ids: int64. parent_ids: int64 column of the parent, -1 the root. depths: int64, 1 for a root's child.
     alive: bool. log_probs: float32, natural log of the node's own draft probability. joint_log_probs: float32, of the
-    product from the root (C2T equation 1). entropy (nats), margin: float32, of the distribution that the node was
-    drawn from. path_entropy: float32, nats, sum of that entropy and those above. rank: int64 place among its siblings,
-    0 the first. scores: float32, what the policy chose it by.
+    product from the root (C2T equation 1). entropy (nats), margin, leading_log_prob: float32, of the distribution that
+    the node was drawn from. path_entropy: float32, nats, sum of that entropy and those above. rank: int64 place among
+    its siblings, 0 the first. scores: float32, what the policy chose it by.
     """
 
     token_ids: Tensor
@@ -35,6 +35,7 @@ class TokenTree:
     joint_log_probs: Tensor
     entropy: Tensor
     margin: Tensor
+    leading_log_prob: Tensor
     path_entropy: Tensor
     rank: Tensor
     scores: Tensor

@@ -11,6 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from c2t_kernels.stats import DraftStats
 
@@ -23,16 +24,17 @@ class SiblingStats(NamedTuple, Generic[Number]):
     """What all tokens drawn from one distribution share, float32 (or plain numbers).
 
     entropy: nats (C2T equation 3; algorithm 1 line 11: the parent's). margin: difference of the two largest log
-    probabilities.
+    probabilities. leading_log_prob: the largest of them.
     """
 
     entropy: Number
     margin: Number
+    leading_log_prob: Number
 
     @classmethod
     def of(cls, stats: DraftStats) -> SiblingStats[Tensor]:
         """From the distributions' statistics, without the axis of the k tokens."""
-        return SiblingStats(stats.entropy, stats.margin)
+        return SiblingStats(stats.entropy, stats.margin, stats.log_probs[..., 0])
 
 
 class NodeStats(NamedTuple):
@@ -40,7 +42,7 @@ class NodeStats(NamedTuple):
 
     joint_log_prob: natural log of the product of draft probabilities from the root (C2T equation 1).
     log_prob: natural log of the node's own probability.
-    entropy, margin: SiblingStats of the distribution that the node was drawn from.
+    entropy, margin, leading_log_prob: SiblingStats of the distribution that the node was drawn from.
     depth: edges from the root, 1 for a root's child.
     rank: place among its siblings by probability, 0 the most probable.
     path_entropy: nats, sum of the entropies on the way: of the root's distribution and all down to the node's own one.
@@ -53,6 +55,7 @@ class NodeStats(NamedTuple):
     rank: Tensor
     margin: Tensor
     path_entropy: Tensor
+    leading_log_prob: Tensor
 
 
 class Feature(NamedTuple):
@@ -61,6 +64,16 @@ class Feature(NamedTuple):
     name: str
     meaning: str
     value: Callable[[NodeStats], Tensor]
+
+
+def sibling_log_prob(stats: NodeStats) -> Tensor:
+    """The token's log probability less that of the two most probable siblings together.
+
+    Two, as every step has their probabilities: a chain keeps the first one and the margin alone, and a tree's number of
+    children must not decide what the feature means. For the first it is -ln(1 + e^-margin), from -ln 2 to 0.
+    """
+    both = stats.leading_log_prob + softplus(-stats.margin)
+    return (stats.log_prob - both).clamp_min(MIN_LOG_PROB)
 
 
 # A feature's place is its code in the kernels and must never change; new ones go to the end.
@@ -74,6 +87,7 @@ TABLE = (
     Feature("rank", "place among its siblings, 0 the most probable", lambda s: s.rank),
     Feature("margin", "difference of the two largest log probabilities", lambda s: s.margin.clamp_max(-MIN_LOG_PROB)),
     Feature("path_entropy", "nats, sum of the entropies from the root down to H", lambda s: s.path_entropy),
+    Feature("sibling_log_prob", "ln of its share of the two most probable siblings, at least -50", sibling_log_prob),
 )
 FEATURES = tuple(feature.name for feature in TABLE)
 BY_NAME = {feature.name: feature for feature in TABLE}

@@ -23,17 +23,18 @@ def node_stats(p_log_probs, b_rank, p_entropy, p_margin, b_joint_above, b_path_a
     b_log_prob = tl.load(p_log_probs + b_rank, mask=b_live, other=0.0)
     b_entropy = tl.load(p_entropy, mask=b_live, other=0.0)
     b_margin = tl.load(p_margin, mask=b_live, other=0.0)
+    b_leading = tl.load(p_log_probs + tl.zeros_like(b_rank), mask=b_live, other=0.0)
     # a comparison with NaN is False
     b_finite = (tl.abs(b_log_prob) < _INFINITY) & (tl.abs(b_entropy) < _INFINITY)
     b_joint = b_joint_above + tl.where(b_finite, b_log_prob, 0.0)
     b_path = b_path_above + tl.where(b_finite, b_entropy, 0.0)
-    return (b_joint, b_path, b_log_prob, b_entropy, b_margin, b_rank.to(tl.float32)), b_finite
+    return (b_joint, b_path, b_log_prob, b_entropy, b_margin, b_rank.to(tl.float32), b_leading), b_finite
 
 
 @triton.jit
 def feature(CODE: tl.constexpr, b_node, depth):
     """The feature whose place in features.TABLE is CODE."""
-    b_joint, b_path, b_log_prob, b_entropy, b_margin, b_rank = b_node
+    b_joint, b_path, b_log_prob, b_entropy, b_margin, b_rank, b_leading = b_node
     if CODE == 0:
         b_value = tl.exp(b_joint)
     elif CODE == 1:
@@ -50,8 +51,11 @@ def feature(CODE: tl.constexpr, b_node, depth):
         b_value = b_rank
     elif CODE == 7:
         b_value = tl.minimum(b_margin, -_MIN_LOG_PROB)
-    else:
+    elif CODE == 8:
         b_value = b_path
+    else:
+        b_both = b_leading + tl.log(1.0 + tl.exp(-b_margin))
+        b_value = tl.maximum(b_log_prob - b_both, _MIN_LOG_PROB)
     return b_value
 
 

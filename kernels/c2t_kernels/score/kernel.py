@@ -114,10 +114,16 @@ def score_chain(
         CODES=feature_codes(network.features),
         N_FEATURES=len(network.features),
         HIDDEN=hidden,
-        BLOCK_H=max(16, triton.next_power_of_2(hidden)),
+        BLOCK_H=_units(network.features, hidden),
         BLOCK=ROWS,
         num_warps=NUM_WARPS,
     )
+
+
+def _units(features: tuple[str, ...], hidden: int) -> int:
+    """Hidden units that are computed at a time. With a logarithm among the features, 64 put 8 bytes on the stack."""
+    block = max(16, triton.next_power_of_2(hidden))
+    return min(block, 32) if "sibling_log_prob" in features else block
 
 
 def _configuration(features: tuple[str, ...], hidden: int) -> Configuration:
@@ -140,7 +146,7 @@ def _configuration(features: tuple[str, ...], hidden: int) -> Configuration:
             "CODES": feature_codes(features),
             "N_FEATURES": len(features),
             "HIDDEN": hidden,
-            "BLOCK_H": hidden,
+            "BLOCK_H": _units(features, hidden),
             "BLOCK": ROWS,
         },
         num_warps=NUM_WARPS,

@@ -16,7 +16,10 @@ from c2t_kernels.score import kernel as fused
 from tests.kernels.networks import random_network
 
 # A feature's place is its code in compiled kernels and in classifier files' networks: new ones go to the end.
-CODES = ("joint_prob", "joint_log_prob", "entropy", "depth", "prob", "log_prob", "rank", "margin", "path_entropy")
+CODES = (
+    *("joint_prob", "joint_log_prob", "entropy", "depth", "prob"),
+    *("log_prob", "rank", "margin", "path_entropy", "sibling_log_prob"),
+)
 
 
 def test_the_order_is_the_kernels_code():
@@ -58,6 +61,7 @@ def test_children_worked_by_hand():
     assert node.rank.tolist() == [[0, 1], [0, 1]] and node.depth.tolist() == [[2, 2], [2, 2]]
     assert node.entropy.tolist() == [[1.25, 1.25], [0.75, 0.75]]
     assert node.margin.tolist() == [[1.5, 1.5], [math.inf, math.inf]]
+    assert node.leading_log_prob.tolist() == [[-0.5, -0.5], [-0.25, -0.25]]
 
 
 def test_tokens_without_statistics_add_nothing_to_the_path():
@@ -88,3 +92,20 @@ def test_features_keep_to_their_bounds():
     found = dict(zip(FEATURES, node_features(FEATURES, node)[1, 1].tolist(), strict=True))
     assert found["log_prob"] == found["joint_log_prob"] == -50.0 and found["margin"] == 50.0
     assert found["prob"] == found["joint_prob"] == 0.0
+
+
+def test_a_share_among_siblings_is_of_the_two_most_probable():
+    logits = torch.tensor([[2.0, 1.0, 0.5, -math.inf], [0.0, -math.inf, -math.inf, -math.inf]])
+    probs = logits.softmax(-1)
+    for k in (1, 2, 4):
+        # a tree's number of children decides nothing, nor does what was drawn
+        found = shares(draft_stats(logits, 4, k))
+        expected = (probs[:, :k] / probs[:, :2].sum(-1, keepdim=True)).log().clamp_min(-50)
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    drawn = logits.log_softmax(-1)[:, 2:3]
+    torch.testing.assert_close(shares(draft_stats(logits, 4, 1), drawn)[0, 0], (probs[0, 2] / probs[0, :2].sum()).log())
+
+
+def shares(stats: DraftStats, drawn: torch.Tensor | None = None) -> torch.Tensor:
+    above = PathSums(*torch.zeros(2, len(stats.entropy)))
+    return node_features(["sibling_log_prob"], children(above, stats, 1, log_probs=drawn))[..., 0]
