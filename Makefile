@@ -42,10 +42,10 @@ help:
 demo: demo-$(ENGINE)
 
 demo-sglang: venv-sglang
-	@$(PY) -m benchmarks.demo $(DEMO_ARGS)
+	@$(PY) -m benchmarks.serving.demo $(DEMO_ARGS)
 
 demo-vllm: venv-vllm
-	@OMP_NUM_THREADS=1 $(VLLM_PY) -m benchmarks.demo_vllm --out build/demo-vllm $(DEMO_ARGS)
+	@OMP_NUM_THREADS=1 $(VLLM_PY) -m benchmarks.serving.demo_vllm --out build/demo-vllm $(DEMO_ARGS)
 
 # Each engine's tests run in its own environment; the other's skip themselves or are left out. Status 5: none selected.
 # Files in the order of tests/conftest.py: xdist would put those of a single test last, some of which are the longest.
@@ -67,7 +67,7 @@ soak: venv-sglang
 
 report: venv-sglang
 	@$(PY) -m benchmarks.report
-	@$(PY) -m benchmarks.training_tables
+	@$(PY) -m benchmarks.report.training_tables
 
 venv-sglang: $(STAMP)
 

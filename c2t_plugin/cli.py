@@ -12,8 +12,6 @@ from c2t_plugin.errors import C2TError
 # name -> (help, module); a module has main(argv: list[str]) -> int
 COMMANDS = {
     "doctor": ("say what works here and what to do about what does not", "c2t_plugin.doctor"),
-    "cpu-engine": ("run an SGLang command on a CPU-only machine", "c2t_plugin.engines.sglang.cpu_engine.launch"),
-    "pair": ("train or inspect the project's own target and drafts", "c2t_plugin.pair.cli"),
     "collect": ("record draft trees of a pair, with their acceptance", "c2t_plugin.lab.collect"),
     "fit": ("train a classifier from recorded trees", "c2t_plugin.lab.fit"),
     "calibrate": ("make a classifier's confidences probabilities", "c2t_plugin.lab.calibrate"),
@@ -21,7 +19,6 @@ COMMANDS = {
     "evaluate": ("judge classifiers and their rivals on recorded trees", "c2t_plugin.lab.evaluate"),
     "plot": ("draw traces, evaluations and rows as pictures", "c2t_plugin.lab.plot"),
     "show": ("draw one recorded step and what each policy did", "c2t_plugin.lab.show"),
-    "reproduce": ("run the papers' tables and figures on the project's pair", "c2t_plugin.lab.reproduce.command"),
 }
 # top-level package that a subcommand needs -> extra that brings it
 EXTRAS = {"tokenizers": "train", "transformers": "train", "rich": "train", "matplotlib": "plot", "sglang": "sglang"}

@@ -67,7 +67,7 @@ def check_runtime() -> Iterator[Finding]:
         yield Finding("gpu", True, torch.cuda.get_device_name(0))
         yield Finding("triton", triton is not None, triton or "the GPU kernels need it: pip install triton")
     else:
-        yield Finding("gpu", True, "none: functional runs only, through `c2t cpu-engine`")
+        yield Finding("gpu", True, "none: functional runs only, through `python -m benchmarks.cpu_engine`")
         yield Finding("triton", True, triton or "absent, and not needed without a GPU")
 
 
@@ -159,21 +159,19 @@ def check_sgl_kernel() -> Finding:
         return Finding(name, True, f"real, {version or 'version unknown'}")
     if has_gpu():
         return Finding(name, False, "absent: SGLang on a GPU needs it, pip install 'c2t-plugin[sglang]'")
-    return Finding(name, True, "absent; `c2t cpu-engine -- COMMAND` supplies a stand-in on a machine without GPU")
+    return Finding(
+        name, True, "absent; `python -m benchmarks.cpu_engine -- COMMAND` supplies a stand-in on a machine without GPU"
+    )
 
 
 def check_classifiers(classifier: Path | None, draft: str | None) -> Iterator[Finding]:
-    """Whether the classifier loads and was fitted for this draft; without arguments, each of the shipped pair."""
+    """Whether the classifier loads and was fitted for this draft; without arguments, each that ships."""
     if classifier is not None or draft is not None:
         yield check_classifier("classifier", classifier, draft)
         return
-    try:
-        pair = import_module("c2t_plugin.pair").pair_dir()
-    except C2TError as error:
-        yield Finding("classifier", False, str(error))
-        return
-    for kind in import_module("c2t_plugin.engines.checkpoints").SHIPPED_DRAFTS.values():
-        yield check_classifier(f"classifier {kind}", None, str(pair / kind))
+    checkpoints = import_module("c2t_plugin.engines.checkpoints")
+    for base, kind in checkpoints.SHIPPED_DRAFTS.items():
+        yield check_classifier(f"classifier {kind}", checkpoints.shipped_classifier(base), None)
 
 
 def check_classifier(name: str, classifier: Path | None, draft: str | None) -> Finding:

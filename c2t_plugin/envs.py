@@ -10,16 +10,8 @@ from typing import Any
 from c2t_plugin.errors import ConfigError
 
 
-def cpu_engine() -> bool:
-    """C2T_CPU_ENGINE=1: use the pure-PyTorch stand-in for SGLang's CPU kernels."""
-    raw = os.environ.get("C2T_CPU_ENGINE", "0")
-    if raw not in ("0", "1"):
-        raise ConfigError(f"C2T_CPU_ENGINE must be 0 or 1, got {raw!r}")
-    return raw == "1"
-
-
 def pair() -> Path | None:
-    """C2T_PAIR: another pair directory (target/, draft/, ...) to use instead of the shipped one."""
+    """C2T_PAIR: the pair directory (target/, draft/, ...) that commands take without --pair."""
     raw = os.environ.get("C2T_PAIR")
     return Path(raw) if raw else None
 

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 ENGINES = ("sglang", "vllm")
 NEVER = ("tests", "benchmarks")
-NOT_CORE = ("c2t_plugin.engines", "c2t_plugin.lab", "c2t_plugin.pair")
+NOT_CORE = ("c2t_plugin.engines", "c2t_plugin.lab")
 FRONT_ENDS = ("c2t_plugin/cli.py", "c2t_plugin/doctor.py")
 
 # path prefix -> top-level names or dotted prefixes that files below it must not import; the first match counts
@@ -19,12 +19,12 @@ FORBIDDEN = {
     "c2t_plugin/engines/contract.py": (*NEVER, *ENGINES, "torch", "transformers"),
     **{
         f"c2t_plugin/engines/{shared}.py": (*NEVER, *ENGINES, "transformers", "c2t_plugin.lab")
-        for shared in ("checkpoints", "drift", "processes", "served_traces", "server_process", "supervise")
+        for shared in ("checkpoints", "drift", "served_traces")
     },
+    "c2t_plugin/engines/sglang/trees/policies.py": (*NEVER, "vllm", "c2t_plugin.engines.vllm"),
     "c2t_plugin/engines/sglang/": (*NEVER, "vllm", "c2t_plugin.lab", "c2t_plugin.engines.vllm"),
     "c2t_plugin/engines/vllm/": (*NEVER, "sglang", "c2t_plugin.lab", "c2t_plugin.engines.sglang"),
     "c2t_plugin/lab/": (*NEVER, *ENGINES, "c2t_plugin.engines"),
-    "c2t_plugin/pair/": (*NEVER, *ENGINES, "c2t_plugin.engines"),
     **{path: (*NEVER, *ENGINES) for path in FRONT_ENDS},
     "c2t_plugin/": (
         *NEVER,
@@ -33,8 +33,10 @@ FORBIDDEN = {
         "transformers",
         *NOT_CORE,
     ),
-    # a plugin of SGLang
-    "benchmarks/gpu_float32.py": ("tests", "vllm"),
+    # plugins of SGLang
+    "benchmarks/gpu/float32.py": ("tests", "vllm"),
+    "benchmarks/cpu_engine/site/": ("tests", "vllm"),
+    "benchmarks/pairs/": ("tests", *ENGINES, "c2t_plugin.engines"),
     "benchmarks/": ("tests", *ENGINES),
 }
 
@@ -95,11 +97,12 @@ def test_only_envs_reads_variables(path: str) -> None:
         ("c2t_plugin/config.py", "import sglang.srt"),
         ("c2t_plugin/doctor.py", "def late():\n    from vllm import LLM"),
         ("c2t_plugin/classifier/file.py", "from c2t_plugin.engines import contract"),
-        ("c2t_plugin/classifier/file.py", "from c2t_plugin import pair"),
-        ("c2t_plugin/policies/sequoia.py", "import numpy as np"),
+        ("c2t_plugin/classifier/file.py", "from c2t_plugin import lab"),
+        ("c2t_plugin/scorer.py", "import numpy as np"),
+        ("c2t_plugin/lab/fit.py", "from benchmarks.pairs import toy"),
         ("kernels/c2t_kernels/stats/reference.py", "from c2t_plugin.classifier import FEATURES"),
         ("c2t_plugin/engines/contract.py", "import torch"),
-        ("c2t_plugin/engines/sglang/worker.py", "import benchmarks.record"),
+        ("c2t_plugin/engines/sglang/worker.py", "import benchmarks.report.rows"),
         ("c2t_plugin/engines/vllm/v1.py", "from c2t_plugin.engines.sglang import layout"),
         ("c2t_plugin/engines/checkpoints.py", "import vllm"),
         ("c2t_plugin/lab/fit.py", "import sglang"),
@@ -125,4 +128,4 @@ def test_a_planted_variable_read_is_seen(source: str) -> None:
 
 
 def test_writing_a_variable_for_a_child_is_allowed() -> None:
-    assert variable_reads("env = {**env, 'C2T_CPU_ENGINE': '1'}\nenv['C2T_BETA'] = '0'") == []
+    assert variable_reads("env = {**env, 'C2T_PAIR': '1'}\nenv['C2T_BETA'] = '0'") == []

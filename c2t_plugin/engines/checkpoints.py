@@ -11,6 +11,8 @@ from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME, NodeClassifier, lo
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.errors import ClassifierError, ConfigError
 
+# Files that ship with the plugin, one folder per kind of draft.
+CLASSIFIERS = Path(__file__).resolve().parent.parent / "classifiers"
 SHIPPED_DRAFTS = {"eagle": "eagle1", "eagle3": "eagle3", "standalone": "draft", "mtp": "mtp"}
 
 
@@ -54,11 +56,9 @@ def shipped_classifier(base: str, names: Sequence[str] = (FILE_NAME,)) -> Path:
 
     names: of files, the first that there is.
     """
-    from c2t_plugin.pair import SHIPPED
-
     if base not in SHIPPED_DRAFTS:
         raise ClassifierError(f"no classifier ships for {base} drafts; fit one (c2t collect, c2t fit) and name it")
-    return next(path for name in names if (path := SHIPPED / SHIPPED_DRAFTS[base] / name).is_file())
+    return next(path for name in names if (path := CLASSIFIERS / SHIPPED_DRAFTS[base] / name).is_file())
 
 
 def find_classifier(

@@ -11,7 +11,7 @@ from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.checkpoints import SHIPPED_DRAFTS, read_config
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.provenance import RunRecord
-from c2t_plugin.recording import TraceRecorder
+from c2t_plugin.traces.recorder import TraceRecorder
 
 
 def check_directory(config: C2TConfig) -> None:

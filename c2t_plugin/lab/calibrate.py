@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     from c2t_plugin.lab.calibration import calibrated, mapped
     from c2t_plugin.lab.sweeps import truncate
     from c2t_plugin.provenance import RunRecord
-    from c2t_plugin.traces import load_traces
+    from c2t_plugin.traces.file import load_traces
 
     classifier, traces = load_classifier(arguments.classifier), load_traces(arguments.traces)
     traces.check_top_m(classifier)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.errors import C2TError
-from c2t_plugin.forest import Forest
 from c2t_plugin.lab.sweeps import path_minimum
+from c2t_plugin.traces.forest import Forest
 
 BINS = 15
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.grow import LogitDistributions
+from c2t_plugin.lab.grow import LogitDistributions
 
 
 class CausalDraft:

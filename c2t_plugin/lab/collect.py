@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from c2t_plugin.forest import Forest
-    from c2t_plugin.grow import TreePolicy
     from c2t_plugin.lab.drafts import DraftModel
+    from c2t_plugin.lab.grow import TreePolicy
     from c2t_plugin.lab.replay import Outcomes
     from c2t_plugin.lab.texts import Prompt, Texts
     from c2t_plugin.lab.unfinished import Unfinished
-    from c2t_plugin.traces import Traces
+    from c2t_plugin.traces.file import Traces
+    from c2t_plugin.traces.forest import Forest
 
 # About 1,600 distributions over the shipped pair's words at a time: their logits stay near the cache, and matrix
 # products are large enough.
@@ -35,7 +35,7 @@ WORDS_PER_BATCH = TEXTS_PER_BATCH * 4096
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="c2t collect", description=__doc__)
-    parser.add_argument("--pair", type=Path, help="pair directory (default: C2T_PAIR, else the shipped one)")
+    parser.add_argument("--pair", type=Path, help="pair directory: target/ and a folder per draft (default: C2T_PAIR)")
     parser.add_argument("--draft", choices=DRAFTS, required=True, help="which of its drafts")
     parser.add_argument("--out", type=Path, required=True, help="trace file to write")
     parser.add_argument("--trees", type=int, default=CollectPlan.trees, help="at least so many; prompts are used whole")
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
         new_tokens=arguments.new_tokens,
         seed=arguments.seed,
     )
-    from c2t_plugin.pair import pair_dir
+    from c2t_plugin.lab.pair_files import pair_dir
 
     traces = collect_to(arguments.out, arguments.pair or pair_dir(), plan)
     per_tree, per_chain = (forest.accepted.sum(1).float().mean() for forest in (traces.tree, traces.chain))
@@ -81,7 +81,7 @@ def collect_to(out: Path, directory: Path, plan: CollectPlan) -> Traces:
     """collect() into a trace file. What an interrupted run had finished is kept beside it and used again."""
     from c2t_plugin.lab.pairs import describe_pair
     from c2t_plugin.lab.unfinished import Unfinished
-    from c2t_plugin.traces import save_traces
+    from c2t_plugin.traces.file import save_traces
 
     own = Path(plan.prompts)
     settings = {
@@ -102,7 +102,7 @@ def collect(directory: Path, plan: CollectPlan, unfinished: Unfinished | None = 
 
     from c2t_plugin.lab.pairs import describe_pair, load_pair
     from c2t_plugin.provenance import RunRecord
-    from c2t_plugin.traces import join_traces, load_traces, save_traces
+    from c2t_plugin.traces.file import join_traces, load_traces, save_traces
 
     target, draft = load_pair(directory, plan.draft)
     pool = _pool(directory, plan)
@@ -140,7 +140,7 @@ def _record(
     import torch
 
     from c2t_plugin.lab.texts import end_of_text, greedy_text
-    from c2t_plugin.traces import Traces
+    from c2t_plugin.traces.file import Traces
 
     texts = greedy_text(target, prompts, plan.new_tokens, plan.shape.layers)
     tree, chain = grow_both(draft, texts, plan.shape)

@@ -19,9 +19,9 @@ from typing import TypeVar
 from tokenizers import Tokenizer
 
 from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.corpus import SourceFile, is_usable, standard_library
+from c2t_plugin.lab.pair_files import load_tokenizer
 from c2t_plugin.lab.texts import PROMPT_TOKENS, Prompt, distinct, held_out_paths, held_out_prompts, training_prompts
-from c2t_plugin.pair.corpus import SourceFile, is_usable, standard_library
-from c2t_plugin.pair.load import load_tokenizer
 
 Turn = TypeVar("Turn")
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.sweeps import Sweep
-from c2t_plugin.traces import Traces
+from c2t_plugin.traces.file import Traces
 
 REPLICATES = 1000
 LEVEL = 0.95

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.grow import Drafter, LogitDistributions
-from c2t_plugin.pair.models import ChainAttention, EagleHead, head_features, hidden_states
+from c2t_plugin.lab.grow import Drafter, LogitDistributions
+from c2t_plugin.lab.heads import EagleHead, head_features, hidden_states
+from c2t_plugin.lab.layers import ChainAttention
 
 
 @dataclass

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from c2t_plugin.classifier import NodeClassifier
     from c2t_plugin.lab.judging import Evaluation
     from c2t_plugin.lab.unfinished import Unfinished
-    from c2t_plugin.traces import Traces
+    from c2t_plugin.traces.file import Traces
 
 FORMAT = "c2t-evaluation"
 # 2 brought the bins of the calibration.
@@ -98,7 +98,7 @@ def main(argv: list[str]) -> int:
     )
     from c2t_plugin.lab.evaluate_tables import print_chains, print_trees
     from c2t_plugin.lab.judging import evaluate_chains, evaluate_trees
-    from c2t_plugin.traces import load_traces
+    from c2t_plugin.traces.file import load_traces
 
     traces = load_traces(arguments.traces)
     training = load_traces(arguments.rivals_from) if arguments.rivals_from else None

@@ -10,7 +10,7 @@ from rich.table import Table
 from c2t_plugin.lab.curves import bootstrap_unit
 from c2t_plugin.lab.evaluate import EvaluatePlan
 from c2t_plugin.lab.judging import Evaluation, RuleResult
-from c2t_plugin.traces import Traces
+from c2t_plugin.traces.file import Traces
 
 
 def _console() -> Console:

@@ -14,10 +14,10 @@ from c2t_plugin.output import check_file
 
 if TYPE_CHECKING:
     from c2t_plugin.classifier import NodeClassifier
-    from c2t_plugin.forest import Forest
     from c2t_plugin.lab.training import Epoch, FitRecipe
     from c2t_plugin.lab.unfinished import Unfinished
-    from c2t_plugin.traces import Traces
+    from c2t_plugin.traces.file import Traces
+    from c2t_plugin.traces.forest import Forest
 
 
 def _ratio(text: str) -> float | None:
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
     from c2t_plugin.lab.report import Evaluation, print_epochs, print_evaluation
     from c2t_plugin.lab.rows import split_by_prompt
     from c2t_plugin.lab.unfinished import Unfinished, checksum
-    from c2t_plugin.traces import load_traces
+    from c2t_plugin.traces.file import load_traces
 
     traces = load_traces(arguments.traces)
     judged = {"prompts split off": traces[split_by_prompt(traces.prompt, plan.seed)]}

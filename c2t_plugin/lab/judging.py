@@ -12,7 +12,6 @@ from rich.progress import track
 from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.forest import Forest
 from c2t_plugin.lab.calibration import calibration
 from c2t_plugin.lab.curves import Served, bootstrap_weights, compare, gamma_at, interval, serve
 from c2t_plugin.lab.evaluate import EvaluatePlan
@@ -28,7 +27,8 @@ from c2t_plugin.lab.sweeps import (
     top_k_sweep,
     truncate,
 )
-from c2t_plugin.traces import Traces
+from c2t_plugin.traces.file import Traces
+from c2t_plugin.traces.forest import Forest
 
 # Drafts verified at once when vLLM's estimator reads the training traces; it refits every 100 steps.
 ESTIMATOR_BATCH = 16

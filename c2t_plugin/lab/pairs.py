@@ -20,8 +20,8 @@ from transformers.utils import logging
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.causal import CausalDraft
 from c2t_plugin.lab.drafts import DraftModel, HeadDraft, StandaloneDraft
-from c2t_plugin.pair.load import read_weights
-from c2t_plugin.pair.models import HEADS, HeadShape
+from c2t_plugin.lab.heads import HEADS, HeadShape
+from c2t_plugin.lab.pair_files import read_weights
 
 _NOT_THE_HEADS = ("t2d", "embed_tokens.weight", "model.embed_tokens.weight")
 

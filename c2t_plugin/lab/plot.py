@@ -1,4 +1,4 @@
-"""`c2t plot`: draw traces, the figures of `c2t evaluate --json` or the rows of `c2t reproduce` as PNG."""
+"""`c2t plot`: draw traces, the figures of `c2t evaluate --json` or the rows of `python -m benchmarks.papers` as PNG."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from c2t_plugin.output import check_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ACCEPTS = "trace files, the JSON of `c2t evaluate --json`, and the rows.jsonl of `c2t reproduce`"
+ACCEPTS = "trace files, the JSON of `c2t evaluate --json`, and the rows.jsonl of `python -m benchmarks.papers`"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,7 +74,7 @@ def _judged(file: Path, classifiers: list[str]) -> Mapping[str, Any]:
     """What `c2t evaluate` finds on traces, as its JSON has it."""
     from c2t_plugin.lab.evaluate import named_classifiers, plan_for, to_json
     from c2t_plugin.lab.judging import evaluate_chains, evaluate_trees
-    from c2t_plugin.traces import load_traces
+    from c2t_plugin.traces.file import load_traces
 
     traces = load_traces(file)
     plan = plan_for(traces)
@@ -99,8 +99,8 @@ def _evaluation(text: str) -> Mapping[str, Any] | None:
 
 
 def _of_rows(file: Path, experiment: str | None, out: Path | None) -> dict[Path, Figure]:
+    from c2t_plugin.lab.experiment_rows import latest
     from c2t_plugin.lab.pictures import rows_figure
-    from c2t_plugin.lab.reproduce.page import latest
 
     try:
         records = latest(file)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from c2t_kernels.network import counted_features
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.forest import Forest
 from c2t_plugin.lab.scores import BETAS, ChainReplay, ChainYield, NodeScores, auc, node_scores
 from c2t_plugin.lab.training import Epoch
-from c2t_plugin.traces import Traces
+from c2t_plugin.traces.file import Traces
+from c2t_plugin.traces.forest import Forest
 
 
 def forest_features(forest: Forest, features: tuple[str, ...], depth_origin: int) -> Tensor:

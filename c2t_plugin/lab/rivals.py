@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.forest import Forest
+from c2t_plugin.traces.forest import Forest
 
 
 @dataclass(frozen=True)

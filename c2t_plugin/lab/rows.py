@@ -8,7 +8,7 @@ from torch import Tensor
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.report import forest_features
 from c2t_plugin.lab.training import FitRecipe
-from c2t_plugin.traces import Traces
+from c2t_plugin.traces.file import Traces
 
 EVALUATION_SHARE = 0.05
 

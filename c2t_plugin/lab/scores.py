@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from c2t_kernels import early_stop
-from c2t_plugin.traces import Traces
+from c2t_plugin.traces.file import Traces
 
 THRESHOLD = 0.5
 BETAS = tuple(round(0.05 * i, 2) for i in range(1, 20))

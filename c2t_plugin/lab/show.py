@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from c2t_plugin.classifier import NodeClassifier
-    from c2t_plugin.forest import Forest
-    from c2t_plugin.grow import TreePolicy
+    from c2t_plugin.lab.grow import TreePolicy
     from c2t_plugin.lab.steps import Path as TokenPath
     from c2t_plugin.lab.steps import Step
-    from c2t_plugin.traces import Traces
+    from c2t_plugin.traces.file import Traces
+    from c2t_plugin.traces.forest import Forest
 
 D_MAX = 6
 CHAIN = 4
@@ -35,9 +35,9 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="a preset of c2t_plugin.policies.presets, in place of the usual four; repeatable",
+        help="a preset of c2t_plugin.lab.policies.presets, in place of the usual four; repeatable",
     )
-    parser.add_argument("--pair", type=Path, help="pair directory, for the words (default: C2T_PAIR, else the shipped)")
+    parser.add_argument("--pair", type=Path, help="pair directory, for the words (default: C2T_PAIR)")
     parser.add_argument(
         "--cut", type=int, default=2, help="cut nodes to show beside kept ones, per parent (default: 2)"
     )
@@ -54,10 +54,9 @@ def main(argv: list[str]) -> int:
 
     from c2t_plugin.classifier import FILE_NAME, load_classifier
     from c2t_plugin.lab.drawing import html_page, print_step
-    from c2t_plugin.pair import pair_dir
-    from c2t_plugin.pair.load import load_tokenizer
+    from c2t_plugin.lab.pair_files import load_tokenizer, pair_dir
     from c2t_plugin.provenance import RunRecord
-    from c2t_plugin.traces import load_traces
+    from c2t_plugin.traces.file import load_traces
 
     traces = load_traces(arguments.traces)
     directory = arguments.pair or pair_dir()
@@ -108,11 +107,11 @@ def recorded_step(
 
 def _usual(one: Traces, classifier: NodeClassifier, beta: float, d_max: int) -> dict[str, frozenset[TokenPath]]:
     """What four policies keep of one state."""
+    from c2t_plugin.lab.policies.c2t import C2TTree
+    from c2t_plugin.lab.policies.chains import C2TChain, StaticChain
+    from c2t_plugin.lab.policies.eagle2 import Eagle2
     from c2t_plugin.lab.replay import replay_trees
     from c2t_plugin.lab.steps import kept_paths
-    from c2t_plugin.policies.c2t import C2TTree
-    from c2t_plugin.policies.chains import C2TChain, StaticChain
-    from c2t_plugin.policies.eagle2 import Eagle2
 
     top_m, k = one.header["top_m"], one.tree.k
 
@@ -136,10 +135,10 @@ def _named(
     one: Traces, names: Sequence[str], classifier: NodeClassifier, d_max: int
 ) -> dict[str, frozenset[TokenPath]]:
     """What the presets of these names keep of one state."""
+    from c2t_plugin.lab.policies.chains import StaticChain, StoppingChain
+    from c2t_plugin.lab.policies.presets import preset
     from c2t_plugin.lab.replay import replay_trees
     from c2t_plugin.lab.steps import kept_paths
-    from c2t_plugin.policies.chains import StaticChain, StoppingChain
-    from c2t_plugin.policies.presets import preset
 
     top_m, found = one.header["top_m"], {}
     for name in names:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.forest import Forest, node_count
-from c2t_plugin.tree import best
+from c2t_plugin.traces.forest import Forest, node_count
+from c2t_plugin.trees.token_tree import best
 
 POINTS = 200
 

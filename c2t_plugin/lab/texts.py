@@ -15,13 +15,10 @@ from transformers import PreTrainedModel
 
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.causal import check_positions
-from c2t_plugin.pair import load_prompts
-from c2t_plugin.pair.corpus import read_corpus, standard_library
-from c2t_plugin.pair.load import load_tokenizer
-from c2t_plugin.pair.own_text import continue_rows
-from c2t_plugin.pair.recipe import Recipe
-from c2t_plugin.pair.tokenizer import cut_prompts
-from c2t_plugin.traces import novel_tokens
+from c2t_plugin.lab.corpus import HELD_OUT_ONE_IN, cut_prompts, read_corpus, standard_library
+from c2t_plugin.lab.own_text import continue_rows
+from c2t_plugin.lab.pair_files import load_prompts, load_tokenizer
+from c2t_plugin.traces.file import novel_tokens
 
 PROMPT_TOKENS = (64, 128)
 
@@ -66,7 +63,7 @@ def held_out_paths(pair: Path) -> frozenset[str]:
     """Files of the standard library, by relative path, that no model of the pair was trained on."""
     listing = pair / "held_out_files.json"
     if not listing.is_file():
-        raise C2TError(f"{listing} is missing: it names the files that must stay out; `c2t pair train` writes it")
+        raise C2TError(f"{listing} is missing: expected a JSON list of files to keep out of training")
     return frozenset(json.loads(listing.read_text(encoding="utf-8")))
 
 
@@ -76,7 +73,7 @@ def training_prompts(pair: Path, count: int, seed: int) -> list[Prompt]:
     The pair's held-out files stay out, so that a classifier can be judged on them.
     """
     held_out = held_out_paths(pair)
-    corpus = read_corpus(standard_library(), Recipe.held_out_one_in)
+    corpus = read_corpus(standard_library(), HELD_OUT_ONE_IN)
     files = [source for source in (*corpus.train, *corpus.held_out) if source.path not in held_out]
     random.Random(seed).shuffle(files)
     # a quarter more than asked for: some repeat each other, and some texts end early
@@ -120,9 +117,7 @@ def greedy_text(target: PreTrainedModel, prompts: Mapping[int, list[int]], new: 
     length = rows.shape[1]
     check_positions(target, length + new + layers)
     greedy = torch.zeros(len(rows), dtype=torch.bool)
-    # the pair's own training names its own kind of model
-    model: Any = target
-    text = continue_rows(model, rows, new + layers, sampled=greedy, seed=0)
+    text = continue_rows(target, rows, new + layers, sampled=greedy, seed=0)
     return Texts(torch.tensor(list(prompts)), text, range(length, length + new))
 
 

@@ -13,10 +13,10 @@ from c2t_plugin.output import check_file
 
 if TYPE_CHECKING:
     from c2t_plugin.classifier import NodeClassifier
-    from c2t_plugin.forest import Forest
     from c2t_plugin.lab.sweeps import Sweep
     from c2t_plugin.lab.unfinished import Unfinished
-    from c2t_plugin.traces import Traces
+    from c2t_plugin.traces.file import Traces
+    from c2t_plugin.traces.forest import Forest
 
 STEPS = 100
 # Rows printed on each side of the chosen beta, and how far apart they are.
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
     plan = TunePlan(**{name: getattr(arguments, name) for name in names})
     from c2t_plugin.classifier import load_classifier, save_classifier
     from c2t_plugin.lab.unfinished import Unfinished, checksum
-    from c2t_plugin.traces import load_traces
+    from c2t_plugin.traces.file import load_traces
 
     classifier, traces = load_classifier(arguments.classifier), load_traces(arguments.traces)
     unfinished = None

@@ -70,7 +70,7 @@ class Unfinished:
 
 def checksum(path: Path) -> int:
     """Of an input, a file or all trace files of a directory: a setting that says whether it is still the same."""
-    from c2t_plugin.traces import SUFFIX
+    from c2t_plugin.traces.file import SUFFIX
 
     found = 0
     for file in sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]:

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from c2t_kernels import ChainState, DraftStats
 from c2t_kernels.stats.workspace import DraftStatsWorkspace
-from tests.kernels.networks import PAPER, random_network
-from tests.kernels.sides import OPERATIONS, fused, reference
+from tests.support.kernels.networks import PAPER, random_network
+from tests.support.kernels.sides import OPERATIONS, fused, reference
 
 # the interpreter computes with numpy, which warns of infinities
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import c2t_kernels
-from tests.kernels.sides import OPERATIONS, PACKAGES, WITHOUT_A_KERNEL, fused, reference
+from tests.support.kernels.sides import OPERATIONS, PACKAGES, WITHOUT_A_KERNEL, fused, reference
 
 ROOT = Path(c2t_kernels.__file__).parent
 # its tensor decides which side runs

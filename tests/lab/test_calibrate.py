@@ -11,7 +11,7 @@ from c2t_plugin import cli
 from c2t_plugin.classifier import load_classifier, save_classifier
 from c2t_plugin.lab.calibration import calibrated, mapped
 from c2t_plugin.lab.sweeps import path_minimum, truncate
-from c2t_plugin.traces import save_traces
+from c2t_plugin.traces.file import save_traces
 from tests.lab.test_tune import follows_the_draft
 
 DEPTH = 4

@@ -12,7 +12,6 @@ from transformers import Gemma2Config, GPT2Config, LlamaForCausalLM, Qwen2Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.forest import TABLES
 from c2t_plugin.lab import collect as module
 from c2t_plugin.lab import pairs
 from c2t_plugin.lab.causal import CausalDraft
@@ -21,7 +20,8 @@ from c2t_plugin.lab.drafts import StandaloneDraft
 from c2t_plugin.lab.pairs import load_pair
 from c2t_plugin.lab.plans import CollectPlan, TreeShape
 from c2t_plugin.lab.texts import greedy_text
-from c2t_plugin.traces import STATES, load_traces
+from c2t_plugin.traces.file import STATES, load_traces
+from c2t_plugin.traces.forest import TABLES
 
 VOCAB = 300
 SMALL = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}

@@ -13,8 +13,8 @@ from c2t_plugin.errors import C2TError
 from c2t_plugin.lab import corpora as module
 from c2t_plugin.lab.collect import collect
 from c2t_plugin.lab.corpora import SOURCES, arithmetic, dialogue
+from c2t_plugin.lab.pair_files import load_tokenizer
 from c2t_plugin.lab.plans import PROMPT_SOURCES, CollectPlan, TreeShape
-from c2t_plugin.pair.load import load_tokenizer
 
 KINDS = ("docstrings", "tests", "arithmetic", "dialogue")
 

@@ -13,7 +13,7 @@ import torch
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.curves import Served, bootstrap_unit, bootstrap_weights, compare, gamma_at, interval, serve
 from c2t_plugin.lab.sweeps import static_sweep, threshold_sweep
-from c2t_plugin.traces import Traces
+from c2t_plugin.traces.file import Traces
 
 
 def visited(traces, gamma, tau, prompt: int, start: int = 0) -> tuple[int, int, int]:

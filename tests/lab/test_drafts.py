@@ -9,15 +9,15 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaAttention
 
+from benchmarks.pairs.toy import load_prompts
+from benchmarks.pairs.toy.acceptance import accepted_runs, draft_guesses
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.collect import grow_both
 from c2t_plugin.lab.drafts import HeadDraft
+from c2t_plugin.lab.heads import MtpHead, head_features, hidden_states
 from c2t_plugin.lab.pairs import load_pair
 from c2t_plugin.lab.plans import TreeShape
 from c2t_plugin.lab.texts import Texts, greedy_text, of_equal_length
-from c2t_plugin.pair import load_prompts
-from c2t_plugin.pair.acceptance import accepted_runs, draft_guesses
-from c2t_plugin.pair.models import MtpHead, head_features, hidden_states
 
 KINDS = ("draft", "eagle3", "eagle1", "mtp")
 SHAPE = TreeShape(k=3, layers=4, top_m=20)

@@ -19,7 +19,7 @@ from c2t_plugin.lab.judging import evaluate_chains, evaluate_trees
 from c2t_plugin.lab.rivals import OnlineLogistic
 from c2t_plugin.lab.scores import ChainReplay, auc, weighted_auc
 from c2t_plugin.lab.sweeps import eagle2_sweep, threshold_sweep, truncate
-from c2t_plugin.traces import save_traces
+from c2t_plugin.traces.file import save_traces
 
 PLAN = EvaluatePlan(d_max=4, tree_depth=4, taus=(0.4, 0.8), replicates=20, starts=1)
 

@@ -15,7 +15,7 @@ from c2t_plugin.lab.report import Evaluation
 from c2t_plugin.lab.rows import share_of_prompts, split_by_prompt
 from c2t_plugin.lab.sweeps import path_minimum
 from c2t_plugin.lab.training import FIT_RECIPES
-from c2t_plugin.traces import load_traces, save_traces
+from c2t_plugin.traces.file import load_traces, save_traces
 
 
 @pytest.mark.parametrize(

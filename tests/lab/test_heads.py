@@ -16,10 +16,10 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.collect import grow_both
 from c2t_plugin.lab.drafts import HeadDraft
+from c2t_plugin.lab.heads import HEADS, Eagle3Head, hidden_states
 from c2t_plugin.lab.pairs import head_shape, load_pair
 from c2t_plugin.lab.plans import TreeShape
 from c2t_plugin.lab.texts import greedy_text
-from c2t_plugin.pair.models import HEADS, Eagle3Head, hidden_states
 
 VOCAB, WORDS, HIDDEN, LAYERS = 200, 60, 64, 7
 ROPE = {

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.command import run
+from benchmarks.papers.command import main as papers
 from c2t_plugin import cli
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.evaluate import FORMAT, VERSION
@@ -25,8 +27,8 @@ COMMANDS = (
     ("plot", "evaluation.json --out OUT"),
     ("plot", "rows.jsonl --experiment toy --out OUT"),
     ("plot", "rows.jsonl --out OUT/of/rows"),
-    ("reproduce", "c2t-v2-equations --out OUT"),
-    ("reproduce", "--page OUT"),
+    ("papers", "c2t-v2-equations --out OUT"),
+    ("papers", "--page OUT"),
 )
 BAD = {"folder": "is a directory", "file/x.md": "file is no directory", "locked/x.md": "is read-only"}
 
@@ -49,15 +51,20 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def status(command: str, arguments: list[str]) -> int:
+    """Of one of C2T's commands, or of the papers' experiments."""
+    return run(papers, arguments) if command == "papers" else cli.main([command, *arguments])
+
+
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize(("command", "arguments"), COMMANDS, ids=lambda value: value)
 def test_what_cannot_be_written_is_refused_first(
     workplace: Path, command: str, arguments: str, bad: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(workplace.rglob("*"))
-    assert cli.main([command, *arguments.replace("OUT", bad).split()]) == cli.USAGE_ERROR
+    assert status(command, arguments.replace("OUT", bad).split()) == cli.USAGE_ERROR
     error = capsys.readouterr().err
-    assert error.startswith(f"c2t {command}: cannot write ") and error.count("\n") == 1
+    assert error.partition(": ")[2].startswith("cannot write ") and error.count("\n") == 1
     assert sorted(workplace.rglob("*")) == before
 
 
@@ -65,14 +72,15 @@ def test_what_cannot_be_written_is_refused_first(
     ("arguments", "message"),
     [
         *((f"fit none.traces --out {bad}", message) for bad, message in BAD.items()),
-        ("reproduce c2t-v2-equations --traces file/x", "file is no directory"),
-        ("reproduce --page page", "name a file with .md"),
+        ("papers c2t-v2-equations --traces file/x", "file is no directory"),
+        ("papers --page page", "name a file with .md"),
     ],
 )
 def test_the_line_says_what_is_wrong(
     workplace: Path, arguments: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(arguments.split()) == cli.USAGE_ERROR
+    command, *rest = arguments.split()
+    assert status(command, rest) == cli.USAGE_ERROR
     assert message in capsys.readouterr().err
 
 

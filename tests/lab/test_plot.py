@@ -12,7 +12,7 @@ from c2t_plugin.errors import C2TError
 from c2t_plugin.lab import evaluate, fit, plot
 from c2t_plugin.lab.pictures import evaluation_figure, rows_figure, save_png
 from c2t_plugin.provenance import RunRecord, describe_machine
-from c2t_plugin.traces import save_traces
+from c2t_plugin.traces.file import save_traces
 
 PNG = b"\x89PNG\r\n\x1a\n"
 ROWS = [

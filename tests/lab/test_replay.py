@@ -11,13 +11,22 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
+from benchmarks.pairs.toy import load_prompts
 from c2t_plugin.errors import C2TError
-from c2t_plugin.forest import Forest
-from c2t_plugin.grow import grow_tree
 from c2t_plugin.lab import replay as replay_module
 from c2t_plugin.lab.collect import collect, run_live
+from c2t_plugin.lab.grow import grow_tree
 from c2t_plugin.lab.pairs import load_pair
 from c2t_plugin.lab.plans import CollectPlan, TreeShape
+from c2t_plugin.lab.policies.base import Certainty, JointProb, LayerPolicy, alive_where, top_children
+from c2t_plugin.lab.policies.c2t import C2TTree, ThresholdTree
+from c2t_plugin.lab.policies.chains import C2TChain, DyJoint, DyMax, EntropyStop, StaticChain
+from c2t_plugin.lab.policies.dyspec import READINGS, DySpecGreedy, DySpecThreshold
+from c2t_plugin.lab.policies.eagle2 import Eagle2
+from c2t_plugin.lab.policies.entropy import DynamicWidth, DynamicWidthDepth, NaiveWidth
+from c2t_plugin.lab.policies.sequoia import Sequoia
+from c2t_plugin.lab.policies.specinfer import SpecInfer
+from c2t_plugin.lab.policies.static import FixedBranching, IndependentSequences, StaticTree
 from c2t_plugin.lab.replay import (
     Outcomes,
     RecordedDraft,
@@ -31,17 +40,8 @@ from c2t_plugin.lab.replay import (
 from c2t_plugin.lab.scores import ChainReplay
 from c2t_plugin.lab.texts import greedy_text, held_out_prompts, of_equal_length
 from c2t_plugin.lab.trees import grow
-from c2t_plugin.pair import load_prompts
-from c2t_plugin.policies.base import Certainty, JointProb, LayerPolicy, alive_where, top_children
-from c2t_plugin.policies.c2t import C2TTree, ThresholdTree
-from c2t_plugin.policies.chains import C2TChain, DyJoint, DyMax, EntropyStop, StaticChain
-from c2t_plugin.policies.dyspec import READINGS, DySpecGreedy, DySpecThreshold
-from c2t_plugin.policies.eagle2 import Eagle2
-from c2t_plugin.policies.entropy import DynamicWidth, DynamicWidthDepth, NaiveWidth
-from c2t_plugin.policies.sequoia import Sequoia
-from c2t_plugin.policies.specinfer import SpecInfer
-from c2t_plugin.policies.static import FixedBranching, IndependentSequences, StaticTree
-from tests.unit.policy_toys import classifier_of
+from c2t_plugin.traces.forest import Forest
+from tests.support.core.policy_toys import classifier_of
 
 VOCAB, STATES, LAYERS = 6, 30, 4
 CLASSIFIER = classifier_of("joint_prob", "entropy", "depth", weights=(6.0, 0.3, -0.2), bias=-2.5, top_m=VOCAB)

@@ -12,16 +12,16 @@ import pytest
 import torch
 from rich.console import Console
 
+from benchmarks.pairs.toy import pair_dir
 from c2t_plugin import cli
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier
 from c2t_plugin.errors import C2TError, ConfigError
-from c2t_plugin.forest import Forest
 from c2t_plugin.lab.drawing import html_page, print_step
 from c2t_plugin.lab.show import recorded_step
 from c2t_plugin.lab.steps import ACCEPTED, CUT, MISSED, REJECTED, Step, recorded_paths, step_of
-from c2t_plugin.pair import pair_dir
 from c2t_plugin.provenance import RunRecord
-from c2t_plugin.traces import Traces, save_traces
+from c2t_plugin.traces.file import Traces, save_traces
+from c2t_plugin.traces.forest import Forest
 
 # k = 2, two layers: 5 and 6 below the root; 7 and 8 below 6, 9 and 5 below 5. The target takes 6, then 8.
 TOKENS = [5, 6, 7, 8, 9, 5]
@@ -225,6 +225,7 @@ def test_the_command_draws_and_writes_a_page(
     save_traces(make_traces(), tmp_path / "some.traces")
     save_classifier(classifier, tmp_path / "c.safetensors")
     common = ["show", str(tmp_path / "some.traces"), "--classifier", str(tmp_path / "c.safetensors"), "--d-max", "3"]
+    common += ["--pair", str(pair_dir())]
     assert cli.main(common) == 0
     assert "C2T tree, beta 0.3" in capsys.readouterr().out
     assert cli.main([*common, "--state", "3", "--html", str(tmp_path / "step.html")]) == 0
@@ -240,7 +241,7 @@ def test_the_command_draws_and_writes_a_page(
 
 def test_words_are_those_of_the_shipped_pair():
     """Every id below the vocabulary has a word to show, bytes that are no character included."""
-    from c2t_plugin.pair.load import load_tokenizer
+    from c2t_plugin.lab.pair_files import load_tokenizer
 
     tokenizer = load_tokenizer(pair_dir())
     size = json.loads((pair_dir() / "target" / "config.json").read_text())["vocab_size"]

@@ -11,7 +11,7 @@ import torch
 
 from c2t_plugin.classifier import NodeStats
 from c2t_plugin.errors import C2TError
-from c2t_plugin.forest import TABLES, Forest
+from c2t_plugin.lab.policies.c2t import ThresholdTree
 from c2t_plugin.lab.replay import replay_trees
 from c2t_plugin.lab.sweeps import (
     censored,
@@ -24,7 +24,7 @@ from c2t_plugin.lab.sweeps import (
     top_k_sweep,
     truncate,
 )
-from c2t_plugin.policies.c2t import ThresholdTree
+from c2t_plugin.traces.forest import TABLES, Forest
 
 
 def parents_of(forest: Forest, tree: int) -> list[int]:

@@ -7,11 +7,11 @@ import json
 import pytest
 import torch
 
+from benchmarks.pairs.toy import load_prompts
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab import texts as module
 from c2t_plugin.lab.pairs import load_pair
 from c2t_plugin.lab.texts import Texts, end_of_text, greedy_text, held_out_prompts, of_equal_length, training_prompts
-from c2t_plugin.pair import load_prompts
 
 
 def test_continuation_is_what_follows_each_root() -> None:
@@ -72,7 +72,7 @@ def library(tiny_pair, tmp_path, monkeypatch):
 
 
 def test_training_prompts_keep_away_from_the_held_out_files(library) -> None:
-    from c2t_plugin.pair.load import load_tokenizer
+    from c2t_plugin.lab.pair_files import load_tokenizer
 
     prompts = training_prompts(library, 6, seed=3)
     texts = [load_tokenizer(library).decode(each.token_ids) for each in prompts]

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from c2t_plugin.errors import C2TError, ConfigError
-from c2t_plugin.forest import Forest, distribution_count, join, node_count
 from c2t_plugin.lab.plans import TreeShape
 from c2t_plugin.lab.report import forest_features
 from c2t_plugin.lab.trees import grow
+from c2t_plugin.traces.forest import Forest, distribution_count, join, node_count
 
 A, B, C = 0, 1, 2
 # probabilities of a, b, c after the last token of the path; after the root

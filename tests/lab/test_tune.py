@@ -13,7 +13,7 @@ from c2t_plugin.lab import tune
 from c2t_plugin.lab.scores import ChainReplay
 from c2t_plugin.lab.tune import TunePlan
 from c2t_plugin.provenance import RunRecord
-from c2t_plugin.traces import save_traces
+from c2t_plugin.traces.file import save_traces
 
 
 def follows_the_draft() -> NodeClassifier:

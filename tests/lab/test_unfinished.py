@@ -18,7 +18,7 @@ from c2t_plugin.lab.plans import CollectPlan, TreeShape
 from c2t_plugin.lab.unfinished import SETTINGS, Unfinished
 from c2t_plugin.provenance import RunRecord
 from c2t_plugin.tensor_file import read_tensors
-from c2t_plugin.traces import FORMAT, VERSION, save_traces
+from c2t_plugin.traces.file import FORMAT, VERSION, save_traces
 
 PLAN = CollectPlan("eagle3", TreeShape(k=3, layers=3, top_m=20), trees=15, prompts="held-out", new_tokens=3)
 

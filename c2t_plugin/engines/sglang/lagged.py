@@ -21,7 +21,7 @@ from c2t_plugin.config import LAGGED, C2TConfig
 from c2t_plugin.engines.sglang.layout import rows_to_compute
 from c2t_plugin.engines.sglang.ragged import RaggedVerify
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.policies.chain import ChainScorer
+from c2t_plugin.scorer import ChainScorer
 
 logger = logging.getLogger(__name__)
 

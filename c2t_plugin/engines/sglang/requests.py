@@ -17,7 +17,7 @@ from torch import Tensor
 from c2t_plugin.config import THRESHOLDS
 from c2t_plugin.engines.sglang import args
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.policies.limits import RequestLimits
+from c2t_plugin.limits import RequestLimits
 
 KEY = "c2t"
 

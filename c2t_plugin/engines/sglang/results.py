@@ -13,7 +13,7 @@ from torch import Tensor
 
 from c2t_plugin.engines.sglang.metrics import Counts, RequestCounts
 from c2t_plugin.engines.sglang.requests import KEY
-from c2t_plugin.recording import TraceRecorder, is_chosen
+from c2t_plugin.traces.recorder import TraceRecorder, is_chosen
 
 
 class Drafted(NamedTuple):

@@ -18,8 +18,8 @@ from c2t_plugin.engines.sglang.metrics import Counts, Exporter
 from c2t_plugin.engines.sglang.planning import StepPlanner
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve, switched_depths
-from c2t_plugin.policies.chain import ChainScorer
-from c2t_plugin.recording import TraceRecorder
+from c2t_plugin.scorer import ChainScorer
+from c2t_plugin.traces.recorder import TraceRecorder
 
 logger = logging.getLogger(__name__)
 

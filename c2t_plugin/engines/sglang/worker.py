@@ -40,8 +40,8 @@ from c2t_plugin.engines.sglang.prebuilt import PrebuiltMixin
 from c2t_plugin.engines.sglang.ragged import RaggedVerify
 from c2t_plugin.engines.sglang.requests import set_options
 from c2t_plugin.engines.sglang.windows import Windows
-from c2t_plugin.policies.chain import ChainScorer
-from c2t_plugin.recording import TraceRecorder
+from c2t_plugin.scorer import ChainScorer
+from c2t_plugin.traces.recorder import TraceRecorder
 
 if TYPE_CHECKING:
 

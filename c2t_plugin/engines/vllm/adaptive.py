@@ -17,7 +17,7 @@ from torch import Tensor
 from c2t_kernels import early_stop
 from c2t_kernels.network import PathSums, children, finite
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.policies.chain import ChainScorer
+from c2t_plugin.scorer import ChainScorer
 
 
 class StepScorer(ChainScorer):

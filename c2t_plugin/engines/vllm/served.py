@@ -11,7 +11,7 @@ from torch import Tensor
 from c2t_plugin.classifier import load_classifier
 from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.vllm.config import Settings
-from c2t_plugin.recording import is_chosen
+from c2t_plugin.traces.recorder import is_chosen
 
 
 class Request(Protocol):

@@ -21,7 +21,7 @@ from c2t_plugin.classifier import load_classifier
 from c2t_plugin.engines.vllm.config import Settings
 from c2t_plugin.engines.vllm.early_exit import AllCut, may_leave
 from c2t_plugin.engines.vllm.served import ServedTraces
-from c2t_plugin.policies.chain import ChainScorer
+from c2t_plugin.scorer import ChainScorer
 
 if TYPE_CHECKING:
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer as _StockProposer

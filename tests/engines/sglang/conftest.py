@@ -1,26 +1,5 @@
-"""Fixtures for tests of the SGLang adapter and the CPU engine."""
+"""Fixtures of tests/support/sglang, for every test below."""
 
-from __future__ import annotations
+from tests.support.sglang.stub_kernels import sgl_kernel
 
-import importlib
-import sys
-from types import ModuleType
-
-import pytest
-import torch
-
-from c2t_plugin.engines.sglang.cpu_engine import SITE
-
-
-@pytest.fixture(scope="session")
-def sgl_kernel() -> ModuleType:
-    """The stand-in for sgl_kernel, imported into this process without staying on sys.path."""
-    if torch.cuda.is_available():
-        pytest.skip("the stand-in refuses to load where CUDA is available")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("C2T_CPU_ENGINE", "1")
-        patch.syspath_prepend(str(SITE))
-        module = importlib.import_module("sgl_kernel")
-        importlib.import_module("sgl_kernel.speculative")
-    assert str(SITE) not in sys.path
-    return module
+__all__ = ["sgl_kernel"]

@@ -26,13 +26,13 @@ pytestmark = [pytest.mark.sglang, pytest.mark.server]
 import sglang  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
+from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
+from benchmarks.cpu_engine.server import SMALL_MODEL_FLAGS  # noqa: E402
+from benchmarks.pairs.toy import pair_dir  # noqa: E402
+from benchmarks.serving.process import free_port  # noqa: E402
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier  # noqa: E402
-from c2t_plugin.engines.server_process import free_port  # noqa: E402
-from c2t_plugin.engines.sglang.cpu_engine import cpu_engine_env  # noqa: E402
-from c2t_plugin.engines.sglang.cpu_engine.server import SMALL_MODEL_FLAGS  # noqa: E402
-from c2t_plugin.pair import pair_dir  # noqa: E402
+from tests.support.places import SGLANG  # noqa: E402
 
-HERE = Path(__file__).parent
 LAUNCH_SERVER = (sys.executable, "-m", "sglang.launch_server")
 SGLANG_SERVE = (str(Path(sys.executable).with_name("sglang")), "serve")
 # Much longer than any start on a busy machine: a refusal takes seconds, so only a hang reaches it.
@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
 
 def command_line_env() -> dict[str, str]:
     """The CPU engine's, without options of C2T that the person who runs the tests may have set."""
-    kept = ("C2T_CPU_ENGINE", "C2T_PAIR")
+    kept = ("C2T_PAIR",)
     return {name: value for name, value in cpu_engine_env(os.environ).items() if name in kept or name[:4] != "C2T_"}
 
 
@@ -178,7 +178,7 @@ def outcomes(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
         argv = [*server_flags(port), *c2t_flags(files[chosen.get("classifier", "good")], draft), *more]
         cases[name] = {"argv": argv, "env": env, "port": port}
     (folder / "cases.json").write_text(json.dumps(cases))
-    command = [sys.executable, HERE / "command_lines.py", folder / "cases.json", folder]
+    command = [sys.executable, SGLANG / "command_lines.py", folder / "cases.json", folder]
     subprocess.run(command, env=command_line_env(), check=True, timeout=TIMEOUT_S * 2)
     results = json.loads((folder / "results.json").read_text())
     return {name: Outcome(*result, (folder / f"{name}.txt").read_text()) for name, result in results.items()}

@@ -10,10 +10,13 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
-from benchmarks import breakdown, throughput  # noqa: E402
-from benchmarks.record import BenchRow, read_rows  # noqa: E402
-from benchmarks.spans import PHASES  # noqa: E402
-from tests.engines.bench_rows import check_plain_and_cut  # noqa: E402
+from benchmarks.report.rows import BenchRow, read_rows  # noqa: E402
+from benchmarks.serving import (  # noqa: E402
+    breakdown,
+    throughput,
+)
+from benchmarks.serving.spans import PHASES  # noqa: E402
+from tests.support.engines.bench_rows import check_plain_and_cut  # noqa: E402
 
 
 def test_arms_run_and_one_that_the_engine_does_not_know_is_marked(tmp_path: Path):

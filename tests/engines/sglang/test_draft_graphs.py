@@ -13,10 +13,10 @@ from torch import Tensor
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
+from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier  # noqa: E402
-from c2t_plugin.engines.sglang.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.engines.sglang.metrics import Counts  # noqa: E402
-from c2t_plugin.policies.chain import ChainScorer  # noqa: E402
+from c2t_plugin.scorer import ChainScorer  # noqa: E402
 from tests.engines.sglang.test_tree_segments import Graph  # noqa: E402
 from tests.engines.sglang.test_windows import EVERY, state_of  # noqa: E402
 

@@ -13,10 +13,10 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
-from c2t_plugin.engines.sglang.cpu_engine import cpu_engine_env  # noqa: E402
-from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
-from tests.engines.sglang.simulate import Target  # noqa: E402
-from tests.engines.sglang.verify_counts import DRAFTS, save_hand_made_classifier  # noqa: E402
+from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
+from tests.support.sglang.simulate import Target  # noqa: E402
+from tests.support.sglang.verify_counts import DRAFTS, save_hand_made_classifier  # noqa: E402
 
 NEW_TOKENS = 24
 D_MAX = 4

@@ -34,11 +34,11 @@ import jsonschema  # noqa: E402
 import openai  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
+from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
+from benchmarks.pairs.toy import held_out_prompts, load_prompts, pair_dir  # noqa: E402
+from benchmarks.serving.process import ServerError  # noqa: E402
 from c2t_plugin.config import C2TConfig  # noqa: E402
-from c2t_plugin.engines.server_process import ServerError  # noqa: E402
-from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer  # noqa: E402
-from c2t_plugin.pair import held_out_prompts, load_prompts, pair_dir  # noqa: E402
-from tests.engines.sglang.verify_counts import DRAFTS, save_hand_made_classifier  # noqa: E402
+from tests.support.sglang.verify_counts import DRAFTS, save_hand_made_classifier  # noqa: E402
 
 BETA, TREE_BETA = 0.45, 0.15
 D_MAX = 6

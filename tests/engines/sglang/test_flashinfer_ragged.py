@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +13,10 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
+from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
 from c2t_plugin.config import RAGGED  # noqa: E402
-from c2t_plugin.engines.sglang.cpu_engine import cpu_engine_env  # noqa: E402
+from tests.support.places import SGLANG  # noqa: E402
 
-HERE = Path(__file__).resolve().parent
 CASES = ("chains", "trees", "trees_larger_tier", "one_chain", "one_tree", "roots_only", "every_slot_and_row")
 FAULTS = ("mask_bit_off", "uniform_rows", "own_keys_left_out")
 # float32 sums of some tens of terms in another order
@@ -29,7 +28,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Triton reads the variable when a kernel is imported, hence a process of its own."""
     output = tmp_path_factory.mktemp("flashinfer") / "found.json"
     env = cpu_engine_env({**os.environ, "TRITON_INTERPRET": "1"})
-    subprocess.run([sys.executable, HERE / "flashinfer_program.py", output], env=env, check=True, timeout=600)
+    subprocess.run([sys.executable, SGLANG / "flashinfer_program.py", output], env=env, check=True, timeout=600)
     return json.loads(output.read_text())
 
 

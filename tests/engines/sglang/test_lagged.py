@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.cpu_engine import SITE
 from c2t_kernels import early_stop, pack_ragged
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang import lagged
-from c2t_plugin.engines.sglang.cpu_engine import SITE
 from c2t_plugin.engines.sglang.lagged import LaggedPlan
 from c2t_plugin.errors import ConfigError
-from tests.engines.sglang import lagged_rule
-from tests.engines.sglang.lagged_rule import LAG, MEMORY
+from tests.support.sglang import lagged_rule
+from tests.support.sglang.lagged_rule import LAG, MEMORY
 
 D_MAX = 4
 WIDTH = D_MAX + 1

@@ -15,11 +15,11 @@ import torch
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.engines.sglang.metrics import RequestCounts  # noqa: E402
-from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
-from tests.engines.sglang import faults, lagged_faults, lagged_rule  # noqa: E402
-from tests.engines.sglang import verify_counts as vc  # noqa: E402
-from tests.engines.sglang.simulate import Target, load_draft, simulate  # noqa: E402
+from tests.support.sglang import faults, lagged_faults, lagged_rule  # noqa: E402
+from tests.support.sglang import verify_counts as vc  # noqa: E402
+from tests.support.sglang.simulate import Target, load_draft, simulate  # noqa: E402
 
 BASE = "standalone"
 D_MAX = 6

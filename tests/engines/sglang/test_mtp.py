@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
-from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer  # noqa: E402
-from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
-from c2t_plugin.pair.export import export, write_mimo  # noqa: E402
-from tests.engines.sglang import verify_counts as vc  # noqa: E402
-from tests.engines.sglang.simulate import MtpDraft, Target, simulate  # noqa: E402
+from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
+from benchmarks.pairs.toy.export import export, write_mimo  # noqa: E402
+from tests.support.sglang import verify_counts as vc  # noqa: E402
+from tests.support.sglang.simulate import MtpDraft, Target, simulate  # noqa: E402
 
 STATIC, D_MAX = 4, 6
 # from 2 tokens on: the head's first entry, whose embedding is blanked, is then all it has

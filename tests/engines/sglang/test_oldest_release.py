@@ -24,12 +24,12 @@ import torch
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server, pytest.mark.slow]
 
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.engines.contract import engine_version  # noqa: E402
-from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
-from tests.engines.sglang import tree_simulate as ts  # noqa: E402
-from tests.engines.sglang import verify_counts as vc  # noqa: E402
-from tests.engines.sglang.simulate import Target  # noqa: E402
 from tests.engines.sglang.test_tree_counts import tree_server  # noqa: E402
+from tests.support.sglang import tree_simulate as ts  # noqa: E402
+from tests.support.sglang import verify_counts as vc  # noqa: E402
+from tests.support.sglang.simulate import Target  # noqa: E402
 
 RELEASE = "0.5.17"
 DIFF = Path(__file__).with_name("sglang_0_5_17_on_cpu.diff")

@@ -19,20 +19,13 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
-from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
-from tests.engines.distribution import ALPHA, most_varied_prompt, p_value  # noqa: E402
-from tests.engines.sglang import (  # noqa: E402
-    faults,
-    lagged_faults,
-    overlap_on,
-    step_log,
-    test_lagged_server,
-    test_planner_server,
-    test_sampled,
-)
-from tests.engines.sglang import tree_simulate as ts  # noqa: E402
-from tests.engines.sglang import verify_counts as vc  # noqa: E402
-from tests.engines.sglang.simulate import Target  # noqa: E402
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
+from tests.engines.sglang import test_lagged_server, test_planner_server, test_sampled  # noqa: E402
+from tests.support.engines.distribution import ALPHA, most_varied_prompt, p_value  # noqa: E402
+from tests.support.sglang import faults, lagged_faults, overlap_on, step_log  # noqa: E402
+from tests.support.sglang import tree_simulate as ts  # noqa: E402
+from tests.support.sglang import verify_counts as vc  # noqa: E402
+from tests.support.sglang.simulate import Target  # noqa: E402
 
 CONCURRENCIES = (1, 8)
 LENGTHS = (2, 3, 9, 17, 33, 64, 81, 96)

@@ -16,12 +16,12 @@ pytestmark = [pytest.mark.sglang]
 
 import openai  # noqa: E402
 
-from c2t_plugin.engines.server_process import ServerError  # noqa: E402
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
+from benchmarks.serving.process import ServerError  # noqa: E402
 from c2t_plugin.engines.sglang.requests import RequestOptions  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
-from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
-from tests.engines.sglang import verify_counts as vc  # noqa: E402
-from tests.engines.sglang.simulate import Target  # noqa: E402
+from tests.support.sglang import verify_counts as vc  # noqa: E402
+from tests.support.sglang.simulate import Target  # noqa: E402
 
 D_MAX = 4
 OWN_BETA = 0.7

@@ -25,11 +25,11 @@ import torch
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
-from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer  # noqa: E402
-from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
+from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
-from tests.engines.sglang import verify_counts as vc  # noqa: E402
-from tests.engines.sglang.simulate import Draft, Target, load_draft  # noqa: E402
+from tests.support.sglang import verify_counts as vc  # noqa: E402
+from tests.support.sglang.simulate import Draft, Target, load_draft  # noqa: E402
 
 D_MAX = 4
 DEPTHS = (0, 1, 2, 4)

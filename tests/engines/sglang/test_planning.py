@@ -12,8 +12,8 @@ from c2t_plugin.engines.sglang.control import apply
 from c2t_plugin.engines.sglang.planning import StepPlanner
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import PROBE_EVERY, CostCurve, draft_passes, spend, switched_depths
-from c2t_plugin.policies.chain import ChainScorer
 from c2t_plugin.profiling import REPEATS, WARM_UP
+from c2t_plugin.scorer import ChainScorer
 
 D_MAX = 3
 DEPTHS = switched_depths(D_MAX)

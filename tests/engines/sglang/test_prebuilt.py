@@ -15,7 +15,7 @@ pytestmark = pytest.mark.sglang
 
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier  # noqa: E402
 from c2t_plugin.engines.sglang import algo, prebuilt, requests  # noqa: E402
-from c2t_plugin.policies.chain import ChainScorer  # noqa: E402
+from c2t_plugin.scorer import ChainScorer  # noqa: E402
 
 FORMER, CUT_AT = 0.125, 1.0
 SLOTS = torch.tensor([1, 3])

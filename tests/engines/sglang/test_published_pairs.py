@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
-from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer  # noqa: E402
+from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
 
 D_MAX = 4
 FULL = os.environ.get("PUBLISHED_WIDTH") == "full"

@@ -14,11 +14,11 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
-from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer  # noqa: E402
-from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
-from tests.engines.sglang import faults, ragged_faults, triton_verify  # noqa: E402
-from tests.engines.sglang import verify_counts as vc  # noqa: E402
-from tests.engines.sglang.simulate import Target  # noqa: E402
+from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
+from tests.support.sglang import faults, ragged_faults, triton_verify  # noqa: E402
+from tests.support.sglang import verify_counts as vc  # noqa: E402
+from tests.support.sglang.simulate import Target  # noqa: E402
 
 D_MAX = 4
 WIDTH = D_MAX + 1

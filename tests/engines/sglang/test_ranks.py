@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
-from c2t_plugin.engines.sglang.cpu_engine import cpu_engine_env  # noqa: E402
+from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
 
 # What one rank would verify of each request, and the other.
 MINE = ([3, 0, 2, 4], [3, 1, 2, 0])

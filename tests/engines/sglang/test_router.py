@@ -19,9 +19,9 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 pytest.importorskip("sglang_router", reason="SGLang's router is not installed in this environment")
 pytestmark = [pytest.mark.sglang]
 
-from c2t_plugin.engines.server_process import HOST, ServerProcess, free_port  # noqa: E402
-from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer  # noqa: E402
-from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
+from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
+from benchmarks.serving.process import HOST, ServerProcess, free_port  # noqa: E402
 
 NEW_TOKENS = 24
 START_S = 120.0

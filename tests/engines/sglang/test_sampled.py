@@ -21,9 +21,9 @@ import torch
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
-from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer  # noqa: E402
-from c2t_plugin.pair import pair_dir  # noqa: E402
-from tests.engines.distribution import (  # noqa: E402
+from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
+from benchmarks.pairs.toy import pair_dir  # noqa: E402
+from tests.support.engines.distribution import (  # noqa: E402
     ALPHA,
     MIN_EXPECTED,
     SAMPLES,
@@ -34,7 +34,7 @@ from tests.engines.distribution import (  # noqa: E402
     most_varied_prompt,
     p_value,
 )
-from tests.engines.sglang.verify_counts import DRAFTS, save_hand_made_classifier  # noqa: E402
+from tests.support.sglang.verify_counts import DRAFTS, save_hand_made_classifier  # noqa: E402
 
 BETA = 0.45
 D_MAX = 6
@@ -130,7 +130,7 @@ def test_the_test_itself(count: int):
 BIAS = """
 def register():
     print("planted: refused drafts can be drawn again", flush=True)
-    from c2t_plugin.engines.sglang.cpu_engine import sampling
+    from benchmarks.cpu_engine import sampling
 
     draw = sampling._draw
     sampling._draw = lambda probs, refused, coin: draw(probs, [], coin)

@@ -17,13 +17,13 @@ import torch
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
+from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.classifier import load_classifier  # noqa: E402
-from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer  # noqa: E402
-from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
-from c2t_plugin.recording import is_chosen  # noqa: E402
-from c2t_plugin.traces import Traces, load_traces  # noqa: E402
-from tests.engines.sglang import verify_counts as vc  # noqa: E402
-from tests.engines.sglang.simulate import Target, load_draft, simulate  # noqa: E402
+from c2t_plugin.traces.file import Traces, load_traces  # noqa: E402
+from c2t_plugin.traces.recorder import is_chosen  # noqa: E402
+from tests.support.sglang import verify_counts as vc  # noqa: E402
+from tests.support.sglang.simulate import Target, load_draft, simulate  # noqa: E402
 
 D_MAX = 4
 SHARE = 0.5

@@ -25,12 +25,12 @@ import torch
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
-from c2t_plugin.engines.server_process import ServerError  # noqa: E402
-from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer  # noqa: E402
-from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
-from c2t_plugin.traces import load_traces  # noqa: E402
-from tests.engines.sglang import verify_counts as vc  # noqa: E402
-from tests.engines.sglang.simulate import Target, load_draft  # noqa: E402
+from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
+from benchmarks.serving.process import ServerError  # noqa: E402
+from c2t_plugin.traces.file import load_traces  # noqa: E402
+from tests.support.sglang import verify_counts as vc  # noqa: E402
+from tests.support.sglang.simulate import Target, load_draft  # noqa: E402
 
 REQUESTS = int(os.environ.get("SOAK_REQUESTS", "2000"))
 SEED = int(os.environ.get("SOAK_SEED", "0"))

@@ -16,13 +16,13 @@ pytestmark = [pytest.mark.sglang]
 import huggingface_hub  # noqa: E402
 from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled  # noqa: E402
 
+from benchmarks.pairs.toy import pair_dir  # noqa: E402
 from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME, NodeClassifier  # noqa: E402
 from c2t_plugin.config import AUTO, C2TConfig  # noqa: E402
 from c2t_plugin.engines.sglang import startup  # noqa: E402
 from c2t_plugin.errors import ClassifierError, ConfigError  # noqa: E402
-from c2t_plugin.pair import pair_dir  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
-from c2t_plugin.policies.chain import ChainScorer  # noqa: E402
+from c2t_plugin.scorer import ChainScorer  # noqa: E402
 
 ANOTHER_PAIR = "this classifier was fitted on another pair; fit your own: c2t collect, then c2t fit"
 CURVE = CostCurve(verify=((1, 1.0), (9, 2.0)), draft=((1, 0.1), (9, 0.2)))

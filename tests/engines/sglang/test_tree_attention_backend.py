@@ -11,8 +11,8 @@ import torch
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
+from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.config import C2TConfig  # noqa: E402
-from c2t_plugin.engines.sglang.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
 
 

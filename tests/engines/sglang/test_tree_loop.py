@@ -12,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
-from c2t_plugin.engines.sglang.cpu_engine import SITE  # noqa: E402
+from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.engines.sglang.metrics import Counts  # noqa: E402
 from tests.engines.sglang import test_tree_policies as policies  # noqa: E402
 

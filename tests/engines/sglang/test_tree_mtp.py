@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
-from c2t_plugin.pair import pair_dir  # noqa: E402
-from tests.engines.sglang import tree_simulate as ts  # noqa: E402
-from tests.engines.sglang import verify_counts as vc  # noqa: E402
+from benchmarks.pairs.toy import pair_dir  # noqa: E402
 from tests.engines.sglang.test_mtp import served, setting  # noqa: E402
+from tests.support.sglang import tree_simulate as ts  # noqa: E402
+from tests.support.sglang import verify_counts as vc  # noqa: E402
 
 __all__ = ["setting"]
 

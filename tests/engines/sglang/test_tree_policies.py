@@ -16,23 +16,23 @@ from torch import Tensor
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
+from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.classifier import NodeClassifier, load_classifier  # noqa: E402
 from c2t_plugin.config import POLICIES  # noqa: E402
-from c2t_plugin.engines.sglang.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.engines.sglang.trees.branches import inherit_branches  # noqa: E402
 from c2t_plugin.engines.sglang.trees.grower import TreeGrower  # noqa: E402
 from c2t_plugin.engines.sglang.trees.policies import EAGLE1_WIDTH, slot_policy  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
-from c2t_plugin.grow import LogitDistributions, grow_tree  # noqa: E402
-from c2t_plugin.policies.base import JointProb  # noqa: E402
-from c2t_plugin.policies.c2t import C2TTree, ThresholdTree  # noqa: E402
-from c2t_plugin.policies.dyspec import DySpecGreedy  # noqa: E402
-from c2t_plugin.policies.eagle2 import Eagle2  # noqa: E402
-from c2t_plugin.policies.entropy import DynamicWidth  # noqa: E402
-from c2t_plugin.policies.presets import EAGLE1_PATHS  # noqa: E402
-from c2t_plugin.policies.static import StaticTree  # noqa: E402
-from c2t_plugin.tree import TokenTree  # noqa: E402
-from tests.engines.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
+from c2t_plugin.lab.grow import LogitDistributions, grow_tree  # noqa: E402
+from c2t_plugin.lab.policies.base import JointProb  # noqa: E402
+from c2t_plugin.lab.policies.c2t import C2TTree, ThresholdTree  # noqa: E402
+from c2t_plugin.lab.policies.dyspec import DySpecGreedy  # noqa: E402
+from c2t_plugin.lab.policies.eagle2 import Eagle2  # noqa: E402
+from c2t_plugin.lab.policies.entropy import DynamicWidth  # noqa: E402
+from c2t_plugin.lab.policies.presets import EAGLE1_PATHS  # noqa: E402
+from c2t_plugin.lab.policies.static import StaticTree  # noqa: E402
+from c2t_plugin.trees.token_tree import TokenTree  # noqa: E402
+from tests.support.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
 
 VOCAB = 40
 STATES = 3

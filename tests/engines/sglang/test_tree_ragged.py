@@ -14,12 +14,18 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
-from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
-from tests.engines.sglang import faults, flashinfer_verify, flashinfer_wrapper, ragged_faults, triton_verify  # noqa: E402
-from tests.engines.sglang import verify_counts as vc  # noqa: E402
-from tests.engines.sglang.simulate import Target  # noqa: E402
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from tests.engines.sglang.test_ragged_server import ROW_STEP, forwards, told  # noqa: E402
 from tests.engines.sglang.test_tree_counts import tree_server  # noqa: E402
+from tests.support.sglang import (  # noqa: E402
+    faults,
+    flashinfer_verify,
+    flashinfer_wrapper,
+    ragged_faults,
+    triton_verify,
+)
+from tests.support.sglang import verify_counts as vc  # noqa: E402
+from tests.support.sglang.simulate import Target  # noqa: E402
 
 BASE, TOPK, DEPTH, BETA = "eagle3", 4, 5, 0.1
 PROMPTS = 8

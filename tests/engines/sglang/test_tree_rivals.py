@@ -18,14 +18,14 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
-from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer  # noqa: E402
-from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
-from c2t_plugin.policies.presets import EAGLE1_PATHS  # noqa: E402
-from tests.engines.sglang import faults, swapped_policies  # noqa: E402
-from tests.engines.sglang import rival_simulate as rivals  # noqa: E402
-from tests.engines.sglang import tree_simulate as ts  # noqa: E402
-from tests.engines.sglang import verify_counts as vc  # noqa: E402
-from tests.engines.sglang.simulate import Target  # noqa: E402
+from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
+from c2t_plugin.lab.policies.presets import EAGLE1_PATHS  # noqa: E402
+from tests.support.sglang import faults, swapped_policies  # noqa: E402
+from tests.support.sglang import rival_simulate as rivals  # noqa: E402
+from tests.support.sglang import tree_simulate as ts  # noqa: E402
+from tests.support.sglang import verify_counts as vc  # noqa: E402
+from tests.support.sglang.simulate import Target  # noqa: E402
 
 BASE, TOPK, STEPS = "eagle3", 4, 5
 # Most nodes of a tree. All that can be grown are entropy's, whose trees would have one size otherwise.

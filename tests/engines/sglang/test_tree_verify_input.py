@@ -12,8 +12,8 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 pytestmark = pytest.mark.sglang
 
 import c2t_kernels  # noqa: E402
-from c2t_plugin.engines.sglang.cpu_engine import SITE  # noqa: E402
-from tests.engines.sglang.test_cpu_engine_tree import PARENTS, SELECTED, build  # noqa: E402
+from benchmarks.cpu_engine import SITE  # noqa: E402
+from tests.benchmarks.cpu_engine.test_tree import PARENTS, SELECTED, build  # noqa: E402
 
 # Candidate c of that tree grew from candidate PARENTS[c // 2].
 PARENT_IDS = [PARENTS[candidate // 2] for candidate in range(10)]

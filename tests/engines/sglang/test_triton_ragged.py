@@ -6,17 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
-from c2t_plugin.engines.sglang.cpu_engine import cpu_engine_env  # noqa: E402
+from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
+from tests.support.places import SGLANG  # noqa: E402
 
 FAULTS = ("mask_bit", "prefix")
-HERE = Path(__file__).resolve().parent
 CASES = (
     "chains",
     "chains_with_padding",
@@ -33,7 +32,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float
     """Triton reads the variable when a kernel is imported, hence a process of its own."""
     output = tmp_path_factory.mktemp("triton") / "found.json"
     env = cpu_engine_env({**os.environ, "TRITON_INTERPRET": "1"})
-    subprocess.run([sys.executable, HERE / "triton_program.py", output], env=env, check=True, timeout=900)
+    subprocess.run([sys.executable, SGLANG / "triton_program.py", output], env=env, check=True, timeout=900)
     return json.loads(output.read_text())
 
 

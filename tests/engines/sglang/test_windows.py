@@ -15,8 +15,8 @@ pytestmark = pytest.mark.sglang
 
 from sglang.srt.speculative.adaptive_runtime_state import SpecRuntimeState  # noqa: E402
 
+from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.config import C2TConfig  # noqa: E402
-from c2t_plugin.engines.sglang.cpu_engine import SITE  # noqa: E402
 
 D_MAX = 6
 WIDTH = D_MAX + 1

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.pairs.toy import pair_dir
+from benchmarks.pairs.toy.export import export, write_mimo
+from benchmarks.pairs.toy.vllm_layout import write_vllm_layout
 from c2t_plugin.classifier import FILE_NAME
-from c2t_plugin.pair import pair_dir
-from c2t_plugin.pair.export import export, write_mimo
-from c2t_plugin.pair.vllm_layout import write_vllm_layout
-from tests.engines.sglang.verify_counts import save_hand_made_classifier
+from tests.support.sglang.verify_counts import save_hand_made_classifier
 
 DRAFTS = {"draft_model": "draft", "eagle": "eagle1", "eagle3": "eagle3"}
 VARIABLES = ("CONFIG", "BETA", "BASE", "MODE", "CLASSIFIER", "TOP_M")

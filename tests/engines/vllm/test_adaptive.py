@@ -11,7 +11,7 @@ import torch
 
 from c2t_plugin.classifier import EXTENDED_FEATURES, ClassifierSpec, NodeClassifier
 from c2t_plugin.engines.vllm.adaptive import StepScorer
-from c2t_plugin.policies.chain import ChainScorer
+from c2t_plugin.scorer import ChainScorer
 
 ROWS, STEPS, VOCAB = 5, 4, 40
 

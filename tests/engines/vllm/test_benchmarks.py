@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
-from benchmarks import throughput  # noqa: E402
-from benchmarks.record import BenchRow, read_rows  # noqa: E402
-from tests.engines.bench_rows import check_plain_and_cut  # noqa: E402
+from benchmarks.report.rows import BenchRow, read_rows  # noqa: E402
+from benchmarks.serving import throughput  # noqa: E402
+from tests.support.engines.bench_rows import check_plain_and_cut  # noqa: E402
 
 
 def test_arms_run_and_one_that_a_cpu_has_not_is_marked(tmp_path: Path):

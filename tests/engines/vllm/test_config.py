@@ -15,11 +15,11 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = pytest.mark.vllm
 
+from benchmarks.pairs.toy import SHIPPED  # noqa: E402
 from c2t_plugin.classifier import FILE_NAME, ClassifierSpec, NodeClassifier, save_classifier  # noqa: E402
 from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, package_root  # noqa: E402
 from c2t_plugin.engines.vllm import config, contract, plugin  # noqa: E402
 from c2t_plugin.errors import C2TError, ClassifierError, ConfigError, ContractError  # noqa: E402
-from c2t_plugin.pair import SHIPPED  # noqa: E402
 
 MODEL = {"model": "draft", "num_speculative_tokens": 4}
 

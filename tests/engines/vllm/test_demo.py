@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import demo, demo_vllm
-from benchmarks.vllm_client import value_of
+from benchmarks.serving import demo, demo_vllm
+from benchmarks.serving.vllm_client import value_of
 from c2t_plugin.classifier import FILE_NAME
 
 METRICS = """# HELP vllm:spec_decode_num_draft_tokens_total Number of draft tokens.

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
-from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
-from tests.engines.sglang.simulate import Target  # noqa: E402
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from tests.engines.vllm.conftest import DRAFTS, Engine  # noqa: E402
+from tests.support.sglang.simulate import Target  # noqa: E402
 
 MAX_MODEL_LEN = 160
 # 24 requests, 8 at a time, want about twice the blocks there are; prompts are longer than a prefill chunk.

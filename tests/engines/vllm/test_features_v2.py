@@ -14,7 +14,6 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
-from tests.engines.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
 from tests.engines.vllm.conftest import DRAFTS  # noqa: E402
 from tests.engines.vllm.test_features import (  # noqa: E402
     KINDS,
@@ -24,6 +23,7 @@ from tests.engines.vllm.test_features import (  # noqa: E402
     of_kind,
     penalties_matter,
 )
+from tests.support.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
 
 BASES = (*DRAFTS, "mtp")
 # Short ones, for the interpreter's sake: 20 to 43 tokens, and 4 requests want more blocks than there are.
@@ -63,7 +63,7 @@ def found(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPat
         "speculative": [None, *specs],
     }
     (folder / "job.json").write_text(json.dumps(job))
-    command = [sys.executable, "-m", "tests.engines.vllm.run_v2", str(folder / "job.json"), str(folder / "out.json")]
+    command = [sys.executable, "-m", "tests.support.vllm.run_v2", str(folder / "job.json"), str(folder / "out.json")]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr[-4000:]
     out = json.loads((folder / "out.json").read_text())

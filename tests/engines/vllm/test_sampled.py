@@ -15,7 +15,8 @@ import torch
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
-from tests.engines.distribution import (  # noqa: E402
+from tests.engines.vllm.conftest import Engine  # noqa: E402
+from tests.support.engines.distribution import (  # noqa: E402
     ALPHA,
     SAMPLES,
     TEMPERATURE,
@@ -25,8 +26,7 @@ from tests.engines.distribution import (  # noqa: E402
     most_varied_prompt,
     p_value,
 )
-from tests.engines.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
-from tests.engines.vllm.conftest import Engine  # noqa: E402
+from tests.support.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
 
 BETA = 0.45
 D_MAX = 3

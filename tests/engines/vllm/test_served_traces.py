@@ -9,12 +9,12 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.classifier import load_classifier  # noqa: E402
-from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
-from c2t_plugin.traces import Traces, load_traces  # noqa: E402
-from tests.engines.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
+from c2t_plugin.traces.file import Traces, load_traces  # noqa: E402
 from tests.engines.vllm.conftest import Engine  # noqa: E402
-from tests.engines.vllm.recorded import Models, assert_states_are_the_models  # noqa: E402
+from tests.support.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
+from tests.support.vllm.recorded import Models, assert_states_are_the_models  # noqa: E402
 
 NEW_TOKENS = 24
 D_MAX = 4

@@ -21,12 +21,12 @@ pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
 import openai  # noqa: E402
 
-from benchmarks.vllm_server import VllmServer, command, environment  # noqa: E402
-from c2t_plugin.engines.server_process import free_port  # noqa: E402
-from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
-from tests.engines.sglang.simulate import Target, simulate  # noqa: E402
-from tests.engines.sglang.verify_counts import Rule, save_hand_made_classifier  # noqa: E402
-from tests.engines.vllm.verify_counts import Oracle, gamma_and_tau  # noqa: E402
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
+from benchmarks.serving.process import free_port  # noqa: E402
+from benchmarks.serving.vllm_server import VllmServer, command, environment  # noqa: E402
+from tests.support.sglang.simulate import Target, simulate  # noqa: E402
+from tests.support.sglang.verify_counts import Rule, save_hand_made_classifier  # noqa: E402
+from tests.support.vllm.verify_counts import Oracle, gamma_and_tau  # noqa: E402
 
 NEW_TOKENS = 24
 BETA = 0.45

@@ -14,14 +14,14 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
-from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
-from c2t_plugin.traces import load_traces  # noqa: E402
-from tests.engines.distribution import ALPHA, rank_p_value  # noqa: E402
-from tests.engines.sglang.simulate import Target  # noqa: E402
-from tests.engines.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
+from c2t_plugin.traces.file import load_traces  # noqa: E402
 from tests.engines.vllm.conftest import DRAFTS  # noqa: E402
-from tests.engines.vllm.recorded import Models, assert_states_are_the_models  # noqa: E402
-from tests.engines.vllm.verify_counts import Oracle, UnnormedMtpDraft, gamma_and_tau  # noqa: E402
+from tests.support.engines.distribution import ALPHA, rank_p_value  # noqa: E402
+from tests.support.sglang.simulate import Target  # noqa: E402
+from tests.support.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
+from tests.support.vllm.recorded import Models, assert_states_are_the_models  # noqa: E402
+from tests.support.vllm.verify_counts import Oracle, UnnormedMtpDraft, gamma_and_tau  # noqa: E402
 
 # The interpreter takes about a millisecond for every block of every kernel.
 NEW_TOKENS = 12
@@ -59,7 +59,7 @@ def run(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPathF
     engines["limited"]["sampled"] = {"max_tokens": SAMPLES, **LIMITS}
     job = {"target": str(layout / "target"), "prompts": prompts, "new_tokens": NEW_TOKENS, "max_num_seqs": 4}
     (folder / "job.json").write_text(json.dumps({**job, "speculative": list(engines.values())}))
-    command = [sys.executable, "-m", "tests.engines.vllm.run_v2", str(folder / "job.json"), str(folder / "out.json")]
+    command = [sys.executable, "-m", "tests.support.vllm.run_v2", str(folder / "job.json"), str(folder / "out.json")]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads((folder / "out.json").read_text())

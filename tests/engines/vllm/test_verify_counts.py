@@ -11,12 +11,12 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
-from c2t_plugin.pair import held_out_prompts, pair_dir  # noqa: E402
-from tests.engines.sglang.simulate import Target  # noqa: E402
-from tests.engines.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
 from tests.engines.vllm.conftest import DRAFTS, Engine  # noqa: E402
-from tests.engines.vllm.verify_counts import Oracle, Steps  # noqa: E402
+from tests.support.sglang.simulate import Target  # noqa: E402
+from tests.support.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
+from tests.support.vllm.verify_counts import Oracle, Steps  # noqa: E402
 
 NEW_TOKENS = 24
 BETA = 0.45

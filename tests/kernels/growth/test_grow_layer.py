@@ -16,8 +16,8 @@ from c2t_kernels.growth import kernel as fused
 from c2t_kernels.growth.reference import GrownLayer, grow_layer, select_children
 from c2t_kernels.network import FEATURES, ScoringNetwork
 from c2t_kernels.stats.reference import DraftStats
-from tests.kernels.networks import PAPER, random_network
-from tests.kernels.strided import apart
+from tests.support.kernels.networks import PAPER, random_network
+from tests.support.kernels.strided import apart
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # The interpreter takes some 20 ms for each request.

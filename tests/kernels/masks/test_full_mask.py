@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from c2t_kernels.masks import kernel as fused
 from c2t_kernels.masks.reference import full_mask
 from c2t_kernels.tree_layout.reference import build_tree
-from tests.kernels.forests import INTERPRETED, Trees, forests, trees
+from tests.support.kernels.forests import INTERPRETED, Trees, forests, trees
 
 
 def test_full_mask_worked_by_hand():

@@ -13,7 +13,7 @@ from c2t_kernels.network import FEATURES, TABLE, PathSums, SiblingStats, childre
 from c2t_kernels.network.kernel import feature_codes
 from c2t_kernels.score import ChainState, reference
 from c2t_kernels.score import kernel as fused
-from tests.kernels.networks import random_network
+from tests.support.kernels.networks import random_network
 
 # A feature's place is its code in compiled kernels and in classifier files' networks: new ones go to the end.
 CODES = (

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from c2t_kernels.pack import kernel as fused
 from c2t_kernels.pack.reference import pack_ragged, scatter_ragged
-from tests.kernels.strided import apart
+from tests.support.kernels.strided import apart
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # One program per request and node: the interpreter takes some 50 ms for such a batch.

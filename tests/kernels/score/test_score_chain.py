@@ -12,12 +12,12 @@ from c2t_kernels import draft_stats
 from c2t_kernels.network import FEATURES, PathSums, children
 from c2t_kernels.score import ChainState, reference
 from c2t_kernels.score import kernel as fused
+from c2t_plugin import scorer as scoring
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
-from c2t_plugin.policies import chain as scoring
-from c2t_plugin.policies.chain import ChainScorer
-from tests.kernels import sides
-from tests.kernels.networks import PAPER, random_network
-from tests.kernels.strided import apart
+from c2t_plugin.scorer import ChainScorer
+from tests.support.kernels import sides
+from tests.support.kernels.networks import PAPER, random_network
+from tests.support.kernels.strided import apart
 
 D_MAX = 4
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from c2t_kernels.stop import kernel as fused
 from c2t_kernels.stop.reference import early_stop
-from tests.kernels.strided import apart
+from tests.support.kernels.strided import apart
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # The interpreter takes some 30 ms for a batch with a budget.

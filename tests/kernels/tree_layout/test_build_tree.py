@@ -10,8 +10,8 @@ from torch import Tensor
 
 from c2t_kernels.tree_layout import kernel as fused
 from c2t_kernels.tree_layout.reference import ORDERS, TreeLayout, build_tree
-from tests.kernels.forests import HAND, INTERPRETED, QUIET, Trees, forests, trees
-from tests.kernels.strided import apart
+from tests.support.kernels.forests import HAND, INTERPRETED, QUIET, Trees, forests, trees
+from tests.support.kernels.strided import apart
 
 
 def equal(found: TreeLayout, expected: TreeLayout) -> bool:

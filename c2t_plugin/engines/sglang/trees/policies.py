@@ -18,9 +18,9 @@ from c2t_kernels import DraftStats, GrownLayer, ScoringNetwork, grow_layer
 from c2t_kernels.growth import select_children
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import THRESHOLDS
-from c2t_plugin.policies.entropy import DynamicWidth
-from c2t_plugin.policies.presets import EAGLE1_PATHS
-from c2t_plugin.policies.static import RankPath
+from c2t_plugin.lab.policies.entropy import DynamicWidth
+from c2t_plugin.lab.policies.presets import EAGLE1_PATHS
+from c2t_plugin.lab.policies.static import RankPath
 
 # What policy static needs: the children of a node that has the most, which are also the most of a layer that grow.
 EAGLE1_WIDTH = 1 + max(path[-1] for path in EAGLE1_PATHS)

@@ -1,0 +1,1 @@
+"""The part of the CPU engine that runs inside SGLang's processes."""

@@ -1,0 +1,264 @@
+"""What has to hold in SGLang on a GPU before its speed means anything, one rung after the other, with the shipped pair.
+
+    python -m benchmarks.gpu.ladder --out OUT --seconds 500      on a GPU, float32
+    python -m benchmarks.gpu.ladder --out OUT --rungs R9 R14     these alone, with the servers that they need
+    python -m benchmarks.gpu.ladder --out OUT --dry-run          few requests, on the CPU engine: it works
+
+starts nine servers one after the other (plain decoding; C2T with kept tokens only; over the uniform window; without
+CUDA graphs; with beta auto; among aborted, retracted and chunked requests; without the overlap scheduler; trees of kept
+nodes only; padded trees), asks them the same, and writes a row per rung (gpu_rungs.py) to OUT/ladder.jsonl with what
+was found and, if a rung does not hold, why, once the servers that it looks at have answered. Exit status 1: a rung does
+not hold, or could not be tried. Numbers of rungs stay when others are added; what the ladder leaves to other scripts or
+to more GPUs is in docs/benchmarking.md.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.cpu_engine.server import CpuServer
+from benchmarks.gpu.rungs import NUMBERS, RUNGS, STEPS, TOPK, Found, Verdict, number_of
+from benchmarks.gpu.server import GpuServer, part_parser, plugin_environment
+from benchmarks.pairs.toy import held_out_prompts, pair_dir
+from benchmarks.report.recomputed import Comparison, compare, recompute
+from benchmarks.report.rows import BenchRow, append_rows
+from benchmarks.serving.breakdown import profiled
+from benchmarks.serving.client import Client, Pass
+from benchmarks.serving.sglang_client import NativeClient
+from benchmarks.serving.spans import gap_ms
+from c2t_plugin.errors import C2TError
+from c2t_plugin.provenance import RunRecord
+from c2t_plugin.traces.file import SUFFIX, Traces, load_traces
+from c2t_plugin.traces.recorder import WRITE_EVERY_S
+
+ROWS = "ladder.jsonl"
+SEED = 0
+DRAFT = "eagle3"
+MAX_TOKENS = 40
+START_TIMEOUT_S = 240.0
+TEMPERATURE = 0.8
+SAMPLED_TOKENS = 2
+
+C2T = ("--speculative-algorithm", "C2T", "--speculative-num-steps", str(STEPS))
+TREE = (*C2T, "--speculative-c2t-mode", "tree", "--speculative-eagle-topk", str(TOPK))
+# name: options beside those of the draft
+SERVERS: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "kept": C2T,
+    "window": (*C2T, "--speculative-c2t-ragged", "off"),
+    "eager": (*C2T, "--disable-cuda-graph"),
+    "auto": (*C2T, "--speculative-c2t-beta", "auto"),
+    "rough": (*C2T, "--chunked-prefill-size", "32", "--enable-mixed-chunk"),
+    "sync": (*C2T, "--disable-overlap-schedule"),
+    "tree": TREE,
+    "padded tree": (*TREE, "--speculative-c2t-ragged", "off"),
+}
+RECORDED = ("kept", "eager", "rough")
+RECOMPUTED = ("kept", "rough")
+RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
+# Else SGLang's Triton attention multiplies float32 in TF32, of 10 bits, and words that are nearly level change places.
+PRECISE = {"TRITON_F32_DEFAULT": "ieee"}
+PROFILED = ("kept", "sync")
+PROFILED_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is asked: greedy prompts, those at a time, and samples of one prompt."""
+
+    prompts: int
+    concurrency: int
+    samples: int
+
+
+FULL, DRY = Size(64, 32, 3_000), Size(4, 2, 30)
+
+
+def ask(server: Any, name: str, size: Size, log: Path, traces: Path | None) -> Found:
+    """All passes of one server."""
+    prompts = held_out_prompts(size.prompts, seed=SEED)
+    uncut = nothing = state = recorded = compared = gap = None
+    faults: dict[str, str] = {}
+    with NativeClient(server.base_url, MAX_TOKENS) as client:
+        alone = client.run(prompts, 1, _nothing)
+        # before anything else is recorded, so that the requests of two servers are the same ones
+        if traces is not None and name != "rough":
+            with _apart("traces", faults):
+                recorded = _recorded(traces, size.prompts)
+        with ThreadPoolExecutor(1) as beside:
+            stopped = beside.submit(lambda: [client.stop_midway(each) for each in prompts if name == "rough"])
+            together = client.run(prompts, size.concurrency, _nothing)
+        if traces is not None and name == "rough":
+            with _apart("traces", faults):
+                recorded = _recorded(traces, 2 * size.prompts)
+        if name in ("kept", "tree"):
+            beta = client.c2t_state()["beta"]
+            client.control(0.0, STEPS)
+            uncut = client.run(prompts, 1, _nothing)
+            if name == "kept":
+                client.control(beta, 0)
+                nothing = client.run(prompts, 1, _nothing)
+            client.control(beta, STEPS)
+        client.max_tokens = SAMPLED_TOKENS
+        sampled = client.run([prompts[0]] * size.samples, size.concurrency, _nothing, TEMPERATURE)
+        if name != "plain":
+            state = client.c2t_state()
+    samples = Counter(completion.token_ids for completion in sampled.completions)
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if recorded is not None and name in RECOMPUTED:
+        with _apart("recomputed", faults):
+            compared = _recomputed(recorded, prompts, alone)
+    if name in PROFILED:
+        with _apart("gap_ms", faults):
+            gap = _gap(server, prompts[: size.concurrency], log)
+    aborted = sum(stopped.result())
+    found = (alone, together, samples, text, uncut, nothing, state, recorded)
+    return Found(*found, recomputed=compared, aborted=aborted, gap_ms=gap, faults=faults)
+
+
+@contextmanager
+def _apart(extra: str, faults: dict[str, str]) -> Iterator[None]:
+    """What fails within is the fault of the rungs that look at this: others judge by the rest of what a server did."""
+    try:
+        yield
+    except (LookupError, OSError, RuntimeError, ValueError) as error:
+        # a C2TError, which is a ValueError; a file; a tensor of another shape; a trace that lacks a key
+        faults[extra] = _named(error)
+
+
+def _named(error: Exception) -> str:
+    """In one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _recomputed(recorded: Traces, prompts: Sequence[Sequence[int]], answered: Pass) -> Comparison:
+    texts = [(prompt, one.token_ids) for prompt, one in zip(prompts, answered.completions, strict=True)]
+    return compare(recorded, recompute(DRAFT, texts, STEPS, recorded.header["top_m"]))
+
+
+def _gap(server: Any, prompts: Sequence[Sequence[int]], log: Path) -> float | None:
+    folder, cpu = log.with_suffix(".trace"), not torch.cuda.is_available()
+    with Client(server.base_url, MAX_TOKENS) as client:
+        return gap_ms(profiled(client, prompts, PROFILED_STEPS, folder, cpu))
+
+
+def _nothing() -> None:
+    pass
+
+
+def _recorded(folder: Path, prompts: int) -> Traces:
+    """The drafts of so many requests, once the server has written them."""
+    deadline = time.monotonic() + 3 * WRITE_EVERY_S
+    while time.monotonic() < deadline:
+        if any(folder.glob(f"*{SUFFIX}")):
+            traces = load_traces(folder)
+            if len(traces.first) >= prompts:
+                return traces
+        time.sleep(1.0)
+    raise C2TError(f"{folder} has no drafts of {prompts} requests after {3 * WRITE_EVERY_S:.0f} s")
+
+
+def serve(
+    name: str, out: Path, environment: Mapping[str, str] | None
+) -> tuple[AbstractContextManager[Any], Path, Path | None]:
+    """A server, its log, and where it records; environment: None for the CPU engine."""
+    log, traces = out / f"ladder-{name}.log", out / f"traces-{name}" if name in RECORDED else None
+    flags = list(SERVERS[name])
+    if flags:
+        flags += ["--speculative-draft-model-path", str(pair_dir() / DRAFT)]
+    if traces is not None:
+        flags += ["--speculative-c2t-trace-dir", str(traces), "--speculative-c2t-trace-share", "1.0"]
+    target = pair_dir() / "target"
+    added = RETRACT if name == "rough" else {}
+    if environment is None:
+        flags += ["--skip-server-warmup"]
+        env = {**os.environ, **added}
+        return CpuServer(target, *flags, log=log, start_timeout=START_TIMEOUT_S, env=env), log, traces
+    environment = {**environment, **added, **PRECISE}
+    flags += ["--dtype", "float32", "--max-running-requests", str(FULL.concurrency)]
+    started = GpuServer(target, *flags, log=log, environment=environment, start_timeout=START_TIMEOUT_S)
+    return started, log, traces
+
+
+def run(
+    out: Path, size: Size, environment: Mapping[str, str] | None, deadline: float, numbers: Sequence[str] = NUMBERS
+) -> list[BenchRow]:
+    """The servers that the rungs need, while there is time for one as long as the longest so far.
+
+    A rung's row is written as soon as its servers have answered or are known not to: the rest may never come.
+    """
+    found: dict[str, Found] = {}
+    missing: dict[str, str] = {}
+    rungs = {name: needs for name, (_, needs) in RUNGS.items() if number_of(name) in numbers}
+    needed = {server for needs in rungs.values() for server in needs}
+    kind, record = "measured" if environment is not None else "functional", RunRecord.capture(seed=SEED).to_json()
+    setting: dict[str, str | int | float | None] = {"dtype": "float32", "steps": STEPS, "output_tokens": MAX_TOKENS}
+    rows = []
+    longest = 0.0
+    for name in filter(needed.__contains__, SERVERS):
+        began = time.monotonic()
+        if began + longest > deadline:
+            missing[name] = "out of time"
+        else:
+            try:
+                server, log, traces = serve(name, out, environment)
+                with server as running:
+                    found[name] = ask(running, name, size, log, traces)
+            except (C2TError, LookupError) as error:
+                # a lookup fails where a server's answer lacks what it should hold
+                missing[name] = _named(error)
+            longest = max(longest, time.monotonic() - began)
+        for rung in [rung for rung, needs in rungs.items() if {*found, *missing}.issuperset(needs)]:
+            metrics, fault = judge(rung, rungs.pop(rung), found, missing)
+            row = BenchRow("gpu-ladder", kind, rung, setting, metrics, fault, record)
+            append_rows(out / ROWS, [row])
+            show(row)
+            rows.append(row)
+    return rows
+
+
+def judge(rung: str, needs: Sequence[str], found: Mapping[str, Found], missing: Mapping[str, str]) -> Verdict:
+    """What a rung's check says of its servers."""
+    lacking = {name: missing[name] for name in needs if name in missing}
+    if lacking:
+        return {}, f"not tried: {lacking}"
+    try:
+        return RUNGS[rung][0]({name: found[name] for name in needs})
+    except (ArithmeticError, LookupError, RuntimeError, TypeError) as error:
+        # a server that counts no steps, traces of no states, a state without a planner: a fault of this rung alone
+        return {}, _named(error)
+
+
+def show(row: BenchRow) -> None:
+    """Print a row."""
+    shown = " ".join(f"{name}={value:.4g}" for name, value in row.metrics.items() if value is not None)
+    print(f"{row.arm:<20}{'FAULT' if row.error else 'holds':<7}{shown} {row.error}".rstrip(), flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve, check, print."""
+    parser = part_parser("benchmarks.gpu.ladder", __doc__, "few requests, on the CPU engine")
+    parser.add_argument("--rungs", nargs="+", choices=NUMBERS, default=NUMBERS, metavar="R", help=f"of {NUMBERS}")
+    options = parser.parse_args(argv)
+    deadline = float("inf") if options.dry_run else time.monotonic() + options.seconds
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        environment = None if options.dry_run else plugin_environment(Path(scratch), float32=True)
+        rows = run(options.out, DRY if options.dry_run else FULL, environment, deadline, options.rungs)
+    return int(any(row.error for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Target and draft models that the project makes itself."""

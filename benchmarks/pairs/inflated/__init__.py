@@ -1,0 +1,1 @@
+"""Targets of realistic cost whose function is a small pair's."""

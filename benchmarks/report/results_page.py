@@ -1,0 +1,220 @@
+"""docs/results.md from rows alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.report.kernel_rows import is_kernel_row, kernel_table, part_of
+from benchmarks.report.rows import BenchRow
+from benchmarks.report.tables import AUTO, Block, grid, latest_blocks, listing, load_of, losers, measured_blocks, table
+
+HEAD = """# Results
+
+Written by `make report` from the rows in `benchmarks/results`; do not edit. Every arm that ran is in its table, those
+that lose too. Rows are of one of three kinds:
+
+- **functional**: servers on a CPU, SGLang's on its CPU engine. Outputs and counts are real, times say nothing about a
+  GPU.
+- **simulated**: recorded drafts of the shipped pair, with costs from data sheets. It compares arms and predicts no
+  server: see [benchmarking](benchmarking.md#throughput-simulated) for what is assumed.
+- **measured**: on a GPU.
+
+The recorded drafts are too large to keep here: [training](training.md) has the commands that record them again, from
+fixed seeds. Its tables with intervals are generated too, from evaluations beside the rows. Those of the pair in
+[pair](pair.md), of vLLM's estimator in [engines](engines.md) and of a fit's report are copied from what the commands
+beside them print; nothing on this page is.
+
+tau never counts the bonus token. [The papers' tables](reproduction.md) on the pair have a page of their own.
+"""
+STEP = """## One step
+
+[One recorded decoding step](results/step.html) under four policies: what each of them verifies, cuts and misses, with
+the numbers that the classifier sees. `c2t show` draws any other.
+"""
+TABLE3 = """## The paper's table 3, simulated
+
+C2T v2 table 3: 240 requests, chains of at most 4. Ratio to plain decoding, the paper's in brackets; the lines of plain
+decoding are seconds. The lengths of the outputs, which the paper does not give, are fitted to its three baseline
+seconds on the L40; everything else follows from recorded acceptance and data sheets. The paper gives no beta.
+"""
+SIMULATED = """## Throughput by batch size, simulated
+
+Output tokens/s, with the ratio to plain decoding in brackets, by the number of requests in flight.
+"""
+PROMISE = """### C2T auto over the best of plain decoding and static chains of 1, 2 and 4
+
+Each figure is that of one setting and number of requests in flight; below 1 something simpler is faster.
+[Why](benchmarking.md#where-c2t-auto-cannot-win).
+"""
+PLANNER = """## The planner's two constants, simulated
+
+Output tokens/s of the planner over the best of plain decoding and all static lengths, by the number of requests in
+flight.
+"""
+SERVED = """## Served
+
+Lines of text in place of figures are arms that did not run, and why.
+"""
+FUNCTIONAL = "A functional check on a CPU: arms run, outputs and counts are right, times say nothing about a GPU."
+KERNELS = """## Kernels
+
+By part of `benchmarks/gpu/command.py`. Every provider is checked against the reference before it is timed.
+"""
+NO_GPU = "## On a GPU\n\nNo row yet: nothing here has been measured on a GPU.\n"
+
+
+def page(demo: str, rows: Sequence[BenchRow], vllm: str = "") -> str:
+    """The whole page. demo: the README's table with its source line, empty without rows of the demo. vllm: vLLM's."""
+    blocks, kernels = shown_blocks(rows)
+    parts = [HEAD]
+    for title, table_of_demo, picture in (
+        ("The demo, functional", demo, "tau-gamma.png"),
+        ("The demo on vLLM, functional", vllm, "tau-gamma-vllm.png"),
+    ):
+        if table_of_demo:
+            shown = f"![tau against gamma per output token](results/{picture})"
+            parts.append(f"## {title}\n\n{table_of_demo}\n\n{shown}\n")
+    parts.append(STEP)
+    parts += _section(TABLE3, [_table3(found) for found in _of(blocks, "c2t-v2-table3", "simulated")])
+    simulated = _of(blocks, "simulated", "simulated")
+    tables = [*_promise(simulated), *map(_simulated, simulated)]
+    parts += _section(SIMULATED, tables, "throughput.png", "planner.png")
+    parts += _section(PLANNER, [_planner(found) for found in _of(blocks, "planner", "simulated")])
+    served = [found for block, found in blocks.items() if ("kind", "simulated") not in block]
+    pictures = ["measured.png"] if measured_blocks(rows) else []
+    parts += _section(SERVED, [_served(found) for found in served], *pictures)
+    parts_of = kernels.values()
+    tables = [_block(f"### {found[0].scenario}, {found[0].kind}", kernel_table(found), "", found) for found in parts_of]
+    parts += _section(KERNELS, tables)
+    if not any(row.kind == "measured" for row in rows):
+        parts.append(NO_GPU)
+    return "\n".join(parts)
+
+
+def shown_blocks(rows: Sequence[BenchRow]) -> tuple[dict[Block, list[BenchRow]], dict[Block, list[BenchRow]]]:
+    """What the page shows of arms and of kernels: the newest row of each arm and setting."""
+    arms = latest_blocks(row for row in rows if not is_kernel_row(row))
+    return arms, latest_blocks([row for row in rows if is_kernel_row(row)], part_of)
+
+
+def _of(blocks: Mapping[Block, list[BenchRow]], scenario: str, kind: str) -> list[list[BenchRow]]:
+    wanted = {("scenario", scenario), ("kind", kind)}
+    return [found for block, found in blocks.items() if wanted <= set(block)]
+
+
+def _section(head: str, tables: Sequence[str], *pictures: str) -> list[str]:
+    if not tables:
+        return []
+    shown = [f"![{picture.removesuffix('.png')}](results/{picture})\n" for picture in pictures]
+    return [head, *shown, *tables]
+
+
+def _table3(rows: Sequence[BenchRow]) -> str:
+    first = rows[0].setting
+    title = f"### {first['target']} on {first['column']}, acceptance of the draft `{first['draft']}`"
+    tail = f"{how_far(rows)} Outputs of {first['mean_output']:g} tokens on average, spread {first['spread']:g}."
+    return _block(title, grid(rows, table3_cell), tail, rows)
+
+
+def table3_cell(row: BenchRow) -> str:
+    """ratio (the paper's); for plain decoding seconds (the paper's)."""
+    name, shown = ("seconds", "paper_seconds") if row.arm == "plain" else ("ratio_to_plain", "paper_ratio")
+    return f"{row.metrics[name]:.2f} ({row.metrics[shown]:.2f})"
+
+
+def how_far(rows: Sequence[BenchRow]) -> str:
+    """How far one column of table 3 is from the paper's: plain decoding's seconds, EAGLE's ratios, and what C2T gains
+    over EAGLE."""
+    by_arm: dict[str, list[BenchRow]] = {}
+    for row in sorted(rows, key=load_of):
+        by_arm.setdefault(row.arm, []).append(row)
+    static = [(row.metrics["ratio_to_plain"] or 0.0, row.metrics["paper_ratio"] or 0.0) for row in by_arm["static 4"]]
+    seconds = [(row.metrics["seconds"] or 0.0) / (row.metrics["paper_seconds"] or 1.0) for row in by_arm["plain"]]
+    betas = [found for arm, found in by_arm.items() if arm.startswith("C2T beta")]
+    planned = next(found for arm, found in by_arm.items() if arm.startswith("C2T auto"))
+    gains, choices, printed = [], [], []
+    for place, (ours, papers) in enumerate(static):
+        gains.append(max(found[place].metrics["ratio_to_plain"] or 0.0 for found in betas) / ours)
+        choices.append((planned[place].metrics["ratio_to_plain"] or 0.0) / ours)
+        printed.append((planned[place].metrics["paper_ratio"] or 0.0) / papers)
+    off = _list(f"{ours - papers:+.2f}" for ours, papers in static)
+    plain, gain, choice, paper = (_list(f"{x:.2f}" for x in each) for each in (seconds, gains, choices, printed))
+    return (
+        f"Plain decoding takes {plain} of the paper's seconds; static 4 is {off} off the paper's EAGLE. "
+        f"Over it the best fixed beta gains {gain}, the planner {choice}, the paper's C2T {paper}."
+    )
+
+
+def _list(texts: Iterable[str]) -> str:
+    return ", ".join(texts)
+
+
+def title_of(setting: Mapping[str, Any]) -> str:
+    """A simulated setting in words, the load aside. Of a measured curve only the file's name is known."""
+    if setting["target"] is None:
+        return f"the measured curve `{setting['gpu']}`, acceptance of `{setting['draft']}`"
+    gpus = setting["gpu"] if setting["tp"] == 1 else f"{setting['tp']} x {setting['gpu']}"
+    return f"{setting['target']} on {gpus}, {setting['context']} tokens of context, acceptance of `{setting['draft']}`"
+
+
+def simulated_cell(row: BenchRow) -> str:
+    """tokens/s (ratio to plain), without the ratio where plain decoding was not priced."""
+    if row.metrics["ratio_to_plain"] is None:
+        return f"{row.metrics['output_tokens_per_s']:,.0f}"
+    return f"{row.metrics['output_tokens_per_s']:,.0f} ({row.metrics['ratio_to_plain']:.2f})"
+
+
+def _simulated(rows: Sequence[BenchRow]) -> str:
+    return _block(f"### {title_of(rows[0].setting)}", grid(rows, simulated_cell), losers(rows), rows)
+
+
+def _promise(blocks: Sequence[Sequence[BenchRow]]) -> list[str]:
+    """What C2T auto reaches of the best rival, one line a setting, one column a load; nothing of rows without it."""
+    found = {}
+    for rows in blocks:
+        ratios = {load_of(row): row.metrics.get("ratio_to_best") for row in rows if row.arm == AUTO}
+        found[title_of(rows[0].setting)] = {load: ratio for load, ratio in ratios.items() if ratio is not None}
+    loads = sorted({load for ratios in found.values() for load in ratios})
+    if not loads:
+        return []
+    lines = [
+        [name, *(f"{ratios[load]:.3f}" if load in ratios else "" for load in loads)] for name, ratios in found.items()
+    ]
+    every = [ratio for ratios in found.values() for ratio in ratios.values()]
+    count = f"At least 1 in {sum(ratio >= 1.0 for ratio in every)} of {len(every)}; the least is {min(every):.3f}."
+    return [f"{PROMISE}\n{table(['setting', *map(str, loads)], lines)}\n\n{count}\n"]
+
+
+def _planner(rows: Sequence[BenchRow]) -> str:
+    shown = grid(rows, lambda row: f"{row.metrics['ratio_to_best']:.3f}")
+    return _block(f"### {title_of(rows[0].setting)}", shown, "", rows)
+
+
+def _served(rows: Sequence[BenchRow]) -> str:
+    setting = ", ".join(f"{name} {value}" for name, value in rows[0].setting.items() if name != "concurrency")
+    remark = FUNCTIONAL if rows[0].kind == "functional" else losers(rows)
+    return _block(f"### {rows[0].scenario}, {rows[0].kind}: {setting}", listing(rows), remark, rows)
+
+
+def as_typed(command: str) -> str:
+    """A recorded command line as it is typed: a script of this directory runs as a module."""
+
+    def module(script: re.Match[str]) -> str:
+        return "python -m " + script[1].removesuffix("/__main__").replace("/", ".")
+
+    return re.sub(r"^(benchmarks/[\w/]+)\.py", module, command)
+
+
+def _block(title: str, shown: str, remark: str, rows: Sequence[BenchRow]) -> str:
+    runs = {row.run["utc"]: row.run for row in rows}
+    sources = " ".join(_source(run) for run in runs.values())
+    if len(runs) > 1:
+        sources = f"Rows of {len(runs)} runs, ratios within each. {sources}"
+    return f"{title}\n\n{shown}\n\n{remark} {sources}".replace("\n\n ", "\n\n") + "\n"
+
+
+def _source(run: Mapping[str, Any]) -> str:
+    source = f"`{as_typed(run['command'])}`; {run['machine']}; {run['utc'][:10]}, commit {run['git_sha'][:12]}"
+    return source + (", as declared by who published it." if run.get("git_sha_declared") else ".")

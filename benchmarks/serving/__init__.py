@@ -1,0 +1,1 @@
+"""Servers of both engines, the clients that measure them, and the arms that they run."""

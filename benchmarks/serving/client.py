@@ -1,0 +1,268 @@
+"""A client that measures: prompts to a running server through the openai package, with SGLang's per-request counts.
+
+Answers are read as lines and not as the package's objects, which take four times the processor: a client that cannot
+follow would slow plain decoding most, whose answers come in the most pieces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import httpx
+import openai
+
+from benchmarks.serving.watching import Watch
+from c2t_plugin.errors import C2TError
+
+Prompts = Sequence[Sequence[int]]
+# of Linux, about the thread that reads it: nanoseconds that it ran, that it waited for a processor, and how often
+SCHEDULED = Path("/proc/thread-self/schedstat")
+REQUEST_TIMEOUT_S = 300.0
+FLUSH_TIMEOUT_S = 10.0
+# With top_p, what a temperature leaves open: vLLM would fill it in from the model's generation_config.
+NOTHING_ELSE = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One request's output and what speculation did for it.
+
+    verify_steps: target forwards that checked a draft. accepted: draft tokens accepted, bonus tokens excluded.
+    candidates: draft tokens verified, roots excluded. All three are 0 without speculation.
+    first_s, last_s: seconds from when it was sent to its first and last token.
+    """
+
+    token_ids: tuple[int, ...]
+    verify_steps: int
+    accepted: int
+    candidates: int
+    first_s: float = 0.0
+    last_s: float = 0.0
+
+    @property
+    def per_token_s(self) -> float | None:
+        """Seconds per output token after the first (TPOT); None with one token only."""
+        after = len(self.token_ids) - 1
+        return (self.last_s - self.first_s) / after if after > 0 else None
+
+
+@dataclass(frozen=True)
+class Pass:
+    """All prompts once, in prompt order, and the wall-clock seconds from the first request to the last answer.
+
+    most_at_once: requests that the server ran at one moment, at most, by its own word; 0 if it was not asked.
+    mean_at_once: how many it ran on average while it ran any. client_share: processor seconds of this process over
+    wall-clock seconds; near 1 the client was what was measured. client_waited: likewise the seconds in which it had
+    something to do and no processor, where Linux tells.
+    """
+
+    completions: tuple[Completion, ...]
+    seconds: float
+    most_at_once: int = 0
+    mean_at_once: float = 0.0
+    client_share: float = 0.0
+    client_waited: float = 0.0
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(len(completion.token_ids) for completion in self.completions)
+
+    @property
+    def verify_steps(self) -> int:
+        return sum(completion.verify_steps for completion in self.completions)
+
+    @property
+    def tau(self) -> float | None:
+        """Accepted draft tokens per verify step, bonus excluded; None without speculation."""
+        accepted = sum(completion.accepted for completion in self.completions)
+        return accepted / self.verify_steps if self.verify_steps else None
+
+    @property
+    def gamma_per_token(self) -> float:
+        """Draft tokens verified per output token."""
+        return sum(completion.candidates for completion in self.completions) / self.output_tokens
+
+    def n_identical(self, other: Pass) -> int:
+        """Prompts with the same output tokens in both."""
+        pairs = zip(self.completions, other.completions, strict=True)
+        return sum(mine.token_ids == theirs.token_ids for mine, theirs in pairs)
+
+
+def counts(details: dict[str, Any] | None) -> tuple[int, int, int]:
+    """(verify_steps, accepted, candidates) from SGLang's per-request statistics; zeros without speculation.
+
+    The histogram counts steps by verified length, root included; only algorithms with chains of unequal length send it.
+    """
+    if not details:
+        return 0, 0, 0
+    steps = details["spec_verify_ct"]
+    histogram = details["spec_cap_lens_histogram"]
+    if histogram:
+        if sum(histogram) != steps:
+            raise C2TError(f"the server counted {steps} verify steps, its histogram of lengths {sum(histogram)}")
+        candidates = sum((length - 1) * number for length, number in enumerate(histogram) if number)
+    else:
+        candidates = details["spec_num_proposed_drafts"]
+    return steps, details["spec_num_correct_drafts"], candidates
+
+
+class Client:
+    """Talks to one SGLang server.
+
+    url: its address without /v1. max_tokens: output tokens per request; exactly so many if `whole`, which ignores the
+    end-of-text token.
+    """
+
+    # SGLang serves one model, under whatever name
+    model = "default"
+    # the field of a request that asks for its counts
+    counting: ClassVar[Mapping[str, object]] = {"return_spec_tokens_details": True}
+    # how often a pass asks what runs, 0 for never
+    watched_every_s: ClassVar[float] = 0.05
+
+    def __init__(self, url: str, max_tokens: int, whole: bool = True) -> None:
+        self.max_tokens = max_tokens
+        self.whole = whole
+        self._url = url
+        # made once, since that takes longer than a small model's answer
+        self._tls = httpx.create_ssl_context(trust_env=False)
+        self._http = httpx.Client(base_url=url, timeout=REQUEST_TIMEOUT_S, trust_env=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._http.close()
+
+    def complete(self, prompt: Sequence[int], temperature: float = 0.0) -> Completion:
+        """One completion of a prompt given as token ids. Raises C2TError if the server fails."""
+        return self.answers([prompt], 1, _nothing, temperature)[0]
+
+    def run(self, prompts: Prompts, concurrency: int, advance: Callable[[], None], temperature: float = 0.0) -> Pass:
+        """Send all prompts, `concurrency` at a time, to a server with an empty cache; advance() after each answer."""
+        self.flush()
+        with Watch(self.running, self.watched_every_s) as watch:
+            start, used, waited = time.perf_counter(), time.process_time(), _waited_s()
+            completions = self.answers(prompts, concurrency, advance, temperature)
+            seconds = time.perf_counter() - start
+            share = (time.process_time() - used) / seconds
+            waiting = (_waited_s() - waited) / seconds
+        return Pass(completions, seconds, watch.most, watch.mean, share, waiting)
+
+    def answers(
+        self, prompts: Prompts, concurrency: int, advance: Callable[[], None], temperature: float
+    ) -> tuple[Completion, ...]:
+        """Completions of all prompts, in their order. Raises C2TError if the server fails."""
+        try:
+            return asyncio.run(self._answers(prompts, concurrency, advance, temperature))
+        except (openai.OpenAIError, httpx.HTTPError, json.JSONDecodeError) as error:
+            raise C2TError(f"the server did not answer a completion request: {error}") from error
+
+    async def _answers(
+        self, prompts: Prompts, concurrency: int, advance: Callable[[], None], temperature: float
+    ) -> tuple[Completion, ...]:
+        found: dict[int, Completion] = {}
+        left = iter(enumerate(prompts))
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        http = httpx.AsyncClient(verify=self._tls, timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False)
+        async with openai.AsyncOpenAI(
+            base_url=f"{self._url}/v1", api_key="none", max_retries=0, http_client=http
+        ) as to:
+
+            async def one_after_the_other() -> None:
+                for place, prompt in left:
+                    found[place] = await self._answer(to, prompt, temperature)
+                    advance()
+
+            await asyncio.gather(*(one_after_the_other() for _ in range(min(concurrency, len(prompts)))))
+        return tuple(found[place] for place in range(len(prompts)))
+
+    async def _answer(self, to: openai.AsyncOpenAI, prompt: Sequence[int], temperature: float) -> Completion:
+        start = time.perf_counter()
+        token_ids: list[int] = []
+        first_s = last_s = 0.0
+        details = None
+        extra = {"ignore_eos": self.whole, "return_token_ids": True, **NOTHING_ELSE, **self.counting}
+        async with to.completions.with_streaming_response.create(
+            model=self.model,
+            prompt=list(prompt),
+            max_tokens=self.max_tokens,
+            temperature=temperature,
+            top_p=1.0,
+            stream=True,
+            extra_body=extra,
+        ) as stream:
+            async for answer in _events(stream.iter_bytes()):
+                details = (answer.get("sglext") or {}).get("spec_tokens_details") or details
+                new = [token for choice in answer["choices"] for token in choice.get("token_ids") or ()]
+                if new:
+                    last_s = time.perf_counter() - start
+                    first_s = first_s or last_s
+                    token_ids += new
+        if not token_ids:
+            raise C2TError("the server ended an answer without a token; its log says why")
+        return Completion(tuple(token_ids), *counts(details), first_s, last_s)
+
+    def running(self) -> int:
+        """How many requests the server runs now, those that wait not counted."""
+        loads = self._request("GET", "/v1/loads", params={"include": "core"}).json()["loads"]
+        return sum(int(load["num_running_reqs"]) for load in loads)
+
+    def profile(self, out: Path, steps: int, activities: Sequence[str]) -> None:
+        """Have the server write a torch profiler trace with call stacks of the next `steps` steps of each stage."""
+        options = {"output_dir": str(out.resolve()), "num_steps": steps, "activities": list(activities)}
+        self._request("POST", "/start_profile", json={**options, "with_stack": True, "profile_by_stage": True})
+
+    def flush(self) -> None:
+        """Empty the prefix cache, so that no pass profits from the one before."""
+        self._request("POST", "/flush_cache", params={"timeout": FLUSH_TIMEOUT_S})
+
+    def control(self, beta: float, max_depth: int) -> None:
+        """Change the threshold and the longest chain of a running C2T server."""
+        values = {"speculative_c2t_beta": beta, "speculative_c2t_max_depth": max_depth}
+        answer = self._request("POST", "/set_internal_state", json={"server_args": values})
+        if answer.json() != [True]:
+            raise C2TError(f"the server refused {values}: {answer.text}")
+
+    def c2t_state(self) -> dict[str, float]:
+        """What a C2T server says about itself: beta, max_depth and its counters."""
+        state: dict[str, float] = self._request("GET", "/server_info").json()["internal_states"][0]["c2t"]
+        return state
+
+    def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        try:
+            return self._http.request(method, path, **arguments).raise_for_status()
+        except httpx.HTTPError as error:
+            raise C2TError(f"the server did not answer {path}: {error}") from error
+
+
+async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
+    """The objects of a stream of server-sent events. C2TError if one of them is an error.
+
+    Lines end at a newline only: Unicode has more ends of lines, which a text may hold.
+    """
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line.removeprefix(b"data: "))
+            if "error" in event:
+                raise C2TError(f"the server ended an answer with an error: {event['error']}")
+            yield event
+
+
+def _waited_s() -> float:
+    """Seconds that this thread was ready and had no processor; 0 where nothing counts them."""
+    return int(SCHEDULED.read_text().split()[1]) / 1e9 if SCHEDULED.exists() else 0.0
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,93 @@
+"""The measuring client for vLLM, whose counts are those of the whole server."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from benchmarks.serving.client import FLUSH_TIMEOUT_S, Client, Pass, Prompts
+from c2t_plugin.errors import C2TError
+
+FLUSH_AGAIN_S = 0.1
+
+
+class VllmClient(Client):
+    """Talks to vLLM, which counts over all requests: a pass's counts stand in its first completion.
+
+    How many requests ran together follows from its counters too, since a client on processors that the engine keeps
+    busy asks too late and too seldom: with more than n - 1 on average, n ran at once.
+
+    The server needs VLLM_SERVER_DEV_MODE=1: without it there is no route to empty the prefix cache or to control C2T.
+    """
+
+    counting: ClassVar[Mapping[str, object]] = {}
+    # its answer holds all metrics, which takes the process that answers requests a few milliseconds
+    watched_every_s: ClassVar[float] = 0.2
+
+    def __init__(self, url: str, max_tokens: int, whole: bool = True) -> None:
+        super().__init__(url, max_tokens, whole)
+        self.model = self._request("GET", "/v1/models").json()["data"][0]["id"]
+
+    def run(self, prompts: Prompts, concurrency: int, advance: Callable[[], None], temperature: float = 0.0) -> Pass:
+        before = self._counts()
+        result = super().run(prompts, concurrency, advance, temperature)
+        after = self._counts()
+        steps, accepted, candidates, firsts, iterations = (after[name] - before[name] for name in _COUNTERS)
+        first, *rest = result.completions
+        if candidates:
+            first = replace(first, verify_steps=steps, accepted=accepted, candidates=candidates)
+        if not iterations:
+            raise C2TError("the server counts no steps of its engine in /metrics; start it without --disable-log-stats")
+        mean = (steps + firsts) / iterations
+        most = max(result.most_at_once, math.ceil(mean))
+        return replace(result, completions=(first, *rest), most_at_once=most, mean_at_once=mean)
+
+    def flush(self) -> None:
+        """Empty the prefix cache; vLLM refuses while it still holds blocks of requests that have just ended."""
+        deadline = time.monotonic() + FLUSH_TIMEOUT_S
+        while True:
+            answer = self._request("POST", "/reset_prefix_cache")
+            if answer.json()["success"]:
+                return
+            if time.monotonic() > deadline:
+                raise C2TError(f"the server did not empty its prefix cache: {answer.text}")
+            time.sleep(FLUSH_AGAIN_S)
+
+    def running(self) -> int:
+        return int(value_of(self._request("GET", "/metrics").text, "num_requests_running"))
+
+    def control(self, beta: float, max_depth: int) -> None:
+        state = self._control({"beta": beta, "max_depth": max_depth})
+        if state["max_depth"] != max_depth:
+            raise C2TError(f"the server has {state} after being asked for max_depth {max_depth}")
+
+    def c2t_state(self) -> dict[str, float]:
+        return self._control({})
+
+    def _control(self, values: dict[str, float]) -> dict[str, Any]:
+        answer = self._request("POST", "/collective_rpc", json={"method": "c2t_control", "kwargs": values})
+        state: dict[str, Any] = answer.json()["results"][0]
+        return state
+
+    def _counts(self) -> dict[str, int]:
+        text = self._request("GET", "/metrics").text
+        return {name: int(value_of(text, name)) for name in _COUNTERS}
+
+
+# Decoding steps of single requests, with a draft or without; draft tokens accepted and verified; first tokens; steps of
+# the engine.
+_COUNTERS = (
+    "inter_token_latency_seconds_count",
+    *(f"spec_decode_num_{kind}_tokens_total" for kind in ("accepted", "draft")),
+    "time_to_first_token_seconds_count",
+    "iteration_tokens_total_count",
+)
+
+
+def value_of(metrics: str, name: str) -> float:
+    """A metric over all its labels; 0 where the server has none of that name."""
+    return sum(float(value) for value in re.findall(rf"^vllm:{name}\{{[^}}]*\}} (\S+)$", metrics, re.MULTILINE))

@@ -1,0 +1,1 @@
+"""Tokens per second from recorded drafts and a cost curve, without a GPU."""

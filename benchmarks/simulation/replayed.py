@@ -1,0 +1,83 @@
+"""Recorded drafts ready to be replayed, and one arm's run over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from benchmarks.pairs.toy import pair_dir
+from benchmarks.simulation.arms import Entrant, Setting, replayed
+from benchmarks.simulation.steps import Served, serve
+from c2t_plugin.classifier import FILE_NAME, NodeClassifier, load_classifier
+from c2t_plugin.config import C2TConfig
+from c2t_plugin.engines.checkpoints import find_classifier
+from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.rivals import OnlineLogistic
+from c2t_plugin.traces.file import Traces, load_traces
+
+# Drafts of one refit of vLLM's estimator: requests that verify together.
+ESTIMATOR_BATCH = 8
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Recorded drafts to replay: held-out traces, the classifier beside their draft, vLLM's estimator if trained.
+
+    calibrated: the classifier that beta auto finds there.
+    """
+
+    traces: Traces
+    classifier: NodeClassifier
+    estimator: OnlineLogistic | None
+    calibrated: NodeClassifier | None = None
+
+    @classmethod
+    def load(cls, traces: Path, rivals_from: Path | None) -> Replay:
+        """rivals_from: training traces of the same draft, for vLLM's estimator.
+
+        C2TError if nobody knows how many tokens each recorded answer had, or if the drafts differ.
+        """
+        held_out = load_traces(traces)
+        length = held_out.header.get("new_tokens")
+        if not isinstance(length, int) or length < 1:
+            raise C2TError(
+                f"{traces} does not say how many tokens an answer had (new_tokens is {length!r}), as recordings of "
+                "served requests do not; record with `c2t collect`"
+            )
+        kind = held_out.header["pair"].get("kind", "")
+        folder = pair_dir() / kind
+        classifier = load_classifier(folder / FILE_NAME)
+        planned, _ = find_classifier(C2TConfig(), kind, str(folder), probabilities=True)
+        calibrated = load_classifier(planned)
+        if rivals_from is None:
+            return cls(held_out, classifier, None, calibrated)
+        training = load_traces(rivals_from)
+        if training.header["pair"] != held_out.header["pair"]:
+            raise C2TError(f"{rivals_from} and {traces} are of different drafts; collect again")
+        layers = training.chain.layers
+        estimator = OnlineLogistic(layers).fit(training.chain, layers, ESTIMATOR_BATCH)
+        return cls(held_out, classifier, estimator, calibrated)
+
+    @property
+    def kind(self) -> str:
+        return str(self.traces.header["pair"]["kind"])
+
+    def chains(self) -> Traces:
+        """The traces without their trees, which are large and matter to trees only."""
+        return replace(self.traces, tree=self.traces.chain)
+
+
+def play(entrant: Entrant, traces: Traces, rows: Tensor, request: Tensor, setting: Setting) -> Served:
+    """Serve these requests. Keys and values are paid for the requests that run, not for a full batch all the time."""
+    found = serve(
+        replayed(traces, entrant.hits, rows, request),
+        entrant.acceptance[rows],
+        entrant.curve,
+        entrant.arm,
+        setting.requests,
+    )
+    machine, target = setting.machine, setting.target
+    absent = machine.cache_s(target, setting.requests) - machine.cache_s(target, found.requests)
+    return replace(found, seconds=found.seconds - found.steps * absent)

@@ -1,0 +1,98 @@
+"""Serving replayed from recorded chains under a given cost curve: what an arm's choices would bring, without a GPU.
+
+Only the decisions and the acceptance are real. Prefill, scheduling and everything else that a cost curve leaves out
+are not simulated, so the figures compare arms and predict no server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from c2t_kernels import early_stop
+from c2t_plugin.planner import CostCurve, Planner, draft_passes, switched_depths
+from c2t_plugin.traces.file import Traces
+
+
+@dataclass(frozen=True)
+class Arm:
+    """How a server chooses. depth: requests -> draft tokens of a chain. keep: (requests, drafted) acceptance
+    probabilities -> (requests,) int64 draft tokens to verify."""
+
+    name: str
+    depth: Callable[[int], int]
+    keep: Callable[[Tensor], Tensor]
+
+
+def plain() -> Arm:
+    """No draft."""
+    return Arm("plain", lambda requests: 0, lambda acceptance: torch.zeros(len(acceptance), dtype=torch.int64))
+
+
+def static(length: int) -> Arm:
+    """Chains of one length, all verified."""
+    return Arm(f"static {length}", lambda requests: length, lambda a: torch.full((len(a),), a.shape[1]))
+
+
+def fixed_beta(beta: float, d_max: int) -> Arm:
+    """The paper's chain mode: each chain ends before its first token below beta (C2T v1 5.5)."""
+    return Arm(f"beta {beta:g}", lambda requests: d_max, lambda a: early_stop(a, beta, a.shape[1]).long())
+
+
+def planned(curve: CostCurve, d_max: int, **tuning: Any) -> Arm:
+    """The planner as SGLang runs it, which knows the cost curve. tuning: probe_every and forget, where not its own."""
+    planner = Planner(curve, d_max, depths=switched_depths(d_max), **tuning)
+    return Arm("planned", planner.depth, planner.keep)
+
+
+@dataclass(frozen=True)
+class Served:
+    """seconds: simulated. tokens: output, bonus tokens included. steps: decoding steps of the batch. tau: accepted
+    draft tokens per request and step, bonus excluded. gamma: draft tokens verified per request and step. requests: mean
+    number of requests per step."""
+
+    seconds: float
+    tokens: int
+    steps: int
+    tau: float
+    gamma: float
+    requests: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+def serve(traces: Traces, acceptance: Tensor, curve: CostCurve, arm: Arm, slots: int) -> Served:
+    """All recorded prompts, each token of them a state, through `slots` places; a new prompt takes each place that
+    falls free. In each step the draft keeps up, which gives its first token.
+
+    acceptance: (states, recorded depth) the probabilities that the arm sees, of the recorded chains' tokens.
+    """
+    hits = traces.chain.accepted.int().cumprod(1).sum(1)
+    first = traces.first
+    end = torch.cat([first[1:], torch.tensor([len(traces)])])
+    at, until, waiting = first[:slots].clone(), end[:slots].clone(), slots
+    seconds, tokens, steps, verified, accepted_in_all, turns = 0.0, 0, 0, 0, 0, 0
+    while len(at):
+        requests = len(at)
+        drafted = arm.depth(requests)
+        kept = arm.keep(acceptance[at, :drafted])
+        accepted = torch.minimum(hits[at], kept)
+        total = torch.tensor(requests + int(kept.sum()))
+        drafting = draft_passes(drafted) * curve.draft_s(requests) + curve.keep_up
+        seconds += float(curve.verify_s(total)) + drafting + curve.fixed
+        tokens += int(torch.minimum(accepted + 1, until - at).sum())
+        steps, turns = steps + 1, turns + requests
+        verified, accepted_in_all = verified + int(kept.sum()), accepted_in_all + int(accepted.sum())
+        at = at + accepted + 1
+        running = at < until
+        free = int((~running).sum())
+        fresh = slice(waiting, waiting + free)
+        at, until = torch.cat([at[running], first[fresh]]), torch.cat([until[running], end[fresh]])
+        waiting += free
+    return Served(seconds, tokens, steps, accepted_in_all / turns, verified / turns, turns / steps)

@@ -1,0 +1,64 @@
+"""Files of a pair directory: target/, one folder per draft, and the prompts that neither was trained on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file
+
+from c2t_plugin import envs
+from c2t_plugin.errors import C2TError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PROMPTS_FILE = "held_out_prompts.json"
+
+
+def pair_dir() -> Path:
+    """The pair directory that C2T_PAIR names. C2TError if it is not set or holds no target."""
+    directory = envs.pair()
+    if directory is None:
+        raise C2TError("no pair named: expected --pair DIR or C2T_PAIR=DIR, a directory with target/ and draft folders")
+    return check_pair(directory)
+
+
+def check_pair(directory: Path) -> Path:
+    """The directory itself. C2TError if it holds no target."""
+    if not (directory / "target" / "config.json").is_file():
+        raise C2TError(f"no pair in {directory}: expected a checkpoint in target/ and one folder per draft beside it")
+    return directory
+
+
+def load_prompts(directory: Path) -> list[dict]:
+    """All held-out prompts of a pair directory, in file order.
+
+    Each is {"file": relative path, "text": str, "ids": list[int]}; ids are the tokens of text.
+    """
+    path = directory / PROMPTS_FILE
+    if not path.is_file():
+        raise C2TError(f"{path} is missing: expected the pair's held-out prompts there; give --prompts a file instead")
+    return json.loads(path.read_text(encoding="utf-8"))["prompts"]
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """The pair's tokenizer, from its target."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(directory / "target" / "tokenizer.json"))
+
+
+def weights_path(directory: Path) -> Path:
+    """The file that holds the weights of a checkpoint directory."""
+    return directory / "model.safetensors"
+
+
+def read_weights(directory: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint directory of a pair, as shipped."""
+    path = weights_path(directory)
+    if not path.is_file():
+        raise C2TError(f"{path} is missing; expected a checkpoint directory with it")
+    return load_file(path)

@@ -1,0 +1,155 @@
+"""Chain mode: a request's draft ends before its first token of low confidence (C2T 5.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from c2t_kernels import ChainState, DraftStats, draft_stats, early_stop, score_chain
+from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.errors import ConfigError
+from c2t_plugin.limits import RequestLimits
+
+
+class ChainScorer(RequestLimits):
+    """Confidence of every draft token of a batch of chains, across the steps of one draft.
+
+    An engine calls, in this order: `write_seed` with the logits that the first draft token of the *next* draft is the
+    argmax of; `begin` when that draft starts; `step` with the logits of each draft forward; `end`. The maths is that of
+    c2t_kernels; here are the buffers of an engine around it. All state lives in buffers made once and nothing
+    synchronises with the host, so `begin` and `step` can be captured in a CUDA graph.
+
+    P is P_{d-1} * max q_d: the paper's (equation 1) when the draft is greedy, and lossless also where a draft token
+    was sampled, since it does not depend on the token drawn.
+    """
+
+    def __init__(
+        self,
+        classifier: NodeClassifier,
+        *,
+        slots: int,
+        rows: int,
+        max_depth: int,
+        beta: float,
+        device: torch.device | str,
+        keep_stats: bool = False,
+    ) -> None:
+        """slots: seeds are kept per request slot. rows: largest batch. max_depth: draft steps. keep_stats: for
+        `stats`."""
+        self.network = classifier.network(device)
+        super().__init__(slots=slots, max_depth=max_depth, beta=beta, device=device)
+        self.non_finite = torch.zeros(1, dtype=torch.int64, device=device)
+        self._slots = torch.zeros(rows, dtype=torch.int64, device=device)
+        # A slot without a seed is NaN: its first token is kept.
+        self._seeds = torch.full((3, slots), torch.nan, dtype=torch.float32, device=device)
+        self._state = ChainState.create(rows, max_depth, device)
+        self._draft_stats = _statistics(rows, classifier.spec.top_m, torch.device(device))
+        # joint log P, log P, entropy and margin of every token of the last draft
+        self._stats = torch.zeros((rows, max_depth, 4), device=device) if keep_stats else None
+        self._step = 0
+        self._batch = 0
+
+    @property
+    def shape(self) -> str:
+        """For the log."""
+        return f"chains of at most {self.d_max}"
+
+    def write_seed(self, slots: Tensor, logits: Tensor) -> None:
+        """Keep the statistics of the first token of each request's next draft.
+
+        slots: (n,) int64 request slots. logits: (n, draft_vocab) any float dtype.
+        """
+        self._seeds[:, slots] = torch.stack(self._statistics_of(logits))
+
+    def clear_seed(self, slots: Tensor) -> None:
+        """Forget the seeds of these slots: the next draft's first token is kept, whatever it is."""
+        self._seeds[:, slots] = torch.nan
+
+    def begin(self, slots: Tensor) -> None:
+        """Start a draft for the requests in these slots ((n,) int64) and score its first token."""
+        self._batch = slots.shape[0]
+        if self._batch > len(self._slots):
+            raise ConfigError(f"batch of {self._batch} requests, buffers hold {len(self._slots)}")
+        self._step = 0
+        self._slots[: self._batch] = slots
+        self._score(*self._seeds[:, slots])
+
+    def step(self, logits: Tensor) -> None:
+        """Score the next token of every chain from the logits it is the argmax of: (n or more rows, draft_vocab)."""
+        self._score(*self._statistics_of(logits[: self._batch]))
+
+    def forget(self) -> None:
+        """Count what has no confidence from here."""
+        self.non_finite.zero_()
+
+    def drafted(self, steps: int) -> None:
+        """To be called before `end` where `begin` and `step` may have come out of a CUDA graph: how many tokens of a
+        chain the draft has scored."""
+        self._step = steps
+
+    def confidence(self, rows: int) -> Tensor:
+        """(rows, steps scored) float32 view of the last draft's confidences; NaN where statistics were not finite."""
+        return self._state.confidence[:rows, : self._step]
+
+    def stats(self, rows: int) -> Tensor | None:
+        """(rows, steps scored, 4) float32 copy of the last draft's joint log P, log P, entropy and margin; None unless
+        they are kept."""
+        return None if self._stats is None else self._stats[:rows, : self._step].clone()
+
+    def own_beta(self, rows: int) -> Tensor:
+        """(rows,) bool: which of the first `rows` requests have a threshold of their own."""
+        return ~self._slot_beta[self._slots[:rows]].isnan()
+
+    def end(self, rows: int) -> Tensor:
+        """(rows,) int32: draft tokens to verify of the first `rows` requests; counts the ones without a confidence."""
+        self.non_finite += self.confidence(rows).isnan().sum()
+        return self.lengths(rows)
+
+    def lengths(self, rows: int, budget: int | None = None) -> Tensor:
+        """As `end`, which is to be called too; budget: draft tokens of all rows together, by c2t_kernels.early_stop."""
+        beta, depth = self.limits_of(self._slots[:rows])
+        return early_stop(self.confidence(rows), beta, depth, budget=budget)
+
+    def any_alive(self) -> bool:
+        """Whether a chain of this batch may still grow. Asks the device, so not for a captured graph."""
+        beta, depth = self.limits_of(self._slots[: self._batch])
+        whole = early_stop(self.confidence(self._batch), beta, depth) == self._step
+        return bool((whole & (depth > self._step)).any())
+
+    def _score(self, log_prob: Tensor, entropy: Tensor, margin: Tensor) -> None:
+        self._step += 1
+        score_chain(self._state, self.network, log_prob, entropy, margin, self._step)
+        if self._stats is not None:
+            n = self._batch
+            joint = self._state.joint_log_prob[:n]
+            self._stats[:n, self._step - 1] = torch.stack((joint, log_prob, entropy, margin), dim=-1)
+
+    def _statistics_of(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        stats = self._draft_stats(logits)
+        return stats.log_probs[:, 0], stats.entropy, stats.margin
+
+
+def _statistics(rows: int, top_m: int, device: torch.device) -> Callable[[Tensor], DraftStats]:
+    return _fused_statistics(rows, top_m, device) if device.type == "cuda" else lambda x: draft_stats(x, top_m)
+
+
+def _fused_statistics(rows: int, top_m: int, device: torch.device) -> Callable[[Tensor], DraftStats]:
+    """draft_stats into buffers for up to `rows` rows that all captured graphs share: the next call overwrites them."""
+    from c2t_kernels.stats.kernel import draft_stats as fused
+    from c2t_kernels.stats.workspace import DraftStatsWorkspace
+
+    workspace = DraftStatsWorkspace.create(rows, device)
+    token_ids = torch.empty((rows, 1), dtype=torch.int64, device=device)
+    log_probs = torch.empty((rows, 1), device=device)
+    entropy, margin = torch.empty((2, rows), device=device)
+
+    def statistics(logits: Tensor) -> DraftStats:
+        n = len(logits)
+        if n > rows:
+            return fused(logits, top_m)
+        out = DraftStats(token_ids[:n], log_probs[:n], entropy[:n], margin[:n])
+        return fused(logits, top_m, out=out, workspace=workspace)
+
+    return statistics

@@ -1,0 +1,1 @@
+"""Recorded drafts: the file format, and the recorder of a running server."""

@@ -1,0 +1,1 @@
+"""Draft trees without an engine."""

@@ -1,0 +1,34 @@
+"""The ladder of the GPU run, dry: every rung holds on the CPU engine. Trees are in the file of the serving part, which
+runs beside this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu.command import SERVERS
+from benchmarks.gpu.ladder import ROWS, main
+from benchmarks.report.rows import BenchRow, read_rows
+
+
+def climb(part: str, out: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, BenchRow]:
+    """The rows of a part of the GPU run, each of which holds."""
+    _, *rungs = SERVERS[part]
+    assert main(["--out", str(out), "--dry-run", *rungs]) == 0, capsys.readouterr().out
+    rows = read_rows(out / ROWS, BenchRow)
+    assert {row.kind for row in rows} == {"functional"} and not any(row.error for row in rows)
+    assert {row.arm.split()[0] for row in rows} == set(rungs[1:])
+    return {row.arm: row for row in rows}
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_every_rung_of_chains_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rows = climb("ladder", tmp_path, capsys)
+    greedy = rows["R9 greedy"].metrics
+    assert greedy["identical"] == greedy["prompts"]
+    for server in ("kept", "rough"):
+        # with float32 on both sides nothing is rounded so much
+        assert rows["R4 recomputed"].metrics[f"off_{server}"] == 0
+        assert (rows["R4 recomputed"].metrics[f"largest_difference_{server}"] or 0.0) < 1e-3

@@ -1,0 +1,134 @@
+"""The demo's own logic, with servers that answer by rule: which rows it writes, and when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from benchmarks.report.rows import ServingRow, read_rows
+from benchmarks.serving import demo
+from benchmarks.serving.client import Completion, Pass
+from c2t_plugin.errors import C2TError
+
+PROMPTS = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+SUGGESTED_BETA = 0.4
+
+
+class FakeServer:
+    """Remembers how it was started; a client finds its flags by its address."""
+
+    flags: ClassVar[dict[str, tuple[str, ...]]] = {}
+
+    def __init__(self, model: Path, *flags: str, log: Path, start_timeout: float) -> None:
+        self.base_url = f"server {len(self.flags)}"
+        self.flags[self.base_url] = flags
+
+    def __enter__(self) -> FakeServer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+
+class FakeClient:
+    """Outputs depend on the prompt alone; drafts are as long as the server's settings allow."""
+
+    wrong_at_beta: float | None = None
+
+    def __init__(self, url: str, max_tokens: int) -> None:
+        flags = FakeServer.flags[url]
+        self.depth = int(flags[flags.index("--speculative-num-steps") + 1]) if flags else 0
+        self.beta = SUGGESTED_BETA
+
+    def __enter__(self) -> FakeClient:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+    def c2t_state(self) -> dict[str, float]:
+        return {"beta": self.beta}
+
+    def control(self, beta: float, max_depth: int) -> None:
+        self.beta, self.depth = beta, max_depth
+
+    def complete(self, prompt: Sequence[int]) -> Completion:
+        token = prompt[0] + (self.wrong_at_beta == self.beta and prompt == PROMPTS[0])
+        steps = 2 if self.depth else 0
+        return Completion((token, token), steps, steps, steps * self.depth)
+
+    def run(self, prompts: Sequence[Sequence[int]], concurrency: int, advance: Callable[[], None]) -> Pass:
+        advance()
+        return Pass(tuple(self.complete(prompt) for prompt in prompts), seconds=0.5)
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeClient]:
+    monkeypatch.setattr(demo, "CpuServer", FakeServer)
+    monkeypatch.setattr(demo, "Client", FakeClient)
+    monkeypatch.setattr(demo, "pair_dir", lambda: tmp_path / "pair")
+    monkeypatch.setattr(demo, "held_out_prompts", lambda n, seed: PROMPTS[:n])
+    monkeypatch.setattr(FakeServer, "flags", {})
+    return FakeClient
+
+
+def run(out: Path) -> tuple[int, list[ServingRow]]:
+    status = demo.main(["--prompts", "3", "--out", str(out)])
+    return status, read_rows(out / "rows.jsonl", ServingRow)
+
+
+def test_the_table_has_every_arm_at_both_concurrencies(client: type[FakeClient], tmp_path: Path) -> None:
+    status, rows = run(tmp_path)
+    table = [(row.arm, row.base, row.d_max, row.beta, row.concurrency) for row in rows if row.scenario == "demo"]
+    assert status == 0
+    assert table == [
+        *(("plain", "none", 0, None, c) for c in (1, 8)),
+        *(("static", base, 4, None, c) for base in ("standalone", "eagle3") for c in (1, 8)),
+        *(("c2t", base, 6, SUGGESTED_BETA, c) for base in ("standalone", "eagle3") for c in (1, 8)),
+    ]
+
+
+@pytest.mark.parametrize("base", ["standalone", "eagle3"])
+def test_the_picture_has_static_chains_and_a_sweep_of_beta(base: str, client: type[FakeClient], tmp_path: Path) -> None:
+    _, rows = run(tmp_path)
+    sweep = [row for row in rows if row.scenario == "sweep" and row.base == base]
+    static = [row for row in sweep if row.arm == "static"]
+    assert [(row.d_max, row.gamma_per_token) for row in static] == [(depth, float(depth)) for depth in range(1, 7)]
+    assert [(row.beta, row.d_max) for row in sweep if row.arm == "c2t"] == [(beta, 6) for beta in demo.SWEEP_BETAS]
+    assert (tmp_path / "tau_gamma.png").is_file()
+
+
+def test_each_server_starts_once(client: type[FakeClient], tmp_path: Path) -> None:
+    run(tmp_path)
+    started = [flags[1] if flags else "plain" for flags in FakeServer.flags.values()]
+    assert started == ["plain", "STANDALONE", "EAGLE3", "C2T", "C2T"]
+
+
+def test_a_second_run_replaces_the_rows(client: type[FakeClient], tmp_path: Path) -> None:
+    _, first = run(tmp_path)
+    _, second = run(tmp_path)
+    assert len(second) == len(first)
+
+
+def test_a_different_output_fails_the_demo(
+    client: type[FakeClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(client, "wrong_at_beta", demo.SWEEP_BETAS[2])
+    status, rows = run(tmp_path)
+    assert status == 1
+    assert [row.n_identical for row in rows if row.n_identical != 3] == [2, 2]
+    assert "2 of 3" in capsys.readouterr().out
+
+
+def test_a_server_that_does_not_start_is_one_message(
+    client: type[FakeClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(self: FakeServer) -> FakeServer:
+        raise C2TError("the server ended with 1 before it was ready")
+
+    monkeypatch.setattr(FakeServer, "__enter__", fail)
+    assert run(tmp_path) == (2, [])
+    assert "ended with 1" in capsys.readouterr().out

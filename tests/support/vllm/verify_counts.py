@@ -1,0 +1,94 @@
+"""What vLLM says it drafted and accepted in each step of a request, and what a simulation of it says it should have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.engines.vllm.conftest import DRAFTS
+from tests.support.sglang.simulate import Draft, MtpDraft, Simulation, StandaloneDraft, Target, load_draft, simulate
+from tests.support.sglang.verify_counts import Rule
+
+
+class WholeStandaloneDraft(StandaloneDraft):
+    """vLLM's stand-alone draft sees the first token of the prompt, which SGLang's does not."""
+
+    @torch.no_grad()
+    def chain(self, tokens: Sequence[int], features: torch.Tensor | None, length: int) -> torch.Tensor:
+        return super().chain([-1, *tokens], features, length)
+
+
+class UnnormedMtpDraft(MtpDraft):
+    """vLLM's MiMo hands its MTP layer what is before the target's final norm, SGLang's what is behind it."""
+
+    def __init__(self, checkpoint: Path, target: Target) -> None:
+        super().__init__(checkpoint, target)
+        self.final_norm = target.model.model.norm.weight.detach()
+
+    def features(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
+        # but for its length, which the layer's own norm takes away
+        return states[-1] / self.final_norm
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Of one request: output, and (drafted, accepted) of every verify step that had drafts, in order.
+
+    Steps without drafts are ordinary decoding to vLLM; their number follows from the length of the output.
+    """
+
+    output_ids: tuple[int, ...]
+    steps: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of_output(cls, output: Any) -> Steps:
+        found = output.outputs[0].spec_decode_metrics
+        pairs = zip(found.per_step_drafted, found.per_step_accepted, strict=True) if found is not None else ()
+        return cls(tuple(output.outputs[0].token_ids), tuple(pairs))
+
+    @classmethod
+    def of_simulation(cls, run: Simulation) -> Steps:
+        pairs = zip(run.draft_lengths, run.accept_lengths, strict=True)
+        return cls(tuple(run.output_ids), tuple(pair for pair in pairs if pair[0]))
+
+
+def gamma_and_tau(steps: Mapping[int, float], accepted: float) -> tuple[float, float]:
+    """As docs/engines.md has them, of verify steps by number of drafts and of accepted drafts; bonus excluded."""
+    total = sum(steps.values())
+    return sum(length * count for length, count in steps.items()) / total, accepted / total
+
+
+class Oracle:
+    """Simulated steps; None for a request where a confidence is too near to beta to say."""
+
+    def __init__(self, pair: Path, target: Target) -> None:
+        self.pair, self.target = pair, target
+        self.drafts: dict[str, Draft] = {}
+
+    def draft(self, base: str) -> Draft:
+        if base not in self.drafts:
+            name = DRAFTS[base]
+            whole = base == "draft_model"
+            self.drafts[base] = (
+                WholeStandaloneDraft(self.pair / name) if whole else load_draft(self.pair, name, self.target)
+            )
+        return self.drafts[base]
+
+    def steps(
+        self, base: str, prompt: Sequence[int], new_tokens: int, d_max: int, classifier: Path | None, beta: float
+    ) -> Steps | None:
+        run = self.run(base, prompt, new_tokens, d_max, classifier, beta)
+        return None if run is None else Steps.of_simulation(run)
+
+    def run(
+        self, base: str, prompt: Sequence[int], new_tokens: int, d_max: int, classifier: Path | None, beta: float
+    ) -> Simulation | None:
+        """With the steps that had no draft."""
+        rule = None if classifier is None else Rule(classifier, beta)
+        keep = None if rule is None else rule.keep_length
+        run = simulate(self.target, self.draft(base), prompt, new_tokens, d_max, keep)
+        return None if rule is not None and rule.undecided else run
