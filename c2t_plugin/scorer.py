@@ -132,7 +132,6 @@ class ChainScorer(DraftScorer):
 
     def end(self, rows: int) -> Tensor:
         """(rows,) int32: draft tokens to verify of the first `rows` requests; counts the ones without a confidence."""
-        # The kernel counts too, but also the rows that only pad a captured batch.
         self.non_finite += self.confidence(rows).isnan().sum()
         return self.lengths(rows)
 
@@ -149,8 +148,7 @@ class ChainScorer(DraftScorer):
 
     def _score(self, log_prob: Tensor, entropy: Tensor, margin: Tensor) -> None:
         self._step += 1
-        # Which tokens are kept is decided in `end`, where requests have betas of their own.
-        score_chain(self._state, self.network, log_prob, entropy, margin, self.beta, self._step)
+        score_chain(self._state, self.network, log_prob, entropy, margin, self._step)
         if self._stats is not None:
             n = self._batch
             joint = self._state.joint_log_prob[:n]
@@ -163,19 +161,19 @@ def _statistics(rows: int, top_m: int, device: torch.device) -> Callable[[Tensor
 
 def _fused_statistics(rows: int, top_m: int, device: torch.device) -> Callable[[Tensor], DraftStats]:
     """draft_stats into buffers for up to `rows` rows that all captured graphs share: the next call overwrites them."""
-    from c2t_kernels.fused.stats import DraftStatsWorkspace
-    from c2t_kernels.fused.stats import draft_stats as fused
+    from c2t_kernels.stats.kernel import draft_stats as fused
+    from c2t_kernels.stats.workspace import DraftStatsWorkspace
 
     workspace = DraftStatsWorkspace.create(rows, device)
     token_ids = torch.empty((rows, 1), dtype=torch.int64, device=device)
     log_probs = torch.empty((rows, 1), device=device)
-    entropy, margin, log_sum_exp = torch.empty((3, rows), device=device)
+    entropy, margin = torch.empty((2, rows), device=device)
 
     def statistics(logits: Tensor) -> DraftStats:
         n = len(logits)
         if n > rows:
             return fused(logits, top_m)
-        out = DraftStats(token_ids[:n], log_probs[:n], entropy[:n], margin[:n], log_sum_exp[:n])
+        out = DraftStats(token_ids[:n], log_probs[:n], entropy[:n], margin[:n])
         return fused(logits, top_m, out=out, workspace=workspace)
 
     return statistics

@@ -74,9 +74,10 @@ def fused_or_reference(device: torch.device) -> str:
     return "fused" if device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1" else "reference"
 
 
-def operation(kind: str, module: str, name: str) -> Any:
-    """c2t_kernels.<kind>.<module>.<name>; kind is "fused" or "reference"."""
-    return getattr(import_module(f"c2t_kernels.{kind}.{module}"), name)
+def operation(kind: str, package: str, name: str) -> Any:
+    """`name` of c2t_kernels.<package>: its kernel if kind is "fused", its reference if kind is "reference"."""
+    module = {"fused": "kernel", "reference": "reference"}[kind]
+    return getattr(import_module(f"c2t_kernels.{package}.{module}"), name)
 
 
 def spoiled(result: Any) -> Any:

@@ -50,19 +50,19 @@ def chain_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
             return state, network_of(generator, device), *stats, beta, longest, links, buffers
 
         def both(kind: str) -> Any:
-            score, stop = operation(kind, "chain", "score_chain"), operation(kind, "stopping", "early_stop")
+            score, stop = operation(kind, "score", "score_chain"), operation(kind, "stop", "early_stop")
 
             def run(
                 state: Any, network: Any, p: Any, h: Any, m: Any, beta: Any, longest: Any, links: Any, buffers: Any
             ) -> Any:
-                score(state, network, p, h, m, beta, 1)
+                score(state, network, p, h, m, 1)
                 lengths = stop(state.confidence, beta, longest, next_token=links, **(buffers if kind == ours else {}))
                 return state.confidence, state.joint_log_prob, lengths, links
 
             return run
 
-        # docs/kernels.md counts them: 33 a request for score_chain, the rest for early_stop, and the network once
-        size = batch * (33 + 4 * D_MAX + 12 + 8 * (D_MAX + 1)) + 4 * (HIDDEN * (len(FEATURES) + 2) + 1)
+        # docs/kernels.md counts them: 24 a request for score_chain, the rest for early_stop, and the network once
+        size = batch * (24 + 4 * D_MAX + 12 + 8 * (D_MAX + 1)) + 4 * (HIDDEN * (len(FEATURES) + 2) + 1)
         yield Case(
             shape={"bs": batch, "d_max": D_MAX, "hidden": HIDDEN},
             device=device,

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu.cases import Provider, largest_error, needs
-from c2t_kernels.flashinfer_tree import FlashInferTree, TreeShape, flashinfer_wrapper, pack_mask
+from benchmarks.gpu.flashinfer_tree import FlashInferTree, TreeShape, flashinfer_wrapper, pack_mask
 
 FLASHINFER_WORKSPACE = 256 << 20
 # What a library raises that cannot be imported, or cannot compile what it needs.

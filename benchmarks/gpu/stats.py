@@ -12,7 +12,8 @@ from torch import Tensor
 
 from benchmarks.gpu.cases import Case, Provider, fused_or_reference, largest_error, needs, operation, spoiled
 from benchmarks.gpu.rivals import built_once
-from c2t_kernels import DraftStats, reference
+from c2t_kernels import DraftStats
+from c2t_kernels.stats import reference
 
 TOP_M, TOP_K = 1000, 10
 # one compilation for each vocabulary and dtype, and one more for a batch of 1
@@ -60,7 +61,7 @@ def _logits(
         if kind == "reference":
             return logits, {}
         ids = torch.zeros(batch, TOP_K, dtype=torch.int64, device=device)
-        out = DraftStats(ids, ids.float(), *torch.zeros(3, batch, device=device))
+        out = DraftStats(ids, ids.float(), *torch.zeros(2, batch, device=device))
         workspace = operation(kind, "stats", "DraftStatsWorkspace").create(batch, device)
         return logits, {"out": spoiled(out), "workspace": workspace}
 
@@ -89,8 +90,7 @@ def flashinfer_stats(logits: Tensor, _: Any) -> DraftStats:
     largest = _softmax(logits.float()).gather(1, ids)
     log_probs = largest[:, :TOP_K].log()
     entropy = torch.special.entr(largest).sum(dim=-1)
-    log_sum_exp = logits.gather(1, ids[:, :1])[:, 0].float() - log_probs[:, 0]
-    return DraftStats(ids[:, :TOP_K], log_probs, entropy, log_probs[:, 0] - log_probs[:, 1], log_sum_exp)
+    return DraftStats(ids[:, :TOP_K], log_probs, entropy, log_probs[:, 0] - log_probs[:, 1])
 
 
 def _flashinfer_top_k(logits: Tensor, _: Any) -> Tensor:

@@ -82,7 +82,7 @@ def _case(device: torch.device, parent_ids: Tensor, order: str, heads: int) -> C
 def _fused(device: torch.device, nodes: int) -> tuple[Provider, ...]:
     if fused_or_reference(device) == "reference":
         return (Provider("fused", operation("reference", "attention", "tree_attention")),)
-    from c2t_kernels.fused.attention import Launch, tree_attention
+    from c2t_kernels.attention.kernel import Launch, tree_attention
 
     paper = partial(tree_attention, max_nodes=nodes, launch=Launch(BLOCK, BLOCK))
     return Provider("fused", partial(tree_attention, max_nodes=nodes)), Provider("fused, blocks of 32", paper)

@@ -29,7 +29,7 @@ def growth_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
             rows = batch * WIDTH
             log_probs = (-4 * random(rows, WIDTH)).sort(dim=1, descending=True).values
             ids = torch.arange(WIDTH, device=device).repeat(rows, 1)
-            stats = DraftStats(ids, log_probs, 8 * random(rows), random(rows), random(rows))
+            stats = DraftStats(ids, log_probs, 8 * random(rows), random(rows))
             joint, path, alive = -random(batch, WIDTH), random(batch, WIDTH), random(batch, WIDTH) < 0.9
             parents = (random(batch, nodes) * torch.arange(nodes, device=device)).long() - 1
             tokens, roots = ids.view(-1)[:nodes].repeat(batch, 1), torch.zeros(batch, dtype=torch.int64, device=device)
@@ -39,7 +39,7 @@ def growth_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
             return layer, tree, *(_buffers(layer, tree, nodes) if ours == "fused" else ({}, {}))
 
         def both(kind: str) -> Callable[..., Any]:
-            grow, build = operation(kind, "growth", "grow_layer"), operation(kind, "layout", "build_tree")
+            grow, build = operation(kind, "growth", "grow_layer"), operation(kind, "tree_layout", "build_tree")
 
             def run(layer: Any, tree: Any, grown: Any, built: Any) -> Any:
                 grown, built = (grown, built) if kind == ours else ({}, {})
@@ -66,7 +66,7 @@ def growth_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
 def _buffers(layer: tuple[Any, ...], tree: tuple[Any, ...], nodes: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the kernels write into, with nothing in it that could be right."""
     grown = operation("fused", "growth", "grow_layer")(*layer, 2, width=WIDTH)
-    built = operation("fused", "layout", "build_tree")(*tree, bucket=nodes + 1)
+    built = operation("fused", "tree_layout", "build_tree")(*tree, bucket=nodes + 1)
     scratch = torch.zeros(len(tree[1]), nodes + 4 * (nodes + 1), dtype=torch.int32, device=built.mask.device)
     return {"out": spoiled(grown)}, {"out": spoiled(built), "scratch": spoiled(scratch)}
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from benchmarks.papers.c2t_v1_common import TITLES
 from benchmarks.papers.experiment import Bench, Experiment, Findings, Row
-from c2t_plugin.features import EXTENDED_FEATURES
+from c2t_plugin.classifier import EXTENDED_FEATURES
 from c2t_plugin.lab.calibration import calibration
 from c2t_plugin.lab.curves import bootstrap_unit, bootstrap_weights, interval
 from c2t_plugin.lab.report import forest_features

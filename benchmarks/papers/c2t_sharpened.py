@@ -15,7 +15,7 @@ from benchmarks.papers import c2t_v1_common as common
 from benchmarks.papers.all_rules import AGAINST, EAGLE2, TAUS, TREE, Rule, at_equal_tau
 from benchmarks.papers.c2t_recent import confidences
 from benchmarks.papers.experiment import Bench, Experiment, Findings, Row
-from c2t_plugin.features import EXTENDED_FEATURES, MIN_LOG_PROB
+from c2t_plugin.classifier import EXTENDED_FEATURES, MIN_LOG_PROB
 from c2t_plugin.lab.curves import bootstrap_unit, bootstrap_weights, serve
 from c2t_plugin.lab.report import forest_features
 from c2t_plugin.lab.scores import auc

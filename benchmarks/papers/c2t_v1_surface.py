@@ -10,8 +10,7 @@ from torch import Tensor
 
 from benchmarks.papers import c2t_v1_common as common
 from benchmarks.papers.experiment import Bench, Experiment, Findings, Row
-from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.features import NodeStats
+from c2t_plugin.classifier import NodeClassifier, NodeStats
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,9 +23,10 @@ SURFACE_DEPTHS = (1.0, 3.0, 6.0, 10.0)
 def surface(classifier: NodeClassifier, prob: Tensor, entropy: Tensor, depth: Tensor) -> Tensor:
     """Confidences of a classifier of P, H and d at points that broadcast: P in (0, 1], H in nats, d from 1."""
     prob, entropy, depth = torch.broadcast_tensors(prob, entropy, depth)
-    zero = torch.zeros_like(prob)
+    others = dict.fromkeys(NodeStats._fields, torch.zeros_like(prob))
+    stats = NodeStats(**{**others, "joint_log_prob": prob.log(), "entropy": entropy, "depth": depth})
     with torch.no_grad():
-        return classifier.confidence(NodeStats(prob.log(), zero, entropy, depth, zero, zero, zero))
+        return classifier.confidence(stats)
 
 
 def figure_10(bench: Bench) -> Findings:

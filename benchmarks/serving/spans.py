@@ -35,7 +35,7 @@ FUNCTIONS = (
     ("rerank", re.compile(r"c2t_kernels\S*\.py\(\d+\): (?:grow_layer|build_tree|full_mask)$")),
     ("rerank", re.compile(r"c2t_plugin/trees/token_tree\.py\(\d+\): best$")),
     ("statistics", re.compile(r"c2t_kernels\S*\.py\(\d+\): draft_stats$")),
-    ("classifier", re.compile(r"c2t_plugin/classifier\.py\(\d+\): confidence$")),
+    ("classifier", re.compile(r"c2t_plugin/classifier/network\.py\(\d+\): confidence$")),
     ("classifier", re.compile(r"c2t_kernels\S*\.py\(\d+\): (?:score_chain|confidence_of|early_stop)$")),
 )
 # C2T's own kernels: inside a captured graph a launch says only which graph it was.

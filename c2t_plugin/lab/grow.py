@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from c2t_kernels import draft_stats
+from c2t_kernels import DraftStats, draft_stats
+from c2t_kernels.network import NodeStats, PathSums, children
 from c2t_plugin.errors import C2TError
 from c2t_plugin.trees.token_tree import ROOT, TokenTree
 
 if TYPE_CHECKING:
     from c2t_plugin.lab.verify import Drafting
-
-
-class FrontierStats(NamedTuple):
-    """Statistics of the distributions after the nodes of a frontier; as DraftStats, but (batch, width, ...).
-
-    token_ids: (batch, width, k) int64, most probable first. log_probs: (batch, width, k) float32.
-    entropy (nats), margin: (batch, width) float32.
-    """
-
-    token_ids: Tensor
-    log_probs: Tensor
-    entropy: Tensor
-    margin: Tensor
 
 
 class Distributions(Protocol):
@@ -36,10 +24,10 @@ class Distributions(Protocol):
     def shape(self) -> tuple[int, int]:
         """(batch, width)."""
 
-    def stats(self, top_m: int, k: int) -> FrontierStats:
+    def stats(self, top_m: int, k: int) -> DraftStats:
         """The k most probable tokens (all of a smaller vocabulary) and the entropy over the top_m probabilities.
 
-        Of equally probable tokens the order is that of draft_stats.
+        Fields are (batch, width) and (batch, width, k). Of equally probable tokens the order is that of draft_stats.
         """
 
     def logits(self) -> Tensor:
@@ -93,11 +81,10 @@ class LogitDistributions:
     def logits(self) -> Tensor:
         return self.values
 
-    def stats(self, top_m: int, k: int) -> FrontierStats:
+    def stats(self, top_m: int, k: int) -> DraftStats:
         batch, width, vocab = self.values.shape
         found = draft_stats(self.values.flatten(0, 1), top_m, min(k, vocab))
-        values = (getattr(found, name) for name in FrontierStats._fields)
-        return FrontierStats(*(value.unflatten(0, (batch, width)) for value in values))
+        return DraftStats(*(value.unflatten(0, (batch, width)) for value in found))
 
 
 @dataclass
@@ -161,30 +148,24 @@ class Growth:
             return torch.full_like(self.frontier, root, dtype=torch.float32 if isinstance(root, float) else None)
         return getattr(self.tree, name).gather(1, self.frontier.clamp_min(0)).masked_fill(self.frontier < 0, root)
 
-    def children(self, token_ids: Tensor, log_probs: Tensor, entropy: Tensor, margin: Tensor) -> TokenTree:
-        """A block of children of the frontier: the fields of FrontierStats, with any k, in the order of their rank.
+    def children(self, stats: DraftStats, drawn: tuple[Tensor, Tensor] | None = None) -> TokenTree:
+        """A block of children of the frontier, k for each node, in the order of their rank.
 
+        stats: of the frontier's distributions, (batch, width) and (batch, width, k). drawn: token ids and their log
+        probabilities, (batch, width, k) each, where they are not those that stats lists.
         Children of padding, of probability 0 or without a finite probability are dead. scores are joint probabilities.
         """
-        batch, width, k = token_ids.shape
-        joint = (self.of_frontier("joint_log_probs", 0.0)[..., None] + log_probs).flatten(1)
+        above = PathSums(self.of_frontier("joint_log_probs", 0.0), self.of_frontier("path_entropy", 0.0))
+        depth = self.of_frontier("depths", 0)[..., None] + 1
+        token_ids, log_probs = drawn or (stats.token_ids, stats.log_probs)
         alive = self.frontier_alive[..., None] & torch.isfinite(log_probs)
-
-        def spread(value: Tensor) -> Tensor:
-            return value[..., None].expand(batch, width, k).flatten(1)
-
-        return TokenTree(
+        node = NodeStats(*(value.flatten(1) for value in children(above, stats, depth, log_probs=log_probs)))
+        return TokenTree.of_stats(
+            node,
             token_ids=token_ids.flatten(1),
-            parent_ids=spread(self.frontier),
-            depths=spread(self.of_frontier("depths", 0) + 1),
+            parent_ids=self.frontier[..., None].expand(token_ids.shape).flatten(1),
             alive=alive.flatten(1),
-            log_probs=log_probs.flatten(1),
-            joint_log_probs=joint,
-            entropy=spread(entropy),
-            margin=spread(margin),
-            path_entropy=spread(self.of_frontier("path_entropy", 0.0) + entropy),
-            rank=torch.arange(k).expand(batch, width, k).flatten(1),
-            scores=joint.exp(),
+            scores=node.joint_log_prob.exp(),
         )
 
     def add(self, block: TokenTree) -> None:

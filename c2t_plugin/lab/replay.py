@@ -14,8 +14,9 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from c2t_kernels import DraftStats
 from c2t_plugin.errors import C2TError
-from c2t_plugin.lab.grow import Distributions, Drafter, FrontierStats, Grown, TreePolicy, grow_tree
+from c2t_plugin.lab.grow import Distributions, Drafter, Grown, TreePolicy, grow_tree
 from c2t_plugin.traces.forest import Forest
 from c2t_plugin.trees.token_tree import ROOT, TokenTree
 
@@ -37,7 +38,7 @@ class RecordedDistributions:
     def logits(self) -> Tensor:
         raise C2TError("a record holds no logits: policies that sample cannot be replayed, run them live")
 
-    def stats(self, top_m: int, k: int) -> FrontierStats:
+    def stats(self, top_m: int, k: int) -> DraftStats:
         """NaN where no distribution is recorded. C2TError if more children or another entropy are asked for."""
         k = self.draft.check(top_m, k)
         forest = self.draft.forest
@@ -47,7 +48,7 @@ class RecordedDistributions:
             table.gather(1, columns).unflatten(1, (-1, k)) for table in (forest.token_ids, forest.log_prob)
         )
         entropy, margin = (table.gather(1, at) for table in (forest.entropy, forest.margin))
-        return FrontierStats(
+        return DraftStats(
             tokens.long(),
             log_probs.masked_fill(~known[..., None], torch.nan),
             entropy.masked_fill(~known, torch.nan),

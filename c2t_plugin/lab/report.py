@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from c2t_kernels.network import counted_features
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.features import node_features
 from c2t_plugin.lab.scores import BETAS, ChainReplay, ChainYield, NodeScores, auc, node_scores
 from c2t_plugin.lab.training import Epoch
 from c2t_plugin.traces.file import Traces
@@ -20,8 +20,7 @@ from c2t_plugin.traces.forest import Forest
 
 def forest_features(forest: Forest, features: tuple[str, ...], depth_origin: int) -> Tensor:
     """(trees, nodes, F) float32, as NodeClassifier.confidence computes them."""
-    stats = forest.stats()
-    return node_features(features, stats._replace(depth=stats.depth + (depth_origin - 1)))
+    return counted_features(features, forest.stats(), depth_origin)
 
 
 @torch.no_grad()

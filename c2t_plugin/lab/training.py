@@ -11,9 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from c2t_plugin.classifier import PAPER_HIDDEN, ClassifierSpec, NodeClassifier
+from c2t_plugin.classifier import (
+    EXTENDED_FEATURES,
+    FEATURES,
+    PAPER_FEATURES,
+    PAPER_HIDDEN,
+    ClassifierSpec,
+    NodeClassifier,
+)
 from c2t_plugin.errors import C2TError
-from c2t_plugin.features import EXTENDED_FEATURES, FEATURES, PAPER_FEATURES
 from c2t_plugin.lab.scores import NodeScores
 from c2t_plugin.lab.unfinished import Unfinished
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from c2t_kernels import DraftStats
+from c2t_kernels.network import NodeStats, SiblingStats
 from c2t_plugin.errors import C2TError
-from c2t_plugin.features import NodeStats
 
 
 def node_count(k: int, layers: int) -> int:
@@ -72,15 +73,21 @@ class Forest:
 
     def stats(self) -> NodeStats:
         """Statistics of all nodes, (trees, nodes) float32 each."""
-        shape = self.joint_log_prob.shape
+        shape, shared = self.joint_log_prob.shape, SiblingStats.of(self.distributions())
         return NodeStats(
             joint_log_prob=self.joint_log_prob,
             log_prob=self.log_prob,
-            entropy=self.entropy.repeat_interleave(self.k, dim=1),
             depth=self.depth.expand(shape),
             rank=self.rank.expand(shape),
-            margin=self.margin.repeat_interleave(self.k, dim=1),
             path_entropy=self.path_entropy().repeat_interleave(self.k, dim=1),
+            **{name: value.repeat_interleave(self.k, dim=1) for name, value in shared._asdict().items()},
+        )
+
+    def distributions(self) -> DraftStats:
+        """Statistics of all distributions, as they were recorded: (trees, distributions) and (trees, .., k)."""
+        siblings = (-1, self.k)
+        return DraftStats(
+            self.token_ids.unflatten(1, siblings), self.log_prob.unflatten(1, siblings), self.entropy, self.margin
         )
 
     def path_entropy(self) -> Tensor:

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from c2t_kernels import DraftStats, draft_stats
-from c2t_kernels.reference import GrownLayer
+from c2t_kernels import DraftStats, GrownLayer, draft_stats
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.limits import RequestLimits
 from c2t_plugin.trees.policies import Frontier, SlotPolicy
@@ -83,7 +82,6 @@ class TreeGrower(RequestLimits):
             log_probs=torch.full(shape, -math.inf, dtype=torch.float32, device=device),
             entropy=torch.zeros(slots, dtype=torch.float32, device=device),
             margin=torch.zeros(slots, dtype=torch.float32, device=device),
-            log_sum_exp=torch.zeros(slots, dtype=torch.float32, device=device),
         )
 
     def set_beta(self, beta: float) -> None:

@@ -14,9 +14,8 @@ from typing import ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from c2t_kernels import DraftStats, ScoringNetwork, grow_layer
-from c2t_kernels.reference import GrownLayer
-from c2t_kernels.reference.growth import select_children
+from c2t_kernels import DraftStats, GrownLayer, ScoringNetwork, grow_layer
+from c2t_kernels.growth import select_children
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import THRESHOLDS
 from c2t_plugin.trees.published import EAGLE1_PATHS, EntropyWidth, RankPath

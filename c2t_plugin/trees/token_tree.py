@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from c2t_kernels.network import NodeStats, PathSums, SiblingStats, extend_path
 from c2t_plugin.errors import C2TError
-from c2t_plugin.features import NodeStats
 
 ROOT = -1
 
@@ -22,9 +22,9 @@ class TokenTree:
     cut nodes, anywhere; their other fields mean nothing.
     token_ids: int64. parent_ids: int64 column of the parent, -1 the root. depths: int64, 1 for a root's child.
     alive: bool. log_probs: float32, natural log of the node's own draft probability. joint_log_probs: float32, of the
-    product from the root (C2T equation 1). entropy (nats), margin: float32, of the distribution that the node was
-    drawn from. path_entropy: float32, nats, sum of that entropy and those above. rank: int64 place among its siblings,
-    0 the first. scores: float32, what the policy chose it by.
+    product from the root (C2T equation 1). entropy (nats), margin, leading_log_prob: float32, of the distribution that
+    the node was drawn from. path_entropy: float32, nats, sum of that entropy and those above. rank: int64 place among
+    its siblings, 0 the first. scores: float32, what the policy chose it by.
     """
 
     token_ids: Tensor
@@ -35,6 +35,7 @@ class TokenTree:
     joint_log_probs: Tensor
     entropy: Tensor
     margin: Tensor
+    leading_log_prob: Tensor
     path_entropy: Tensor
     rank: Tensor
     scores: Tensor
@@ -57,11 +58,28 @@ class TokenTree:
         return NodeStats(
             joint_log_prob=self.joint_log_probs,
             log_prob=self.log_probs,
-            entropy=self.entropy,
             depth=self.depths.float(),
             rank=self.rank.float(),
-            margin=self.margin,
             path_entropy=self.path_entropy,
+            **{name: getattr(self, name) for name in SiblingStats._fields},
+        )
+
+    @classmethod
+    def of_stats(
+        cls, stats: NodeStats, *, token_ids: Tensor, parent_ids: Tensor, alive: Tensor, scores: Tensor
+    ) -> TokenTree:
+        """Inverse of `stats`: (batch, nodes) each."""
+        return cls(
+            token_ids=token_ids,
+            parent_ids=parent_ids,
+            depths=stats.depth.long(),
+            alive=alive,
+            log_probs=stats.log_prob,
+            joint_log_probs=stats.joint_log_prob,
+            path_entropy=stats.path_entropy,
+            rank=stats.rank.long(),
+            scores=scores,
+            **{name: getattr(stats, name) for name in SiblingStats._fields},
         )
 
     def above(self, values: Tensor, root: float | bool) -> Tensor:
@@ -163,24 +181,23 @@ class TokenTree:
             counts = f"{len(token_ids)} token_ids, {len(parent_ids)} parent_ids, {len(own)} log_probs"
             raise C2TError(f"{counts}; every node needs one of each")
         depths: list[int] = []
-        joint: list[float] = []
+        paths: list[PathSums[float]] = []
         for column, parent in enumerate(parent_ids):
             if not ROOT <= parent < column:
                 raise C2TError(
                     f"node {column} has parent {parent}; a parent stands before its children, -1 is the root"
                 )
             depths.append(1 + (depths[parent] if parent >= 0 else 0))
-            joint.append(own[column] + (joint[parent] if parent >= 0 else 0.0))
+            paths.append(extend_path(paths[parent] if parent >= 0 else PathSums(0.0, 0.0), own[column], 0.0))
         values = {
             "token_ids": token_ids,
             "parent_ids": parent_ids,
             "depths": depths,
             "alive": [True] * len(depths),
             "log_probs": own,
-            "joint_log_probs": joint,
-            "entropy": [0.0] * len(depths),
-            "margin": [0.0] * len(depths),
-            "path_entropy": [0.0] * len(depths),
+            "joint_log_probs": [path.joint_log_prob for path in paths],
+            "path_entropy": [path.path_entropy for path in paths],
+            **{name: [0.0] * len(depths) for name in SiblingStats._fields},
             "rank": [list(parent_ids[:column]).count(parent) for column, parent in enumerate(parent_ids)],
         }
         tensors = {name: torch.tensor([value], dtype=DTYPES[name]) for name, value in values.items()}
@@ -194,8 +211,7 @@ DTYPES = {
     "alive": torch.bool,
     "log_probs": torch.float32,
     "joint_log_probs": torch.float32,
-    "entropy": torch.float32,
-    "margin": torch.float32,
+    **dict.fromkeys(SiblingStats._fields, torch.float32),
     "path_entropy": torch.float32,
     "rank": torch.int64,
     "scores": torch.float32,

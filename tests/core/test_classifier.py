@@ -16,11 +16,11 @@ from c2t_plugin.classifier import (
     VERSION,
     ClassifierSpec,
     NodeClassifier,
+    NodeStats,
     load_classifier,
     save_classifier,
 )
 from c2t_plugin.errors import ClassifierError
-from c2t_plugin.features import NodeStats
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def saved(tmp_path: Path) -> Path:
 
 def stats(n: int = 5) -> NodeStats:
     generator = torch.Generator().manual_seed(1)
-    columns = [torch.rand(n, generator=generator) for _ in range(7)]
-    return NodeStats(-columns[0], -columns[1], *columns[2:])
+    columns = {name: torch.rand(n, generator=generator) for name in NodeStats._fields}
+    return NodeStats(**{name: -column if name.endswith("log_prob") else column for name, column in columns.items()})
 
 
 def test_the_papers_network_has_241_parameters():

@@ -12,7 +12,6 @@ import importlib
 import importlib.util
 import json
 import os
-import pkgutil
 import re
 import subprocess
 import sys
@@ -42,14 +41,17 @@ def capabilities() -> tuple[int, ...]:
 CAPABILITIES = capabilities()
 # Hopper, or the one that there is
 ONES_FOR = CAPABILITIES[len(CAPABILITIES) // 2 :][:1]
-NOT_KERNELS = ("configuration", "network", "stats_largest")
+# parts of kernels that others inline
+NOT_LAUNCHED = ("c2t_kernels.network.kernel", "c2t_kernels.stats.largest")
 
 
-def fused_modules() -> list[str]:
+def kernel_modules() -> list[str]:
+    """Every module of c2t_kernels that defines something for Triton, by its dotted name."""
     spec = importlib.util.find_spec("c2t_kernels")
     assert spec is not None and spec.submodule_search_locations
-    folder = Path(spec.submodule_search_locations[0]) / "fused"
-    return sorted(item.name for item in pkgutil.iter_modules([str(folder)]) if item.name not in NOT_KERNELS)
+    root = Path(spec.submodule_search_locations[0])
+    found = [path for path in sorted(root.rglob("*.py")) if "\n@triton.jit" in path.read_text(encoding="utf-8")]
+    return [".".join(path.relative_to(root.parent).with_suffix("").parts) for path in found]
 
 
 def resources(cubin: bytes) -> dict[str, int]:
@@ -119,11 +121,15 @@ def spilled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["STACK"] or row["LOCAL"]]
 
 
+def test_parts_that_are_never_launched_are_modules():
+    assert set(NOT_LAUNCHED) < set(kernel_modules())
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", fused_modules())
+@pytest.mark.parametrize("name", [name for name in kernel_modules() if name not in NOT_LAUNCHED])
 def test_shipped_configurations_compile_without_a_spill(name: str):
-    rows = compiled_rows(f"c2t_kernels.fused.{name}")
-    assert rows, f"c2t_kernels.fused.{name} has no CONFIGURATIONS"
+    rows = compiled_rows(name)
+    assert rows, f"{name} has no CONFIGURATIONS"
     names = {row["name"] for row in rows if not row["name"].endswith(ONES)}
     ones = {row["name"] for row in rows} - names
     assert ones and len(rows) == len(names) * len(CAPABILITIES) + len(ones), f"names are not unique: {sorted(names)}"
@@ -151,7 +157,7 @@ def test_a_kernel_that_a_1_breaks_would_be_seen(tmp_path: Path):
 SPILLING = """
 import triton
 import triton.language as tl
-from c2t_kernels.fused.configuration import Configuration
+from c2t_kernels.configuration import Configuration
 
 
 @triton.jit
@@ -169,7 +175,7 @@ CONFIGURATIONS = (Configuration(normalise, "normalise", SIGNATURE, {"BLOCK": 163
 BREAKING = """
 import triton
 import triton.language as tl
-from c2t_kernels.fused.configuration import Configuration
+from c2t_kernels.configuration import Configuration
 
 
 @triton.jit

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from c2t_kernels import fused, reference
-from c2t_kernels.fused.stats import DraftStatsWorkspace
-from c2t_kernels.reference import ChainState, DraftStats
+from c2t_kernels import ChainState, DraftStats
+from c2t_kernels.stats.workspace import DraftStatsWorkspace
 from tests.support.kernels.networks import PAPER, random_network
+from tests.support.kernels.sides import OPERATIONS, fused, reference
 
 # the interpreter computes with numpy, which warns of infinities
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
@@ -75,15 +75,14 @@ def score_chain(device: str) -> Launch:
     inputs = changing(
         device,
         *((-draw(5, seed=seed), -3 * draw(5, seed=seed + 9)) for seed in range(3)),
-        (torch.full((5,), 0.4), torch.full((5,), 0.6)),
     )
-    log_prob, entropy, margin, beta = (tensor for tensor, _ in inputs)
+    log_prob, entropy, margin = (tensor for tensor, _ in inputs)
     network, states = random_network(PAPER, 8, device), [ChainState.create(5, 2, device) for _ in range(2)]
 
     def scored(op: Any, state: ChainState) -> list[Tensor]:
         for depth in (1, 2):
-            op(state, network, log_prob, entropy, margin, beta, depth)
-        return [state.joint_log_prob, state.alive, state.kept, state.confidence]
+            op(state, network, log_prob, entropy, margin, depth)
+        return [state.joint_log_prob, state.path_entropy, state.confidence]
 
     # sums of 8 products in another order
     return Launch(
@@ -156,7 +155,7 @@ def grow_layer(device: str) -> Launch:
         (torch.tensor([0.5]), [0.45]),
     )
     joint, path, live, log_probs, entropy, beta = (tensor for tensor, _ in inputs)
-    stats = DraftStats(torch.arange(12, device=device).view(4, 3), log_probs, entropy, entropy, entropy)
+    stats = DraftStats(torch.arange(12, device=device).view(4, 3), log_probs, entropy, entropy)
     arguments = (random_network((*PAPER, "path_entropy"), 8, device), joint, path, live, stats, beta, 2)
     out = empty_like(reference.grow_layer(*arguments, width=3))
     return Launch(
@@ -206,12 +205,6 @@ def full_mask(device: str) -> Launch:
     return Launch(inputs, lambda: known(fused.full_mask, out=out, indptr=at), lambda: known(reference.full_mask))
 
 
-def pack_mask_bits(device: str) -> Launch:
-    inputs = changing(device, (draw(3, 19, seed=0) < 0.5, draw(3, 19, seed=1) < 0.5))
-    mask, out = inputs[0][0], torch.empty(3, 3, dtype=torch.uint8, device=device)
-    return Launch(inputs, lambda: fused.pack_mask_bits(mask, out=out), lambda: reference.pack_mask_bits(mask))
-
-
 def tree_attention(device: str) -> Launch:
     """Two requests of 2 and 3 nodes, then of 4 and 1, within the same rows."""
     inputs = changing(
@@ -236,7 +229,7 @@ def tree_attention(device: str) -> Launch:
 
 LAUNCHES = (
     *(draft_stats, score_chain, early_stop, pack_ragged, scatter_ragged),
-    *(grow_layer, build_tree, full_mask, pack_mask_bits, tree_attention),
+    *(grow_layer, build_tree, full_mask, tree_attention),
 )
 # Partial results of a split prefix: their size depends on shapes alone, and a graph keeps its own memory.
 ALLOCATES = {"tree_attention"}
@@ -267,7 +260,7 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_there_is_a_launch_of_every_operation():
-    assert {launch.__name__ for launch in LAUNCHES} == set(fused.__all__)
+    assert {launch.__name__ for launch in LAUNCHES} == set(OPERATIONS)
 
 
 @pytest.mark.parametrize("launch", LAUNCHES, ids=lambda launch: launch.__name__)

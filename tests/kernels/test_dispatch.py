@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +16,11 @@ import pytest
 import torch
 
 import c2t_kernels
-from c2t_kernels import fused, reference
+from tests.support.kernels.sides import OPERATIONS, PACKAGES, WITHOUT_A_KERNEL, fused, reference
 
 ROOT = Path(c2t_kernels.__file__).parent
-# counts blocks for tables, on the host
-WITHOUT_A_KERNEL = {"nonempty_blocks"}
+# its tensor decides which side runs
+BY_DEVICE = set(OPERATIONS)
 
 
 def functions(package: Any) -> set[str]:
@@ -29,16 +31,16 @@ def parameters(function: Any) -> list[inspect.Parameter]:
     return list(inspect.signature(function).parameters.values())
 
 
-DISPATCHED = sorted(functions(c2t_kernels) - WITHOUT_A_KERNEL)
+def test_every_package_of_an_operation_is_exported():
+    packages = [path for path in ROOT.iterdir() if (path / "__init__.py").is_file()]
+    with_a_kernel = {path.name for path in packages if (path / "reference.py").is_file()} - {"network"}
+    assert with_a_kernel == {package.rpartition(".")[2] for package in PACKAGES.values()}
+    assert functions(c2t_kernels) == BY_DEVICE | WITHOUT_A_KERNEL
+    for name, package in PACKAGES.items():
+        assert getattr(import_module(package), name) is getattr(c2t_kernels, name)
 
 
-def test_every_reference_is_exported_and_has_a_kernel():
-    assert set(c2t_kernels.__all__) == set(reference.__all__)
-    assert functions(reference) == functions(fused) | WITHOUT_A_KERNEL
-    assert functions(fused) == set(DISPATCHED)
-
-
-@pytest.mark.parametrize("name", DISPATCHED)
+@pytest.mark.parametrize("name", OPERATIONS)
 def test_the_kernel_takes_what_the_reference_takes_and_options(name: str):
     shared = parameters(getattr(reference, name))
     kernel = parameters(getattr(fused, name))
@@ -49,34 +51,40 @@ def test_the_kernel_takes_what_the_reference_takes_and_options(name: str):
 
 
 @pytest.mark.parametrize("by_place", [True, False], ids=["by_place", "by_name"])
-@pytest.mark.parametrize("side", ["reference", "fused"])
-@pytest.mark.parametrize("name", DISPATCHED)
+@pytest.mark.parametrize("side", ["reference", "kernel"])
+@pytest.mark.parametrize("name", OPERATIONS)
 def test_the_device_decides_and_arguments_arrive(name: str, side: str, by_place: bool, monkeypatch: pytest.MonkeyPatch):
     # every argument an object of its own that only knows where it is
-    given = {item.name: SimpleNamespace(is_cuda=side == "fused") for item in parameters(getattr(reference, name))}
+    given = {item.name: SimpleNamespace(is_cuda=side == "kernel") for item in parameters(getattr(reference, name))}
     named = {item.name for item in parameters(getattr(reference, name)) if item.kind is inspect.Parameter.KEYWORD_ONLY}
     placed = [value for key, value in given.items() if by_place and key not in named]
     calls: list[tuple[str, dict[str, Any]]] = []
+    answer = object()
 
-    def recorder(package: str, signature: inspect.Signature) -> Any:
-        return lambda *args, **kwargs: calls.append((package, signature.bind(*args, **kwargs).arguments))
+    def recorder(module: str, signature: inspect.Signature) -> Any:
+        def record(*args: Any, **kwargs: Any) -> object:
+            calls.append((module, signature.bind(*args, **kwargs).arguments))
+            return answer
 
-    for package in (reference, fused):
-        signature = inspect.signature(getattr(package, name))
-        monkeypatch.setattr(package, name, recorder(package.__name__, signature))
-    getattr(c2t_kernels, name)(*placed, **dict(list(given.items())[len(placed) :]))
-    assert [package for package, _ in calls] == [f"c2t_kernels.{side}"]
+        return record
+
+    for each in ("reference", "kernel"):
+        module = import_module(f"{PACKAGES[name]}.{each}")
+        monkeypatch.setattr(module, name, recorder(each, inspect.signature(getattr(module, name))))
+    returned = getattr(c2t_kernels, name)(*placed, **dict(list(given.items())[len(placed) :]))
+    assert [module for module, _ in calls] == [side]
     assert calls[0][1] == given
+    # score_chain writes its state in place
+    assert returned is (None if name == "score_chain" else answer)
 
 
-@pytest.mark.parametrize("name", DISPATCHED)
-def test_the_reference_documents_both_sides(name: str):
-    judge, operation = getattr(reference, name), getattr(c2t_kernels, name)
-    assert operation.__name__ == name and operation.__doc__.startswith(judge.__doc__)
-    more = [
-        item.name for item in parameters(getattr(fused, name)) if item.name not in inspect.signature(judge).parameters
-    ]
-    assert all(word in operation.__doc__.rpartition("On a GPU:")[2] for word in more)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_operation_documents_both_sides(name: str):
+    said, _, on_a_gpu = getattr(c2t_kernels, name).__doc__.partition("On a GPU:")
+    shared = inspect.signature(getattr(c2t_kernels, name)).parameters
+    assert [word for word in shared if not re.search(rf"\b{word}\b", said)] == []
+    more = [item.name for item in parameters(getattr(fused, name)) if item.name not in shared]
+    assert on_a_gpu.strip() and all(word in on_a_gpu for word in more)
 
 
 def test_a_tensor_of_the_cpu_gets_the_reference():
@@ -96,8 +104,10 @@ def triton_imports(path: Path) -> list[str]:
 
 
 def test_triton_stays_within_the_kernels():
-    users = {path.relative_to(ROOT).parts[0] for path in ROOT.rglob("*.py") if triton_imports(path)}
-    assert users == {"fused"}
+    users = {path.relative_to(ROOT) for path in ROOT.rglob("*.py") if triton_imports(path)}
+    assert users
+    assert not [path for path in users if len(path.parts) < 2 or path.name in ("__init__.py", "reference.py")]
+    assert {path.parent.name for path in users if path.name == "kernel.py"} == {path.parent.name for path in users}
 
 
 BLOCKED = """
@@ -115,12 +125,11 @@ sys.meta_path.insert(0, NoTriton())
 import torch
 
 import c2t_kernels
-import c2t_kernels.flashinfer_tree
 
 print(c2t_kernels.draft_stats(torch.zeros(1, 4), 4).entropy.shape)
 assert "triton" not in sys.modules
 try:
-    import c2t_kernels.fused
+    import c2t_kernels.stats.kernel
 except ModuleNotFoundError as error:
     print(error.name)
 """

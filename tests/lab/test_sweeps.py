@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from c2t_plugin.classifier import NodeStats
 from c2t_plugin.errors import C2TError
-from c2t_plugin.features import NodeStats
 from c2t_plugin.lab.policies.c2t import ThresholdTree
 from c2t_plugin.lab.replay import replay_trees
 from c2t_plugin.lab.sweeps import (

@@ -9,6 +9,7 @@ import torch
 
 from c2t_plugin.errors import C2TError, ConfigError
 from c2t_plugin.lab.plans import TreeShape
+from c2t_plugin.lab.report import forest_features
 from c2t_plugin.lab.trees import grow
 from c2t_plugin.traces.forest import Forest, distribution_count, join, node_count
 
@@ -77,6 +78,25 @@ def test_statistics_are_those_written_by_hand(small) -> None:
     torch.testing.assert_close(stats.path_entropy[0], path_entropy, atol=1e-6, rtol=0)
     own = torch.tensor([p for pair in two for p in pair[:1]] + [0.0])[:10]
     assert torch.allclose(stats.log_prob[0, ::2].exp(), own[:10:2], atol=1e-6)
+
+
+def test_shares_among_siblings_are_those_written_by_hand(small) -> None:
+    # after the root, a, b, a and c the two most probable words have .8, .9, .9, .9 and .9 together
+    first = [0.5 / 0.8, 0.6 / 0.9, 0.7 / 0.9, 0.6 / 0.9, 0.7 / 0.9]
+    shares = torch.tensor([share for one in first for share in (one, 1 - one)])
+    found = forest_features(small, ("sibling_log_prob",), 1)[0, :, 0]
+    torch.testing.assert_close(found.exp(), shares, atol=1e-6, rtol=0)
+
+
+def test_a_share_among_siblings_is_the_same_in_chains_and_trees(make_traces) -> None:
+    """Chains record the first word and the margin alone."""
+    traces = make_traces(k=4, layers=3)
+    chain, tree = (forest_features(part, ("sibling_log_prob",), 1)[..., 0] for part in (traces.chain, traces.tree))
+    assert torch.equal(chain[:, 0], tree[:, 0]) and chain.std() > 0.01
+    two = traces.tree.log_prob.unflatten(1, (-1, 4))
+    # float32 exponentials of what was rounded to float32 logarithms
+    expected = (two - two[..., :2].logsumexp(-1, keepdim=True)).flatten(1).clamp_min(-50)
+    torch.testing.assert_close(tree, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_labels_are_those_written_by_hand(small) -> None:

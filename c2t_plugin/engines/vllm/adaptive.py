@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from c2t_kernels import early_stop
+from c2t_kernels.network import PathSums, children, finite
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.features import NodeStats
 from c2t_plugin.scorer import DraftScorer
 
 
@@ -61,26 +61,22 @@ class StepScorer(DraftScorer):
         classifier's statistics are those of temperature 1.
         """
         rows = logits.shape[0]
-        log_prob, entropy, margin = self._statistics_of(logits)
-        finite = torch.isfinite(log_prob) & torch.isfinite(entropy)
-        first = draft_step == 0
-        joint = torch.where(first, 0.0, self._joint[:rows]) + torch.where(finite, log_prob, 0.0)
-        path_entropy = torch.where(first, 0.0, self._path_entropy[:rows]) + torch.where(finite, entropy, 0.0)
-        self._joint[:rows], self._path_entropy[:rows] = joint, path_entropy
-        depth = (draft_step + 1).float().expand(rows)
+        stats = self._draft_stats(logits)
+        known, first, column = finite(stats), draft_step == 0, draft_step.reshape(1)
+        above = PathSums(*(torch.where(first, 0.0, part[:rows]) for part in (self._joint, self._path_entropy)))
+        # (rows, 1) each: a chain's token is the only child of the one before it
+        node = children(above, stats, draft_step + 1, known=known)
+        self._joint[:rows], self._path_entropy[:rows] = node.joint_log_prob[:, 0], node.path_entropy[:, 0]
         if self._stats is not None:
-            stacked = torch.stack((joint, log_prob, entropy, margin), dim=-1)
-            self._stats[:rows].index_copy_(1, draft_step.reshape(1), stacked[:, None])
-        rank = torch.zeros_like(joint)
-        node = NodeStats(joint, log_prob, entropy, depth, rank=rank, margin=margin, path_entropy=path_entropy)
-        confidence = torch.where(finite, self.classifier.confidence(node), torch.nan)
-        column = draft_step.reshape(1)
+            stacked = torch.stack((node.joint_log_prob, node.log_prob, node.entropy, node.margin), dim=-1)
+            self._stats[:rows].index_copy_(1, column, stacked)
+        confidence = torch.where(known, self.classifier.confidence(node), torch.nan)[:, 0]
         self._confidence[:rows].index_copy_(1, column, confidence[:, None])
-        self.non_finite += (~finite & (idx_mapping >= 0)).sum()
-        above = torch.where(first, 1.0, self._lowest[:rows])
+        self.non_finite += (~known[:, 0] & (idx_mapping >= 0)).sum()
+        lowest = torch.where(first, 1.0, self._lowest[:rows])
         # fmin leaves the minimum as it is where the confidence is not known
-        self._lowest[:rows] = torch.fmin(above, confidence)
-        conditional = self._lowest[:rows] / above.clamp_min(torch.finfo(torch.float32).tiny)
+        self._lowest[:rows] = torch.fmin(lowest, confidence)
+        conditional = self._lowest[:rows] / lowest.clamp_min(torch.finfo(torch.float32).tiny)
         dropped = (confidence < self.beta) | (draft_step >= self.max_depth)
         confidence_probs[:rows].index_copy_(1, column, torch.where(dropped, 0.0, conditional)[:, None])
 

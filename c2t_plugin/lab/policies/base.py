@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from c2t_kernels.network import NodeStats
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.features import NodeStats
 from c2t_plugin.lab.grow import Distributions, Growth, LogitDistributions
 from c2t_plugin.lab.verify import Drafting, Draw, Pruning
 from c2t_plugin.trees.token_tree import ROOT, TokenTree, pack
@@ -97,7 +97,7 @@ class LayerPolicy:
 
 def top_children(growth: Growth, distributions: Distributions, top_m: int, k: int) -> TokenTree:
     """The k most probable children of every node of the frontier; their scores are joint probabilities."""
-    return growth.children(*distributions.stats(top_m, k))
+    return growth.children(distributions.stats(top_m, k))
 
 
 def sampled_children(
@@ -123,7 +123,7 @@ def sampled_children(
         # the largest p / e with e exponential is a draw from p, the next one a draw from the rest
         race = probs / torch.empty_like(probs).exponential_(generator=growth.generator)
         tokens = race.topk(min(k, vocab), dim=-1).indices
-    return growth.children(tokens, log_probs.gather(-1, tokens), stats.entropy, stats.margin)
+    return growth.children(stats, (tokens, log_probs.gather(-1, tokens)))
 
 
 def scored(block: TokenTree, score: Score) -> TokenTree:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from c2t_kernels.network import PathSums, SiblingStats, extend_path
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.lab.grow import Distributions, Growth, LogitDistributions
 from c2t_plugin.lab.policies.base import PAPER_TOP_M, at_least, between, newest_columns
@@ -20,59 +21,61 @@ from c2t_plugin.lab.verify import Chance, Drafting, Draw, Pruning, Sampler, prob
 from c2t_plugin.trees.token_tree import DTYPES, ROOT, TokenTree
 
 READINGS = ("reach", "joint")
+AT_ROOT = PathSums(0.0, 0.0)
 
 
 class Node(NamedTuple):
-    """One new node; the fields of TokenTree."""
+    """One new node; the fields of TokenTree, those of its path and of its distribution together."""
 
     token_ids: int
     parent_ids: int
     depths: int
     log_probs: float
-    joint_log_probs: float
-    entropy: float
-    margin: float
-    path_entropy: float
+    path: PathSums
+    shared: SiblingStats
     rank: int
     scores: float
+
+    def columns(self) -> dict[str, float]:
+        """By the names of TokenTree's fields."""
+        own = self._asdict()
+        del own["path"], own["shared"]
+        path = {"joint_log_probs": self.path.joint_log_prob, "path_entropy": self.path.path_entropy}
+        return {**own, **path, **self.shared._asdict()}
 
 
 @dataclass
 class Position:
     """A place where siblings can be added: below one node of one tree.
 
-    column: the node, -1 the root. depth, joint_log_prob: of that node. reach: v of algorithm 1, the estimated
+    column: the node, -1 the root. depth, path: of that node. reach: v of algorithm 1, the estimated
     probability that the next sampling here is made: the path to the node is accepted, the siblings so far rejected.
-    path_entropy: sum of the entropies above D.
     tokens: (words,) int64 and probs: (words,) float64, D after the node, None until it is drafted from. left: (words,)
     R of algorithm 1, D without the siblings so far, renormalised. beyond: R's mass on words that are not listed.
-    entropy, margin: of D. taken: siblings so far.
+    shared: statistics of D. taken: siblings so far.
     """
 
     column: int
     depth: int
-    joint_log_prob: float
+    path: PathSums
     reach: float
-    path_entropy: float = 0.0
     tokens: Tensor | None = None
     probs: Tensor | None = None
     left: Tensor | None = None
     beyond: float = 0.0
-    entropy: float = 0.0
-    margin: float = 0.0
+    shared: SiblingStats | None = None
     taken: int = 0
 
 
 class Known(NamedTuple):
     """Distributions of a frontier at the draft's temperature, listed in part or whole.
 
-    tokens: (batch, width, words) int64. probs: (batch, width, words) float64. entropy, margin: (batch, width) float32.
+    tokens: (batch, width, words) int64. probs: (batch, width, words) float64. shared: (batch, width) float32 each.
     """
 
     tokens: Tensor
     probs: Tensor
-    entropy: Tensor
-    margin: Tensor
+    shared: SiblingStats
 
     def fill(self, position: Position, row: int, branch: int) -> None:
         """Give a position its distribution; one that is not finite leaves no word to take."""
@@ -80,7 +83,7 @@ class Known(NamedTuple):
         position.probs = self.probs[row, branch].nan_to_num(0.0)
         position.left = position.probs
         position.beyond = max(0.0, 1.0 - float(position.probs.sum()))
-        position.entropy, position.margin = float(self.entropy[row, branch]), float(self.margin[row, branch])
+        position.shared = SiblingStats(*(float(value[row, branch]) for value in self.shared))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,10 +140,10 @@ class DySpec:
         """The distributions of the frontier, all words of them or as many as a node may have children."""
         if self.max_children is not None and not self.sampled and self.temperature == 1:
             stats = distributions.stats(self.top_m, self.max_children)
-            return Known(stats.token_ids, stats.log_probs.double().exp(), stats.entropy, stats.margin)
+            return Known(stats.token_ids, stats.log_probs.double().exp(), SiblingStats.of(stats))
         probs = probabilities(distributions.logits().double(), self.temperature)
         stats = LogitDistributions(probs.log()).stats(self.top_m, 1)
-        return Known(torch.arange(probs.shape[-1]).expand_as(probs), probs, stats.entropy, stats.margin)
+        return Known(torch.arange(probs.shape[-1]).expand_as(probs), probs, SiblingStats.of(stats))
 
     def deepest(self, depth: int) -> bool:
         """Whether nodes of this depth have no children."""
@@ -161,6 +164,7 @@ class DySpec:
         There is no sampling where no word is left: its value is 0 then.
         """
         assert position.tokens is not None and position.probs is not None and position.left is not None
+        assert position.shared is not None
         value, left = self.value(position), position.left
         # argmax does not promise the first of several equal words
         word = int((left == left.max()).nonzero()[0]) if chance is None else chance.draw(left)
@@ -171,10 +175,8 @@ class DySpec:
             parent_ids=position.column,
             depths=position.depth + 1,
             log_probs=log_prob,
-            joint_log_probs=position.joint_log_prob + log_prob,
-            entropy=position.entropy,
-            margin=position.margin,
-            path_entropy=position.path_entropy + position.entropy,
+            path=extend_path(position.path, log_prob, position.shared.entropy),
+            shared=position.shared,
             rank=position.taken,
             scores=value,
         )
@@ -190,7 +192,7 @@ class DySpec:
 
     def below(self, node: Node, column: int, reach: float) -> Position:
         """The position below a new node."""
-        return Position(column, node.depths, node.joint_log_probs, reach, node.path_entropy)
+        return Position(column, node.depths, node.path, reach)
 
 
 @dataclass
@@ -220,7 +222,7 @@ class DySpecGreedy(DySpec):
         known = self.ask(distributions)
         chance = self.chance(growth)
         if growth.memory is None:
-            growth.memory = [Heap([], waiting=Position(ROOT, 0, 0.0, 1.0)) for _ in range(growth.batch)]
+            growth.memory = [Heap([], waiting=Position(ROOT, 0, AT_ROOT, 1.0)) for _ in range(growth.batch)]
         first = growth.tree.nodes
         return _block([self._advance(heap, known, row, chance, first) for row, heap in enumerate(growth.memory)])
 
@@ -282,7 +284,7 @@ class DySpecThreshold(DySpec):
         known = self.ask(distributions)
         chance = self.chance(growth)
         if growth.memory is None:
-            growth.memory = [{ROOT: Position(ROOT, 0, 0.0, 1.0)} for _ in range(growth.batch)]
+            growth.memory = [{ROOT: Position(ROOT, 0, AT_ROOT, 1.0)} for _ in range(growth.batch)]
         sizes = growth.tree.sizes().tolist()
         blocks = []
         for row, positions in enumerate(growth.memory):
@@ -328,13 +330,14 @@ class DySpecThreshold(DySpec):
 def _block(rows: list[list[Node]]) -> TokenTree:
     """One row of new nodes per tree, padded on the right."""
     width = max(len(nodes) for nodes in rows)
-    dead = Node(0, ROOT, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0)
-    filled = [[*nodes, *[dead] * (width - len(nodes))] for nodes in rows]
+    nothing = SiblingStats(*[0.0] * len(SiblingStats._fields))
+    dead = Node(0, ROOT, 0, 0.0, AT_ROOT, nothing, 0, 0.0).columns()
+    filled = [[*(node.columns() for node in nodes), *[dead] * (width - len(nodes))] for nodes in rows]
     columns = {
-        name: torch.tensor([[node[place] for node in nodes] for nodes in filled], dtype=DTYPES[name]).view(
+        name: torch.tensor([[node[name] for node in nodes] for nodes in filled], dtype=DTYPES[name]).view(
             len(rows), width
         )
-        for place, name in enumerate(Node._fields)
+        for name in dead
     }
     counts = torch.tensor([len(nodes) for nodes in rows])
     return TokenTree(**columns, alive=torch.arange(width) < counts[:, None])

@@ -27,7 +27,7 @@ from benchmarks.gpu.table5 import (
 )
 from benchmarks.gpu.trees import attention_case
 from benchmarks.papers.blocks import uniform_attachment
-from c2t_kernels.reference.attention import tree_attention
+from c2t_kernels.attention.reference import tree_attention
 
 CPU = torch.device("cpu")
 

@@ -34,7 +34,7 @@ from benchmarks.gpu.timing import (
     times_of,
 )
 from benchmarks.report.kernel_rows import kernel_row
-from c2t_kernels import reference
+from c2t_kernels.stats import reference
 from tests.support.core.ended import ended
 
 # a dry run compiles nothing

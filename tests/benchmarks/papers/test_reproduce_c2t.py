@@ -21,9 +21,8 @@ from benchmarks.papers.c2t_v2_equations import DRAWS, lemma_2_rows
 from benchmarks.papers.c2t_v2_tables import TABLE_2, Scores, accepted_by_depth, candidates, kept_at_recall
 from benchmarks.papers.catalogue import REGISTRY
 from benchmarks.papers.experiment import QUICK_TREES, Bench
-from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
+from c2t_plugin.classifier import MIN_LOG_PROB, ClassifierSpec, NodeClassifier
 from c2t_plugin.errors import C2TError
-from c2t_plugin.features import MIN_LOG_PROB
 from c2t_plugin.lab import pairs
 from c2t_plugin.lab.policies.c2t import C2TTree
 from c2t_plugin.lab.report import score_trees

@@ -12,9 +12,8 @@ import torch
 from benchmarks.pairs.toy import pair_dir
 from benchmarks.serving.arms import ENGINES, SGLANG, VLLM, Arm, chosen, threshold_beta, write_threshold_classifier
 from benchmarks.serving.options import add_arm_options, arm_values, dtype_of, kind_of
-from c2t_plugin.classifier import FILE_NAME, load_classifier
+from c2t_plugin.classifier import FILE_NAME, NodeStats, load_classifier
 from c2t_plugin.errors import C2TError
-from c2t_plugin.features import NodeStats
 
 VALUES = {
     "draft": "D",
@@ -83,8 +82,8 @@ def test_arms_are_chosen_by_name():
 def test_the_threshold_classifier_is_a_threshold_on_p(threshold: float, tmp_path: Path):
     write_threshold_classifier(tmp_path / "p.safetensors", top_m=1000)
     probability = torch.tensor([threshold * 0.99, threshold * 1.01, 1.0])
-    other = torch.rand(3)
-    stats = NodeStats(probability.log(), other, other, other, other, other, other)
+    others = dict.fromkeys(NodeStats._fields, torch.rand(3))
+    stats = NodeStats(**{**others, "joint_log_prob": probability.log()})
     kept = load_classifier(tmp_path / "p.safetensors").confidence(stats) >= threshold_beta(threshold)
     assert kept.tolist() == [False, True, True]
 

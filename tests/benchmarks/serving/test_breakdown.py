@@ -20,8 +20,8 @@ STEP = "sglang/srt/speculative/eagle_worker_v2.py(1416): forward_batch_generatio
 DRAFT = "c2t_plugin/engines/sglang/worker.py(130): draft"
 STOCK_DRAFT = "sglang/srt/speculative/eagle_worker_v2.py(660): draft"
 VERIFY = "sglang/srt/speculative/eagle_worker_v2.py(1979): verify"
-STATISTICS = "kernels/c2t_kernels/__init__.py(51): draft_stats"
-CLASSIFIER = "c2t_plugin/classifier.py(99): confidence"
+STATISTICS = "kernels/c2t_kernels/stats/__init__.py(14): draft_stats"
+CLASSIFIER = "c2t_plugin/classifier/network.py(51): confidence"
 RERANK = "sglang/srt/speculative/eagle_utils.py(100): organize_draft_results"
 
 
@@ -154,8 +154,8 @@ def test_an_unknown_arm_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_in_trees_the_choice_of_nodes_counts_as_the_rerank():
-    grow, best = "kernels/c2t_kernels/reference/growth.py(37): grow_layer", "c2t_plugin/trees/token_tree.py(216): best"
-    score = "kernels/c2t_kernels/reference/network.py(59): confidence_of"
+    grow, best = "kernels/c2t_kernels/growth/reference.py(37): grow_layer", "c2t_plugin/trees/token_tree.py(216): best"
+    score = "kernels/c2t_kernels/network/reference.py(59): confidence_of"
     draft = "c2t_plugin/engines/sglang/worker.py(117): draft"
     found = phases(
         [call(STEP, 0, 900), call(draft, 0, 800), call(grow, 100, 300), call(score, 150, 250), call(best, 400, 450)]
@@ -257,9 +257,9 @@ def test_a_step_that_reads_prompts_is_no_decoding_step():
     [
         "sglang/srt/speculative/spec_utils.py(474): select_top_k_tokens",
         "sglang/srt/speculative/eagle_utils.py(100): organize_draft_results",
-        "kernels/c2t_kernels/fused/growth.py(90): grow_layer",
-        "kernels/c2t_kernels/fused/layout.py(90): build_tree",
-        "kernels/c2t_kernels/fused/masks.py(60): full_mask",
+        "kernels/c2t_kernels/growth/kernel.py(90): grow_layer",
+        "kernels/c2t_kernels/tree_layout/kernel.py(90): build_tree",
+        "kernels/c2t_kernels/masks/kernel.py(60): full_mask",
         "c2t_plugin/trees/token_tree.py(216): best",
     ],
 )

@@ -22,17 +22,17 @@ FOUND = [
     ("draft", "c2t_plugin/engines/sglang/worker.py", "draft"),
     ("draft", "c2t_plugin/engines/sglang/worker.py", "_draft_extend_for_decode"),
     ("rerank", "c2t_plugin/trees/token_tree.py", "best"),
-    ("classifier", "c2t_plugin/classifier.py", "confidence"),
-    ("classifier", "c2t_kernels/reference/network.py", "confidence_of"),
+    ("classifier", "c2t_plugin/classifier/network.py", "confidence"),
+    ("classifier", "c2t_kernels/network/reference.py", "confidence_of"),
     *(
-        (phase, f"c2t_kernels/{package}/{file}.py", name)
-        for package in ("reference", "fused")
-        for phase, file, name in (
+        (phase, f"c2t_kernels/{package}/{side}.py", name)
+        for side in ("__init__", "reference", "kernel")
+        for phase, package, name in (
             ("statistics", "stats", "draft_stats"),
-            ("classifier", "chain", "score_chain"),
-            ("classifier", "stopping", "early_stop"),
+            ("classifier", "score", "score_chain"),
+            ("classifier", "stop", "early_stop"),
             ("rerank", "growth", "grow_layer"),
-            ("rerank", "layout", "build_tree"),
+            ("rerank", "tree_layout", "build_tree"),
             ("rerank", "masks", "full_mask"),
         )
     ),

@@ -122,7 +122,7 @@ def test_a_gpus_buffer_is_filled_in_place(verify_input: Any, packed: bool, monke
         out[: indptr[-1]] = mask[: indptr[-1]]
 
     # by name: imported here, before the kernels' tests are, Triton would not interpret theirs
-    monkeypatch.setattr("c2t_kernels.fused.full_mask", full_mask)
+    monkeypatch.setattr("c2t_kernels.masks.kernel.full_mask", full_mask)
     lengths = [nodes * (prefix + nodes) for nodes, prefix in zip((6, 5) if packed else (6, 6), PREFIXES, strict=True)]
     counts = torch.tensor([6, 5], dtype=torch.int32) if packed else None
     trees = made(verify_input, 6).custom_mask.view(2, 6, 6)

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
+from c2t_plugin.classifier import EXTENDED_FEATURES, ClassifierSpec, NodeClassifier
 from c2t_plugin.engines.vllm.adaptive import StepScorer
-from c2t_plugin.features import EXTENDED_FEATURES
 from c2t_plugin.scorer import ChainScorer
 
 ROWS, STEPS, VOCAB = 5, 4, 40

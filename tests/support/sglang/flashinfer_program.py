@@ -29,7 +29,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout, build_capture_verify_lens
 
-from c2t_kernels.reference import tree_attention
+from c2t_kernels.attention.reference import tree_attention
 from c2t_plugin.config import RAGGED
 from c2t_plugin.engines.sglang import algo
 from c2t_plugin.engines.sglang.drafters.tree_input import build_verify_input

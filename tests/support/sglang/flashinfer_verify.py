@@ -10,7 +10,7 @@ from typing import Any
 
 
 def register() -> None:
-    from benchmarks.cpu_engine.site.c2t_cpu_engine import patches
+    from c2t_cpu_engine import patches
 
     # Whichever plugin SGLang loads first, this name is looked up last.
     patches.ragged_attention = _create
@@ -18,11 +18,11 @@ def register() -> None:
 
 
 def _create(runner: Any) -> Any:
+    from c2t_cpu_engine.ragged_attention import RaggedCpuAttnBackend
     from flashinfer_wrapper import PagedWrapper
     from sglang.srt.layers.attention import flashinfer_backend
     from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
-    from benchmarks.cpu_engine.site.c2t_cpu_engine.ragged_attention import RaggedCpuAttnBackend
     from c2t_plugin.engines.sglang.verify.flashinfer import PackedFlashInferAttnBackend
 
     def nothing(*_: Any, **__: Any) -> None:

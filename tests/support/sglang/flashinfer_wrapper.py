@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
-from c2t_kernels.flashinfer_tree import BITS, pack_mask
+BITS = 8
 
 
 class PagedWrapper:
@@ -54,7 +55,7 @@ class PagedWrapper:
         packed = begins = None
         if custom_mask is not None:
             lengths = (rows * keys).tolist()
-            packed, begins = pack_mask(custom_mask.flatten()[: sum(lengths)], lengths)
+            packed, begins = _packed(custom_mask.flatten()[: sum(lengths)], lengths)
         if self.is_cuda_graph_enabled:
             self._most = int(qo_indptr[-1]) if self._most is None else self._most
             assert int(qo_indptr[-1]) <= self._most and len(qo_indptr) == len(self._qo_indptr_buf)
@@ -97,6 +98,13 @@ class PagedWrapper:
         # A mask, wherever there is one, is the only word on what is seen.
         places = int(self._mask_indptr_buf[request]) * BITS + row * length + torch.arange(length)
         return (self._custom_mask_buf[places // BITS] >> (places % BITS)).bitwise_and(1).bool()
+
+
+def _packed(mask: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
+    """As FlashInfer's segment_packbits: each request's bits on its own bytes, the first lowest; where they begin."""
+    parts = [numpy.packbits(part.cpu().numpy() != 0, bitorder="little") for part in mask.split(lengths)]
+    begins = numpy.cumsum([0, *map(len, parts)])
+    return torch.from_numpy(numpy.concatenate(parts)), torch.from_numpy(begins).to(torch.int32)
 
 
 def _read(pool: Tensor, slots: Tensor) -> Tensor:

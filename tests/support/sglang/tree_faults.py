@@ -17,9 +17,9 @@ def planted(fault: Callable[..., Any]) -> bool:
 
 
 def register() -> None:
+    from c2t_cpu_engine import sampling
     from sglang.srt.speculative import eagle_worker_common
 
-    from benchmarks.cpu_engine.site.c2t_cpu_engine import sampling
     from c2t_plugin.engines.sglang import worker
     from c2t_plugin.engines.sglang.drafters import tree, tree_input
     from c2t_plugin.trees import grower

@@ -26,8 +26,8 @@ from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout, build_capture_verify_lens
 from torch.nn.functional import pad
 
-from c2t_kernels.fused import attention_split
-from c2t_kernels.reference import tree_attention
+from c2t_kernels.attention import split as attention_split
+from c2t_kernels.attention.reference import tree_attention
 from c2t_plugin.engines.sglang.drafters.tree_input import _mask
 from c2t_plugin.engines.sglang.verify.tree_attention import TreeTritonAttnBackend
 from c2t_plugin.engines.sglang.verify.triton import PackedTritonAttnBackend

@@ -14,7 +14,8 @@ import torch
 
 
 def register() -> None:
-    from benchmarks.cpu_engine.site.c2t_cpu_engine import patches
+    from c2t_cpu_engine import patches
+
     from c2t_plugin.engines.sglang import validate
 
     # Whichever plugin SGLang loads first, this name is looked up last.
@@ -25,10 +26,10 @@ def register() -> None:
 
 
 def _create(runner: Any) -> Any:
+    from c2t_cpu_engine.ragged_attention import RaggedCpuAttnBackend
     from sglang.srt.runtime_context import get_server_args
 
-    from benchmarks.cpu_engine.site.c2t_cpu_engine.ragged_attention import RaggedCpuAttnBackend
-    from c2t_kernels.fused import attention_split
+    from c2t_kernels.attention import split as attention_split
     from c2t_plugin.engines.sglang.args import config_of
     from c2t_plugin.engines.sglang.verify.backends import packed_triton
 

@@ -90,6 +90,6 @@ def _mask(layout: TreeLayout, batch: Any, attn_backend: Any, default_mode: TreeM
 def fill_mask(buffer: Tensor, tree_mask: Tensor, prefix_lens: Tensor, counts: Tensor | None) -> None:
     """full_mask into the front of a buffer of bytes, which has room for the longest prefixes of the largest batch: a
     mask of its size, to be copied, would take as much memory again and move all of it each step."""
-    from c2t_kernels import fused
+    from c2t_kernels.masks import kernel as fused
 
     fused.full_mask(tree_mask, prefix_lens, capacity=buffer.numel(), counts=counts, out=buffer.view(torch.bool))

@@ -15,7 +15,8 @@ from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from torch import Tensor
 
-from c2t_kernels.fused.attention import HEAD_DIMS, tree_attention
+from c2t_kernels.attention.arguments import HEAD_DIMS
+from c2t_kernels.attention.kernel import tree_attention
 from c2t_plugin.engines.sglang.verify.triton import PackedTritonAttnBackend
 from c2t_plugin.errors import ConfigError
 

@@ -9,17 +9,17 @@ import pytest
 from benchmarks.serving.spans import KERNELS, phase_of
 
 FOUND = [
-    ("statistics", "stats_scan", "scan_kernel"),
-    ("statistics", "stats", "select_kernel"),
-    ("classifier", "chain", "score_chain_kernel"),
-    ("classifier", "stopping", "early_stop_kernel"),
-    ("rerank", "growth", "grow_layer_kernel"),
+    ("statistics", "stats.scan", "scan_kernel"),
+    ("statistics", "stats.kernel", "select_kernel"),
+    ("classifier", "score.kernel", "score_chain_kernel"),
+    ("classifier", "stop.kernel", "early_stop_kernel"),
+    ("rerank", "growth.kernel", "grow_layer_kernel"),
 ]
 
 
 @pytest.mark.parametrize(("phase", "module", "attribute"), FOUND)
 def test_a_kernel_is_called_what_the_breakdown_looks_for(phase: str, module: str, attribute: str):
-    kernel = getattr(importlib.import_module(f"c2t_kernels.fused.{module}"), attribute)
+    kernel = getattr(importlib.import_module(f"c2t_kernels.{module}"), attribute)
     # an interpreted kernel has no name of its own
     assert phase_of(KERNELS, getattr(kernel, "fn", kernel).__name__) == phase
 

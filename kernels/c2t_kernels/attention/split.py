@@ -1,0 +1,115 @@
+"""How attention over a long prefix is cut into shares for a GPU that a small batch does not fill, and put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from c2t_kernels.checks import check_int
+from c2t_kernels.configuration import Configuration
+
+# Two per multiprocessor of an H200 (132 of them): below this a launch leaves memory bandwidth unused.
+WANTED_PROGRAMS = 264
+MAX_SPLITS = 32
+# (head_dim, block_rows) -> block_keys, num_warps, num_stages: the largest that no GPU generation spills. Triton spends
+# every other stage of the pipeline on the slots, so that 5 stages keep two blocks of keys and values, 7 three, 9 four.
+BLOCKS = {
+    (64, 16): (32, 4, 7),
+    (64, 32): (64, 4, 5),
+    (64, 64): (32, 4, 7),
+    (64, 128): (64, 8, 5),
+    (128, 16): (32, 4, 9),
+    (128, 32): (64, 4, 5),
+    (128, 64): (32, 8, 9),
+    (256, 16): (32, 4, 5),
+    (256, 32): (32, 8, 5),
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a launch is cut: a pure function of shapes unless the caller gives one.
+
+    block_rows: rows of a tile, a row being a node and a query head of one group; 16 to 128.
+    block_keys: keys per step; 16 to 128.
+    splits: into how many shares a prefix is cut, 1 to 32.
+    """
+
+    block_rows: int
+    block_keys: int
+    splits: int = 1
+    num_warps: int = 4
+    num_stages: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("block_rows", "block_keys"):
+            if getattr(self, name) not in (16, 32, 64, 128):
+                raise ValueError(f"Launch: {name} must be 16, 32, 64 or 128, got {getattr(self, name)}")
+        check_int("Launch: splits", self.splits, 1, MAX_SPLITS)
+
+
+def default_launch(requests: int, max_nodes: int, heads: int, kv_heads: int, head_dim: int) -> Launch:
+    """The smallest tile that holds a request's rows of one key/value head, and splits until the GPU is busy."""
+    rows = max_nodes * (heads // kv_heads)
+    largest = max(block_rows for dim, block_rows in BLOCKS if dim == head_dim)
+    block_rows = min(max(16, triton.next_power_of_2(rows)), largest)
+    programs = max(1, requests * kv_heads * triton.cdiv(rows, block_rows))
+    splits = min(triton.next_power_of_2(triton.cdiv(WANTED_PROGRAMS, programs)), MAX_SPLITS)
+    block_keys, num_warps, num_stages = BLOCKS[head_dim, block_rows]
+    return Launch(block_rows, block_keys, splits, num_warps, num_stages)
+
+
+@triton.jit
+def combine_kernel(
+    p_partial, p_partial_lse, p_cu_nodes, p_out, requests, splits, HEAD_DIM: tl.constexpr, BLOCK_SPLITS: tl.constexpr
+):
+    # grid: (rows, heads)
+    i_row = tl.program_id(0)
+    if i_row >= tl.load(p_cu_nodes + requests):
+        return
+    at = i_row.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    b_split = tl.arange(0, BLOCK_SPLITS)
+    b_dim = tl.arange(0, HEAD_DIM)
+    b_lse = tl.load(p_partial_lse + at * splits + b_split, mask=b_split < splits, other=float("-inf"))
+    b_used = b_lse > float("-inf")
+    largest = tl.max(b_lse, 0)
+    b_weight = tl.exp2(b_lse - tl.where(largest == float("-inf"), 0.0, largest))
+    p_source = p_partial + (at * splits + b_split)[:, None] * HEAD_DIM + b_dim[None, :]
+    b_part = tl.load(p_source, mask=b_used[:, None], other=0.0)
+    total = tl.sum(b_weight, 0)
+    b_out = tl.sum(b_part * b_weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(p_out + at * HEAD_DIM + b_dim, b_out.to(p_out.dtype.element_ty))
+
+
+def combine(partial: Tensor, partial_lse: Tensor, cu_nodes: Tensor, out: Tensor) -> None:
+    """Weigh the shares' outputs by their sums of exponentials, into out.
+
+    partial: (rows, heads, splits, head_dim) float32, each share's own softmax average; not read where its lse is -inf.
+    partial_lse: (rows, heads, splits) float32, base-2 logarithm of each share's sum of exponentials.
+    cu_nodes: (requests + 1,) integer; rows from its last entry on are left alone.
+    out: (rows, heads, head_dim) contiguous; a row whose shares are all empty is 0.
+    """
+    rows, heads, splits, head_dim = partial.shape
+    combine_kernel[(rows, heads)](
+        partial,
+        partial_lse,
+        cu_nodes,
+        out,
+        cu_nodes.shape[0] - 1,
+        splits,
+        HEAD_DIM=head_dim,
+        BLOCK_SPLITS=triton.next_power_of_2(splits),
+    )
+
+
+def _combine_configuration(head_dim: int) -> Configuration:
+    kinds = {"p_out": "*bf16", "requests": "i32", "splits": "i32", "HEAD_DIM": "constexpr", "BLOCK_SPLITS": "constexpr"}
+    signature = {"p_partial": "*fp32", "p_partial_lse": "*fp32", "p_cu_nodes": "*i32", **kinds}
+    constants = {"HEAD_DIM": head_dim, "BLOCK_SPLITS": MAX_SPLITS}
+    return Configuration(combine_kernel, f"combine_d{head_dim}", signature, constants)
+
+
+CONFIGURATIONS = tuple(_combine_configuration(head_dim) for head_dim in (64, 128, 256))

@@ -1,0 +1,46 @@
+"""Rows of a strided batch laid end to end for the target's forward pass, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Packed(NamedTuple):
+    """Rows of all requests end to end.
+
+    values: one per source, (capacity,) or (capacity, hidden) of the source's dtype; rows past the last request hold
+        that source's pad value.
+    cu_seqlens: (bs + 1,) int32; request i owns rows cu_seqlens[i] to cu_seqlens[i + 1]. Never above the capacity.
+    """
+
+    values: tuple[Tensor, ...]
+    cu_seqlens: Tensor
+
+
+def pack_ragged(kept: Tensor, sources: Sequence[Tensor], *, capacity: int, pads: Sequence[float]) -> Packed:
+    """c2t_kernels.pack_ragged, which says what it computes, in float32 torch."""
+    bs, width = sources[0].shape[:2]
+    lengths = kept.clamp(-1, width - 1) + 1
+    ends = lengths.cumsum(0).clamp(max=capacity)
+    cu_seqlens = torch.cat([torch.zeros_like(ends[:1]), ends]) if bs else torch.zeros(1, device=kept.device)
+    own = torch.arange(width, device=kept.device) < lengths[:, None]
+    values = []
+    for source, pad in zip(sources, pads, strict=True):
+        packed = source.new_full((capacity, *source.shape[2:]), pad)
+        rows = source[own][:capacity]
+        packed[: len(rows)] = rows
+        values.append(packed)
+    return Packed(tuple(values), cu_seqlens.int())
+
+
+def scatter_ragged(packed: Tensor, cu_seqlens: Tensor, width: int, *, fill: float) -> Tensor:
+    """c2t_kernels.scatter_ragged, which says what it computes, in float32 torch."""
+    lengths = cu_seqlens.diff()
+    own = torch.arange(width, device=packed.device) < lengths[:, None]
+    strided = packed.new_full((len(lengths), width, *packed.shape[1:]), fill)
+    strided[own] = packed[: int(cu_seqlens[-1])]
+    return strided

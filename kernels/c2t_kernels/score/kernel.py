@@ -1,0 +1,157 @@
+"""score_chain in one launch: one draft step for a batch, the classifier's hidden layer in registers."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from c2t_kernels.configuration import Configuration
+from c2t_kernels.network import FEATURES, ScoringNetwork
+from c2t_kernels.network.kernel import confidence, feature_codes, node_stats
+from c2t_kernels.score.reference import ChainState, check_chain
+
+ROWS = 32  # requests of one program: with 64 hidden units 8 numbers per thread
+NUM_WARPS = 8
+
+
+# Every depth is the same kernel.
+@triton.jit(do_not_specialize=["depth"])
+def score_chain_kernel(
+    p_log_prob,
+    p_entropy,
+    p_margin,
+    p_joint,
+    p_path_entropy,
+    p_confidence,
+    p_shift,
+    p_scale,
+    p_hidden_weight,
+    p_hidden_bias,
+    p_out_weight,
+    p_out_bias,
+    rows,
+    log_prob_stride,
+    entropy_stride,
+    margin_stride,
+    confidence_stride,
+    depth,
+    depth_origin,
+    CODES: tl.constexpr,
+    N_FEATURES: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    b_row32 = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    b_live = b_row32 < rows
+    b_row = b_row32.to(tl.int64)
+    b_later = b_live & (depth > 1)
+    # a chain's token is the most probable one
+    b_node, b_finite = node_stats(
+        p_log_prob + b_row * log_prob_stride,
+        tl.zeros_like(b_row32),
+        p_entropy + b_row * entropy_stride,
+        p_margin + b_row * margin_stride,
+        tl.load(p_joint + b_row, mask=b_later, other=0.0),
+        tl.load(p_path_entropy + b_row, mask=b_later, other=0.0),
+        b_live,
+    )
+    b_confidence = confidence(
+        b_node,
+        depth + depth_origin - 1,
+        p_shift,
+        p_scale,
+        p_hidden_weight,
+        p_hidden_bias,
+        p_out_weight,
+        p_out_bias,
+        CODES,
+        N_FEATURES,
+        HIDDEN,
+        BLOCK_H,
+    )
+    b_confidence = tl.where(b_finite, b_confidence, float("nan"))
+    tl.store(p_joint + b_row, b_node[0], mask=b_live)
+    tl.store(p_path_entropy + b_row, b_node[1], mask=b_live)
+    tl.store(p_confidence + b_row * confidence_stride + (depth - 1), b_confidence, mask=b_live)
+
+
+def score_chain(
+    state: ChainState,
+    network: ScoringNetwork,
+    log_prob: Tensor,
+    entropy: Tensor,
+    margin: Tensor,
+    depth: int,
+) -> None:
+    """As c2t_kernels.score_chain, in one launch."""
+    check_chain(state, network, log_prob, entropy, margin, depth)
+    rows = log_prob.shape[0]
+    if rows == 0:
+        return
+    hidden = network.hidden_weight.shape[0]
+    score_chain_kernel[(triton.cdiv(rows, ROWS),)](
+        log_prob,
+        entropy,
+        margin,
+        state.joint_log_prob,
+        state.path_entropy,
+        state.confidence,
+        network.shift,
+        network.scale,
+        network.hidden_weight,
+        network.hidden_bias,
+        network.out_weight,
+        network.out_bias,
+        rows,
+        log_prob.stride(0),
+        entropy.stride(0),
+        margin.stride(0),
+        state.confidence.stride(0),
+        depth,
+        network.depth_origin,
+        CODES=feature_codes(network.features),
+        N_FEATURES=len(network.features),
+        HIDDEN=hidden,
+        BLOCK_H=_units(network.features, hidden),
+        BLOCK=ROWS,
+        num_warps=NUM_WARPS,
+    )
+
+
+def _units(features: tuple[str, ...], hidden: int) -> int:
+    """Hidden units that are computed at a time. With a logarithm among the features, 64 put 8 bytes on the stack."""
+    block = max(16, triton.next_power_of_2(hidden))
+    return min(block, 32) if "sibling_log_prob" in features else block
+
+
+def _configuration(features: tuple[str, ...], hidden: int) -> Configuration:
+    floats = ("log_prob", "entropy", "margin", "joint", "path_entropy")
+    weights = ("shift", "scale", "hidden_weight", "hidden_bias", "out_weight", "out_bias")
+    strides = ("log_prob_stride", "entropy_stride", "margin_stride", "confidence_stride")
+    return Configuration(
+        score_chain_kernel,
+        f"score_chain_{len(features)}_features_{hidden}_hidden",
+        {
+            **{f"p_{name}": "*fp32" for name in floats},
+            "p_confidence": "*fp32",
+            **{f"p_{name}": "*fp32" for name in weights},
+            "rows": "i32",
+            **{name: "i32" for name in strides},
+            **{name: "i32" for name in ("depth", "depth_origin")},
+            **{name: "constexpr" for name in ("CODES", "N_FEATURES", "HIDDEN", "BLOCK_H", "BLOCK")},
+        },
+        {
+            "CODES": feature_codes(features),
+            "N_FEATURES": len(features),
+            "HIDDEN": hidden,
+            "BLOCK_H": _units(features, hidden),
+            "BLOCK": ROWS,
+        },
+        num_warps=NUM_WARPS,
+    )
+
+
+# the paper's classifier and the largest that a file may hold
+CONFIGURATIONS = (_configuration(("joint_prob", "entropy", "depth"), 64), _configuration(FEATURES, 64))

@@ -1,0 +1,225 @@
+"""Ends of the chains of a whole batch in one launch; the best tokens under a budget are found by counting."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from c2t_kernels.checks import INTEGERS, check_tensor, output, per_request
+from c2t_kernels.configuration import Configuration
+
+MAX_TOKENS = 8192  # slots of one batch that one program can order, both sides rounded up to a power of two
+ROWS_ALONE = 32  # rows of one program where no request depends on another
+
+
+@triton.jit
+def _smaller(a, b):
+    return tl.minimum(a, b)
+
+
+@triton.jit
+def _count(b_flag):
+    return tl.sum(tl.sum(b_flag.to(tl.int32), axis=1), axis=0)
+
+
+@triton.jit
+def _best(b_key, b_candidate, wanted):
+    """The `wanted` candidates of largest key; of equals the shallower, then the lower row."""
+    b_key = tl.where(b_candidate, b_key, -1)
+    # Largest threshold that at least `wanted` keys reach, bit by bit: 0 if there are fewer candidates than wanted.
+    threshold = 0
+    step = 1073741824
+    for _ in range(31):
+        trial = threshold + step
+        threshold = tl.where(_count(b_key >= trial) >= wanted, trial, threshold)
+        step = step // 2
+    b_tied = (b_key == threshold).to(tl.int32)
+    b_per_depth = tl.sum(b_tied, axis=0)
+    b_shallower = tl.cumsum(b_per_depth, axis=0) - b_per_depth
+    b_rank = b_shallower[None, :] + tl.cumsum(b_tied, axis=0) - b_tied
+    left = wanted - _count(b_key > threshold)
+    return b_candidate & ((b_key > threshold) | ((b_tied == 1) & (b_rank < left)))
+
+
+@triton.jit
+def early_stop_kernel(
+    p_confidence,
+    p_beta,
+    p_max_depth,
+    p_budget,
+    p_tiers,
+    p_next_token,
+    p_lengths,
+    bs,
+    confidence_stride,
+    beta_stride,
+    max_depth_stride,
+    next_token_stride,
+    D_MAX: tl.constexpr,
+    WIDTH: tl.constexpr,
+    N_TIERS: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    b_row = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
+    b_live = b_row < bs
+    b_row64 = b_row.to(tl.int64)
+    b_depth = tl.arange(0, BLOCK_D)
+    b_inside = b_live[:, None] & (b_depth[None, :] < D_MAX)
+    p_token = p_confidence + b_row64[:, None] * confidence_stride + b_depth[None, :]
+    b_confidence = tl.load(p_token, mask=b_inside, other=0.0)
+    b_beta = tl.load(p_beta + b_row64 * beta_stride, mask=b_live, other=0.0)
+    b_max_depth = tl.load(p_max_depth + b_row64 * max_depth_stride, mask=b_live, other=0)
+
+    b_allowed = b_inside & (b_depth[None, :] < b_max_depth[:, None])
+    b_dropped = tl.where(b_inside & (b_confidence < b_beta[:, None]), b_depth[None, :], D_MAX)
+    b_kept = b_allowed & (b_depth[None, :] < tl.min(b_dropped, axis=1)[:, None])
+
+    if p_budget is not None or p_tiers is not None:
+        b_confidence = tl.where(b_confidence != b_confidence, float("inf"), b_confidence)
+        # The bits of floats that are not negative grow with the floats.
+        b_key = tl.associative_scan(b_confidence.to(tl.int32, bitcast=True), 1, _smaller)
+        total = _count(b_kept)
+        room = BLOCK_B * BLOCK_D
+        if p_budget is not None:
+            room = tl.maximum(tl.load(p_budget), 0).to(tl.int32)
+            if total > room:
+                b_kept = _best(b_key, b_kept, room)
+                total = room
+        if p_tiers is not None:
+            b_at = tl.arange(0, BLOCK_T)
+            b_tier = tl.load(p_tiers + b_at, mask=b_at < N_TIERS, other=-1)
+            target = tl.min(tl.where(b_tier >= total, b_tier, 2147483647), axis=0)
+            target = tl.minimum(tl.where(target == 2147483647, total, target), room)
+            if target > total:
+                b_kept = b_kept | _best(b_key, b_allowed & (b_kept == 0), target - total)
+
+    b_lengths = tl.sum(b_kept.to(tl.int32), axis=1)
+    tl.store(p_lengths + b_row64, b_lengths, mask=b_live)
+    if p_next_token is not None:
+        b_node = tl.arange(0, BLOCK_W)
+        b_cut = b_live[:, None] & (b_node[None, :] >= b_lengths[:, None]) & (b_node[None, :] < WIDTH)
+        b_end = tl.full((BLOCK_B, BLOCK_W), -1, p_next_token.dtype.element_ty)
+        tl.store(p_next_token + b_row64[:, None] * next_token_stride + b_node[None, :], b_end, mask=b_cut)
+
+
+def early_stop(
+    confidence: Tensor,
+    beta: Tensor | float,
+    max_depth: Tensor | int,
+    *,
+    budget: Tensor | int | None = None,
+    tiers: Tensor | None = None,
+    next_token: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """As c2t_kernels.early_stop, in one launch.
+
+    beta, max_depth, budget: also 1-element tensors of the device (float32, int32, int32), read at run time.
+    out: (bs,) int32. next_token: rows of any stride, int32 or int64.
+    Raises ValueError or TypeError for wrong shapes, dtypes, devices and strides, and for more slots than one program
+    can order (MAX_TOKENS, only with a budget or tiers).
+    """
+    check_tensor("early_stop: confidence", confidence, dtype=torch.float32, shape=(None, None))
+    bs, d_max = confidence.shape
+    device = confidence.device
+    if d_max < 1:
+        raise ValueError("early_stop: confidence must have at least one column, got shape " + str((bs, d_max)))
+    beta, beta_stride = per_request("early_stop: beta", beta, bs, torch.float32, device)
+    max_depth, max_depth_stride = per_request("early_stop: max_depth", max_depth, bs, torch.int32, device)
+    if budget is not None:
+        budget, _ = per_request("early_stop: budget", budget, 1, torch.int32, device)
+    if tiers is not None:
+        check_tensor("early_stop: tiers", tiers, dtype=torch.int32, shape=(None,), device=device)
+        tiers = tiers if len(tiers) else None
+    width = _check_links(next_token, bs, d_max, device)
+    out = output("early_stop: out", out, (bs,), torch.int32, device)
+    if bs == 0:
+        return out
+    block_d = triton.next_power_of_2(d_max)
+    together = budget is not None or tiers is not None
+    block_b, num_warps = _block(bs, block_d, together)
+    early_stop_kernel[(triton.cdiv(bs, block_b),)](
+        confidence,
+        beta,
+        max_depth,
+        budget,
+        tiers,
+        next_token,
+        out,
+        bs,
+        confidence.stride(0),
+        beta_stride,
+        max_depth_stride,
+        next_token.stride(0) if next_token is not None else 0,
+        D_MAX=d_max,
+        WIDTH=width,
+        N_TIERS=len(tiers) if tiers is not None else 0,
+        BLOCK_B=block_b,
+        BLOCK_D=block_d,
+        BLOCK_W=triton.next_power_of_2(max(width, 1)),
+        BLOCK_T=triton.next_power_of_2(len(tiers)) if tiers is not None else 1,
+        num_warps=num_warps,
+    )
+    return out
+
+
+def _check_links(next_token: Tensor | None, bs: int, d_max: int, device: torch.device) -> int:
+    if next_token is None:
+        return 0
+    name = "early_stop: next_token"
+    check_tensor(name, next_token, dtype=INTEGERS, shape=(bs, None), device=device)
+    width = next_token.shape[1]
+    if width <= d_max:
+        raise ValueError(f"{name} must have a column for the root and {d_max} draft tokens, got {width}")
+    return width
+
+
+def _block(bs: int, block_d: int, together: bool) -> tuple[int, int]:
+    """Rows of one program, and its warps."""
+    if not together:
+        return ROWS_ALONE, 4
+    block_b = triton.next_power_of_2(bs)
+    if block_b * block_d > MAX_TOKENS:
+        raise ValueError(
+            f"early_stop: confidence with a budget or tiers can have at most {MAX_TOKENS} elements, rows and columns "
+            f"rounded up to powers of two; got {block_b} * {block_d}"
+        )
+    elements = block_b * block_d
+    # 1,024 elements spill in 4 warps, where 2,048 do not
+    return block_b, 8 if elements == 1024 or elements > 2048 else 4
+
+
+def _configuration(name: str, links: str, *, bs: int, d_max: int, together: bool) -> Configuration:
+    block_d = triton.next_power_of_2(d_max)
+    block_b, num_warps = _block(bs, block_d, together)
+    tokens = {"p_budget": "*i32", "p_tiers": "*i32"} if together else {"p_budget": "constexpr", "p_tiers": "constexpr"}
+    sizes = ("bs", "confidence_stride", "beta_stride", "max_depth_stride", "next_token_stride")
+    constants = {
+        **({} if together else {"p_budget": None, "p_tiers": None}),
+        **{"D_MAX": d_max, "WIDTH": d_max + 1, "N_TIERS": 16 if together else 0, "BLOCK_B": block_b},
+        **{"BLOCK_D": block_d, "BLOCK_W": triton.next_power_of_2(d_max + 1), "BLOCK_T": 16 if together else 1},
+    }
+    signature = {
+        **{"p_confidence": "*fp32", "p_beta": "*fp32", "p_max_depth": "*i32"},
+        **tokens,
+        **{"p_next_token": links, "p_lengths": "*i32"},
+        **dict.fromkeys(sizes, "i32"),
+        **dict.fromkeys(("D_MAX", "WIDTH", "N_TIERS", "BLOCK_B", "BLOCK_D", "BLOCK_W", "BLOCK_T"), "constexpr"),
+    }
+    return Configuration(early_stop_kernel, name, signature, constants, num_warps)
+
+
+CONFIGURATIONS = (
+    _configuration("each_row", "*i64", bs=256, d_max=5, together=False),
+    _configuration("each_row_deep", "*i64", bs=512, d_max=16, together=False),
+    _configuration("batch_16x4", "*i64", bs=16, d_max=4, together=True),
+    # as many elements as 8 warps are for
+    _configuration("batch_128x8", "*i64", bs=128, d_max=8, together=True),
+    _configuration("batch_256x5", "*i64", bs=256, d_max=5, together=True),
+    _configuration("batch_512x16", "*i64", bs=512, d_max=16, together=True),
+)

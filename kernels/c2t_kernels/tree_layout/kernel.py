@@ -1,0 +1,260 @@
+"""Kept nodes of every request to the tensors of verification: one program lays out one tree."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from c2t_kernels.checks import INTEGERS, check_int, check_tensor, output
+from c2t_kernels.configuration import Configuration
+from c2t_kernels.tree_layout.reference import ORDERS, TreeLayout
+
+MAX_BUCKET = 1024
+MAX_SLOTS = 4096
+BLOCK_FILL = 1024
+
+
+@triton.jit
+def _depth_first(
+    p_parent, p_size, p_start, p_place, count, HEAVY: tl.constexpr, BLOCK_N: tl.constexpr, TILE: tl.constexpr
+):
+    """Place of every node in a depth-first walk, from the parents' places in slot order."""
+    b_node = tl.arange(0, BLOCK_N)
+    b_real = (b_node > 0) & (b_node < count)
+    tl.store(p_size + b_node, 0, mask=b_node < count)
+    tl.debug_barrier()
+    b_current = tl.where(b_real, b_node, 0)
+    while tl.max(b_current, axis=0) > 0:
+        tl.atomic_add(p_size + b_current, 1, mask=b_current > 0)
+        b_current = tl.load(p_parent + b_current, mask=b_current > 0, other=0)
+    tl.debug_barrier()
+    b_parent = tl.load(p_parent + b_node, mask=b_real, other=-1)
+    b_size = tl.load(p_size + b_node, mask=b_real, other=0)
+    b_before = tl.zeros((BLOCK_N,), tl.int32)
+    for first in range(0, count, TILE):
+        b_other = first + tl.arange(0, TILE)
+        b_other_real = (b_other > 0) & (b_other < count)
+        b_other_parent = tl.load(p_parent + b_other, mask=b_other_real, other=-2)
+        b_other_size = tl.load(p_size + b_other, mask=b_other_real, other=0)
+        b_first = b_other[None, :] < b_node[:, None]
+        if HEAVY:
+            b_equal = b_other_size[None, :] == b_size[:, None]
+            b_first = (b_other_size[None, :] > b_size[:, None]) | (b_equal & b_first)
+        b_sibling = b_other_parent[None, :] == b_parent[:, None]
+        b_before += tl.sum(tl.where(b_sibling & b_first, b_other_size[None, :], 0), axis=1)
+    # Steps from the parent's place: the parent itself and the subtrees of the siblings in front.
+    tl.store(p_start + b_node, b_before + 1, mask=b_real)
+    tl.debug_barrier()
+    b_place = tl.zeros((BLOCK_N,), tl.int32)
+    b_current = tl.where(b_real, b_node, 0)
+    while tl.max(b_current, axis=0) > 0:
+        b_place += tl.load(p_start + b_current, mask=b_current > 0, other=0)
+        b_current = tl.load(p_parent + b_current, mask=b_current > 0, other=0)
+    tl.store(p_place + b_node, b_place, mask=b_node < count)
+    tl.debug_barrier()
+
+
+@triton.jit
+def build_tree_kernel(
+    p_parent_ids,
+    p_keep,
+    p_token_ids,
+    p_root_tokens,
+    p_prefix_lens,
+    p_scratch,
+    p_draft_tokens,
+    p_positions,
+    p_retrieve_index,
+    p_next_token,
+    p_next_sibling,
+    p_parents,
+    p_slots,
+    p_counts,
+    p_mask,
+    parent_stride,
+    keep_stride,
+    token_stride,
+    SLOTS: tl.constexpr,
+    BUCKET: tl.constexpr,
+    ORDER: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_FILL: tl.constexpr,
+):
+    i_request = tl.program_id(0).to(tl.int64)
+    p_place_of = p_scratch + i_request * (SLOTS + 4 * BUCKET)
+    p_parent = p_place_of + SLOTS
+    p_tree_mask = p_mask + i_request * BUCKET * BUCKET
+    row = i_request * BUCKET
+
+    b_slot = tl.arange(0, BLOCK_S)
+    b_inside = b_slot < SLOTS
+    b_keep = tl.load(p_keep + i_request * keep_stride + b_slot, mask=b_inside, other=0) != 0
+    b_at = tl.cumsum(b_keep.to(tl.int32), axis=0)
+    b_taken = b_keep & (b_at < BUCKET)
+    count = 1 + tl.sum(b_taken.to(tl.int32), axis=0)
+    tl.store(p_counts + i_request, count)
+    tl.store(p_place_of + b_slot, b_at, mask=b_inside)
+    for first in range(0, BUCKET * BUCKET, BLOCK_FILL):
+        b_element = first + tl.arange(0, BLOCK_FILL)
+        tl.store(p_tree_mask + b_element, 0, mask=b_element < BUCKET * BUCKET)
+    tl.debug_barrier()
+
+    # A parent that does not come before its child would make the walks below endless: such a node hangs on the root.
+    b_parent_slot = tl.load(p_parent_ids + i_request * parent_stride + b_slot, mask=b_taken, other=-1)
+    b_linked = b_taken & (b_parent_slot >= 0) & (b_parent_slot < b_slot)
+    b_above = tl.load(p_place_of + b_parent_slot, mask=b_linked, other=0)
+    if ORDER != 0:
+        tl.store(p_parent + b_at, b_above, mask=b_taken)
+        p_place = p_parent + 3 * BUCKET
+        _depth_first(p_parent, p_parent + BUCKET, p_parent + 2 * BUCKET, p_place, count, ORDER == 2, BLOCK_N, TILE)
+        b_at = tl.load(p_place + b_at, mask=b_taken, other=0)
+        b_above = tl.load(p_place + b_above, mask=b_taken, other=0)
+    b_token = tl.load(p_token_ids + i_request * token_stride + b_slot, mask=b_taken, other=0)
+    tl.store(p_draft_tokens + row + b_at, b_token, mask=b_taken)
+    tl.store(p_slots + row + b_at, b_slot, mask=b_taken)
+    tl.store(p_parents + row + b_at, b_above, mask=b_taken)
+    b_node = tl.arange(0, BLOCK_N)
+    b_place = b_node < BUCKET
+    b_other = b_place & ((b_node == 0) | (b_node >= count))
+    b_root_token = tl.where(b_node == 0, tl.load(p_root_tokens + i_request), 0)
+    tl.store(p_draft_tokens + row + b_node, b_root_token, mask=b_other)
+    tl.store(p_slots + row + b_node, tl.where(b_node == 0, -1, -2), mask=b_other)
+    tl.store(p_parents + row + b_node, -1, mask=b_other)
+    tl.store(p_retrieve_index + row + b_node, row + b_node, mask=b_place)
+    tl.debug_barrier()
+
+    b_depth = tl.full((BLOCK_N,), -1, tl.int32)
+    b_current = tl.where(b_place, b_node, -1)
+    while tl.max(b_current, axis=0) >= 0:
+        b_walking = b_current >= 0
+        b_depth += b_walking.to(tl.int32)
+        tl.store(p_tree_mask + b_node * BUCKET + b_current, 1, mask=b_walking)
+        b_current = tl.load(p_parents + row + b_current, mask=b_walking, other=-1)
+    tl.store(p_positions + row + b_node, tl.load(p_prefix_lens + i_request).to(tl.int64) + b_depth, mask=b_place)
+
+    b_parent = tl.load(p_parents + row + b_node, mask=b_place, other=-1)
+    b_child = tl.full((BLOCK_N,), BLOCK_N, tl.int32)
+    b_sibling = tl.full((BLOCK_N,), BLOCK_N, tl.int32)
+    for first in range(0, count, TILE):
+        b_later = first + tl.arange(0, TILE)
+        b_later_parent = tl.load(p_parents + row + b_later, mask=b_later < count, other=-1)
+        b_found = tl.where(b_later_parent[None, :] == b_node[:, None], b_later[None, :], BLOCK_N)
+        b_child = tl.minimum(b_child, tl.min(b_found, axis=1))
+        b_same = (b_later_parent[None, :] == b_parent[:, None]) & (b_parent[:, None] >= 0)
+        b_found = tl.where(b_same & (b_later[None, :] > b_node[:, None]), b_later[None, :], BLOCK_N)
+        b_sibling = tl.minimum(b_sibling, tl.min(b_found, axis=1))
+    tl.store(p_next_token + row + b_node, tl.where(b_child < BLOCK_N, b_child, -1), mask=b_place)
+    tl.store(p_next_sibling + row + b_node, tl.where(b_sibling < BLOCK_N, b_sibling, -1), mask=b_place)
+
+
+def build_tree(
+    parent_ids: Tensor,
+    keep: Tensor,
+    token_ids: Tensor,
+    root_tokens: Tensor,
+    prefix_lens: Tensor,
+    *,
+    bucket: int,
+    order: str = "insertion",
+    out: TreeLayout | None = None,
+    scratch: Tensor | None = None,
+) -> TreeLayout:
+    """As c2t_kernels.build_tree, in one launch.
+
+    parent_ids, token_ids, root_tokens, prefix_lens: int32 or int64. Tables may have rows of any stride.
+    scratch: (bs, slots + 4 * bucket) int32 of no meaning afterwards.
+    Raises ValueError or TypeError for wrong shapes, dtypes, devices and strides, a bucket above MAX_BUCKET or more than
+    MAX_SLOTS slots. A keep that is not closed under ancestors is not detected, and its layout has no meaning.
+    """
+    check_tensor("build_tree: keep", keep, dtype=torch.bool, shape=(None, None))
+    (bs, slots), device = keep.shape, keep.device
+    check_int("build_tree: slots of keep", slots, 1, MAX_SLOTS)
+    check_int("build_tree: bucket", bucket, 1, MAX_BUCKET)
+    if order not in ORDERS:
+        raise ValueError(f"build_tree: order must be one of {', '.join(ORDERS)}, got {order!r}")
+    for name, table in (("parent_ids", parent_ids), ("token_ids", token_ids)):
+        check_tensor(f"build_tree: {name}", table, dtype=INTEGERS, shape=(bs, slots), device=device)
+    for name, column in (("root_tokens", root_tokens), ("prefix_lens", prefix_lens)):
+        check_tensor(f"build_tree: {name}", column, dtype=INTEGERS, shape=(bs,), device=device)
+    made = _layout(out, bs, bucket, device)
+    scratch = output("build_tree: scratch", scratch, (bs, slots + 4 * bucket), torch.int32, device)
+    if bs == 0:
+        return made
+    build_tree_kernel[(bs,)](
+        parent_ids,
+        keep.view(torch.uint8),
+        token_ids,
+        root_tokens,
+        prefix_lens,
+        scratch,
+        *made[:-1],
+        made.mask.view(torch.uint8),
+        parent_ids.stride(0),
+        keep.stride(0),
+        token_ids.stride(0),
+        **_blocks(slots, bucket, order),
+        num_warps=_warps(bucket),
+    )
+    return made
+
+
+def _layout(out: TreeLayout | None, bs: int, bucket: int, device: torch.device) -> TreeLayout:
+    small = {"parents": torch.int32, "slots": torch.int32, "counts": torch.int32, "mask": torch.bool}
+    shapes = {"counts": (bs,), "mask": (bs, bucket, bucket)}
+    given = out._asdict() if out is not None else {}
+    return TreeLayout(
+        **{
+            name: output(
+                f"build_tree: out.{name}",
+                given.get(name),
+                shapes.get(name, (bs, bucket)),
+                small.get(name, torch.int64),
+                device,
+            )
+            for name in TreeLayout._fields
+        }
+    )
+
+
+def _blocks(slots: int, bucket: int, order: str) -> dict[str, int]:
+    return {
+        "SLOTS": slots,
+        "BUCKET": bucket,
+        "ORDER": ORDERS.index(order),
+        "BLOCK_S": triton.next_power_of_2(slots),
+        "BLOCK_N": triton.next_power_of_2(bucket),
+        # Nodes that all others are compared with at a time: the table of both has to fit in registers.
+        "TILE": 16 if bucket <= 128 else 8 if bucket <= 256 else 4,
+        "BLOCK_FILL": BLOCK_FILL,
+    }
+
+
+def _warps(bucket: int) -> int:
+    return 4 if bucket <= 128 else 8 if bucket <= 512 else 16
+
+
+def _tree(name: str, slots: int, bucket: int, order: str) -> Configuration:
+    words = ("p_draft_tokens", "p_positions", "p_retrieve_index", "p_next_token", "p_next_sibling")
+    blocks = _blocks(slots, bucket, order)
+    signature = {
+        **{"p_parent_ids": "*i32", "p_keep": "*u8", "p_token_ids": "*i64", "p_root_tokens": "*i64"},
+        **{"p_prefix_lens": "*i64", "p_scratch": "*i32"},
+        **dict.fromkeys(words, "*i64"),
+        **{"p_parents": "*i32", "p_slots": "*i32", "p_counts": "*i32", "p_mask": "*u8"},
+        **dict.fromkeys(("parent_stride", "keep_stride", "token_stride"), "i32"),
+        **dict.fromkeys(blocks, "constexpr"),
+    }
+    return Configuration(build_tree_kernel, name, signature, blocks, _warps(bucket))
+
+
+CONFIGURATIONS = (
+    *(_tree(f"tree_64_{order}", 510, 64, order) for order in ORDERS),
+    _tree("tree_8", 30, 8, "insertion"),
+    _tree("tree_256_heavy_path", 1024, 256, "heavy_path"),
+    _tree("tree_512_heavy_path", 2048, 512, "heavy_path"),
+    _tree("tree_1024_heavy_path", 4096, 1024, "heavy_path"),
+)

@@ -1,0 +1,111 @@
+"""A tree of kept nodes as the tensors that an engine's verification reads."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+ORDERS = ("insertion", "depth_first", "heavy_path")
+ROOT, PAD = -1, -2  # what TreeLayout.slots says of nodes that are no slot
+
+
+class TreeLayout(NamedTuple):
+    """One tree per request in `bucket` places. Place 0 is the root, kept nodes follow, pads fill the rest.
+
+    draft_tokens: (bs, bucket) int64; 0 in a pad.
+    positions: (bs, bucket) int64, prefix length + depth; the prefix length in a pad.
+    retrieve_index: (bs, bucket) int64, place in the flattened batch.
+    retrieve_next_token: (bs, bucket) int64, place of the first child, -1 if there is none.
+    retrieve_next_sibling: (bs, bucket) int64, place of the next child of the same parent, -1 if there is none.
+    parents: (bs, bucket) int32, place of the parent; -1 for the root and pads.
+    slots: (bs, bucket) int32, the slot that the node came from; ROOT, PAD.
+    counts: (bs,) int32, nodes of each tree with the root, pads not counted.
+    mask: (bs, bucket, bucket) bool, True where row is column or below it.
+
+    No link leads to a pad, so a verifier cannot reach one; a pad attends to itself alone (and to the prefix).
+    """
+
+    draft_tokens: Tensor
+    positions: Tensor
+    retrieve_index: Tensor
+    retrieve_next_token: Tensor
+    retrieve_next_sibling: Tensor
+    parents: Tensor
+    slots: Tensor
+    counts: Tensor
+    mask: Tensor
+
+
+def build_tree(
+    parent_ids: Tensor,
+    keep: Tensor,
+    token_ids: Tensor,
+    root_tokens: Tensor,
+    prefix_lens: Tensor,
+    *,
+    bucket: int,
+    order: str = "insertion",
+) -> TreeLayout:
+    """c2t_kernels.build_tree, which says what it computes, in float32 torch."""
+    bs, device = len(keep), keep.device
+    places = torch.zeros(bs, bucket, dtype=torch.int64)
+    layout = TreeLayout(
+        draft_tokens=places.clone(),
+        positions=prefix_lens.cpu().long()[:, None].repeat(1, bucket),
+        retrieve_index=torch.arange(bs * bucket).view(bs, bucket),
+        retrieve_next_token=places - 1,
+        retrieve_next_sibling=places - 1,
+        parents=(places - 1).int(),
+        slots=torch.full((bs, bucket), PAD, dtype=torch.int32),
+        counts=torch.zeros(bs, dtype=torch.int32),
+        mask=torch.eye(bucket, dtype=torch.bool).repeat(bs, 1, 1),
+    )
+    for i in range(bs):
+        kept = keep[i].nonzero().flatten().tolist()[: bucket - 1]
+        parent_of = {slot: max(int(parent_ids[i, slot]), ROOT) for slot in kept}
+        nodes = [ROOT, *_ordered(parent_of, order)]
+        place_of = {slot: place for place, slot in enumerate(nodes)}
+        layout.counts[i] = len(nodes)
+        for place, slot in enumerate(nodes):
+            layout.slots[i, place] = slot
+            layout.draft_tokens[i, place] = root_tokens[i] if slot == ROOT else token_ids[i, slot]
+            if slot != ROOT:
+                parent = place_of[parent_of[slot]]
+                layout.parents[i, place] = parent
+                layout.positions[i, place] = layout.positions[i, parent] + 1
+                layout.mask[i, place] |= layout.mask[i, parent]
+        _link(layout, i, len(nodes))
+    return TreeLayout(*(tensor.to(device) for tensor in layout))
+
+
+def _ordered(parent_of: dict[int, int], order: str) -> list[int]:
+    """Slots of the kept nodes in the order of their places."""
+    if order == "insertion":
+        return list(parent_of)
+    children: dict[int, list[int]] = {slot: [] for slot in (ROOT, *parent_of)}
+    for slot, parent in parent_of.items():
+        children[parent].append(slot)
+    size = {slot: 1 for slot in children}
+    for slot in reversed(parent_of):
+        size[parent_of[slot]] += size[slot]
+    if order == "heavy_path":
+        for siblings in children.values():
+            siblings.sort(key=lambda slot: -size[slot])
+
+    found: list[int] = []
+    waiting = children[ROOT][::-1]
+    while waiting:
+        slot = waiting.pop()
+        found.append(slot)
+        waiting += children[slot][::-1]
+    return found
+
+
+def _link(layout: TreeLayout, i: int, count: int) -> None:
+    """First child and next sibling of every node of tree i."""
+    for place in range(count - 1, 0, -1):
+        parent = int(layout.parents[i, place])
+        layout.retrieve_next_sibling[i, place] = layout.retrieve_next_token[i, parent]
+        layout.retrieve_next_token[i, parent] = place

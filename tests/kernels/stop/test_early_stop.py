@@ -1,0 +1,241 @@
+"""Ends of chains: hand-worked batches, properties of the reference, and the kernel against it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from c2t_kernels.stop import kernel as fused
+from c2t_kernels.stop.reference import early_stop
+from tests.support.kernels.strided import apart
+
+QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# The interpreter takes some 30 ms for a batch with a budget.
+INTERPRETED = settings(QUIET, max_examples=20)
+NAN = math.nan
+
+
+def table(rows: list[list[float]]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float32)
+
+
+def links(bs: int, width: int) -> Tensor:
+    """The engine's chain: node i leads to i + 1, the last to nothing."""
+    chain = torch.arange(1, width + 1)
+    chain[-1] = -1
+    return chain.repeat(bs, 1)
+
+
+def running_minimum(row: list[float]) -> list[float]:
+    smallest = math.inf
+    keys = []
+    for value in row:
+        smallest = smallest if math.isnan(value) else min(smallest, value)
+        keys.append(smallest)
+    return keys
+
+
+@st.composite
+def batches(draw: st.DrawFn, max_rows: int = 12) -> tuple[Tensor, Tensor, Tensor]:
+    """Confidences with many equal values and NaN, a beta and a longest depth per request."""
+    bs, d_max = draw(st.integers(1, max_rows)), draw(st.integers(1, 9))
+    level = st.sampled_from([0.0, 0.125, 0.25, 0.5, 0.5, 0.75, 1.0, NAN])
+    confidence = draw(st.lists(st.lists(level, min_size=d_max, max_size=d_max), min_size=bs, max_size=bs))
+    beta = draw(st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.6, 1.0]), min_size=bs, max_size=bs))
+    depth = draw(st.lists(st.integers(0, d_max), min_size=bs, max_size=bs))
+    return table(confidence), table(beta), torch.tensor(depth, dtype=torch.int32)
+
+
+def test_a_chain_ends_before_its_first_token_below_beta():
+    confidence = table([[0.9, 0.4, 0.9], [0.5, 0.5, 0.5], [0.1, 0.9, 0.9], [NAN, 0.6, NAN]])
+    assert early_stop(confidence, 0.5, 3).tolist() == [1, 3, 0, 3]
+
+
+def test_beta_and_depth_of_each_request():
+    confidence = table([[0.6, 0.6, 0.6]] * 4)
+    beta, depth = table([0.5, 0.6, 0.7, 0.0]), torch.tensor([3, 2, 3, 0], dtype=torch.int32)
+    assert early_stop(confidence, beta, depth).tolist() == [3, 2, 0, 0]
+
+
+def test_numbers_meet_confidences_on_any_device():
+    # meta stands for a GPU, which a plain tensor of a number is not on either
+    assert early_stop(torch.zeros(2, 3, device="meta"), 0.5, 3).device.type == "meta"
+
+
+def test_links_end_at_the_last_kept_node():
+    next_token = links(3, 4)
+    lengths = early_stop(table([[0.9, 0.9, 0.9], [0.9, 0.1, 0.9], [0.1, 0.1, 0.1]]), 0.5, 3, next_token=next_token)
+    assert lengths.tolist() == [3, 1, 0]
+    assert next_token.tolist() == [[1, 2, 3, -1], [1, -1, -1, -1], [-1, -1, -1, -1]]
+
+
+def test_budget_drops_the_tail_of_lowest_confidence():
+    # running minima .9 .6 .6 and .8 .7 .7: the first row's last token is worth .6, whatever its own confidence
+    confidence = table([[0.9, 0.6, 0.99], [0.8, 0.7, 0.9]])
+    assert early_stop(confidence, 0.5, 3, budget=5).tolist() == [2, 3]
+    assert early_stop(confidence, 0.5, 3, budget=4).tolist() == [1, 3]
+    assert early_stop(confidence, 0.5, 3, budget=3).tolist() == [1, 2]
+    assert early_stop(confidence, 0.5, 3, budget=0).tolist() == [0, 0]
+
+
+def test_equals_fall_deepest_and_last_first():
+    confidence = torch.full((3, 2), 0.7)
+    shapes = [early_stop(confidence, 0.5, 2, budget=budget).tolist() for budget in range(7)]
+    assert shapes == [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1], [2, 1, 1], [2, 2, 1], [2, 2, 2]]
+
+
+def test_a_tier_is_filled_with_the_most_confident_of_the_cut_tokens():
+    confidence = table([[0.9, 0.3, 0.9], [0.4, 0.35, 0.9], [0.9, 0.9, 0.1]])
+    tiers = torch.tensor([2, 6, 9], dtype=torch.int32)
+    # kept 1 + 0 + 2 = 3, three more to 6: .4 and then .35 twice
+    assert early_stop(confidence, 0.5, 3).tolist() == [1, 0, 2]
+    assert early_stop(confidence, 0.5, 3, tiers=tiers).tolist() == [1, 3, 2]
+    # the budget also holds for tokens that only fill
+    assert early_stop(confidence, 0.5, 3, tiers=tiers, budget=4).tolist() == [1, 1, 2]
+    # above the last tier nothing is filled
+    assert early_stop(confidence, 0.5, 3, tiers=tiers[:1]).tolist() == [1, 0, 2]
+
+
+@QUIET
+@given(batch=batches())
+def test_a_kept_length_is_the_longest_prefix_at_or_above_beta(batch: tuple[Tensor, Tensor, Tensor]):
+    confidence, beta, depth = batch
+    lengths = early_stop(confidence, beta, depth)
+    for row, threshold, longest, length in zip(
+        confidence.tolist(), beta.tolist(), depth.tolist(), lengths.tolist(), strict=True
+    ):
+        assert length <= longest
+        assert not any(value < threshold for value in row[:length])
+        assert length == longest or row[length] < threshold
+
+
+@QUIET
+@given(batch=batches(), budget=st.integers(0, 40))
+def test_budget_is_met_exactly_and_drops_nothing_better_than_it_keeps(batch: tuple, budget: int):
+    confidence = batch[0]
+    free, clipped = early_stop(*batch), early_stop(*batch, budget=budget)
+    assert clipped.sum() == min(int(free.sum()), budget)
+    assert (clipped <= free).all()
+    keys = [running_minimum(row) for row in confidence.tolist()]
+    kept = [keys[i][j] for i, n in enumerate(clipped.tolist()) for j in range(n)]
+    dropped = [keys[i][j] for i, n in enumerate(clipped.tolist()) for j in range(n, int(free[i]))]
+    assert max(dropped, default=-1.0) <= min(kept, default=math.inf)
+
+
+@QUIET
+@given(batch=batches(), tiers=st.lists(st.integers(0, 60), min_size=1, max_size=4, unique=True))
+def test_fill_reaches_the_tier_or_every_depth(batch: tuple, tiers: list[int]):
+    free = early_stop(*batch)
+    filled = early_stop(*batch, tiers=torch.tensor(sorted(tiers), dtype=torch.int32))
+    total, capacity = int(free.sum()), int(batch[2].sum())
+    target = min([tier for tier in tiers if tier >= total], default=total)
+    assert filled.sum() == min(target, capacity)
+    assert (filled >= free).all() and (filled <= batch[2]).all()
+
+
+@INTERPRETED
+@given(
+    batch=batches(),
+    budget=st.none() | st.integers(0, 40),
+    tiers=st.none() | st.lists(st.integers(0, 60), max_size=4, unique=True),
+)
+def test_kernel_equals_reference(batch: tuple, budget: int | None, tiers: list[int] | None, device: str):
+    confidence, beta, depth = (tensor.to(device) for tensor in batch)
+    levels = None if tiers is None else torch.tensor(sorted(tiers), dtype=torch.int32, device=device)
+    bs, d_max = confidence.shape
+    expected_links, found_links = links(bs, d_max + 1).to(device), links(bs, d_max + 1).to(device)
+    expected = early_stop(confidence, beta, depth, budget=budget, tiers=levels, next_token=expected_links)
+    room = None if budget is None else torch.tensor([budget], dtype=torch.int32, device=device)
+    found = fused.early_stop(confidence, beta, depth, budget=room, tiers=levels, next_token=found_links)
+    assert found.dtype == torch.int32 and torch.equal(found, expected)
+    assert torch.equal(found_links, expected_links)
+
+
+@pytest.mark.parametrize("budget", range(7))
+def test_kernel_breaks_ties_as_the_reference(budget: int, device: str):
+    confidence = torch.full((3, 2), 0.7, device=device)
+    expected = early_stop(confidence, 0.5, 2, budget=budget)
+    assert torch.equal(fused.early_stop(confidence, 0.5, 2, budget=budget), expected)
+
+
+# 1: one request; 257: more rows than a power of two, several programs where nothing orders the batch
+@pytest.mark.parametrize("bs", [1, 257])
+@pytest.mark.parametrize("budget", [None, 300], ids=["free", "budget"])
+def test_kernel_on_real_valued_confidences(bs: int, budget: int | None, device: str):
+    confidence = torch.rand(bs, 16, generator=torch.Generator().manual_seed(bs)).sqrt().to(device)
+    expected = early_stop(confidence, 0.5, 14, budget=budget)
+    assert torch.equal(fused.early_stop(confidence, 0.5, 14, budget=budget), expected)
+    assert bs == 1 or budget is None or expected.sum() == budget
+
+
+def test_kernel_reads_strided_rows_and_writes_the_given_buffers(device: str):
+    confidence = torch.rand(5, 12, generator=torch.Generator().manual_seed(0)).to(device)
+    wide = torch.full((5, 9), 77, dtype=torch.int32, device=device)
+    out = torch.empty(5, dtype=torch.int32, device=device)
+    found = fused.early_stop(confidence[:, 3:7], 0.4, 4, next_token=wide[:, 1:6], out=out)
+    assert found is out and torch.equal(out, early_stop(confidence[:, 3:7], 0.4, 4))
+    assert (wide[:, 0] == 77).all() and (wide[:, 6:] == 77).all()
+    cut = torch.arange(5, device=device) >= out[:, None]
+    assert torch.equal(wide[:, 1:6] == -1, cut)
+
+
+def test_limits_of_requests_may_lie_apart(device: str):
+    confidence = torch.rand(5, 6, generator=torch.Generator().manual_seed(0)).to(device)
+    beta = torch.linspace(0.2, 0.8, 5).to(device)
+    longest = torch.tensor([6, 1, 5, 0, 3], dtype=torch.int32, device=device)
+    found = fused.early_stop(apart(confidence), apart(beta), apart(longest))
+    assert torch.equal(found, early_stop(confidence, beta, longest))
+
+
+def test_an_empty_batch_is_no_error(device: str):
+    assert fused.early_stop(torch.zeros(0, 4, device=device), 0.5, 4).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"confidence": torch.zeros(2, 3, dtype=torch.float64)}, TypeError, "confidence"),
+        ({"confidence": torch.zeros(3)}, ValueError, "confidence"),
+        ({"confidence": torch.zeros(3, 2).T}, ValueError, "confidence"),
+        ({"confidence": torch.zeros(2, 0)}, ValueError, "confidence"),
+        ({"beta": math.nan}, ValueError, "beta"),
+        ({"beta": torch.zeros(3)}, ValueError, "beta"),
+        ({"max_depth": torch.zeros(2)}, TypeError, "max_depth"),
+        ({"max_depth": -1}, ValueError, "max_depth"),
+        ({"budget": torch.zeros(2, dtype=torch.int32)}, ValueError, "budget"),
+        ({"tiers": torch.zeros(2)}, TypeError, "tiers"),
+        ({"next_token": torch.zeros(2, 3, dtype=torch.int64)}, ValueError, "next_token"),
+        ({"out": torch.zeros(3, dtype=torch.int32)}, ValueError, "out"),
+        ({"confidence": torch.zeros(1025, 5), "budget": 3}, ValueError, "8192"),
+    ],
+)
+def test_refuses_what_it_cannot_take(change: dict, error: type[Exception], message: str):
+    arguments = {"confidence": torch.zeros(2, 3), "beta": 0.5, "max_depth": 3, **change}
+    with pytest.raises(error, match=message):
+        fused.early_stop(**arguments)
+
+
+@pytest.mark.parametrize("op", [early_stop, fused.early_stop], ids=["reference", "fused"])
+def test_equality_with_beta_keeps(op: Callable[..., Tensor], device: str):
+    confidence = table([[0.4]] * 3).to(device)
+    own = confidence[0, 0]
+    assert op(confidence, torch.stack([own, torch.nextafter(own, own + 1), own * 0]), 1).tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("op", [early_stop, fused.early_stop], ids=["reference", "fused"])
+def test_no_confidence_is_below_a_beta_that_is_no_number(op: Callable[..., Tensor], device: str):
+    confidence = table([[0.1], [0.5], [NAN]]).to(device)
+    assert op(confidence, torch.full((1,), NAN, device=device), 1).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("op", [early_stop, fused.early_stop], ids=["reference", "fused"])
+@pytest.mark.parametrize("beta", [math.nan, math.inf, -math.inf, -0.1, 1.1])
+def test_a_number_that_is_no_threshold_is_refused(op: Callable[..., Tensor], beta: float):
+    with pytest.raises(ValueError, match=r"early_stop: beta must be a number in \[0, 1\]"):
+        op(torch.zeros(2, 3), beta, 3)
