@@ -21,7 +21,7 @@ from c2t_plugin.lab.policies.eagle2 import Eagle2
 from c2t_plugin.lab.sweeps import path_minimum, static_sweep, threshold_sweep, truncate
 from c2t_plugin.traces.file import Traces
 from c2t_plugin.traces.forest import Forest
-from c2t_plugin.trees.token_tree import best
+from c2t_plugin.trees.nodes import best
 
 DEPTHS = (1, 2, 3)
 # joint probability in (low, high] -> accepted share at depth 1, 2, 3

@@ -38,7 +38,7 @@ from c2t_plugin.lab.verify import (
     verify_multi_round,
     verify_without_replacement,
 )
-from c2t_plugin.trees.token_tree import ROOT
+from c2t_plugin.trees.nodes import ROOT
 
 Rejection = Callable[[DraftTree, Tensor, Tensor, Chance], Verified]
 # SpecTr's verification follows equal siblings together, so one node at a time is not enough for it.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.trees.token_tree import TokenTree
+from c2t_plugin.lab.token_tree import TokenTree
 
 # of the Triton kernel that DySpec measured (its C.1)
 PAPER_BLOCK = 32

@@ -33,7 +33,7 @@ FUNCTIONS = (
     ("verify", re.compile(r"eagle_worker_v2\.py\(\d+\): verify$")),
     ("rerank", re.compile(r"\.py\(\d+\): (?:select_top_k_tokens|organize_draft_results)$")),
     ("rerank", re.compile(r"c2t_kernels\S*\.py\(\d+\): (?:grow_layer|build_tree|full_mask)$")),
-    ("rerank", re.compile(r"c2t_plugin/trees/token_tree\.py\(\d+\): best$")),
+    ("rerank", re.compile(r"c2t_plugin/trees/nodes\.py\(\d+\): best$")),
     ("statistics", re.compile(r"c2t_kernels\S*\.py\(\d+\): draft_stats$")),
     ("classifier", re.compile(r"c2t_plugin/classifier/network\.py\(\d+\): confidence$")),
     ("classifier", re.compile(r"c2t_kernels\S*\.py\(\d+\): (?:score_chain|confidence_of|early_stop)$")),

@@ -11,7 +11,8 @@ from torch import Tensor
 from c2t_kernels import DraftStats, draft_stats
 from c2t_kernels.network import NodeStats, PathSums, children
 from c2t_plugin.errors import C2TError
-from c2t_plugin.trees.token_tree import ROOT, TokenTree
+from c2t_plugin.lab.token_tree import TokenTree
+from c2t_plugin.trees.nodes import ROOT
 
 if TYPE_CHECKING:
     from c2t_plugin.lab.verify import Drafting

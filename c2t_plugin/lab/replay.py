@@ -17,8 +17,9 @@ from torch import Tensor
 from c2t_kernels import DraftStats
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.grow import Distributions, Drafter, Grown, TreePolicy, grow_tree
+from c2t_plugin.lab.token_tree import TokenTree
 from c2t_plugin.traces.forest import Forest
-from c2t_plugin.trees.token_tree import ROOT, TokenTree
+from c2t_plugin.trees.nodes import ROOT
 
 # Large enough that calls cost little, small enough that the tables stay near the cache.
 NODES_PER_CHUNK = 2**18

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.token_tree import TokenTree
 from c2t_plugin.traces.forest import Forest
-from c2t_plugin.trees.token_tree import TokenTree
 
 Path = tuple[int, ...]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from c2t_plugin.errors import C2TError
 from c2t_plugin.traces.forest import Forest, node_count
-from c2t_plugin.trees.token_tree import best
+from c2t_plugin.trees.nodes import best
 
 POINTS = 200
 

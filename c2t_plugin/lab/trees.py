@@ -12,8 +12,8 @@ from c2t_plugin.lab.grow import Distributions, Drafter, Growth, grow_tree
 from c2t_plugin.lab.plans import TreeShape
 from c2t_plugin.lab.policies.base import no_columns
 from c2t_plugin.lab.policies.eagle2 import Eagle2
+from c2t_plugin.lab.token_tree import TokenTree
 from c2t_plugin.traces.forest import DTYPES, Forest
-from c2t_plugin.trees.token_tree import TokenTree
 
 
 @dataclass(frozen=True, kw_only=True)

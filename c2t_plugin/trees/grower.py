@@ -11,8 +11,8 @@ from torch import Tensor
 from c2t_kernels import DraftStats, GrownLayer, draft_stats
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.limits import RequestLimits
+from c2t_plugin.trees.nodes import ROOT, best
 from c2t_plugin.trees.policies import Frontier, SlotPolicy
-from c2t_plugin.trees.token_tree import ROOT, best
 
 
 class _Candidates(NamedTuple):

@@ -13,8 +13,9 @@ from c2t_kernels.network import NodeStats
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.lab.grow import Distributions, Growth, LogitDistributions
+from c2t_plugin.lab.token_tree import TokenTree, pack
 from c2t_plugin.lab.verify import Drafting, Draw, Pruning
-from c2t_plugin.trees.token_tree import ROOT, TokenTree, pack
+from c2t_plugin.trees.nodes import ROOT
 
 PAPER_TOP_M = 1000
 

@@ -17,7 +17,8 @@ from c2t_plugin.lab.policies.base import (
     scored,
     top_children,
 )
-from c2t_plugin.trees.token_tree import TokenTree, best
+from c2t_plugin.lab.token_tree import TokenTree
+from c2t_plugin.trees.nodes import best
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,8 @@ from c2t_plugin.lab.policies.base import (
     scored,
     top_children,
 )
+from c2t_plugin.lab.token_tree import TokenTree
 from c2t_plugin.lab.verify import Drafting, Draw, Pruning
-from c2t_plugin.trees.token_tree import TokenTree
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,9 @@ from c2t_kernels.network import PathSums, SiblingStats, extend_path
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.lab.grow import Distributions, Growth, LogitDistributions
 from c2t_plugin.lab.policies.base import PAPER_TOP_M, at_least, between, newest_columns
+from c2t_plugin.lab.token_tree import DTYPES, TokenTree
 from c2t_plugin.lab.verify import Chance, Drafting, Draw, Pruning, Sampler, probabilities
-from c2t_plugin.trees.token_tree import DTYPES, ROOT, TokenTree
+from c2t_plugin.trees.nodes import ROOT
 
 READINGS = ("reach", "joint")
 AT_ROOT = PathSums(0.0, 0.0)

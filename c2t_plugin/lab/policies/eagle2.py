@@ -8,7 +8,8 @@ from torch import Tensor
 
 from c2t_plugin.lab.grow import Distributions, Growth
 from c2t_plugin.lab.policies.base import LayerPolicy, at_least, top_children
-from c2t_plugin.trees.token_tree import TokenTree, best
+from c2t_plugin.lab.token_tree import TokenTree
+from c2t_plugin.trees.nodes import best
 
 
 @dataclass(frozen=True, kw_only=True)

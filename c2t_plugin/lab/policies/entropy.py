@@ -13,8 +13,8 @@ from torch import Tensor
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.lab.grow import Distributions, Growth
 from c2t_plugin.lab.policies.base import LayerPolicy, alive_where, at_least, between, top_children
+from c2t_plugin.lab.token_tree import TokenTree
 from c2t_plugin.trees.published import EntropyWidth
-from c2t_plugin.trees.token_tree import TokenTree
 
 
 @dataclass(frozen=True, kw_only=True)

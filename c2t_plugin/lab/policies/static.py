@@ -19,9 +19,9 @@ from c2t_plugin.lab.policies.base import (
     sampled_children,
     top_children,
 )
+from c2t_plugin.lab.token_tree import TokenTree
 from c2t_plugin.lab.verify import Drafting, Draw, Pruning
 from c2t_plugin.trees.published import RankPath
-from c2t_plugin.trees.token_tree import TokenTree
 
 
 @dataclass(frozen=True, kw_only=True)

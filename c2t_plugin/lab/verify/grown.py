@@ -8,7 +8,7 @@ from torch import Tensor
 from c2t_plugin.lab.grow import Grown
 from c2t_plugin.lab.verify.compatible import Verification, compatible
 from c2t_plugin.lab.verify.walk import DraftTree, probabilities
-from c2t_plugin.trees.token_tree import ROOT
+from c2t_plugin.trees.nodes import ROOT
 
 
 def one_tree(grown: Grown, row: int, temperature: float, verification: Verification) -> tuple[DraftTree, Tensor]:

@@ -23,7 +23,7 @@ from benchmarks.papers.ordering import (
     with_root,
 )
 from c2t_plugin.errors import C2TError
-from c2t_plugin.trees.token_tree import TokenTree
+from c2t_plugin.lab.token_tree import TokenTree
 
 # root -> 0, 1; 0 -> 2; 1 -> 3, 4; 4 -> 5, 6
 TREE = torch.tensor([-1, -1, 0, 1, 1, 4, 4])

@@ -154,7 +154,7 @@ def test_an_unknown_arm_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_in_trees_the_choice_of_nodes_counts_as_the_rerank():
-    grow, best = "kernels/c2t_kernels/growth/reference.py(37): grow_layer", "c2t_plugin/trees/token_tree.py(216): best"
+    grow, best = "kernels/c2t_kernels/growth/reference.py(37): grow_layer", "c2t_plugin/trees/nodes.py(216): best"
     score = "kernels/c2t_kernels/network/reference.py(59): confidence_of"
     draft = "c2t_plugin/engines/sglang/worker.py(117): draft"
     found = phases(
@@ -260,7 +260,7 @@ def test_a_step_that_reads_prompts_is_no_decoding_step():
         "kernels/c2t_kernels/growth/kernel.py(90): grow_layer",
         "kernels/c2t_kernels/tree_layout/kernel.py(90): build_tree",
         "kernels/c2t_kernels/masks/kernel.py(60): full_mask",
-        "c2t_plugin/trees/token_tree.py(216): best",
+        "c2t_plugin/trees/nodes.py(216): best",
     ],
 )
 def test_what_chooses_among_drafted_tokens_is_the_rerank(name: str):

@@ -21,7 +21,7 @@ FOUND = [
     ("rerank", "sglang/srt/speculative/eagle_utils.py", "organize_draft_results"),
     ("draft", "c2t_plugin/engines/sglang/worker.py", "draft"),
     ("draft", "c2t_plugin/engines/sglang/worker.py", "_draft_extend_for_decode"),
-    ("rerank", "c2t_plugin/trees/token_tree.py", "best"),
+    ("rerank", "c2t_plugin/trees/nodes.py", "best"),
     ("classifier", "c2t_plugin/classifier/network.py", "confidence"),
     ("classifier", "c2t_kernels/network/reference.py", "confidence_of"),
     *(

@@ -19,7 +19,7 @@ from c2t_plugin.lab.grow import Distributions, Grown, Growth, LogitDistributions
 from c2t_plugin.lab.policies.dyspec import DySpec, DySpecGreedy, DySpecThreshold
 from c2t_plugin.lab.verify import Chance, Verification, exact_verifications, verify_without_replacement
 from c2t_plugin.lab.verify.grown import one_tree
-from c2t_plugin.trees.token_tree import ROOT
+from c2t_plugin.trees.nodes import ROOT
 from tests.support.core import verify_toy as toy
 
 VOCAB = 3

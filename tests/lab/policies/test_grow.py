@@ -11,8 +11,8 @@ import torch
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.grow import grow_tree
 from c2t_plugin.lab.policies.base import LayerPolicy, alive_where, top_children
+from c2t_plugin.lab.token_tree import TokenTree
 from c2t_plugin.lab.verify import Drafting, Draw
-from c2t_plugin.trees.token_tree import TokenTree
 
 A, B, C = 0, 1, 2
 ROOT = (0.5, 0.3, 0.2)

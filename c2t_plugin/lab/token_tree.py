@@ -10,8 +10,7 @@ from torch import Tensor
 
 from c2t_kernels.network import NodeStats, PathSums, SiblingStats, extend_path
 from c2t_plugin.errors import C2TError
-
-ROOT = -1
+from c2t_plugin.trees.nodes import ROOT
 
 
 @dataclass(frozen=True)
@@ -232,14 +231,3 @@ def pack(mask: Tensor) -> Tensor:
     firsts = counts.cumsum(0) - counts
     packed[rows, torch.arange(len(rows), device=mask.device) - firsts[rows]] = columns
     return packed
-
-
-def best(scores: Tensor, mask: Tensor, count: int) -> Tensor:
-    """The `count` True entries of each row with the highest scores, as a mask; of equal ones the lower column.
-
-    scores: (batch, columns) float32. mask: (batch, columns) bool. Returns (batch, columns) bool.
-    """
-    if count >= mask.shape[1]:
-        return mask
-    order = scores.masked_fill(~mask, -torch.inf).argsort(dim=1, descending=True, stable=True)[:, :count]
-    return mask & torch.zeros_like(mask).scatter_(1, order, True)

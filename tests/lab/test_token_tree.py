@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.trees.token_tree import TokenTree, best, pack
+from c2t_plugin.lab.token_tree import TokenTree, pack
+from c2t_plugin.trees.nodes import best
 
 
 def tree_of(*parents: int) -> TokenTree:
