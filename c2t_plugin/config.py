@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from c2t_plugin import envs
 from c2t_plugin.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 BASES = ("auto", "eagle", "eagle3", "standalone")
+ON, OFF = "on", "off"
+# What `planner on` was called for one release: beta AUTO, and a cost curve beside it.
 AUTO = "auto"
+OLD_CURVE = "cost_curve"
 MODES = ("chain", "tree")
 # Of RAGGED, those that verify the uniform window.
 UNIFORM = ("off", "full")
@@ -30,8 +37,9 @@ class C2TConfig:
     """What a user can set. None means: take it from the classifier file.
 
     classifier: path or hub id of a classifier file; None: beside the draft checkpoint, else the shipped one.
-    beta: confidence below which a draft token is dropped, in [0, 1]; or AUTO: decided each step, by what it costs.
-    cost_curve: file of the costs that AUTO decides by; if it does not exist yet they are measured and written there.
+    beta: confidence below which a draft token is dropped, in [0, 1].
+    planner: ON decides draft depth and verified tokens each step, by what they cost; OFF does not. Any other value is
+        ON, and the file of those costs: if it does not exist yet they are measured and written there.
     base: the engine's own algorithm that drafts and verifies; auto reads the draft checkpoint.
     mode: how drafts are laid out; chain is one sequence per request, tree one tree.
     policy: the rule by which a tree grows; chain mode has c2t alone.
@@ -46,8 +54,8 @@ class C2TConfig:
     """
 
     classifier: str | None = None
-    beta: float | str | None = None
-    cost_curve: str | None = None
+    beta: float | None = None
+    planner: str = OFF
     base: str = "auto"
     mode: str = "chain"
     policy: str = "c2t"
@@ -61,15 +69,23 @@ class C2TConfig:
     @property
     def plans_chains(self) -> bool:
         """Whether confidences on chains are taken for probabilities each step."""
-        return self.beta == AUTO and self.mode == "chain"
+        return self.planned and self.mode == "chain"
+
+    @property
+    def planned(self) -> bool:
+        """Whether a planner decides."""
+        return self.planner != OFF
+
+    @property
+    def curve(self) -> Path | None:
+        """The file of the planner's costs, if one is named."""
+        return None if self.planner in (ON, OFF) else Path(self.planner)
 
     def __post_init__(self) -> None:
-        if isinstance(self.beta, float | int) and not (math.isfinite(self.beta) and 0.0 <= self.beta <= 1.0):
+        if self.beta is not None and not (math.isfinite(self.beta) and 0.0 <= self.beta <= 1.0):
             raise ConfigError(f"beta must be a number in [0, 1], got {self.beta}")
-        if isinstance(self.beta, str) and self.beta != AUTO:
-            raise ConfigError(f"beta must be a number or {AUTO!r}, got {self.beta!r}")
-        if self.cost_curve is not None and self.beta != AUTO:
-            raise ConfigError(f"cost_curve says what beta {AUTO!r} decides by, but beta is {self.beta}; leave one out")
+        if self.planned and self.beta is not None:
+            raise ConfigError(f"planner {self.planner} decides what beta {self.beta} would; leave one out")
         if self.base not in BASES:
             raise ConfigError(f"base must be one of {', '.join(BASES)}, got {self.base!r}")
         if self.mode not in MODES:
@@ -80,8 +96,8 @@ class C2TConfig:
             raise ConfigError(f"plan must be one of {', '.join(PLANS)}, got {self.plan!r}")
         if self.plan == LAGGED and self.mode != "chain":
             raise ConfigError(f"plan {LAGGED} clips chains: set the mode to chain, or leave the plan out")
-        if self.plan == LAGGED and self.beta == AUTO:
-            raise ConfigError(f"plan {LAGGED} waits for no number, but beta {AUTO!r} reads every step's; leave one out")
+        if self.plan == LAGGED and self.planned:
+            raise ConfigError(f"plan {LAGGED} waits for no number, but the planner reads every step's; leave one out")
         if self.attention not in ATTENTIONS:
             raise ConfigError(f"attention must be one of {', '.join(ATTENTIONS)}, got {self.attention!r}")
         if self.attention == TREE_ATTENTION and self.ragged not in ("auto", "triton"):
@@ -92,10 +108,10 @@ class C2TConfig:
             raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
         if self.policy != "c2t" and self.mode != "tree":
             raise ConfigError(f"policy {self.policy} grows trees: set the mode to tree, or leave the policy out")
-        if self.policy in THRESHOLDS and self.policy != "c2t" and self.beta is None:
+        if self.policy in THRESHOLDS and self.policy != "c2t" and self.beta is None and not self.planned:
             raise ConfigError(f"policy {self.policy} has no suggested beta: set one")
-        if self.policy not in THRESHOLDS and self.beta is not None:
-            raise ConfigError(f"policy {self.policy} has no beta: leave it out")
+        if self.policy not in THRESHOLDS and (self.beta is not None or self.planned):
+            raise ConfigError(f"policy {self.policy} has no beta and no planner: leave them out")
         if self.top_m is not None and self.top_m < 1:
             raise ConfigError(f"top_m must be at least 1, got {self.top_m}")
         if not 0.0 < self.trace_share <= 1.0:
@@ -104,6 +120,7 @@ class C2TConfig:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> C2TConfig:
         """Build from untyped values (flags, environment, JSON); an unknown key or a wrong type is an error."""
+        values = _renamed(values)
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
@@ -114,16 +131,30 @@ class C2TConfig:
     def resolve(cls, flags: Mapping[str, Any]) -> C2TConfig:
         """Merge by precedence: command-line flags, then C2T_<NAME> variables, then C2T_CONFIG, then defaults."""
         merged = dict(envs.config())
-        for field in fields(cls):
-            for value in (envs.option(field.name), flags.get(field.name)):
+        for name in (*(field.name for field in fields(cls)), OLD_CURVE):
+            for value in (envs.option(name), flags.get(name)):
                 if value is not None:
-                    merged[field.name] = value
+                    merged[name] = value
         return cls.from_mapping(merged)
 
 
+def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """With the planner under its own name. Raises ConfigError where a curve comes without a planner."""
+    found = {name: value for name, value in values.items() if value is not None}
+    curve, planned = found.pop(OLD_CURVE, None), found.get("beta") == AUTO
+    if planned:
+        del found["beta"]
+        found.setdefault("planner", ON)
+    if curve is not None:
+        if found.get("planner", OFF) == OFF:
+            raise ConfigError(f"{OLD_CURVE} is what a planner decides by; expected planner {curve} in its place")
+        found["planner"] = curve
+    if planned or curve is not None:
+        logger.warning("C2T: beta %s and %s are called planner now: planner %s", AUTO, OLD_CURVE, found["planner"])
+    return found
+
+
 def _typed(name: str, value: Any) -> Any:
-    if name == "beta" and value == AUTO:
-        return value
     convert = {"beta": float, "top_m": int, "trace_share": float}.get(name, str)
     if isinstance(value, bool) or (convert is str and not isinstance(value, str)):
         raise ConfigError(f"{name} has a value of the wrong type: {value!r}")

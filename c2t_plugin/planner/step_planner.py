@@ -1,4 +1,4 @@
-"""`--speculative-c2t-beta auto`: how deep each step drafts, and how much of that it verifies, all requests together."""
+"""`--speculative-c2t-planner`: how deep each step drafts, and how much of that it verifies, all requests together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--speculative-c2t-beta auto` over trees: one budget of the target's rows for all requests' nodes."""
+"""`--speculative-c2t-planner` over trees: one budget of the target's rows for all requests' nodes."""
 
 from __future__ import annotations
 

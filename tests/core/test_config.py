@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from c2t_plugin.config import AUTO, C2TConfig
+from c2t_plugin.config import C2TConfig
 from c2t_plugin.errors import ConfigError
 
 
@@ -37,7 +37,23 @@ def test_beta_outside_the_unit_interval(beta: object):
 
 
 def test_beta_may_be_decided_by_what_it_costs():
-    assert C2TConfig.from_mapping({"beta": "auto", "cost_curve": "x"}) == C2TConfig(beta=AUTO, cost_curve="x")
+    assert C2TConfig.from_mapping({"planner": "curve.json"}).curve == Path("curve.json")
+    assert C2TConfig.from_mapping({"planner": "on"}).planned and C2TConfig.from_mapping({"planner": "on"}).curve is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"beta": "auto"}, "on"),
+        ({"beta": "auto", "cost_curve": "curve.json"}, "curve.json"),
+        ({"planner": "on", "cost_curve": "curve.json"}, "curve.json"),
+    ],
+)
+def test_old_names_of_the_planner_are_taken_with_a_line(
+    old: dict[str, str], new: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert C2TConfig.from_mapping(old) == C2TConfig(planner=new)
+    assert f"planner {new}" in caplog.text
 
 
 @pytest.mark.parametrize("beta", [0, 1, "0.85"])
@@ -49,8 +65,8 @@ def test_beta_inside_it(beta: object):
     ("values", "message"),
     [
         ({"beta": "high"}, "beta must be a number, got 'high'"),
-        ({"cost_curve": "curve.json"}, "cost_curve says what beta 'auto' decides by, but beta is None"),
-        ({"cost_curve": "curve.json", "beta": 0.5}, "leave one out"),
+        ({"cost_curve": "curve.json"}, "cost_curve is what a planner decides by; expected planner curve.json"),
+        ({"planner": "on", "beta": 0.5}, "planner on decides what beta 0.5 would; leave one out"),
         ({"beta": True}, "wrong type"),
         ({"top_m": "many"}, "top_m must be an integer"),
         ({"top_m": 0}, "top_m must be at least 1"),
@@ -62,7 +78,7 @@ def test_beta_inside_it(beta: object):
         ({"ragged": "fast"}, "ragged must be one of auto, triton, flashinfer, fa3, cpu, off, full"),
         ({"plan": "late"}, "plan must be one of sync, lagged, got 'late'"),
         ({"plan": "lagged", "mode": "tree"}, "plan lagged clips chains: set the mode to chain, or leave the plan out"),
-        ({"plan": "lagged", "beta": "auto"}, "plan lagged waits for no number, but beta 'auto' reads every step's"),
+        ({"plan": "lagged", "planner": "on"}, "plan lagged waits for no number, but the planner reads every step's"),
         ({"attention": "flash"}, "attention must be one of stock, tree, got 'flash'"),
         ({"attention": "tree", "ragged": "fa3"}, "attention tree is a kernel of ragged triton, but ragged is fa3"),
         ({"attention": "tree", "ragged": "off"}, "but ragged is off; leave one out"),

@@ -22,8 +22,12 @@ def add_cli_args(_result: None, parser: argparse.ArgumentParser, *_: Any, **__: 
     """AFTER hook: add --speculative-c2t-*. Only store actions, which `--config` files can set as well."""
     group = parser.add_argument_group("C2T speculative decoding (--speculative-algorithm C2T)")
     group.add_argument("--speculative-c2t-classifier", help="Classifier file or hub id; default: beside the draft.")
-    group.add_argument("--speculative-c2t-beta", help="Confidence below which a draft token is dropped, or auto.")
-    group.add_argument("--speculative-c2t-cost-curve", help="Costs that beta auto decides by; made if there is none.")
+    group.add_argument("--speculative-c2t-beta", help="Confidence below which a draft token is dropped.")
+    group.add_argument(
+        "--speculative-c2t-planner",
+        help="Decide depth and verified tokens each step: on, off, or a file of costs, made if there is none.",
+    )
+    group.add_argument("--speculative-c2t-cost-curve", help="Old name of a planner's file.")
     group.add_argument("--speculative-c2t-base", help=f"Algorithm that drafts and verifies: {', '.join(BASES)}.")
     group.add_argument("--speculative-c2t-mode", help=f"Layout of the drafts: {', '.join(MODES)}.")
     group.add_argument("--speculative-c2t-policy", help=f"Rule by which trees grow: {', '.join(POLICIES)}.")

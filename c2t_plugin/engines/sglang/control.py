@@ -1,7 +1,7 @@
 """Run-time control over SGLang's own routes: read and change beta and the longest chain of a running server.
 
 POST /set_internal_state {"server_args": {"speculative_c2t_beta": 0.4, "speculative_c2t_max_depth": 3}}
-{"speculative_c2t_auto": 1} returns to the planner, where the server was started with --speculative-c2t-beta auto.
+{"speculative_c2t_auto": 1} returns to the planner, where the server was started with --speculative-c2t-planner on.
 GET /get_server_info lists them under "c2t", with what has been counted.
 """
 
@@ -71,7 +71,7 @@ def apply(scorer: Scorer, planner: StepPlanner | None, values: dict[str, float])
     if auto is not None and (auto != 1 or BETA in values):
         raise ConfigError(f"{AUTO_BETA} must be 1, without {BETA}, which ends it; got {values}")
     if auto is not None and planner is None:
-        raise ConfigError(f"{AUTO_BETA} needs a server that was started with --speculative-c2t-beta {AUTO}")
+        raise ConfigError(f"{AUTO_BETA} needs a server that was started with --speculative-c2t-planner on")
     previous = float(scorer.beta)
     if BETA in values:
         scorer.set_beta(values[BETA])

@@ -18,7 +18,7 @@ COUNTERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("steps", "Steps of the batch, by the depth that they drafted to.", ("depth",)),
     ("tiers", "Steps of the batch, by the rows of the target's verify pass, padding included.", ("rows",)),
     ("draft_tokens_clipped", "Draft tokens that were drafted and not verified.", ()),
-    ("draft_tokens_over_budget", "Draft tokens that beta left, and beta auto or plan lagged dropped.", ()),
+    ("draft_tokens_over_budget", "Draft tokens that beta left, and the planner or plan lagged dropped.", ()),
     ("draft_tokens_verified", "Draft tokens that the target verified.", ()),
     ("draft_tokens_accepted", "Draft tokens that the target accepted, bonus tokens excluded.", ()),
     ("rows_computed", "Rows of the target's verify passes: roots, draft tokens and padding.", ()),

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
-from c2t_plugin.config import AUTO, THRESHOLDS, C2TConfig
+from c2t_plugin.config import OFF, THRESHOLDS, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
 from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.sglang import args
@@ -38,9 +37,10 @@ def prepare(
     path, origin = find_classifier(config, kind, draft, probabilities=config.plans_chains)
     classifier = load_fitting_classifier(path, config)
     spec = classifier.spec
-    beta = spec.suggested_beta if config.beta is None and config.policy in THRESHOLDS else config.beta
-    # the planner cuts what the threshold leaves
-    scorer = make_scorer(classifier, 0.0 if beta is None or beta == AUTO else float(beta), config)
+    thresholded = config.policy in THRESHOLDS and not config.planned
+    beta = spec.suggested_beta if config.beta is None and thresholded else config.beta
+    # a planner cuts what the threshold leaves
+    scorer = make_scorer(classifier, 0.0 if beta is None else beta, config)
     d_max = scorer.d_max
     exporter = recorder = None
     if leads and config.trace_dir is not None:
@@ -68,7 +68,7 @@ def prepare(
         "top_m": spec.top_m,
     }
     _log(configuration, scorer.shape)
-    planner = _planner(config, scorer, spec, most) if beta == AUTO else None
+    planner = _planner(config, scorer, spec, most) if config.planned else None
     # Kernels of other devices run when they have time, some of them out of a graph: the host's clock knows nothing.
     counts = Counts(most, exporter, classifier_s=0.0 if scorer.beta.device.type == "cpu" else None)
     return Parts(scorer, counts, recorder, planner, configuration)
@@ -97,40 +97,41 @@ def complete(worker: Any, config: C2TConfig) -> Any:
         planner.packed, planner.sizes = True, packing.sizes
     elif planner is not None:
         planned = "plans the draft's depth alone" if planner.depths else "verifies every node"
-        logger.warning("C2T: beta auto %s, since the whole window is computed anyway", planned)
+        logger.warning("C2T: the planner %s, since the whole window is computed anyway", planned)
     return controller
 
 
 def _planner(config: C2TConfig, scorer: Scorer, spec: ClassifierSpec, most: int) -> StepPlanner:
     if config.policy == "c2t" and spec.training.get("calibrated") != config.mode:
         logger.warning(
-            "C2T: beta auto takes confidences for probabilities, and this classifier's were not made that on %ss: "
+            "C2T: the planner takes confidences for probabilities, and this classifier's were not made that on %ss: "
             "`c2t calibrate --on %s` does that",
             *(config.mode, config.mode),
         )
-    path = None if config.cost_curve is None else Path(config.cost_curve)
     # a tree's loop is captured as a whole
     switched = switched_depths(scorer.d_max) if config.mode == "chain" else ()
     shape: dict[str, Any] = {"steps": scorer.d_max, "most": most, "device": scorer.beta.device}
-    return StepPlanner(load_curve(config), path, **shape, depths=switched)
+    return StepPlanner(load_curve(config), config.curve, **shape, depths=switched)
 
 
 def load_curve(config: C2TConfig) -> CostCurve | None:
     """The cost curve of the options; None if there is none yet. Raises ConfigError for a file that is none."""
-    if config.cost_curve is None or not Path(config.cost_curve).exists():
-        return None
-    return CostCurve.load(Path(config.cost_curve))
+    return None if config.curve is None or not config.curve.exists() else CostCurve.load(config.curve)
 
 
 def check_curve(config: C2TConfig) -> None:
     """Raises ConfigError if the cost curve can neither be read nor be made."""
-    if load_curve(config) is None and config.cost_curve is not None and not Path(config.cost_curve).parent.is_dir():
-        raise ConfigError(f"cost_curve {config.cost_curve!r} is not there, and neither is its directory to make it in")
+    if load_curve(config) is None and config.curve is not None and not config.curve.parent.is_dir():
+        raise ConfigError(
+            f"planner {str(config.curve)!r} is not there, and neither is its directory to make it in; "
+            "expected on, off, or a file in a directory that exists"
+        )
 
 
 def _log(found: dict[str, Any], shape: str) -> None:
     rule = f", policy {found['policy']}" if found["mode"] == "tree" else ""
     beta = "" if found["beta"] is None else f", beta {found['beta']}"
+    beta += "" if found["planner"] == OFF else f", planner {found['planner']}"
     if found["policy"] != "c2t":
         logger.info("C2T: base %s, %s%s%s", found["base"], shape, rule, beta)
         return

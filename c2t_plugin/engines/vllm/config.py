@@ -45,7 +45,7 @@ _OTHER_ENGINES = {
     "ragged": "vLLM verifies chains of unequal length as they are",
     "plan": "vLLM verifies chains of unequal length as they are",
     "attention": "vLLM verifies by its own attention backends",
-    "cost_curve": "vLLM's adaptive verification measures its own",
+    "planner": "here vLLM's adaptive verification decides",
     "policy": "vLLM drafts chains, and they have one",
 }
 
@@ -113,10 +113,8 @@ def translate(arguments: Any) -> C2TConfig | None:
         raise ConfigError(
             f"c2t_mode is {config.mode!r}: vLLM has no tree attention, so C2T drafts chains there; for trees use SGLang"
         )
-    if isinstance(config.beta, str):
-        raise ConfigError(
-            f"beta {config.beta!r} is for SGLang; on vLLM give a number, or let adaptive verification cut"
-        )
+    if config.planned:
+        raise ConfigError("a planner is for SGLang; on vLLM give a beta, or let adaptive verification cut")
     if not arguments.speculative_config:
         raise ConfigError('C2T needs a draft: --speculative-config \'{"method": "c2t", "model": ...}\'')
     if arguments.worker_cls != "auto":
@@ -193,7 +191,7 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     path, origin = find_classifier(config, base, spec.model, probabilities=spec.enable_adaptive_verification)
     fitted = load_fitting_classifier(path, config).spec
     _warn(path, fitted, base, adaptive=spec.enable_adaptive_verification)
-    beta = fitted.suggested_beta if config.beta is None else float(config.beta)
+    beta = fitted.suggested_beta if config.beta is None else config.beta
     settings = Settings(str(path), origin, beta, base, config.trace_dir, config.trace_share)
     vllm_config.additional_config = {**vllm_config.additional_config, KEY: asdict(settings)}
     vllm_config.parallel_config.worker_cls = WORKERS[worker]

@@ -100,7 +100,11 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
     "beta_of_text": (["--speculative-c2t-beta", "much"], {}, "beta must be a number, got 'much'"),
     "beta_by_environment": ([], {"C2T_BETA": "2"}, r"beta must be a number in \[0, 1\], got 2"),
     "unknown_option_in_json": ([], {"C2T_CONFIG": '{"bata": 0.5}'}, "unknown option bata; known: attention, base"),
-    "cost_curve_of_a_number": (["--speculative-c2t-cost-curve", "c.json"], {}, "cost_curve says what beta 'auto'"),
+    "cost_curve_of_a_number": (
+        ["--speculative-c2t-cost-curve", "c.json"],
+        {},
+        "cost_curve is what a planner decides by",
+    ),
     "cost_curve_that_is_none": (
         ["--speculative-c2t-beta", "auto", "--speculative-c2t-cost-curve", __file__],
         {},
@@ -129,9 +133,9 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
     "unknown_plan": ([], {"C2T_PLAN": "late"}, "plan must be one of sync, lagged, got 'late'"),
     "lagged_trees": ([*TREE, "--speculative-c2t-plan", "lagged"], {}, "plan lagged clips chains"),
     "lagged_beta_auto": (
-        ["--speculative-c2t-plan", "lagged", "--speculative-c2t-beta", "auto"],
+        ["--speculative-c2t-plan", "lagged", "--speculative-c2t-planner", "on"],
         {},
-        "plan lagged waits for no number, but beta 'auto' reads every step's; leave one out",
+        "plan lagged waits for no number, but the planner reads every step's; leave one out",
     ),
     "unknown_base": (["--speculative-c2t-base", "medusa"], {}, "base must be one of .*, got 'medusa'"),
     "rejection_sampling": (["--speculative-use-rejection-sampling"], {}, "--speculative-use-rejection-sampling .*bias"),

@@ -31,7 +31,7 @@ CONCURRENCIES = (1, 8)
 LENGTHS = (2, 3, 9, 17, 33, 64, 81, 96)
 TREE_BETA, TOPK, DEPTH = 0.15, 4, 3
 LAGGED = ("--speculative-c2t-plan", "lagged")
-AUTO = ("--speculative-c2t-beta", "auto", "--skip-server-warmup", "--speculative-c2t-cost-curve")
+AUTO = ("--skip-server-warmup", "--speculative-c2t-planner")
 TREE = (
     *("--speculative-c2t-mode", "tree", "--speculative-eagle-topk", str(TOPK)),
     *("--speculative-c2t-beta", str(TREE_BETA)),

@@ -1,4 +1,4 @@
-"""`--speculative-c2t-beta auto` through real servers: a given cost curve decides exactly what a simulation says.
+"""`--speculative-c2t-planner` through real servers: a given cost curve decides exactly what a simulation says.
 
 The simulation decides for all requests of a step together, as the server has to, so requests of one group are made to
 start in the same step: they wait while a long prompt is read. How deep a step drafts follows from all steps before it,
@@ -48,7 +48,7 @@ def server(folder: Path, classifier: Path, curve: Path, name: str, *flags: str, 
         *("--speculative-algorithm", "C2T", "--speculative-c2t-base", base),
         *("--speculative-draft-model-path", str(pair_dir() / vc.DRAFTS[base])),
         *("--speculative-num-steps", str(D_MAX), "--speculative-c2t-classifier", str(classifier)),
-        *("--speculative-c2t-beta", "auto", "--speculative-c2t-cost-curve", str(curve)),
+        *("--speculative-c2t-planner", str(curve)),
         *("--disable-radix-cache", "--skip-server-warmup"),
         *flags,
         log=folder / f"{name}.log",

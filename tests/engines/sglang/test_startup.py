@@ -18,7 +18,7 @@ from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled  # n
 
 from benchmarks.pairs.toy import pair_dir  # noqa: E402
 from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME, NodeClassifier  # noqa: E402
-from c2t_plugin.config import AUTO, C2TConfig  # noqa: E402
+from c2t_plugin.config import C2TConfig  # noqa: E402
 from c2t_plugin.engines.sglang import startup  # noqa: E402
 from c2t_plugin.errors import ClassifierError, ConfigError  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
@@ -114,14 +114,14 @@ def test_a_number_needs_no_planner():
 def test_auto_has_one_and_says_what_it_takes_confidences_for(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     CURVE.save(tmp_path / "curve.json")
     curve = str(tmp_path / "curve.json")
-    made = prepare(pair_dir() / "eagle3", beta="auto", cost_curve=curve)
+    made = prepare(pair_dir() / "eagle3", planner=curve)
     assert made.planner is not None
     assert made.planner.curve == CURVE
     # the threshold cuts nothing, the planner does
     assert float(made.scorer.beta) == 0.0
     assert made.configuration["classifier"] == str(pair_dir() / "eagle3" / CALIBRATED_NAME)
     assert "takes confidences for probabilities" not in caplog.text
-    prepare(pair_dir() / "eagle3", beta="auto", cost_curve=curve, classifier=str(pair_dir() / "eagle3" / FILE_NAME))
+    prepare(pair_dir() / "eagle3", planner=curve, classifier=str(pair_dir() / "eagle3" / FILE_NAME))
     assert "c2t calibrate --on chain" in caplog.text
 
 
@@ -135,10 +135,10 @@ def test_auto_has_one_and_says_what_it_takes_confidences_for(tmp_path: Path, cap
 def test_a_file_that_is_no_curve_is_refused(tmp_path: Path, make: Any, message: str):
     make(tmp_path / "curve.json")
     with pytest.raises(ConfigError, match=message):
-        startup.check_curve(C2TConfig(beta=AUTO, cost_curve=str(tmp_path / "curve.json")))
+        startup.check_curve(C2TConfig(planner=str(tmp_path / "curve.json")))
 
 
 def test_a_curve_that_is_to_be_made_needs_its_directory(tmp_path: Path):
-    startup.check_curve(C2TConfig(beta=AUTO, cost_curve=str(tmp_path / "new.json")))
+    startup.check_curve(C2TConfig(planner=str(tmp_path / "new.json")))
     with pytest.raises(ConfigError, match="neither is its directory"):
-        startup.check_curve(C2TConfig(beta=AUTO, cost_curve=str(tmp_path / "no" / "new.json")))
+        startup.check_curve(C2TConfig(planner=str(tmp_path / "no" / "new.json")))

@@ -1,4 +1,4 @@
-"""`--speculative-c2t-beta auto` over trees: a given cost curve decides about nodes exactly as a simulation says.
+"""`--speculative-c2t-planner` over trees: a given cost curve decides about nodes exactly as a simulation says.
 
 See test_planner_server, whose curve this is: what is decided there about the tokens of a chain is decided here about
 the nodes of a tree, from the surest on.
@@ -71,7 +71,7 @@ def planned(setting: SimpleNamespace) -> Iterator[CpuServer]:
         *("--speculative-algorithm", "C2T", "--speculative-c2t-base", BASE),
         *("--speculative-draft-model-path", str(pair_dir() / vc.DRAFTS[BASE])),
         *("--speculative-num-steps", str(DEPTH), "--speculative-c2t-classifier", str(setting.classifier), *tree),
-        *("--speculative-c2t-beta", "auto", "--speculative-c2t-cost-curve", str(curve), "--disable-radix-cache"),
+        *("--speculative-c2t-planner", str(curve), "--disable-radix-cache"),
         log=setting.folder / "server.log",
     ) as running:
         yield running

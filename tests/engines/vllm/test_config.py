@@ -17,6 +17,7 @@ pytestmark = pytest.mark.vllm
 
 from benchmarks.pairs.toy import SHIPPED  # noqa: E402
 from c2t_plugin.classifier import FILE_NAME, ClassifierSpec, NodeClassifier, save_classifier  # noqa: E402
+from c2t_plugin.engines.checkpoints import CLASSIFIERS  # noqa: E402
 from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, package_root  # noqa: E402
 from c2t_plugin.engines.vllm import config, contract, plugin  # noqa: E402
 from c2t_plugin.engines.vllm.options import COMMAND_LINE  # noqa: E402
@@ -96,7 +97,7 @@ def test_adaptive_verification_keeps_its_scheduling():
         (arguments({"method": "c2t", **MODEL, "c2t_ragged": "fa3"}), "c2t_ragged is for SGLang: vLLM verifies"),
         (arguments({"method": "c2t", **MODEL, "c2t_plan": "lagged"}), "c2t_plan is for SGLang: vLLM verifies"),
         (arguments({"method": "c2t", **MODEL, "c2t_policy": "prob"}), "c2t_policy is for SGLang"),
-        (arguments({"method": "c2t", **MODEL, "c2t_beta": "auto"}), "beta 'auto' is for SGLang"),
+        (arguments({"method": "c2t", **MODEL, "c2t_beta": "auto"}), "a planner is for SGLang"),
         (arguments({"method": "c2t", **MODEL, "c2t_mode": "tree"}), "no tree attention.*SGLang"),
         (arguments({"method": "c2t:medusa", **MODEL}), "after the colon C2T knows draft_model, eagle, eagle3, mtp"),
         (arguments({"method": "eagle", **MODEL, "c2t_beta": 0.3}), "c2t_beta is set, but the method is 'eagle'"),
@@ -205,7 +206,7 @@ def test_classifiers_that_do_not_hold(options: dict[str, Any], message: str):
 def test_a_classifier_ships_for_every_method(method: str, kind: str):
     # no classifier lies beside the target
     settings = config.settle(resolved(method=method, model=str(SHIPPED / "target")), config.C2TConfig())
-    assert (settings.classifier, settings.origin) == (str(SHIPPED / kind / FILE_NAME), "shipped, generic")
+    assert (settings.classifier, settings.origin) == (str(CLASSIFIERS / kind / FILE_NAME), "shipped, generic")
 
 
 def test_a_damaged_classifier_is_named(tmp_path: Path):
