@@ -25,7 +25,7 @@ Written by `python -m benchmarks.papers --page`, from the rows of `python -m ben
 Columns that start with *paper* are the paper's own figures, every other one was measured with the command below its
 table. tau never counts the bonus token here unless a column says so.
 
-Classifiers that are fitted for this page see at most 40 prompts. That handicaps the paper's recipe most: [on all
+Most classifiers that are fitted for this page see at most 40 prompts, which handicaps the paper's recipe: [on all
 prompts](classifiers.md#the-papers-own-recipe) it does better.
 
 The pair is small ([pair](pair.md)): a target of 5 layers on Python source. Compare which rule needs fewer candidates
