@@ -36,7 +36,7 @@ help:
 	@echo "make test    everything: lint, types, all tests, servers included"
 	@echo "make check   the quick loop: lint, types, core tests"
 	@echo "make soak    10,000 requests that are aborted, retracted and chunked at random, and nothing lost"
-	@echo "make report  rewrite docs/results.md and the tables of the README and docs/training.md from benchmarks/results"
+	@echo "make report  rewrite docs/results.md and the tables of docs/classifiers.md from benchmarks/results"
 	@echo "make clean   remove build output and caches (environments stay: rm -r .venv removes them)"
 
 demo: demo-$(ENGINE)

@@ -1,7 +1,8 @@
-"""The documentation points at things that exist, and lists every variable."""
+"""The documentation points at things that exist, lists every variable, and can be read."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,12 +11,105 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
+# the same with its anchor, and links within a page
+TARGET = re.compile(r"\]\((?!https?://)([^)#\s]*)#([^)\s]+)\)")
+LONGEST_PARAGRAPH = 90
+LONGEST_README = 90
+ITEM = re.compile(r"(?:[-*]|\d+\.) ")
+NO_PROSE = ("|", "#", "<!--", "![")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_resolve(page: Path) -> None:
     links = LINK.findall(page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def paragraphs(text: str) -> list[str]:
+    """A page's prose, a list's items apart; no tables, headings, pictures or code."""
+    found: list[list[str]] = [[]]
+    fenced = False
+    for line in map(str.strip, text.splitlines()):
+        fence = line.startswith("```")
+        fenced ^= fence
+        if fence or fenced or not line or line.startswith(NO_PROSE):
+            found.append([])
+        elif ITEM.match(line):
+            found.append([line])
+        else:
+            found[-1].append(line)
+    return [" ".join(lines) for lines in found if lines]
+
+
+def too_long(text: str) -> list[str]:
+    return [each for each in paragraphs(text) if len(each.split()) > LONGEST_PARAGRAPH]
+
+
+def remarks() -> set[str]:
+    """What experiments said of their rows. It is published as it was recorded, so the generator cannot shorten it."""
+    lines = (ROOT / "benchmarks/results/reproduce.jsonl").read_text(encoding="utf-8").splitlines()
+    return {" ".join(json.loads(line)["remark"].split()) for line in lines}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_paragraph_is_too_long(page: Path) -> None:
+    recorded = remarks() if page.name == "reproduction.md" else set()
+    found = too_long(page.read_text(encoding="utf-8"))
+    assert [each for each in found if each not in recorded] == []
+
+
+LONG, SHORT = "word " * (LONGEST_PARAGRAPH + 1), "word " * LONGEST_PARAGRAPH
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (LONG, 1),
+        (f"- {LONG}", 1),
+        (f"1. short\n   {LONG}", 1),
+        (SHORT, 0),
+        (f"{SHORT}\n\n{SHORT}", 0),
+        (f"- {SHORT[5:]}\n- {SHORT[5:]}", 0),
+        (f"```\n{LONG}\n```\n{SHORT}", 0),
+        (f"| {LONG} |\n# {LONG}", 0),
+    ],
+    ids=["prose", "item", "item of two lines", "at the limit", "two paragraphs", "two items", "code", "table, heading"],
+)
+def test_what_is_too_long_is_found(text: str, count: int) -> None:
+    assert len(too_long(text)) == count
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= LONGEST_README
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    found: dict[str, int] = {}
+    names = set()
+    fenced = False
+    for line in page.read_text(encoding="utf-8").splitlines():
+        fenced ^= line.startswith("```")
+        heading = None if fenced else re.match(r"#+ (.*)", line)
+        if heading:
+            text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading[1]).lower()
+            name = re.sub(r"[^\w\- ]", "", text).strip().replace(" ", "-")
+            found[name] = found.get(name, -1) + 1
+            names.add(name if not found[name] else f"{name}-{found[name]}")
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_anchors_resolve(page: Path) -> None:
+    """mkdocs looks at docs/ alone, and at the README never."""
+    found = TARGET.findall(page.read_text(encoding="utf-8"))
+    targets = [(page.parent / name if name else page, anchor) for name, anchor in found]
+    assert [f"{path.name}#{anchor}" for path, anchor in targets if anchor not in anchors(path)] == []
+
+
+def test_a_dead_anchor_is_found(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("# A `b`, c\n\n## A b c\n\n```\n# no heading\n```\n", encoding="utf-8")
+    assert anchors(tmp_path / "page.md") == {"a-b-c", "a-b-c-1"}
 
 
 def test_every_page_is_in_the_index() -> None:

@@ -1,4 +1,4 @@
-"""Rows to the README's table, docs/results.md and its pictures; none of them is ever written by hand."""
+"""Rows to docs/results.md and its pictures; neither is ever written by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.report.kernel_rows import is_kernel_row, read_kernel_rows
 from benchmarks.report.pictures import draw, draw_measured, draw_planner, draw_throughput, simulated_blocks
 from benchmarks.report.results_page import page, shown_blocks
 from benchmarks.report.rows import KINDS, BenchRow, Row, ServingRow, append_rows, read_rows
-from benchmarks.report.tables import filled, measured_blocks
+from benchmarks.report.tables import measured_blocks
 from benchmarks.serving.breakdown import SCENARIO as BREAKDOWN
 from benchmarks.serving.options import OWN_CLASSIFIER, PAIR_DRAFTS
 from benchmarks.serving.scenarios import WHOLE
@@ -22,7 +22,6 @@ from c2t_plugin.errors import C2TError
 from c2t_plugin.output import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
-README = ROOT / "README.md"
 PAGE = ROOT / "docs/results.md"
 RESULTS = ROOT / "benchmarks/results"
 DEMO = "demo.jsonl"
@@ -86,12 +85,6 @@ def markdown(rows: Sequence[ServingRow], engine: str = "sglang") -> str:
         "The speeds only show that every server runs: a CPU run of a small model says nothing about a GPU."
     )
     return f"{table}\n\n{source}"
-
-
-def render(readme: str, rows: Sequence[ServingRow]) -> str:
-    """The README with the text between its markers replaced by the table of these rows."""
-    table = markdown(rows)
-    return filled(readme, "demo", f"\n{table}{chr(10) * bool(table)}", "the README")
 
 
 def of_commit(row: Row, sha: str | None) -> Row:
@@ -180,7 +173,7 @@ def draw_all(serving: Sequence[ServingRow], bench: Sequence[BenchRow], folder: P
 
 
 def main(argv: list[str]) -> int:
-    """Rewrite the README's table and the page of results from benchmarks/results, after adding the rows of --add."""
+    """Rewrite the page of results and its pictures from benchmarks/results, after adding the rows of --add."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=main.__doc__)
     parser.add_argument("--commit", help="of added rows whose code was a copy of a clean checkout without its history")
     parser.add_argument("--archive", action="store_true", help=f"move rows that newer ones replaced into {ARCHIVE}")
@@ -194,7 +187,6 @@ def main(argv: list[str]) -> int:
         serving += [row for rows, _ in added for row in rows]
         bench += [row for _, rows in added for row in rows]
         check_clean([*serving, *bench])
-        text = render(README.read_text(encoding="utf-8"), serving)
         results = page(markdown(serving), bench, vllm=markdown(serving, "vllm"))
     except C2TError as error:
         print(f"report: {error}", file=sys.stderr)
@@ -203,7 +195,6 @@ def main(argv: list[str]) -> int:
         append_rows(RESULTS / DEMO, new_serving)
         for kind in KINDS:
             append_rows(RESULTS / f"{kind}.jsonl", [row for row in new_bench if row.kind == kind])
-    README.write_text(text, encoding="utf-8")
     PAGE.write_text(results, encoding="utf-8")
     draw_all(serving, bench, PAGE.with_suffix(""))
     return 0

@@ -41,6 +41,8 @@ METRICS = {
     **{f"{phase}_ms": (f"{phase}, ms/step", ".2f") for phase in PHASES},
 }
 Block = tuple[tuple[str, str | int | float | None], ...]
+# Of so many losing arms a sentence can still be read.
+LISTED = 6
 
 
 def load_of(row: BenchRow) -> int:
@@ -140,8 +142,8 @@ def figure(metrics: Mapping[str, float | None], name: str) -> str:
 
 
 def losers(rows: Sequence[BenchRow]) -> str:
-    """Which arms are slower than plain decoding somewhere, by the clock or in decoding alone, with the loads; empty
-    where nothing was compared with it."""
+    """Which arms are slower than plain decoding somewhere, by the clock or in decoding alone, with the loads: a
+    sentence, or a list of more than LISTED arms. Empty where nothing was compared with it."""
     if all(row.metrics.get("ratio_to_plain") is None for row in rows if row.arm != "plain"):
         return ""
     slow: dict[str, list[int]] = {}
@@ -150,7 +152,10 @@ def losers(rows: Sequence[BenchRow]) -> str:
             slow.setdefault(row.arm, []).append(load_of(row))
     if not slow:
         return "No arm is slower than plain decoding here."
-    return f"Slower than plain decoding: {'; '.join(f'{arm} at {_join(loads)}' for arm, loads in slow.items())}."
+    found = [f"{arm} at {_join(loads)}" for arm, loads in slow.items()]
+    if len(found) > LISTED:
+        return "Slower than plain decoding:\n\n" + "\n".join(f"- {each}" for each in found)
+    return f"Slower than plain decoding: {'; '.join(found)}."
 
 
 def _join(loads: Sequence[int]) -> str:

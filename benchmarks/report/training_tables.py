@@ -1,4 +1,4 @@
-"""The tables of docs/training.md, from what `c2t evaluate --json` wrote; none of their figures is written by hand.
+"""The tables of docs/classifiers.md, from what `c2t evaluate --json` wrote; none of their figures is written by hand.
 
     python -m benchmarks.report.training_tables                         write the tables between the page's markers
     python -m benchmarks.report.training_tables --add rules-eagle3=OUT.json
@@ -23,7 +23,7 @@ from benchmarks.report.tables import filled, table
 from c2t_plugin.errors import C2TError
 from c2t_plugin.output import write_text
 
-PAGE = ROOT / "docs/training.md"
+PAGE = ROOT / "docs/classifiers.md"
 FOLDER = RESULTS / "evaluations"
 FORMAT = "c2t-evaluation"
 DRAFTS = {"draft": "stand-alone", "eagle3": "EAGLE-3", "eagle1": "EAGLE-1"}

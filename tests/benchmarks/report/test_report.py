@@ -1,4 +1,4 @@
-"""Rows refuse nonsense, tables come from rows alone, and the README shows what the committed rows say.
+"""Rows refuse nonsense, tables come from rows alone, and the page shows what the committed rows say.
 
 Longer than most files, as rows of every kind are in it.
 """
@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from benchmarks.report import command as report
-from benchmarks.report.command import PAGE, README, RESULTS, latest_run, markdown, read_published, render
+from benchmarks.report.command import PAGE, RESULTS, latest_run, markdown, read_published
 from benchmarks.report.pictures import draw
-from benchmarks.report.results_page import as_typed, page
+from benchmarks.report.results_page import as_typed, over_simpler, page
 from benchmarks.report.rows import BenchRow, ServingRow, append_rows, read_rows
-from benchmarks.report.tables import latest_blocks, listing, load_of, losers, markers, measured_blocks
+from benchmarks.report.tables import filled, latest_blocks, listing, load_of, losers, markers, measured_blocks
 from c2t_plugin.errors import C2TError
 
 RUN = {
@@ -70,11 +70,9 @@ BEGIN, END = markers("demo")
 TEXT = f"# title\n\n{BEGIN}\nold\n{END}\n\nrest\n"
 
 
-def test_the_readme_and_the_page_show_the_committed_rows() -> None:
+def test_the_page_shows_the_committed_rows() -> None:
     serving, bench = read_published(RESULTS)
     report.check_clean([*serving, *bench])
-    text = README.read_text(encoding="utf-8")
-    assert render(text, serving) == text
     vllm = markdown(serving, "vllm")
     assert page(markdown(serving), bench, vllm) == PAGE.read_text(encoding="utf-8")
 
@@ -165,7 +163,6 @@ def test_each_engines_demo_has_a_table_of_its_own() -> None:
     sglang, vllm = markdown(rows), markdown(rows, "vllm")
     assert "| 81 |" in sglang and "fp32, SGLang 0.5.23 on its CPU engine; " in sglang
     assert "| 7 |" in vllm and "fp32, vLLM 0.32.0 on its CPU backend; " in vllm
-    assert sglang in render(TEXT, rows) and vllm not in render(TEXT, rows)
     text = page(sglang, [], vllm)
     assert text.index(sglang) < text.index("## The demo on vLLM, functional") < text.index(vllm)
     assert "on vLLM, functional" not in page(sglang, [])
@@ -179,28 +176,28 @@ def test_rows_of_uncommitted_code_are_not_published(row: Any, dirty: bool | None
         report.check_clean([kind(**{**values, "run": {**RUN, "dirty": dirty}})])
 
 
-def test_render_replaces_only_what_lies_between_the_markers() -> None:
-    rows = [ServingRow(**PLAIN)]
-    once = render(TEXT, rows)
-    assert once.startswith(f"# title\n\n{BEGIN}\n| server |") and once.endswith(f"{END}\n\nrest\n")
-    assert "old" not in once
-    assert render(once, rows) == once
+def test_filling_replaces_only_what_lies_between_the_markers() -> None:
+    once = filled(TEXT, "demo", "\nnew\n", "this page")
+    assert once == f"# title\n\n{BEGIN}\nnew\n{END}\n\nrest\n"
+    assert filled(once, "demo", "\nnew\n", "this page") == once
 
 
 def test_without_rows_there_is_no_table() -> None:
-    assert render(TEXT, []) == f"# title\n\n{BEGIN}\n{END}\n\nrest\n"
+    assert markdown([]) == ""
+    assert "The demo, functional" not in page(markdown([]), [])
 
 
-def test_a_readme_without_markers_is_refused() -> None:
-    with pytest.raises(C2TError, match="markers"):
-        render("# title\n", [])
+@pytest.mark.parametrize(
+    "text", ["# title\n", TEXT.replace(END, ""), f"{END}\n{BEGIN}\n"], ids=["none", "one", "swapped"]
+)
+def test_a_page_without_markers_is_refused(text: str) -> None:
+    with pytest.raises(C2TError, match="this page needs the markers"):
+        filled(text, "demo", "", "this page")
 
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A README and a results file of their own, and measured rows beside them."""
-    (tmp_path / "README.md").write_text(TEXT, encoding="utf-8")
-    monkeypatch.setattr(report, "README", tmp_path / "README.md")
+    """A page and a results file of their own, and measured rows beside them."""
     monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(report, "PAGE", tmp_path / "docs/results.md")
     (tmp_path / "docs").mkdir()
@@ -212,7 +209,7 @@ def test_adding_rows_publishes_them(files: Path) -> None:
     append_rows(files / "bench.jsonl", [BenchRow(**SIMULATED)])
     assert report.main(["--add", str(files / "measured.jsonl"), "--add", str(files / "bench.jsonl")]) == 0
     assert read_published(files / "results") == ([ServingRow(**PLAIN)], [BenchRow(**SIMULATED)])
-    assert "plain decoding" in (files / "README.md").read_text(encoding="utf-8")
+    assert "| plain decoding | 1 |" in (files / "docs/results.md").read_text(encoding="utf-8")
     assert "| C2T auto (planned) | 120 (1.20) |" in (files / "docs/results.md").read_text(encoding="utf-8")
     assert (files / "docs/results/throughput.png").is_file() and (files / "docs/results/planner.png").is_file()
 
@@ -305,7 +302,6 @@ def test_refused_rows_change_nothing(row: Any, files: Path, capsys: pytest.Captu
     assert report.main(["--add", str(files / "measured.jsonl"), "--add", str(files / "dirty.jsonl")]) == 2
     assert "uncommitted" in capsys.readouterr().err
     assert not (files / "results").exists() and not (files / "docs/results.md").exists()
-    assert (files / "README.md").read_text(encoding="utf-8") == TEXT
 
 
 def test_a_file_without_rows_is_named(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -397,6 +393,18 @@ def test_what_c2t_auto_reaches_of_the_best_without_it_is_one_table() -> None:
     assert "At least 1 in 2 of 3; the least is 0.988." in text
 
 
+@pytest.mark.parametrize(
+    ("arm", "speed", "ratio"), [("static 6", 125.0, 0.96), ("plain", 240.0, 0.5), ("P >= 0.1", 240.0, 1.1)]
+)
+def test_the_longest_static_chain_counts_among_the_simpler_arms(arm: str, speed: float, ratio: float) -> None:
+    """Rows compare themselves with chains of 1, 2 and 4; a threshold is no simpler arm, another load's row neither."""
+    auto = BenchRow(**{**SIMULATED, "metrics": {**SIMULATED["metrics"], "ratio_to_best": 1.1}})
+    rival = {**SIMULATED, "arm": arm, "metrics": {"output_tokens_per_s": speed}}
+    elsewhere = {**rival, "arm": "static 6", "setting": {**SIMULATED["setting"], "requests_in_flight": 1}}
+    rows = [auto, BenchRow(**rival), BenchRow(**elsewhere)]
+    assert over_simpler(auto, rows) == pytest.approx(ratio)
+
+
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     sweep = [{**STATIC, "d_max": depth, "gamma_per_token": depth / 2.0} for depth in (1, 2)]
     sweep += [{**C2T, "beta": beta, "gamma_per_token": 1.0 - beta} for beta in (0.1, 0.9)]
@@ -467,6 +475,13 @@ def test_nothing_is_said_of_losers_where_nothing_was_compared_with_plain_decodin
     assert losers([row]) == ""
     assert "slower than plain" not in page("", [row])
     assert losers([BenchRow(**SIMULATED)]) == "No arm is slower than plain decoding here."
+
+
+@pytest.mark.parametrize(("arms", "lines"), [(6, 1), (7, 9)])
+def test_many_losing_arms_are_a_list(arms: int, lines: int) -> None:
+    slow = {**SIMULATED["metrics"], "ratio_to_plain": 0.5}
+    text = losers([BenchRow(**{**SIMULATED, "arm": f"static {n}", "metrics": slow}) for n in range(arms)])
+    assert len(text.splitlines()) == lines and all(f"static {n} at 8" in text for n in range(arms))
 
 
 def test_an_arm_that_loses_in_decoding_alone_loses() -> None:

@@ -1,4 +1,4 @@
-"""The tables of docs/training.md are what committed evaluations say, and only evaluations of clean commits count."""
+"""The tables of docs/classifiers.md are what committed evaluations say, and only evaluations of clean commits count."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     for path in FOLDER.glob("*.json"):
         (folder / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "training.md").write_bytes(PAGE.read_bytes())
+    (tmp_path / "classifiers.md").write_bytes(PAGE.read_bytes())
     monkeypatch.setattr(training_tables, "FOLDER", folder)
-    monkeypatch.setattr(training_tables, "PAGE", tmp_path / "training.md")
+    monkeypatch.setattr(training_tables, "PAGE", tmp_path / "classifiers.md")
     return tmp_path
 
 
@@ -47,7 +47,7 @@ def test_another_figure_in_an_evaluation_is_another_one_on_the_page(files: Path)
     extended["auc"] = 0.12345
     (files / "new.json").write_text(json.dumps(found))
     assert main(["--add", f"rules-eagle3={files / 'new.json'}"]) == 0
-    page = (files / "training.md").read_text(encoding="utf-8")
+    page = (files / "classifiers.md").read_text(encoding="utf-8")
     assert "| .1235 |" in page and page != PAGE.read_text(encoding="utf-8")
 
 

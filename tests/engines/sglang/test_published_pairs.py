@@ -3,7 +3,7 @@
 Vocabularies, the ratio of heads, norms and rotary scaling are the published ones. Depth is two layers, and widths are a
 sixteenth of the published ones, so that it takes seconds; PUBLISHED_WIDTH=full takes them as they are, with fewer
 tokens. An EAGLE-3 head reads three layers of its target; of two layers it reads what goes into each. Llama's head says
-2,048 positions, of the target's 131,072, so SGLang starts the pair with a variable only, as the quick start sets it.
+2,048 positions, of the target's 131,072, so SGLang starts the pair with a variable only, as docs/sglang.md sets it.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def test_the_log_says_what_runs(served: SimpleNamespace):
 
 @pytest.fixture
 def own_command(tmp_path: Path) -> tuple[list[str], dict[str, str]]:
-    """The `vllm` command and an environment in which it knows its version, as docs/engines.md has it."""
+    """The `vllm` command and an environment in which it knows its version, as docs/vllm.md has it."""
     folder = tmp_path / "vllm-0.32.0+cpu.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Name: vllm\nVersion: 0.32.0+cpu\n")

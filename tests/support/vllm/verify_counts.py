@@ -57,7 +57,7 @@ class Steps:
 
 
 def gamma_and_tau(steps: Mapping[int, float], accepted: float) -> tuple[float, float]:
-    """As docs/engines.md has them, of verify steps by number of drafts and of accepted drafts; bonus excluded."""
+    """As docs/requests.md has them, of verify steps by number of drafts and of accepted drafts; bonus excluded."""
     total = sum(steps.values())
     return sum(length * count for length, count in steps.items()) / total, accepted / total
 
