@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import logging
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -174,3 +176,57 @@ def test_an_engines_own_registry_of_hooks_is_used_where_it_has_one(engine: Modul
         assert hooked == ["engine.parts.build"] and engine.build(1) == "built"
     made.undo()
     assert hooked == []
+
+
+# --- nothing of an adapter binds an engine's name beside the table
+
+
+def bound_beside(engine: str, source: str) -> list[str]:
+    """What a file assigns to, or deletes, of what it imports from the engine."""
+    tree = ast.parse(source)
+    imported = {
+        alias.asname or alias.name.partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+        if (node.module or "" if isinstance(node, ast.ImportFrom) else alias.name).partition(".")[0] == engine
+    }
+
+    def root(node: ast.expr) -> str | None:
+        while isinstance(node, ast.Attribute | ast.Subscript):
+            node = node.value
+        return node.id if isinstance(node, ast.Name) else None
+
+    targets: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.Delete):
+            targets += [each for item in node.targets for each in getattr(item, "elts", [item])]
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+            targets.append(node.target)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("setattr", "delattr"):
+            targets.append(ast.Attribute(node.args[0], "any"))
+    stored = [each for each in targets if isinstance(each, ast.Attribute | ast.Subscript)]
+    return [ast.unparse(each) for each in stored if root(each) in imported]
+
+
+ADAPTERS = Path(__file__).resolve().parents[2] / "c2t_plugin" / "engines"
+FILES = [(engine, path) for engine in ("sglang", "vllm") for path in sorted((ADAPTERS / engine).rglob("*.py"))]
+
+
+@pytest.mark.parametrize(("engine", "path"), FILES, ids=lambda value: getattr(value, "name", value))
+def test_an_adapter_binds_names_by_its_table_alone(engine: str, path: Path):
+    assert bound_beside(engine, path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from sglang.srt import scheduler\nscheduler.Scheduler.step = 1",
+        "def late():\n    from sglang.srt.scheduler import Scheduler as S\n    S.a, S.b = 1, 2",
+        "import sglang.srt.registry\nsglang.srt.registry.BACKENDS['triton'] = None",
+        "from sglang.srt.scheduler import Scheduler\nsetattr(Scheduler, 'step', 1)",
+    ],
+)
+def test_a_planted_binding_is_seen(source: str):
+    assert bound_beside("sglang", source)
+    assert not bound_beside("vllm", source)

@@ -84,6 +84,20 @@ STEP_DEPTH = Patch(
     until="0.5.17 is not supported any more",
 )
 
+
+def _hook(patch: Patch) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(patch.dotted, patch.ours, HookType(patch.hook))
+
+
+def _unhook(patch: Patch) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    hooks = HookRegistry._hooks[patch.dotted]
+    hooks[:] = [each for each in hooks if each[1] is not patch.ours]
+
+
 PATCHES = Table(
     "sglang",
     logging.getLogger(__name__),
@@ -187,17 +201,5 @@ PATCHES = Table(
         TARGET_FORWARD,
         STEP_DEPTH,
     ),
-    hooks=(lambda patch: _hook(patch), lambda patch: _unhook(patch)),
+    hooks=(_hook, _unhook),
 )
-
-
-def _hook(patch: Patch) -> None:
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(patch.dotted, patch.ours, HookType(patch.hook))
-
-
-def _unhook(patch: Patch) -> None:
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
-    HookRegistry._hooks[patch.dotted] = [each for each in HookRegistry._hooks[patch.dotted] if each[1] != patch.ours]
