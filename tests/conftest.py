@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import time
 import uuid
 from collections import Counter
@@ -63,6 +64,9 @@ def no_process_left_behind() -> Iterator[None]:
     mark = uuid.uuid4().hex
     os.environ[RUN_MARK] = mark
     yield
+    # imported by tests that start servers
+    if "benchmarks.cpu_engine.preloaded" in sys.modules:
+        sys.modules["benchmarks.cpu_engine.preloaded"].close_all()
     deadline = time.monotonic() + GRACE_S
     while (left := _marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cpu_engine import cpu_engine_env
-from benchmarks.serving.process import HOST, ServerError, ServerProcess
+from benchmarks.cpu_engine.preloaded import preloaded_for
+from benchmarks.serving.process import HOST, Launched, ServerError, ServerProcess
 
 # float32: in bfloat16 two tokens often share the highest logit, and which one wins depends on the batch.
 SMALL_MODEL_FLAGS = (
@@ -54,6 +55,12 @@ class CpuServer(ServerProcess):
 
     def environment(self) -> Mapping[str, str]:
         return cpu_engine_env(self.env)
+
+    def launch(self, command: Sequence[str], environment: Mapping[str, str]) -> Launched:
+        preloaded = preloaded_for(environment)
+        if preloaded is None:
+            return super().launch(command, environment)
+        return preloaded.start(command, environment, self.log, self.niceness)
 
     def generate(self, prompt: Prompt, **sampling_params: Any) -> dict[str, Any]:
         """SGLang's answer to one prompt (text or token ids): `text`, `output_ids` and `meta_info`.

@@ -13,12 +13,12 @@ import tempfile
 import time
 import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from benchmarks.serving import sessions, supervise
 from c2t_plugin.errors import C2TError
@@ -38,6 +38,18 @@ class ServerError(C2TError):
     """The server did not start, died, or refused a request."""
 
 
+class Launched(Protocol):
+    """A process that leads a session; subprocess.Popen is one."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+
 class ServerProcess(ABC):
     """Runs a server on entry until it says that it is healthy, in a process session that it kills on exit.
 
@@ -55,7 +67,7 @@ class ServerProcess(ABC):
         self.log = Path(log)
         self.start_timeout = start_timeout
         self.base_url = ""
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Launched | None = None
         self._grace = grace
         self._scratch: str | None = None
 
@@ -72,23 +84,29 @@ class ServerProcess(ABC):
         self.base_url = f"http://{HOST}:{port}"
         # engines leave their sockets behind when killed
         self._scratch = tempfile.mkdtemp(prefix="c2t-")
-        with self.log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [*SUPERVISE, str(os.getpid()), *self.command(port)],
-                env={**self.environment(), "TMPDIR": self._scratch},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self.log.write_bytes(b"")
+        self.process = self.launch(self.command(port), {**self.environment(), "TMPDIR": self._scratch})
         try:
-            if self.niceness:
-                sessions.give_way(self.process.pid, self.niceness)
             self._wait_until_healthy()
         except BaseException:
             self._stop()
             raise
         return self
+
+    def launch(self, command: Sequence[str], environment: Mapping[str, str]) -> Launched:
+        """Start the command as the leader of a session of its own, its output appended to the log."""
+        with self.log.open("ab") as output:
+            process = subprocess.Popen(
+                [*SUPERVISE, str(os.getpid()), *command],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        if self.niceness:
+            sessions.give_way(process.pid, self.niceness)
+        return process
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
+from typing import Protocol
 
 _SHARED_MEMORY = Path("/dev/shm")
 _LEAST_URGENT = 19
@@ -15,7 +15,15 @@ _LEAST_URGENT = 19
 _CHANGE_AGAIN_S = 0.15
 
 
-def kill_session(leader: subprocess.Popen[bytes], timeout: float = 10.0) -> list[int]:
+class Leader(Protocol):
+    """The process that leads a session."""
+
+    pid: int
+
+    def wait(self) -> int: ...
+
+
+def kill_session(leader: Leader, timeout: float = 10.0) -> list[int]:
     """Kill the session that `leader` leads, and unlink the shared memory that its processes have mapped.
 
     A server asked to end takes 6 s over it and leaves shared memory behind just the same. Returns the pids that are

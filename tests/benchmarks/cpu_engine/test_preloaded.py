@@ -1,0 +1,115 @@
+"""Servers that are forked from a process with SGLang in it: when they are, and that they are like started ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+pytestmark = [pytest.mark.sglang, pytest.mark.server]
+
+from benchmarks.cpu_engine import cpu_engine_env, preloaded  # noqa: E402
+from benchmarks.serving import sessions  # noqa: E402
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[preloaded.Preloaded]:
+    found = preloaded.Preloaded(cpu_engine_env(os.environ))
+    yield found
+    found.close()
+
+
+def environment(**more: str) -> dict[str, str]:
+    return cpu_engine_env({**os.environ, **more})
+
+
+@pytest.fixture
+def known(process: preloaded.Preloaded, monkeypatch: pytest.MonkeyPatch) -> preloaded.Preloaded:
+    monkeypatch.setattr(preloaded, "_PRELOADED", [process])
+    return process
+
+
+def test_the_usual_environment_is_forked(known: preloaded.Preloaded) -> None:
+    assert preloaded.preloaded_for(environment(C2T_BETA="0.5", PLANTED_FAULT="x")) is known
+
+
+@pytest.mark.parametrize("name", ["TRITON_INTERPRET", "SGLANG_ENABLE_SOMETHING", "OMP_NUM_THREADS"])
+def test_what_imports_read_is_not_forked(known: preloaded.Preloaded, name: str) -> None:
+    assert preloaded.preloaded_for(environment(**{name: "77"})) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "forked"), [("planted_fault.py", True), ("sitecustomize.py", False), ("sglang", False), ("torch", False)]
+)
+def test_a_folder_in_front_is_forked_unless_it_replaces_something(
+    known: preloaded.Preloaded, tmp_path: Path, name: str, forked: bool
+) -> None:
+    (tmp_path / name).touch()
+    found = preloaded.preloaded_for(environment(PYTHONPATH=str(tmp_path)))
+    assert found is (known if forked else None)
+
+
+def test_a_fork_has_its_own_path_log_and_exit_code(process: preloaded.Preloaded, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    (tmp_path / "ends_with_7.py").write_text("import os, sys\nprint(sys.argv, os.environ['MINE'])\nsys.exit(7)\n")
+    command = [sys.executable, "-m", "ends_with_7", "--flag"]
+    server = process.start(command, environment(PYTHONPATH=str(tmp_path), MINE="yes"), log, 0)
+    assert server.wait(PATIENCE_S) == 7
+    assert "--flag'] yes" in log.read_text()
+    assert "MINE" not in os.environ
+
+
+CHILD = """
+import multiprocessing, os, pathlib, sys, time
+
+def work(folder):
+    pathlib.Path(folder, "child").write_text(os.environ["SET_BY_THE_SERVER"])
+    time.sleep(600)
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("spawn", force=True)
+    os.environ["SET_BY_THE_SERVER"] = "late"
+    multiprocessing.Process(target=work, args=(sys.argv[1],)).start()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("end", ["kill_session", "close", "SIGKILL"])
+def test_children_get_the_servers_environment_and_end_with_it(tmp_path: Path, end: str) -> None:
+    process = preloaded.Preloaded(environment())
+    (tmp_path / "has_a_child.py").write_text(CHILD)
+    command = [sys.executable, "-m", "has_a_child", str(tmp_path)]
+    server = process.start(command, environment(PYTHONPATH=str(tmp_path)), tmp_path / "log", 0)
+    deadline = time.monotonic() + PATIENCE_S
+    while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():
+        assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+        time.sleep(0.05)
+    assert (tmp_path / "child").read_text() == "late"
+    assert len(sessions.alive(server.pid)) >= 3
+    if end == "kill_session":
+        assert sessions.kill_session(server) == []
+    elif end == "SIGKILL":
+        os.kill(process.pid, signal.SIGKILL)
+    process.close()
+    while sessions.alive(server.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_waiting_for_a_fork_ends_in_time(process: preloaded.Preloaded, tmp_path: Path) -> None:
+    (tmp_path / "sleeps.py").write_text("import time\ntime.sleep(600)\n")
+    command = [sys.executable, "-m", "sleeps"]
+    server = process.start(command, environment(PYTHONPATH=str(tmp_path)), tmp_path / "log", 0)
+    with pytest.raises(subprocess.TimeoutExpired):
+        server.wait(0.2)
+    server.send_signal(signal.SIGINT)
+    assert server.wait(PATIENCE_S) == -signal.SIGTERM
