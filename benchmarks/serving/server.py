@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from benchmarks.serving.arms import Arm, Speculation
 from benchmarks.serving.engines import Device, Engine, Launch
-from benchmarks.serving.process import HOST, START_TIMEOUT_S, ServerError, ServerProcess
+from benchmarks.serving.process import HOST, START_TIMEOUT_S, Launched, ServerError, ServerProcess
 
 LINE_WIDTH = 600
 LOG_TAIL = 12
@@ -32,14 +32,20 @@ class Server(ServerProcess):
 
     def __init__(self, launch: Launch, *, log: str | Path, start_timeout: float = START_TIMEOUT_S) -> None:
         super().__init__(log=log, start_timeout=start_timeout, grace=launch.grace)
-        self.launch = launch
         self.niceness = launch.niceness
+        self._start = launch
 
     def command(self, port: int) -> list[str]:
-        return [*self.launch.start, "--host", HOST, "--port", str(port), *self.launch.flags]
+        return [*self._start.start, "--host", HOST, "--port", str(port), *self._start.flags]
 
     def environment(self) -> Mapping[str, str]:
-        return self.launch.environment
+        return self._start.environment
+
+    def launch(self, command: Sequence[str], environment: Mapping[str, str]) -> Launched:
+        preloaded = self._start.preloaded()
+        if preloaded is None:
+            return super().launch(command, environment)
+        return preloaded.start(command, environment, self.log, self.niceness)
 
     def __enter__(self) -> Self:
         try:

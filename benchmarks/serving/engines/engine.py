@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from benchmarks.cpu_engine.preloaded import Preloaded
 from benchmarks.serving.arms import Options
 from benchmarks.serving.client import Client
 
@@ -29,6 +30,7 @@ class Launch:
 
     start: its command up to the flags that its engine and device always get. flags: what it is asked for, which wins.
     niceness: everything else on the machine runs before it, by so much. grace: seconds that it has to end by itself.
+    preloaded: a process that has imported the engine and forks the server, None where the server imports by itself.
     """
 
     start: tuple[str, ...]
@@ -36,6 +38,7 @@ class Launch:
     environment: Mapping[str, str]
     niceness: int = 0
     grace: float = 0.0
+    preloaded: Callable[[], Preloaded | None] = lambda: None
 
 
 class Engine(Protocol):

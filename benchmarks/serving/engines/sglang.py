@@ -8,12 +8,14 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
 
 from benchmarks.cpu_engine import cpu_engine_env
+from benchmarks.cpu_engine.preloaded import preloaded_for
 from benchmarks.cpu_engine.server import SMALL_MODEL_FLAGS
 from benchmarks.serving.arms import Options
 from benchmarks.serving.client import FLUSH_TIMEOUT_S, REQUEST_TIMEOUT_S, Client, Completion, Prompts
@@ -24,7 +26,7 @@ from c2t_plugin.errors import C2TError
 LOADS = ("--load-snapshot-publish-interval", "4")
 # its adaptive mode makes a graph runner for each depth, which a CPU has not
 CPU_FLAGS = (*SMALL_MODEL_FLAGS, "--disable-cuda-graph")
-# a published head names the length that it was trained with, and SGLang runs it at the target's
+# a published head names the length that it was trained with, and SGLang runs it at the target's; no import reads this
 ANY_LENGTH = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 
 
@@ -157,7 +159,11 @@ class Sglang:
         self, target: Path, flags: Sequence[str], device: Device, environment: Mapping[str, str] | None = None
     ) -> Launch:
         start = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(target)]
-        own = {**(os.environ if environment is None else environment), **ANY_LENGTH}
-        if device is Device.CPU:
-            return Launch((*start, *CPU_FLAGS, *LOADS), tuple(flags), cpu_engine_env(own), NICENESS)
-        return Launch((*start, *LOADS), tuple(flags), own)
+        given = os.environ if environment is None else environment
+        if device is Device.GPU:
+            return Launch((*start, *LOADS), tuple(flags), {**given, **ANY_LENGTH})
+        imports = cpu_engine_env(given)
+        own = {**imports, **ANY_LENGTH}
+        return Launch(
+            (*start, *CPU_FLAGS, *LOADS), tuple(flags), own, NICENESS, preloaded=partial(preloaded_for, imports)
+        )

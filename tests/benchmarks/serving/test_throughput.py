@@ -6,7 +6,6 @@ Longer than 300 lines because all of it follows the same stand-ins for servers.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -19,10 +18,9 @@ from benchmarks.serving import server as serving_server
 from benchmarks.serving import throughput
 from benchmarks.serving.arms import ARMS, arms_of
 from benchmarks.serving.client import Completion, Pass
-from benchmarks.serving.engines import ENGINES, Device, Launch
+from benchmarks.serving.engines import ENGINES, Launch
 from benchmarks.serving.measuring import Outcome, measure, metrics_of, ratio
 from benchmarks.serving.scenarios import SCENARIOS, Scenario, prompts_of
-from benchmarks.serving.server import Server, complaint
 from c2t_plugin.errors import C2TError
 
 
@@ -339,68 +337,6 @@ def test_a_target_without_a_tokenizer_is_one_line(tmp_path: Path):
     (tmp_path / "g.jsonl").write_text(json.dumps({"question": "q"}) + "\n")
     with pytest.raises(C2TError, match="no tokenizer of a target"):
         prompts_of(Scenario("one", 8, data=("gsm8k",), each=1), {"gsm8k": tmp_path / "g.jsonl"}, tmp_path, pair_dir())
-
-
-@pytest.mark.parametrize(
-    ("log", "expected"),
-    [
-        ("loading\nTraceback (most recent call last):\n  x\nValueError: bad flag\nbye\n", "ValueError: bad flag"),
-        ("c2t_plugin.errors.ConfigError: no beta\n", "c2t_plugin.errors.ConfigError: no beta"),
-        ("C2T: c2t_mode is 'tree': no\n", "C2T: c2t_mode is 'tree': no"),
-        ("(EngineCore pid=7) ValueError: no memory\n", "ValueError: no memory"),
-        (
-            "pydantic_core.ValidationError: 1 error\n  Value error, no graphs [type=value_error, x]\n",
-            "Value error, no graphs",
-        ),
-        (
-            "usage: launch_server\nlaunch_server.py: error: unrecognized arguments: --x\n",
-            "launch_server.py: error: unrecognized arguments: --x",
-        ),
-        (
-            'Traceback (most recent call last):\n  File "a.py", line 2, in outer\n    inner()\n'
-            '  File "b.py", line 7, in inner\n    raise NotImplementedError()\nNotImplementedError\n\nkilling all\n',
-            "NotImplementedError in inner",
-        ),
-        ("killed\n\n", "killed"),
-        ("", "its log is empty"),
-    ],
-)
-def test_a_log_says_why_in_one_line(log: str, expected: str, tmp_path: Path):
-    (tmp_path / "log").write_text(log)
-    assert complaint(tmp_path / "log") == expected
-
-
-@pytest.mark.parametrize(
-    ("code", "timeout", "expected"),
-    [("print('ValueError: no model')", 30.0, "no model"), ("import time; time.sleep(60)", 0.2, "did not start")],
-    ids=["ends", "hangs"],
-)
-def test_a_server_that_does_not_come_up_is_an_error_and_leaves_nothing(
-    code: str, timeout: float, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (tmp_path / "sglang").mkdir()
-    (tmp_path / "sglang" / "__init__.py").touch()
-    (tmp_path / "sglang" / "launch_server.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    launch = ENGINES["sglang"].launch(Path("m"), [], Device.GPU)
-    server = Server(launch, log=tmp_path / "log", start_timeout=timeout)
-    with pytest.raises(C2TError, match=expected), server:
-        pass
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_servers_on_a_cpu_leave_it_to_their_client_first(engine: str, tmp_path: Path):
-    for device, niceness in ((Device.CPU, 5), (Device.GPU, 0)):
-        launch = ENGINES[engine].launch(Path("m"), [], device)
-        assert Server(launch, log=tmp_path / "log").niceness == niceness
-
-
-@pytest.mark.parametrize(("engine", "small"), [("vllm", "--enforce-eager"), ("sglang", "--disable-cuda-graph")])
-def test_flags_for_small_models_are_for_a_cpu_alone(engine: str, small: str, tmp_path: Path):
-    launches = [ENGINES[engine].launch(Path("m"), ["--x"], device) for device in (Device.CPU, Device.GPU)]
-    commands = [Server(launch, log=tmp_path / "log").command(7) for launch in launches]
-    assert [small in command for command in commands] == [True, False]
-    assert all(command[-1] == "--x" and command[command.index("--port") + 1] == "7" for command in commands)
 
 
 def test_an_arm_runs_under_its_own_flags_after_those_of_all_servers(fakes: type[FakeServer], tmp_path: Path):
