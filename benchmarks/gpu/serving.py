@@ -34,6 +34,7 @@ from benchmarks.serving.client import Client, Pass
 from benchmarks.serving.decode_log import decoding, largest_batch, logged
 from benchmarks.serving.engines import ENGINES, Device
 from benchmarks.serving.engines.sglang import NativeClient
+from benchmarks.serving.measuring import warm_up
 from benchmarks.serving.options import TOP_M
 from benchmarks.serving.scenarios import CONCURRENCIES
 from benchmarks.serving.server import Runner, Server
@@ -136,8 +137,7 @@ class Measurements:
     def throughput(self, arm: Entry, client: Client, beta: float | None, concurrency: int, log: Path) -> None:
         """A pass at full batches; the largest batch that the server's log shows is in the row."""
         prompts = self.prompts[: max(IDENTITY_PROMPTS, self.per_slot * concurrency)]
-        warm_up = prompts[:concurrency] * arm.in_table.warm_ups
-        client.run(warm_up, concurrency, lambda: None)
+        warmed = warm_up(client, prompts, (concurrency, 0.0), arm.in_table.warm_ups)
         read = log.stat().st_size
         found = client.run(prompts, concurrency, lambda: None)
         text = logged(log, read)
@@ -160,7 +160,7 @@ class Measurements:
             "ran_at_once": ran,
             "device_memory_gb": used_gb(),
             "passes": 1,
-            "warm_up": len(warm_up),
+            "warm_up": warmed,
         }
         self.row(_named(arm, beta), metrics, check="throughput", concurrency=concurrency)
 
@@ -237,19 +237,19 @@ def runner_of(target: Path, out: Path, scratch: Path | None) -> Runner:
     return Runner(ENGINES["sglang"], Device.GPU, target, out, FLAGS, environment, START_TIMEOUT_S)
 
 
-def run(bench: Measurements, arms: Sequence[Entry], runner: Runner, deadline: float) -> None:
+def run(measurements: Measurements, arms: Sequence[Entry], runner: Runner, deadline: float) -> None:
     """Every arm while there is time for one as long as the longest so far."""
     longest = 0.0
     for arm in arms:
         began = time.monotonic()
         if began + longest > deadline:
-            bench.row(arm.name, {}, "not run: out of time")
+            measurements.row(arm.name, {}, "not run: out of time")
             continue
         try:
-            bench.serve(arm, arm.server(runner, bench.models))
+            measurements.serve(arm, arm.server(runner, measurements.models))
         except (C2TError, LookupError) as error:
             # a lookup fails where a server's answer lacks what it should hold
-            bench.row(arm.name, {}, " ".join(f"{type(error).__name__}: {error}".split()))
+            measurements.row(arm.name, {}, " ".join(f"{type(error).__name__}: {error}".split()))
         longest = max(longest, time.monotonic() - began)
 
 
@@ -274,15 +274,15 @@ def main(argv: list[str]) -> int:
             print(f"gpu.serving: {error}", file=sys.stderr)
             return 2
         runner = runner_of(models / "target", options.out, None if options.dry_run else Path(scratch))
-        bench = Measurements(options.out, models, preset, options.prefix, options.dry_run)
+        measurements = Measurements(options.out, models, preset, options.prefix, options.dry_run)
         arms = fitting(COMPARISONS[options.compare][options.dry_run], options.prefix)
-        run(bench, [arm for arm in arms if arm.name in (options.arms or [arm.name])], runner, deadline)
-    bench.against_static()
+        run(measurements, [arm for arm in arms if arm.name in (options.arms or [arm.name])], runner, deadline)
+    measurements.against_static()
     if options.compare == "trees":
         print(summary(read_rows(options.out / ROWS, BenchRow)))
-    for fault in bench.faults:
+    for fault in measurements.faults:
         print(f"FAULT: {fault}")
-    return int(bool(bench.faults))
+    return int(bool(measurements.faults))
 
 
 if __name__ == "__main__":

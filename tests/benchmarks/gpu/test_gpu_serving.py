@@ -96,7 +96,9 @@ class FakeClient:
         assert self.c2t
         return {"beta": self.beta}
 
-    def run(self, prompts: Sequence[Sequence[int]], concurrency: int, advance: Callable[[], None]) -> Pass:
+    def run(
+        self, prompts: Sequence[Sequence[int]], concurrency: int, advance: Callable[[], None], temperature: float = 0.0
+    ) -> Pass:
         beta = self.beta if self.c2t else None
         tokens = self.depth if not beta else 1
         taken = tokens - (self.less_at_beta is not None and self.less_at_beta == beta)
