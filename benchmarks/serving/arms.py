@@ -1,7 +1,7 @@
 """The table of arms: every way to decode that benchmarks compare, and what each engine is told to do it.
 
 An arm has one name on all engines, on a CPU, on a GPU and in the simulation, which adds how it replays the arm
-(`benchmarks.simulation.arms`).
+(`benchmarks.simulation.replays`).
 """
 
 from __future__ import annotations

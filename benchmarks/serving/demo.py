@@ -54,8 +54,8 @@ class Contestant:
     d_max: int
 
     @property
-    def entry(self) -> Arm:
-        """Of the table of arms."""
+    def in_table(self) -> Arm:
+        """The arm itself."""
         return ARMS[{"plain": "plain", "static": f"static {self.d_max}", "c2t": "C2T"}[self.arm]]
 
     def runner(self, engine: Engine, out: Path) -> tuple[Runner, Speculation]:
@@ -104,7 +104,7 @@ class Demo:
         self.say(f"{contestant}: starting")
         runner, on = contestant.runner(self.engine, self.out)
         with (
-            runner.server(str(contestant), contestant.entry, on) as server,
+            runner.server(str(contestant), contestant.in_table, on) as server,
             self.engine.client(server.base_url, MAX_TOKENS) as client,
         ):
             for prompt in self.prompts[:WARM_UP]:

@@ -23,8 +23,8 @@ from rich.table import Table
 from benchmarks.report.results_page import simulated_cell, title_of
 from benchmarks.report.rows import BenchRow, append_rows
 from benchmarks.report.tables import AUTO, load_of
-from benchmarks.simulation.arms import STATIC, chain_arms, tree_arms
 from benchmarks.simulation.recorded import Replay, play, requests_of
+from benchmarks.simulation.replays import STATIC, chain_arms, tree_arms
 from benchmarks.simulation.roofline import GPUS, MODELS, Assumptions, Machine, Measured, draft_of
 from benchmarks.simulation.setting import Setting
 from benchmarks.simulation.steps import Policy, Simulated, planned

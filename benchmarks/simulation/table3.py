@@ -21,8 +21,8 @@ from rich.table import Table
 from benchmarks.report.results_page import how_far, table3_cell
 from benchmarks.report.rows import BenchRow
 from benchmarks.report.tables import AUTO
-from benchmarks.simulation.arms import BETAS, chain_arms
 from benchmarks.simulation.recorded import Replay, play, requests_of
+from benchmarks.simulation.replays import BETAS, chain_arms
 from benchmarks.simulation.roofline import GPUS, MODELS, Machine, Model, eagle1_head
 from benchmarks.simulation.setting import Setting
 

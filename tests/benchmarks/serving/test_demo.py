@@ -134,7 +134,7 @@ def test_what_a_server_of_vllm_is_told(
     contestant: demo.Contestant, method: str, client: type[FakeClient], tmp_path: Path
 ) -> None:
     runner, on = contestant.runner(ENGINES["vllm"], tmp_path / "out")
-    found = contestant.entry.options("vllm", on)
+    found = contestant.in_table.options("vllm", on)
     draft = options.PAIR_DRAFTS[contestant.base]
     assert (found["method"], found["num_speculative_tokens"]) == (method, contestant.d_max)
     assert (runner.target, found["model"]) == (tmp_path / "out/pair/target", tmp_path / "out/pair" / draft)
@@ -148,7 +148,7 @@ def test_what_a_server_of_vllm_is_told(
 def test_plain_decoding_has_no_flags(engine: str, client: type[FakeClient], tmp_path: Path) -> None:
     plain = demo.CONTESTANTS[0]
     _, on = plain.runner(ENGINES[engine], tmp_path)
-    assert plain.entry.options(engine, on) == {}
+    assert plain.in_table.options(engine, on) == {}
 
 
 def test_a_second_run_replaces_the_rows(client: type[FakeClient], tmp_path: Path) -> None:

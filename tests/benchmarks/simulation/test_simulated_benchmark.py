@@ -14,8 +14,8 @@ from benchmarks.report.rows import BenchRow, read_rows
 from benchmarks.serving.arms import ARMS
 from benchmarks.simulation import command as simulate
 from benchmarks.simulation import table3
-from benchmarks.simulation.arms import CHAINS, TREES, chain_arms, tree_arms
 from benchmarks.simulation.recorded import Replay, play, replayed, requests_of
+from benchmarks.simulation.replays import CHAINS, TREES, chain_arms, tree_arms
 from benchmarks.simulation.roofline import GPUS, MODELS, Assumptions, Machine, Measured, draft_of
 from benchmarks.simulation.setting import Setting
 from benchmarks.simulation.sglang_adaptive import SglangAdaptive
