@@ -45,13 +45,14 @@ demo-sglang: venv-sglang
 	@$(PY) -m benchmarks.serving.demo $(DEMO_ARGS)
 
 demo-vllm: venv-vllm
-	@OMP_NUM_THREADS=1 $(VLLM_PY) -m benchmarks.serving.demo_vllm --out build/demo-vllm $(DEMO_ARGS)
+	@OMP_NUM_THREADS=1 $(VLLM_PY) -m benchmarks.serving.demo --engine vllm --out build/demo-vllm $(DEMO_ARGS)
 
 # Each engine's tests run in its own environment; the other's skip themselves or are left out. Status 5: none selected.
+VLLM_TESTS := tests/engines/vllm tests/benchmarks/serving/test_real_servers.py
 # Files in the order of tests/conftest.py: xdist would put those of a single test last, some of which are the longest.
 BY_FILE := -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 test: venv-sglang venv-vllm lint
-	@OMP_NUM_THREADS=1 $(VLLM_PY) -m pytest $(BY_FILE) tests/engines/vllm $(PYTEST_ARGS) || [ $$? = 5 ]
+	@OMP_NUM_THREADS=1 $(VLLM_PY) -m pytest $(BY_FILE) $(VLLM_TESTS) $(PYTEST_ARGS) || [ $$? = 5 ]
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(BY_FILE) --ignore=tests/engines/vllm $(PYTEST_ARGS)
 
 check: venv-sglang lint

@@ -6,7 +6,7 @@
 
 starts nine servers one after the other (plain decoding; C2T with kept tokens only; over the uniform window; without
 CUDA graphs; with beta auto; among aborted, retracted and chunked requests; without the overlap scheduler; trees of kept
-nodes only; padded trees), asks them the same, and writes a row per rung (gpu_rungs.py) to OUT/ladder.jsonl with what
+nodes only; padded trees), asks them the same, and writes a row per rung (rungs.py) to OUT/ladder.jsonl with what
 was found and, if a rung does not hold, why, once the servers that it looks at have answered. Exit status 1: a rung does
 not hold, or could not be tried. Numbers of rungs stay when others are added; what the ladder leaves to other scripts or
 to more GPUs is in docs/benchmarking.md.
@@ -21,22 +21,24 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.cpu_engine.server import CpuServer
+from benchmarks.gpu.environment import FLAGS, plugin_environment
+from benchmarks.gpu.options import part_parser
 from benchmarks.gpu.rungs import NUMBERS, RUNGS, STEPS, TOPK, Found, Verdict, number_of
-from benchmarks.gpu.server import GpuServer, part_parser, plugin_environment
 from benchmarks.pairs.toy import held_out_prompts, pair_dir
 from benchmarks.report.recomputed import Comparison, compare, recompute
 from benchmarks.report.rows import BenchRow, append_rows
 from benchmarks.serving.breakdown import profiled
-from benchmarks.serving.client import Client, Pass
-from benchmarks.serving.sglang_client import NativeClient
+from benchmarks.serving.client import Pass
+from benchmarks.serving.engines import ENGINES, Device
+from benchmarks.serving.engines.sglang import NativeClient, SglangClient
+from benchmarks.serving.server import Server
 from benchmarks.serving.spans import gap_ms
 from c2t_plugin.errors import C2TError
 from c2t_plugin.provenance import RunRecord
@@ -150,7 +152,7 @@ def _recomputed(recorded: Traces, prompts: Sequence[Sequence[int]], answered: Pa
 
 def _gap(server: Any, prompts: Sequence[Sequence[int]], log: Path) -> float | None:
     folder, cpu = log.with_suffix(".trace"), not torch.cuda.is_available()
-    with Client(server.base_url, MAX_TOKENS) as client:
+    with SglangClient(server.base_url, MAX_TOKENS) as client:
         return gap_ms(profiled(client, prompts, PROFILED_STEPS, folder, cpu))
 
 
@@ -170,9 +172,7 @@ def _recorded(folder: Path, prompts: int) -> Traces:
     raise C2TError(f"{folder} has no drafts of {prompts} requests after {3 * WRITE_EVERY_S:.0f} s")
 
 
-def serve(
-    name: str, out: Path, environment: Mapping[str, str] | None
-) -> tuple[AbstractContextManager[Any], Path, Path | None]:
+def serve(name: str, out: Path, environment: Mapping[str, str] | None) -> tuple[Server, Path, Path | None]:
     """A server, its log, and where it records; environment: None for the CPU engine."""
     log, traces = out / f"ladder-{name}.log", out / f"traces-{name}" if name in RECORDED else None
     flags = list(SERVERS[name])
@@ -180,16 +180,15 @@ def serve(
         flags += ["--speculative-draft-model-path", str(pair_dir() / DRAFT)]
     if traces is not None:
         flags += ["--speculative-c2t-trace-dir", str(traces), "--speculative-c2t-trace-share", "1.0"]
-    target = pair_dir() / "target"
     added = RETRACT if name == "rough" else {}
     if environment is None:
+        device, env = Device.CPU, {**os.environ, **added}
         flags += ["--skip-server-warmup"]
-        env = {**os.environ, **added}
-        return CpuServer(target, *flags, log=log, start_timeout=START_TIMEOUT_S, env=env), log, traces
-    environment = {**environment, **added, **PRECISE}
-    flags += ["--dtype", "float32", "--max-running-requests", str(FULL.concurrency)]
-    started = GpuServer(target, *flags, log=log, environment=environment, start_timeout=START_TIMEOUT_S)
-    return started, log, traces
+    else:
+        device, env = Device.GPU, {**environment, **added, **PRECISE}
+        flags = [*FLAGS, *flags, "--dtype", "float32", "--max-running-requests", str(FULL.concurrency)]
+    launch = ENGINES["sglang"].launch(pair_dir() / "target", flags, device, env)
+    return Server(launch, log=log, start_timeout=START_TIMEOUT_S), log, traces
 
 
 def run(

@@ -1,4 +1,4 @@
-"""The rungs of gpu_ladder.py: what each looks at, what it finds there, and why it does not hold."""
+"""The rungs of ladder.py: what each looks at, what it finds there, and why it does not hold."""
 
 from __future__ import annotations
 

@@ -18,24 +18,26 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from benchmarks.gpu.server import part_parser, plugin_environment
-from benchmarks.gpu.serving_arms import COMPARISONS, LONG_PREFIX, THRESHOLD, Arm, fitting, servers
+from benchmarks.gpu.contests import COMPARISONS, LONG_PREFIX, THRESHOLD, Entry, fitting
+from benchmarks.gpu.environment import FLAGS, plugin_environment
+from benchmarks.gpu.options import part_parser
 from benchmarks.gpu.tree_goals import summary
 from benchmarks.pairs.inflated.command import PRESETS, inflate
 from benchmarks.pairs.toy import held_out_prompts, pair_dir
 from benchmarks.report.rows import BenchRow, append_rows, read_rows
-from benchmarks.serving.arms import PLANNED_WARM_UPS, UNCOUNTED, write_threshold_classifier
+from benchmarks.serving.arms import write_threshold_classifier
 from benchmarks.serving.client import Client, Pass
 from benchmarks.serving.decode_log import decoding, largest_batch, logged
+from benchmarks.serving.engines import ENGINES, Device
+from benchmarks.serving.engines.sglang import NativeClient
+from benchmarks.serving.measuring import warm_up
 from benchmarks.serving.options import TOP_M
 from benchmarks.serving.scenarios import CONCURRENCIES
-from benchmarks.serving.sglang_client import NativeClient
+from benchmarks.serving.server import Runner, Server
 from c2t_plugin.errors import C2TError
 from c2t_plugin.provenance import RunRecord
 
@@ -43,6 +45,7 @@ Setting = str | int | float | None
 
 ROWS = "serving.jsonl"
 SEED = 0
+START_TIMEOUT_S = 240.0
 # the small target's greedy text loops soon after, and loops are easy to draft
 MAX_TOKENS = 40
 IDENTITY_PROMPTS = 16
@@ -55,7 +58,7 @@ SAME_TAU = 0.1
 RATES = {"ratio_to": "output_tokens_per_s", "decode_ratio_to": "decode_tokens_per_s"}
 
 
-class Bench:
+class Measurements:
     """One run: its prompts, the outputs of plain decoding, rows as they come."""
 
     def __init__(self, out: Path, models: Path, target: str, prefix: int, dry_run: bool) -> None:
@@ -87,21 +90,21 @@ class Bench:
         if error:
             self.faults.append(f"{arm}: {error}")
 
-    def serve(self, arm: Arm, running: AbstractContextManager[Any], log: Path) -> None:
+    def serve(self, arm: Entry, server: Server) -> None:
         """Start a server, compare it with the others, measure it, stop it."""
         began = time.monotonic()
-        with running as server, NativeClient(server.base_url, MAX_TOKENS) as client:
+        with server as running, NativeClient(running.base_url, MAX_TOKENS) as client:
             started = time.monotonic() - began
             for beta in arm.betas:
                 if beta is not None:
                     client.control(beta, arm.steps)
-                elif arm.c2t and not arm.planned:
+                elif arm.controlled:
                     # an earlier beta of this server stays until it is replaced
                     client.control(self.own_beta(client), arm.steps)
-                used = round(client.c2t_state()["beta"], 6) if arm.c2t and not arm.planned else None
+                used = round(client.c2t_state()["beta"], 6) if arm.controlled else None
                 self.compare(arm, client, used, started)
                 for concurrency in DRY_CONCURRENCIES if self.dry_run else arm.concurrencies:
-                    self.throughput(arm, client, used, concurrency, log)
+                    self.throughput(arm, client, used, concurrency, server.log)
 
     def own_beta(self, client: Client) -> float:
         """The threshold that the classifier file beside the draft suggests."""
@@ -109,7 +112,7 @@ class Bench:
 
         return load_classifier(self.models / "eagle3" / FILE_NAME).spec.suggested_beta
 
-    def compare(self, arm: Arm, client: Client, beta: float | None, started: float) -> None:
+    def compare(self, arm: Entry, client: Client, beta: float | None, started: float) -> None:
         """Outputs against plain decoding's, one request at a time; beta 0 accepts what the static chain accepts."""
         found = client.run(self.prompts[:IDENTITY_PROMPTS], 1, lambda: None)
         self.plain = self.plain or found
@@ -123,7 +126,7 @@ class Bench:
         if beta == 0.0 and arm.steps in self.static:
             self.agree(arm, found, self.static[arm.steps])
 
-    def agree(self, arm: Arm, uncut: Pass, static: Pass) -> None:
+    def agree(self, arm: Entry, uncut: Pass, static: Pass) -> None:
         """Where the outputs are the same tokens, both passes have to accept as many at a step."""
         same = [a.token_ids == b.token_ids for a, b in zip(uncut.completions, static.completions, strict=True)]
         ours, theirs = (Pass(tuple(itertools.compress(one.completions, same)), 0.0).tau for one in (uncut, static))
@@ -131,11 +134,10 @@ class Bench:
             says = f"beta 0 accepts {ours} tokens a step, the static chain {theirs}, over {sum(same)} equal outputs"
             self.faults.append(f"{arm.name}: {says}")
 
-    def throughput(self, arm: Arm, client: Client, beta: float | None, concurrency: int, log: Path) -> None:
+    def throughput(self, arm: Entry, client: Client, beta: float | None, concurrency: int, log: Path) -> None:
         """A pass at full batches; the largest batch that the server's log shows is in the row."""
         prompts = self.prompts[: max(IDENTITY_PROMPTS, self.per_slot * concurrency)]
-        warm_up = prompts[:concurrency] * (PLANNED_WARM_UPS if arm.planned else 1)
-        client.run(warm_up, concurrency, lambda: None)
+        warmed = warm_up(client, prompts, (concurrency, 0.0), arm.in_table.warm_ups)
         read = log.stat().st_size
         found = client.run(prompts, concurrency, lambda: None)
         text = logged(log, read)
@@ -144,7 +146,7 @@ class Bench:
             short = f"only {ran} of {concurrency} requests ever ran at once"
             self.row(_named(arm, beta), {}, short, check="throughput", concurrency=concurrency)
             return
-        gamma = None if arm.name in UNCOUNTED else found.gamma_per_token
+        gamma = found.gamma_per_token if arm.in_table.counted else None
         speeds = {"output_tokens_per_s": found.output_tokens / found.seconds, **decoding(text)}
         self.measured[_named(arm, beta), concurrency] = speeds
         metrics = {
@@ -158,7 +160,7 @@ class Bench:
             "ran_at_once": ran,
             "device_memory_gb": used_gb(),
             "passes": 1,
-            "warm_up": len(warm_up),
+            "warm_up": warmed,
         }
         self.row(_named(arm, beta), metrics, check="throughput", concurrency=concurrency)
 
@@ -180,7 +182,7 @@ def used_gb() -> float | None:
     return (whole - free) / 1e9
 
 
-def _named(arm: Arm, beta: float | None) -> str:
+def _named(arm: Entry, beta: float | None) -> str:
     return arm.name if beta is None else f"{arm.name}, beta {beta:g}"
 
 
@@ -227,19 +229,27 @@ def build(models: Path, preset: str, dry_run: bool) -> None:
         torch.cuda.empty_cache()
 
 
-def run(bench: Bench, arms: Sequence[Arm], environment: Mapping[str, str] | None, deadline: float) -> None:
+def runner_of(target: Path, out: Path, scratch: Path | None) -> Runner:
+    """Starts servers on a GPU with the plugin's entry point in `scratch`, on the CPU engine without one."""
+    if scratch is None:
+        return Runner(ENGINES["sglang"], Device.CPU, target, out, start_timeout=START_TIMEOUT_S)
+    environment = plugin_environment(scratch)
+    return Runner(ENGINES["sglang"], Device.GPU, target, out, FLAGS, environment, START_TIMEOUT_S)
+
+
+def run(measurements: Measurements, arms: Sequence[Entry], runner: Runner, deadline: float) -> None:
     """Every arm while there is time for one as long as the longest so far."""
     longest = 0.0
-    for arm, log, make in servers(arms, bench.models, bench.out, environment):
+    for arm in arms:
         began = time.monotonic()
         if began + longest > deadline:
-            bench.row(arm.name, {}, "not run: out of time")
+            measurements.row(arm.name, {}, "not run: out of time")
             continue
         try:
-            bench.serve(arm, make(), log)
+            measurements.serve(arm, arm.server(runner, measurements.models))
         except (C2TError, LookupError) as error:
             # a lookup fails where a server's answer lacks what it should hold
-            bench.row(arm.name, {}, " ".join(f"{type(error).__name__}: {error}".split()))
+            measurements.row(arm.name, {}, " ".join(f"{type(error).__name__}: {error}".split()))
         longest = max(longest, time.monotonic() - began)
 
 
@@ -261,18 +271,18 @@ def main(argv: list[str]) -> int:
         try:
             build(models, preset, options.dry_run)
         except C2TError as error:
-            print(f"gpu_serving: {error}", file=sys.stderr)
+            print(f"gpu.serving: {error}", file=sys.stderr)
             return 2
-        environment = None if options.dry_run else plugin_environment(Path(scratch))
-        bench = Bench(options.out, models, preset, options.prefix, options.dry_run)
+        runner = runner_of(models / "target", options.out, None if options.dry_run else Path(scratch))
+        measurements = Measurements(options.out, models, preset, options.prefix, options.dry_run)
         arms = fitting(COMPARISONS[options.compare][options.dry_run], options.prefix)
-        run(bench, [arm for arm in arms if arm.name in (options.arms or [arm.name])], environment, deadline)
-    bench.against_static()
+        run(measurements, [arm for arm in arms if arm.name in (options.arms or [arm.name])], runner, deadline)
+    measurements.against_static()
     if options.compare == "trees":
         print(summary(read_rows(options.out / ROWS, BenchRow)))
-    for fault in bench.faults:
+    for fault in measurements.faults:
         print(f"FAULT: {fault}")
-    return int(bool(bench.faults))
+    return int(bool(measurements.faults))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.gpu.serving_arms import C2T_CHAIN, C2T_TREE, EAGLE_TREE
+from benchmarks.gpu.contests import C2T_CHAIN, C2T_TREE, EAGLE_TREE
 from benchmarks.report.rows import BenchRow
 from benchmarks.report.tables import load_of, table
 from c2t_plugin.lab.curves import gamma_at

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.server import part_parser, plugin_environment
+from benchmarks.gpu.environment import plugin_environment
+from benchmarks.gpu.options import part_parser
 from c2t_plugin.engines.vllm.contract import RELEASE, SUPPORTED
 
 ARMS = ("plain", "static 4", "C2T", "vLLM adaptive", "C2T adaptive", "static 2", "threshold on P")

@@ -1,1 +1,1 @@
-"""Servers of both engines, the clients that measure them, and the arms that they run."""
+"""The table of arms, servers of both engines that run them, and the clients that measure these."""

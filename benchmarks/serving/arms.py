@@ -1,8 +1,12 @@
-"""The contestants that servers can run, as data: a name, and the flags that make an engine do it."""
+"""The table of arms: every way to decode that benchmarks compare, and what each engine is told to do it.
+
+An arm has one name on all engines, on a CPU, on a GPU and in the simulation, which adds how it replays the arm
+(`benchmarks.simulation.replays`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,117 +15,208 @@ import torch
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier
 from c2t_plugin.errors import C2TError
 
-STATIC = (1, 2, 4, 6)
-# SGLang counts as many drafts for every step as the server was started with, however deep this one went.
-UNCOUNTED = frozenset({"SGLang adaptive"})
-# of beta auto, which measures what its steps cost in the first two dozen of each size of batch
+# kinds of drafts, and how vLLM calls them; SGLang has the same names in capitals
+BASES = ("eagle3", "eagle", "standalone")
+VLLM_METHODS = {"eagle3": "eagle3", "eagle": "eagle", "standalone": "draft_model"}
+STATIC = (1, 2, 3, 4, 6)
+# of an arm that plans: it measures what its steps cost in the first two dozen of each size of batch
 PLANNED_WARM_UPS = 3
-TREE = {"steps": 6, "topk": 10, "tokens": 60}
+
+Options = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Size of a tree.
+
+    steps: layers. topk: nodes of a layer, in EAGLE-2's tree also children of a node. tokens: of the tree with its root,
+    None for as many as its layers have.
+    """
+
+    steps: int
+    topk: int
+    tokens: int | None = None
+
+
+EAGLE2 = Tree(6, 10, 60)
+C2T_TOPK = 4
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """What fills in an arm's options; one that is None is left to the engine or to the classifier's file.
+
+    draft: directory of the draft, as the engine loads it. base: its kind, one of BASES. d_max: C2T's longest chain, or
+    layers of its tree. beta: C2T's threshold. classifier: file of the arms of C2T. threshold_classifier: what
+    `write_threshold_classifier` wrote. threshold: its beta. tree: size of a tree, where it is not the arm's own.
+    """
+
+    draft: Path
+    base: str = BASES[0]
+    d_max: int = 6
+    beta: float | None = None
+    classifier: Path | None = None
+    threshold_classifier: Path | None = None
+    threshold: float | None = None
+    tree: Tree | None = None
+
+    def __post_init__(self) -> None:
+        if self.base not in BASES:
+            raise C2TError(f"a draft's base is one of {', '.join(BASES)}; got {self.base!r}")
+
+    @property
+    def algorithm(self) -> str:
+        """SGLang's name of the base."""
+        return self.base.upper()
+
+    @property
+    def method(self) -> str:
+        """vLLM's name of the base."""
+        return VLLM_METHODS[self.base]
 
 
 @dataclass(frozen=True)
 class Arm:
-    """name: in tables. flags: of the server, with {draft}, {base}, {method}, {d_max}, {width}, {beta},
-    {threshold_classifier} and {threshold} to be filled in. classifier: the flag that names a classifier file, where a
-    run names one. concurrency: the only one it is meant for, None for all. bases: the only kinds of draft it is for,
-    empty for all; on others SGLang starts without it and only logs so. warm_ups: passes through a batch before one
-    counts. absent: why this engine has no such arm, empty if it has one."""
+    """One way to decode.
+
+    name: in tables and rows. engines: by an engine's name, the options of speculation that make it decode so, or why it
+    cannot; an engine that is not named has another arm in this one's place. bases: the only kinds of draft it is for,
+    empty for all; on others SGLang starts without it and only logs so. concurrency: the only one it is meant for, None
+    for all. c2t: C2T decides, so that a running server can be given another beta. planned: it measures its own steps.
+    counted: the engine says how many tokens it verified.
+    """
 
     name: str
-    flags: tuple[str, ...]
-    classifier: str = ""
-    concurrency: int | None = None
+    engines: Mapping[str, Callable[[Speculation], Options] | str]
     bases: tuple[str, ...] = ()
-    warm_ups: int = 1
-    absent: str = ""
+    concurrency: int | None = None
+    c2t: bool = False
+    planned: bool = False
+    counted: bool = True
 
-    def command(self, values: Mapping[str, object]) -> list[str]:
-        """The flags, filled in."""
-        named = self.classifier and values["classifier"]
-        return [flag.format_map(values) for flag in self.flags] + ([self.classifier, str(named)] if named else [])
+    def absent(self, engine: str) -> str:
+        """Why this engine cannot, empty if it can."""
+        how = self.engines[engine]
+        return how if isinstance(how, str) else ""
+
+    def options(self, engine: str, on: Speculation) -> Options:
+        """What the engine is told. C2TError, in one line, where the engine or this draft cannot."""
+        how = self.engines[engine]
+        if isinstance(how, str):
+            raise C2TError(f"not supported: {how}")
+        if self.bases and on.base not in self.bases:
+            bases = " or ".join(base.upper() for base in self.bases)
+            raise C2TError(f"{self.name} drafts with {bases} only, not with {on.base.upper()}")
+        return {name: value for name, value in how(on).items() if value is not None}
+
+    @property
+    def warm_ups(self) -> int:
+        """Passes through a batch before one counts."""
+        return PLANNED_WARM_UPS if self.planned else 1
 
 
-def chain(algorithm: str, steps: object, tokens: object, *more: str) -> tuple[str, ...]:
-    """SGLang's flags for chains of at most `steps` tokens, {draft} to be filled in."""
-    return (
-        *("--speculative-algorithm", algorithm, "--speculative-draft-model-path", "{draft}"),
-        *("--speculative-num-steps", str(steps), "--speculative-eagle-topk", "1"),
-        *("--speculative-num-draft-tokens", str(tokens), *more),
+def _nothing(on: Speculation) -> Options:
+    return {}
+
+
+def _sglang(on: Speculation, algorithm: str, steps: int, **more: object) -> Options:
+    return {"algorithm": algorithm, "draft_model_path": on.draft, "num_steps": steps, **more}
+
+
+def _sglang_chain(on: Speculation, algorithm: str, steps: int, **more: object) -> Options:
+    return _sglang(on, algorithm, steps, eagle_topk=1, num_draft_tokens=steps + 1, **more)
+
+
+def _sglang_c2t(on: Speculation, beta: float | str | None) -> Options:
+    return _sglang_chain(on, "C2T", on.d_max, c2t_beta=beta, c2t_classifier=on.classifier)
+
+
+def _sglang_threshold(on: Speculation) -> Options:
+    own = {"c2t_classifier": on.threshold_classifier, "c2t_beta": on.threshold}
+    return _sglang_chain(on, "C2T", on.d_max, **own)
+
+
+def _sglang_tree(on: Speculation, algorithm: str, tree: Tree, **more: object) -> Options:
+    return _sglang(on, algorithm, tree.steps, eagle_topk=tree.topk, num_draft_tokens=tree.tokens, **more)
+
+
+def _sglang_c2t_tree(on: Speculation) -> Options:
+    tree = on.tree or Tree(on.d_max, C2T_TOPK)
+    return _sglang_tree(on, "C2T", tree, c2t_mode="tree", c2t_beta=on.beta, c2t_classifier=on.classifier)
+
+
+def _vllm(on: Speculation, method: str, steps: int, **more: object) -> Options:
+    return {"method": method, "model": on.draft, "num_speculative_tokens": steps, **more}
+
+
+def _vllm_c2t(on: Speculation, beta: float | None, classifier: Path | None, **more: object) -> Options:
+    return _vllm(on, f"c2t:{on.method}", on.d_max, c2t_beta=beta, **more, c2t_classifier=classifier)
+
+
+def _static(length: int) -> Arm:
+    return Arm(
+        f"static {length}",
+        {
+            "sglang": lambda on: _sglang_chain(on, on.algorithm, length),
+            "vllm": lambda on: _vllm(on, on.method, length),
+        },
     )
 
 
-def _c2t(*more: str) -> tuple[str, ...]:
-    return chain("C2T", "{d_max}", "{width}", *more)
+_ADAPTIVE = {"enable_adaptive_verification": "true"}
+_NO_TREES = "vLLM has no tree attention"
+_NO_AUTO = "beta auto is for SGLang; here vLLM's adaptive verification decides (C2T adaptive)"
 
-
-_CLASSIFIER = "--speculative-c2t-classifier"
-
-
-SGLANG = (
-    Arm("plain", ()),
-    *(Arm(f"static {length}", chain("{base}", length, length + 1)) for length in STATIC),
-    Arm("SGLang adaptive", chain("{base}", 3, 4, "--speculative-adaptive"), bases=("EAGLE", "EAGLE3")),
-    Arm(
-        "EAGLE-2 tree",
-        (
-            *("--speculative-algorithm", "{base}", "--speculative-draft-model-path", "{draft}"),
-            *("--speculative-num-steps", str(TREE["steps"]), "--speculative-eagle-topk", str(TREE["topk"])),
-            *("--speculative-num-draft-tokens", str(TREE["tokens"])),
+ARMS: Mapping[str, Arm] = {
+    arm.name: arm
+    for arm in (
+        Arm("plain", {"sglang": _nothing, "vllm": _nothing}),
+        *map(_static, STATIC),
+        Arm(
+            "SGLang adaptive",
+            {"sglang": lambda on: _sglang_chain(on, on.algorithm, 3, adaptive=True)},
+            bases=("eagle", "eagle3"),
+            # it counts as many drafts for every step as it was started with, however deep this one went
+            counted=False,
         ),
-        concurrency=1,
-    ),
-    Arm(
-        "threshold on P",
-        _c2t(_CLASSIFIER, "{threshold_classifier}", "--speculative-c2t-beta", "{threshold}"),
-    ),
-    Arm("C2T", _c2t("--speculative-c2t-beta", "{beta}"), _CLASSIFIER),
-    Arm("C2T auto", _c2t("--speculative-c2t-beta", "auto"), _CLASSIFIER, warm_ups=PLANNED_WARM_UPS),
-    Arm(
-        "C2T tree",
-        (
-            *("--speculative-algorithm", "C2T", "--speculative-draft-model-path", "{draft}"),
-            *("--speculative-c2t-mode", "tree", "--speculative-c2t-beta", "{beta}"),
-            *("--speculative-num-steps", "{d_max}", "--speculative-eagle-topk", "4"),
+        Arm("vLLM adaptive", {"vllm": lambda on: _vllm(on, on.method, on.d_max, **_ADAPTIVE)}),
+        Arm(
+            "EAGLE-2 tree",
+            {"sglang": lambda on: _sglang_tree(on, on.algorithm, on.tree or EAGLE2), "vllm": _NO_TREES},
+            concurrency=1,
         ),
-        _CLASSIFIER,
-    ),
-)
+        Arm(
+            "threshold on P",
+            {
+                "sglang": _sglang_threshold,
+                "vllm": lambda on: _vllm_c2t(on, on.threshold, on.threshold_classifier),
+            },
+            c2t=True,
+        ),
+        Arm(
+            "C2T",
+            {
+                "sglang": lambda on: _sglang_c2t(on, on.beta),
+                "vllm": lambda on: _vllm_c2t(on, on.beta, on.classifier),
+            },
+            c2t=True,
+        ),
+        # its own threshold would cut before the manager does
+        Arm("C2T adaptive", {"vllm": lambda on: _vllm_c2t(on, 0, on.classifier, **_ADAPTIVE)}, c2t=True),
+        Arm("C2T auto", {"sglang": lambda on: _sglang_c2t(on, "auto"), "vllm": _NO_AUTO}, c2t=True, planned=True),
+        Arm("C2T tree", {"sglang": _sglang_c2t_tree, "vllm": _NO_TREES}, c2t=True),
+    )
+}
 
 
-_VLLM = "--speculative-config."
-_VLLM_CLASSIFIER = f"{_VLLM}c2t_classifier"
-
-
-def _vllm(method: str, steps: object, **more: object) -> tuple[str, ...]:
-    """One flag a key: in a JSON object a path would need quoting."""
-    values = {"method": method, "model": "{draft}", "num_speculative_tokens": steps, **more}
-    return tuple(word for name, value in values.items() for word in (f"{_VLLM}{name}", str(value)))
-
-
-VLLM = (
-    Arm("plain", ()),
-    *(Arm(f"static {length}", _vllm("{method}", length)) for length in STATIC),
-    Arm("vLLM adaptive", _vllm("{method}", "{d_max}", enable_adaptive_verification="true")),
-    Arm("EAGLE-2 tree", (), concurrency=1, absent="vLLM has no tree attention"),
-    Arm(
-        "threshold on P",
-        _vllm("c2t:{method}", "{d_max}", c2t_classifier="{threshold_classifier}", c2t_beta="{threshold}"),
-    ),
-    Arm("C2T", _vllm("c2t:{method}", "{d_max}", c2t_beta="{beta}"), _VLLM_CLASSIFIER),
-    # its own threshold would cut before the manager does
-    Arm(
-        "C2T adaptive",
-        _vllm("c2t:{method}", "{d_max}", c2t_beta=0, enable_adaptive_verification="true"),
-        _VLLM_CLASSIFIER,
-    ),
-    Arm("C2T auto", (), absent="beta auto is for SGLang; here vLLM's adaptive verification decides (C2T adaptive)"),
-)
-ENGINES: Mapping[str, tuple[Arm, ...]] = {"sglang": SGLANG, "vllm": VLLM}
+def arms_of(engine: str) -> list[Arm]:
+    """The table's arms that are for this engine, those that it cannot do among them."""
+    return [arm for arm in ARMS.values() if engine in arm.engines]
 
 
 def chosen(engine: str, names: tuple[str, ...] | None) -> list[Arm]:
     """Arms of an engine by name, all for None, in the table's order. C2TError for a name that there is not."""
-    arms = ENGINES[engine]
+    arms = arms_of(engine)
     unknown = set(names or ()) - {arm.name for arm in arms}
     if unknown:
         raise C2TError(f"{engine} has the arms {', '.join(arm.name for arm in arms)}; got {', '.join(sorted(unknown))}")

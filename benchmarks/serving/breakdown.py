@@ -15,23 +15,26 @@ anything about a GPU.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markdown import Markdown
 
-from benchmarks.pairs.toy import held_out_prompts, pair_dir
+from benchmarks.pairs.toy import held_out_prompts
 from benchmarks.report.rows import BenchRow, append_rows
 from benchmarks.report.tables import listing
-from benchmarks.serving.arms import chosen
-from benchmarks.serving.client import Client
+from benchmarks.serving.arms import Arm, Speculation, chosen
+from benchmarks.serving.engines import ENGINES
+from benchmarks.serving.engines.sglang import SglangClient
 from benchmarks.serving.measuring import one_line
-from benchmarks.serving.options import add_arm_options, arm_values, dtype_of, kind_of
-from benchmarks.serving.server import Server
+from benchmarks.serving.options import add_arm_options, dtype_of, kind_of, models, runner, speculation
+from benchmarks.serving.server import Runner, Server
 from benchmarks.serving.spans import Event, load_trace, phases
 from c2t_plugin.errors import C2TError
 from c2t_plugin.provenance import RunRecord
@@ -44,7 +47,7 @@ NO_GRAPHS = ("--disable-cuda-graph", "--disable-decode-cuda-graph", "--cuda-grap
 PIPE_WIDTH = 180
 
 
-def profiled(client: Client, prompts: Sequence[Sequence[int]], steps: int, out: Path, cpu: bool) -> list[Event]:
+def profiled(client: SglangClient, prompts: Sequence[Sequence[int]], steps: int, out: Path, cpu: bool) -> list[Event]:
     """A trace of `steps` decoding steps while the prompts are being answered: the first ones, or those from the moment
     on at which as many are as the server's environment says.
 
@@ -64,9 +67,8 @@ def profiled(client: Client, prompts: Sequence[Sequence[int]], steps: int, out: 
 
 def by_phase(server: Server, concurrency: int, options: argparse.Namespace) -> dict[str, float]:
     """What `spans.phases` finds in a trace of a server, which is started for it. C2TError if it cannot be had."""
-    server.env[AT_LEAST] = str(concurrency)
     prompts = held_out_prompts(concurrency)
-    with server, Client(server.base_url, MAX_TOKENS) as client:
+    with server, SglangClient(server.base_url, MAX_TOKENS) as client:
         client.run(prompts[:1], 1, lambda: None)
         found = phases(profiled(client, prompts, options.steps, options.out / "trace", options.cpu))
     if found["steps"] != options.steps:
@@ -80,29 +82,30 @@ def graphs_of(flags: Sequence[str], cpu: bool) -> str:
     return "off" if cpu or any(f"{flag} " in written for flag in NO_GRAPHS) else "on"
 
 
-def measure(options: argparse.Namespace, arm: str, flags: Sequence[str], run: Mapping[str, Any]) -> list[BenchRow]:
+def measure(
+    options: argparse.Namespace, starts: Runner, arm: Arm, on: Speculation, run: Mapping[str, Any]
+) -> list[BenchRow]:
     """One row per concurrency of one arm; what fails leaves its reason in place of figures."""
-    target = options.target or pair_dir() / "target"
     kind = kind_of(run, options.cpu)
     setting = {
-        "engine": "sglang",
-        "target": target.name,
+        "engine": starts.engine.name,
+        "target": starts.target.name,
         "dtype": dtype_of(options),
         "base": options.base,
         "d_max": options.d_max,
-        "cuda_graphs": graphs_of(flags, options.cpu),
+        "cuda_graphs": graphs_of(starts.flags, options.cpu),
     }
     rows = []
     for concurrency in options.concurrency:
-        log = options.out / f"{SCENARIO}-{arm}-{concurrency}.log".replace(" ", "-")
-        server = Server(target, flags, log, options.cpu, options.start_timeout)
         found: dict[str, float] = {}
         reason = ""
+        environment = {**os.environ, AT_LEAST: str(concurrency)}
         try:
-            found = by_phase(server, concurrency, options)
+            alone = replace(starts, environment=environment)
+            found = by_phase(alone.server(f"{SCENARIO}-{arm.name}-{concurrency}", arm, on), concurrency, options)
         except C2TError as error:
             reason = one_line(error)
-        rows.append(BenchRow(SCENARIO, kind, arm, {**setting, "concurrency": concurrency}, found, reason, run))
+        rows.append(BenchRow(SCENARIO, kind, arm.name, {**setting, "concurrency": concurrency}, found, reason, run))
     return rows
 
 
@@ -126,14 +129,12 @@ def main(argv: list[str]) -> int:
     run = RunRecord.capture(seed=0).to_json()
     try:
         arms = chosen("sglang", tuple(options.arms))
-        values = arm_values(options, "sglang")
+        found = models(options, ENGINES["sglang"])
+        on, starts = speculation(options, found), runner(options, ENGINES["sglang"], found.target)
     except C2TError as error:
         print(f"breakdown: {error}", file=sys.stderr)
         return 2
-    rows = []
-    for arm in arms:
-        flags = [*options.server_args.split(), *arm.command({**values, "width": options.d_max + 1})]
-        rows += measure(options, arm.name, flags, run)
+    rows = [row for arm in arms for row in measure(options, starts, arm, on, run)]
     append_rows(options.out / "rows.jsonl", rows)
     console.print(Markdown(listing(rows)))
     return 1 if any(row.error for row in rows) else 0

@@ -1,4 +1,4 @@
-"""A client that measures: prompts to a running server through the openai package, with SGLang's per-request counts.
+"""A client that measures: prompts to a running server through the openai package, and what it counted.
 
 Answers are read as lines and not as the package's objects, which take four times the processor: a client that cannot
 follow would slow plain decoding most, whose answers come in the most pieces.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,35 +95,17 @@ class Pass:
         return sum(mine.token_ids == theirs.token_ids for mine, theirs in pairs)
 
 
-def counts(details: dict[str, Any] | None) -> tuple[int, int, int]:
-    """(verify_steps, accepted, candidates) from SGLang's per-request statistics; zeros without speculation.
-
-    The histogram counts steps by verified length, root included; only algorithms with chains of unequal length send it.
-    """
-    if not details:
-        return 0, 0, 0
-    steps = details["spec_verify_ct"]
-    histogram = details["spec_cap_lens_histogram"]
-    if histogram:
-        if sum(histogram) != steps:
-            raise C2TError(f"the server counted {steps} verify steps, its histogram of lengths {sum(histogram)}")
-        candidates = sum((length - 1) * number for length, number in enumerate(histogram) if number)
-    else:
-        candidates = details["spec_num_proposed_drafts"]
-    return steps, details["spec_num_correct_drafts"], candidates
-
-
-class Client:
-    """Talks to one SGLang server.
+class Client(ABC):
+    """Talks to one server; each engine's own says how it counts and how it is controlled.
 
     url: its address without /v1. max_tokens: output tokens per request; exactly so many if `whole`, which ignores the
     end-of-text token.
     """
 
-    # SGLang serves one model, under whatever name
+    # what the server calls the model
     model = "default"
-    # the field of a request that asks for its counts
-    counting: ClassVar[Mapping[str, object]] = {"return_spec_tokens_details": True}
+    # fields of a request that ask for its counts
+    counting: ClassVar[Mapping[str, object]] = {}
     # how often a pass asks what runs, 0 for never
     watched_every_s: ClassVar[float] = 0.05
 
@@ -187,7 +170,7 @@ class Client:
         start = time.perf_counter()
         token_ids: list[int] = []
         first_s = last_s = 0.0
-        details = None
+        counted = 0, 0, 0
         extra = {"ignore_eos": self.whole, "return_token_ids": True, **NOTHING_ELSE, **self.counting}
         async with to.completions.with_streaming_response.create(
             model=self.model,
@@ -199,7 +182,7 @@ class Client:
             extra_body=extra,
         ) as stream:
             async for answer in _events(stream.iter_bytes()):
-                details = (answer.get("sglext") or {}).get("spec_tokens_details") or details
+                counted = self.counted(answer) or counted
                 new = [token for choice in answer["choices"] for token in choice.get("token_ids") or ()]
                 if new:
                     last_s = time.perf_counter() - start
@@ -207,33 +190,27 @@ class Client:
                     token_ids += new
         if not token_ids:
             raise C2TError("the server ended an answer without a token; its log says why")
-        return Completion(tuple(token_ids), *counts(details), first_s, last_s)
+        return Completion(tuple(token_ids), *counted, first_s, last_s)
 
+    def counted(self, answer: Mapping[str, Any]) -> tuple[int, int, int] | None:
+        """verify_steps, accepted and candidates of a request, where an event of its answer tells them."""
+        return None
+
+    @abstractmethod
     def running(self) -> int:
         """How many requests the server runs now, those that wait not counted."""
-        loads = self._request("GET", "/v1/loads", params={"include": "core"}).json()["loads"]
-        return sum(int(load["num_running_reqs"]) for load in loads)
 
-    def profile(self, out: Path, steps: int, activities: Sequence[str]) -> None:
-        """Have the server write a torch profiler trace with call stacks of the next `steps` steps of each stage."""
-        options = {"output_dir": str(out.resolve()), "num_steps": steps, "activities": list(activities)}
-        self._request("POST", "/start_profile", json={**options, "with_stack": True, "profile_by_stage": True})
-
+    @abstractmethod
     def flush(self) -> None:
         """Empty the prefix cache, so that no pass profits from the one before."""
-        self._request("POST", "/flush_cache", params={"timeout": FLUSH_TIMEOUT_S})
 
+    @abstractmethod
     def control(self, beta: float, max_depth: int) -> None:
         """Change the threshold and the longest chain of a running C2T server."""
-        values = {"speculative_c2t_beta": beta, "speculative_c2t_max_depth": max_depth}
-        answer = self._request("POST", "/set_internal_state", json={"server_args": values})
-        if answer.json() != [True]:
-            raise C2TError(f"the server refused {values}: {answer.text}")
 
-    def c2t_state(self) -> dict[str, float]:
+    @abstractmethod
+    def c2t_state(self) -> dict[str, Any]:
         """What a C2T server says about itself: beta, max_depth and its counters."""
-        state: dict[str, float] = self._request("GET", "/server_info").json()["internal_states"][0]["c2t"]
-        return state
 
     def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         try:

@@ -73,10 +73,8 @@ def measure(
     wanted = min(concurrency, len(prompts))
     if wanted < concurrency and not few:
         return Outcome(error=f"{len(prompts)} requests cannot fill {concurrency} places: take more or a larger set")
-    outcome = Outcome(warm_up=warm_ups * wanted)
     try:
-        for _ in range(warm_ups):
-            client.run(prompts[:wanted], concurrency, lambda: None, temperature)
+        outcome = Outcome(warm_up=warm_up(client, prompts, condition, warm_ups))
         for _ in range(repeats):
             outcome.passes.append(client.run(prompts, concurrency, lambda: None, temperature))
     except C2TError as error:
@@ -92,6 +90,15 @@ def measure(
         busy = f"the client took {outcome.client_share:.0%} of a processor"
         return Outcome(error=f"{busy}, so that it was measured and not the server: run it on a faster machine")
     return outcome
+
+
+def warm_up(client: Client, prompts: Sequence[Sequence[int]], condition: Condition, passes: int) -> int:
+    """Passes of one batch that do not count. Returns how many requests they sent."""
+    concurrency, temperature = condition
+    batch = prompts[:concurrency]
+    for _ in range(passes):
+        client.run(batch, concurrency, lambda: None, temperature)
+    return passes * len(batch)
 
 
 def one_line(error: C2TError) -> str:

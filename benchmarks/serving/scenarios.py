@@ -47,6 +47,11 @@ class Scenario:
         """How many requests a pass sends, if no more are needed to fill its batch."""
         return self.each * max(1, len(self.data)) * self.repeat
 
+    @property
+    def conditions(self) -> list[tuple[int, float]]:
+        """Every concurrency at every temperature, in the order of measurement."""
+        return [(load, temperature) for temperature in self.temperatures for load in self.concurrencies]
+
     def requests(self, concurrency: int) -> int:
         """How many requests a pass at this concurrency sends, if there are so many."""
         return max(self.prompts, self.per_slot * concurrency)

@@ -26,63 +26,55 @@ from rich.markdown import Markdown
 from benchmarks.pairs.toy import pair_dir
 from benchmarks.report.rows import BenchRow, append_rows
 from benchmarks.report.tables import listing
-from benchmarks.serving.arms import ENGINES, STATIC, UNCOUNTED, Arm, chosen
-from benchmarks.serving.client import Client
+from benchmarks.serving.arms import ARMS, STATIC, Arm, Speculation, chosen
 from benchmarks.serving.datasets import Hub, source_of
+from benchmarks.serving.engines import ENGINES
 from benchmarks.serving.measuring import Condition, Outcome, measure, metrics_of, one_line
-from benchmarks.serving.options import OWN_CLASSIFIER, add_arm_options, arm_values, dtype_of, kind_of
+from benchmarks.serving.options import (
+    OWN_CLASSIFIER,
+    add_arm_options,
+    dtype_of,
+    kind_of,
+    models,
+    runner,
+    speculation,
+)
 from benchmarks.serving.scenarios import OWN_END, SCENARIOS, WHOLE, Scenario, prompts_of
-from benchmarks.serving.server import Server, VllmServer
-from benchmarks.serving.vllm_client import VllmClient
+from benchmarks.serving.server import Runner
 from c2t_plugin.errors import C2TError
 from c2t_plugin.provenance import RunRecord
 
 PIPE_WIDTH = 200
 # what a row says of a server that this run did not start
 AS_SERVED = "as served"
-# Without it SGLang speculates for 48 requests at once.
-AT_ONCE = {"sglang": "--max-running-requests", "vllm": "--max-num-seqs"}
-# Where a set is sent more than once, the later copies would find the earlier ones' prefixes.
-NO_PREFIXES = {"sglang": "--disable-radix-cache", "vllm": "--no-enable-prefix-caching"}
 
 
 @dataclass(frozen=True)
-class Bench:
-    """Everything that a run needs besides the scenario.
+class Contest:
+    """Arms against each other, each on a server of its own.
 
-    engine: a key of ENGINES. url: of a server that runs already, which is then the only arm; empty to start one for
-    each arm. values: what flags of arms are filled in with. server_args: flags for every server.
+    url: of a server that runs already, which is then the only arm; empty to start one for each arm. on: what fills in
+    arms, where the scenario does not say it. repeats: passes of each condition.
     """
 
-    engine: str
-    target: Path
-    values: Mapping[str, object]
-    server_args: tuple[str, ...]
-    out: Path
-    cpu: bool
+    runner: Runner
+    on: Speculation
     url: str
     repeats: int
-    start_timeout: float
 
     def run(
         self, scenario: Scenario, arm: Arm, prompts: Sequence[Sequence[int]], console: Console
     ) -> dict[Condition, Outcome]:
         """Outcomes of an arm; a server that does not start leaves its reason at each condition."""
-        conditions = [
-            (concurrency, temperature)
-            for temperature in scenario.temperatures
-            for concurrency in scenario.concurrencies
-            if arm.concurrency in (None, concurrency)
-        ]
+        conditions = [each for each in scenario.conditions if arm.concurrency in (None, each[0])]
         if not conditions:
             return {}
         console.print(f"{scenario.name}: {arm.name}", markup=False)
         try:
-            if arm.absent:
-                raise C2TError(f"not supported: {arm.absent}")
-            if arm.bases and self.values["base"] not in arm.bases:
-                raise C2TError(f"{arm.name} drafts with {' or '.join(arm.bases)} only, not with {self.values['base']}")
-            with self._served(scenario, arm) as url, self._client(url, scenario) as client:
+            with (
+                self._served(scenario, arm) as url,
+                self.runner.engine.client(url, scenario.max_tokens, scenario.whole) as client,
+            ):
                 return {
                     each: measure(
                         client,
@@ -98,15 +90,10 @@ class Bench:
             console.print(f"{arm.name}: {one_line(error)}", markup=False)
             return {each: Outcome(error=one_line(error)) for each in conditions}
 
-    def _client(self, url: str, scenario: Scenario) -> Client:
-        kind = VllmClient if self.engine == "vllm" else Client
-        return kind(url, scenario.max_tokens, scenario.whole)
-
-    def chosen(self, scenario: Scenario) -> dict[str, Any]:
-        """d_max, width and beta: the scenario's where it states them, else those of the command line."""
-        d_max = scenario.d_max or int(str(self.values["d_max"]))
-        beta = self.values["beta"] if scenario.beta is None else scenario.beta
-        return {"d_max": d_max, "width": d_max + 1, "beta": beta}
+    def filled(self, scenario: Scenario) -> Speculation:
+        """What fills in arms: the scenario's d_max and beta where it states them."""
+        beta = self.on.beta if scenario.beta is None else scenario.beta
+        return replace(self.on, d_max=scenario.d_max or self.on.d_max, beta=beta)
 
     @contextmanager
     def _served(self, scenario: Scenario, arm: Arm) -> Iterator[str]:
@@ -114,12 +101,12 @@ class Bench:
         if self.url:
             yield self.url
             return
-        room = (AT_ONCE[self.engine], str(max(scenario.concurrencies)))
-        no_prefixes = (NO_PREFIXES[self.engine],) if scenario.repeat > 1 else ()
-        flags = [*room, *no_prefixes, *self.server_args, *arm.command({**self.values, **self.chosen(scenario)})]
-        log = self.out / f"{scenario.name}-{arm.name}.log".replace(" ", "-")
-        kind = VllmServer if self.engine == "vllm" else Server
-        with kind(self.target, flags, log, self.cpu, self.start_timeout) as server:
+        engine = self.runner.engine
+        flags = engine.room(max(scenario.concurrencies))
+        # where a set is sent more than once, the later copies would find the earlier ones' prefixes
+        flags += engine.no_prefixes() if scenario.repeat > 1 else []
+        started = replace(self.runner, flags=(*flags, *self.runner.flags))
+        with started.server(f"{scenario.name}-{arm.name}", arm, self.filled(scenario)) as server:
             yield server.base_url
 
 
@@ -133,13 +120,14 @@ def rows_of(
     """One row an arm and condition, with ratios to the plain and static arms of the same run. cpu: of the servers."""
     kind = kind_of(run, cpu)
     statics = [f"static {length}" for length in STATIC]
+    uncounted = {each.name for each in ARMS.values() if not each.counted}
     for arm, outcomes in found.items():
         for condition, outcome in outcomes.items():
             concurrency, temperature = condition
             plain = found.get("plain", {}).get(condition)
             rivals = [found[name][condition] for name in statics if name in found and condition in found[name]]
             # an SGLang before 0.5.23 does not tell this client what it verified
-            counted = arm == "plain" or (arm not in UNCOUNTED and outcome.verifies)
+            counted = arm == "plain" or (arm not in uncounted and outcome.verifies)
             metrics = {} if outcome.error else metrics_of(outcome, plain, rivals, temperature == 0.0, counted)
             label = {**setting, "concurrency": concurrency, "temperature": temperature}
             yield BenchRow(scenario.name, kind, arm, label, metrics, outcome.error, run)
@@ -182,18 +170,18 @@ def main(argv: list[str]) -> int:
     options = _parser().parse_args(argv)
     console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
     try:
-        scenario, arms = _contest(options)
-        bench = _bench(options)
-        prompts = prompts_of(scenario, dict(options.data), bench.target, pair_dir())
+        scenario, arms = _chosen(options)
+        contest = _contest(options)
+        prompts = prompts_of(scenario, dict(options.data), contest.runner.target, pair_dir())
     except C2TError as error:
         print(f"throughput: {error}", file=sys.stderr)
         return 2
     run = RunRecord.capture(seed=0).to_json()
-    setting = _setting(options, scenario, bench)
+    setting = _setting(options, scenario, contest)
     found: dict[str, dict[Condition, Outcome]] = {}
     try:
         for arm in arms:
-            found[arm.name] = bench.run(scenario, arm, prompts, console)
+            found[arm.name] = contest.run(scenario, arm, prompts, console)
     finally:
         # a run that is interrupted keeps the arms that it finished
         rows = list(rows_of(scenario, found, setting, run, options.cpu))
@@ -204,30 +192,32 @@ def main(argv: list[str]) -> int:
     return 1 if any(row.error for row in rows) else 0
 
 
-def _setting(options: argparse.Namespace, scenario: Scenario, bench: Bench) -> dict[str, Any]:
+def _setting(options: argparse.Namespace, scenario: Scenario, contest: Contest) -> dict[str, Any]:
     """What tells this run's rows from those of others, arm and condition aside."""
+    on = contest.filled(scenario)
     servers = {
         "dtype": dtype_of(options),
         "base": options.base,
-        "draft": Path(str(bench.values["draft"])).name,
+        "draft": on.draft.name,
         "classifier": options.classifier.name if options.classifier else OWN_CLASSIFIER,
-        **{name: value for name, value in bench.chosen(scenario).items() if name != "width"},
+        "d_max": on.d_max,
+        "beta": on.beta,
         "threshold": options.threshold,
     }
     found = {
         "engine": options.engine,
-        "target": bench.target.name,
+        "target": contest.runner.target.name,
         "requests": scenario.prompts,
         "max_tokens": scenario.max_tokens,
         "ends": WHOLE if scenario.whole else OWN_END,
         **(dict.fromkeys(servers, AS_SERVED) if options.url else servers),
     }
-    if bench.server_args:
-        found["server_args"] = " ".join(bench.server_args)
+    if contest.runner.flags:
+        found["server_args"] = " ".join(contest.runner.flags)
     return found
 
 
-def _contest(options: argparse.Namespace) -> tuple[Scenario, list[Arm]]:
+def _chosen(options: argparse.Namespace) -> tuple[Scenario, list[Arm]]:
     scenario = SCENARIOS[options.scenario]
     scenario = replace(
         scenario,
@@ -238,23 +228,14 @@ def _contest(options: argparse.Namespace) -> tuple[Scenario, list[Arm]]:
         max_tokens=options.max_tokens or scenario.max_tokens,
     )
     if options.url:
-        return scenario, [Arm((options.arms or ["the server as it runs"])[0], ())]
+        return scenario, [Arm((options.arms or ["the server as it runs"])[0], {})]
     return scenario, chosen(options.engine, tuple(options.arms) if options.arms else scenario.arms)
 
 
-def _bench(options: argparse.Namespace) -> Bench:
-    values = arm_values(options, options.engine)
-    return Bench(
-        engine=options.engine,
-        target=Path(str(values["target"])),
-        values=values,
-        server_args=tuple(options.server_args.split()),
-        out=options.out,
-        cpu=options.cpu,
-        url=options.url,
-        repeats=options.repeats,
-        start_timeout=options.start_timeout,
-    )
+def _contest(options: argparse.Namespace) -> Contest:
+    engine = ENGINES[options.engine]
+    found = models(options, engine)
+    return Contest(runner(options, engine, found.target), speculation(options, found), options.url, options.repeats)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,11 @@ from rich.table import Table
 from benchmarks.report.results_page import simulated_cell, title_of
 from benchmarks.report.rows import BenchRow, append_rows
 from benchmarks.report.tables import AUTO, load_of
-from benchmarks.simulation.arms import STATIC, Entrant, Setting, chain_arms, requests_of, tree_arms
-from benchmarks.simulation.replayed import Replay, play
+from benchmarks.simulation.recorded import Replay, play, requests_of
+from benchmarks.simulation.replays import STATIC, chain_arms, tree_arms
 from benchmarks.simulation.roofline import GPUS, MODELS, Assumptions, Machine, Measured, draft_of
-from benchmarks.simulation.steps import Arm, Served, planned
+from benchmarks.simulation.setting import Setting
+from benchmarks.simulation.steps import Policy, Simulated, planned
 from benchmarks.simulation.table3 import show_table, table3
 from c2t_plugin.errors import C2TError
 from c2t_plugin.planner import CostCurve
@@ -43,12 +44,6 @@ TUNING = {"probe_every": (16, 32, 64, 128, 256), "forget": (0.02, 0.05, 0.1, 0.2
 PIPE_WIDTH = 160
 
 
-def entrants(replay: Replay, setting: Setting) -> Iterator[Entrant]:
-    """All arms of the matrix."""
-    yield from chain_arms(replay.chains(), replay.classifier, setting, replay.estimator, replay.calibrated)
-    yield from tree_arms(replay.traces, replay.classifier, setting)
-
-
 def matrix(replay: Replay, setting: Setting, labels: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[BenchRow]:
     """Every arm at one batch size, each with its ratio to plain decoding and to the best static chain."""
     count = max(LEAST, WAVES * setting.requests)
@@ -60,7 +55,7 @@ def matrix(replay: Replay, setting: Setting, labels: Mapping[str, Any], run: Map
         )
         return
     chains = replay.chains()
-    contestants = list(entrants(replay, setting))
+    contestants = [*chain_arms(replay, setting), *tree_arms(replay, setting)]
     beyond = {each.name: setting.beyond(each) for each in contestants}
     found = {each.name: play(each, chains, rows, request, setting) for each in contestants if not beyond[each.name]}
     for name, reason in beyond.items():
@@ -68,7 +63,7 @@ def matrix(replay: Replay, setting: Setting, labels: Mapping[str, Any], run: Map
         yield BenchRow("simulated", "simulated", name, label, metrics, reason, run)
 
 
-def _metrics(name: str, found: Mapping[str, Served]) -> dict[str, float | None]:
+def _metrics(name: str, found: Mapping[str, Simulated]) -> dict[str, float | None]:
     """One arm's figures; no ratio to what was not priced whole."""
     served = found[name]
     speeds = {other: each.tokens_per_s for other, each in found.items()}
@@ -96,23 +91,20 @@ def tuned(replay: Replay, setting: Setting) -> Iterator[tuple[str, float]]:
     """
     count = max(LEAST, WAVES * setting.requests)
     rows, request = requests_of(replay.traces, [replay.traces.header["new_tokens"]] * count)
-    arms = {
-        each.name: each for each in chain_arms(replay.chains(), replay.classifier, setting, None, replay.calibrated)
-    }
-
+    arms = {each.name: each for each in chain_arms(replace(replay, estimator=None), setting)}
     if reason := setting.beyond(arms[AUTO]):
         raise C2TError(f"the planner cannot be tuned at {setting.requests} requests: {reason}; name a smaller --batch")
 
-    def speed(name: str, arm: Arm) -> float:
-        return play(replace(arms[name], arm=arm), replay.chains(), rows, request, setting).tokens_per_s
+    def speed(name: str, policy: Policy) -> float:
+        return play(replace(arms[name], policy=policy), replay.chains(), rows, request, setting).tokens_per_s
 
     rivals = ["plain", *(f"static {length}" for length in STATIC)]
-    best = max(speed(name, arms[name].arm) for name in rivals)
+    best = max(speed(name, arms[name].policy) for name in rivals)
     curve = arms[AUTO].curve
     for probe_every in TUNING["probe_every"]:
         for forget in TUNING["forget"]:
-            arm = planned(curve, setting.d_max, probe_every=probe_every, forget=forget)
-            yield f"probe every {probe_every}, forget {forget:g}", speed(AUTO, arm) / best
+            policy = planned(curve, setting.d_max, probe_every=probe_every, forget=forget)
+            yield f"probe every {probe_every}, forget {forget:g}", speed(AUTO, policy) / best
 
 
 def show(rows: Sequence[BenchRow], console: Console) -> None:

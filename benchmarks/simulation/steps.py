@@ -1,7 +1,7 @@
-"""Serving replayed from recorded chains under a given cost curve: what an arm's choices would bring, without a GPU.
+"""Serving replayed from recorded chains under a given cost curve: what a policy's choices would bring, without a GPU.
 
 Only the decisions and the acceptance are real. Prefill, scheduling and everything else that a cost curve leaves out
-are not simulated, so the figures compare arms and predict no server.
+are not simulated, so the figures compare policies and predict no server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from c2t_plugin.traces.file import Traces
 
 
 @dataclass(frozen=True)
-class Arm:
+class Policy:
     """How a server chooses. depth: requests -> draft tokens of a chain. keep: (requests, drafted) acceptance
     probabilities -> (requests,) int64 draft tokens to verify."""
 
@@ -28,29 +28,29 @@ class Arm:
     keep: Callable[[Tensor], Tensor]
 
 
-def plain() -> Arm:
+def plain() -> Policy:
     """No draft."""
-    return Arm("plain", lambda requests: 0, lambda acceptance: torch.zeros(len(acceptance), dtype=torch.int64))
+    return Policy("plain", lambda requests: 0, lambda acceptance: torch.zeros(len(acceptance), dtype=torch.int64))
 
 
-def static(length: int) -> Arm:
+def static(length: int) -> Policy:
     """Chains of one length, all verified."""
-    return Arm(f"static {length}", lambda requests: length, lambda a: torch.full((len(a),), a.shape[1]))
+    return Policy(f"static {length}", lambda requests: length, lambda a: torch.full((len(a),), a.shape[1]))
 
 
-def fixed_beta(beta: float, d_max: int) -> Arm:
+def fixed_beta(beta: float, d_max: int) -> Policy:
     """The paper's chain mode: each chain ends before its first token below beta (C2T v1 5.5)."""
-    return Arm(f"beta {beta:g}", lambda requests: d_max, lambda a: early_stop(a, beta, a.shape[1]).long())
+    return Policy(f"beta {beta:g}", lambda requests: d_max, lambda a: early_stop(a, beta, a.shape[1]).long())
 
 
-def planned(curve: CostCurve, d_max: int, **tuning: Any) -> Arm:
+def planned(curve: CostCurve, d_max: int, **tuning: Any) -> Policy:
     """The planner as SGLang runs it, which knows the cost curve. tuning: probe_every and forget, where not its own."""
     planner = Planner(curve, d_max, depths=switched_depths(d_max), **tuning)
-    return Arm("planned", planner.depth, planner.keep)
+    return Policy("planned", planner.depth, planner.keep)
 
 
 @dataclass(frozen=True)
-class Served:
+class Simulated:
     """seconds: simulated. tokens: output, bonus tokens included. steps: decoding steps of the batch. tau: accepted
     draft tokens per request and step, bonus excluded. gamma: draft tokens verified per request and step. requests: mean
     number of requests per step."""
@@ -67,11 +67,11 @@ class Served:
         return self.tokens / self.seconds
 
 
-def serve(traces: Traces, acceptance: Tensor, curve: CostCurve, arm: Arm, slots: int) -> Served:
+def serve(traces: Traces, acceptance: Tensor, curve: CostCurve, policy: Policy, slots: int) -> Simulated:
     """All recorded prompts, each token of them a state, through `slots` places; a new prompt takes each place that
     falls free. In each step the draft keeps up, which gives its first token.
 
-    acceptance: (states, recorded depth) the probabilities that the arm sees, of the recorded chains' tokens.
+    acceptance: (states, recorded depth) the probabilities that the policy sees, of the recorded chains' tokens.
     """
     hits = traces.chain.accepted.int().cumprod(1).sum(1)
     first = traces.first
@@ -80,8 +80,8 @@ def serve(traces: Traces, acceptance: Tensor, curve: CostCurve, arm: Arm, slots:
     seconds, tokens, steps, verified, accepted_in_all, turns = 0.0, 0, 0, 0, 0, 0
     while len(at):
         requests = len(at)
-        drafted = arm.depth(requests)
-        kept = arm.keep(acceptance[at, :drafted])
+        drafted = policy.depth(requests)
+        kept = policy.keep(acceptance[at, :drafted])
         accepted = torch.minimum(hits[at], kept)
         total = torch.tensor(requests + int(kept.sum()))
         drafting = draft_passes(drafted) * curve.draft_s(requests) + curve.draft_extend
@@ -95,4 +95,4 @@ def serve(traces: Traces, acceptance: Tensor, curve: CostCurve, arm: Arm, slots:
         fresh = slice(waiting, waiting + free)
         at, until = torch.cat([at[running], first[fresh]]), torch.cat([until[running], end[fresh]])
         waiting += free
-    return Served(seconds, tokens, steps, accepted_in_all / turns, verified / turns, turns / steps)
+    return Simulated(seconds, tokens, steps, accepted_in_all / turns, verified / turns, turns / steps)

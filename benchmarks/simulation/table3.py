@@ -21,9 +21,10 @@ from rich.table import Table
 from benchmarks.report.results_page import how_far, table3_cell
 from benchmarks.report.rows import BenchRow
 from benchmarks.report.tables import AUTO
-from benchmarks.simulation.arms import BETAS, Setting, chain_arms, requests_of
-from benchmarks.simulation.replayed import Replay, play
+from benchmarks.simulation.recorded import Replay, play, requests_of
+from benchmarks.simulation.replays import BETAS, chain_arms
 from benchmarks.simulation.roofline import GPUS, MODELS, Machine, Model, eagle1_head
+from benchmarks.simulation.setting import Setting
 
 SCENARIO = "c2t-v2-table3"
 BATCHES = (64, 128, 256)
@@ -103,7 +104,7 @@ def table3(replay: Replay, run: Mapping[str, Any]) -> Iterator[BenchRow]:
             label = {"column": column, "target": target, "requests_in_flight": batch, "draft": replay.kind}
             label |= {"mean_output": mean, "spread": spread}
             plain = 0.0
-            for entrant in chain_arms(replay.chains(), replay.classifier, setting, replay.estimator, replay.calibrated):
+            for entrant in chain_arms(replay, setting):
                 if entrant.name not in ARMS:
                     continue
                 served = play(entrant, replay.chains(), rows, request, setting)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cpu_engine import cpu_engine_env
-from benchmarks.gpu.server import plugin_environment
+from benchmarks.gpu.environment import plugin_environment
 
 # on a CPU there is no kernel to go to
 CHECK = """

@@ -16,17 +16,20 @@ from typing import Any, ClassVar
 import pytest
 
 from benchmarks.gpu import serving as gpu_serving
-from benchmarks.gpu import serving_arms as gpu_serving_arms
-from benchmarks.gpu.server import GpuServer, plugin_environment
+from benchmarks.gpu.contests import ARMS, COMPARISONS, GRAPH_SIZES, LONG_PREFIX, TREE_ARMS, TREE_SIZES, Entry, fitting
+from benchmarks.gpu.environment import FLAGS, plugin_environment
 from benchmarks.gpu.serving import main, prompts_of
-from benchmarks.gpu.serving_arms import ARMS, GRAPH_SIZES, LONG_PREFIX, TREE_ARMS, TREE_SIZES, Arm, fitting
 from benchmarks.pairs.toy import pair_dir
 from benchmarks.report.results_page import page
 from benchmarks.report.rows import BenchRow, read_rows
+from benchmarks.serving import server as serving_server
+from benchmarks.serving.arms import ARMS as TABLE
 from benchmarks.serving.client import Completion, Pass
 from benchmarks.serving.decode_log import DECODING, decoding, largest_batch
+from benchmarks.serving.engines import ENGINES, Device, Launch
+from benchmarks.serving.engines.sglang import NativeClient
 from benchmarks.serving.scenarios import CONCURRENCIES
-from benchmarks.serving.sglang_client import NativeClient
+from benchmarks.serving.server import Runner, Server
 from c2t_plugin.errors import C2TError
 from c2t_plugin.trees.shape import MAX_CHILDREN
 from tests.support.core.ended import ended
@@ -52,9 +55,9 @@ class FakeServer:
     logs: ClassVar[dict[str, Path]] = {}
     broken: ClassVar[str] = ""
 
-    def __init__(self, model: Path, *flags: str, log: Path, **others: Any) -> None:
-        self.base_url = f"server {len(self.flags)}"
-        self.flags[self.base_url], self.logs[self.base_url] = flags, log
+    def __init__(self, launch: Launch, *, log: Path, start_timeout: float = 0.0) -> None:
+        self.base_url, self.log = f"server {len(self.flags)}", log
+        self.flags[self.base_url], self.logs[self.base_url] = launch.flags, log
         log.write_text("")
 
     def __enter__(self) -> FakeServer:
@@ -93,7 +96,9 @@ class FakeClient:
         assert self.c2t
         return {"beta": self.beta}
 
-    def run(self, prompts: Sequence[Sequence[int]], concurrency: int, advance: Callable[[], None]) -> Pass:
+    def run(
+        self, prompts: Sequence[Sequence[int]], concurrency: int, advance: Callable[[], None], temperature: float = 0.0
+    ) -> Pass:
         beta = self.beta if self.c2t else None
         tokens = self.depth if not beta else 1
         taken = tokens - (self.less_at_beta is not None and self.less_at_beta == beta)
@@ -106,13 +111,25 @@ class FakeClient:
         return Pass((done,) * len(prompts), seconds=0.5)
 
 
+NO_LAUNCH = Launch((), (), {})
+
+
+def gpu_servers(entries: Sequence[Entry], models: Path) -> dict[str, str]:
+    """Flags of the servers of a GPU run, by the names of their arms."""
+    runner = Runner(ENGINES["sglang"], Device.GPU, models / "target", models, FLAGS, {})
+    made: list[Any] = [entry.server(runner, models) for entry in entries]
+    assert len({server.log for server in made}) == len(entries)
+    lines = [" ".join(FakeServer.flags[server.base_url]) for server in made]
+    assert all(line.startswith(" ".join(FLAGS)) for line in lines)
+    return dict(zip((entry.name for entry in entries), lines, strict=True))
+
+
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CpuServer", "GpuServer"):
-        monkeypatch.setattr(gpu_serving_arms, name, FakeServer)
+    monkeypatch.setattr(serving_server, "Server", FakeServer)
     monkeypatch.setattr(gpu_serving, "NativeClient", FakeClient)
     monkeypatch.setattr(gpu_serving, "build", lambda *arguments: None)
-    monkeypatch.setattr(gpu_serving.Bench, "own_beta", lambda self, client: OWN_BETA)
+    monkeypatch.setattr(gpu_serving.Measurements, "own_beta", lambda self, client: OWN_BETA)
     monkeypatch.setattr(FakeServer, "flags", {})
 
 
@@ -141,7 +158,10 @@ def test_every_arm_is_compared_and_then_measured(tmp_path: Path, capsys: pytest.
 
 
 def test_the_best_static_chain_is_that_of_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    arms = (Arm("plain"), Arm("static 1", steps=1), Arm("c2t", steps=4, c2t=True, betas=(0.0,)), Arm("static 3", 3))
+    arms = (
+        *(Entry("plain"), Entry("static 1", steps=1)),
+        *(Entry("c2t", "C2T", steps=4, betas=(0.0,)), Entry("static 3", steps=3)),
+    )
     monkeypatch.setattr(gpu_serving, "COMPARISONS", {"chains": ((), arms)})
     status, rows = run(tmp_path)
     found = {row.arm: row.metrics for row in rows if row.setting["check"] == "best static"}
@@ -177,11 +197,11 @@ def test_a_batch_that_was_never_reached_is_no_measurement(
     monkeypatch.setattr(gpu_serving, "CONCURRENCIES", (2,))
     log = tmp_path / "log"
     log.touch()
-    bench = gpu_serving.Bench(tmp_path, tmp_path, "tiny", 0, dry_run=False)
+    bench = gpu_serving.Measurements(tmp_path, tmp_path, "tiny", 0, dry_run=False)
     # the rows of this process cannot be measured ones
     bench.record = {**bench.record, "machine": "1 x GPU"}
-    with FakeServer("target", log=log) as server:
-        bench.throughput(Arm("plain"), FakeClient(server.base_url, 1), None, 2, log)
+    with FakeServer(NO_LAUNCH, log=log) as server:
+        bench.throughput(Entry("plain"), FakeClient(server.base_url, 1), None, 2, log)
     (row,) = read_rows(tmp_path / gpu_serving.ROWS, BenchRow)
     assert row.error == error
 
@@ -223,10 +243,10 @@ def test_beta_0_has_to_accept_as_many_where_outputs_are_the_same(
     dry_run: bool, same: int | None, other: int, faults: int, tmp_path: Path
 ):
     """The static chain accepts 20 of both prompts; same: of equal outputs, None for none; other: of other ones."""
-    bench = gpu_serving.Bench(tmp_path, tmp_path, "tiny", 0, dry_run)
+    bench = gpu_serving.Measurements(tmp_path, tmp_path, "tiny", 0, dry_run)
     static = Pass((Completion((1, 2), 10, 20, 40), Completion((3, 4), 10, 20, 40)), 1.0)
     first = Completion((9, 9), 10, 20, 40) if same is None else Completion((1, 2), 10, same, 40)
-    bench.agree(Arm("c2t", steps=4, c2t=True), Pass((first, Completion((3, 5), 10, other, 40)), 1.0), static)
+    bench.agree(Entry("c2t", "C2T", steps=4), Pass((first, Completion((3, 5), 10, other, 40)), 1.0), static)
     assert len(bench.faults) == faults
 
 
@@ -253,16 +273,11 @@ def test_what_there_is_no_time_for_is_named(tmp_path: Path):
 
 
 def test_a_gpu_run_has_every_arm_of_the_comparison(tmp_path: Path):
-    made = list(gpu_serving.servers(ARMS, tmp_path, tmp_path, {}))
-    for _, _, make in made:
-        make()
-    lines = [" ".join(flags) for flags in FakeServer.flags.values()]
-    assert [arm.name for arm, _, _ in made] == [arm.name for arm in ARMS]
+    served = gpu_servers(ARMS, tmp_path)
     first = ["plain", "static 4", "c2t, at most 4", "c2t auto", "static 2", "static 1"]
     assert [arm.name for arm in ARMS][: len(first)] == first
     names = {"plain", *(f"static {n}" for n in (1, 2, 4, 6)), "SGLang adaptive", "EAGLE-2 tree", "threshold on P"}
     assert {arm.name for arm in ARMS} == {*names, "c2t, at most 4", "c2t, at most 6", "c2t auto", "c2t, tree_attention"}
-    served = dict(zip((arm.name for arm in ARMS), lines, strict=True))
     assert f"--speculative-c2t-classifier {tmp_path}/threshold-on-p.safetensors" in served["threshold on P"]
     assert served["c2t auto"].index("--speculative-c2t-beta auto") > 0
     assert "--speculative-eagle-topk 10 --speculative-num-draft-tokens 60" in served["EAGLE-2 tree"]
@@ -273,16 +288,23 @@ def test_a_gpu_run_has_every_arm_of_the_comparison(tmp_path: Path):
     assert all(line.endswith(alone if name == "EAGLE-2 tree" else all_sizes) for name, line in served.items())
     # so that every batch that is measured has a graph of its own size
     assert set(CONCURRENCIES) <= set(GRAPH_SIZES)
-    assert len({log for _, log, _ in made}) == len(ARMS)
     # the two kernels that verify differ in nothing else
     stock, tree = served["c2t, at most 4"], served["c2t, tree_attention"]
     assert tree.replace("--speculative-c2t-attention tree ", "") == stock != tree
 
 
+def test_every_arm_is_of_the_table_and_drafts_as_deep_as_it_says(tmp_path: Path):
+    entries = [entry for pair in COMPARISONS.values() for entries in pair for entry in entries]
+    assert {entry.in_table.name for entry in entries} <= set(TABLE)
+    for entry in entries:
+        found = entry.in_table.options("sglang", entry.speculation(tmp_path))
+        assert found.get("num_steps", 0) == entry.steps
+        # a server is given a beta that is measured as its own; others are asked for while it runs
+        assert found.get("c2t_beta") in (None, "auto", *(entry.betas if entry.arm == "" else ()))
+
+
 def test_trees_have_arms_of_every_size_and_batch(tmp_path: Path):
-    for _, _, make in gpu_serving.servers(TREE_ARMS, tmp_path, tmp_path, {}):
-        make()
-    served = dict(zip((arm.name for arm in TREE_ARMS), map(" ".join, FakeServer.flags.values()), strict=True))
+    served = gpu_servers(TREE_ARMS, tmp_path)
     assert len(served) == len(TREE_ARMS)
     for tokens, (steps, topk) in TREE_SIZES.items():
         # what the server would refuse
@@ -309,12 +331,12 @@ def test_behind_a_long_prefix_only_what_fits_is_measured(tmp_path: Path, monkeyp
         lambda self, prompts, *_: sent.append(len(prompts)) or Pass((Completion((1,), 0, 0, 0),), 1.0),
     )
     for prefix in (LONG_PREFIX, LONG_PREFIX + 1):
-        bench = gpu_serving.Bench(tmp_path, tmp_path, "tiny", prefix, dry_run=False)
+        bench = gpu_serving.Measurements(tmp_path, tmp_path, "tiny", prefix, dry_run=False)
         bench.record = {**bench.record, "machine": "1 x GPU"}
-        with FakeServer("target", log=tmp_path / "log") as server:
-            bench.throughput(Arm("plain"), FakeClient(server.base_url, 1), None, 64, tmp_path / "log")
+        with FakeServer(NO_LAUNCH, log=tmp_path / "log") as server:
+            bench.throughput(Entry("plain"), FakeClient(server.base_url, 1), None, 64, tmp_path / "log")
     assert sent == [64, 128, 64, 64]
-    arms: list[Arm] = []
+    arms: list[Entry] = []
     monkeypatch.setattr(gpu_serving, "run", lambda bench, found, *_: arms.extend(found))
     run(tmp_path, "--prefix", str(LONG_PREFIX + 1))
     assert arms and all(arm.concurrencies == (1, 8, 32, 64) for arm in arms)
@@ -427,7 +449,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])
 """
 
 
-def stand_in(tmp_path: Path, how: str) -> GpuServer:
+def stand_in(tmp_path: Path, how: str) -> Server:
     """A server whose SGLang answers, ends at once or never gets ready."""
     package = tmp_path / "packages" / "sglang"
     package.mkdir(parents=True)
@@ -437,9 +459,8 @@ def stand_in(tmp_path: Path, how: str) -> GpuServer:
     environment = {**os.environ, "PYTHONPATH": path}
     # only the one that hangs waits so long, and on a busy machine the others need more than a moment to start
     patience = 15.0 if how == "hangs" else 120.0
-    return GpuServer(
-        tmp_path / "model", "--extra", "1", log=tmp_path / "log", environment=environment, start_timeout=patience
-    )
+    launch = ENGINES["sglang"].launch(tmp_path / "model", [*FLAGS, "--extra", "1"], Device.GPU, environment)
+    return Server(launch, log=tmp_path / "log", start_timeout=patience)
 
 
 def test_a_server_is_started_with_its_flags_and_stopped(tmp_path: Path):
@@ -447,7 +468,8 @@ def test_a_server_is_started_with_its_flags_and_stopped(tmp_path: Path):
         pid, argv = json.loads((tmp_path / "record").read_text())
         assert not ended(pid)
         line = " ".join(argv)
-        assert f"--model-path {tmp_path / 'model'} --attention-backend triton" in line and line.endswith("--extra 1")
+        assert f"--model-path {tmp_path / 'model'} " in line and " --attention-backend triton " in line
+        assert line.endswith("--extra 1")
     assert ended(pid)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu.contests import DRY_ARMS
 from benchmarks.gpu.serving import ROWS, main
-from benchmarks.gpu.serving_arms import DRY_ARMS
 from benchmarks.report.rows import BenchRow, read_rows
 from tests.benchmarks.gpu.test_gpu_ladder_dry import climb
 

@@ -4,48 +4,87 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.pairs.toy import pair_dir
-from benchmarks.serving.arms import ENGINES, SGLANG, VLLM, Arm, chosen, threshold_beta, write_threshold_classifier
-from benchmarks.serving.options import add_arm_options, arm_values, dtype_of, kind_of
+from benchmarks.serving.arms import (
+    ARMS,
+    Arm,
+    Speculation,
+    Tree,
+    arms_of,
+    chosen,
+    threshold_beta,
+    write_threshold_classifier,
+)
+from benchmarks.serving.engines import ENGINES
+from benchmarks.serving.options import Models, add_arm_options, dtype_of, kind_of, models, speculation
 from c2t_plugin.classifier import FILE_NAME, NodeStats, load_classifier
 from c2t_plugin.errors import C2TError
 
-VALUES = {
-    "draft": "D",
-    "base": "EAGLE3",
-    "method": "eagle3",
-    "d_max": 6,
-    "width": 7,
-    "beta": 0.5,
-    "classifier": None,
-    "threshold_classifier": "F",
-    "threshold": 0.2,
+ON = Speculation(draft=Path("D"), beta=0.5, threshold_classifier=Path("F"), threshold=0.2)
+CHAIN = "--speculative-draft-model-path D --speculative-num-steps {} --speculative-eagle-topk 1"
+# what SGLang is told of every arm, in words of its own
+SGLANG = {
+    "plain": "",
+    **{
+        f"static {n}": f"--speculative-algorithm EAGLE3 {CHAIN.format(n)} --speculative-num-draft-tokens {n + 1}"
+        for n in (1, 2, 3, 4, 6)
+    },
+    "SGLang adaptive": f"--speculative-algorithm EAGLE3 {CHAIN.format(3)} --speculative-num-draft-tokens 4 "
+    "--speculative-adaptive",
+    "EAGLE-2 tree": "--speculative-algorithm EAGLE3 --speculative-draft-model-path D --speculative-num-steps 6 "
+    "--speculative-eagle-topk 10 --speculative-num-draft-tokens 60",
+    "threshold on P": f"--speculative-algorithm C2T {CHAIN.format(6)} --speculative-num-draft-tokens 7 "
+    "--speculative-c2t-classifier F --speculative-c2t-beta 0.2",
+    "C2T": f"--speculative-algorithm C2T {CHAIN.format(6)} --speculative-num-draft-tokens 7 --speculative-c2t-beta 0.5",
+    "C2T auto": f"--speculative-algorithm C2T {CHAIN.format(6)} --speculative-num-draft-tokens 7 "
+    "--speculative-c2t-beta auto",
+    "C2T tree": "--speculative-algorithm C2T --speculative-draft-model-path D --speculative-num-steps 6 "
+    "--speculative-eagle-topk 4 --speculative-c2t-mode tree --speculative-c2t-beta 0.5",
 }
 
 
-@pytest.mark.parametrize("arm", [*SGLANG, *VLLM], ids=lambda arm: arm.name)
-def test_every_flag_is_filled_in(arm: Arm):
-    assert not [flag for flag in arm.command(VALUES) if "{" in flag]
+def flags(engine: str, arm: Arm, on: Speculation = ON) -> list[str]:
+    return ENGINES[engine].flags(arm.options(engine, on))
+
+
+def able(engine: str) -> list[Arm]:
+    return [arm for arm in arms_of(engine) if not arm.absent(engine)]
+
+
+def test_what_sglang_is_told():
+    assert {arm.name: " ".join(flags("sglang", arm)) for arm in arms_of("sglang")} == SGLANG
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_classifier_that_is_named_goes_to_the_arms_of_c2t_alone(engine: str):
-    named = {
-        arm.name
-        for arm in ENGINES[engine]
-        if "own.safetensors" in arm.command({**VALUES, "classifier": "own.safetensors"})
-    }
-    assert named == {arm.name for arm in ENGINES[engine] if arm.name.startswith("C2T") and not arm.absent}
+    on = replace(ON, classifier=Path("own.safetensors"))
+    named = {arm.name for arm in able(engine) if "own.safetensors" in flags(engine, arm, on)}
+    assert named == {arm.name for arm in able(engine) if arm.name.startswith("C2T")}
+    assert {arm.name for arm in able(engine) if arm.c2t} == named | {"threshold on P"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_beta_that_is_not_named_is_the_classifiers_own(engine: str):
+    given, left = (flags(engine, ARMS["C2T"], replace(ON, beta=beta)) for beta in (0.5, None))
+    at = given.index("0.5")
+    assert "beta" in given[at - 1] and given[: at - 1] + given[at + 1 :] == left
+
+
+def test_a_tree_of_another_size():
+    on = replace(ON, tree=Tree(4, 5, 12))
+    size = "--speculative-num-steps 4 --speculative-eagle-topk 5 --speculative-num-draft-tokens 12"
+    assert all(size in " ".join(flags("sglang", ARMS[name], on)) for name in ("EAGLE-2 tree", "C2T tree"))
 
 
 def test_a_command_line_of_vllm():
     (arm,) = chosen("vllm", ("vLLM adaptive",))
-    spec = dict(zip(*[iter(arm.command(VALUES))] * 2, strict=True))
+    spec = dict(zip(*[iter(flags("vllm", arm))] * 2, strict=True))
     assert spec == {
         "--speculative-config.method": "eagle3",
         "--speculative-config.model": "D",
@@ -54,18 +93,55 @@ def test_a_command_line_of_vllm():
     }
 
 
-def test_vllm_gets_the_pair_in_its_own_layout_and_is_told_the_classifier(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("name", "base", "method", "steps"),
+    [
+        ("static 4", "standalone", "draft_model", 4),
+        ("static 4", "eagle3", "eagle3", 4),
+        ("C2T", "eagle3", "c2t:eagle3", 6),
+    ],
+)
+def test_vllms_methods(name: str, base: str, method: str, steps: int):
+    found = ARMS[name].options("vllm", replace(ON, base=base))
+    assert (found["method"], found["num_speculative_tokens"]) == (method, steps)
+
+
+def test_every_arm_is_for_an_engine_and_what_an_engine_cannot_has_a_reason():
+    for arm in ARMS.values():
+        assert set(arm.engines) <= set(ENGINES) and any(not arm.absent(engine) for engine in arm.engines)
+        for engine in arm.engines:
+            if arm.absent(engine):
+                with pytest.raises(C2TError, match="not supported"):
+                    arm.options(engine, ON)
+
+
+def parsed(tmp_path: Path, *words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_arm_options(parser, tmp_path)
-    values = arm_values(parser.parse_args([]), "vllm")
+    return parser.parse_args(words)
+
+
+def test_vllm_gets_the_pair_in_its_own_layout_and_is_told_the_classifier(tmp_path: Path):
+    found = models(parsed(tmp_path), ENGINES["vllm"])
     config = json.loads((tmp_path / "pair/eagle3/config.json").read_text(encoding="utf-8"))
-    assert values["draft"] == tmp_path / "pair/eagle3" and "eagle_aux_hidden_state_layer_ids" in config
+    assert found.draft == tmp_path / "pair/eagle3" and "eagle_aux_hidden_state_layer_ids" in config
+    # the generic one would be of another pair where C2T_PAIR is set
     assert not (tmp_path / "pair/eagle3" / FILE_NAME).exists()
-    assert values["classifier"] == pair_dir() / "eagle3" / FILE_NAME
-    mine = parser.parse_args(["--draft", "mine", "--target", "big", "--base", "standalone"])
-    values = arm_values(mine, "vllm")
-    assert (values["target"], values["draft"], values["classifier"]) == (Path("big"), Path("mine"), None)
-    assert values["method"] == "draft_model"
+    assert found.classifier == pair_dir() / "eagle3" / FILE_NAME
+    mine = parsed(tmp_path, "--draft", "mine", "--target", "big", "--base", "standalone")
+    found = models(mine, ENGINES["vllm"])
+    assert found == Models(Path("big"), Path("mine"), None)
+    assert speculation(mine, found).method == "draft_model"
+
+
+def test_sglang_finds_the_classifier_beside_the_draft(tmp_path: Path):
+    pair = pair_dir()
+    assert models(parsed(tmp_path), ENGINES["sglang"]) == Models(pair / "target", pair / "eagle3", None)
+
+
+def test_an_unknown_base_is_named():
+    with pytest.raises(C2TError, match="got 'eagle2'"):
+        Speculation(draft=Path("D"), base="eagle2")
 
 
 def test_an_unknown_arm_is_named():
@@ -98,9 +174,7 @@ def test_the_threshold_classifier_is_a_threshold_on_p(threshold: float, tmp_path
     ],
 )
 def test_the_type_of_a_servers_weights(words: list[str], dtype: str, tmp_path: Path):
-    parser = argparse.ArgumentParser()
-    add_arm_options(parser, tmp_path)
-    assert dtype_of(parser.parse_args(words)) == dtype
+    assert dtype_of(parsed(tmp_path, *words)) == dtype
 
 
 @pytest.mark.parametrize(

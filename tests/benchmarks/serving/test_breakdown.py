@@ -12,7 +12,9 @@ import pytest
 
 from benchmarks.report.rows import BenchRow, read_rows
 from benchmarks.serving import breakdown
+from benchmarks.serving import server as serving_server
 from benchmarks.serving.client import Completion, Pass
+from benchmarks.serving.engines import Launch
 from benchmarks.serving.spans import PHASES, gap_ms, load_trace, phases
 from c2t_plugin.errors import C2TError
 
@@ -130,8 +132,8 @@ def test_a_trace_is_read_gzipped_or_not(tmp_path: Path):
 class NoServer:
     base_url = ""
 
-    def __init__(self, *_: object) -> None:
-        self.env: dict[str, str] = {}
+    def __init__(self, launch: Launch, **_: object) -> None:
+        self.waits_for = launch.environment[breakdown.AT_LEAST]
 
     def __enter__(self) -> NoServer:
         raise C2TError("the server did not start: out of memory")
@@ -141,7 +143,7 @@ class NoServer:
 
 
 def test_an_arm_that_does_not_start_is_a_row_per_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(breakdown, "Server", NoServer)
+    monkeypatch.setattr(serving_server, "Server", NoServer)
     out = ["--cpu", "--out", str(tmp_path), "--concurrency", "1", "2"]
     assert breakdown.main(["--arms", "C2T", *out]) == 1
     rows = read_rows(tmp_path / "rows.jsonl", BenchRow)
@@ -169,8 +171,8 @@ class Answering(NoServer):
     made: ClassVar[list[Answering]] = []
     steps = 4
 
-    def __init__(self, *_: object) -> None:
-        super().__init__()
+    def __init__(self, launch: Launch, **_: object) -> None:
+        super().__init__(launch)
         self.asked: list[str] = []
         self.made.append(self)
 
@@ -189,6 +191,9 @@ class Answering(NoServer):
         (out / "1-DECODE.trace.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
 
 
+LAUNCH = Launch((), (), {breakdown.AT_LEAST: "1"})
+
+
 def one_step(at: float) -> list[dict[str, Any]]:
     return [call(STEP, at, at + 900), call(VERIFY, at + 300, at + 800)]
 
@@ -196,8 +201,8 @@ def one_step(at: float) -> list[dict[str, Any]]:
 @pytest.fixture
 def answering(monkeypatch: pytest.MonkeyPatch) -> type[Answering]:
     monkeypatch.setattr(Answering, "made", [])
-    monkeypatch.setattr(breakdown, "Server", Answering)
-    monkeypatch.setattr(breakdown, "Client", lambda *_: Answering.made[-1])
+    monkeypatch.setattr(serving_server, "Server", Answering)
+    monkeypatch.setattr(breakdown, "SglangClient", lambda *_: Answering.made[-1])
     return Answering
 
 
@@ -205,7 +210,7 @@ def test_the_server_waits_for_all_requests_and_is_asked_before_them(answering: t
     """A server for each number of requests, whose environment names it."""
     options = ["--arms", "C2T", "--cpu", "--steps", "4", "--concurrency", "1", "3", "--out", str(tmp_path)]
     assert breakdown.main(options) == 0
-    assert [server.env for server in answering.made] == [{breakdown.AT_LEAST: "1"}, {breakdown.AT_LEAST: "3"}]
+    assert [server.waits_for for server in answering.made] == ["1", "3"]
     assert [server.asked for server in answering.made] == [["run 1", "profile", f"run {n}"] for n in (1, 3)]
     rows = read_rows(tmp_path / "rows.jsonl", BenchRow)
     assert [(row.setting["concurrency"], row.metrics["steps"], row.error) for row in rows] == [(1, 4, ""), (3, 4, "")]
@@ -224,7 +229,7 @@ def test_a_missing_trace_names_an_option_that_there_is(
 ):
     monkeypatch.setattr(Answering, "profile", lambda *_: None)
     with pytest.raises(C2TError, match=r"1 requests were answered before 9 steps .* ask for fewer --steps"):
-        breakdown.profiled(answering(), [[1]], 9, tmp_path / "trace", cpu=True)  # type: ignore[arg-type]
+        breakdown.profiled(answering(LAUNCH), [[1]], 9, tmp_path / "trace", cpu=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

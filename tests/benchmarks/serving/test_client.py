@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 import pytest
 
 from benchmarks.serving import client as serving
-from benchmarks.serving import vllm_client
-from benchmarks.serving.client import Client, Completion, Pass, counts
-from benchmarks.serving.vllm_client import VllmClient
+from benchmarks.serving.client import Client, Completion, Pass
+from benchmarks.serving.engines import vllm as vllm_engine
+from benchmarks.serving.engines.sglang import SglangClient, counts
+from benchmarks.serving.engines.vllm import VllmClient, value_of
 from c2t_plugin.errors import C2TError
 
 # three steps, of 1, 3 and 3 verified tokens, roots included
@@ -70,7 +71,10 @@ def test_a_server_that_is_gone_is_an_error_of_ours(call: Callable[[Client], obje
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    with Client(f"http://127.0.0.1:{port}", max_tokens=1) as client, pytest.raises(C2TError, match="did not answer"):
+    with (
+        SglangClient(f"http://127.0.0.1:{port}", max_tokens=1) as client,
+        pytest.raises(C2TError, match="did not answer"),
+    ):
         call(client)
 
 
@@ -155,7 +159,7 @@ def test_a_pass_has_its_answers_in_order_and_what_the_server_ran(url: str, monke
     prompts = [[length, 9] for length in (3, 1, 2, 5, 4, 1)]
     done: list[None] = []
     monkeypatch.setattr(Stub, "full", 2)
-    with Client(url, max_tokens=5, whole=True) as client:
+    with SglangClient(url, max_tokens=5, whole=True) as client:
         found = client.run(prompts, 2, lambda: done.append(None), 1.0)
     assert [one.token_ids for one in found.completions] == [tuple(range(prompt[0])) for prompt in prompts]
     assert (len(done), Stub.flushed) == (6, 1)
@@ -171,7 +175,7 @@ def test_a_pass_knows_how_long_its_client_waited_for_a_processor(
     told = tmp_path / "schedstat"
     told.write_text("5000000000 1000000000 7\n")
     monkeypatch.setattr(serving, "SCHEDULED", told)
-    with Client(url, max_tokens=5, whole=True) as client:
+    with SglangClient(url, max_tokens=5, whole=True) as client:
         found = client.run([[1, 9]], 1, lambda: told.write_text("6000000000 3000000000 9\n"))
         assert found.client_waited * found.seconds == pytest.approx(2.0)
         told.unlink()
@@ -180,7 +184,7 @@ def test_a_pass_knows_how_long_its_client_waited_for_a_processor(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_request_leaves_nothing_to_the_models_own_sampling(temperature: float, url: str) -> None:
-    with Client(url, max_tokens=5, whole=True) as client:
+    with SglangClient(url, max_tokens=5, whole=True) as client:
         client.complete([2, 9], temperature)
     (asked,) = Stub.asked
     assert (asked["temperature"], asked["max_tokens"], asked["prompt"]) == (temperature, 5, [2, 9])
@@ -193,12 +197,12 @@ def test_a_server_that_fails_midway_is_an_error(
     broken: str, says: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Stub, "broken", broken)
-    with Client(url, max_tokens=5) as client, pytest.raises(C2TError, match=says):
+    with SglangClient(url, max_tokens=5) as client, pytest.raises(C2TError, match=says):
         client.run([[1], [1]], 2, lambda: None)
 
 
 def test_an_answer_without_a_token_is_an_error(url: str) -> None:
-    with Client(url, max_tokens=5) as client, pytest.raises(C2TError, match="without a token"):
+    with SglangClient(url, max_tokens=5) as client, pytest.raises(C2TError, match="without a token"):
         client.complete([0])
 
 
@@ -243,18 +247,30 @@ def test_a_vllm_that_counts_nothing_is_an_error(vllm: VllmClient, monkeypatch: p
         vllm.run([[1]], 1, lambda: None)
 
 
+LABELLED = """# HELP vllm:spec_decode_num_draft_tokens_total Number of draft tokens.
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="pair"} 12.0
+vllm:spec_decode_num_draft_tokens_total{engine="1",model_name="pair"} 3.0
+vllm:spec_decode_num_draft_tokens_created{engine="0",model_name="pair"} 1.7e+09
+"""
+
+
+def test_a_metric_of_vllm_is_read_over_all_its_labels() -> None:
+    assert value_of(LABELLED, "spec_decode_num_draft_tokens_total") == 15
+    assert value_of(LABELLED, "inter_token_latency_seconds_count") == 0
+
+
 @pytest.mark.parametrize("answers", [[True], [False, False, True]])
 def test_a_cache_that_vllm_could_not_empty_is_asked_for_again(
     answers: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(VllmClient, "__init__", lambda client: None)
-    monkeypatch.setattr(vllm_client, "FLUSH_AGAIN_S", 0.0)
+    monkeypatch.setattr(vllm_engine, "FLUSH_AGAIN_S", 0.0)
     client, left = VllmClient(), list(answers)  # type: ignore[call-arg]
     reply = SimpleNamespace(json=lambda: {"success": left.pop(0)}, text="no")
     monkeypatch.setattr(client, "_request", lambda *_: reply)
     client.flush()
     assert not left
-    monkeypatch.setattr(vllm_client, "FLUSH_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(vllm_engine, "FLUSH_TIMEOUT_S", -1.0)
     left.append(False)
     with pytest.raises(C2TError, match="did not empty its prefix cache"):
         client.flush()

@@ -1,4 +1,4 @@
-"""The demo's own logic, with servers that answer by rule: which rows it writes, and when it fails."""
+"""The demo's own logic on both engines, with servers that answer by rule: which rows it writes, and when it fails."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from typing import ClassVar
 import pytest
 
 from benchmarks.report.rows import ServingRow, read_rows
-from benchmarks.serving import demo
+from benchmarks.serving import demo, options
+from benchmarks.serving import server as serving_server
 from benchmarks.serving.client import Completion, Pass
+from benchmarks.serving.engines import ENGINES, Device, Launch
+from c2t_plugin.classifier import FILE_NAME
 from c2t_plugin.errors import C2TError
 
 PROMPTS = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
 SUGGESTED_BETA = 0.4
+STEPS = ("--speculative-num-steps", "--speculative-config.num_speculative_tokens")
 
 
 class FakeServer:
@@ -22,9 +26,9 @@ class FakeServer:
 
     flags: ClassVar[dict[str, tuple[str, ...]]] = {}
 
-    def __init__(self, model: Path, *flags: str, log: Path, start_timeout: float) -> None:
+    def __init__(self, launch: Launch, *, log: Path, start_timeout: float) -> None:
         self.base_url = f"server {len(self.flags)}"
-        self.flags[self.base_url] = flags
+        self.flags[self.base_url] = launch.flags
 
     def __enter__(self) -> FakeServer:
         return self
@@ -40,7 +44,8 @@ class FakeClient:
 
     def __init__(self, url: str, max_tokens: int) -> None:
         flags = FakeServer.flags[url]
-        self.depth = int(flags[flags.index("--speculative-num-steps") + 1]) if flags else 0
+        told = dict(zip(flags[::2], flags[1::2], strict=True))
+        self.depth = int(next((told[name] for name in STEPS if name in told), 0))
         self.beta = SUGGESTED_BETA
 
     def __enter__(self) -> FakeClient:
@@ -67,21 +72,23 @@ class FakeClient:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeClient]:
-    monkeypatch.setattr(demo, "CpuServer", FakeServer)
-    monkeypatch.setattr(demo, "Client", FakeClient)
-    monkeypatch.setattr(demo, "pair_dir", lambda: tmp_path / "pair")
+    monkeypatch.setattr(serving_server, "Server", FakeServer)
+    for engine in ENGINES.values():
+        monkeypatch.setattr(type(engine), "client", FakeClient)
+    monkeypatch.setattr(options, "pair_dir", lambda: tmp_path / "pair")
     monkeypatch.setattr(demo, "held_out_prompts", lambda n, seed: PROMPTS[:n])
     monkeypatch.setattr(FakeServer, "flags", {})
     return FakeClient
 
 
-def run(out: Path) -> tuple[int, list[ServingRow]]:
-    status = demo.main(["--prompts", "3", "--out", str(out)])
+def run(out: Path, engine: str = "sglang") -> tuple[int, list[ServingRow]]:
+    status = demo.main(["--engine", engine, "--prompts", "3", "--out", str(out)])
     return status, read_rows(out / "rows.jsonl", ServingRow)
 
 
-def test_the_table_has_every_arm_at_both_concurrencies(client: type[FakeClient], tmp_path: Path) -> None:
-    status, rows = run(tmp_path)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_table_has_every_arm_at_both_concurrencies(engine: str, client: type[FakeClient], tmp_path: Path) -> None:
+    status, rows = run(tmp_path, engine)
     table = [(row.arm, row.base, row.d_max, row.beta, row.concurrency) for row in rows if row.scenario == "demo"]
     assert status == 0
     assert table == [
@@ -101,10 +108,47 @@ def test_the_picture_has_static_chains_and_a_sweep_of_beta(base: str, client: ty
     assert (tmp_path / "tau_gamma.png").is_file()
 
 
-def test_each_server_starts_once(client: type[FakeClient], tmp_path: Path) -> None:
-    run(tmp_path)
+@pytest.mark.parametrize(
+    ("engine", "algorithms"),
+    [
+        ("sglang", ["STANDALONE", "EAGLE3", "C2T", "C2T"]),
+        ("vllm", ["draft_model", "eagle3", "c2t:draft_model", "c2t:eagle3"]),
+    ],
+)
+def test_each_server_starts_once(engine: str, algorithms: list[str], client: type[FakeClient], tmp_path: Path) -> None:
+    run(tmp_path, engine)
     started = [flags[1] if flags else "plain" for flags in FakeServer.flags.values()]
-    assert started == ["plain", "STANDALONE", "EAGLE3", "C2T", "C2T"]
+    assert started == ["plain", *algorithms]
+
+
+@pytest.mark.parametrize(
+    ("contestant", "method"),
+    [
+        (demo.Contestant("static", "standalone", 4), "draft_model"),
+        (demo.Contestant("static", "eagle3", 4), "eagle3"),
+        (demo.Contestant("c2t", "eagle3", 6), "c2t:eagle3"),
+    ],
+    ids=str,
+)
+def test_what_a_server_of_vllm_is_told(
+    contestant: demo.Contestant, method: str, client: type[FakeClient], tmp_path: Path
+) -> None:
+    runner, on = contestant.runner(ENGINES["vllm"], tmp_path / "out")
+    found = contestant.in_table.options("vllm", on)
+    draft = options.PAIR_DRAFTS[contestant.base]
+    assert (found["method"], found["num_speculative_tokens"]) == (method, contestant.d_max)
+    assert (runner.target, found["model"]) == (tmp_path / "out/pair/target", tmp_path / "out/pair" / draft)
+    # the layout has no classifier, and the generic one would be of another pair where C2T_PAIR is set
+    own = tmp_path / "pair" / draft / FILE_NAME
+    assert found.get("c2t_classifier") == (own if contestant.arm == "c2t" else None)
+    assert runner.device is Device.CPU and "c2t_beta" not in found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_plain_decoding_has_no_flags(engine: str, client: type[FakeClient], tmp_path: Path) -> None:
+    plain = demo.CONTESTANTS[0]
+    _, on = plain.runner(ENGINES[engine], tmp_path)
+    assert plain.in_table.options(engine, on) == {}
 
 
 def test_a_second_run_replaces_the_rows(client: type[FakeClient], tmp_path: Path) -> None:

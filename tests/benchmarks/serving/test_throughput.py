@@ -6,7 +6,6 @@ Longer than 300 lines because all of it follows the same stand-ins for servers.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -15,12 +14,13 @@ import pytest
 
 from benchmarks.pairs.toy import pair_dir
 from benchmarks.report.rows import BenchRow, read_rows
+from benchmarks.serving import server as serving_server
 from benchmarks.serving import throughput
-from benchmarks.serving.arms import SGLANG, VLLM, Arm
+from benchmarks.serving.arms import ARMS, arms_of
 from benchmarks.serving.client import Completion, Pass
+from benchmarks.serving.engines import ENGINES, Launch
 from benchmarks.serving.measuring import Outcome, measure, metrics_of, ratio
 from benchmarks.serving.scenarios import SCENARIOS, Scenario, prompts_of
-from benchmarks.serving.server import Server, VllmServer, complaint
 from c2t_plugin.errors import C2TError
 
 
@@ -30,9 +30,9 @@ class FakeServer:
     broken: ClassVar[str] = ""
     started: ClassVar[list[tuple[str, ...]]] = []
 
-    def __init__(self, model: Path, flags: Sequence[str], log: Path, cpu: bool, start_timeout: float) -> None:
-        self.flags = tuple(flags)
-        self.base_url = " ".join(flags)
+    def __init__(self, launch: Launch, *, log: Path, start_timeout: float) -> None:
+        self.flags = launch.flags
+        self.base_url = " ".join(launch.flags)
 
     def __enter__(self) -> FakeServer:
         self.started.append(self.flags)
@@ -78,8 +78,9 @@ class FakeClient:
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> type[FakeServer]:
-    monkeypatch.setattr(throughput, "Server", FakeServer)
-    monkeypatch.setattr(throughput, "Client", FakeClient)
+    monkeypatch.setattr(serving_server, "Server", FakeServer)
+    for engine in ENGINES.values():
+        monkeypatch.setattr(type(engine), "client", FakeClient)
     monkeypatch.setattr(FakeServer, "started", [])
     monkeypatch.setattr(FakeClient, "passes", [])
     return FakeServer
@@ -94,10 +95,10 @@ def run(out: Path, *more: str) -> tuple[int, list[BenchRow]]:
 def test_every_arm_runs_on_a_server_of_its_own(fakes: type[FakeServer], tmp_path: Path):
     status, rows = run(tmp_path)
     assert status == 0
-    assert len(fakes.started) == len(SGLANG)
+    assert len(fakes.started) == len(arms_of("sglang"))
     assert {flags[:2] for flags in fakes.started} == {("--max-running-requests", "2")}
     arms = {row.arm: row for row in rows if row.setting["concurrency"] == 2}
-    assert set(arms) == {arm.name for arm in SGLANG if arm.concurrency is None}
+    assert set(arms) == {arm.name for arm in arms_of("sglang") if arm.concurrency is None}
     assert arms["plain"].metrics["tau"] is None
     assert arms["C2T"].metrics["ratio_to_plain"] == pytest.approx(2.0)
     assert arms["C2T"].metrics["ratio_to_best_static"] == pytest.approx(1.0)
@@ -117,20 +118,14 @@ def test_every_arm_runs_on_a_server_of_its_own(fakes: type[FakeServer], tmp_path
     assert uncounted == {"SGLang adaptive"}
 
 
-@pytest.fixture
-def vllm_fakes(fakes: type[FakeServer], monkeypatch: pytest.MonkeyPatch) -> type[FakeServer]:
-    monkeypatch.setattr(throughput, "VllmServer", FakeServer)
-    monkeypatch.setattr(throughput, "VllmClient", FakeClient)
-    return fakes
-
-
-def test_vllm_runs_the_arms_that_it_has_and_names_those_that_it_has_not(vllm_fakes: type[FakeServer], tmp_path: Path):
+def test_vllm_runs_the_arms_that_it_has_and_names_those_that_it_has_not(fakes: type[FakeServer], tmp_path: Path):
     status, rows = run(tmp_path, "--engine", "vllm")
     assert status == 1
-    assert {row.arm for row in rows} == {arm.name for arm in VLLM}
-    assert len(vllm_fakes.started) == sum(not arm.absent for arm in VLLM)
+    absent = {arm.name: arm.absent("vllm") for arm in arms_of("vllm") if arm.absent("vllm")}
+    assert {row.arm for row in rows} == {arm.name for arm in arms_of("vllm")}
+    assert len(fakes.started) == len(arms_of("vllm")) - len(absent) > 0
     assert {row.arm: row.error for row in rows if row.error} == {
-        arm.name: f"not supported: {arm.absent}" for arm in VLLM if arm.absent
+        name: f"not supported: {why}" for name, why in absent.items()
     }
     assert {row.setting["engine"] for row in rows} == {"vllm"}
 
@@ -147,7 +142,7 @@ def test_an_interrupted_run_keeps_the_arms_that_it_finished(
     monkeypatch.setattr(fakes, "__enter__", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path)
-    assert {row.arm for row in read_rows(tmp_path / "rows.jsonl", BenchRow)} == {arm.name for arm in SGLANG[:2]}
+    assert {row.arm for row in read_rows(tmp_path / "rows.jsonl", BenchRow)} == {"plain", "static 1"}
 
 
 def test_an_arm_that_does_not_start_is_a_row_and_the_others_go_on(
@@ -159,7 +154,7 @@ def test_an_arm_that_does_not_start_is_a_row_and_the_others_go_on(
     assert status == 1
     assert {row.arm for row in failed} == {"SGLang adaptive"}
     assert {row.error for row in failed} == {"the server did not start: ValueError: no such option"}
-    assert len(fakes.started) == len(SGLANG)
+    assert len(fakes.started) == len(arms_of("sglang"))
     assert "no such option" in capsys.readouterr().out
 
 
@@ -227,19 +222,19 @@ def test_gamma_that_a_server_does_not_tell_is_left_out(
 
 def test_prompts_that_are_asked_for_are_all_that_is_sent():
     options = throughput._parser().parse_args(["--scenario", "gsm8k", "--prompts", "8"])
-    scenario, _ = throughput._contest(options)
+    scenario, _ = throughput._chosen(options)
     assert [scenario.requests(each) for each in scenario.concurrencies] == [8] * len(scenario.concurrencies)
 
 
-def test_a_set_that_is_sent_twice_finds_no_prefixes(vllm_fakes: type[FakeServer], tmp_path: Path):
-    for name in throughput.NO_PREFIXES:
+def test_a_set_that_is_sent_twice_finds_no_prefixes(fakes: type[FakeServer], tmp_path: Path):
+    for name in ENGINES:
         scenario = Scenario("twice", 8, (1,), own="held-out", each=1, repeat=2)
         options = ["--scenario", "pair-held-out", "--cpu", "--out", str(tmp_path), "--engine", name]
-        bench = throughput._bench(throughput._parser().parse_args(options))
-        with bench._served(scenario, Arm("plain", ())):
+        contest = throughput._contest(throughput._parser().parse_args(options))
+        with contest._served(scenario, ARMS["plain"]):
             pass
-    assert ["--disable-radix-cache" in flags for flags in vllm_fakes.started] == [True, False]
-    assert ["--no-enable-prefix-caching" in flags for flags in vllm_fakes.started] == [False, True]
+    assert ["--disable-radix-cache" in flags for flags in fakes.started] == [True, False]
+    assert ["--no-enable-prefix-caching" in flags for flags in fakes.started] == [False, True]
 
 
 def test_an_arm_without_a_condition_is_not_started(fakes: type[FakeServer], tmp_path: Path):
@@ -344,58 +339,7 @@ def test_a_target_without_a_tokenizer_is_one_line(tmp_path: Path):
         prompts_of(Scenario("one", 8, data=("gsm8k",), each=1), {"gsm8k": tmp_path / "g.jsonl"}, tmp_path, pair_dir())
 
 
-@pytest.mark.parametrize(
-    ("log", "expected"),
-    [
-        ("loading\nTraceback (most recent call last):\n  x\nValueError: bad flag\nbye\n", "ValueError: bad flag"),
-        ("c2t_plugin.errors.ConfigError: no beta\n", "c2t_plugin.errors.ConfigError: no beta"),
-        ("C2T: c2t_mode is 'tree': no\n", "C2T: c2t_mode is 'tree': no"),
-        ("(EngineCore pid=7) ValueError: no memory\n", "ValueError: no memory"),
-        (
-            "pydantic_core.ValidationError: 1 error\n  Value error, no graphs [type=value_error, x]\n",
-            "Value error, no graphs",
-        ),
-        (
-            "usage: launch_server\nlaunch_server.py: error: unrecognized arguments: --x\n",
-            "launch_server.py: error: unrecognized arguments: --x",
-        ),
-        (
-            'Traceback (most recent call last):\n  File "a.py", line 2, in outer\n    inner()\n'
-            '  File "b.py", line 7, in inner\n    raise NotImplementedError()\nNotImplementedError\n\nkilling all\n',
-            "NotImplementedError in inner",
-        ),
-        ("killed\n\n", "killed"),
-        ("", "its log is empty"),
-    ],
-)
-def test_a_log_says_why_in_one_line(log: str, expected: str, tmp_path: Path):
-    (tmp_path / "log").write_text(log)
-    assert complaint(tmp_path / "log") == expected
-
-
-@pytest.mark.parametrize(
-    ("code", "timeout", "expected"),
-    [("print('ValueError: no model')", 30.0, "no model"), ("import time; time.sleep(60)", 0.2, "did not start")],
-    ids=["ends", "hangs"],
-)
-def test_a_server_that_does_not_come_up_is_an_error_and_leaves_nothing(
-    code: str, timeout: float, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (tmp_path / "sglang").mkdir()
-    (tmp_path / "sglang" / "__init__.py").touch()
-    (tmp_path / "sglang" / "launch_server.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(C2TError, match=expected), Server(Path("m"), [], tmp_path / "log", False, timeout):
-        pass
-
-
-def test_servers_on_a_cpu_leave_it_to_their_client_first(tmp_path: Path):
-    for cpu, niceness in ((True, 5), (False, 0)):
-        assert Server(Path("m"), [], tmp_path / "log", cpu, 1.0).niceness == niceness
-        assert VllmServer(Path("m"), [], tmp_path / "log", cpu, 1.0).niceness == niceness
-
-
-def test_vllms_flags_for_small_models_are_for_a_cpu_alone(tmp_path: Path):
-    commands = [VllmServer(Path("m"), ["--x"], tmp_path / "log", cpu, 1.0).command(7) for cpu in (True, False)]
-    assert ["--enforce-eager" in command for command in commands] == [True, False]
-    assert all(command[-1] == "--x" and command[command.index("--port") + 1] == "7" for command in commands)
+def test_an_arm_runs_under_its_own_flags_after_those_of_all_servers(fakes: type[FakeServer], tmp_path: Path):
+    run(tmp_path, "--arms", "static 3", "--server-args", "--tp 2")
+    (flags,) = fakes.started
+    assert flags[2:4] == ("--tp", "2") and flags[flags.index("--speculative-num-steps") + 1] == "3"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.simulation.steps import Arm, fixed_beta, plain, planned, serve, static
+from benchmarks.simulation.steps import Policy, fixed_beta, plain, planned, serve, static
 from c2t_plugin.planner import CostCurve, switched_depths
 from c2t_plugin.traces.file import Traces
 from c2t_plugin.traces.forest import Forest
@@ -60,10 +60,10 @@ def test_one_prompt_by_hand():
 
 
 @pytest.mark.parametrize("slots", [1, 3, 7, 50])
-@pytest.mark.parametrize("arm", [plain(), static(3), fixed_beta(0.5, 6)], ids=lambda arm: arm.name)
-def test_every_prompt_is_served_whole(arm: Arm, slots: int):
+@pytest.mark.parametrize("policy", [plain(), static(3), fixed_beta(0.5, 6)], ids=lambda policy: policy.name)
+def test_every_prompt_is_served_whole(policy: Policy, slots: int):
     traces, acceptance = random_traces(prompts=9, each=13, sharpness=2.0, seed=1)
-    found = serve(traces, acceptance, CURVE, arm, slots)
+    found = serve(traces, acceptance, CURVE, policy, slots)
     assert found.tokens == len(traces)
     assert found.gamma >= found.tau
 

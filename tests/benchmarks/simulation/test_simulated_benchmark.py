@@ -11,12 +11,15 @@ import torch
 from rich.console import Console
 
 from benchmarks.report.rows import BenchRow, read_rows
+from benchmarks.serving.arms import ARMS
 from benchmarks.simulation import command as simulate
 from benchmarks.simulation import table3
-from benchmarks.simulation.arms import Setting, SglangAdaptive, chain_arms, replayed, requests_of, tree_arms
-from benchmarks.simulation.replayed import Replay, play
+from benchmarks.simulation.recorded import Replay, play, replayed, requests_of
+from benchmarks.simulation.replays import CHAINS, TREES, chain_arms, tree_arms
 from benchmarks.simulation.roofline import GPUS, MODELS, Assumptions, Machine, Measured, draft_of
-from benchmarks.simulation.steps import Served, plain, serve
+from benchmarks.simulation.setting import Setting
+from benchmarks.simulation.sglang_adaptive import SglangAdaptive
+from benchmarks.simulation.steps import Simulated, plain, serve
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.errors import C2TError
 from c2t_plugin.planner import CostCurve
@@ -116,8 +119,7 @@ def test_keys_and_values_are_paid_for_running_requests_only(replay: Replay):
     """One request in a batch of 64 costs what one request costs."""
     rows, request = requests_of(replay.traces, [8])
     alone, sparse = (
-        play(next(chain_arms(replay.chains(), replay.classifier, each, None)), replay.chains(), rows, request, each)
-        for each in (setting(1), setting(64))
+        play(next(chain_arms(replay, each)), replay.chains(), rows, request, each) for each in (setting(1), setting(64))
     )
     assert sparse.seconds == pytest.approx(alone.seconds)
 
@@ -135,6 +137,13 @@ def test_every_arm_has_a_row(replay: Replay):
     assert max(rows[f"static {n}"].metrics["ratio_to_best_static"] or 0 for n in simulate.STATIC) == 1.0
     assert max(rows[name].metrics["ratio_to_best"] or 0 for name in simulate.RIVALS) == 1.0
     assert all(row.kind == "simulated" and not row.error for row in rows.values())
+
+
+def test_replayed_arms_are_those_of_the_table(replay: Replay):
+    assert {*CHAINS, *TREES} <= set(ARMS)
+    # this one has learnt nothing that vLLM's estimator could be
+    assert {each.arm for each in chain_arms(replay, setting())} == set(CHAINS) - {"vLLM adaptive"}
+    assert {each.arm for each in tree_arms(replay, setting())} == set(TREES)
 
 
 def test_long_static_chains_lose_where_the_batch_is_large(replay: Replay):
@@ -169,7 +178,7 @@ def test_the_papers_table_counts_both_models_prefill(replay: Replay, monkeypatch
     """84,000 tokens of prompts through all layers, the last of each of 240 through the LM head; the head's likewise."""
     monkeypatch.setattr(table3, "MEANS", (20,))
     monkeypatch.setattr(table3, "SPREADS", (0.4,))
-    monkeypatch.setattr(table3, "play", lambda *_: Served(5.0, 1, 1, 0.0, 0.0, 1.0))
+    monkeypatch.setattr(table3, "play", lambda *_: Simulated(5.0, 1, 1, 0.0, 0.0, 1.0))
     layer = 4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336
     target = 2 * (32 * layer * 84_000 + 4096 * 128_256 * 240) / (181.05e12 * 0.6)
     head = 2 * ((layer + 2 * 4096**2) * 84_000 + 4096 * 128_256 * 240) / (181.05e12 * 0.6)
@@ -181,12 +190,12 @@ def test_the_papers_table_counts_both_models_prefill(replay: Replay, monkeypatch
 def test_a_tree_takes_a_pass_a_layer_over_all_its_branches(replay: Replay):
     """Trees of the toy traces are 4 deep with 2 branches a layer."""
     each = setting(2)
-    eagle, ours = list(tree_arms(replay.traces, replay.classifier, each))[:2]
-    assert (eagle.arm.depth(2), ours.arm.depth(2), eagle.width) == (4, 4, 2)
+    eagle, ours = list(tree_arms(replay, each))[:2]
+    assert (eagle.policy.depth(2), ours.policy.depth(2), eagle.width) == (4, 4, 2)
     assert eagle.curve == each.curve(scored=False, width=2)
     assert ours.curve == each.curve(scored=True, width=2)
     nodes = int(eagle.name.split()[-1])
-    assert eagle.arm.keep(eagle.acceptance[:3]).tolist() == [nodes] * 3
+    assert eagle.policy.keep(eagle.acceptance[:3]).tolist() == [nodes] * 3
     assert eagle.tokens == 2 * (1 + nodes)
 
 

@@ -22,8 +22,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.server]
 import openai  # noqa: E402
 
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
+from benchmarks.serving.engines import ENGINES, Device, Launch  # noqa: E402
 from benchmarks.serving.process import free_port  # noqa: E402
-from benchmarks.serving.vllm_server import VllmServer, command, environment  # noqa: E402
+from benchmarks.serving.server import Server  # noqa: E402
 from tests.support.sglang.simulate import Target, simulate  # noqa: E402
 from tests.support.sglang.verify_counts import Rule, save_hand_made_classifier  # noqa: E402
 from tests.support.vllm.verify_counts import Oracle, gamma_and_tau  # noqa: E402
@@ -37,6 +38,10 @@ PROMPTS = 8
 def speculative(layout: Path, **options: object) -> list[str]:
     values = {"method": "c2t:eagle3", "model": str(layout / "eagle3"), "num_speculative_tokens": D_MAX, **options}
     return ["--speculative-config", json.dumps(values)]
+
+
+def launch(layout: Path, *options: str) -> Launch:
+    return ENGINES["vllm"].launch(layout / "target", options, Device.CPU)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +59,7 @@ def served(layout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
             runs.append(run)
     options = speculative(layout, c2t_classifier=str(classifier), c2t_beta=BETA)
     log = folder / "server.log"
-    with VllmServer(layout / "target", options, log) as running:
+    with Server(launch(layout, *options), log=log) as running:
         url = running.base_url
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         before = urllib.request.urlopen(f"{url}/metrics").read().decode()
@@ -132,17 +137,18 @@ def own_command(tmp_path: Path) -> tuple[list[str], dict[str, str]]:
     folder = tmp_path / "vllm-0.32.0+cpu.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Name: vllm\nVersion: 0.32.0+cpu\n")
-    values = environment()
+    values = launch(tmp_path).environment
     path = os.pathsep.join(filter(None, (values.get("PYTHONPATH"), str(tmp_path))))
     return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"], {**values, "PYTHONPATH": path}
 
 
 @pytest.mark.parametrize("entry", ["module", "vllm serve"])
 def test_a_bad_option_ends_the_start_with_one_line(
-    layout: Path, entry: str, own_command: tuple[list[str], dict[str, str]]
+    layout: Path, entry: str, own_command: tuple[list[str], dict[str, str]], tmp_path: Path
 ):
     options = speculative(layout, c2t_mode="tree")
-    line, values = command(layout / "target", free_port(), *options), environment()
+    module = Server(launch(layout, *options), log=tmp_path / "log")
+    line, values = module.command(free_port()), module.environment()
     if entry == "vllm serve":
         serve, values = own_command
         line = [*serve, str(layout / "target"), *options]

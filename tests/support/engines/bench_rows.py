@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.report.rows import BenchRow
-from benchmarks.serving.arms import UNCOUNTED
+from benchmarks.serving.arms import ARMS
 
 
 def check_plain_and_cut(plain: BenchRow, cut: BenchRow, together: int) -> None:
@@ -11,7 +11,7 @@ def check_plain_and_cut(plain: BenchRow, cut: BenchRow, together: int) -> None:
     assert (plain.metrics["ran_at_once"], cut.metrics["ran_at_once"]) == (together, together)
     assert plain.metrics["tau"] is None and plain.metrics["gamma_per_token"] == 0.0
     assert cut.metrics["identical_share"] == 1.0
-    if cut.arm in UNCOUNTED:
+    if not ARMS[cut.arm].counted:
         assert cut.metrics["gamma_per_token"] is None
     else:
         assert (cut.metrics["gamma_per_token"] or 0.0) > 0.0

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from benchmarks.pairs.toy import pair_dir
-from benchmarks.simulation.arms import Entrant, Setting, replayed
-from benchmarks.simulation.steps import Served, serve
+from benchmarks.simulation.setting import Entrant, Setting
+from benchmarks.simulation.steps import Simulated, serve
 from c2t_plugin.classifier import FILE_NAME, NodeClassifier, load_classifier
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier
@@ -69,13 +70,29 @@ class Replay:
         return replace(self.traces, tree=self.traces.chain)
 
 
-def play(entrant: Entrant, traces: Traces, rows: Tensor, request: Tensor, setting: Setting) -> Served:
+def requests_of(traces: Traces, lengths: list[int]) -> tuple[Tensor, Tensor]:
+    """Requests with outputs of these lengths, each from the first state of a recorded prompt on, and on into the next
+    prompts where it is longer than the record: rows and the number of the request, (sum of lengths,) int64 both."""
+    starts = (torch.diff(traces.prompt.long(), prepend=torch.tensor([-1])) != 0).nonzero().flatten()
+    rows = [(starts[i % len(starts)] + torch.arange(n)) % len(traces) for i, n in enumerate(lengths)]
+    return torch.cat(rows), torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+
+
+def replayed(traces: Traces, hits: Tensor, rows: Tensor, request: Tensor) -> Traces:
+    """The traces that `steps.serve` walks through: only how much of each chain is accepted matters to it."""
+    layers = traces.chain.layers
+    chain = replace(traces.chain, accepted=torch.arange(layers) < hits[:, None])[rows]
+    steps = torch.cat([torch.arange(int(n)) for n in request.unique_consecutive(return_counts=True)[1]])
+    return Traces(chain, chain, request.int(), steps.short(), traces.novel[rows], header=traces.header)
+
+
+def play(entrant: Entrant, traces: Traces, rows: Tensor, request: Tensor, setting: Setting) -> Simulated:
     """Serve these requests. Keys and values are paid for the requests that run, not for a full batch all the time."""
     found = serve(
         replayed(traces, entrant.hits, rows, request),
         entrant.acceptance[rows],
         entrant.curve,
-        entrant.arm,
+        entrant.policy,
         setting.requests,
     )
     machine, target = setting.machine, setting.target

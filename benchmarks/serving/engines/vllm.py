@@ -1,17 +1,37 @@
-"""The measuring client for vLLM, whose counts are those of the whole server."""
+"""vLLM: its own OpenAI server on a GPU and on a CPU, and a client whose counts are those of the whole server."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
+from benchmarks.pairs.toy.vllm_layout import write_vllm_layout
+from benchmarks.serving.arms import Options
 from benchmarks.serving.client import FLUSH_TIMEOUT_S, Client, Pass, Prompts
+from benchmarks.serving.engines.engine import NICENESS, Device, Launch
 from c2t_plugin.errors import C2TError
 
+# what a server calls its model
+MODEL = "pair"
+SMALL_MODEL_FLAGS = (
+    *("--dtype", "float32", "--enforce-eager"),
+    *("--max-model-len", "512", "--max-num-seqs", "8", "--kv-cache-memory-bytes", str(2**28)),
+)
+# with the routes that control C2T and empty the prefix cache
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+STOP_TIMEOUT_S = 60.0
 FLUSH_AGAIN_S = 0.1
 
 
@@ -24,7 +44,6 @@ class VllmClient(Client):
     The server needs VLLM_SERVER_DEV_MODE=1: without it there is no route to empty the prefix cache or to control C2T.
     """
 
-    counting: ClassVar[Mapping[str, object]] = {}
     # its answer holds all metrics, which takes the process that answers requests a few milliseconds
     watched_every_s: ClassVar[float] = 0.2
 
@@ -65,7 +84,7 @@ class VllmClient(Client):
         if state["max_depth"] != max_depth:
             raise C2TError(f"the server has {state} after being asked for max_depth {max_depth}")
 
-    def c2t_state(self) -> dict[str, float]:
+    def c2t_state(self) -> dict[str, Any]:
         return self._control({})
 
     def _control(self, values: dict[str, float]) -> dict[str, Any]:
@@ -91,3 +110,35 @@ _COUNTERS = (
 def value_of(metrics: str, name: str) -> float:
     """A metric over all its labels; 0 where the server has none of that name."""
     return sum(float(value) for value in re.findall(rf"^vllm:{name}\{{[^}}]*\}} (\S+)$", metrics, re.MULTILINE))
+
+
+class Vllm:
+    """The engine. Its servers are asked to end as an operator would."""
+
+    name = "vllm"
+    client: type[Client] = VllmClient
+    # it loads every file of a checkpoint, and so would stumble over a classifier there
+    layout_has_classifiers = False
+
+    def flags(self, options: Options) -> list[str]:
+        # one flag a key: in a JSON object a path would need quoting
+        return [word for name, value in options.items() for word in (f"--speculative-config.{name}", str(value))]
+
+    def room(self, requests: int) -> list[str]:
+        return ["--max-num-seqs", str(requests)]
+
+    def no_prefixes(self) -> list[str]:
+        return ["--no-enable-prefix-caching"]
+
+    def layout(self, pair: Path, out: Path) -> Path:
+        return write_vllm_layout(pair, out / "pair")
+
+    def launch(
+        self, target: Path, flags: Sequence[str], device: Device, environment: Mapping[str, str] | None = None
+    ) -> Launch:
+        # The `vllm` command of the CPU wheel ends with PackageNotFoundError; the module that it would start does not.
+        start = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(target)]
+        start += ["--served-model-name", MODEL, *(SMALL_MODEL_FLAGS if device is Device.CPU else ())]
+        own = {**(os.environ if environment is None else environment), **ENVIRONMENT}
+        niceness = NICENESS if device is Device.CPU else 0
+        return Launch(tuple(start), tuple(flags), own, niceness, STOP_TIMEOUT_S)

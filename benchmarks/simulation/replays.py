@@ -1,0 +1,140 @@
+"""How the simulation replays the arms of `benchmarks.serving.arms`: the drafts, what an arm knows of them and pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.report.tables import AUTO
+from benchmarks.simulation.recorded import Replay
+from benchmarks.simulation.setting import Entrant, Setting
+from benchmarks.simulation.sglang_adaptive import SglangAdaptive
+from benchmarks.simulation.steps import Policy, fixed_beta, plain, planned, static
+from c2t_plugin.lab.rivals import joint_prob
+from c2t_plugin.lab.sweeps import eagle2_sweep, kept_nodes, truncate
+from c2t_plugin.lab.trees import Forest
+
+STATIC = (1, 2, 4, 6)
+THRESHOLDS = (0.1, 0.3, 0.5)
+BETAS = (0.3, 0.5, 0.7)
+TREE_NODES = 60
+TREE_BETAS = (0.1, 0.3)
+
+Replays = Callable[[str, Replay, Setting], Iterator[Entrant]]
+
+
+def _hits(replay: Replay) -> Tensor:
+    """(states,) int64 draft tokens accepted of a whole chain."""
+    return replay.traces.chain.accepted.int().cumprod(1).sum(1)
+
+
+def _certain(replay: Replay) -> Tensor:
+    """(states, depth) of an arm that is told nothing."""
+    return torch.ones_like(replay.traces.chain.joint_log_prob)
+
+
+def _plain(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
+    alone = setting.machine.curve(setting.target, None, setting.requests)
+    yield Entrant(arm, arm, plain(), alone, _certain(replay), _hits(replay), setting.tokens(0), width=0)
+
+
+def _static(arm: str, replay: Replay, setting: Setting, *, length: int) -> Iterator[Entrant]:
+    told = _certain(replay), _hits(replay)
+    yield Entrant(arm, arm, static(length), setting.curve(), *told, setting.tokens(length))
+
+
+def _sglang_adaptive(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
+    outcome = replay.traces.chain.accepted.int().cumprod(1)
+    adaptive = SglangAdaptive(initial=3)
+    policy = Policy("adaptive", adaptive.depth, adaptive.keep)
+    told = outcome.float(), outcome.sum(1)
+    yield Entrant(arm, arm, policy, setting.curve(), *told, adaptive.tokens(setting.requests))
+
+
+def _scored(arm: str, name: str, policy: Policy, seen: Tensor, replay: Replay, setting: Setting) -> Entrant:
+    """An arm that scores each draft token and may verify all. seen: (states, depth) what it goes by."""
+    longest = setting.tokens(setting.d_max)
+    return Entrant(arm, name, policy, setting.curve(scored=True), seen, _hits(replay), longest)
+
+
+def _threshold(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
+    joint = joint_prob(replay.traces.chain).exp()
+    for least in THRESHOLDS:
+        yield _scored(arm, f"P >= {least:g}", fixed_beta(least, setting.d_max), joint, replay, setting)
+
+
+def _c2t(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
+    confidence = replay.classifier.confidence(replay.traces.chain.stats())
+    for beta in BETAS:
+        yield _scored(arm, f"C2T beta {beta:g}", fixed_beta(beta, setting.d_max), confidence, replay, setting)
+
+
+def _vllm_adaptive(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
+    """vLLM's estimator, if it was trained, with C2T's planner in the place of vLLM's manager."""
+    if replay.estimator is not None:
+        survival = replay.estimator.survival(replay.traces.chain).exp()
+        policy = planned(setting.curve(scored=True), setting.d_max)
+        yield _scored(arm, "planned, vLLM's estimator", policy, survival, replay, setting)
+
+
+def _c2t_auto(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
+    confidence = (replay.calibrated or replay.classifier).confidence(replay.traces.chain.stats())
+    policy = planned(setting.curve(scored=True), setting.d_max)
+    yield _scored(arm, AUTO, policy, confidence, replay, setting)
+
+
+def _forest(replay: Replay, setting: Setting) -> Forest:
+    """The recorded trees, at most d_max deep. A record that ends before a tree does leaves tau a little too small."""
+    return truncate(replay.traces.tree, min(setting.d_max, replay.traces.tree.layers))
+
+
+def _eagle2_tree(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
+    forest = _forest(replay, setting)
+    nodes = min(TREE_NODES, forest.accepted.shape[1])
+    hits = eagle2_sweep(forest).tau[nodes - 1].long()
+    name = f"EAGLE-2 tree of {nodes}"
+    yield _tree(arm, name, torch.full_like(hits, nodes), hits, forest, setting, scored=False)
+
+
+def _c2t_tree(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
+    forest = _forest(replay, setting)
+    confidence = replay.classifier.confidence(forest.stats())
+    for beta in TREE_BETAS:
+        kept = kept_nodes(forest, confidence, beta, forest.k)
+        hits = (kept & forest.accepted).sum(1)
+        yield _tree(arm, f"C2T tree, beta {beta:g}", kept.sum(1), hits, forest, setting, scored=True)
+
+
+def _tree(arm: str, name: str, kept: Tensor, hits: Tensor, forest: Forest, setting: Setting, scored: bool) -> Entrant:
+    width, passes = forest.k, forest.layers
+    policy = Policy(name, lambda requests: passes, lambda table: table[:, 0].long())
+    table = kept.float()[:, None].expand(-1, passes)
+    return Entrant(arm, name, policy, setting.curve(scored, width), table, hits, setting.tokens(int(kept.max())), width)
+
+
+# by the table's name of an arm: its entrants, of which several differ in a threshold
+CHAINS: Mapping[str, Replays] = {
+    "plain": _plain,
+    **{f"static {length}": partial(_static, length=length) for length in STATIC},
+    "SGLang adaptive": _sglang_adaptive,
+    "threshold on P": _threshold,
+    "C2T": _c2t,
+    "vLLM adaptive": _vllm_adaptive,
+    "C2T auto": _c2t_auto,
+}
+TREES: Mapping[str, Replays] = {"EAGLE-2 tree": _eagle2_tree, "C2T tree": _c2t_tree}
+
+
+def chain_arms(replay: Replay, setting: Setting) -> Iterator[Entrant]:
+    """Plain decoding and everything that drafts chains."""
+    for arm, replays in CHAINS.items():
+        yield from replays(arm, replay, setting)
+
+
+def tree_arms(replay: Replay, setting: Setting) -> Iterator[Entrant]:
+    """EAGLE-2's tree and C2T's."""
+    for arm, replays in TREES.items():
+        yield from replays(arm, replay, setting)
