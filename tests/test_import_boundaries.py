@@ -21,7 +21,6 @@ FORBIDDEN = {
         f"c2t_plugin/engines/{shared}.py": (*NEVER, *ENGINES, "transformers", "c2t_plugin.lab")
         for shared in ("checkpoints", "drift", "served_traces")
     },
-    "c2t_plugin/engines/sglang/trees/policies.py": (*NEVER, "vllm", "c2t_plugin.engines.vllm"),
     "c2t_plugin/engines/sglang/": (*NEVER, "vllm", "c2t_plugin.lab", "c2t_plugin.engines.vllm"),
     "c2t_plugin/engines/vllm/": (*NEVER, "sglang", "c2t_plugin.lab", "c2t_plugin.engines.sglang"),
     "c2t_plugin/lab/": (*NEVER, *ENGINES, "c2t_plugin.engines"),

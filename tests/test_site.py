@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 CONFIG, PAGES = ".mkdocs.yml", "docs"
 
 

@@ -5,7 +5,7 @@
     python -m benchmarks.gpu.ladder --out OUT --dry-run          few requests, on the CPU engine: it works
 
 starts nine servers one after the other (plain decoding; C2T with kept tokens only; over the uniform window; without
-CUDA graphs; with beta auto; among aborted, retracted and chunked requests; without the overlap scheduler; trees of kept
+CUDA graphs; with a planner; among aborted, retracted and chunked requests; without the overlap scheduler; trees of kept
 nodes only; padded trees), asks them the same, and writes a row per rung (rungs.py) to OUT/ladder.jsonl with what
 was found and, if a rung does not hold, why, once the servers that it looks at have answered. Exit status 1: a rung does
 not hold, or could not be tried. Numbers of rungs stay when others are added; what the ladder leaves to other scripts or
@@ -61,7 +61,7 @@ SERVERS: dict[str, tuple[str, ...]] = {
     "kept": C2T,
     "window": (*C2T, "--speculative-c2t-ragged", "off"),
     "eager": (*C2T, "--disable-cuda-graph"),
-    "auto": (*C2T, "--speculative-c2t-beta", "auto"),
+    "auto": (*C2T, "--speculative-c2t-planner", "on"),
     "rough": (*C2T, "--chunked-prefill-size", "32", "--enable-mixed-chunk"),
     "sync": (*C2T, "--disable-overlap-schedule"),
     "tree": TREE,

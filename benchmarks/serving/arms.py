@@ -127,8 +127,8 @@ def _sglang_chain(on: Speculation, algorithm: str, steps: int, **more: object) -
     return _sglang(on, algorithm, steps, eagle_topk=1, num_draft_tokens=steps + 1, **more)
 
 
-def _sglang_c2t(on: Speculation, beta: float | str | None) -> Options:
-    return _sglang_chain(on, "C2T", on.d_max, c2t_beta=beta, c2t_classifier=on.classifier)
+def _sglang_c2t(on: Speculation, **more: object) -> Options:
+    return _sglang_chain(on, "C2T", on.d_max, **more, c2t_classifier=on.classifier)
 
 
 def _sglang_threshold(on: Speculation) -> Options:
@@ -165,7 +165,7 @@ def _static(length: int) -> Arm:
 
 _ADAPTIVE = {"enable_adaptive_verification": "true"}
 _NO_TREES = "vLLM has no tree attention"
-_NO_AUTO = "beta auto is for SGLang; here vLLM's adaptive verification decides (C2T adaptive)"
+_NO_AUTO = "a planner is for SGLang; here vLLM's adaptive verification decides (C2T adaptive)"
 
 ARMS: Mapping[str, Arm] = {
     arm.name: arm
@@ -196,14 +196,19 @@ ARMS: Mapping[str, Arm] = {
         Arm(
             "C2T",
             {
-                "sglang": lambda on: _sglang_c2t(on, on.beta),
+                "sglang": lambda on: _sglang_c2t(on, c2t_beta=on.beta),
                 "vllm": lambda on: _vllm_c2t(on, on.beta, on.classifier),
             },
             c2t=True,
         ),
         # its own threshold would cut before the manager does
         Arm("C2T adaptive", {"vllm": lambda on: _vllm_c2t(on, 0, on.classifier, **_ADAPTIVE)}, c2t=True),
-        Arm("C2T auto", {"sglang": lambda on: _sglang_c2t(on, "auto"), "vllm": _NO_AUTO}, c2t=True, planned=True),
+        Arm(
+            "C2T auto",
+            {"sglang": lambda on: _sglang_c2t(on, c2t_planner="on"), "vllm": _NO_AUTO},
+            c2t=True,
+            planned=True,
+        ),
         Arm("C2T tree", {"sglang": _sglang_c2t_tree, "vllm": _NO_TREES}, c2t=True),
     )
 }

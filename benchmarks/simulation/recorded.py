@@ -26,7 +26,7 @@ ESTIMATOR_BATCH = 8
 class Replay:
     """Recorded drafts to replay: held-out traces, the classifier beside their draft, vLLM's estimator if trained.
 
-    calibrated: the classifier that beta auto finds there.
+    calibrated: the classifier that a planner finds there.
     """
 
     traces: Traces

@@ -150,6 +150,7 @@ def test_a_senseless_collection_is_refused(values) -> None:
 COLLECT = ["--k", "3", "--layers", "4", "--top-m", "20", "--new-tokens", "3", "--prompts", "held-out"]
 
 
+@pytest.mark.slow
 def test_from_a_pair_to_a_classifier_by_command(tiny_pair, tmp_path, capsys) -> None:
     traces, out = tmp_path / "eagle3.traces", tmp_path / "c2t_classifier.safetensors"
     arguments = ["--pair", str(tiny_pair), "--draft", "eagle3", "--trees", "15", "--out", str(traces)]

@@ -73,6 +73,7 @@ def test_rows_become_points(folder) -> None:
     assert [line.get_label() for line in axis.lines] == ["one", "two"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "written"),
     [

@@ -161,6 +161,7 @@ def test_eagle2_accepts_what_its_best_nodes_hold(toy) -> None:
         assert outcomes.accept_len.tolist() == forest.accepted.gather(1, order).sum(1).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["draft", "eagle3", "eagle1", "mtp"])
 def test_replay_is_live_growth_on_a_pair(tiny_pair, kind) -> None:
     target, model = load_pair(tiny_pair, kind)

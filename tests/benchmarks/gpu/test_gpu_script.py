@@ -67,6 +67,7 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / gpu.ROWS).read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_it_needs_nothing_of_what_a_carried_sglang_brings():
     """It sources that environment itself, and kernels are timed without one."""
     absent = ["openai", "httpx", "pydantic", "sglang", "sgl_kernel", "flashinfer"]
@@ -84,6 +85,7 @@ def test_the_dry_run_checks_every_provider_or_says_what_is_missing(part: str):
     assert {"command", "git_sha", "machine", "versions"} <= set(rows[0].run)
 
 
+@pytest.mark.slow
 def test_the_whole_script_runs_dry(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert gpu.main(["--dry-run", "--out", str(tmp_path), "--parts", "chain", "growth"]) == 0
     assert {row["part"] for row in rows_in(tmp_path)} == {"chain", "growth"}
@@ -197,6 +199,7 @@ def test_what_there_is_no_time_for_is_named():
     assert rows and all(row.fault == "not run: out of time" for row in rows if not row.absent)
 
 
+@pytest.mark.slow
 def test_a_part_that_dies_or_hangs_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -279,7 +279,7 @@ def test_a_gpu_run_has_every_arm_of_the_comparison(tmp_path: Path):
     names = {"plain", *(f"static {n}" for n in (1, 2, 4, 6)), "SGLang adaptive", "EAGLE-2 tree", "threshold on P"}
     assert {arm.name for arm in ARMS} == {*names, "c2t, at most 4", "c2t, at most 6", "c2t auto", "c2t, tree_attention"}
     assert f"--speculative-c2t-classifier {tmp_path}/threshold-on-p.safetensors" in served["threshold on P"]
-    assert served["c2t auto"].index("--speculative-c2t-beta auto") > 0
+    assert served["c2t auto"].index("--speculative-c2t-planner on") > 0
     assert "--speculative-eagle-topk 10 --speculative-num-draft-tokens 60" in served["EAGLE-2 tree"]
     alone, all_sizes = (
         "--max-running-requests 1 --cuda-graph-bs-decode 1",
@@ -473,6 +473,7 @@ def test_a_server_is_started_with_its_flags_and_stopped(tmp_path: Path):
     assert ended(pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "says"),
     [

@@ -259,6 +259,7 @@ def test_every_kind_is_judged_with_every_classifier(bench) -> None:
     assert [(row["judged on"], row["fitted on"]) for row in rows] == [(one, two) for one in KINDS for two in KINDS]
 
 
+@pytest.mark.slow
 def test_beta_rises_with_what_is_left_out(bench, make_traces) -> None:
     # enough that something is learnt
     bench._traces[("eagle3", "train")] = make_traces(prompts=40, steps=20, k=4, layers=5, seed=1)

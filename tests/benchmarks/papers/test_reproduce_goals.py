@@ -22,6 +22,8 @@ from c2t_plugin.lab.judging import evaluate_chains, evaluate_trees
 from c2t_plugin.lab.pairs import describe_pair
 from c2t_plugin.traces.file import Traces, save_traces
 
+pytestmark = pytest.mark.slow
+
 NAN = float("nan")
 DRAFTS = {name: TITLES[name] for name in ("eagle3", "draft")}
 

@@ -43,7 +43,7 @@ SGLANG = {
     "--speculative-c2t-classifier F --speculative-c2t-beta 0.2",
     "C2T": f"--speculative-algorithm C2T {CHAIN.format(6)} --speculative-num-draft-tokens 7 --speculative-c2t-beta 0.5",
     "C2T auto": f"--speculative-algorithm C2T {CHAIN.format(6)} --speculative-num-draft-tokens 7 "
-    "--speculative-c2t-beta auto",
+    "--speculative-c2t-planner on",
     "C2T tree": "--speculative-algorithm C2T --speculative-draft-model-path D --speculative-num-steps 6 "
     "--speculative-eagle-topk 4 --speculative-c2t-mode tree --speculative-c2t-beta 0.5",
 }

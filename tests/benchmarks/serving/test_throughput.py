@@ -204,7 +204,7 @@ def test_a_client_that_cannot_follow_is_no_measurement(
 def test_every_size_of_batch_is_warmed_up_and_the_planner_three_times(fakes: type[FakeServer], tmp_path: Path):
     run(tmp_path, "--arms", "C2T", "C2T auto")
     sizes = [
-        [each[1:] for each in FakeClient.passes if ("--speculative-c2t-beta auto" in each[0]) is auto]
+        [each[1:] for each in FakeClient.passes if ("--speculative-c2t-planner on" in each[0]) is auto]
         for auto in (False, True)
     ]
     measured = {each: [(4, each), (4, each)] for each in (1, 2)}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier  # noqa: E402

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
 from c2t_plugin.config import RAGGED  # noqa: E402

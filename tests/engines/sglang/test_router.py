@@ -126,6 +126,7 @@ def merged(router: Router) -> float:
     return counter(httpx.get(f"{router.base_url}/engine_metrics", trust_env=False).text, GENERATED.replace(":", "_"))
 
 
+@pytest.mark.slow
 def test_the_router_loses_no_request_of_a_killed_server(tmp_path: Path):
     """The router's own part, with stand-ins for the servers."""
     ports = [free_port(), free_port()]

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
 from tests.support.places import SGLANG  # noqa: E402

@@ -323,11 +323,13 @@ def sampled_p_value(verification: Verification, pruning: Pruning) -> float:
     return float(chisquare(list(counts.values()), [SAMPLES * weight for weight in expected.values()]).pvalue)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verification", [v for v in Verification if v is not Verification.GREEDY])
 def test_sampled_output_follows_the_target(verification: Verification) -> None:
     assert sampled_p_value(verification, Pruning.BEFORE_SIBLINGS) > LEVEL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verification", REJECTIONS)
 def test_sampled_output_shows_a_cut_by_own_draw(verification: Verification) -> None:
     assert sampled_p_value(verification, Pruning.OWN_DRAW) < LEVEL

@@ -1,4 +1,4 @@
-"""A plugin for tests only: writes down what the planner of beta auto was asked and what it decided.
+"""A plugin for tests only: writes down what the planner was asked and what it decided.
 
 STEP_LOG names a file that gets one JSON line per step: its requests and how deep they draft; at a depth above 0 also
 the confidences of their drafts (request, depth) and how many tokens of each are verified.

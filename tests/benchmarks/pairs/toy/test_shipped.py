@@ -70,6 +70,7 @@ def test_prompts_are_held_out_and_encode_to_their_ids() -> None:
     assert all(64 <= len(p["ids"]) <= 128 for p in prompts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "over"), [*((kind, "target") for kind in DRAFTS), ("draft", "small_target")])
 def test_drafts_are_accepted_about_as_often_as_recorded(kind: str, over: str) -> None:
     recipe = load.load_recipe(SHIPPED)
