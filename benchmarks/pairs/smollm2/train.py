@@ -1,0 +1,100 @@
+"""Training of the head: state on disk, continued after an interrupt, on the texts that have states by then."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import LlamaForCausalLM
+
+from benchmarks.pairs.smollm2.batches import WINDOW, OwnTexts
+from benchmarks.pairs.smollm2.head import ARGMAX_WEIGHT, UNROLL, UNROLL_DECAY, Distillation, draft_words, new_head
+from benchmarks.pairs.smollm2.own_text import Shards
+from benchmarks.pairs.smollm2.states import CAPTURED
+from c2t_plugin.errors import C2TError
+from c2t_plugin.pair.recipe import Stage
+from c2t_plugin.pair.stage import StageRun, is_reported
+
+
+def _stage() -> Stage:
+    return Stage(steps=2400, batch=8, muon_lr=0.02, embed_lr=0.002, head_lr=0.0015, warmup=40)
+
+
+@dataclass(frozen=True)
+class HeadRecipe:
+    """seed: of the head's first weights and the order of the texts. words: size of the draft vocabulary."""
+
+    seed: int = 1
+    words: int = 8192
+    stage: Stage = field(default_factory=_stage)
+
+    def digest(self) -> str:
+        """Short hash of all that the head's training depends on, but the texts and how many steps there are in all.
+
+        Both may grow between runs.
+        """
+        fixed = {
+            "captured": CAPTURED,
+            "unroll": UNROLL,
+            "decay": UNROLL_DECAY,
+            "argmax": ARGMAX_WEIGHT,
+            "window": WINDOW,
+        }
+        values = asdict(dataclasses.replace(self, stage=dataclasses.replace(self.stage, steps=1))) | fixed
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def choose_words(texts: OwnTexts, size: int, path: Path, target: LlamaForCausalLM) -> torch.Tensor:
+    """The draft vocabulary: the tokens most frequent in prompts and answers. Chosen once, then read from `path`."""
+    if path.is_file():
+        return torch.tensor(json.loads(path.read_text(encoding="utf-8")))
+    counts = torch.zeros(target.config.vocab_size, dtype=torch.long)
+    for text in (text for texts_of_shard in texts.texts for text in texts_of_shard):
+        counts += torch.bincount(torch.from_numpy(text.tokens.astype("int64")), minlength=len(counts))
+    words = draft_words(counts, size, (target.config.eos_token_id,))
+    path.write_text(json.dumps(words.tolist()) + "\n", encoding="utf-8")
+    print(f"draft vocabulary: {size} words, {float(counts[words].sum() / counts.sum()):.4f} of all text", flush=True)
+    return words
+
+
+def train(target_dir: Path, work: Path, recipe: HeadRecipe, stop_after: int | None = None) -> bool:
+    """Take the remaining steps with the texts under `work` that have states; whether training is complete.
+
+    State and record lie in work/head-DIGEST, the head's weights in state["module"] there.
+    """
+    target = LlamaForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval().requires_grad_(False)
+    texts = OwnTexts(Shards(work / "text"), work / "states")
+    words = choose_words(texts, recipe.words, work / f"words-{recipe.words}.json", target)
+    head = new_head(target, words, recipe.seed)
+    distillation = Distillation(head, target)
+    stage, tokens = recipe.stage, sum(row.length for row in texts.rows) * recipe.stage.batch // len(texts.rows)
+    run = StageRun("eagle3", stage, head, run_folder(work, recipe), recipe.digest(), tokens, True, stop_after)
+
+    def loss_of(step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        figures: dict[str, float] = {}
+        batch = texts.batch(step, stage.batch, recipe.seed)
+        return distillation.loss(batch, figures if is_reported(step, stage) else None), figures
+
+    print(f"{len(texts.rows)} texts with {sum(row.length for row in texts.rows)} tokens", flush=True)
+    complete = run.run(loss_of)
+    run.record(recipe=asdict(recipe), texts=len(texts.rows))
+    return complete
+
+
+def run_folder(work: Path, recipe: HeadRecipe) -> Path:
+    """Directory of the state and the record of a training."""
+    return work / f"head-{recipe.digest()}"
+
+
+def trained_head(work: Path, recipe: HeadRecipe) -> tuple[dict[str, torch.Tensor], torch.Tensor, int]:
+    """Weights, words and steps taken of the last saved state; C2TError if there is none."""
+    path = run_folder(work, recipe) / "state-eagle3.pt"
+    if not path.is_file():
+        raise C2TError(f"{path} is missing; run `python -m benchmarks.pairs.smollm2 train --work {work}`")
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    words = json.loads((work / f"words-{recipe.words}.json").read_text(encoding="utf-8"))
+    return state["module"], torch.tensor(words), int(state["progress"]["step"])
