@@ -118,7 +118,7 @@ def held_out_texts(work: Path, part: str, asked: Sequence[Prompt], temperature: 
 
 def encode(target: Path, asked: Sequence[Prompt]) -> list[list[int]]:
     """Token ids of prompts under the target's chat template, up to where the answer begins."""
-    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer: Any = AutoTokenizer.from_pretrained(target)
     return [
         tokenizer.apply_chat_template(prompt["messages"], add_generation_prompt=True, return_dict=True)["input_ids"]
         for prompt in asked

@@ -46,6 +46,9 @@ class TurnedHead(EagleHead):
     So the shipped weights hold no LM head, and the draft vocabulary may be large. words: int64, ascending.
     """
 
+    words: torch.Tensor
+    rows: torch.Tensor
+
     def __init__(self, shape: HeadShape, words: torch.Tensor, rows: torch.Tensor) -> None:
         """rows: of the target's LM head, [len(words), hidden]."""
         super().__init__()
@@ -68,8 +71,7 @@ class TurnedHead(EagleHead):
         return self.turn(self.norm(hidden))
 
     def logits(self, hidden: torch.Tensor, target_head: torch.Tensor) -> torch.Tensor:
-        rows: Any = self.rows
-        return F.linear(self.known(hidden), rows.to(self.turn.weight.dtype))
+        return F.linear(self.known(hidden), self.rows.to(self.turn.weight.dtype))
 
 
 @torch.no_grad()

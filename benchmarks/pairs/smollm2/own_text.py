@@ -89,7 +89,7 @@ class Shards:
             yield from read_shard(path)
 
 
-def _columns(texts: Sequence[Text]) -> dict[str, np.ndarray]:
+def _columns(texts: Sequence[Text]) -> dict[str, Any]:
     return {
         "tokens": np.concatenate([text.tokens for text in texts]),
         "lengths": np.array([len(text.tokens) for text in texts], np.int32),

@@ -7,6 +7,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaForCausalLM
@@ -55,7 +56,8 @@ def choose_words(texts: OwnTexts, size: int, path: Path, target: LlamaForCausalL
     counts = torch.zeros(target.config.vocab_size, dtype=torch.long)
     for text in (text for texts_of_shard in texts.texts for text in texts_of_shard):
         counts += torch.bincount(torch.from_numpy(text.tokens.astype("int64")), minlength=len(counts))
-    words = draft_words(counts, size, (target.config.eos_token_id,))
+    eos: Any = target.config.eos_token_id
+    words = draft_words(counts, size, (eos,))
     path.write_text(json.dumps(words.tolist()) + "\n", encoding="utf-8")
     print(f"draft vocabulary: {size} words, {float(counts[words].sum() / counts.sum()):.4f} of all text", flush=True)
     return words
