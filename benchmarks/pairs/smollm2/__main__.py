@@ -1,4 +1,4 @@
-"""`python -m benchmarks.pairs.smollm2 prepare|prompts|text|states|train|evaluate|ship`."""
+"""`python -m benchmarks.pairs.smollm2 prepare|prompts|text|states|train|evaluate|check|ship`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pairs.smollm2.commands import evaluate, prepare, prompts, ship, states, text, train
+from benchmarks.pairs.smollm2.commands import check, evaluate, prepare, prompts, ship, states, text, train
+from benchmarks.pairs.smollm2.ship import WEIGHTS
 from c2t_plugin.errors import C2TError
 
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Any], str]] = {
@@ -19,6 +20,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Any], str]] = {
     "states": (states, "keep the target's hidden states along its texts"),
     "train": (train, "train the head; goes on where it stopped"),
     "evaluate": (evaluate, "accept length on held-out prompts, by kind and depth"),
+    "check": (check, "serve the prepared pair on stock SGLang's CPU engine and compare"),
     "ship": (ship, "write the trained head as it is shipped"),
 }
 
@@ -34,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--prompts", type=int, default=40000, help="training prompts to answer in all")
     top.add_argument("--steps", type=int, help="training steps in all; may be changed between runs")
     top.add_argument("--stop-after", type=int, help="training: leave after so many steps; run again to go on")
+    top.add_argument("--weights", type=Path, default=WEIGHTS, help="directory of the shipped head")
     top.add_argument("--part", choices=("development", "frozen"), default="development", help="prompts to evaluate on")
     top.add_argument("--trained", action="store_true", help="evaluate the head in training instead of the shipped one")
     return top

@@ -17,7 +17,7 @@ from benchmarks.pairs.smollm2.evaluate import NEW_TOKENS, TAIL, measure, summari
 from benchmarks.pairs.smollm2.head import TurnedHead, head_shape, write_head
 from benchmarks.pairs.smollm2.own_text import Shards, Writing, write_own_text
 from benchmarks.pairs.smollm2.prompts import Prompt, build_prompts, read_split, write_split
-from benchmarks.pairs.smollm2.ship import WEIGHTS, pack, read_shipped, unpack, write_shipped
+from benchmarks.pairs.smollm2.ship import pack, read_shipped, unpack, write_shipped
 from benchmarks.pairs.smollm2.sources import read_passages
 from benchmarks.pairs.smollm2.states import write_states
 from benchmarks.pairs.smollm2.target import write_target
@@ -28,6 +28,8 @@ from c2t_plugin.errors import C2TError
 PROMPTS = Path(__file__).parent / "prompts"
 HELD_OUT = {"development": 240, "frozen": 240}
 TEMPERATURES = (0.0, 0.7)
+# prompts of the check on a server, three of each kind
+CHECKED = 24
 
 
 def prepare(options: argparse.Namespace) -> dict[str, str]:
@@ -35,7 +37,7 @@ def prepare(options: argparse.Namespace) -> dict[str, str]:
     target = write_target(options.work / "pair" / "target")
     head = options.work / "pair" / "eagle3"
     if not (head / "config.json").is_file():
-        weights, words = read_shipped()
+        weights, words = read_shipped(options.weights)
         write_head(weights, words, load_target(options.work), head)
     return {"target": str(target), "draft": str(head)}
 
@@ -72,10 +74,8 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
 def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     """Figures of a head, in the 8 bits that it is shipped in, at both temperatures."""
     asked = read_split(PROMPTS / f"{options.part}.json")
-    weights, words = read_shipped() if not options.trained else trained(options)
     target = load_target(options.work)
-    head = TurnedHead(head_shape(target.config, len(words)), words, target.lm_head.weight[words])
-    head.load_state_dict(weights)
+    head = load_head(trained(options) if options.trained else read_shipped(options.weights), target)
     return {
         f"temperature {temperature}": summarise(measure(head, target, texts, asked, temperature))
         for temperature in TEMPERATURES
@@ -83,11 +83,26 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def check(options: argparse.Namespace) -> dict[str, Any]:
+    """The prepared pair on a real server, on the first CHECKED prompts, and what evaluate says of them."""
+    from benchmarks.pairs.smollm2.check import check_served
+
+    target, pair = load_target(options.work), options.work / "pair"
+    asked = read_split(PROMPTS / f"{options.part}.json")
+    head = load_head(read_shipped(options.weights), target)
+    texts = held_out_texts(options.work, options.part, asked, 0.0)
+    measured = [one for one in measure(head, target, texts, asked, 0) if one.number < CHECKED]
+    served = check_served(pair, encode(pair / "target", asked[:CHECKED]), options.work / "check.log")
+    return {"evaluated": summarise(measured)["all"], "served": served}
+
+
 def ship(options: argparse.Namespace) -> dict[str, Any]:
     """The trained head's shipped file."""
     recipe = recipe_of(options)
     weights, words, step = trained_head(options.work, recipe)
-    path = write_shipped(weights, words, WEIGHTS, {"steps": step, "recipe": json.dumps(dataclasses.asdict(recipe))})
+    path = write_shipped(
+        weights, words, options.weights, {"steps": step, "recipe": json.dumps(dataclasses.asdict(recipe))}
+    )
     return {"file": str(path), "bytes": path.stat().st_size}
 
 
@@ -96,6 +111,14 @@ def trained(options: argparse.Namespace) -> tuple[dict[str, torch.Tensor], torch
     weights, words, step = trained_head(options.work, recipe_of(options))
     print(f"head after {step} steps", flush=True)
     return unpack(pack(weights, words))
+
+
+def load_head(shipped: tuple[dict[str, torch.Tensor], torch.Tensor], target: LlamaForCausalLM) -> TurnedHead:
+    """A head of shipped weights and words, fp32."""
+    weights, words = shipped
+    head = TurnedHead(head_shape(target.config, len(words)), words, target.lm_head.weight[words])
+    head.load_state_dict(weights)
+    return head.eval().requires_grad_(False)
 
 
 def recipe_of(options: argparse.Namespace) -> HeadRecipe:

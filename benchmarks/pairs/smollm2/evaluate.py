@@ -30,10 +30,11 @@ ROWS = 8
 
 @dataclass(frozen=True)
 class Measured:
-    """One text. kind: of its prompt. depths: [verify steps, GAMMA], chance that the chain is accepted to each depth (0
+    """One text. kind: of its prompt. number: of its prompt. depths: [verify steps, GAMMA], chance that the chain is accepted to each depth (0
     or 1 for greedy text). novel: bool of each step's root."""
 
     kind: str
+    number: int
     depths: np.ndarray
     novel: tuple[bool, ...]
 
@@ -63,18 +64,18 @@ def measure(
         runs = accepted_runs(guesses, batch.tokens)
         depths = _depths(target, batch, guesses, runs, temperature)
         for i, row in enumerate(rows):
-            found.append(_one(prompts[row.number]["kind"], batch, depths[i], runs[i].tolist(), i))
+            found.append(_one(prompts[row.number]["kind"], row.number, batch, depths[i], runs[i].tolist(), i))
     return found
 
 
-def _one(kind: str, batch: Batch, depths: torch.Tensor, runs: list[int], i: int) -> Measured:
+def _one(kind: str, number: int, batch: Batch, depths: torch.Tensor, runs: list[int], i: int) -> Measured:
     length, prompt = int(batch.lengths[i]), int(batch.prompts[i])
     tokens = batch.tokens[i, :length].tolist()
     # the text's last token is never a root: nothing follows it
     end = min(prompt + NEW_TOKENS, length - 1)
     roots = [int(root) for root in walk(tokens, runs, range(length), prompt, end).accepted]
     novel = novel_tokens(tokens)
-    return Measured(kind, depths[:, roots].T.numpy(), tuple(novel[root] for root in roots))
+    return Measured(kind, number, depths[:, roots].T.numpy(), tuple(novel[root] for root in roots))
 
 
 @torch.no_grad()
