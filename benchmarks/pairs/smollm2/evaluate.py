@@ -30,8 +30,11 @@ ROWS = 8
 
 @dataclass(frozen=True)
 class Measured:
-    """One text. kind: of its prompt. number: of its prompt. depths: [verify steps, GAMMA], chance that the chain is accepted to each depth (0
-    or 1 for greedy text). novel: bool of each step's root."""
+    """One text. kind, number: of its prompt.
+
+    depths: [verify steps, GAMMA], chance that the chain is accepted to each depth (0 or 1 for greedy text). novel: bool
+    of each step's root.
+    """
 
     kind: str
     number: int
