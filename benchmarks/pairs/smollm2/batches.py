@@ -15,10 +15,8 @@ from benchmarks.pairs.smollm2.states import CAPTURED, padded, states_path
 
 # longest row; a longer text loses the begin of its prompt
 WINDOW = 256
-# batches whose texts are sorted together, so that rows of a batch have like lengths: nine of ten computed bases count
+# batches whose texts are sorted together, so that rows of a batch have like lengths
 POOL = 64
-# prompts are alike that differ by less
-PROMPT_STEP = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +105,6 @@ def epoch_order(rows: tuple[Row, ...], size: int, seed: int, epoch: int) -> list
     order = rng.permutation(len(rows))[: len(rows) // size * size]
     batches: list[list[int]] = []
     for begin in range(0, len(order), POOL * size):
-        pool = sorted(order[begin : begin + POOL * size].tolist(), key=lambda i: _likeness(rows[i]))
+        pool = sorted(order[begin : begin + POOL * size].tolist(), key=lambda i: rows[i].length)
         batches += [pool[i : i + size] for i in range(0, len(pool), size)]
     return [batches[i] for i in rng.permutation(len(batches))]
-
-
-def _likeness(row: Row) -> tuple[int, int]:
-    return row.prompt // PROMPT_STEP, row.length

@@ -22,6 +22,8 @@ from c2t_plugin.pair.models import Eagle3Layer, EagleHead, HeadShape
 UNROLL = 4
 UNROLL_DECAY = 0.8
 ARGMAX_WEIGHT = 0.2
+# tokens before a user's first words, equal in all prompts: nothing is learnt from them
+LEAD = 28
 
 
 def head_shape(config: Any, draft_vocab: int) -> HeadShape:
@@ -106,8 +108,8 @@ def draft_words(counts: torch.Tensor, size: int, always: tuple[int, ...] = ()) -
 class Distillation:
     """The head's loss on batches of own text, over UNROLL draft steps.
 
-    The teacher is the target's distribution among the head's words; a position whose text goes on
-    with another word teaches nothing.
+    The teacher is the target's distribution among the head's words, in answers and in the users' words alike; a
+    position whose text goes on with another word teaches nothing.
     """
 
     def __init__(self, head: TurnedHead, target: LlamaForCausalLM) -> None:
@@ -118,7 +120,7 @@ class Distillation:
 
     def loss(self, batch: Batch, figures: dict[str, float] | None = None) -> torch.Tensor:
         """Mean loss in nats; `figures`, if given, gets the agreement with the teacher by draft step."""
-        head, first = self.head, max(0, int(batch.prompts.min()) - 2)
+        head, first = self.head, _lead(batch) - 2
         bases = batch.tokens.shape[1] - first - 1
         with torch.autocast("cpu", torch.bfloat16):
             known = batch.known[:, first + 1 :].flatten(0, 1)
@@ -134,13 +136,16 @@ class Distillation:
         return total / sum(UNROLL_DECAY**j for j in range(UNROLL))
 
     def usable(self, batch: Batch, first: int, j: int) -> torch.Tensor:
-        """Bool [rows, bases]: whether step j of a base, from `first` on, is within the answer and has a teacher."""
-        length = batch.tokens.shape[1]
-        position = torch.arange(first + 1 + j, length)
-        known = (position >= batch.prompts[:, None] - 1 + j) & (position < batch.lengths[:, None])
-        # the last token's successor is not in the text
+        """Bool [rows, bases]: whether step j of a base, from `first` on, has a teacher."""
+        position = torch.arange(first + 1 + j, batch.tokens.shape[1])
         follower = self.inside[batch.tokens.roll(-1, dims=1)[:, first + 1 + j :]]
-        return known & (follower | (position == batch.lengths[:, None] - 1))
+        # the last token's successor is not in the text
+        last = batch.lengths[:, None] - 1
+        return (position < last) & follower | (position == last)
+
+
+def _lead(batch: Batch) -> int:
+    return max(2, min(LEAD, int(batch.prompts.min())))
 
 
 def head_config(config: Any, draft_vocab: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks.pairs.smollm2.batches import WINDOW, OwnTexts
-from benchmarks.pairs.smollm2.head import ARGMAX_WEIGHT, UNROLL, UNROLL_DECAY, Distillation, draft_words, new_head
+from benchmarks.pairs.smollm2.head import ARGMAX_WEIGHT, LEAD, UNROLL, UNROLL_DECAY, Distillation, draft_words, new_head
 from benchmarks.pairs.smollm2.own_text import Shards
 from benchmarks.pairs.smollm2.states import CAPTURED
 from c2t_plugin.errors import C2TError
@@ -43,6 +43,7 @@ class HeadRecipe:
             "unroll": UNROLL,
             "decay": UNROLL_DECAY,
             "argmax": ARGMAX_WEIGHT,
+            "lead": LEAD,
             "window": WINDOW,
         }
         values = asdict(dataclasses.replace(self, stage=dataclasses.replace(self.stage, steps=1))) | fixed
