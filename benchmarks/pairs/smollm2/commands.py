@@ -28,8 +28,8 @@ from c2t_plugin.errors import C2TError
 PROMPTS = Path(__file__).parent / "prompts"
 HELD_OUT = {"development": 240, "frozen": 240}
 TEMPERATURES = (0.0, 0.7)
-# prompts of the check on a server, three of each kind
-CHECKED = 24
+# prompts of the check on a server, two of each kind
+CHECKED = 16
 
 
 def prepare(options: argparse.Namespace) -> dict[str, str]:

@@ -146,8 +146,8 @@ def start_engine(target: Path, writing: Writing) -> Any:
 def _sampling(writing: Writing, number: int) -> Any:
     from vllm import SamplingParams
 
-    temperature = writing.temperature(number)
-    return SamplingParams(temperature=temperature, max_tokens=writing.new, seed=number, detokenize=False)
+    # No seed: vLLM 0.33 rewinds the generator of a seeded answer whose prompt it reads in parts, which a CPU's cannot.
+    return SamplingParams(temperature=writing.temperature(number), max_tokens=writing.new, detokenize=False)
 
 
 def _keep(shards: Shards, output: Any, writing: Writing) -> None:
