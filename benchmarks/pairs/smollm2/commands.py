@@ -21,7 +21,7 @@ from benchmarks.pairs.smollm2.ship import pack, read_shipped, unpack, write_ship
 from benchmarks.pairs.smollm2.sources import read_passages
 from benchmarks.pairs.smollm2.states import write_states
 from benchmarks.pairs.smollm2.target import write_target
-from benchmarks.pairs.smollm2.train import HeadRecipe, run_folder, trained_head
+from benchmarks.pairs.smollm2.train import HeadRecipe, choose_words, run_folder, trained_weights, words_path
 from benchmarks.pairs.smollm2.train import train as train_head
 from c2t_plugin.errors import C2TError
 
@@ -75,7 +75,7 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     """Figures of a head, in the 8 bits that it is shipped in, at both temperatures."""
     asked = read_split(PROMPTS / f"{options.part}.json")
     target = load_target(options.work)
-    head = load_head(trained(options) if options.trained else read_shipped(options.weights), target)
+    head = load_head(shipped_or_trained(options), target)
     return {
         f"temperature {temperature}": summarise(measure(head, target, texts, asked, temperature))
         for temperature in TEMPERATURES
@@ -98,18 +98,27 @@ def check(options: argparse.Namespace) -> dict[str, Any]:
 
 def ship(options: argparse.Namespace) -> dict[str, Any]:
     """The trained head's shipped file."""
-    recipe = recipe_of(options)
-    weights, words, step = trained_head(options.work, recipe)
-    path = write_shipped(
-        weights, words, options.weights, {"steps": step, "recipe": json.dumps(dataclasses.asdict(recipe))}
-    )
+    weights, words, step = trained(options)
+    notes = {"steps": step, "recipe": json.dumps(dataclasses.asdict(recipe_of(options)))}
+    path = write_shipped(weights, words, options.weights, notes)
     return {"file": str(path), "bytes": path.stat().st_size}
 
 
-def trained(options: argparse.Namespace) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """The head in training, rounded as it would be shipped."""
-    weights, words, step = trained_head(options.work, recipe_of(options))
-    print(f"head after {step} steps", flush=True)
+def trained(options: argparse.Namespace) -> tuple[dict[str, torch.Tensor], torch.Tensor, int]:
+    """Weights of the head in training, the draft vocabulary that was asked for, and the steps taken."""
+    recipe, shards = recipe_of(options), Shards(options.work / "text")
+    size = options.words or recipe.words
+    weights, step = trained_weights(options.work, recipe)
+    words = choose_words(shards, size, words_path(options.work, size), load_target(options.work))
+    return weights, words, step
+
+
+def shipped_or_trained(options: argparse.Namespace) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The shipped head, or the one in training, rounded as it would be shipped."""
+    if not options.trained:
+        return read_shipped(options.weights)
+    weights, words, step = trained(options)
+    print(f"head after {step} steps, {len(words)} words", flush=True)
     return unpack(pack(weights, words))
 
 

@@ -50,12 +50,12 @@ class HeadRecipe:
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def choose_words(texts: OwnTexts, size: int, path: Path, target: LlamaForCausalLM) -> torch.Tensor:
+def choose_words(shards: Shards, size: int, path: Path, target: LlamaForCausalLM) -> torch.Tensor:
     """The draft vocabulary: the tokens most frequent in prompts and answers. Chosen once, then read from `path`."""
     if path.is_file():
         return torch.tensor(json.loads(path.read_text(encoding="utf-8")))
     counts = torch.zeros(target.config.vocab_size, dtype=torch.long)
-    for text in (text for texts_of_shard in texts.texts for text in texts_of_shard):
+    for text in shards.texts():
         counts += torch.bincount(torch.from_numpy(text.tokens.astype("int64")), minlength=len(counts))
     eos: Any = target.config.eos_token_id
     words = draft_words(counts, size, (eos,))
@@ -70,8 +70,9 @@ def train(target_dir: Path, work: Path, recipe: HeadRecipe, stop_after: int | No
     State and record lie in work/head-DIGEST, the head's weights in state["module"] there.
     """
     target = LlamaForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval().requires_grad_(False)
-    texts = OwnTexts(Shards(work / "text"), work / "states")
-    words = choose_words(texts, recipe.words, work / f"words-{recipe.words}.json", target)
+    shards = Shards(work / "text")
+    texts = OwnTexts(shards, work / "states")
+    words = choose_words(shards, recipe.words, words_path(work, recipe.words), target)
     head = new_head(target, words, recipe.seed)
     distillation = Distillation(head, target)
     stage, tokens = recipe.stage, sum(row.length for row in texts.rows) * recipe.stage.batch // len(texts.rows)
@@ -93,11 +94,18 @@ def run_folder(work: Path, recipe: HeadRecipe) -> Path:
     return work / f"head-{recipe.digest()}"
 
 
-def trained_head(work: Path, recipe: HeadRecipe) -> tuple[dict[str, torch.Tensor], torch.Tensor, int]:
-    """Weights, words and steps taken of the last saved state; C2TError if there is none."""
+def words_path(work: Path, size: int) -> Path:
+    """File with the draft vocabulary of this size."""
+    return work / f"words-{size}.json"
+
+
+def trained_weights(work: Path, recipe: HeadRecipe) -> tuple[dict[str, torch.Tensor], int]:
+    """Weights and steps taken of the last saved state; C2TError if there is none.
+
+    They fit any draft vocabulary, since the rows of its words are the target's.
+    """
     path = run_folder(work, recipe) / "state-eagle3.pt"
     if not path.is_file():
         raise C2TError(f"{path} is missing; run `python -m benchmarks.pairs.smollm2 train --work {work}`")
     state = torch.load(path, map_location="cpu", weights_only=True)
-    words = json.loads((work / f"words-{recipe.words}.json").read_text(encoding="utf-8"))
-    return state["module"], torch.tensor(words), int(state["progress"]["step"])
+    return state["module"], int(state["progress"]["step"])

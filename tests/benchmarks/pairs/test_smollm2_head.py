@@ -177,8 +177,8 @@ def test_training_goes_on_where_it_stopped(tmp_path, target, monkeypatch):
     assert train.train(tmp_path, once, recipe)
     assert not train.train(tmp_path, twice, recipe, stop_after=2)
     assert train.train(tmp_path, twice, recipe)
-    (first, words, step), (second, _, _) = (train.trained_head(work, recipe) for work in (once, twice))
-    assert step == 6 and len(words) == WORDS
+    (first, step), (second, _) = (train.trained_weights(work, recipe) for work in (once, twice))
+    assert step == 6 and len(json.loads(train.words_path(once, WORDS).read_text())) == WORDS
     for name in first:
         torch.testing.assert_close(first[name], second[name])
     longer = dataclasses.replace(recipe, stage=dataclasses.replace(stage, steps=8))
@@ -187,7 +187,7 @@ def test_training_goes_on_where_it_stopped(tmp_path, target, monkeypatch):
 
 def test_an_untrained_head_is_a_clear_error(tmp_path):
     with pytest.raises(C2TError, match="train --work"):
-        train.trained_head(tmp_path, train.HeadRecipe())
+        train.trained_weights(tmp_path, train.HeadRecipe())
 
 
 def test_shipped_weights_are_within_half_a_level(tmp_path, target):
