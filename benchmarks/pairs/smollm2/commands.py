@@ -1,0 +1,165 @@
+"""What each command of `python -m benchmarks.pairs.smollm2` does; options: see __main__.py."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from benchmarks.pairs.smollm2.batches import OwnTexts
+from benchmarks.pairs.smollm2.evaluate import NEW_TOKENS, TAIL, measure, summarise
+from benchmarks.pairs.smollm2.head import TurnedHead, head_shape, write_head
+from benchmarks.pairs.smollm2.own_text import Shards, Writing, write_own_text
+from benchmarks.pairs.smollm2.prompts import Prompt, build_prompts, read_split, write_split
+from benchmarks.pairs.smollm2.ship import pack, read_shipped, unpack, write_shipped
+from benchmarks.pairs.smollm2.sources import read_passages
+from benchmarks.pairs.smollm2.states import write_states
+from benchmarks.pairs.smollm2.target import write_target
+from benchmarks.pairs.smollm2.train import HeadRecipe, choose_words, run_folder, trained_weights, words_path
+from benchmarks.pairs.smollm2.train import train as train_head
+from c2t_plugin.errors import C2TError
+
+PROMPTS = Path(__file__).parent / "prompts"
+HELD_OUT = {"development": 240, "frozen": 240}
+TEMPERATURES = (0.0, 0.7)
+# prompts of the check on a server, two of each kind
+CHECKED = 16
+
+
+def prepare(options: argparse.Namespace) -> dict[str, str]:
+    """Target and head as plain checkpoints; each is written once."""
+    target = write_target(options.work / "pair" / "target")
+    head = options.work / "pair" / "eagle3"
+    if not (head / "config.json").is_file():
+        weights, words = read_shipped(options.weights)
+        write_head(weights, words, load_target(options.work), head)
+    return {"target": str(target), "draft": str(head)}
+
+
+def prompts(options: argparse.Namespace) -> dict[str, str]:
+    """The shipped prompts of both held-out parts, and their hashes."""
+    passages = [passage for passage in read_passages(options.sources) if passage.shippable]
+    PROMPTS.mkdir(exist_ok=True)
+    return {
+        part: write_split(PROMPTS / f"{part}.json", build_prompts(passages, part, count))
+        for part, count in HELD_OUT.items()
+    }
+
+
+def text(options: argparse.Namespace) -> None:
+    """Answers to training prompts."""
+    target = write_target(options.work / "pair" / "target")
+    asked = build_prompts(read_passages(options.sources), "train", options.prompts)
+    write_own_text(target, encode(target, asked), Shards(options.work / "text"))
+
+
+def states(options: argparse.Namespace) -> None:
+    """States of all texts."""
+    write_states(load_target(options.work), Shards(options.work / "text"), options.work / "states")
+
+
+def train(options: argparse.Namespace) -> dict[str, Any]:
+    """Training, from its last state."""
+    recipe = recipe_of(options)
+    complete = train_head(options.work / "pair" / "target", options.work, recipe, options.stop_after)
+    return {"complete": complete, "state": str(run_folder(options.work, recipe))}
+
+
+def evaluate(options: argparse.Namespace) -> dict[str, Any]:
+    """Figures of a head, in the 8 bits that it is shipped in, at both temperatures."""
+    asked = read_split(PROMPTS / f"{options.part}.json")
+    target = load_target(options.work)
+    head = load_head(shipped_or_trained(options), target)
+    return {
+        f"temperature {temperature}": summarise(measure(head, target, texts, asked, temperature))
+        for temperature in TEMPERATURES
+        for texts in [held_out_texts(options.work, options.part, asked, temperature)]
+    }
+
+
+def check(options: argparse.Namespace) -> dict[str, Any]:
+    """The prepared pair on a real server, on the first CHECKED prompts, and what evaluate says of them."""
+    from benchmarks.pairs.smollm2.check import check_served
+
+    target, pair = load_target(options.work), options.work / "pair"
+    asked = read_split(PROMPTS / f"{options.part}.json")
+    head = load_head(read_shipped(options.weights), target)
+    texts = held_out_texts(options.work, options.part, asked, 0.0)
+    measured = [one for one in measure(head, target, texts, asked, 0) if one.number < CHECKED]
+    served = check_served(pair, encode(pair / "target", asked[:CHECKED]), options.work / "check.log")
+    return {"evaluated": summarise(measured)["all"], "served": served}
+
+
+def ship(options: argparse.Namespace) -> dict[str, Any]:
+    """The trained head's shipped file."""
+    weights, words, step = trained(options)
+    notes = {"steps": step, "recipe": json.dumps(dataclasses.asdict(recipe_of(options)))}
+    path = write_shipped(weights, words, options.weights, notes)
+    return {"file": str(path), "bytes": path.stat().st_size}
+
+
+def trained(options: argparse.Namespace) -> tuple[dict[str, torch.Tensor], torch.Tensor, int]:
+    """Weights of the head in training, the draft vocabulary that was asked for, and the steps taken."""
+    recipe, shards = recipe_of(options), Shards(options.work / "text")
+    size = options.words or recipe.words
+    weights, step = trained_weights(options.work, recipe)
+    words = choose_words(shards, size, words_path(options.work, size), load_target(options.work))
+    return weights, words, step
+
+
+def shipped_or_trained(options: argparse.Namespace) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The shipped head, or the one in training, rounded as it would be shipped."""
+    if not options.trained:
+        return read_shipped(options.weights)
+    weights, words, step = trained(options)
+    print(f"head after {step} steps, {len(words)} words", flush=True)
+    return unpack(pack(weights, words))
+
+
+def load_head(shipped: tuple[dict[str, torch.Tensor], torch.Tensor], target: LlamaForCausalLM) -> TurnedHead:
+    """A head of shipped weights and words, fp32."""
+    weights, words = shipped
+    head = TurnedHead(head_shape(target.config, len(words)), words, target.lm_head.weight[words])
+    head.load_state_dict(weights)
+    return head.eval().requires_grad_(False)
+
+
+def recipe_of(options: argparse.Namespace) -> HeadRecipe:
+    """The recipe with the steps that were asked for."""
+    recipe = HeadRecipe()
+    if options.steps is None:
+        return recipe
+    return dataclasses.replace(recipe, stage=dataclasses.replace(recipe.stage, steps=options.steps))
+
+
+def held_out_texts(work: Path, part: str, asked: Sequence[Prompt], temperature: float) -> OwnTexts:
+    """The target's answers to held-out prompts with their states, written (fp32) unless they are there."""
+    folder = work / f"{part}-{temperature}"
+    shards = Shards(folder / "text")
+    writing = Writing(new=NEW_TOKENS + TAIL, temperatures=(temperature,), dtype="float32")
+    write_own_text(work / "pair" / "target", encode(work / "pair" / "target", asked), shards, writing)
+    write_states(load_target(work), shards, folder / "states")
+    return OwnTexts(shards, folder / "states", window=1024)
+
+
+def encode(target: Path, asked: Sequence[Prompt]) -> list[list[int]]:
+    """Token ids of prompts under the target's chat template, up to where the answer begins."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(target)
+    return [
+        tokenizer.apply_chat_template(prompt["messages"], add_generation_prompt=True, return_dict=True)["input_ids"]
+        for prompt in asked
+    ]
+
+
+def load_target(work: Path) -> LlamaForCausalLM:
+    """The prepared target, fp32; C2TError if it has not been prepared."""
+    folder = work / "pair" / "target"
+    if not (folder / "config.json").is_file():
+        raise C2TError(f"{folder} is missing; run `python -m benchmarks.pairs.smollm2 prepare --work {work}`")
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
