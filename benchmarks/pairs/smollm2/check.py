@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cpu_engine.server import CpuServer
 from benchmarks.pairs.smollm2.evaluate import GAMMA, NEW_TOKENS
-from c2t_plugin.engines.sglang.cpu_engine.server import CpuServer
 
 SPECULATION = (
     *("--speculative-algorithm", "EAGLE3", "--speculative-eagle-topk", "1"),

@@ -18,8 +18,8 @@ from transformers import LlamaForCausalLM
 from benchmarks.pairs.smollm2.batches import Batch, OwnTexts
 from benchmarks.pairs.smollm2.head import TurnedHead
 from benchmarks.pairs.smollm2.prompts import Prompt
-from c2t_plugin.pair.acceptance import Visits, accepted_runs, interval, mean_accepted, walk
-from c2t_plugin.traces import novel_tokens
+from benchmarks.pairs.toy.acceptance import Visits, accepted_runs, interval, mean_accepted, walk
+from c2t_plugin.traces.file import novel_tokens
 
 GAMMA = 4
 NEW_TOKENS = 128

@@ -14,10 +14,10 @@ from transformers import LlamaForCausalLM
 from benchmarks.pairs.smollm2.batches import Batch
 from benchmarks.pairs.smollm2.fused import word_cross_entropy
 from benchmarks.pairs.smollm2.states import CAPTURED
-from c2t_plugin.pair.distil import teacher_targets
-from c2t_plugin.pair.layers import Chain
-from c2t_plugin.pair.load import save_weights
-from c2t_plugin.pair.models import Eagle3Layer, EagleHead, HeadShape
+from benchmarks.pairs.toy.distil import teacher_targets
+from benchmarks.pairs.toy.load import save_weights
+from c2t_plugin.lab.heads import Eagle3Layer, EagleHead, HeadShape
+from c2t_plugin.lab.layers import Chain
 
 UNROLL = 4
 UNROLL_DECAY = 0.8

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks.pairs.smollm2.own_text import Shards, Text, read_shard
-from c2t_plugin.pair.models import hidden_states
+from c2t_plugin.lab.heads import hidden_states
 
 # inputs of these layers; the fourth kept state is the last one after its norm
 CAPTURED = (2, 15, 27)

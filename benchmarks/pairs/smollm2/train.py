@@ -16,9 +16,9 @@ from benchmarks.pairs.smollm2.batches import WINDOW, OwnTexts
 from benchmarks.pairs.smollm2.head import ARGMAX_WEIGHT, LEAD, UNROLL, UNROLL_DECAY, Distillation, draft_words, new_head
 from benchmarks.pairs.smollm2.own_text import Shards
 from benchmarks.pairs.smollm2.states import CAPTURED
+from benchmarks.pairs.toy.recipe import Stage
+from benchmarks.pairs.toy.stage import StageRun, is_reported
 from c2t_plugin.errors import C2TError
-from c2t_plugin.pair.recipe import Stage
-from c2t_plugin.pair.stage import StageRun, is_reported
 
 
 def _stage() -> Stage:

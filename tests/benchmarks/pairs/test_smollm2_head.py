@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.pairs.smollm2 import batches, evaluate, head, ship, states, train
 from benchmarks.pairs.smollm2.own_text import Shards, Text, Writing
+from benchmarks.pairs.toy.recipe import Stage
 from c2t_plugin.errors import C2TError
-from c2t_plugin.pair.models import Eagle3Head, head_features, hidden_states
-from c2t_plugin.pair.recipe import Stage
+from c2t_plugin.lab.heads import Eagle3Head, head_features, hidden_states
 
 VOCAB, WORDS = 64, 24
 
