@@ -14,7 +14,7 @@ from benchmarks.report.kernel_rows import is_kernel_row, read_kernel_rows
 from benchmarks.report.pictures import draw, draw_measured, draw_planner, draw_throughput, simulated_blocks
 from benchmarks.report.results_page import page, shown_blocks
 from benchmarks.report.rows import KINDS, BenchRow, Row, ServingRow, append_rows, read_rows
-from benchmarks.report.tables import measured_blocks
+from benchmarks.report.tables import ACCEPT_LEN, VERIFIED, accept_len, measured_blocks
 from benchmarks.serving.breakdown import SCENARIO as BREAKDOWN
 from benchmarks.serving.options import OWN_CLASSIFIER, PAIR_DRAFTS
 from benchmarks.serving.scenarios import WHOLE
@@ -31,8 +31,8 @@ ENGINES = {"sglang": ("sglang", "SGLang {} on its CPU engine"), "vllm": ("vllm-c
 COLUMNS = (
     "server",
     "concurrency",
-    "tau (bonus excluded)",
-    "gamma per output token",
+    ACCEPT_LEN,
+    VERIFIED,
     "verify steps",
     "identical to plain",
     "output tokens/s",
@@ -62,7 +62,7 @@ def cells(row: ServingRow) -> tuple[str, ...]:
     return (
         server_name(row),
         str(row.concurrency),
-        "" if row.tau is None else f"{row.tau:.2f}",
+        "" if row.tau is None else accept_len(row.tau),
         "" if plain else f"{row.gamma_per_token:.2f}",
         "" if plain else f"{row.verify_steps:,}",
         f"{row.n_identical} of {row.n_prompts}",

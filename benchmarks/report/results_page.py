@@ -25,7 +25,8 @@ The recorded drafts are too large to keep here: [training](training.md) has the 
 fixed seeds. The tables of [classifiers](classifiers.md) are generated too, from evaluations beside the rows. Those of
 the [pair](pair.md) are copied from what the commands beside them print; nothing on this page is.
 
-tau never counts the bonus token. [The papers' tables](reproduction.md) on the pair have a page of their own.
+The accept length counts the bonus token, as both engines print it. [The papers' tables](reproduction.md) on the pair
+have a page of their own; their tau leaves it out.
 """
 STEP = """## One step
 
@@ -73,7 +74,7 @@ def page(demo: str, rows: Sequence[BenchRow], vllm: str = "") -> str:
         ("The demo on vLLM, functional", vllm, "tau-gamma-vllm.png"),
     ):
         if table_of_demo:
-            shown = f"![tau against gamma per output token](results/{picture})"
+            shown = f"![accept length against verified tokens per output token](results/{picture})"
             parts.append(f"## {title}\n\n{table_of_demo}\n\n{shown}\n")
     parts.append(STEP)
     parts += _section(TABLE3, [_table3(found) for found in _of(blocks, "c2t-v2-table3", "simulated")])

@@ -182,12 +182,12 @@ class Counts:
         return seconds
 
     def state(self) -> dict[str, Any]:
-        """gamma and tau per running request and step (bonus excluded), and what they are means of."""
+        """Means per running request and step, and what they are means of. accept_len counts the bonus token."""
         chains = sum(self.verified)
         tokens, hits = (sum(n * count for n, count in enumerate(each)) for each in (self.verified, self.accepted))
         return {
-            "gamma": tokens / chains if chains else 0.0,
-            "tau": hits / chains if chains else 0.0,
+            "verified_tokens": tokens / chains if chains else 0.0,
+            "accept_len": 1 + hits / chains if chains else 0.0,
             "steps": self.steps,
             "rows_computed": self.rows_computed,
             "clipped": self.clipped,

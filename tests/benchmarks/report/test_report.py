@@ -145,7 +145,7 @@ def test_a_bad_line_names_its_place(line: str, tmp_path: Path) -> None:
 def test_the_table_holds_what_the_rows_hold() -> None:
     table = markdown([ServingRow(**PLAIN), ServingRow(**STATIC), ServingRow(**C2T)])
     assert "| plain decoding | 1 |  |  |  | 64 of 64 | 81 |" in table
-    assert "| EAGLE-3, static chain of 4 | 1 | 2.34 | 1.02 | 1,234 | 64 of 64 | 81 |" in table
+    assert "| EAGLE-3, static chain of 4 | 1 | 3.34 | 1.02 | 1,234 | 64 of 64 | 81 |" in table
     assert "EAGLE-3, C2T, at most 6, beta 0.5" in table
     assert "commit abcdef012345" in table
 

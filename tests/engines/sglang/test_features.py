@@ -178,7 +178,9 @@ def test_server_info_and_prometheus_count_what_the_answers_say(c2t: CpuServer, p
     times = [answer["meta_info"]["c2t"][0]["classifier_s"] for answer in found]
     # a request's first step has the time since the step before it too, when it was not there yet
     assert all(0 < seconds <= after["classifier_s"] for seconds in times)
-    assert after["gamma"] == sum(n * count for n, count in enumerate(after["verified"])) / sum(after["verified"])
+    assert after["verified_tokens"] == sum(n * count for n, count in enumerate(after["verified"])) / sum(
+        after["verified"]
+    )
     scrape = {name: value - exported.get(name, 0.0) for name, value in scraped(c2t).items()}
     assert {length: scrape[f"chains_total {length}"] for length in by_length} == by_length
     assert scrape["draft_tokens_verified_total"] == sum(n * count for n, count in by_length.items())

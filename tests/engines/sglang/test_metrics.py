@@ -38,8 +38,8 @@ def test_counts_are_means_over_running_requests():
     for step in STEPS:
         counts.add(*step)
     assert counts.state() == {
-        "gamma": 8 / 5,
-        "tau": 6 / 5,
+        "verified_tokens": 8 / 5,
+        "accept_len": 11 / 5,
         "steps": 4,
         "rows_computed": 18,
         "clipped": 4,
@@ -92,7 +92,7 @@ def test_time_is_counted_where_the_hosts_clock_knows_it(monkeypatch: pytest.Monk
 
 def test_nothing_counted_is_no_division_by_zero():
     state = Counts(2).state()
-    assert (state["gamma"], state["tau"], state["verified"]) == (0.0, 0.0, [0, 0, 0])
+    assert (state["verified_tokens"], state["accept_len"], state["verified"]) == (0.0, 0.0, [0, 0, 0])
 
 
 def test_prometheus_gets_the_same():
