@@ -15,7 +15,7 @@ FORWARD = "sglang.srt.layers.layernorm.RMSNorm.forward_cuda"
 def register() -> None:
     """Entry point of group `sglang.srt.plugins`: norms of float32 go to SGLang's PyTorch code, others where they went.
 
-    benchmarks/gpu/server.py names it in the servers' environment.
+    benchmarks/gpu/environment.py names it in the servers' environment.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
