@@ -270,3 +270,15 @@ def test_sampled_text_counts_the_targets_chances(tmp_path, target):
     figures = evaluate.summarise(measured)
     assert set(figures) == {"all", "0", "1"}
     assert figures["all"]["verify_steps"] == figures["0"]["verify_steps"] + figures["1"]["verify_steps"]
+
+
+def test_the_shipped_head_is_whole_and_light():
+    weights, words = ship.read_shipped()
+    config = LlamaConfig(
+        hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, head_dim=64
+    )
+    draft = head.TurnedHead(head.head_shape(config, len(words)), words, torch.zeros(len(words), 576))
+    draft.load_state_dict(weights)
+    assert (words.diff() > 0).all() and 2 in words and int(words.max()) < 49152
+    assert all(weight.isfinite().all() for weight in weights.values())
+    assert (ship.WEIGHTS / ship.FILE).stat().st_size < 11_000_000
