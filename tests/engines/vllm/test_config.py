@@ -319,7 +319,7 @@ def test_vllm_resolves_what_was_translated(layout: Path):
         settings = config.Settings.of(found)
         assert settings is not None
         assert (settings.beta, settings.origin) == (0.35, "shipped, generic")
-        assert Path(settings.classifier) == SHIPPED / "eagle3" / FILE_NAME
+        assert Path(settings.classifier) == CLASSIFIERS / "eagle3" / FILE_NAME
         assert found.parallel_config.worker_cls.endswith("worker_cpu.C2TWorker")
 
 
