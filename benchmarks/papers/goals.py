@@ -11,8 +11,9 @@ from benchmarks.papers import c2t_v1_common as common
 from benchmarks.papers.experiment import Bench, Cell, Experiment, Findings, Row
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.lab.curves import bootstrap_unit, serve
-from c2t_plugin.lab.evaluate import EvaluatePlan, plan_for
+from c2t_plugin.lab.evaluate import plan_for
 from c2t_plugin.lab.judging import Evaluation, evaluate_chains, evaluate_trees
+from c2t_plugin.lab.plans import EvaluatePlan
 from c2t_plugin.lab.sweeps import threshold_sweep, truncate
 from c2t_plugin.traces.file import Traces
 

@@ -11,8 +11,8 @@ from benchmarks.papers.experiment import Bench, Experiment, Findings, Row
 from benchmarks.papers.goals import SOURCE, plan
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.lab.curves import bootstrap_unit
-from c2t_plugin.lab.evaluate import EvaluatePlan
 from c2t_plugin.lab.judging import RuleResult, evaluate_chains, evaluate_trees
+from c2t_plugin.lab.plans import EvaluatePlan
 from c2t_plugin.lab.training import FINE_TUNING_RATE, FINE_TUNING_SHARE, FIT_RECIPES
 from c2t_plugin.traces.file import Traces
 

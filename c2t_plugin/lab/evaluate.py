@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from c2t_plugin.errors import C2TError, ConfigError
+from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.plans import EvaluatePlan
 from c2t_plugin.output import check_file, write_text
 
 if TYPE_CHECKING:
@@ -22,34 +23,6 @@ if TYPE_CHECKING:
 FORMAT = "c2t-evaluation"
 # 2 brought the bins of the calibration.
 VERSION = 2
-
-
-@dataclass(frozen=True)
-class EvaluatePlan:
-    """d_max: longest chain. tree_depth: deepest node of a tree. taus: accept lengths (bonus excluded) to compare trees
-    at, None for eight between a fifth and nine tenths of what all reach. second_top_k: also C2T's trees with at most so
-    many nodes kept per layer. starts: replay each prompt from so many of its first states. every_state: instead,
-    count each recorded state once. replicates, seed: of the bootstrap."""
-
-    d_max: int = 6
-    tree_depth: int = 6
-    taus: tuple[float, ...] | None = None
-    second_top_k: int | None = None
-    starts: int = 8
-    every_state: bool = False
-    replicates: int = 1000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("tree_depth", "replicates", "starts"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
-        if self.d_max < 2:
-            raise ConfigError(f"d-max must be at least 2, got {self.d_max}")
-        if self.second_top_k is not None and self.second_top_k < 1:
-            raise ConfigError(f"second-top-k must be at least 1, got {self.second_top_k}")
-        if self.taus is not None and not (self.taus and all(tau > 0.0 for tau in self.taus)):
-            raise ConfigError(f"taus must be positive numbers, got {self.taus}")
 
 
 def plan_for(traces: Traces, replicates: int = EvaluatePlan.replicates, seed: int = EvaluatePlan.seed) -> EvaluatePlan:

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from c2t_plugin.lab.curves import bootstrap_unit
-from c2t_plugin.lab.evaluate import EvaluatePlan
 from c2t_plugin.lab.judging import Evaluation, RuleResult
+from c2t_plugin.lab.plans import EvaluatePlan
 from c2t_plugin.traces.file import Traces
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.lab.calibration import calibration
 from c2t_plugin.lab.curves import Served, bootstrap_weights, compare, gamma_at, interval, serve
-from c2t_plugin.lab.evaluate import EvaluatePlan
+from c2t_plugin.lab.plans import EvaluatePlan
 from c2t_plugin.lab.rivals import CHAIN_RIVALS, OnlineLogistic
 from c2t_plugin.lab.scores import auc, weighted_auc
 from c2t_plugin.lab.sweeps import (

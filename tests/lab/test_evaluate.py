@@ -14,8 +14,9 @@ from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifie
 from c2t_plugin.errors import C2TError, ConfigError
 from c2t_plugin.lab import evaluate, judging
 from c2t_plugin.lab.curves import gamma_at, serve
-from c2t_plugin.lab.evaluate import EvaluatePlan, named_classifiers
+from c2t_plugin.lab.evaluate import named_classifiers
 from c2t_plugin.lab.judging import evaluate_chains, evaluate_trees
+from c2t_plugin.lab.plans import EvaluatePlan
 from c2t_plugin.lab.rivals import OnlineLogistic
 from c2t_plugin.lab.scores import ChainReplay, auc, weighted_auc
 from c2t_plugin.lab.sweeps import eagle2_sweep, threshold_sweep, truncate
