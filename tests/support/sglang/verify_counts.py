@@ -134,12 +134,14 @@ class Oracle:
 
 def server(pair: Path, base: str, d_max: int, classifier: Path, log: Path, *flags: str, **options: Any) -> CpuServer:
     """A C2T server, without prefix cache: at a cached prefix's edge a stand-alone draft reads keys of another text."""
+    # a planner has no threshold
+    beta = () if "--speculative-c2t-planner" in flags else ("--speculative-c2t-beta", str(BETA))
     return CpuServer(
         pair / "target",
         *("--speculative-algorithm", "C2T", "--speculative-c2t-base", base),
         *("--speculative-draft-model-path", str(pair / DRAFTS[base])),
         *("--speculative-num-steps", str(d_max)),
-        *("--speculative-c2t-classifier", str(classifier), "--speculative-c2t-beta", str(BETA)),
+        *("--speculative-c2t-classifier", str(classifier), *beta),
         "--disable-radix-cache",
         *flags,
         log=log,
