@@ -130,7 +130,7 @@ def test_the_test_itself(count: int):
 BIAS = """
 def register():
     print("planted: refused drafts can be drawn again", flush=True)
-    from benchmarks.cpu_engine import sampling
+    from c2t_cpu_engine import sampling
 
     draw = sampling._draw
     sampling._draw = lambda probs, refused, coin: draw(probs, [], coin)
