@@ -31,8 +31,8 @@ class CpuServer(ServerProcess):
     """A server on the CPU engine, and what it is asked.
 
     `flags` are added to SMALL_MODEL_FLAGS and win over them. `env` (this process's by default) is what the CPU engine's
-    environment is made from. preload: fork it from a process that has imported SGLang (preloaded.py), where that can be;
-    what a forked server does when it is asked to end is not all that a started one does.
+    environment is made from. preload: fork it from a process that has imported SGLang (preloaded.py), where that can
+    be. Asked to end, a forked server does not do all that a started one does.
     """
 
     common_flags: tuple[str, ...] = SMALL_MODEL_FLAGS
