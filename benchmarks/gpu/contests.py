@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -135,11 +135,17 @@ DRY_TREE_ARMS = (
 COMPARISONS = {"chains": (ARMS, DRY_ARMS), "trees": (TREE_ARMS, DRY_TREE_ARMS)}
 
 
-def fitting(entries: Iterable[Entry], prefix: int) -> list[Entry]:
-    """The arms, with as many requests at once as a GPU has room for behind so long a prefix."""
-    if prefix <= LONG_PREFIX:
-        return list(entries)
-    return [
-        replace(entry, concurrencies=tuple(load for load in entry.concurrencies if load in LONG_CONCURRENCIES))
-        for entry in entries
+def fitting(entries: Iterable[Entry], prefix: int, loads: Sequence[int] | None = None) -> list[Entry]:
+    """The arms with the loads that are wanted (None: all) and fit, an arm without any left out.
+
+    Behind a long prefix a GPU has room for few requests at once.
+    """
+    chosen = [
+        replace(each, concurrencies=tuple(n for n in each.concurrencies if n in (loads or [n]))) for each in entries
     ]
+    if prefix > LONG_PREFIX:
+        chosen = [
+            replace(each, concurrencies=tuple(n for n in each.concurrencies if n in LONG_CONCURRENCIES))
+            for each in chosen
+        ]
+    return [each for each in chosen if each.concurrencies]

@@ -2,9 +2,10 @@
 
     python -m benchmarks.gpu.ladder --out OUT --seconds 500      on a GPU, float32
     python -m benchmarks.gpu.ladder --out OUT --rungs R9 R14     these alone, with the servers that they need
+    python -m benchmarks.gpu.ladder --out OUT --at-once 3        three servers beside each other: R10's gap grows
     python -m benchmarks.gpu.ladder --out OUT --dry-run          few requests, on the CPU engine: it works
 
-starts nine servers one after the other (plain decoding; C2T with kept tokens only; over the uniform window; without
+starts nine servers (plain decoding; C2T with kept tokens only; over the uniform window; without
 CUDA graphs; with a planner; among aborted, retracted and chunked requests; without the overlap scheduler; trees of kept
 nodes only; padded trees), asks them the same, and writes a row per rung (rungs.py) to OUT/ladder.jsonl with what
 was found and, if a rung does not hold, why, once the servers that it looks at have answered. Exit status 1: a rung does
@@ -22,8 +23,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -74,6 +76,8 @@ RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
 PRECISE = {"TRITON_F32_DEFAULT": "ieee"}
 PROFILED = ("kept", "sync")
 PROFILED_STEPS = 8
+# Of servers that share a GPU: each takes what its requests need, not what it finds
+SHARED = ("--mem-fraction-static", "0.5", "--max-total-tokens", "65536")
 
 
 @dataclass(frozen=True)
@@ -172,8 +176,10 @@ def _recorded(folder: Path, prompts: int) -> Traces:
     raise C2TError(f"{folder} has no drafts of {prompts} requests after {3 * WRITE_EVERY_S:.0f} s")
 
 
-def serve(name: str, out: Path, environment: Mapping[str, str] | None) -> tuple[Server, Path, Path | None]:
-    """A server, its log, and where it records; environment: None for the CPU engine."""
+def serve(
+    name: str, out: Path, environment: Mapping[str, str] | None, more: Sequence[str] = ()
+) -> tuple[Server, Path, Path | None]:
+    """A server, its log, and where it records; environment: None for the CPU engine. more: flags of a GPU's server."""
     log, traces = out / f"ladder-{name}.log", out / f"traces-{name}" if name in RECORDED else None
     flags = list(SERVERS[name])
     if flags:
@@ -186,45 +192,79 @@ def serve(name: str, out: Path, environment: Mapping[str, str] | None) -> tuple[
         flags += ["--skip-server-warmup"]
     else:
         device, env = Device.GPU, {**environment, **added, **PRECISE}
-        flags = [*FLAGS, *flags, "--dtype", "float32", "--max-running-requests", str(FULL.concurrency)]
+        flags = [*FLAGS, *flags, "--dtype", "float32", "--max-running-requests", str(FULL.concurrency), *more]
     launch = ENGINES["sglang"].launch(pair_dir() / "target", flags, device, env)
     return Server(launch, log=log, start_timeout=START_TIMEOUT_S), log, traces
 
 
+@dataclass
+class Climb:
+    """What the servers have done so far, and why some have not. longest: seconds that one took, at most."""
+
+    out: Path
+    size: Size
+    environment: Mapping[str, str] | None
+    deadline: float
+    shared: Sequence[str] = ()
+    longest: float = 0.0
+    found: dict[str, Found] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def visit(self, name: str) -> None:
+        """Start a server, ask it, stop it, if there is time for one as long as the longest so far."""
+        began = time.monotonic()
+        if began + self.longest > self.deadline:
+            self.missing[name] = "out of time"
+            return
+        try:
+            server, log, traces = serve(name, self.out, self.environment, self.shared)
+            with server as running:
+                self.found[name] = ask(running, name, self.size, log, traces)
+        except (C2TError, LookupError) as error:
+            # a lookup fails where a server's answer lacks what it should hold
+            self.missing[name] = _named(error)
+        self.longest = max(self.longest, time.monotonic() - began)
+
+
 def run(
-    out: Path, size: Size, environment: Mapping[str, str] | None, deadline: float, numbers: Sequence[str] = NUMBERS
+    out: Path,
+    size: Size,
+    environment: Mapping[str, str] | None,
+    deadline: float,
+    numbers: Sequence[str] = NUMBERS,
+    at_once: int = 1,
 ) -> list[BenchRow]:
-    """The servers that the rungs need, while there is time for one as long as the longest so far.
+    """The servers that the rungs need, so many at a time.
 
     A rung's row is written as soon as its servers have answered or are known not to: the rest may never come.
     """
-    found: dict[str, Found] = {}
-    missing: dict[str, str] = {}
     rungs = {name: needs for name, (_, needs) in RUNGS.items() if number_of(name) in numbers}
     needed = {server for needs in rungs.values() for server in needs}
+    climb = Climb(out, size, environment, deadline, SHARED if at_once > 1 else ())
     kind, record = "measured" if environment is not None else "functional", RunRecord.capture(seed=SEED).to_json()
-    setting: dict[str, str | int | float | None] = {"dtype": "float32", "steps": STEPS, "output_tokens": MAX_TOKENS}
-    rows = []
-    longest = 0.0
-    for name in filter(needed.__contains__, SERVERS):
-        began = time.monotonic()
-        if began + longest > deadline:
-            missing[name] = "out of time"
-        else:
-            try:
-                server, log, traces = serve(name, out, environment)
-                with server as running:
-                    found[name] = ask(running, name, size, log, traces)
-            except (C2TError, LookupError) as error:
-                # a lookup fails where a server's answer lacks what it should hold
-                missing[name] = _named(error)
-            longest = max(longest, time.monotonic() - began)
-        for rung in [rung for rung, needs in rungs.items() if {*found, *missing}.issuperset(needs)]:
-            metrics, fault = judge(rung, rungs.pop(rung), found, missing)
-            row = BenchRow("gpu-ladder", kind, rung, setting, metrics, fault, record)
-            append_rows(out / ROWS, [row])
-            show(row)
-            rows.append(row)
+    setting: dict[str, str | int | float | None] = {
+        "dtype": "float32",
+        "steps": STEPS,
+        "output_tokens": MAX_TOKENS,
+        "servers_at_once": at_once,
+    }
+    rows: list[BenchRow] = []
+    one_at_a_time = Lock()
+
+    def visit(name: str) -> None:
+        climb.visit(name)
+        with one_at_a_time:
+            known = {*climb.found, *climb.missing}
+            for rung in [rung for rung, needs in rungs.items() if known.issuperset(needs)]:
+                metrics, fault = judge(rung, rungs.pop(rung), climb.found, climb.missing)
+                row = BenchRow("gpu-ladder", kind, rung, setting, metrics, fault, record)
+                append_rows(out / ROWS, [row])
+                show(row)
+                rows.append(row)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        for done in [pool.submit(visit, name) for name in SERVERS if name in needed]:
+            done.result()
     return rows
 
 
@@ -250,12 +290,13 @@ def main(argv: Sequence[str]) -> int:
     """Serve, check, print."""
     parser = part_parser("benchmarks.gpu.ladder", __doc__, "few requests, on the CPU engine")
     parser.add_argument("--rungs", nargs="+", choices=NUMBERS, default=NUMBERS, metavar="R", help=f"of {NUMBERS}")
+    parser.add_argument("--at-once", type=int, default=1, help="servers beside each other")
     options = parser.parse_args(argv)
     deadline = float("inf") if options.dry_run else time.monotonic() + options.seconds
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         environment = None if options.dry_run else plugin_environment(Path(scratch), float32=True)
-        rows = run(options.out, DRY if options.dry_run else FULL, environment, deadline, options.rungs)
+        rows = run(options.out, DRY if options.dry_run else FULL, environment, deadline, options.rungs, options.at_once)
     return int(any(row.error for row in rows))
 
 

@@ -52,6 +52,8 @@ IDENTITY_PROMPTS = 16
 DRY_CONCURRENCIES = (2,)
 PROMPTS_PER_SLOT = 2
 DRY_PROMPTS = 4
+# tokens of a prompt of the pair, its answer, and what a step writes ahead
+ROOM = 2048
 # Of two arms that must accept the same: with equal outputs too, bfloat16 may turn a tie between draft tokens.
 SAME_TAU = 0.1
 # by the beginning of a ratio's name, what it is of
@@ -229,12 +231,14 @@ def build(models: Path, preset: str, dry_run: bool) -> None:
         torch.cuda.empty_cache()
 
 
-def runner_of(target: Path, out: Path, scratch: Path | None) -> Runner:
+def runner_of(target: Path, out: Path, scratch: Path | None, prefix: int = 0) -> Runner:
     """Starts servers on a GPU with the plugin's entry point in `scratch`, on the CPU engine without one."""
     if scratch is None:
         return Runner(ENGINES["sglang"], Device.CPU, target, out, start_timeout=START_TIMEOUT_S)
     environment = plugin_environment(scratch)
-    return Runner(ENGINES["sglang"], Device.GPU, target, out, FLAGS, environment, START_TIMEOUT_S)
+    # the engine's tables of positions are as long as the longest text that it may get
+    flags = (*FLAGS, "--context-length", str(prefix + ROOM))
+    return Runner(ENGINES["sglang"], Device.GPU, target, out, flags, environment, START_TIMEOUT_S)
 
 
 def run(measurements: Measurements, arms: Sequence[Entry], runner: Runner, deadline: float) -> None:
@@ -262,6 +266,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--compare", choices=sorted(COMPARISONS), default="chains", help="which arms (default: chains)")
     names = sorted({arm.name for arms, _ in COMPARISONS.values() for arm in arms})
     parser.add_argument("--arms", nargs="+", choices=names, help="these of them alone, plain among them")
+    parser.add_argument("--concurrencies", nargs="+", type=int, metavar="N", help="these alone, of each arm's")
     options = parser.parse_args(argv)
     deadline = time.monotonic() + options.seconds
     preset = options.preset or ("tiny" if options.dry_run else "8b")
@@ -273,9 +278,9 @@ def main(argv: list[str]) -> int:
         except C2TError as error:
             print(f"gpu.serving: {error}", file=sys.stderr)
             return 2
-        runner = runner_of(models / "target", options.out, None if options.dry_run else Path(scratch))
+        runner = runner_of(models / "target", options.out, None if options.dry_run else Path(scratch), options.prefix)
         measurements = Measurements(options.out, models, preset, options.prefix, options.dry_run)
-        arms = fitting(COMPARISONS[options.compare][options.dry_run], options.prefix)
+        arms = fitting(COMPARISONS[options.compare][options.dry_run], options.prefix, options.concurrencies)
         run(measurements, [arm for arm in arms if arm.name in (options.arms or [arm.name])], runner, deadline)
     measurements.against_static()
     if options.compare == "trees":

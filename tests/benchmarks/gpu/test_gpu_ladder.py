@@ -166,7 +166,7 @@ def running() -> Iterator[SimpleNamespace]:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch, good: dict[str, Found]) -> None:
     """Every server starts, and does what a good one does."""
-    monkeypatch.setattr(gpu_ladder, "serve", lambda name, out, _: (running(), out / "log", None))
+    monkeypatch.setattr(gpu_ladder, "serve", lambda name, out, *_: (running(), out / "log", None))
     monkeypatch.setattr(gpu_ladder, "ask", lambda server, name, *_: good[name])
 
 
