@@ -104,19 +104,19 @@ def select_kernel(
     top_m,
     vocab,
     K: tl.constexpr,
+    TOP_PAD: tl.constexpr,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
     SHIFT: tl.constexpr,
     TOP_M_IN_MEMORY: tl.constexpr,
 ):
-    """Steps 2-4 for one row."""
+    """Steps 2-4 for one row. TOP_PAD: a power of two, not below K and 2."""
     row = tl.program_id(0).to(tl.int64)
     p_row = p_logits + row * row_stride
     p_hits += row * _GROUPS
     p_packed += row * _PACKED
     p_packed_ids += row * _PACKED
     TOP: tl.constexpr = K if K > 2 else 2
-    TOP_PAD: tl.constexpr = triton.next_power_of_2(TOP)
 
     m = top_m
     if TOP_M_IN_MEMORY:
@@ -140,7 +140,8 @@ def select_kernel(
             b_ids = leading_ids(p_row, p_packed_ids, vocab, False, TOP, TOP_PAD)
             if m < finite:
                 entropy = top_m_entropy(p_row, vocab, log_sum_exp, m, SHIFT)
-        b_x = tl.load(p_row + b_ids, mask=b_ids < vocab, other=-_INFINITY).to(tl.float32) - log_sum_exp
+        # places behind the top k have the id -1, which lies before the row
+        b_x = tl.load(p_row + b_ids, mask=(b_ids >= 0) & (b_ids < vocab), other=-_INFINITY).to(tl.float32) - log_sum_exp
     else:
         entropy = float("nan")
     tl.store(p_ids + row * K + b_place, b_ids.to(tl.int64), mask=b_place < K)
@@ -220,12 +221,18 @@ def _launch(logits: Tensor, top_m: int | Tensor, k: int, result: DraftStats, wor
         top_m,
         vocab,
         K=k,
+        TOP_PAD=top_pad(k),
         GROUP=group_size(vocab),
         CHUNK=CHUNK,
         SHIFT=SHIFTS[logits.dtype],
         TOP_M_IN_MEMORY=isinstance(top_m, Tensor),
         num_warps=SELECT_WARPS,
     )
+
+
+def top_pad(k: int) -> int:
+    """Places for the k largest and for the two that the margin is taken of."""
+    return triton.next_power_of_2(max(k, 2))
 
 
 def _configuration(dtype: torch.dtype, word: str, vocab: int, k: int, in_memory: bool) -> Configuration:
@@ -245,9 +252,12 @@ def _configuration(dtype: torch.dtype, word: str, vocab: int, k: int, in_memory:
             "p_packed_ids": "*i32",
             "top_m": "*i32" if in_memory else "i32",
             "vocab": "i32",
-            **{name: "constexpr" for name in ("K", "GROUP", "CHUNK", "SHIFT", "TOP_M_IN_MEMORY")},
+            **{name: "constexpr" for name in ("K", "TOP_PAD", "GROUP", "CHUNK", "SHIFT", "TOP_M_IN_MEMORY")},
         },
-        {"K": k, "GROUP": group_size(vocab), "CHUNK": CHUNK, "SHIFT": SHIFTS[dtype], "TOP_M_IN_MEMORY": in_memory},
+        {
+            **{"K": k, "TOP_PAD": top_pad(k), "GROUP": group_size(vocab), "CHUNK": CHUNK},
+            **{"SHIFT": SHIFTS[dtype], "TOP_M_IN_MEMORY": in_memory},
+        },
         num_warps=SELECT_WARPS,
         aligned=aligned,
     )
