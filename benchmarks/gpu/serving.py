@@ -54,6 +54,8 @@ PROMPTS_PER_SLOT = 2
 DRY_PROMPTS = 4
 # tokens of a prompt of the pair, its answer, and what a step writes ahead
 ROOM = 2048
+# Of the requests at once: a batch of short answers is seldom whole, since some are being prefilled
+FULL_BATCH = 0.9
 # Of two arms that must accept the same: with equal outputs too, bfloat16 may turn a tie between draft tokens.
 SAME_TAU = 0.1
 # by the beginning of a ratio's name, what it is of
@@ -144,7 +146,7 @@ class Measurements:
         found = client.run(prompts, concurrency, lambda: None)
         text = logged(log, read)
         ran = largest_batch(text)
-        if not self.dry_run and ran is not None and ran < min(concurrency, len(prompts)):
+        if not self.dry_run and ran is not None and ran < FULL_BATCH * min(concurrency, len(prompts)):
             short = f"only {ran} of {concurrency} requests ever ran at once"
             self.row(_named(arm, beta), {}, short, check="throughput", concurrency=concurrency)
             return
