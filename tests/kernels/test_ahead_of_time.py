@@ -27,6 +27,7 @@ KIB = 1024
 # Shared memory that one block may ask for (CUDA C++ Programming Guide, technical specifications per capability).
 SHARED_LIMIT = {80: 163 * KIB, 90: 227 * KIB, 100: 227 * KIB}
 ONES = "_ones"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def capabilities() -> tuple[int, ...]:
@@ -80,7 +81,7 @@ def compile_module(name: str) -> list[dict[str, Any]]:
     from triton.compiler import ASTSource
 
     rows = []
-    configurations = getattr(importlib.import_module(name), "CONFIGURATIONS", ())
+    configurations = configurations_of(name)
     ones = {item.kernel: with_ones(item) for item in configurations}
     for item in (*configurations, *ones.values()):
         for capability in CAPABILITIES if item in configurations else ONES_FOR:
@@ -98,6 +99,14 @@ def compile_module(name: str) -> list[dict[str, Any]]:
     return rows
 
 
+def configurations_of(name: str) -> tuple[Any, ...]:
+    """What is written down for a module of c2t_kernels in tests/support/kernels/configurations; of another, its own."""
+    package, _, operation = name.partition(".")
+    own = f"tests.support.kernels.configurations.{operation.replace('.', '_')}" if package == "c2t_kernels" else name
+    found: tuple[Any, ...] = getattr(importlib.import_module(own), "CONFIGURATIONS", ())
+    return found
+
+
 def with_ones(item: Any) -> Any:
     """The same launch with 1 for every integer that Triton may specialise."""
     free = {parameter.name for parameter in item.kernel.params if not parameter.do_not_specialize}
@@ -110,7 +119,7 @@ def with_ones(item: Any) -> Any:
 def compiled_rows(module: str, path: str = "") -> list[dict[str, Any]]:
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     # where C2T is not installed, the kernels are on the path of this process
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [path, env.get("PYTHONPATH")]))
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [path, str(ROOT), env.get("PYTHONPATH")]))
     done = subprocess.run([sys.executable, __file__, module], capture_output=True, text=True, env=env, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -157,7 +166,7 @@ def test_a_kernel_that_a_1_breaks_would_be_seen(tmp_path: Path):
 SPILLING = """
 import triton
 import triton.language as tl
-from c2t_kernels.configuration import Configuration
+from tests.support.kernels.configuration import Configuration
 
 
 @triton.jit
@@ -175,7 +184,7 @@ CONFIGURATIONS = (Configuration(normalise, "normalise", SIGNATURE, {"BLOCK": 163
 BREAKING = """
 import triton
 import triton.language as tl
-from c2t_kernels.configuration import Configuration
+from tests.support.kernels.configuration import Configuration
 
 
 @triton.jit

@@ -9,7 +9,6 @@ import triton.language as tl
 from torch import Tensor
 
 from c2t_kernels.checks import check_int
-from c2t_kernels.configuration import Configuration
 
 # Two per multiprocessor of an H200 (132 of them): below this a launch leaves memory bandwidth unused.
 WANTED_PROGRAMS = 264
@@ -103,13 +102,3 @@ def combine(partial: Tensor, partial_lse: Tensor, cu_nodes: Tensor, out: Tensor)
         HEAD_DIM=head_dim,
         BLOCK_SPLITS=triton.next_power_of_2(splits),
     )
-
-
-def _combine_configuration(head_dim: int) -> Configuration:
-    kinds = {"p_out": "*bf16", "requests": "i32", "splits": "i32", "HEAD_DIM": "constexpr", "BLOCK_SPLITS": "constexpr"}
-    signature = {"p_partial": "*fp32", "p_partial_lse": "*fp32", "p_cu_nodes": "*i32", **kinds}
-    constants = {"HEAD_DIM": head_dim, "BLOCK_SPLITS": MAX_SPLITS}
-    return Configuration(combine_kernel, f"combine_d{head_dim}", signature, constants)
-
-
-CONFIGURATIONS = tuple(_combine_configuration(head_dim) for head_dim in (64, 128, 256))

@@ -8,9 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from c2t_kernels.checks import INTEGERS, check_int, check_tensor, output, per_request
-from c2t_kernels.configuration import Configuration
 from c2t_kernels.growth.reference import GrownLayer
-from c2t_kernels.network import FEATURES, ScoringNetwork
+from c2t_kernels.network import ScoringNetwork
 from c2t_kernels.network.kernel import confidence, feature_codes, node_stats
 from c2t_kernels.stats.reference import DraftStats
 
@@ -250,28 +249,3 @@ def _blocks(slots: int, k: int, width: int, features: tuple[str, ...], hidden: i
         "BLOCK_W": triton.next_power_of_2(width),
     }
     return blocks, 4 if block_n <= 64 else 8
-
-
-def _configuration(name: str, slots: int, k: int, features: tuple[str, ...], hidden: int) -> Configuration:
-    blocks, num_warps = _blocks(slots, k, k, features, hidden)
-    constants = {**blocks, "PRUNE": True, "SELECT": True}
-    kinds = {
-        **{"p_alive": "*u8", "p_token_ids": "*i64", "p_kept": "*u8", "p_children": "*i32", "p_parents": "*i32"},
-        **{"p_next_token_ids": "*i64", "p_next_alive": "*u8"},
-    }
-    signature = {
-        a: "constexpr" if a in constants else kinds.get(a, "*fp32" if a.startswith("p_") else "i32")
-        for a in grow_layer_kernel.arg_names
-    }
-    return Configuration(grow_layer_kernel, name, signature, constants, num_warps)
-
-
-PAPER = ("joint_prob", "entropy", "depth")
-CONFIGURATIONS = (
-    _configuration("root_10", 1, 10, PAPER, 48),
-    _configuration("layer_4x4", 4, 4, PAPER, 48),
-    _configuration("layer_10x10", 10, 10, PAPER, 48),
-    _configuration("layer_15x15", 15, 15, PAPER, 48),
-    _configuration("layer_10x10_all_features", 10, 10, FEATURES, 64),
-    _configuration("layer_32x32_all_features", 32, 32, FEATURES, 64),
-)

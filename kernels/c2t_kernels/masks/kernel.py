@@ -8,7 +8,6 @@ import triton.language as tl
 from torch import Tensor
 
 from c2t_kernels.checks import INTEGERS, check_int, check_tensor, output
-from c2t_kernels.configuration import Configuration
 
 BLOCK_C = 1024  # elements of a row that are written at a time
 MAX_REQUESTS = 4096
@@ -90,19 +89,3 @@ def full_mask(
         BLOCK_C=BLOCK_C,
     )
     return out, indptr
-
-
-def _full(name: str, bs: int, bucket: int, *, ragged: bool) -> Configuration:
-    blocks: dict[str, int | None] = {"BUCKET": bucket, "BLOCK_B": bs, "BLOCK_C": BLOCK_C}
-    signature = {
-        **{"p_tree_mask": "*u8", "p_prefix_lens": "*i64", "p_counts": "*i32" if ragged else "constexpr"},
-        **{"p_mask": "*u8", "p_indptr": "*i64", "bs": "i32", "capacity": "i32"},
-        **dict.fromkeys(blocks, "constexpr"),
-    }
-    return Configuration(full_mask_kernel, name, signature, blocks if ragged else {**blocks, "p_counts": None})
-
-
-CONFIGURATIONS = (
-    _full("full_mask_uniform", 64, 64, ragged=False),
-    _full("full_mask_ragged", 256, 64, ragged=True),
-)

@@ -10,7 +10,6 @@ import triton.language as tl
 from torch import Tensor
 
 from c2t_kernels.checks import check_int, check_tensor, output
-from c2t_kernels.configuration import Configuration
 from c2t_kernels.pack.reference import Packed
 from c2t_kernels.pack.rows import as_number, pack_rows, scatter_rows
 
@@ -178,20 +177,3 @@ def _pack_words(
         BLOCK_PAD=BLOCK_PAD,
         num_warps=1 if bs <= 1024 else 4,
     )
-
-
-def _words(name: str, bs: int, width: int) -> Configuration:
-    """Ids, positions and slots, int64 each, as the SGLang adapter packs them."""
-    integers = ("pad0", "pad1", "pad2", "stride0", "stride1", "stride2", "kept_stride", "bs", "capacity")
-    pointers = [f"p_{kind}{i}" for kind in ("source", "packed") for i in range(WORDS)]
-    blocks = {"WIDTH": width, "BLOCK_B": bs, "BLOCK_W": triton.next_power_of_2(width), "BLOCK_PAD": BLOCK_PAD}
-    signature = {
-        **{"p_kept": "*i32", "p_cu_seqlens": "*i32"},
-        **dict.fromkeys(pointers, "*i64"),
-        **dict.fromkeys(integers, "i32"),
-        **dict.fromkeys(blocks, "constexpr"),
-    }
-    return Configuration(pack_words_kernel, name, signature, blocks, num_warps=1)
-
-
-CONFIGURATIONS = (_words("words_256", 256, 6), _words("words_512", 512, 17))

@@ -7,8 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from c2t_kernels.configuration import Configuration
-
 MAX_BLOCK_H = 4096  # elements of a row that one program copies
 
 
@@ -110,30 +108,3 @@ def _block(hidden: int) -> tuple[int, int]:
     """Elements of a row that one program copies, and its warps."""
     block_h = min(triton.next_power_of_2(hidden), MAX_BLOCK_H)
     return block_h, 4 if block_h >= 1024 else 1
-
-
-def _rows(kernel: object, name: str, dtype: str, hidden: int) -> Configuration:
-    block_h, num_warps = _block(hidden)
-    blocks = {"WIDTH": 6, "BLOCK_H": block_h}
-    arguments: tuple[str, ...]
-    if kernel is pack_rows_kernel:
-        arguments = ("p_source", "p_packed", "p_cu_seqlens", "pad", "request_stride", "row_stride", "bs", "hidden")
-    else:
-        arguments = ("p_packed", "p_strided", "p_cu_seqlens", "fill", "packed_stride", "hidden")
-    kinds = {"p_cu_seqlens": "*i32", "pad": "fp32", "fill": "fp32"}
-    signature = {
-        **{a: kinds.get(a, f"*{dtype}" if a.startswith("p_") else "i32") for a in arguments},
-        **dict.fromkeys(blocks, "constexpr"),
-    }
-    aligned = ("hidden", "request_stride", "row_stride", "packed_stride")
-    return Configuration(
-        kernel, name, signature, blocks, num_warps, aligned=tuple(a for a in aligned if a in arguments)
-    )
-
-
-CONFIGURATIONS = (
-    _rows(pack_rows_kernel, "pack_bf16", "bf16", 4096),
-    _rows(pack_rows_kernel, "pack_fp32", "fp32", 128256),
-    _rows(scatter_rows_kernel, "scatter_bf16", "bf16", 4096),
-    _rows(scatter_rows_kernel, "scatter_fp32", "fp32", 128256),
-)

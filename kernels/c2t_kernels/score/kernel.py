@@ -6,8 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from c2t_kernels.configuration import Configuration
-from c2t_kernels.network import FEATURES, ScoringNetwork
+from c2t_kernels.network import ScoringNetwork
 from c2t_kernels.network.kernel import confidence, feature_codes, node_stats
 from c2t_kernels.score.reference import ChainState, check_chain
 
@@ -124,34 +123,3 @@ def _units(features: tuple[str, ...], hidden: int) -> int:
     """Hidden units that are computed at a time. With a logarithm among the features, 64 put 8 bytes on the stack."""
     block = max(16, triton.next_power_of_2(hidden))
     return min(block, 32) if "sibling_log_prob" in features else block
-
-
-def _configuration(features: tuple[str, ...], hidden: int) -> Configuration:
-    floats = ("log_prob", "entropy", "margin", "joint", "path_entropy")
-    weights = ("shift", "scale", "hidden_weight", "hidden_bias", "out_weight", "out_bias")
-    strides = ("log_prob_stride", "entropy_stride", "margin_stride", "confidence_stride")
-    return Configuration(
-        score_chain_kernel,
-        f"score_chain_{len(features)}_features_{hidden}_hidden",
-        {
-            **{f"p_{name}": "*fp32" for name in floats},
-            "p_confidence": "*fp32",
-            **{f"p_{name}": "*fp32" for name in weights},
-            "rows": "i32",
-            **{name: "i32" for name in strides},
-            **{name: "i32" for name in ("depth", "depth_origin")},
-            **{name: "constexpr" for name in ("CODES", "N_FEATURES", "HIDDEN", "BLOCK_H", "BLOCK")},
-        },
-        {
-            "CODES": feature_codes(features),
-            "N_FEATURES": len(features),
-            "HIDDEN": hidden,
-            "BLOCK_H": _units(features, hidden),
-            "BLOCK": ROWS,
-        },
-        num_warps=NUM_WARPS,
-    )
-
-
-# the paper's classifier and the largest that a file may hold
-CONFIGURATIONS = (_configuration(("joint_prob", "entropy", "depth"), 64), _configuration(FEATURES, 64))

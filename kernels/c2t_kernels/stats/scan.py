@@ -6,8 +6,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from c2t_kernels.configuration import Configuration
-
 MAX_VOCAB = 524_288
 GROUPS = 8192  # most groups of a row
 CHUNK = 8192  # logits that a program scans: 32 per thread
@@ -94,30 +92,3 @@ def merge(p_partial, row, chunks):
     total_x = tl.sum(b_scale * (b_sum_x + tl.where(b_scale > 0, b_shift, 0.0) * b_sum), axis=0)
     entropy = tl.log(total) - total_x / total
     return tl.where(broken, float("nan"), top), top + tl.log(total), entropy, finite
-
-
-def _configuration(word: str, vocab: int) -> Configuration:
-    return Configuration(
-        scan_kernel,
-        f"scan_{word}_{vocab}",
-        {
-            **{"p_logits": f"*{word}", "row_stride": "i32", "p_partial": "*fp32", "p_group_max": "*fp32"},
-            **{"vocab": "i32", "GROUP": "constexpr", "CHUNK": "constexpr"},
-        },
-        {"GROUP": group_size(vocab), "CHUNK": CHUNK},
-        num_warps=NUM_WARPS,
-        aligned=("row_stride", "vocab") if vocab % 16 == 0 else (),
-    )
-
-
-# One per type, and one per group size (1, 4, 16, 32 and 64).
-CONFIGURATIONS = (
-    _configuration("bf16", 128_256),
-    _configuration("fp16", 128_256),
-    _configuration("fp32", 128_256),
-    _configuration("fp32", 1023),
-    _configuration("bf16", 32_000),
-    _configuration("bf16", 151_936),
-    _configuration("fp32", 262_144),
-    _configuration("bf16", 262_208),
-)

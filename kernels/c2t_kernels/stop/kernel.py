@@ -8,7 +8,6 @@ import triton.language as tl
 from torch import Tensor
 
 from c2t_kernels.checks import INTEGERS, check_tensor, output, per_request
-from c2t_kernels.configuration import Configuration
 
 MAX_TOKENS = 8192  # slots of one batch that one program can order, both sides rounded up to a power of two
 ROWS_ALONE = 32  # rows of one program where no request depends on another
@@ -192,34 +191,3 @@ def _block(bs: int, block_d: int, together: bool) -> tuple[int, int]:
     elements = block_b * block_d
     # 1,024 elements spill in 4 warps, where 2,048 do not
     return block_b, 8 if elements == 1024 or elements > 2048 else 4
-
-
-def _configuration(name: str, links: str, *, bs: int, d_max: int, together: bool) -> Configuration:
-    block_d = triton.next_power_of_2(d_max)
-    block_b, num_warps = _block(bs, block_d, together)
-    tokens = {"p_budget": "*i32", "p_tiers": "*i32"} if together else {"p_budget": "constexpr", "p_tiers": "constexpr"}
-    sizes = ("bs", "confidence_stride", "beta_stride", "max_depth_stride", "next_token_stride")
-    constants = {
-        **({} if together else {"p_budget": None, "p_tiers": None}),
-        **{"D_MAX": d_max, "WIDTH": d_max + 1, "N_TIERS": 16 if together else 0, "BLOCK_B": block_b},
-        **{"BLOCK_D": block_d, "BLOCK_W": triton.next_power_of_2(d_max + 1), "BLOCK_T": 16 if together else 1},
-    }
-    signature = {
-        **{"p_confidence": "*fp32", "p_beta": "*fp32", "p_max_depth": "*i32"},
-        **tokens,
-        **{"p_next_token": links, "p_lengths": "*i32"},
-        **dict.fromkeys(sizes, "i32"),
-        **dict.fromkeys(("D_MAX", "WIDTH", "N_TIERS", "BLOCK_B", "BLOCK_D", "BLOCK_W", "BLOCK_T"), "constexpr"),
-    }
-    return Configuration(early_stop_kernel, name, signature, constants, num_warps)
-
-
-CONFIGURATIONS = (
-    _configuration("each_row", "*i64", bs=256, d_max=5, together=False),
-    _configuration("each_row_deep", "*i64", bs=512, d_max=16, together=False),
-    _configuration("batch_16x4", "*i64", bs=16, d_max=4, together=True),
-    # as many elements as 8 warps are for
-    _configuration("batch_128x8", "*i64", bs=128, d_max=8, together=True),
-    _configuration("batch_256x5", "*i64", bs=256, d_max=5, together=True),
-    _configuration("batch_512x16", "*i64", bs=512, d_max=16, together=True),
-)

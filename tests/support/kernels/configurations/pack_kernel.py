@@ -1,0 +1,25 @@
+"""Launches of c2t_kernels.pack.kernel that are compiled ahead of time."""
+
+from __future__ import annotations
+
+import triton
+
+from c2t_kernels.pack.kernel import BLOCK_PAD, WORDS, pack_words_kernel
+from tests.support.kernels.configuration import Configuration
+
+
+def _words(name: str, bs: int, width: int) -> Configuration:
+    """Ids, positions and slots, int64 each, as the SGLang adapter packs them."""
+    integers = ("pad0", "pad1", "pad2", "stride0", "stride1", "stride2", "kept_stride", "bs", "capacity")
+    pointers = [f"p_{kind}{i}" for kind in ("source", "packed") for i in range(WORDS)]
+    blocks = {"WIDTH": width, "BLOCK_B": bs, "BLOCK_W": triton.next_power_of_2(width), "BLOCK_PAD": BLOCK_PAD}
+    signature = {
+        **{"p_kept": "*i32", "p_cu_seqlens": "*i32"},
+        **dict.fromkeys(pointers, "*i64"),
+        **dict.fromkeys(integers, "i32"),
+        **dict.fromkeys(blocks, "constexpr"),
+    }
+    return Configuration(pack_words_kernel, name, signature, blocks, num_warps=1)
+
+
+CONFIGURATIONS = (_words("words_256", 256, 6), _words("words_512", 512, 17))
