@@ -24,7 +24,7 @@ MODES = ("chain", "tree")
 UNIFORM = ("off", "full")
 RAGGED = ("auto", "triton", "flashinfer", "fa3", "cpu", *UNIFORM)
 LAGGED = "lagged"
-PLANS = ("sync", LAGGED)
+PLANS = (AUTO, "sync", LAGGED)
 TREE_ATTENTION = "tree"
 ATTENTIONS = ("stock", TREE_ATTENTION)
 POLICIES = ("c2t", "prob", "eagle2", "dyspec", "entropy", "static")
@@ -47,7 +47,7 @@ class C2TConfig:
     ragged: attention that verifies kept tokens only; auto: the server's, where it can; off: the uniform window,
         in a few widths; full: in one.
     plan: how the rows of such a pass are chosen: sync waits for the number of kept tokens; lagged predicts it from
-        steps before, and clips what does not fit.
+        steps before, and clips what does not fit; auto: lagged for chains on a GPU.
     attention: kernel of ragged verification on triton; stock: the engine's own, tree: c2t_kernels.tree_attention.
     trace_dir: directory that chains of served requests are recorded into, without their text; None records none.
     trace_share: share of the requests that is recorded, in (0, 1].
@@ -63,7 +63,7 @@ class C2TConfig:
     trace_dir: str | None = None
     trace_share: float = 0.05
     ragged: str = "auto"
-    plan: str = "sync"
+    plan: str = AUTO
     attention: str = "stock"
 
     @property
@@ -96,8 +96,6 @@ class C2TConfig:
             raise ConfigError(f"plan must be one of {', '.join(PLANS)}, got {self.plan!r}")
         if self.plan == LAGGED and self.mode != "chain":
             raise ConfigError(f"plan {LAGGED} clips chains: set the mode to chain, or leave the plan out")
-        if self.plan == LAGGED and self.planned:
-            raise ConfigError(f"plan {LAGGED} waits for no number, but the planner reads every step's; leave one out")
         if self.attention not in ATTENTIONS:
             raise ConfigError(f"attention must be one of {', '.join(ATTENTIONS)}, got {self.attention!r}")
         if self.attention == TREE_ATTENTION and self.ragged not in ("auto", "triton"):

@@ -52,7 +52,7 @@ def spend(
     expected = requests + torch.cat([gains.new_zeros(1), gains.cumsum(0)])
     tokens = requests + torch.arange(len(gains) + 1)
     rates = expected / (
-        curve.verify_s(_padded(tokens, sizes)) + drafted * curve.draft_s(requests) + curve.fixed + curve.draft_extend
+        curve.verify_s(padded(tokens, sizes)) + drafted * curve.draft_s(requests) + curve.fixed + curve.draft_extend
     )
     first = int((taken > 1.0).sum())
     count = first + int(rates[first:].argmax())
@@ -60,7 +60,8 @@ def spend(
     return Budget(kept, float(rates[count]))
 
 
-def _padded(tokens: Tensor, sizes: Sequence[int]) -> Tensor:
+def padded(tokens: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Token counts of the passes that run so many: the next of `sizes`, rising; beyond them as they are."""
     known = torch.tensor(sizes, dtype=torch.int64)
     place = torch.searchsorted(known, tokens)
     return torch.where(place < len(known), torch.cat([known, tokens[-1:]])[place], tokens)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.planner.budget import spend
+from c2t_plugin.planner.budget import padded, spend
 from c2t_plugin.planner.curve import CostCurve
+from c2t_plugin.planner.gains import RecentGains
 
 # Steps between two looks at what one more draft token would bring.
 PROBE_EVERY = 64
@@ -68,6 +69,7 @@ class Planner:
         self._accepted = torch.zeros(d_max, dtype=torch.float64)
         self._seen = 0
         self._short_steps = 0
+        self._recent = RecentGains()
 
     def depth(self, requests: int) -> int:
         """How deep to draft in the next step of so many requests; 0 is plain decoding."""
@@ -96,12 +98,33 @@ class Planner:
     ) -> Tensor:
         """(requests,) int64 draft tokens to verify; see `spend`. acceptance: (requests, drafted) of this step."""
         drafted = acceptance.shape[1]
-        if acceptance.numel():
-            self._observe(acceptance.double().nan_to_num(1.0).clamp(0.0, 1.0).cummin(1).values.mean(0))
+        self.observe(acceptance)
         if not self.packed:
             whole = torch.full((len(acceptance),), drafted)
             return whole if longest is None else longest.clamp(max=drafted)
         return spend(acceptance, self.curve, draft_passes(drafted), longest, at_least, sizes).kept
+
+    def observe(self, acceptance: Tensor) -> None:
+        """Learn from a step's (requests, drafted) acceptance, which `keep` does by itself."""
+        if acceptance.numel():
+            chain = acceptance.double().nan_to_num(1.0).clamp(0.0, 1.0).cummin(1).values
+            self._recent.note(chain)
+            self._observe(chain.mean(0))
+
+    def rows(self, requests: int, depth: int, sizes: Sequence[int] = ()) -> int:
+        """Tokens of the target's pass, roots included, of a step whose acceptance is not known yet.
+
+        As many as make expected output tokens per second most, where the best draft tokens fill what `sizes` (see
+        `spend`) leave; the fewest, if several do. All of them as long as no step of this depth is known.
+        """
+        gains = self._recent.expected(requests, depth) if self.packed else None
+        if gains is None:
+            return requests * (depth + 1)
+        run = padded(requests + torch.arange(len(gains)), sizes)
+        expected = requests + gains[(run - requests).clamp(max=len(gains) - 1)]
+        passes = draft_passes(depth) * self.curve.draft_s(requests)
+        rates = expected / (self.curve.verify_s(run) + passes + self.curve.fixed + self.curve.draft_extend)
+        return int(run[rates.argmax()])
 
     def _observe(self, chain: Tensor) -> None:
         """chain: (drafted,) mean acceptance by depth."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from c2t_plugin.planner import CostCurve, Planner, draft_passes, spend
 from c2t_plugin.planner.profile import CostProfile
+from c2t_plugin.planner.readback import Readback
 
 logger = logging.getLogger(__name__)
 
@@ -20,8 +21,9 @@ logger = logging.getLogger(__name__)
 class StepPlanner:
     """Drafts, and spends the target's pass, where the cost curve and the confidences of the draft say that it pays.
 
-    How deep a step drafts follows from the steps before it; how much of that is verified, from its own confidences.
-    They say nothing about a token's own random draw, so neither does a choice.
+    How deep a step drafts follows from the steps before it; how much of that is verified, from its own confidences,
+    or, once it has to `wait_for_nothing`, from the steps before too. Confidences say nothing about a token's own random
+    draw, so neither does a choice.
 
     curve: None measures one on the first steps and, if there is a path, writes it there. sizes: token counts of the
     target's captured passes. steps: of the deepest draft. most: draft tokens of one request that can be verified.
@@ -43,8 +45,10 @@ class StepPlanner:
         # Whether what is not verified is not computed; without that every drafted token is verified.
         self.packed = False
         self.depths = tuple(depths)
-        # Of the step at hand.
+        # Of the step at hand; rows: of the target's pass, None where its own confidences decide.
         self.depth = steps
+        self.rows: int | None = None
+        self._unread: Readback | None = None
         self._steps, self._path = steps, path
         self._planner: Planner | None = None
         self._profile: CostProfile | None = None
@@ -53,6 +57,10 @@ class StepPlanner:
         else:
             self.curve = curve
         self._forced: int | None = None
+
+    def wait_for_nothing(self, requests: int, device: torch.device | str) -> None:
+        """Decide by steps before, whose confidences `note` brings. requests: of the largest batch."""
+        self._unread = Readback(device, requests * self._steps, torch.float32)
 
     @property
     def curve(self) -> CostCurve | None:
@@ -84,8 +92,15 @@ class StepPlanner:
         """How deep to draft, asked before each step. whole: a request of it needs all its drafts."""
         before, self._forced = self._forced, None
         self.depth = self._steps
-        if not self._decides or whole:
-            return self.depth
+        if self._unread is not None and self._unread.full and self._planner is not None:
+            self._planner.observe(self._unread.read())
+        if self._decides and not whole:
+            self._choose(requests, before)
+        if self._unread is not None:
+            self.rows = self._rows(requests, whole)
+        return self.depth
+
+    def _choose(self, requests: int, before: int | None) -> None:
         if self._profile is not None:
             self._forced = self._profile.length(requests)
             if before is not None and self._forced is None:
@@ -95,7 +110,16 @@ class StepPlanner:
         elif self.depths and self._planner is not None:
             self._planner.packed = self.packed
             self.depth = self._planner.depth(requests)
-        return self.depth
+
+    def _rows(self, requests: int, whole: bool) -> int:
+        if self._planner is None or self._forced is not None or whole or not self._decides:
+            return requests * (self.depth + 1)
+        return self._planner.rows(requests, self.depth, self.sizes())
+
+    def note(self, confidence: Tensor) -> None:
+        """confidence: (requests, drafted) float32 of a step that waited for nothing, the same on all ranks."""
+        if self._unread is not None and self._planner is not None and self._forced is None and self._decides:
+            self._unread.write(confidence)
 
     def _learn(self, curve: CostCurve | None) -> None:
         if curve is None or curve == self.curve:

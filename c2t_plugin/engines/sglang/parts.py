@@ -13,7 +13,7 @@ from c2t_plugin.scorer import ChainScorer
 from c2t_plugin.trees.grower import TreeGrower
 
 if TYPE_CHECKING:
-    from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan
+    from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan, PlannedRows
     from c2t_plugin.engines.sglang.verify.packing import PackedVerify
     from c2t_plugin.engines.sglang.verify.windows import Windows
     from c2t_plugin.traces.recorder import TraceRecorder
@@ -36,7 +36,7 @@ class Parts:
     planner: StepPlanner | None
     configuration: dict[str, Any]
     packing: PackedVerify | None = None
-    lagged: LaggedPlan | None = None
+    lagged: LaggedPlan | PlannedRows | None = None
     windows: Windows | None = None
 
     def timed(self, part: str, count: Callable[[], int]) -> contextlib.AbstractContextManager[None]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
-from c2t_plugin.config import OFF, THRESHOLDS, C2TConfig
+from c2t_plugin.config import LAGGED, OFF, THRESHOLDS, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
 from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.sglang import args
@@ -86,7 +86,8 @@ def complete(worker: Any, config: C2TConfig) -> Any:
     parts, planner = worker.c2t, worker.c2t.planner
     packing = parts.packing = choice.start(config, worker.server_args, worker.target_worker)
     parts.configuration["ragged"] = "off" if packing is None else packing.backend
-    parts.lagged = lagged.start(config, packing, parts.scorer, worker.req_to_token_pool.size)
+    parts.lagged = lagged.start(config, packing, parts.scorer, worker.req_to_token_pool.size, planner)
+    parts.configuration["plan"] = "sync" if parts.lagged is None else LAGGED
     controller: Any
     if planner is not None and planner.depths:
         controller = DepthSwitch(worker, planner.depths)

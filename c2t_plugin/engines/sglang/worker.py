@@ -47,6 +47,7 @@ from c2t_plugin.engines.sglang.patches import (
 )
 from c2t_plugin.engines.sglang.requests import set_options
 from c2t_plugin.engines.sglang.step import Step, attach, record_of, step_of
+from c2t_plugin.engines.sglang.verify.layout import rows_to_compute
 
 if TYPE_CHECKING:
 
@@ -104,8 +105,11 @@ class StepMixin(_StockWorker):
         assert parts.planner is not None
         # Recorded chains are whole, and so are those of requests that ask for a threshold of their own.
         whole = parts.recorder is not None or any(record_of(req).own_beta for req in reqs)
-        parts.planner.depth = ranks.agree_on(parts.planner.begin(len(reqs), whole), self.device)
-        return parts.planner.depth
+        planner = parts.planner
+        depth = planner.begin(len(reqs), whole)
+        planner.depth, rows = ranks.agree_on((depth, planner.rows or 0), self.device)
+        planner.rows = rows or None
+        return planner.depth
 
     def _build_trivial_verify_input(self, batch: Any) -> Any:
         """SGLang's, of a step that drafts nothing."""
@@ -116,7 +120,10 @@ class StepMixin(_StockWorker):
                 verify_input.capture_hidden_mode = CaptureHiddenMode.NULL
             # as the drafts of every other depth have it; the CPU's kernel takes no other
             verify_input.draft_token = verify_input.draft_token.long()
-            attach(verify_input, Step(torch.zeros(len(batch.reqs), dtype=torch.int32, device=self.device)))
+            requests = len(batch.reqs)
+            # known without a look at the device
+            rows = None if self.c2t.packing is None else rows_to_compute(requests, requests, self.c2t.packing.sizes())
+            attach(verify_input, Step(torch.zeros(requests, dtype=torch.int32, device=self.device), rows=rows))
         return verify_input
 
     def verify(self, batch: Any, *positional: Any, **keyword: Any) -> Any:

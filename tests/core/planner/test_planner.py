@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import PROBE_EVERY, CostCurve, Planner, draft_passes, spend
+from c2t_plugin.planner.gains import MEMORY, RecentGains
 
 FREE = CostCurve(verify=((1, 1.0), (1000, 1.0)), draft=((1, 1e-6), (1000, 1e-6)))
 # every token costs the same, nothing else costs anything to speak of
@@ -252,3 +253,47 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path):
             path.write_bytes(content)
         with pytest.raises(ConfigError, match=r"curve\.json is no"):
             CostCurve.load(path)
+
+
+# --- by steps before
+
+
+def gains_of(acceptance: torch.Tensor, requests: int) -> list[float]:
+    """Accepted tokens of the best 0, 1, 2, ... draft tokens, as if the step had had so many requests."""
+    best = sorted((p for row in chain(acceptance) for p in row), reverse=True)
+    sums = [math.fsum(best[:n]) for n in range(len(best) + 1)]
+    scale, depth = requests / len(acceptance), acceptance.shape[1]
+    places = [min(n / scale, len(best)) for n in range(requests * depth + 1)]
+    return [scale * (sums[int(at)] + (at % 1) * (sums[math.ceil(at)] - sums[int(at)])) for at in places]
+
+
+@given(steps=st.lists(probabilities, min_size=1, max_size=10), requests=st.integers(1, 5))
+def test_expected_gains_are_the_mean_of_the_last_steps(steps: list[torch.Tensor], requests: int):
+    recent = RecentGains()
+    for acceptance in steps:
+        recent.note(torch.tensor(chain(acceptance), dtype=torch.float64))
+    found = recent.expected(requests, 3)
+    assert found is not None and len(found) == requests * 3 + 1
+    known = [gains_of(acceptance, requests) for acceptance in steps[-MEMORY:]]
+    assert found.tolist() == pytest.approx([sum(each) / len(known) for each in zip(*known, strict=True)], abs=1e-9)
+    assert recent.expected(requests, 2) is None
+
+
+@given(acceptance=probabilities, curve=st.sampled_from([FREE, DEAR, USUAL]))
+def test_the_rows_of_a_step_like_the_one_before_are_those_that_it_had_spent(acceptance: torch.Tensor, curve: CostCurve):
+    planner, requests = Planner(curve, 3), len(acceptance)
+    assert planner.rows(requests, 3) == requests * 4, "nothing is known: all of them"
+    planner.observe(acceptance)
+    rows = planner.rows(requests, 3)
+    spent = spend(acceptance, curve, draft_passes(3))
+    kept = torch.tensor(gains_of(acceptance, requests))[rows - requests]
+    seconds = float(curve.verify_s(torch.tensor(rows))) + draft_passes(3) * curve.draft_s(requests)
+    assert float(requests + kept) / (seconds + curve.fixed + curve.draft_extend) == pytest.approx(spent.rate, rel=1e-6)
+
+
+def test_a_captured_pass_is_paid_for_and_filled():
+    """Of 4 to 8 tokens a pass costs the same, so the best draft tokens fill the 8."""
+    planner = Planner(CostCurve(verify=((1, 1.0), (4, 1.0), (8, 1.1), (16, 5.0)), draft=((1, 1e-6), (9, 1e-6))), 3)
+    planner.observe(torch.full((3, 3), 0.5))
+    assert planner.rows(3, 3, sizes=(4, 8, 16)) == 8
+    assert planner.rows(3, 3, sizes=(4, 16)) == 4

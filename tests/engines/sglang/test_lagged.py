@@ -22,6 +22,7 @@ from c2t_plugin.engines.sglang.step import step_of
 from c2t_plugin.engines.sglang.verify import lagged
 from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan
 from c2t_plugin.errors import ConfigError
+from c2t_plugin.planner.readback import Readback
 from tests.support.sglang import lagged_rule
 from tests.support.sglang.lagged_rule import LAG, MEMORY
 
@@ -148,12 +149,14 @@ def test_the_best_filled_step_is_scaled_by_the_requests_of_now():
 def test_numbers_come_back_in_order(device: str):
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs CUDA")
-    numbers, found = lagged._Readback(torch.device(device)), []
-    for number in range(10):
-        if number >= LAG:
+    numbers, found = Readback(device, capacity=6, dtype=torch.float32), []
+    written = [torch.full((1 + i % 3, 2), float(i), device=device) for i in range(10)]
+    for each in written:
+        if numbers.full:
             found.append(numbers.read())
-        numbers.write(torch.full((3,), number, dtype=torch.int32, device=device).sum())
-    assert found == [3 * number for number in range(10 - LAG)]
+        numbers.write(each)
+    assert len(found) == len(written) - LAG
+    assert all(torch.equal(each, then.cpu()) for each, then in zip(found, written, strict=False))
 
 
 # --- in the worker
@@ -163,7 +166,7 @@ class Drafts:
     """What a worker asks of a scorer, about one draft after another."""
 
     d_max = D_MAX
-    confidence: Tensor
+    drafts: Tensor
 
     def drafted(self, steps: int) -> None:
         assert steps == D_MAX
@@ -172,8 +175,11 @@ class Drafts:
         return self.lengths(rows)
 
     def lengths(self, rows: int, budget: int | None = None) -> Tensor:
-        assert len(self.confidence) == rows
-        return early_stop(self.confidence, BETA, D_MAX, budget=budget)
+        assert len(self.drafts) == rows
+        return early_stop(self.drafts, BETA, D_MAX, budget=budget)
+
+    def confidence(self, rows: int) -> Tensor:
+        return self.drafts[:rows]
 
 
 @pytest.fixture
@@ -197,7 +203,7 @@ def test_the_drafter_cuts_the_links_where_the_clip_ends(chain: Any):
     loud = torch.tensor([[0.9, 0.8, 0.7, 0.4], [0.95, 0.6, 0.6, 0.6], [0.3, 0.9, 0.9, 0.9]])
     found = []
     for confidence in [torch.zeros(3, D_MAX)] * LAG + [loud] * (LAG + 1):
-        scorer.confidence = confidence
+        scorer.drafts = confidence
         links = torch.arange(1, WIDTH + 1).repeat(3, 1)
         links[:, -1] = -1
         verify_input = SimpleNamespace(retrieve_next_token=links, draft_token_num=WIDTH)

@@ -8,12 +8,11 @@ so the simulation lives as long as the server. One file, because the simulation 
 from __future__ import annotations
 
 import json
-import math
 import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,15 +28,11 @@ from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
 from tests.support.sglang import verify_counts as vc  # noqa: E402
+from tests.support.sglang.planned_rule import CURVE, D_MAX, Plan  # noqa: E402
 from tests.support.sglang.simulate import Draft, Target, load_draft  # noqa: E402
 
-D_MAX = 4
-DEPTHS = (0, 1, 2, 4)
 # Numbers of requests that start in one step.
 GROUPS = (1, 1, 4, 8, 1)
-PROBE_EVERY, FORGET = 64, 0.1
-# Cheap for one request, dear for eight, for which plain decoding is faster.
-CURVE = CostCurve(verify=((1, 1.0), (4, 1.2), (64, 16.0)), draft=((1, 0.05), (64, 0.1)), fixed=0.1, draft_extend=0.1)
 # Two choices whose output per second is so near that the rounding of sums decides.
 UNDECIDED = 1e-5
 
@@ -73,76 +68,6 @@ class Request:
         output = self.text[len(self.prompt) :][: vc.NEW_TOKENS]
         lengths = Counter(self.lengths)
         return vc.Counts(tuple(output), len(self.lengths), tuple(sorted(lengths.items())))
-
-
-@dataclass
-class Plan:
-    """What the server should decide, step by step, for one CURVE. packed: whether tokens behind a cut cost nothing.
-    margin: how near the nearest decision was to another one."""
-
-    packed: bool
-    ratios: list[float] = field(default_factory=list)
-    short_steps: int = 0
-    margin: float = math.inf
-    depths: list[int] = field(default_factory=list)
-
-    def depth(self, requests: int) -> int:
-        found = self._depth(requests)
-        self.depths.append(found)
-        return found
-
-    def _depth(self, requests: int) -> int:
-        if not self.ratios:
-            return D_MAX
-        ratios = self.ratios + [self.ratios[-1]] * (D_MAX - len(self.ratios))
-        gains = [math.prod(ratios[: depth + 1]) for depth in range(D_MAX) for _ in range(requests)]
-        choices = {}
-        for depth in DEPTHS:
-            counts = range(depth * requests + 1) if self.packed else [depth * requests]
-            choices[depth] = max((requests + sum(gains[:n])) / self.seconds(requests, n, depth) for n in counts)
-        best = self.best(list(choices.values()), ties=True)
-        if best == len(DEPTHS) - 1:
-            return D_MAX
-        self.short_steps += 1
-        return DEPTHS[best + (self.short_steps % PROBE_EVERY == 0)]
-
-    def keep(self, chances: Sequence[Sequence[float]]) -> list[int]:
-        """Kept tokens of each request, most likely ones first, as many as give most output per second."""
-        requests, depth = len(chances), len(chances[0])
-        falling = [[min(row[: n + 1]) for n in range(depth)] for row in chances]
-        self._see([sum(row[n] for row in falling) / requests for n in range(depth)])
-        return self.spend(falling, depth) if self.packed else [depth] * requests
-
-    def spend(self, falling: Sequence[Sequence[float]], depth: int) -> list[int]:
-        """As keep, of chances that fall already and need not be equally many."""
-        requests = len(falling)
-        found = sorted(((p, -n, -row) for row, ps in enumerate(falling) for n, p in enumerate(ps)), reverse=True)
-        gains = [p for p, _, _ in found]
-        best = self.best(
-            [(requests + sum(gains[:n])) / self.seconds(requests, n, depth) for n in range(len(found) + 1)]
-        )
-        taken = Counter(-row for _, _, row in found[:best])
-        return [taken[row] for row in range(requests)]
-
-    def _see(self, means: list[float]) -> None:
-        for n, mean in enumerate(means):
-            ratio = mean / (means[n - 1] if n else 1.0)
-            if n < len(self.ratios):
-                self.ratios[n] += FORGET * (ratio - self.ratios[n])
-            else:
-                self.ratios.append(ratio)
-
-    def seconds(self, requests: int, count: int, depth: int) -> float:
-        draft = max(0, depth - 1) * CURVE.draft_s(requests)
-        return float(CURVE.verify_s(torch.tensor(requests + count))) + draft + CURVE.fixed + CURVE.draft_extend
-
-    def best(self, rates: list[float], ties: bool = False) -> int:
-        """ties: may be, as the same choice twice is none: at depth 1 as at 0 nothing may be verified, and neither has a
-        draft pass."""
-        best = max(range(len(rates)), key=lambda n: (rates[n], -n))
-        others = [rate for n, rate in enumerate(rates) if n != best and not (ties and rate == rates[best])]
-        self.margin = min([self.margin, *(abs(rate / rates[best] - 1) for rate in others)])
-        return best
 
 
 def in_step(

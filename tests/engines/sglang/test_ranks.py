@@ -43,26 +43,28 @@ group = parallel_state.init_model_parallel_group(
 ranks.get_tp_group = lambda: group
 kept = torch.tensor(job["kept"], dtype=torch.int32)
 agreed = ranks.agree(kept)
-planner = SimpleNamespace(begin=lambda requests, whole: job["depth"])
+planner = SimpleNamespace(begin=lambda requests, whole: job["depth"], rows=job["rows"])
 parts = Parts(scorer=None, counts=None, recorder=None, planner=planner, configuration={})
 depth = worker.StepMixin.planned_depth(SimpleNamespace(c2t=parts, device="cpu"), [])
 assert planner.depth == depth
 lagged = LaggedPlan(tuple, "cpu")
 parts.scorer = SimpleNamespace(
     end=lambda requests: kept,
+    confidence=lambda requests: None,
     lengths=lambda requests, budget: early_stop(torch.ones(requests, 4), 0.5, kept, budget=budget),
 )
 requests = SimpleNamespace(reqs=[SimpleNamespace(rid=rid) for rid in "abcd"])
 drafter = ChainDrafter(None, parts)
 steps = [drafter._clipped(requests, 5, lagged) for _ in range(4)]
 lagged_steps = [[lengths.tolist(), rows] for _, lengths, rows in steps]
-Path(job["out"]).write_text(json.dumps({"agreed": agreed.tolist(), "depth": depth, "lagged": lagged_steps,
-    "leads": ranks.leads()}))
+Path(job["out"]).write_text(json.dumps({"agreed": agreed.tolist(), "depth": depth, "rows": planner.rows,
+    "lagged": lagged_steps, "leads": ranks.leads()}))
 torch.distributed.destroy_process_group()
 """
 
 
-def test_all_ranks_take_the_first_ones_cut_depth_and_rows(tmp_path: Path):
+@pytest.mark.parametrize("waits", [True, False])
+def test_all_ranks_take_the_first_ones_cut_depth_and_rows(tmp_path: Path, waits: bool):
     program = tmp_path / "rank.py"
     program.write_text(PROGRAM)
     ranks = []
@@ -71,6 +73,7 @@ def test_all_ranks_take_the_first_ones_cut_depth_and_rows(tmp_path: Path):
             "rank": rank,
             "kept": kept,
             "depth": (2, 4)[rank],
+            "rows": (None, 12)[rank] if waits else (7, 12)[rank],
             "store": str(tmp_path / "store"),
             "out": str(tmp_path / f"{rank}.json"),
         }
@@ -82,6 +85,7 @@ def test_all_ranks_take_the_first_ones_cut_depth_and_rows(tmp_path: Path):
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert [each["agreed"] for each in found] == [MINE[0], MINE[0]]
     assert [each["depth"] for each in found] == [2, 2]
+    assert [each["rows"] for each in found] == [None if waits else 7] * 2
     # the window, until the first one's numbers are known: 4 roots and 9 draft tokens, in fours
     assert [each["lagged"] for each in found] == [[[MINE[0], rows] for rows in (20, 20, 16, 16)]] * 2
     assert [each["leads"] for each in found] == [True, False]

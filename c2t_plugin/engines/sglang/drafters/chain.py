@@ -21,7 +21,7 @@ from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.patches import DRAFT_FORWARD, PATCHES
 from c2t_plugin.engines.sglang.ranks import agree
 from c2t_plugin.engines.sglang.step import Drafted, Step, attach
-from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan
+from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan, PlannedRows
 from c2t_plugin.engines.sglang.verify.layout import cut_links
 from c2t_plugin.scorer import ChainScorer
 
@@ -98,13 +98,13 @@ class ChainDrafter:
             return None, kept
         return kept, planner.keep(kept, self._scorer.own_beta(requests), self._scorer.confidence(requests))
 
-    def _clipped(self, batch: Any, width: int, plan: LaggedPlan) -> tuple[Tensor, Tensor, int]:
+    def _clipped(self, batch: Any, width: int, plan: LaggedPlan | PlannedRows) -> tuple[Tensor, Tensor, int]:
         """What would be verified of each request's draft, what is, and the rows that the target computes for that."""
         requests = len(batch.reqs)
         rows = plan.rows([req.rid for req in batch.reqs], width)
         lengths = torch.stack([self._scorer.end(requests), self._scorer.lengths(requests, rows - requests)])
         wanted, kept = agree(lengths)
-        plan.note(wanted)
+        plan.note(wanted, self._scorer.confidence(requests))
         return wanted, kept, rows
 
     def _recorded(self, batch: Any, verify_input: Any) -> Drafted | None:

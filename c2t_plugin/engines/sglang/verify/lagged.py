@@ -1,4 +1,4 @@
-"""`--speculative-c2t-plan lagged`: rows of the target's pass by the steps before, so that no step waits for its number.
+"""`--speculative-c2t-plan lagged`, on a GPU the default: rows by the steps before, so that no step waits for a number.
 
 The host chooses the target's graph, and only the device knows how many tokens a draft keeps. This predicts it from the
 numbers of earlier steps, which are on the host by then; what does not fit the graph is clipped on the device.
@@ -12,22 +12,21 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from c2t_plugin.config import LAGGED, C2TConfig
+from c2t_plugin.config import AUTO, LAGGED, C2TConfig
 from c2t_plugin.engines.sglang.verify.layout import rows_to_compute
 from c2t_plugin.engines.sglang.verify.packing import PackedVerify
 from c2t_plugin.errors import ConfigError
+from c2t_plugin.planner.readback import LAG, Readback
+from c2t_plugin.planner.step_planner import StepPlanner
 from c2t_plugin.scorer import ChainScorer
 
 logger = logging.getLogger(__name__)
 
-# A step's number is read so many steps later. SGLang prepares a step while the one before may still run, but has the
-# results of the one before that.
-LAG = 2
 # Steps that a prediction looks back on.
 MEMORY = 8
 
@@ -53,7 +52,7 @@ class LaggedPlan:
     def __init__(self, sizes: Callable[[], Sequence[int]], device: torch.device | str) -> None:
         """sizes: token counts of the target's captured passes, rising. device: of the numbers."""
         self._sizes = sizes
-        self._numbers = _Readback(torch.device(device))
+        self._numbers = Readback(device)
         self._unread: deque[_Step] = deque()
         # draft tokens wanted, requests
         self._known: deque[tuple[int, int]] = deque(maxlen=MEMORY)
@@ -71,7 +70,7 @@ class LaggedPlan:
         needed = min(requests + max(shares), window) if shares else window
         return rows_to_compute(needed, window, self._sizes())
 
-    def note(self, wanted: Tensor) -> None:
+    def note(self, wanted: Tensor, _: Tensor | None = None) -> None:
         """wanted: (requests,) int32, draft tokens that the step would verify unclipped; the same on all ranks."""
         self._numbers.write(wanted.sum())
         self._unread.append(_Step(len(wanted), self._batch))
@@ -83,49 +82,55 @@ class LaggedPlan:
         self._requests = requests
 
     def _read(self) -> None:
-        step, wanted = self._unread.popleft(), self._numbers.read()
+        step, wanted = self._unread.popleft(), int(self._numbers.read())
         if step.batch == self._batch:
             self._known.append((wanted, step.requests))
 
 
-class _Readback:
-    """Numbers of the device, on the host in the order in which they were written, of which LAG may be unread."""
+class PlannedRows:
+    """The same of a planner's steps: it has decided on rows before the draft began, by confidences of steps before."""
 
-    def __init__(self, device: torch.device) -> None:
-        waits = device.type != "cpu"
-        self._host = torch.zeros(LAG, dtype=torch.int64, pin_memory=waits)
-        self._copied: list[Any] = [torch.get_device_module(device).Event() for _ in range(LAG)] if waits else []
-        self._written = self._read = 0
+    def __init__(self, planner: StepPlanner) -> None:
+        self._planner = planner
 
-    def write(self, number: Tensor) -> None:
-        """number: one int64 on the device. Starts its copy."""
-        place = self._written % LAG
-        self._host[place].copy_(number, non_blocking=True)
-        if self._copied:
-            self._copied[place].record()
-        self._written += 1
+    def rows(self, rids: Sequence[str], width: int) -> int:
+        """See LaggedPlan."""
+        window = len(rids) * width
+        # roots have to be computed whatever was planned
+        needed = min(max(self._planner.rows or window, len(rids)), window)
+        return rows_to_compute(needed, window, self._planner.sizes())
 
-    def read(self) -> int:
-        """The oldest unread one."""
-        place = self._read % LAG
-        if self._copied:
-            # Not `query`: ranks would see different answers. LAG steps later there is nothing left to wait for.
-            self._copied[place].synchronize()
-        self._read += 1
-        return int(self._host[place])
+    def note(self, _: Tensor, confidence: Tensor) -> None:
+        """See LaggedPlan. confidence: (requests, drafted) float32; the first rank's choices are everybody's."""
+        self._planner.note(confidence)
 
 
-def start(config: C2TConfig, packing: PackedVerify | None, scorer: ChainScorer, requests: int) -> LaggedPlan | None:
+def start(
+    config: C2TConfig,
+    packing: PackedVerify | None,
+    scorer: ChainScorer,
+    requests: int,
+    planner: StepPlanner | None = None,
+) -> LaggedPlan | PlannedRows | None:
     """The plan, if it is the lagged one. packing: None where the uniform window is verified. requests: of the largest
-    batch. Raises ConfigError where that cannot be clipped."""
-    if config.plan != LAGGED:
+    batch. Raises ConfigError where that is asked for and cannot be clipped."""
+    device = scorer.beta.device
+    wanted = config.plan == LAGGED or (config.plan == AUTO and config.mode == "chain" and device.type != "cpu")
+    if not wanted:
         return None
     if packing is None:
-        logger.warning("C2T: plan lagged chooses nothing over the uniform window")
+        if config.plan == LAGGED:
+            logger.warning("C2T: plan lagged chooses nothing over the uniform window")
         return None
     scorer.drafted(scorer.d_max)
     try:
         scorer.lengths(requests, budget=0)
     except ValueError as error:
-        raise ConfigError(f"plan {LAGGED} cannot clip {requests} requests ({error}): use sync") from error
-    return LaggedPlan(packing.sizes, scorer.beta.device)
+        if config.plan == LAGGED:
+            raise ConfigError(f"plan {LAGGED} cannot clip {requests} requests ({error}): use sync") from error
+        logger.info("C2T: each step waits for its number of rows, since %d requests cannot be clipped", requests)
+        return None
+    if planner is None:
+        return LaggedPlan(packing.sizes, device)
+    planner.wait_for_nothing(requests, device)
+    return PlannedRows(planner)

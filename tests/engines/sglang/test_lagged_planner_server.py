@@ -1,0 +1,106 @@
+"""A planner that waits for nothing, through a real server: plain output, and every step as the rule has it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+pytestmark = [pytest.mark.sglang, pytest.mark.server]
+
+from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
+from c2t_plugin.planner import CostCurve  # noqa: E402
+from tests.support.sglang import faults, lagged_rule, planned_log, planned_rule  # noqa: E402
+from tests.support.sglang import verify_counts as vc  # noqa: E402
+from tests.support.sglang.simulate import Target  # noqa: E402
+
+FULL = 8
+CONCURRENCIES = (1, FULL)
+# Tokens cost enough that whole chains do not pay, and little enough that plain decoding does not either.
+CURVE = CostCurve(
+    verify=((1, 1.0), (4, 1.1), (5, 1.4), (64, 4.4)), draft=((1, 0.02), (64, 0.04)), fixed=0.1, draft_extend=0.1
+)
+UNDECIDED = 1e-5
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    """Answers and steps in the order in which they were asked for: by concurrency, then by fault."""
+    folder = tmp_path_factory.mktemp("lagged-planner")
+    target = Target(pair_dir() / "target")
+    prompts = [ids[: 30 + 6 * row] for row, ids in enumerate(held_out_prompts(FULL, min_tokens=96, seed=21))]
+    classifier = vc.save_hand_made_classifier(folder / "hand.safetensors")
+    CURVE.save(folder / "curve.json")
+    planted, log = folder / "planted", folder / "steps"
+    planted.write_text("")
+    (folder / "plugins").mkdir()
+    plugins = str(faults.install(folder / "plugins", planned_log.__file__))
+    running = CpuServer(
+        pair_dir() / "target",
+        *("--speculative-algorithm", "C2T", "--speculative-c2t-base", "eagle3"),
+        *("--speculative-draft-model-path", str(pair_dir() / vc.DRAFTS["eagle3"])),
+        *("--speculative-num-steps", str(planned_rule.D_MAX), "--speculative-c2t-classifier", str(classifier)),
+        *("--speculative-c2t-planner", str(folder / "curve.json"), "--speculative-c2t-plan", "lagged"),
+        *("--disable-radix-cache", "--skip-server-warmup"),
+        log=folder / "server.log",
+        env={**os.environ, "PYTHONPATH": plugins, "STEP_LOG": str(log), "PLANTED_FAULT_FILE": str(planted)},
+    )
+    answers: dict[Any, list[dict[str, Any]]] = {}
+    steps: dict[Any, list[dict[str, Any]]] = {}
+    with running:
+        for what in (*CONCURRENCIES, *planned_log.FAULTS):
+            planted.write_text(str(what))
+            log.write_text("")
+            answers[what] = vc.answers(running, prompts, what if isinstance(what, int) else FULL)
+            steps[what] = [json.loads(line) for line in log.read_text().splitlines()]
+    plain = [tuple(target.greedy(prompt, vc.NEW_TOKENS)) for prompt in prompts]
+    yield SimpleNamespace(answers=answers, steps=steps, plain=plain)
+
+
+def expected(served: SimpleNamespace, last: Any) -> list[tuple[int, int, list[int]]]:
+    """(depth, rows, draft tokens kept of each request) of the steps of `last`, after those before it."""
+    plan = planned_rule.LaggedPlan(curve=CURVE)
+    found: list[tuple[int, int, list[int]]] = []
+    for what, steps in served.steps.items():
+        found = []
+        for step in steps:
+            requests = len(step["rids"])
+            depth, rows = plan.begin(requests)
+            kept = [0] * requests
+            if step["depth"]:
+                plan.note(step["confidence"])
+                kept = lagged_rule.clip(step["confidence"], [step["depth"]] * requests, rows - requests)
+            found.append((depth, rows, kept))
+        if what == last:
+            break
+    assert plan.margin > UNDECIDED, "choose prompts whose steps are clearer"
+    return found
+
+
+def seen(served: SimpleNamespace, what: Any) -> list[tuple[int, int, list[int]]]:
+    return [(step["depth"], step["rows"], [length - 1 for length in step["lengths"]]) for step in served.steps[what]]
+
+
+@pytest.mark.parametrize("concurrency", CONCURRENCIES)
+def test_output_is_plain(served: SimpleNamespace, concurrency: int):
+    assert [tuple(answer["output_ids"]) for answer in served.answers[concurrency]] == served.plain
+
+
+@pytest.mark.parametrize("concurrency", CONCURRENCIES)
+def test_every_step_has_the_depth_rows_and_lengths_of_the_rule(served: SimpleNamespace, concurrency: int):
+    found = seen(served, concurrency)
+    assert found == expected(served, concurrency)
+    assert max(len(kept) for *_, kept in found) == concurrency
+    assert any(depth and sum(kept) < depth * len(kept) for depth, _, kept in found), "nothing was ever left out"
+    assert any(len(set(kept)) > 1 for *_, kept in found) or concurrency == 1, "requests were never treated differently"
+
+
+@pytest.mark.parametrize("fault", planned_log.FAULTS)
+def test_fault_is_caught(served: SimpleNamespace, fault: str):
+    assert seen(served, fault) != expected(served, fault)

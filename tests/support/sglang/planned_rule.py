@@ -1,0 +1,141 @@
+"""What a planner decides, written out in plain Python: by confidences of the step itself, and by those of steps before.
+
+A simulation's sums round otherwise than the server's, so each rule keeps how near its nearest decision was to another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from c2t_plugin.planner import CostCurve
+
+D_MAX = 4
+DEPTHS = (0, 1, 2, 4)
+PROBE_EVERY, FORGET = 64, 0.1
+MEMORY, ROW_STEP = 8, 4
+# Cheap for one request, dear for eight, for which plain decoding is faster.
+CURVE = CostCurve(verify=((1, 1.0), (4, 1.2), (64, 16.0)), draft=((1, 0.05), (64, 0.1)), fixed=0.1, draft_extend=0.1)
+
+
+@dataclass
+class Plan:
+    """What the server should decide, step by step. packed: whether tokens behind a cut cost nothing. margin: how near
+    the nearest decision was to another one."""
+
+    packed: bool
+    curve: CostCurve = CURVE
+    ratios: list[float] = field(default_factory=list)
+    short_steps: int = 0
+    margin: float = math.inf
+    depths: list[int] = field(default_factory=list)
+
+    def depth(self, requests: int) -> int:
+        found = self._depth(requests)
+        self.depths.append(found)
+        return found
+
+    def _depth(self, requests: int) -> int:
+        if not self.ratios:
+            return D_MAX
+        ratios = self.ratios + [self.ratios[-1]] * (D_MAX - len(self.ratios))
+        gains = [math.prod(ratios[: depth + 1]) for depth in range(D_MAX) for _ in range(requests)]
+        choices = {}
+        for depth in DEPTHS:
+            counts = range(depth * requests + 1) if self.packed else [depth * requests]
+            choices[depth] = max((requests + sum(gains[:n])) / self.seconds(requests, n, depth) for n in counts)
+        best = self.best(list(choices.values()), ties=True)
+        if best == len(DEPTHS) - 1:
+            return D_MAX
+        self.short_steps += 1
+        return DEPTHS[best + (self.short_steps % PROBE_EVERY == 0)]
+
+    def keep(self, chances: Sequence[Sequence[float]]) -> list[int]:
+        """Kept tokens of each request, most likely ones first, as many as give most output per second."""
+        requests, depth = len(chances), len(chances[0])
+        falling = [[min(row[: n + 1]) for n in range(depth)] for row in chances]
+        self._see([sum(row[n] for row in falling) / requests for n in range(depth)])
+        return self.spend(falling, depth) if self.packed else [depth] * requests
+
+    def spend(self, falling: Sequence[Sequence[float]], depth: int) -> list[int]:
+        """As keep, of chances that fall already and need not be equally many."""
+        requests = len(falling)
+        found = sorted(((p, -n, -row) for row, ps in enumerate(falling) for n, p in enumerate(ps)), reverse=True)
+        gains = [p for p, _, _ in found]
+        best = self.best(
+            [(requests + sum(gains[:n])) / self.seconds(requests, n, depth) for n in range(len(found) + 1)]
+        )
+        taken = Counter(-row for _, _, row in found[:best])
+        return [taken[row] for row in range(requests)]
+
+    def _see(self, means: list[float]) -> None:
+        for n, mean in enumerate(means):
+            ratio = mean / (means[n - 1] if n else 1.0)
+            if n < len(self.ratios):
+                self.ratios[n] += FORGET * (ratio - self.ratios[n])
+            else:
+                self.ratios.append(ratio)
+
+    def seconds(self, requests: int, count: int, depth: int) -> float:
+        curve = self.curve
+        draft = max(0, depth - 1) * curve.draft_s(requests)
+        return float(curve.verify_s(torch.tensor(requests + count))) + draft + curve.fixed + curve.draft_extend
+
+    def best(self, rates: list[float], ties: bool = False) -> int:
+        """ties: may be, as the same choice twice is none: at depth 1 as at 0 nothing may be verified, and neither has a
+        draft pass."""
+        best = max(range(len(rates)), key=lambda n: (rates[n], -n))
+        others = [rate for n, rate in enumerate(rates) if n != best and not (ties and rate == rates[best])]
+        self.margin = min([self.margin, *(abs(rate / rates[best] - 1) for rate in others)])
+        return best
+
+
+@dataclass
+class LaggedPlan(Plan):
+    """The same by steps before: of the drafted ones, all but the newest are known when a step is decided."""
+
+    packed: bool = True
+    unread: list[list[list[float]]] = field(default_factory=list)
+    # by depth: requests of a step, and the sums of its best 0, 1, 2, ... chances
+    known: dict[int, deque[tuple[int, list[float]]]] = field(default_factory=dict)
+
+    def begin(self, requests: int) -> tuple[int, int]:
+        """How deep the next step drafts, and the rows of the target's pass."""
+        if len(self.unread) == 2:
+            self._learn(self.unread.pop(0))
+        depth = self.depth(requests)
+        return depth, self._rows(requests, depth)
+
+    def note(self, chances: Sequence[Sequence[float]]) -> None:
+        """Of a step that drafted."""
+        self.unread.append([[min(row[: n + 1]) for n in range(len(row))] for row in chances])
+
+    def _learn(self, falling: list[list[float]]) -> None:
+        requests, depth = len(falling), len(falling[0])
+        self._see([sum(row[n] for row in falling) / requests for n in range(depth)])
+        best = sorted((p for row in falling for p in row), reverse=True)
+        sums = [math.fsum(best[:n]) for n in range(len(best) + 1)]
+        self.known.setdefault(depth, deque(maxlen=MEMORY)).append((requests, sums))
+
+    def _rows(self, requests: int, depth: int) -> int:
+        window = requests * (depth + 1)
+        steps = self.known.get(depth)
+        if depth and steps:
+            rates = []
+            for count in range(requests * depth + 1):
+                gains = [requests / then * at(sums, count * then / requests) for then, sums in steps]
+                rates.append((requests + sum(gains) / len(gains)) / self.seconds(requests, count, depth))
+            needed = requests + self.best(rates)
+        else:
+            needed = window
+        return min(math.ceil(needed / ROW_STEP) * ROW_STEP, window)
+
+
+def at(sums: Sequence[float], place: float) -> float:
+    """Between two of them."""
+    left = min(int(place), len(sums) - 2)
+    return sums[left] + (sums[left + 1] - sums[left]) * (min(place, len(sums) - 1) - left)
