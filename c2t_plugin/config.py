@@ -26,7 +26,7 @@ RAGGED = ("auto", "triton", "flashinfer", "fa3", "cpu", *UNIFORM)
 LAGGED = "lagged"
 PLANS = (AUTO, "sync", LAGGED)
 TREE_ATTENTION = "tree"
-ATTENTIONS = ("stock", TREE_ATTENTION)
+ATTENTIONS = (AUTO, "stock", TREE_ATTENTION)
 POLICIES = ("c2t", "prob", "eagle2", "dyspec", "entropy", "static")
 # The policies that cut below beta.
 THRESHOLDS = ("c2t", "prob")
@@ -48,7 +48,8 @@ class C2TConfig:
         in a few widths; full: in one.
     plan: how the rows of such a pass are chosen: sync waits for the number of kept tokens; lagged predicts it from
         steps before, and clips what does not fit; auto: lagged for chains on a GPU.
-    attention: kernel of ragged verification on triton; stock: the engine's own, tree: c2t_kernels.tree_attention.
+    attention: kernel of ragged verification on triton; stock: the engine's own, tree: c2t_kernels.tree_attention; auto:
+        on a GPU whichever wins a contest at start.
     trace_dir: directory that chains of served requests are recorded into, without their text; None records none.
     trace_share: share of the requests that is recorded, in (0, 1].
     """
@@ -64,7 +65,7 @@ class C2TConfig:
     trace_share: float = 0.05
     ragged: str = "auto"
     plan: str = AUTO
-    attention: str = "stock"
+    attention: str = AUTO
 
     @property
     def plans_chains(self) -> bool:

@@ -78,7 +78,7 @@ def test_beta_inside_it(beta: object):
         ({"ragged": "fast"}, "ragged must be one of auto, triton, flashinfer, fa3, cpu, off, full"),
         ({"plan": "late"}, "plan must be one of auto, sync, lagged, got 'late'"),
         ({"plan": "lagged", "mode": "tree"}, "plan lagged clips chains: set the mode to chain, or leave the plan out"),
-        ({"attention": "flash"}, "attention must be one of stock, tree, got 'flash'"),
+        ({"attention": "flash"}, "attention must be one of auto, stock, tree, got 'flash'"),
         ({"attention": "tree", "ragged": "fa3"}, "attention tree is a kernel of ragged triton, but ragged is fa3"),
         ({"attention": "tree", "ragged": "off"}, "but ragged is off; leave one out"),
         ({"mode": "tree", "policy": "sequoia"}, "policy must be one of c2t, prob"),

@@ -85,6 +85,7 @@ def complete(worker: Any, config: C2TConfig) -> Any:
 
     parts, planner = worker.c2t, worker.c2t.planner
     packing = parts.packing = choice.start(config, worker.server_args, worker.target_worker)
+    parts.configuration["attention"] = getattr(worker.target_worker.model_runner.attn_backend, "c2t_kernel", "stock")
     parts.configuration["ragged"] = "off" if packing is None else packing.backend
     parts.lagged = lagged.start(config, packing, parts.scorer, worker.req_to_token_pool.size, planner)
     parts.configuration["plan"] = "sync" if parts.lagged is None else LAGGED

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.config import TREE_ATTENTION, C2TConfig
+from c2t_plugin.config import AUTO, TREE_ATTENTION, C2TConfig
 from c2t_plugin.engines.sglang import args
 
 
@@ -44,10 +44,12 @@ def packing_flashinfer(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def packed_triton(config: C2TConfig, runner: Any) -> Any:
     """The Triton backend for packed rows, with the kernel of the options."""
-    if config.attention == TREE_ATTENTION:
-        from c2t_plugin.engines.sglang.verify.tree_attention import TreeTritonAttnBackend
+    contested = config.attention == AUTO and runner.device == "cuda" and not runner.is_draft_worker
+    if config.attention == TREE_ATTENTION or contested:
+        from c2t_plugin.engines.sglang.verify import tree_attention
 
-        return TreeTritonAttnBackend(runner, masked=config.mode == "tree")
+        if not contested or tree_attention.wins(runner):
+            return tree_attention.TreeTritonAttnBackend(runner, masked=config.mode == "tree", asked_for=not contested)
     from c2t_plugin.engines.sglang.verify.triton import PackedTritonAttnBackend
 
     return PackedTritonAttnBackend(runner)

@@ -131,6 +131,6 @@ def start(config: C2TConfig, server_args: Any, target_worker: Any) -> PackedVeri
     if choice.backend is None:
         logger.info("C2T: verification over the uniform width (%s)", choice.reason)
         return None
-    kernel = f", kernel {config.attention}" if choice.backend == "triton" else ""
+    kernel = f", kernel {runner.attn_backend.c2t_kernel}" if choice.backend == "triton" else ""
     logger.info("C2T: verification of kept tokens only, ragged %s (%s%s)", choice.backend, choice.reason, kernel)
     return PackedVerify(target_worker, choice.masked, choice.backend)

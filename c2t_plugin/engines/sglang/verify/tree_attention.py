@@ -7,6 +7,7 @@ so that in tree mode nobody writes a mask over the prefix, and the buffer of cap
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -17,8 +18,11 @@ from torch import Tensor
 
 from c2t_kernels.attention.arguments import HEAD_DIMS
 from c2t_kernels.attention.kernel import tree_attention
+from c2t_plugin.config import TREE_ATTENTION
 from c2t_plugin.engines.sglang.verify.triton import PackedTritonAttnBackend
 from c2t_plugin.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 # With these arguments SGLang's kernel computes what tree_attention does.
 _PLAIN: dict[str, Any] = {
@@ -33,18 +37,23 @@ _PLAIN: dict[str, Any] = {
     "score_mod": None,
     "aux_tensors": None,
 }
+# Of the kernel's arguments, which are checked as its options are.
+_ARGUMENTS = ("causal", "k_scale", "v_scale")
 # Whatever these are, it computes the same.
 _IGNORED = ("page_size", "extend_seq_lens_cpu")
 
 
 class TreeTritonAttnBackend(PackedTritonAttnBackend):
-    """masked: whether verified rows are trees, whose mask SGLang then gets without the prefix's columns."""
+    """masked: whether verified rows are trees, whose mask SGLang then gets without the prefix's columns. asked_for: not
+    chosen by `auto`, which leaves chains of a layer that it cannot compute to SGLang's kernel."""
 
+    c2t_kernel = TREE_ATTENTION
+    _masked, _asked_for = False, True
     extend_attention_fwd: Any
 
-    def __init__(self, runner: Any, *, masked: bool) -> None:
+    def __init__(self, runner: Any, *, masked: bool, asked_for: bool = True) -> None:
         super().__init__(runner)
-        self._masked = masked
+        self._masked, self._asked_for = masked, asked_for
         self._stock_kernel = self.extend_attention_fwd
         self.extend_attention_fwd = torch.compiler.disable(self._attend)
         if masked:
@@ -71,29 +80,62 @@ class TreeTritonAttnBackend(PackedTritonAttnBackend):
         if self._padding is None:
             self._stock_kernel(*arguments, **options)
             return
-        *tensors, mask, causal, mask_indptr, max_nodes, k_scale, v_scale, scale = arguments
+        *_, causal, _, _, k_scale, v_scale, _ = arguments
         options |= {"causal": causal, "k_scale": k_scale, "v_scale": v_scale}
-        unfit = [name for name, value in options.items() if not _fits(name, value)]
-        if unfit:
-            raise _refused(f"a layer of the target attends with {', '.join(unfit)}")
-        q, k, v, out, k_pool, v_pool, starts, kv_indptr, kv_indices = tensors
-        tree_attention(
-            *(q, k, v, k_pool, v_pool, starts, kv_indptr, kv_indices),
-            *((None, None) if mask is None else (mask, mask_indptr)),
-            scale=scale,
-            max_nodes=max_nodes,
-            out=out,
-        )
+        odd = [name for name, value in options.items() if not _fits(name, value)]
+        if odd and not (self._masked or self._asked_for):
+            self._stock_kernel(*arguments, **{name: value for name, value in options.items() if name not in _ARGUMENTS})
+            return
+        if odd:
+            raise _refused(f"a layer of the target attends with {', '.join(odd)}")
+        as_stock(*arguments)
+
+
+def wins(runner: Any) -> bool:
+    """Whether it is to verify on this target and GPU; the log says why."""
+    from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
+
+    from c2t_plugin.engines.sglang.verify import contest
+
+    obstacle = unfit(runner)
+    if obstacle is not None:
+        logger.info("C2T: attention stock verifies: %s", obstacle)
+        return False
+    layer = next(each for each in runner.model.modules() if isinstance(each, RadixAttention))
+    heads = contest.Heads(layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim)
+    width = runner.server_args.speculative_num_draft_tokens
+    return contest.won(as_stock, extend_attention_fwd, heads, width, runner.dtype, torch.device(runner.device))
+
+
+def as_stock(*arguments: Any) -> None:
+    """tree_attention with the arguments of SGLang's extend kernel."""
+    *tensors, mask, _, mask_indptr, max_nodes, _, _, scale = arguments
+    q, k, v, out, k_pool, v_pool, starts, kv_indptr, kv_indices = tensors
+    tree_attention(
+        *(q, k, v, k_pool, v_pool, starts, kv_indptr, kv_indices),
+        *((None, None) if mask is None else (mask, mask_indptr)),
+        scale=scale,
+        max_nodes=max_nodes,
+        out=out,
+    )
 
 
 def refuse_unfit(runner: Any) -> None:
     """Raises ConfigError if the target's attention is not what `tree_attention` computes, as far as its layers say."""
+    obstacle = unfit(runner)
+    if obstacle is not None:
+        raise _refused(obstacle)
+
+
+def unfit(runner: Any) -> str | None:
+    """Why `tree_attention` cannot compute the target's attention, as far as its layers say."""
     if runner.kv_cache_dtype != runner.dtype:
-        raise _refused(f"the target computes in {runner.dtype} and keeps keys and values in {runner.kv_cache_dtype}")
+        return f"the target computes in {runner.dtype} and keeps keys and values in {runner.kv_cache_dtype}"
     for layer in runner.model.modules():
         obstacle = _obstacle(layer) if isinstance(layer, RadixAttention) else None
         if obstacle is not None:
-            raise _refused(f"layer {layer.layer_id} of the target has {obstacle}")
+            return f"layer {layer.layer_id} of the target has {obstacle}"
+    return None
 
 
 def _obstacle(layer: RadixAttention) -> str | None:

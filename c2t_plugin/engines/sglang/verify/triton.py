@@ -23,6 +23,8 @@ class PackedTritonAttnBackend(TritonAttnBackend):
 
     supports_ragged_verify_graph = True
     c2t_ragged = "triton"
+    # which attention kernel verifies packed rows
+    c2t_kernel = "stock"
 
     # (rows,) bool of the running verify forward, True for padding; None where nothing is packed.
     _padding: Tensor | None = None
