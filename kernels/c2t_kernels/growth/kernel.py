@@ -8,10 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from c2t_kernels.checks import INTEGERS, check_int, check_tensor, output, per_request
-from c2t_kernels.configuration import Configuration
+from c2t_kernels.configuration import Configuration, signature_of
 from c2t_kernels.growth.reference import GrownLayer
 from c2t_kernels.network import FEATURES, ScoringNetwork
-from c2t_kernels.network.kernel import confidence, feature_codes, node_stats
+from c2t_kernels.network.kernel import confidence, constants_of, node_stats
 from c2t_kernels.stats.reference import DraftStats
 
 MAX_CHILDREN = 1024
@@ -192,12 +192,7 @@ def grow_layer(
         stats.entropy,
         stats.margin,
         beta,
-        network.shift,
-        network.scale,
-        network.hidden_weight,
-        network.hidden_bias,
-        network.out_weight,
-        network.out_bias,
+        *network.weights().values(),
         made.confidence,
         made.kept.view(torch.uint8),
         made.children,
@@ -242,9 +237,7 @@ def _blocks(slots: int, k: int, width: int, features: tuple[str, ...], hidden: i
         "SLOTS": slots,
         "K": k,
         "WIDTH": width,
-        "CODES": feature_codes(features),
-        "N_FEATURES": len(features),
-        "HIDDEN": hidden,
+        **constants_of(features, hidden),
         "BLOCK_N": block_n,
         "BLOCK_H": min(triton.next_power_of_2(hidden), MAX_TABLE // block_n),
         "BLOCK_W": triton.next_power_of_2(width),
@@ -259,10 +252,7 @@ def _configuration(name: str, slots: int, k: int, features: tuple[str, ...], hid
         **{"p_alive": "*u8", "p_token_ids": "*i64", "p_kept": "*u8", "p_children": "*i32", "p_parents": "*i32"},
         **{"p_next_token_ids": "*i64", "p_next_alive": "*u8"},
     }
-    signature = {
-        a: "constexpr" if a in constants else kinds.get(a, "*fp32" if a.startswith("p_") else "i32")
-        for a in grow_layer_kernel.arg_names
-    }
+    signature = signature_of(grow_layer_kernel, constants, kinds)
     return Configuration(grow_layer_kernel, name, signature, constants, num_warps)
 
 

@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from c2t_kernels.configuration import Configuration
+from c2t_kernels.configuration import Configuration, signature_of
 from c2t_kernels.network import FEATURES, ScoringNetwork
-from c2t_kernels.network.kernel import confidence, feature_codes, node_stats
+from c2t_kernels.network.kernel import confidence, constants_of, node_stats
 from c2t_kernels.score.reference import ChainState, check_chain
 
 ROWS = 32  # requests of one program: with 64 hidden units 8 numbers per thread
@@ -90,7 +90,6 @@ def score_chain(
     rows = log_prob.shape[0]
     if rows == 0:
         return
-    hidden = network.hidden_weight.shape[0]
     score_chain_kernel[(triton.cdiv(rows, ROWS),)](
         log_prob,
         entropy,
@@ -98,12 +97,7 @@ def score_chain(
         state.joint_log_prob,
         state.path_entropy,
         state.confidence,
-        network.shift,
-        network.scale,
-        network.hidden_weight,
-        network.hidden_bias,
-        network.out_weight,
-        network.out_bias,
+        *network.weights().values(),
         rows,
         log_prob.stride(0),
         entropy.stride(0),
@@ -111,46 +105,22 @@ def score_chain(
         state.confidence.stride(0),
         depth,
         network.depth_origin,
-        CODES=feature_codes(network.features),
-        N_FEATURES=len(network.features),
-        HIDDEN=hidden,
-        BLOCK_H=_units(network.features, hidden),
-        BLOCK=ROWS,
+        **_constants(network.features, len(network.hidden_bias)),
         num_warps=NUM_WARPS,
     )
 
 
-def _units(features: tuple[str, ...], hidden: int) -> int:
-    """Hidden units that are computed at a time. With a logarithm among the features, 64 put 8 bytes on the stack."""
+def _constants(features: tuple[str, ...], hidden: int) -> dict[str, int]:
+    """Constants of a launch."""
     block = max(16, triton.next_power_of_2(hidden))
-    return min(block, 32) if "sibling_log_prob" in features else block
+    # hidden units that are computed at a time: with a logarithm among the features, 64 put 8 bytes on the stack
+    units = min(block, 32) if "sibling_log_prob" in features else block
+    return {**constants_of(features, hidden), "BLOCK_H": units, "BLOCK": ROWS}
 
 
 def _configuration(features: tuple[str, ...], hidden: int) -> Configuration:
-    floats = ("log_prob", "entropy", "margin", "joint", "path_entropy")
-    weights = ("shift", "scale", "hidden_weight", "hidden_bias", "out_weight", "out_bias")
-    strides = ("log_prob_stride", "entropy_stride", "margin_stride", "confidence_stride")
-    return Configuration(
-        score_chain_kernel,
-        f"score_chain_{len(features)}_features_{hidden}_hidden",
-        {
-            **{f"p_{name}": "*fp32" for name in floats},
-            "p_confidence": "*fp32",
-            **{f"p_{name}": "*fp32" for name in weights},
-            "rows": "i32",
-            **{name: "i32" for name in strides},
-            **{name: "i32" for name in ("depth", "depth_origin")},
-            **{name: "constexpr" for name in ("CODES", "N_FEATURES", "HIDDEN", "BLOCK_H", "BLOCK")},
-        },
-        {
-            "CODES": feature_codes(features),
-            "N_FEATURES": len(features),
-            "HIDDEN": hidden,
-            "BLOCK_H": _units(features, hidden),
-            "BLOCK": ROWS,
-        },
-        num_warps=NUM_WARPS,
-    )
+    constants, name = _constants(features, hidden), f"score_chain_{len(features)}_features_{hidden}_hidden"
+    return Configuration(score_chain_kernel, name, signature_of(score_chain_kernel, constants), constants, NUM_WARPS)
 
 
 # the paper's classifier and the largest that a file may hold
