@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import json
@@ -13,11 +14,14 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from importlib import import_module
 from multiprocessing import forkserver, spawn
 from pathlib import Path
 from typing import Any, NoReturn
+
+import setproctitle
 
 from benchmarks.serving import sessions
 
@@ -38,6 +42,9 @@ def main(argv: list[str]) -> None:
     """Import, say which modules there are, then fork a server for each request until the asker has gone."""
     for name in MODULES:
         import_module(name)
+    # It looks for where a title goes once, beside an environment that no fork has cleared yet. SGLang finds its
+    # schedulers by their titles, to let them end by themselves.
+    setproctitle.getproctitle()
     gc.freeze()
     channel = socket.socket(fileno=int(argv[0]))
     stream = channel.makefile("rw", encoding="utf-8")
@@ -99,9 +106,17 @@ def _serve(request: Mapping[str, Any]) -> NoReturn:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
+        _run_what_waits_for_the_end()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _run_what_waits_for_the_end() -> None:
+    """What an interpreter does at its end and os._exit does not: threads are waited for, atexit's functions called."""
+    wait_for_threads: Any = vars(threading)["_shutdown"]
+    wait_for_threads()
+    atexit._run_exitfuncs()
 
 
 def _die_with_parent() -> None:
@@ -139,6 +154,7 @@ def _fork_children_from_here() -> None:
         # A child tells its parent of its end by SIGQUIT, which means the server.
         signal.signal(signal.SIGQUIT, lambda *_: os.kill(os.getppid(), signal.SIGQUIT))
         _take_environments()
+        _end_children_as_spawned()
         try:
             forkserver.main(listener.detach(), alive_r, [])
         finally:
@@ -179,6 +195,18 @@ def _take_environments() -> None:
         original(data)
 
     spawn.prepare = prepare
+
+
+def _end_children_as_spawned() -> None:
+    server: Any = forkserver
+    original = server._serve_one
+
+    def serve_one(*asked: Any) -> int:
+        code: int = original(*asked)
+        _run_what_waits_for_the_end()
+        return code
+
+    server._serve_one = serve_one
 
 
 def _spawn_is_fork() -> None:

@@ -31,8 +31,7 @@ class CpuServer(ServerProcess):
     """A server on the CPU engine, and what it is asked.
 
     `flags` are added to SMALL_MODEL_FLAGS and win over them. `env` (this process's by default) is what the CPU engine's
-    environment is made from. preload: fork it from a process that has imported SGLang (preloaded.py), where that can
-    be. Asked to end, a forked server does not do all that a started one does.
+    environment is made from. It is forked from a process that has imported SGLang (preloaded.py), where that can be.
     """
 
     common_flags: tuple[str, ...] = SMALL_MODEL_FLAGS
@@ -44,13 +43,11 @@ class CpuServer(ServerProcess):
         log: str | Path,
         env: Mapping[str, str] | None = None,
         start_timeout: float = 600.0,
-        preload: bool = True,
     ) -> None:
         super().__init__(log=log, start_timeout=start_timeout)
         self.model = str(model)
         self.flags = flags
         self.env = dict(os.environ if env is None else env)
-        self.preload = preload
 
     def command(self, port: int) -> list[str]:
         start = [sys.executable, "-m", "sglang.launch_server", "--model-path", self.model, *self.common_flags]
@@ -60,7 +57,7 @@ class CpuServer(ServerProcess):
         return cpu_engine_env(self.env)
 
     def launch(self, command: Sequence[str], environment: Mapping[str, str]) -> Launched:
-        preloaded = preloaded_for(environment) if self.preload else None
+        preloaded = preloaded_for(environment)
         if preloaded is None:
             return super().launch(command, environment)
         return preloaded.start(command, environment, self.log, self.niceness)

@@ -15,6 +15,7 @@ from c2t_kernels import DraftStats
 
 WIDTH = 10
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+DRY_HEADS, DRY_KV_HEADS = 4, 1
 
 
 def growth_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
@@ -83,18 +84,22 @@ def attention_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
 
 
 def attention_case(device: torch.device, batch: int, prefix: int, nodes: int) -> Case:
-    """batch requests, each with `prefix` cached tokens and a random tree of `nodes` nodes; bf16 on a GPU."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    per_token = 2 * KV_HEADS * HEAD_DIM * dtype.itemsize
-    size = batch * ((prefix + nodes) * per_token + 2 * nodes * HEADS * HEAD_DIM * dtype.itemsize + nodes * nodes)
+    """batch requests, each with `prefix` cached tokens and a random tree of `nodes` nodes; bf16 on a GPU.
+
+    In the interpreter, which computes one head after the other, there are few of them, grouped as on a GPU.
+    """
+    is_gpu = device.type == "cuda"
+    dtype, heads, kv_heads = (torch.bfloat16, HEADS, KV_HEADS) if is_gpu else (torch.float32, DRY_HEADS, DRY_KV_HEADS)
+    per_token = 2 * kv_heads * HEAD_DIM * dtype.itemsize
+    size = batch * ((prefix + nodes) * per_token + 2 * nodes * heads * HEAD_DIM * dtype.itemsize + nodes * nodes)
 
     def inputs(generator: torch.Generator) -> tuple[Any, ...]:
         def random(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator, device=device, dtype=dtype)
 
         rows, slots = batch * nodes, batch * prefix
-        q, k, v = random(rows, HEADS, HEAD_DIM), random(rows, KV_HEADS, HEAD_DIM), random(rows, KV_HEADS, HEAD_DIM)
-        pool = random(max(slots, 1), KV_HEADS, HEAD_DIM), random(max(slots, 1), KV_HEADS, HEAD_DIM)
+        q, k, v = random(rows, heads, HEAD_DIM), random(rows, kv_heads, HEAD_DIM), random(rows, kv_heads, HEAD_DIM)
+        pool = random(max(slots, 1), kv_heads, HEAD_DIM), random(max(slots, 1), kv_heads, HEAD_DIM)
         pages = torch.randperm(slots, generator=generator, device=device, dtype=torch.int64)
         counts = torch.arange(batch + 1, device=device, dtype=torch.int64)
         masks = random_trees(batch, nodes, generator, device)

@@ -43,15 +43,16 @@ class Patch:
     target: "module:name" or "module:Owner.name", the engine's own; an owner may be a class or a dictionary.
     why: what C2T cannot do without. until: what of the engine would make it needless, or how long it lasts.
     when: at which of the table's occasions it is applied; empty: not by the table, but for a block (`Table.during`) or
-    on single objects (`Table.on`). ours: from the engine's value to ours. hook: "after" or "around", where the engine
-    itself has a registry for this; `ours` then is the hook.
+    on single objects (`Table.on`). ours: "module:function", from the engine's value to ours; imported when it is bound,
+    since what is bound may itself bind names of the table. hook: "after" or "around", where the engine itself has a
+    registry for this; `ours` then is the hook.
     """
 
     target: str
     why: str
     until: str
     when: str = ""
-    ours: Callable[..., Any] | None = None
+    ours: str = ""
     hook: str = ""
 
     @property
@@ -66,6 +67,12 @@ class Patch:
     @property
     def dotted(self) -> str:
         return self.target.replace(":", ".")
+
+    @property
+    def handler(self) -> Callable[..., Any]:
+        """What `ours` names. Imports the module."""
+        handler: Callable[..., Any] = getattr(_owner(self.ours), self.ours.rpartition(":")[2])
+        return handler
 
 
 def _owner(target: str) -> Any:
@@ -139,12 +146,11 @@ class Table:
         setattr(owner, patch.name, ours(stock))
 
     def _bind(self, patch: Patch) -> None:
-        assert patch.ours is not None
         stock = _get(patch.owner, patch.name)
         self._notice(patch, stock)
         # a class method is wrapped as the function that it is
         is_class_method = isinstance(stock, classmethod)
-        ours = patch.ours(stock.__func__ if is_class_method else stock)
+        ours = patch.handler(stock.__func__ if is_class_method else stock)
         ours = classmethod(ours) if is_class_method else ours
         _set(patch.owner, patch.name, ours)
         self._applied[patch] = (stock, ours)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from c2t_kernels import DraftStats
-from c2t_kernels.network import NodeStats, SiblingStats
+from c2t_kernels.network import NodeStats, PathSums, SiblingStats, extend_path
 from c2t_plugin.errors import C2TError
 
 
@@ -94,8 +94,11 @@ class Forest:
         """(trees, distributions) float32 sum of the entropies from the root's distribution down to each."""
         total = self.entropy.clone()
         for start in range(1, total.shape[1], self.k):
-            above = self.parent_ids[:, start : start + self.k].long() // self.k
-            total[:, start : start + self.k] += total.gather(1, above)
+            layer = slice(start, start + self.k)
+            above = total.gather(1, self.parent_ids[:, layer].long() // self.k)
+            # the joint probability is recorded, so none is summed
+            none = torch.zeros_like(above)
+            total[:, layer] = extend_path(PathSums(none, above), none, self.entropy[:, layer]).path_entropy
         return total
 
 

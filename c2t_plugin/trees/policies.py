@@ -16,6 +16,7 @@ from torch import Tensor
 
 from c2t_kernels import DraftStats, GrownLayer, ScoringNetwork, grow_layer
 from c2t_kernels.growth import select_children
+from c2t_kernels.network import PathSums, extend_path
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import THRESHOLDS
 from c2t_plugin.trees.published import EAGLE1_PATHS, EntropyWidth, RankPath
@@ -169,10 +170,12 @@ class _Children:
     @classmethod
     def of(cls, frontier: Frontier, stats: DraftStats) -> _Children:
         log_prob = stats.log_probs.reshape(*frontier.alive.shape, -1)
-        joint = frontier.joint_log_prob[..., None] + log_prob
-        path = (frontier.path_entropy + stats.entropy.reshape(frontier.alive.shape))[..., None].expand(joint.shape)
+        above = PathSums(frontier.joint_log_prob[..., None], frontier.path_entropy[..., None])
+        # not the features' `children`: nothing here reads the rest of what that makes
+        path = extend_path(above, log_prob, stats.entropy.reshape(frontier.alive.shape)[..., None])
         possible = frontier.alive[..., None] & torch.isfinite(log_prob)
-        return cls(joint.flatten(1), path.flatten(1), possible.flatten(1), stats)
+        entropies = path.path_entropy.expand(log_prob.shape)
+        return cls(path.joint_log_prob.flatten(1), entropies.flatten(1), possible.flatten(1), stats)
 
     @property
     def prob(self) -> Tensor:

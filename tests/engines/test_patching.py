@@ -48,7 +48,8 @@ def louder(stock: Any) -> Any:
 
 
 def patch(target: str, when: str = "start", **more: Any) -> Patch:
-    return Patch(f"engine.parts:{target}", why="it is a test", until="its end", when=when, ours=louder, **more)
+    ours = f"{__name__}:louder"
+    return Patch(f"engine.parts:{target}", why="it is a test", until="its end", when=when, ours=ours, **more)
 
 
 STEP, OF, TRITON, BUILD = patch("Scheduler.step"), patch("Scheduler.of"), patch("BACKENDS.triton"), patch("build", "")

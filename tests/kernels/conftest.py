@@ -3,8 +3,9 @@
 from tests.support.kernels.interpreted import (
     device,
     interpreted,
+    many,
     poisoned_memory,
     pytest_collection_finish,
 )
 
-__all__ = ["device", "interpreted", "poisoned_memory", "pytest_collection_finish"]
+__all__ = ["device", "interpreted", "many", "poisoned_memory", "pytest_collection_finish"]

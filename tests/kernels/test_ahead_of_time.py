@@ -148,6 +148,7 @@ def test_shipped_configurations_compile_without_a_spill(name: str):
     assert not large, f"too much shared memory in {large}\nof\n{table}"
 
 
+@pytest.mark.slow
 def test_a_spill_would_be_seen(tmp_path: Path):
     (tmp_path / "spilling.py").write_text(SPILLING)
     rows = compiled_rows("spilling", str(tmp_path))
@@ -156,6 +157,7 @@ def test_a_spill_would_be_seen(tmp_path: Path):
     assert spilled(rows) == rows
 
 
+@pytest.mark.slow
 def test_a_kernel_that_a_1_breaks_would_be_seen(tmp_path: Path):
     (tmp_path / "breaking.py").write_text(BREAKING)
     with pytest.raises(AssertionError, match="has no attribute 'to'"):

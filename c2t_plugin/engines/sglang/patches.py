@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 
 from c2t_plugin.engines.patching import Patch, Table
-from c2t_plugin.engines.sglang import args, control, requests, results
-from c2t_plugin.engines.sglang.verify import backends
 
 _SPEC = "sglang.srt.speculative"
 _SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
 _COMPONENTS = "sglang.srt.managers.scheduler_components"
 _RUNNER = "sglang.srt.model_executor"
+_OURS = "c2t_plugin.engines.sglang"
 
 # Occasions. Every process of a server loads plugins; those that have a model choose a worker; some pack rows.
 LOAD, WORKER, PACKING = "load", "worker", "packing"
@@ -88,14 +87,14 @@ STEP_DEPTH = Patch(
 def _hook(patch: Patch) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register(patch.dotted, patch.ours, HookType(patch.hook))
+    HookRegistry.register(patch.dotted, patch.handler, HookType(patch.hook))
 
 
 def _unhook(patch: Patch) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     hooks = HookRegistry._hooks[patch.dotted]
-    hooks[:] = [each for each in hooks if each[1] is not patch.ours]
+    hooks[:] = [each for each in hooks if each[1] is not patch.handler]
 
 
 PATCHES = Table(
@@ -107,7 +106,7 @@ PATCHES = Table(
             why="--speculative-c2t-*",
             until=_OPTIONS,
             when=LOAD,
-            ours=args.add_cli_args,
+            ours=f"{_OURS}.args:add_cli_args",
             hook="after",
         ),
         Patch(
@@ -115,7 +114,7 @@ PATCHES = Table(
             why="the parsed options have to reach every process",
             until=_OPTIONS,
             when=LOAD,
-            ours=args.from_cli_args,
+            ours=f"{_OURS}.args:from_cli_args",
             hook="around",
         ),
         Patch(
@@ -123,7 +122,7 @@ PATCHES = Table(
             why="a request's own options are refused with status 400, before it meets a batch",
             until="SGLang lets an algorithm check custom_params",
             when=LOAD,
-            ours=requests.check,
+            ours=f"{_OURS}.requests:check",
             hook="after",
         ),
         Patch(
@@ -131,63 +130,63 @@ PATCHES = Table(
             why="beta and the longest chain change while a server runs",
             until="SGLang passes what it does not know to the worker",
             when=WORKER,
-            ours=control.setter,
+            ours=f"{_OURS}.control:setter",
         ),
         Patch(
             f"{_SCHEDULER}.get_internal_state",
             why="settings and counts in /get_server_info",
             until="SGLang asks the worker for its state",
             when=WORKER,
-            ours=control.getter,
+            ours=f"{_OURS}.control:getter",
         ),
         Patch(
             "sglang.srt.managers.utils:GenerationBatchResult.copy_to_cpu",
             why="a step's record travels with the copy that SGLang makes of its result",
             until="a worker can add tensors to a result",
             when=WORKER,
-            ours=results.with_step,
+            ours=f"{_OURS}.results:with_step",
         ),
         Patch(
             f"{_COMPONENTS}.batch_result_processor:SchedulerBatchResultProcessor._resolve_spec_v2_tokens",
             why="a step is counted when its result has arrived, before a request has ended of it",
             until="SGLang hands verified lengths to the worker",
             when=WORKER,
-            ours=results.counting,
+            ours=f"{_OURS}.results:counting",
         ),
         Patch(
             f"{_COMPONENTS}.output_streamer:_GenerationStreamAccumulator.accept",
             why="each answer says what C2T did for its request",
             until="a worker can add to customized_info",
             when=WORKER,
-            ours=results.telling,
+            ours=f"{_OURS}.results:telling",
         ),
         Patch(
             f"{_SCHEDULER}.process_batch_result",
             why="a recorded request's text is complete here",
             until="SGLang tells the worker which requests have ended",
             when=WORKER,
-            ours=results.finishing,
+            ours=f"{_OURS}.results:finishing",
         ),
         Patch(
             "sglang.srt.layers.attention.attention_registry:ATTENTION_BACKENDS.triton",
             why="its kernel takes requests of different lengths, its metadata does not",
             until="SGLang's Triton backend reads a verify input's layout",
             when=WORKER,
-            ours=backends.packing_triton,
+            ours=f"{_OURS}.verify.backends:packing_triton",
         ),
         Patch(
             "sglang.srt.layers.attention.attention_registry:ATTENTION_BACKENDS.flashinfer",
             why="it plans for requests of different lengths, SGLang fills in one",
             until="SGLang's FlashInfer backend reads a verify input's layout",
             when=WORKER,
-            ours=backends.packing_flashinfer,
+            ours=f"{_OURS}.verify.backends:packing_flashinfer",
         ),
         Patch(
             f"{_RUNNER}.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.get_spec_info",
             why="target graphs are captured with a layout for SGLang's own algorithms only",
             until="SGLang asks supports_ragged_verify here too",
             when=PACKING,
-            ours=backends.with_capture_layout,
+            ours=f"{_OURS}.verify.backends:with_capture_layout",
         ),
         EAGLE_DRAFT_WORKER,
         STANDALONE_DRAFT_WORKER,

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from c2t_plugin.engines.vllm.patches import CPU, PATCHES
+
 KERNEL = "vllm.v1.sample.rejection_sampler.expand_kernel"
 
 
@@ -51,8 +53,6 @@ def install() -> None:
     """Put both in place of vLLM's, in this process. Idempotent."""
     from vllm.triton_utils import HAS_TRITON
     from vllm.triton_utils.dispatcher import register_kernels
-
-    from c2t_plugin.engines.vllm.patches import CPU, PATCHES
 
     if HAS_TRITON:
         return

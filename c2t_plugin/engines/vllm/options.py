@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from c2t_plugin.engines.vllm import config, contract
+from c2t_plugin.engines.vllm.patches import ENGINE, PATCHES
 from c2t_plugin.errors import C2TError
 
 # Set on the argument record of a command line: its errors end the process with one line instead of a traceback.
@@ -49,7 +50,5 @@ def _create(stock: Any, arguments: Any, *positional: Any, **keyword: Any) -> Any
     contract.check(vllm.__version__)
     vllm_config = stock(arguments, *positional, **keyword)
     config.settle(vllm_config, options)
-    from c2t_plugin.engines.vllm.patches import ENGINE, PATCHES
-
     PATCHES.apply(ENGINE)
     return vllm_config

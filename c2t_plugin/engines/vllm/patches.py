@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterable, Iterator
 
 from c2t_plugin.engines.patching import Patch, Table
-from c2t_plugin.engines.vllm import cpu_guard, metrics, options
 
 # Occasions. Every process loads plugins; an engine that asks for C2T is made; a worker on a CPU starts.
 LOAD, ENGINE, CPU = "load", "engine", "cpu"
@@ -19,6 +18,7 @@ _NAMED = "the model runner's constructor names the class of its drafter"
 _BLOCK = "the end of the block"
 _RUNNER = "vllm.v1.worker.gpu_model_runner"
 _V2 = "vllm.v1.worker.gpu"
+_OURS = "c2t_plugin.engines.vllm"
 _LOGGER = "vllm.v1.metrics.loggers:PrometheusStatLogger"
 
 # By the name of what stands in its place while a model runner is made.
@@ -53,35 +53,35 @@ PATCHES = Table(
             why='the method "c2t" becomes a stock one, and C2T\'s options its own',
             until="vLLM lets a plugin register a speculative method",
             when=LOAD,
-            ours=options.creating,
+            ours=f"{_OURS}.options:creating",
         ),
         Patch(
             "vllm.engine.arg_utils:EngineArgs.from_cli_args",
             why="errors of a command line are one line",
             until="the same",
             when=LOAD,
-            ours=options.marking,
+            ours=f"{_OURS}.options:marking",
         ),
         Patch(
             f"{_LOGGER}.__init__",
             why="C2T's counters beside vLLM's on /metrics",
             until="vLLM takes stat loggers of plugins in every front end",
             when=ENGINE,
-            ours=metrics.creating,
+            ours=f"{_OURS}.metrics:creating",
         ),
         Patch(
             f"{_LOGGER}.record",
             why="the same",
             until="the same",
             when=ENGINE,
-            ours=metrics.recording,
+            ours=f"{_OURS}.metrics:recording",
         ),
         Patch(
             "vllm.v1.sample.rejection_sampler:apply_top_k_top_p",
             why="top-k of a batch without a draft takes the maximum of nothing, which ends the engine",
             until="vLLM takes an empty batch there",
             when=CPU,
-            ours=cpu_guard.unless_empty,
+            ours=f"{_OURS}.cpu_guard:unless_empty",
         ),
         *DRAFTERS.values(),
         WEIGHT_FILES,

@@ -20,9 +20,9 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 
 from c2t_plugin.classifier import load_classifier
 from c2t_plugin.engines.vllm.config import Settings
+from c2t_plugin.engines.vllm.early_exit import AllCut, may_leave
 from c2t_plugin.engines.vllm.patches import COMPUTE_LOGITS, PATCHES
 from c2t_plugin.engines.vllm.served import ServedTraces
-from c2t_plugin.engines.vllm.worker import AllCut, may_leave
 from c2t_plugin.scorer import ChainScorer
 
 if TYPE_CHECKING:

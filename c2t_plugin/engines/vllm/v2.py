@@ -21,8 +21,8 @@ from vllm.v1.worker.gpu.spec_decode.utils import DraftTokensHandler
 from c2t_plugin.classifier import load_classifier
 from c2t_plugin.engines.vllm.adaptive import StepScorer
 from c2t_plugin.engines.vllm.config import Settings
+from c2t_plugin.engines.vllm.early_exit import AllCut, may_leave
 from c2t_plugin.engines.vllm.served import ServedTraces
-from c2t_plugin.engines.vllm.worker import AllCut, may_leave
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator as _StockSpeculator

@@ -1,7 +1,4 @@
-"""The part of our workers that does not depend on the device: drafters that cut, and control of them at run time.
-
-A draft loop ends early when no request of the batch has a token left to draft: `AllCut` is thrown between two steps.
-"""
+"""The part of our workers that does not depend on the device: drafters that cut, and control of them at run time."""
 
 from __future__ import annotations
 
@@ -19,21 +16,6 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker as _StockWorker
 else:
     _StockWorker = object
-
-
-class AllCut(Exception):
-    """Thrown between two draft steps, outside vLLM's forward context; what was drafted so far stays where it is."""
-
-
-def may_leave(vllm_config: Any) -> bool:
-    """Whether this engine's draft loop may end early.
-
-    A rank that leaves the loop alone would leave the others waiting in a collective, and adaptive verification wants
-    no question to the device between two draft steps.
-    """
-    parallel = vllm_config.parallel_config
-    alone = parallel.world_size == 1 and parallel.data_parallel_size == 1
-    return alone and not vllm_config.speculative_config.enable_adaptive_verification
 
 
 def _without_classifier_files() -> contextlib.AbstractContextManager[None]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from c2t_kernels.checks import INTEGERS, check_int, check_tensor, output, per_request
 from c2t_kernels.growth.reference import GrownLayer
 from c2t_kernels.network import ScoringNetwork
-from c2t_kernels.network.kernel import confidence, feature_codes, node_stats
+from c2t_kernels.network.kernel import confidence, constants_of, node_stats
 from c2t_kernels.stats.reference import DraftStats
 
 MAX_CHILDREN = 1024
@@ -191,12 +191,7 @@ def grow_layer(
         stats.entropy,
         stats.margin,
         beta,
-        network.shift,
-        network.scale,
-        network.hidden_weight,
-        network.hidden_bias,
-        network.out_weight,
-        network.out_bias,
+        *network.weights().values(),
         made.confidence,
         made.kept.view(torch.uint8),
         made.children,
@@ -241,9 +236,7 @@ def _blocks(slots: int, k: int, width: int, features: tuple[str, ...], hidden: i
         "SLOTS": slots,
         "K": k,
         "WIDTH": width,
-        "CODES": feature_codes(features),
-        "N_FEATURES": len(features),
-        "HIDDEN": hidden,
+        **constants_of(features, hidden),
         "BLOCK_N": block_n,
         "BLOCK_H": min(triton.next_power_of_2(hidden), MAX_TABLE // block_n),
         "BLOCK_W": triton.next_power_of_2(width),

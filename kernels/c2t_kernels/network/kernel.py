@@ -94,3 +94,8 @@ def confidence(
 def feature_codes(features: tuple[str, ...]) -> int:
     """Four bits per feature, the first lowest: its place in features.TABLE."""
     return sum(FEATURES.index(name) << (4 * i) for i, name in enumerate(features))
+
+
+def constants_of(features: tuple[str, ...], hidden: int) -> dict[str, int]:
+    """What `confidence` is compiled for, its block of hidden units left out."""
+    return {"CODES": feature_codes(features), "N_FEATURES": len(features), "HIDDEN": hidden}

@@ -12,6 +12,7 @@ from c2t_kernels.checks import check_int, check_tensor
 from c2t_kernels.network.features import FEATURES, NodeStats, counted_features
 
 MAX_HIDDEN = 64
+WEIGHTS = ("shift", "scale", "hidden_weight", "hidden_bias", "out_weight", "out_bias")
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ class ScoringNetwork:
             if not value.is_contiguous():
                 raise ValueError(f"ScoringNetwork: {name} must be contiguous, got strides {value.stride()}")
 
+    def weights(self) -> dict[str, Tensor]:
+        """All tensors by name, in the order in which the kernels take them."""
+        return {name: getattr(self, name) for name in WEIGHTS}
+
 
 def logit_of(
     features: Tensor,
@@ -75,13 +80,5 @@ def confidence_of(network: ScoringNetwork, stats: NodeStats) -> Tensor:
 
     Where the statistics are not finite the result has no meaning.
     """
-    logit = logit_of(
-        counted_features(network.features, stats, network.depth_origin),
-        shift=network.shift,
-        scale=network.scale,
-        hidden_weight=network.hidden_weight,
-        hidden_bias=network.hidden_bias,
-        out_weight=network.out_weight,
-        out_bias=network.out_bias,
-    )
-    return torch.sigmoid(logit)
+    features = counted_features(network.features, stats, network.depth_origin)
+    return torch.sigmoid(logit_of(features, **network.weights()))

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from c2t_kernels.network import ScoringNetwork
-from c2t_kernels.network.kernel import confidence, feature_codes, node_stats
+from c2t_kernels.network.kernel import confidence, constants_of, node_stats
 from c2t_kernels.score.reference import ChainState, check_chain
 
 ROWS = 32  # requests of one program: with 64 hidden units 8 numbers per thread
@@ -89,7 +89,6 @@ def score_chain(
     rows = log_prob.shape[0]
     if rows == 0:
         return
-    hidden = network.hidden_weight.shape[0]
     score_chain_kernel[(triton.cdiv(rows, ROWS),)](
         log_prob,
         entropy,
@@ -97,12 +96,7 @@ def score_chain(
         state.joint_log_prob,
         state.path_entropy,
         state.confidence,
-        network.shift,
-        network.scale,
-        network.hidden_weight,
-        network.hidden_bias,
-        network.out_weight,
-        network.out_bias,
+        *network.weights().values(),
         rows,
         log_prob.stride(0),
         entropy.stride(0),
@@ -110,16 +104,14 @@ def score_chain(
         state.confidence.stride(0),
         depth,
         network.depth_origin,
-        CODES=feature_codes(network.features),
-        N_FEATURES=len(network.features),
-        HIDDEN=hidden,
-        BLOCK_H=_units(network.features, hidden),
-        BLOCK=ROWS,
+        **_constants(network.features, len(network.hidden_bias)),
         num_warps=NUM_WARPS,
     )
 
 
-def _units(features: tuple[str, ...], hidden: int) -> int:
-    """Hidden units that are computed at a time. With a logarithm among the features, 64 put 8 bytes on the stack."""
+def _constants(features: tuple[str, ...], hidden: int) -> dict[str, int]:
+    """Constants of a launch."""
     block = max(16, triton.next_power_of_2(hidden))
-    return min(block, 32) if "sibling_log_prob" in features else block
+    # hidden units that are computed at a time: with a logarithm among the features, 64 put 8 bytes on the stack
+    units = min(block, 32) if "sibling_log_prob" in features else block
+    return {**constants_of(features, hidden), "BLOCK_H": units, "BLOCK": ROWS}

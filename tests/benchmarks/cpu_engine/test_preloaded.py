@@ -105,6 +105,36 @@ def test_children_get_the_servers_environment_and_end_with_it(tmp_path: Path, en
         time.sleep(0.05)
 
 
+LEAVES = """
+import atexit, multiprocessing, pathlib, setproctitle, sys, threading
+
+def work(folder):
+    atexit.register((folder / "child").touch)
+    setproctitle.setproctitle("sglang::scheduler")
+    (folder / "title").write_bytes(pathlib.Path("/proc/self/cmdline").read_bytes())
+
+if __name__ == "__main__":
+    folder = pathlib.Path(sys.argv[1])
+    atexit.register((folder / "server").touch)
+    threading.Timer(0.5, (folder / "thread").touch).start()
+    multiprocessing.set_start_method("spawn", force=True)
+    child = multiprocessing.Process(target=work, args=(folder,))
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+"""
+
+
+def test_a_fork_ends_as_a_started_one(process: preloaded.Preloaded, tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    command, log = [sys.executable, "-m", "leaves", str(tmp_path)], tmp_path / "log"
+    server = process.start(command, environment(PYTHONPATH=str(tmp_path)), log, 0)
+    assert server.wait(PATIENCE_S) == 0, log.read_text()
+    assert all((tmp_path / name).exists() for name in ("child", "server", "thread"))
+    # SGLang waits for what is called so before it kills what is left
+    assert (tmp_path / "title").read_bytes().startswith(b"sglang::scheduler")
+
+
 def test_waiting_for_a_fork_ends_in_time(process: preloaded.Preloaded, tmp_path: Path) -> None:
     (tmp_path / "sleeps.py").write_text("import time\ntime.sleep(600)\n")
     command = [sys.executable, "-m", "sleeps"]

@@ -15,14 +15,16 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
 
-# The worker of both modes, the attention that packs rows on a GPU, and the kernels that a GPU loads when it first needs
-# them, which a process on a CPU would never show.
+# The worker of both modes, what is bound to SGLang's names, the attention that packs rows on a GPU, and the kernels
+# that a GPU loads when it first needs them, which a process on a CPU would never show.
 PROGRAM = """
 import importlib, json, pkgutil, sys
 from c2t_plugin.engines.sglang import plugin
 plugin.register()
 for name in ("worker", "verify.triton", "verify.tree_attention"):
     importlib.import_module(f"c2t_plugin.engines.sglang.{name}")
+from c2t_plugin.engines.sglang.patches import PATCHES
+handlers = [patch.handler for patch in PATCHES.patches if patch.ours]
 import c2t_kernels
 for found in pkgutil.walk_packages(c2t_kernels.__path__, "c2t_kernels."):
     importlib.import_module(found.name)

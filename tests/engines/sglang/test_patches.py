@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,6 +53,12 @@ def test_each_has_its_reason_and_its_end_and_stands_once():
     assert len(targets) == len(set(targets))
 
 
+def test_every_handler_is_a_function_of_ours():
+    handlers = [patch.handler for patch in PATCHES.patches if patch.ours]
+    assert len(handlers) == len({patch for patch in PATCHES.patches if patch.when})
+    assert all(inspect.isfunction(each) and each.__module__.startswith("c2t_plugin.") for each in handlers)
+
+
 @pytest.fixture
 def applied(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(SITE))
@@ -71,11 +78,11 @@ def test_a_process_applies_them_once_and_tests_take_them_back(applied: Any, capl
     assert all(ours[patch] is not stock[patch] for patch in bound)
     assert all(ours[patch].__wrapped__ is stock[patch] for patch in bound)
     hooks = [patch for patch in PATCHES.patches if patch.hook]
-    assert [sum(each[1] is patch.ours for each in HookRegistry._hooks[patch.dotted]) for patch in hooks] == [1] * 3
+    assert [sum(each[1] is patch.handler for each in HookRegistry._hooks[patch.dotted]) for patch in hooks] == [1] * 3
     assert not caplog.records, "nobody else has patched these"
     PATCHES.undo()
     assert {patch: _value(patch) for patch in bound} == stock
-    assert not any(each[1] is patch.ours for patch in hooks for each in HookRegistry._hooks[patch.dotted])
+    assert not any(each[1] is patch.handler for patch in hooks for each in HookRegistry._hooks[patch.dotted])
 
 
 def _value(patch: Any) -> Any:

@@ -34,7 +34,7 @@ TOLERANCE = 1e-3
 def end_politely(server: CpuServer) -> None:
     """What an operator's SIGTERM does; waits until all of the server is gone."""
     assert server.process is not None
-    # its supervisor sends SIGTERM on
+    # of a process that was started, as of one that was forked, SIGINT asks the server to end, by SIGTERM
     server.process.send_signal(signal.SIGINT)
     server.process.wait(120)
 
@@ -51,8 +51,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     # The warm-up is a request like any other, with a random id.
     flags = ("--skip-server-warmup",)
     env = {**os.environ, **options}
-    # how it ends is what is looked at, so it is started as an operator starts it
-    with vc.server(pair_dir(), "eagle3", D_MAX, classifier, log, *flags, env=env, preload=False) as running:
+    with vc.server(pair_dir(), "eagle3", D_MAX, classifier, log, *flags, env=env) as running:
         params = {"temperature": 0.0, "max_new_tokens": vc.NEW_TOKENS, "ignore_eos": True}
         answers = running.request("/generate", {"input_ids": prompts, "rid": rids, "sampling_params": params})
         end_politely(running)

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = pytest.mark.vllm
 
-from c2t_plugin.engines.vllm.worker import may_leave  # noqa: E402
+from c2t_plugin.engines.vllm.early_exit import may_leave  # noqa: E402
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,12 @@ def test_each_has_its_reason_and_its_end_and_stands_once():
     assert {patch.when for patch in PATCHES.patches} == {"", LOAD, ENGINE, CPU}
     targets = [patch.target for patch in PATCHES.patches]
     assert len(targets) == len(set(targets))
+
+
+def test_every_handler_is_a_function_of_ours():
+    handlers = [patch.handler for patch in PATCHES.patches if patch.ours]
+    assert len(handlers) == len({patch for patch in PATCHES.patches if patch.when})
+    assert all(inspect.isfunction(each) and each.__module__.startswith("c2t_plugin.") for each in handlers)
 
 
 @pytest.fixture

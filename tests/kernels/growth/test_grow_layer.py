@@ -203,8 +203,8 @@ def test_kernel_on_real_valued_networks(
     assert torch.equal(found.path_entropy[live], path.gather(1, chosen)[live])
 
 
-def test_kernel_on_257_requests_with_strided_rows_and_given_buffers(device: str):
-    joint, path, alive, stats = random_layer(257, 1, 2, device)
+def test_kernel_on_many_requests_with_strided_rows_and_given_buffers(device: str, many: int):
+    joint, path, alive, stats = random_layer(many, 1, 2, device)
     wide = torch.cat([stats.log_probs, stats.log_probs - 1], dim=1)
     strided = stats._replace(
         log_probs=wide[:, :2],
@@ -212,7 +212,7 @@ def test_kernel_on_257_requests_with_strided_rows_and_given_buffers(device: str)
         entropy=apart(stats.entropy),
         margin=apart(stats.margin),
     )
-    beta = torch.linspace(0.1, 0.9, 257).to(device)
+    beta = torch.linspace(0.1, 0.9, many).to(device)
     # margin and path entropy move the confidence as well
     network = random_network(("entropy", "margin", "log_prob", "path_entropy"), 8, device)
     arguments = (network, apart(joint), apart(path), apart(alive), strided, apart(beta), 1)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from c2t_kernels import DraftStats, draft_stats
+from c2t_kernels.growth.kernel import grow_layer_kernel
 from c2t_kernels.network import FEATURES, TABLE, PathSums, SiblingStats, children, extend_path, finite, node_features
 from c2t_kernels.network.kernel import feature_codes
 from c2t_kernels.score import ChainState, reference
@@ -28,6 +29,13 @@ def test_the_order_is_the_kernels_code():
     assert feature_codes(("entropy", "joint_prob", "margin")) == 0x702
     # four bits each in one integer
     assert len(FEATURES) <= 16
+
+
+@pytest.mark.parametrize("kernel", [fused.score_chain_kernel, grow_layer_kernel])
+def test_kernels_take_a_networks_tensors_in_its_order(kernel: Any, device: str):
+    names = [f"p_{name}" for name in random_network(("rank",), 16, device).weights()]
+    start = kernel.arg_names.index(names[0])
+    assert len(names) == 6 and kernel.arg_names[start : start + 6] == names
 
 
 @pytest.mark.parametrize("name", FEATURES)

@@ -13,8 +13,9 @@ from c2t_kernels import draft_stats
 def naive(row: torch.Tensor, top_m: int) -> tuple[float, float, float]:
     """Largest log probability, top-M entropy and margin of one row, in float64 and plain Python."""
     finite = [x for x in row.double().tolist() if x != -math.inf]
-    total = sum(math.exp(x - max(finite)) for x in finite)
-    probs = sorted((math.exp(x - max(finite)) / total for x in finite), reverse=True)
+    largest = max(finite)
+    total = sum(math.exp(x - largest) for x in finite)
+    probs = sorted((math.exp(x - largest) / total for x in finite), reverse=True)
     entropy = -sum(p * math.log(p) for p in probs[:top_m] if p > 0)
     margin = math.log(probs[0]) - math.log(probs[1]) if len(probs) > 1 else math.inf
     return math.log(probs[0]), entropy, margin

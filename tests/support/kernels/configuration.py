@@ -49,3 +49,12 @@ class Configuration:
             for place, (argument, kind) in enumerate(self.signature.items())
             if kind.startswith("*") or argument in self.aligned
         }
+
+
+def signature_of(kernel: Any, constants: Mapping[str, Any], kinds: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A kernel's signature; what neither is a constant nor has a kind of its own is float32 or int32.
+
+    kinds: Triton's words for those that are something else.
+    """
+    usual = {name: "*fp32" if name.startswith("p_") else "i32" for name in kernel.arg_names}
+    return usual | dict(kinds or {}) | dict.fromkeys(constants, "constexpr")

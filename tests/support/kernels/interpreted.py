@@ -42,6 +42,13 @@ def device() -> str:
     return "cpu" if INTERPRET else "cuda"
 
 
+@pytest.fixture
+def many() -> int:
+    """Requests of a large batch. The interpreter runs one program after the other, so more would prove nothing there;
+    what orders or numbers the requests of a batch within one program takes 257 everywhere."""
+    return 17 if INTERPRET else 257
+
+
 def poison(tensor: torch.Tensor) -> torch.Tensor:
     """Overwrite with what no operation writes: NaN, True, or an integer that no test computes."""
     if tensor.is_floating_point() or tensor.is_complex():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from c2t_kernels.growth.kernel import _blocks, grow_layer_kernel
 from c2t_kernels.network import FEATURES
-from tests.support.kernels.configuration import Configuration
+from tests.support.kernels.configuration import Configuration, signature_of
 
 
 def _configuration(name: str, slots: int, k: int, features: tuple[str, ...], hidden: int) -> Configuration:
@@ -14,10 +14,7 @@ def _configuration(name: str, slots: int, k: int, features: tuple[str, ...], hid
         **{"p_alive": "*u8", "p_token_ids": "*i64", "p_kept": "*u8", "p_children": "*i32", "p_parents": "*i32"},
         **{"p_next_token_ids": "*i64", "p_next_alive": "*u8"},
     }
-    signature = {
-        a: "constexpr" if a in constants else kinds.get(a, "*fp32" if a.startswith("p_") else "i32")
-        for a in grow_layer_kernel.arg_names
-    }
+    signature = signature_of(grow_layer_kernel, constants, kinds)
     return Configuration(grow_layer_kernel, name, signature, constants, num_warps)
 
 
