@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.engines.sglang import prebuilt, validate
+from c2t_plugin.engines.sglang import prebuilt
 
 GENERIC = "C2T"
 BASES = ("EAGLE", "EAGLE3", "STANDALONE")
@@ -31,9 +31,16 @@ def register() -> None:
             SpeculativeAlgorithm.register(
                 name,
                 supports_overlap=True,
-                validate_server_args=validate.validate,
+                validate_server_args=_validate,
                 spec_class=algorithm_class(base),
             )(functools.partial(_worker_class, base))
+
+
+def _validate(server_args: Any) -> None:
+    # where arguments are resolved, which is not where they are served with
+    from c2t_plugin.engines.sglang.validate import validate
+
+    validate(server_args)
 
 
 def algorithm_class(base_name: str) -> type:
