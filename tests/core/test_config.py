@@ -79,6 +79,8 @@ def test_beta_inside_it(beta: object):
         ({"plan": "late"}, "plan must be one of sync, lagged, got 'late'"),
         ({"plan": "lagged", "mode": "tree"}, "plan lagged clips chains: set the mode to chain, or leave the plan out"),
         ({"plan": "lagged", "planner": "on"}, "plan lagged waits for no number, but the planner reads every step's"),
+        ({"request_settings": "some"}, "request_settings must be one of all, lower, none, got 'some'"),
+        ({"request_tiers": "yes"}, "request_tiers must be on or off, got 'yes'"),
         ({"attention": "flash"}, "attention must be one of stock, tree, got 'flash'"),
         ({"attention": "tree", "ragged": "fa3"}, "attention tree is a kernel of ragged triton, but ragged is fa3"),
         ({"attention": "tree", "ragged": "off"}, "but ragged is off; leave one out"),

@@ -145,10 +145,16 @@ srt/managers/schedule_batch.py
   Req: finished, is_retracted, rid, output_ids
   Req.__init__(rid, origin_input_ids)
 srt/sampling/sampling_params.py
-  SamplingParams: custom_params, verify
+  SamplingParams: custom_params
 srt/managers/tokenizer_manager.py
-  TokenizerManager._create_tokenized_object
-    sampling_params.verify(
+  TokenizerManager: model_config
+  TokenizerManager._validate_one_request(obj, input_ids)
+  TokenizerManager._tokenize_one_request
+    self._validate_one_request(obj, input_ids)
+  TokenizerManager._batch_tokenize_and_process
+    self._validate_one_request(obj[i], input_ids_list[i])
+srt/managers/io_struct.py
+  GenerateReqInput: input_ids, input_embeds, sampling_params, contains_mm_input
 srt/managers/scheduler.py
   Scheduler.process_batch_result(batch, result)
   Scheduler.set_internal_state(recv_req)

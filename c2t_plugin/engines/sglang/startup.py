@@ -7,8 +7,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from sglang.srt.environ import envs
+
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
-from c2t_plugin.config import OFF, THRESHOLDS, C2TConfig
+from c2t_plugin.config import LOWER, OFF, THRESHOLDS, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
 from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.sglang import args
@@ -20,6 +22,11 @@ from c2t_plugin.planner import CostCurve, switched_depths
 from c2t_plugin.planner.step_planner import StepPlanner
 
 logger = logging.getLogger(__name__)
+
+_RUST = (
+    "SGLang's Rust front end carries a request's own settings on /generate alone, where bad ones are ignored and not "
+    "refused; it has no /set_internal_state and answers without meta_info.c2t"
+)
 
 
 def prepare(
@@ -41,6 +48,7 @@ def prepare(
     beta = spec.suggested_beta if config.beta is None and thresholded else config.beta
     # a planner cuts what the threshold leaves
     scorer = make_scorer(classifier, 0.0 if beta is None else beta, config)
+    scorer.lower = config.request_settings == LOWER
     d_max = scorer.d_max
     exporter = recorder = None
     if leads and config.trace_dir is not None:
@@ -68,6 +76,8 @@ def prepare(
         "top_m": spec.top_m,
     }
     _log(configuration, scorer.shape)
+    if leads and envs.SGLANG_RUST_SERVER.get():
+        logger.warning("C2T: %s", _RUST)
     planner = _planner(config, scorer, spec, most) if config.planned else None
     # Kernels of other devices run when they have time, some of them out of a graph: the host's clock knows nothing.
     counts = Counts(most, exporter, classifier_s=0.0 if scorer.beta.device.type == "cpu" else None)

@@ -46,6 +46,8 @@ _OTHER_ENGINES = {
     "plan": "vLLM verifies chains of unequal length as they are",
     "attention": "vLLM verifies by its own attention backends",
     "planner": "here vLLM's adaptive verification decides",
+    "request_settings": "on vLLM requests set nothing",
+    "request_tiers": "on vLLM no answer tells rows",
     "policy": "vLLM drafts chains, and they have one",
 }
 

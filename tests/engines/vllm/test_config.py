@@ -97,6 +97,11 @@ def test_adaptive_verification_keeps_its_scheduling():
         (arguments({"method": "c2t", **MODEL, "c2t_ragged": "fa3"}), "c2t_ragged is for SGLang: vLLM verifies"),
         (arguments({"method": "c2t", **MODEL, "c2t_plan": "lagged"}), "c2t_plan is for SGLang: vLLM verifies"),
         (arguments({"method": "c2t", **MODEL, "c2t_policy": "prob"}), "c2t_policy is for SGLang"),
+        (
+            arguments({"method": "c2t", **MODEL, "c2t_request_settings": "none"}),
+            "settings is for SGLang: on vLLM requests",
+        ),
+        (arguments({"method": "c2t", **MODEL, "c2t_request_tiers": "on"}), "tiers is for SGLang: on vLLM no answer"),
         (arguments({"method": "c2t", **MODEL, "c2t_beta": "auto"}), "a planner is for SGLang"),
         (arguments({"method": "c2t", **MODEL, "c2t_mode": "tree"}), "no tree attention.*SGLang"),
         (arguments({"method": "c2t:medusa", **MODEL}), "after the colon C2T knows draft_model, eagle, eagle3, mtp"),
