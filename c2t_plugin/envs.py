@@ -23,6 +23,14 @@ def option(name: str) -> str | None:
     return os.environ.get(f"C2T_{name.upper()}") or None
 
 
+def untested_release() -> bool:
+    """C2T_UNTESTED_RELEASE: 1 serves with a release of the engine that C2T was not tested with. The contract holds."""
+    value = os.environ.get("C2T_UNTESTED_RELEASE") or "0"
+    if value not in ("0", "1"):
+        raise ConfigError(f"C2T_UNTESTED_RELEASE must be 0 or 1, got {value!r}")
+    return value == "1"
+
+
 def config() -> dict[str, Any]:
     """C2T_CONFIG: options as a JSON object, or the path of a file that holds one; empty if not set."""
     raw = os.environ.get("C2T_CONFIG")

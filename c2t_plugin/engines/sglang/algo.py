@@ -88,4 +88,5 @@ def _worker_class(base: str, server_args: Any) -> type:
 
     # before the scheduler binds its handlers and builds attention backends
     PATCHES.apply(WORKER)
+    PATCHES.require()
     return worker.worker_class(base)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from c2t_plugin.engines.contract import EngineSymbol, listed
+import re
 
+from c2t_plugin import envs
+from c2t_plugin.engines.contract import EngineSymbol, check_contract, listed
+from c2t_plugin.errors import ContractError
+
+OLDEST, NEWEST = (0, 5, 17), (0, 5, 23)
 SUPPORTED = "SGLang 0.5.17 to 0.5.23"
 
 SYMBOLS: tuple[EngineSymbol, ...] = listed("""
@@ -232,3 +237,14 @@ srt/mem_cache/memory_pool.py
   MHATokenToKVPool
   MLATokenToKVPool
 """)
+
+
+def check(version: str | None) -> None:
+    """Raise ContractError unless this release of SGLang was tested, or is asked for, and has every symbol as needed."""
+    found = tuple(int(number) for number in re.findall(r"\d+", version or "")[:3])
+    if not (OLDEST <= found <= NEWEST or envs.untested_release()):
+        raise ContractError(
+            f"SGLang {version} is installed, C2T was tested with {SUPPORTED}: install one of those, or set "
+            "C2T_UNTESTED_RELEASE=1 to try yours"
+        )
+    check_contract("sglang", SYMBOLS, SUPPORTED)

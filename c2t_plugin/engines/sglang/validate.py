@@ -7,10 +7,11 @@ from typing import Any
 
 from c2t_plugin.config import TREE_ATTENTION, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
-from c2t_plugin.engines.contract import check_contract
+from c2t_plugin.engines.contract import engine_version
 from c2t_plugin.engines.served_traces import check_directory
 from c2t_plugin.engines.sglang import args, checkpoints, startup, tree_options, unplugged
-from c2t_plugin.engines.sglang.contract import SUPPORTED, SYMBOLS
+from c2t_plugin.engines.sglang.contract import check
+from c2t_plugin.engines.sglang.patches import PATCHES
 from c2t_plugin.errors import C2TError, ConfigError
 
 # Draft steps when --speculative-num-steps is not given: deep enough for the classifier to choose, cheap enough to drop.
@@ -78,7 +79,8 @@ def validate(server_args: Any) -> None:
 
 
 def _resolve(server_args: Any) -> None:
-    check_contract("sglang", SYMBOLS, SUPPORTED)
+    check(engine_version("sglang"))
+    PATCHES.require()
     config = args.config_of(server_args)
     base = _base(server_args, config)
     _refuse(server_args)
