@@ -11,10 +11,10 @@ from sglang.srt.environ import envs
 
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.config import LOWER, OFF, THRESHOLDS, C2TConfig
-from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
+from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier, warn_of_kind
 from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.sglang import args
-from c2t_plugin.engines.sglang.checkpoints import classifier_kind
+from c2t_plugin.engines.sglang.checkpoints import classifier_kind, draft_revision
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter
 from c2t_plugin.engines.sglang.parts import Parts, Scorer
 from c2t_plugin.errors import ConfigError
@@ -41,9 +41,12 @@ def prepare(
     config = args.config_of(server_args)
     draft = server_args.speculative_draft_model_path
     kind = classifier_kind(base, draft, server_args.model_path)
-    path, origin = find_classifier(config, kind, draft, probabilities=config.plans_chains)
+    revision = draft_revision(server_args)
+    path, origin = find_classifier(config, kind, draft, revision=revision, probabilities=config.plans_chains)
     classifier = load_fitting_classifier(path, config)
     spec = classifier.spec
+    if leads and config.policy == "c2t":
+        warn_of_kind(logger, path, spec, kind)
     thresholded = config.policy in THRESHOLDS and not config.planned
     beta = spec.suggested_beta if config.beta is None and thresholded else config.beta
     # a planner cuts what the threshold leaves

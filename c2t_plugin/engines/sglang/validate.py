@@ -90,7 +90,8 @@ def _resolve(server_args: Any) -> None:
     checkpoints.check_draft_loop(server_args, base)
     draft = server_args.speculative_draft_model_path
     kind = checkpoints.classifier_kind(base, draft, server_args.model_path)
-    path, _ = find_classifier(config, kind, draft, probabilities=config.plans_chains)
+    revision = checkpoints.draft_revision(server_args)
+    path, _ = find_classifier(config, kind, draft, revision=revision, probabilities=config.plans_chains)
     load_fitting_classifier(path, config)
     check_directory(config)
     startup.check_curve(config)
@@ -104,7 +105,13 @@ def _base(server_args: Any, config: C2TConfig) -> str:
     chosen = "" if config.base == "auto" else config.base.upper()
     if named and chosen and named != chosen:
         raise ConfigError(f"algorithm C2T_{named} contradicts --speculative-c2t-base {config.base}; give one of them")
-    return named or chosen or checkpoints.detect_base(server_args.speculative_draft_model_path, server_args.model_path)
+    return (
+        named
+        or chosen
+        or checkpoints.detect_base(
+            server_args.speculative_draft_model_path, server_args.model_path, checkpoints.draft_revision(server_args)
+        )
+    )
 
 
 def _refuse(server_args: Any) -> None:

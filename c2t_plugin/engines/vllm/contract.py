@@ -19,7 +19,7 @@ config/parallel.py
   ParallelConfig: worker_cls
 config/speculative.py
   SpeculativeConfig: use_gemma4_mtp, use_step3p5_mtp, use_multi_module_mtp, use_local_argmax_reduction
-  SpeculativeConfig: parallel_drafting, use_heterogeneous_vocab, rejection_sample_method, draft_model_config
+  SpeculativeConfig: revision, parallel_drafting, use_heterogeneous_vocab, rejection_sample_method, draft_model_config
 config/model.py
   ModelConfig: architectures
 config/vllm.py

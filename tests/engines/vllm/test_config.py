@@ -17,7 +17,7 @@ pytestmark = pytest.mark.vllm
 
 from benchmarks.pairs.toy import SHIPPED  # noqa: E402
 from c2t_plugin.classifier import FILE_NAME, ClassifierSpec, NodeClassifier, save_classifier  # noqa: E402
-from c2t_plugin.engines.checkpoints import CLASSIFIERS  # noqa: E402
+from c2t_plugin.engines.checkpoints import CLASSIFIERS, find_classifier  # noqa: E402
 from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, package_root  # noqa: E402
 from c2t_plugin.engines.vllm import config, contract, plugin  # noqa: E402
 from c2t_plugin.engines.vllm.options import COMMAND_LINE  # noqa: E402
@@ -42,6 +42,7 @@ def resolved(**spec: Any) -> types.SimpleNamespace:
         "use_heterogeneous_vocab": False,
         "rejection_sample_method": "standard",
         "enable_adaptive_verification": False,
+        "revision": None,
     }
     no = {name: lambda: False for name in ("use_gemma4_mtp", "use_step3p5_mtp", "use_multi_module_mtp")}
     return types.SimpleNamespace(
@@ -212,6 +213,18 @@ def test_a_classifier_ships_for_every_method(method: str, kind: str):
     # no classifier lies beside the target
     settings = config.settle(resolved(method=method, model=str(SHIPPED / "target")), config.C2TConfig())
     assert (settings.classifier, settings.origin) == (str(CLASSIFIERS / kind / FILE_NAME), "shipped, generic")
+
+
+def test_the_drafts_revision_pins_the_classifier(layout: Path, monkeypatch: pytest.MonkeyPatch):
+    seen = []
+
+    def find(*positional: Any, revision: str | None, **keyword: Any) -> Any:
+        seen.append(revision)
+        return find_classifier(*positional, **keyword)
+
+    monkeypatch.setattr(config, "find_classifier", find)
+    config.settle(resolved(revision="d1"), config.C2TConfig())
+    assert seen == ["d1"]
 
 
 def test_a_damaged_classifier_is_named(tmp_path: Path):
