@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 
 BASES = ("auto", "eagle", "eagle3", "standalone")
 ON, OFF = "on", "off"
+# What requests may set of their own: anything, what is less work than the server's own, nothing.
+ALL, LOWER, NONE = REQUEST_SETTINGS = ("all", "lower", "none")
 # What `planner on` was called for one release: beta AUTO, and a cost curve beside it.
 AUTO = "auto"
 OLD_CURVE = "cost_curve"
@@ -52,6 +54,8 @@ class C2TConfig:
         on a GPU whichever wins a contest at start.
     trace_dir: directory that chains of served requests are recorded into, without their text; None records none.
     trace_share: share of the requests that is recorded, in (0, 1].
+    request_settings: what requests may set of their own; lower: only what is less work than the server's own.
+    request_tiers: ON tells each request how many rows its steps had, its neighbours' among them.
     """
 
     classifier: str | None = None
@@ -66,6 +70,8 @@ class C2TConfig:
     ragged: str = "auto"
     plan: str = AUTO
     attention: str = AUTO
+    request_settings: str = ALL
+    request_tiers: str = OFF
 
     @property
     def plans_chains(self) -> bool:
@@ -113,6 +119,12 @@ class C2TConfig:
             raise ConfigError(f"policy {self.policy} has no beta and no planner: leave them out")
         if self.top_m is not None and self.top_m < 1:
             raise ConfigError(f"top_m must be at least 1, got {self.top_m}")
+        if self.request_settings not in REQUEST_SETTINGS:
+            raise ConfigError(
+                f"request_settings must be one of {', '.join(REQUEST_SETTINGS)}, got {self.request_settings!r}"
+            )
+        if self.request_tiers not in (ON, OFF):
+            raise ConfigError(f"request_tiers must be {ON} or {OFF}, got {self.request_tiers!r}")
         if not 0.0 < self.trace_share <= 1.0:
             raise ConfigError(f"trace_share must be a number above 0 and at most 1, got {self.trace_share}")
 

@@ -18,8 +18,17 @@ def pair() -> Path | None:
 
 def option(name: str) -> str | None:
     """C2T_CLASSIFIER, C2T_BETA, C2T_BASE, C2T_MODE, C2T_POLICY, C2T_TOP_M, C2T_TRACE_DIR, C2T_TRACE_SHARE, C2T_RAGGED,
-    C2T_PLAN, C2T_ATTENTION, C2T_PLANNER: one option of C2TConfig, None if not set; C2T_COST_CURVE, an old name."""
+    C2T_PLAN, C2T_ATTENTION, C2T_PLANNER, C2T_REQUEST_SETTINGS, C2T_REQUEST_TIERS: one option of C2TConfig, None if not
+    set; C2T_COST_CURVE, an old name."""
     return os.environ.get(f"C2T_{name.upper()}") or None
+
+
+def untested_release() -> bool:
+    """C2T_UNTESTED_RELEASE: 1 serves with a release of the engine that C2T was not tested with. The contract holds."""
+    value = os.environ.get("C2T_UNTESTED_RELEASE") or "0"
+    if value not in ("0", "1"):
+        raise ConfigError(f"C2T_UNTESTED_RELEASE must be 0 or 1, got {value!r}")
+    return value == "1"
 
 
 def config() -> dict[str, Any]:

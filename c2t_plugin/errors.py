@@ -9,6 +9,10 @@ class ConfigError(C2TError):
     """An option has a value that C2T cannot work with."""
 
 
+class HubError(C2TError):
+    """What is on the hub cannot be known: it was not reached, and its cache does not say."""
+
+
 class ClassifierError(C2TError):
     """A classifier file is missing, damaged, or made for something else."""
 

@@ -20,6 +20,8 @@ class RequestLimits:
     def __init__(self, *, slots: int, max_depth: int, beta: float, device: torch.device | str) -> None:
         """slots: request slots that may have limits of their own. max_depth: draft steps."""
         self.d_max = max_depth
+        # Whether a request's own threshold holds only where it is above the server's. To be set before the first draft.
+        self.lower = False
         self.beta = torch.empty(1, dtype=torch.float32, device=device)
         self.max_depth = torch.empty(1, dtype=torch.int32, device=device)
         # A request's own beta and longest draft; NaN and -1 where it has none.
@@ -54,9 +56,13 @@ class RequestLimits:
         self._slot_beta[slots] = torch.tensor(own_beta, dtype=torch.float32).to(self.beta.device, non_blocking=True)
         self._slot_depth[slots] = torch.tensor(own_depth, dtype=torch.int32).to(self.beta.device, non_blocking=True)
 
+    def owns(self, slots: Tensor) -> Tensor:
+        """(n,) bool: which of the requests in these slots ((n,) int64) are cut by their own threshold alone."""
+        return ~self._slot_beta[slots].isnan() & (not self.lower)
+
     def limits_of(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Threshold (n,) float32 and largest depth (n,) int32 of the requests in these slots ((n,) int64)."""
         beta, depth = self._slot_beta[slots], self._slot_depth[slots]
-        beta = torch.where(beta.isnan(), self.beta, beta)
+        beta = torch.where(beta.isnan(), self.beta, beta.maximum(self.beta) if self.lower else beta)
         # The server's own largest depth holds for every request: it is how an operator takes load off.
         return beta, torch.where(depth < 0, self.max_depth, torch.minimum(depth, self.max_depth))

@@ -127,8 +127,8 @@ class ChainScorer(DraftScorer):
         return None if self._stats is None else self._stats[:rows, : self._step].clone()
 
     def own_beta(self, rows: int) -> Tensor:
-        """(rows,) bool: which of the first `rows` requests have a threshold of their own."""
-        return ~self._slot_beta[self._slots[:rows]].isnan()
+        """(rows,) bool: `owns` of the first `rows` requests."""
+        return self.owns(self._slots[:rows])
 
     def end(self, rows: int) -> Tensor:
         """(rows,) int32: draft tokens to verify of the first `rows` requests; counts the ones without a confidence."""

@@ -3,43 +3,62 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME, NodeClassifier, load_classifier
+from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME, ClassifierSpec, NodeClassifier, load_classifier
 from c2t_plugin.config import C2TConfig
-from c2t_plugin.errors import ClassifierError, ConfigError
+from c2t_plugin.errors import ClassifierError, ConfigError, HubError
 
 # Files that ship with the plugin, one folder per kind of draft.
 CLASSIFIERS = Path(__file__).resolve().parent.parent / "classifiers"
 SHIPPED_DRAFTS = {"eagle": "eagle1", "eagle3": "eagle3", "standalone": "draft", "mtp": "mtp"}
 
 
-def fetch(repo: str, name: str) -> Path | None:
-    """A file of a local checkpoint directory or of a hub repository; None if there is no such file."""
+def fetch(repo: str, name: str, revision: str | None = None) -> Path | None:
+    """A file of a local checkpoint directory or of a hub repository; None if there is no such file.
+
+    revision: of a hub repository, None is its main branch. Raises HubError where nobody can say whether there is one.
+    """
     local = Path(repo)
     if local.exists():
         return local / name if (local / name).is_file() else None
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        HFValidationError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-    )
+    if not _is_hub_id(repo):
+        raise ConfigError(f"{repo!r} is neither a directory here nor a hub id of the form owner/name")
+    from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import errors as hub
 
     try:
-        return Path(hf_hub_download(repo, name))
-    except EntryNotFoundError:
-        return None
-    except (RepositoryNotFoundError, HFValidationError, OfflineModeIsEnabled) as error:
-        raise ConfigError(f"{repo!r} is neither a directory here nor a reachable hub repository: {error}") from error
+        return Path(hf_hub_download(repo, name, revision=revision))
+    except (hub.RepositoryNotFoundError, hub.RevisionNotFoundError, hub.HFValidationError) as error:
+        at = "" if revision is None else f" at revision {revision!r}"
+        raise ConfigError(
+            f"{repo!r}{at} is neither a directory here nor a reachable hub repository: {_first_line(error)}"
+        ) from error
+    except (hub.EntryNotFoundError, OSError) as error:
+        # what is not in the cache, while the hub is not there to ask, is a kind of entry that is not found
+        answered = isinstance(error, hub.EntryNotFoundError) and not isinstance(error, hub.LocalEntryNotFoundError)
+        if answered or try_to_load_from_cache(repo, name, revision=revision) is _CACHED_NO_EXIST:
+            return None
+        raise HubError(
+            f"the hub was not reached, and its cache does not say whether {repo!r} has {name} ({_first_line(error)}): "
+            "connect, or name local files"
+        ) from error
 
 
-def read_config(checkpoint: str) -> dict[str, Any]:
-    """config.json of a checkpoint directory or hub repository."""
-    path = fetch(checkpoint, "config.json")
+def _is_hub_id(name: str) -> bool:
+    return name.count("/") <= 1 and name[:1] not in "./~" and not name.endswith(".safetensors")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def read_config(checkpoint: str, revision: str | None = None) -> dict[str, Any]:
+    """config.json of a checkpoint directory or hub repository. revision: see fetch."""
+    path = fetch(checkpoint, "config.json", revision)
     if path is None:
         raise ConfigError(f"{checkpoint} has no config.json; name a checkpoint directory or hub id")
     try:
@@ -62,37 +81,42 @@ def shipped_classifier(base: str, names: Sequence[str] = (FILE_NAME,)) -> Path:
 
 
 def find_classifier(
-    config: C2TConfig, base: str, draft: str | None, *, probabilities: bool = False
+    config: C2TConfig, base: str, draft: str | None, *, revision: str | None = None, probabilities: bool = False
 ) -> tuple[Path, str]:
     """The classifier file to use, and where it came from: "named", "beside the draft" or "shipped, generic".
 
-    base: eagle, eagle3, mtp or standalone. draft: the draft checkpoint, None if the target carries it. probabilities:
-    prefer a file whose confidences are that on chains.
+    base: eagle, eagle3, mtp or standalone. draft: the draft checkpoint, None if the target carries it. revision: the
+    draft's, see fetch. probabilities: prefer a file whose confidences are that on chains.
     """
     names = (CALIBRATED_NAME, FILE_NAME) if probabilities else (FILE_NAME,)
     if config.classifier is not None:
         named = Path(config.classifier)
         if named.is_file():
             return named, "named"
-        holds = named.is_dir() or _looks_like_hub_id(config.classifier)
-        found = _first(config.classifier, names) if holds else None
+        # in a directory that is here, what is not there is no hub id either
+        on_hub = _is_hub_id(config.classifier) and len(named.parts) == 2 and not named.parent.is_dir()
+        pinned = revision if config.classifier == draft else None
+        found = _first(config.classifier, names, pinned) if on_hub or named.is_dir() else None
         if found is None:
             raise ClassifierError(
                 f"classifier {config.classifier!r} is neither a file nor a directory or hub repository with {FILE_NAME}"
             )
         return found, "named"
-    beside = _first(draft, names) if draft is not None else None
+    beside = _first(draft, names, revision) if draft is not None else None
     if beside is not None:
         return beside, "beside the draft"
     return shipped_classifier(base, names), "shipped, generic"
 
 
-def _first(repo: str, names: Sequence[str]) -> Path | None:
-    return next((path for name in names if (path := fetch(repo, name)) is not None), None)
+def _first(repo: str, names: Sequence[str], revision: str | None) -> Path | None:
+    return next((path for name in names if (path := fetch(repo, name, revision)) is not None), None)
 
 
-def _looks_like_hub_id(name: str) -> bool:
-    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith(".safetensors")
+def warn_of_kind(logger: logging.Logger, path: Path, spec: ClassifierSpec, base: str) -> None:
+    """Say if a classifier was fitted on another kind of draft than `base`. Outputs stay right."""
+    kind, wanted = spec.pair.get("kind"), SHIPPED_DRAFTS[base]
+    if kind not in (None, wanted):
+        logger.warning("C2T: %s was fitted on %s drafts, these are %s: fit one on yours", path, kind, wanted)
 
 
 def load_fitting_classifier(path: Path, config: C2TConfig) -> NodeClassifier:

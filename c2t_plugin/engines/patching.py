@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from c2t_plugin.errors import ContractError
+
 _ABSENT = object()
 # Whose wrappers say nothing: what engines decorate their own functions with.
 _DECORATORS = ("contextlib", "functools", "torch", "c2t_plugin")
@@ -132,6 +134,15 @@ class Table:
         for patch in self._applied:
             self._check(patch)
 
+    def require(self) -> None:
+        """Raise ContractError unless every applied hook is in its place: an engine may log a failed one and go on."""
+        for patch in self._applied:
+            if patch.hook and not _is_hooked(_get(patch.owner, patch.name)):
+                raise ContractError(
+                    f"{self._package} has not put C2T's hook over {patch.dotted} ({patch.why}): its log says why; take "
+                    "out the plugin that stands in the way, or serve without C2T"
+                )
+
     def during(self, patch: Patch, value: Any, owner: Any = None) -> contextlib.AbstractContextManager[None]:
         """Within it the name means `value`. owner: the object whose name it is, where that is no module or class."""
         owner = patch.owner if owner is None else owner
@@ -192,6 +203,17 @@ def layers(value: Any) -> list[str]:
             found.append(written_in)
         value = getattr(value, "__wrapped__", None)
     return found
+
+
+def _is_hooked(value: Any) -> bool:
+    """Whether one of its wrappers holds a function of ours, as an engine's registry wraps a hook."""
+    value = getattr(value, "__func__", value)
+    while value is not None:
+        held = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+        if any((getattr(each, "__module__", None) or "").startswith("c2t_plugin.") for each in held):
+            return True
+        value = getattr(value, "__wrapped__", None)
+    return False
 
 
 def _where(value: Any) -> str:

@@ -127,10 +127,6 @@ class TreeGrower(RequestLimits):
         parent_ids, keep, token_ids, key = self._tree
         return parent_ids, best(key, keep, self.max_nodes), token_ids, key
 
-    def own_beta(self, slots: Tensor) -> Tensor:
-        """(n,) bool: which of the requests in these slots ((n,) int64) have a threshold of their own."""
-        return ~self._slot_beta[slots].isnan()
-
     @property
     def alive(self) -> Tensor:
         """Whether there is anything to draft from: one bool."""

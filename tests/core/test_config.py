@@ -78,6 +78,8 @@ def test_beta_inside_it(beta: object):
         ({"ragged": "fast"}, "ragged must be one of auto, triton, flashinfer, fa3, cpu, off, full"),
         ({"plan": "late"}, "plan must be one of auto, sync, lagged, got 'late'"),
         ({"plan": "lagged", "mode": "tree"}, "plan lagged clips chains: set the mode to chain, or leave the plan out"),
+        ({"request_settings": "some"}, "request_settings must be one of all, lower, none, got 'some'"),
+        ({"request_tiers": "yes"}, "request_tiers must be on or off, got 'yes'"),
         ({"attention": "flash"}, "attention must be one of auto, stock, tree, got 'flash'"),
         ({"attention": "tree", "ragged": "fa3"}, "attention tree is a kernel of ragged triton, but ragged is fa3"),
         ({"attention": "tree", "ragged": "off"}, "but ragged is off; leave one out"),

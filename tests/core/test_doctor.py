@@ -185,7 +185,7 @@ def hub(draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stand-in for the hub, which has one repository, someone/draft: that directory."""
     huggingface_hub = pytest.importorskip("huggingface_hub")
 
-    def download(repo: str, name: str) -> str:
+    def download(repo: str, name: str, revision: str | None) -> str:
         if repo != "someone/draft":
             raise huggingface_hub.errors.OfflineModeIsEnabled(f"{repo} is not here")
         if not (draft / name).is_file():
@@ -210,7 +210,10 @@ def test_a_draft_may_be_a_hub_id(hub: Path, named: bool, words: int, ok: bool) -
 
 @pytest.mark.parametrize(
     ("repo", "complaint"),
-    [("someone/draft", f"no {FILE_NAME} beside someone/draft"), ("no/such", "'no/such' is neither")],
+    [
+        ("someone/draft", f"no {FILE_NAME} beside someone/draft"),
+        ("no/such", "the hub was not reached, and its cache does not say whether 'no/such' has"),
+    ],
 )
 def test_a_hub_repository_without_a_classifier_or_out_of_reach_is_reported(
     hub: Path, repo: str, complaint: str

@@ -8,7 +8,7 @@ import pytest
 
 from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, check_contract, package_root, symbols_of
 from c2t_plugin.engines.drift import drifted
-from c2t_plugin.engines.sglang.contract import SUPPORTED, SYMBOLS
+from c2t_plugin.engines.sglang.contract import SUPPORTED, SYMBOLS, check
 from c2t_plugin.errors import ContractError
 
 SOURCE = """
@@ -74,6 +74,30 @@ def test_an_absent_engine_is_named():
 def test_the_installed_sglang_keeps_the_contract():
     pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
     check_contract("sglang", SYMBOLS, SUPPORTED)
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("version", ["0.5.16", "0.5.24", "0.5.24.dev3+g1", "0.6.0", "0.0.0.dev1", "1", None])
+def test_a_release_that_was_not_tested_is_refused_unless_asked_for(
+    version: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+    monkeypatch.delenv("C2T_UNTESTED_RELEASE", raising=False)
+    with pytest.raises(ContractError, match=r"was tested with SGLang 0\.5\.17 to 0\.5\.23: .*C2T_UNTESTED_RELEASE=1"):
+        check(version)
+    monkeypatch.setenv("C2T_UNTESTED_RELEASE", "1")
+    check(version)
+    monkeypatch.setattr("c2t_plugin.engines.sglang.contract.SYMBOLS", (EngineSymbol("srt/a.py", "dream"),))
+    with pytest.raises(ContractError, match="dream"):
+        check(version)
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("version", ["0.5.17", "0.5.23", "0.5.20.post1"])
+def test_a_tested_release_is_taken(version: str, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+    monkeypatch.delenv("C2T_UNTESTED_RELEASE", raising=False)
+    check(version)
 
 
 @pytest.mark.sglang

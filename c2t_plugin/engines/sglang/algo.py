@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.engines.sglang import prebuilt, validate
+from c2t_plugin.engines.sglang import prebuilt
 
 GENERIC = "C2T"
 BASES = ("EAGLE", "EAGLE3", "STANDALONE")
@@ -31,9 +31,16 @@ def register() -> None:
             SpeculativeAlgorithm.register(
                 name,
                 supports_overlap=True,
-                validate_server_args=validate.validate,
+                validate_server_args=_validate,
                 spec_class=algorithm_class(base),
             )(functools.partial(_worker_class, base))
+
+
+def _validate(server_args: Any) -> None:
+    # where arguments are resolved, which is not where they are served with
+    from c2t_plugin.engines.sglang.validate import validate
+
+    validate(server_args)
 
 
 def algorithm_class(base_name: str) -> type:
@@ -81,4 +88,5 @@ def _worker_class(base: str, server_args: Any) -> type:
 
     # before the scheduler binds its handlers and builds attention backends
     PATCHES.apply(WORKER)
+    PATCHES.require()
     return worker.worker_class(base)

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.config import ATTENTIONS, BASES, MODES, PLANS, POLICIES, RAGGED, C2TConfig
+from c2t_plugin.config import ATTENTIONS, BASES, MODES, PLANS, POLICIES, RAGGED, REQUEST_SETTINGS, C2TConfig
 
 PREFIX = "speculative_c2t_"
 ATTRIBUTE = "_c2t"
@@ -37,6 +37,8 @@ def add_cli_args(_result: None, parser: argparse.ArgumentParser, *_: Any, **__: 
     group.add_argument("--speculative-c2t-ragged", help=f"Verify kept tokens only, by: {', '.join(RAGGED)}.")
     group.add_argument("--speculative-c2t-plan", help=f"How many rows that takes is known by: {', '.join(PLANS)}.")
     group.add_argument("--speculative-c2t-attention", help=f"Kernel of ragged triton: {', '.join(ATTENTIONS)}.")
+    group.add_argument("--speculative-c2t-request-settings", help=f"Requests may set: {', '.join(REQUEST_SETTINGS)}.")
+    group.add_argument("--speculative-c2t-request-tiers", help="on: each answer tells the rows of its whole batch.")
 
 
 def from_cli_args(original: Callable[..., Any], *positional: Any, **keyword: Any) -> Any:

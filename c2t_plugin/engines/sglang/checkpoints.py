@@ -11,11 +11,21 @@ from c2t_plugin.errors import ConfigError
 _MULTI_LAYER = ("MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM", "GigaChat35ForCausalLM")
 
 
-def detect_base(draft: str | None, target: str | None = None) -> str:
+def draft_revision(server_args: Any) -> str | None:
+    """Of the draft, as SGLang loads it."""
+    found: str | None = getattr(server_args, "speculative_draft_model_revision", None)
+    return found
+
+
+def _config_of_target(server_args: Any) -> dict[str, Any]:
+    return read_config(server_args.model_path, getattr(server_args, "revision", None))
+
+
+def detect_base(draft: str | None, target: str | None = None, revision: str | None = None) -> str:
     """EAGLE, EAGLE3 or STANDALONE by the draft checkpoint's architecture; EAGLE if the target carries its draft."""
     if draft in (None, target):
         return "EAGLE"
-    architectures = read_config(draft).get("architectures") or []
+    architectures = read_config(draft, revision).get("architectures") or []
     name = str(architectures[0]).lower() if architectures else ""
     if not name:
         raise ConfigError(f"{draft} names no architecture in config.json; set --speculative-c2t-base")
@@ -35,7 +45,7 @@ def check_draft_loop(server_args: Any, base: str) -> None:
     """SGLang drafts with some targets' own heads layer after layer, but finds them by the name EAGLE alone."""
     if base != "EAGLE":
         return
-    for architecture in read_config(server_args.model_path).get("architectures") or []:
+    for architecture in _config_of_target(server_args).get("architectures") or []:
         if architecture in _MULTI_LAYER:
             raise ConfigError(
                 f"{server_args.model_path} is a {architecture}, whose heads SGLang drafts with in another loop "
@@ -50,7 +60,8 @@ def check_vocabulary(server_args: Any, base: str) -> None:
     draft = server_args.speculative_draft_model_path
     if draft is None:
         raise ConfigError("a stand-alone draft needs --speculative-draft-model-path")
-    found, expected = (read_config(path).get("vocab_size") for path in (draft, server_args.model_path))
+    configs = (read_config(draft, draft_revision(server_args)), _config_of_target(server_args))
+    found, expected = (config.get("vocab_size") for config in configs)
     if None not in (found, expected) and found != expected:
         raise ConfigError(
             f"the draft {draft} has a vocabulary of {found}, the target {server_args.model_path} of {expected}; "

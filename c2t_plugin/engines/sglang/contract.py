@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from c2t_plugin.engines.contract import EngineSymbol, listed
+import re
 
+from c2t_plugin import envs
+from c2t_plugin.engines.contract import EngineSymbol, check_contract, listed
+from c2t_plugin.errors import ContractError
+
+OLDEST, NEWEST = (0, 5, 17), (0, 5, 23)
 SUPPORTED = "SGLang 0.5.17 to 0.5.23"
 
 SYMBOLS: tuple[EngineSymbol, ...] = listed("""
@@ -145,10 +150,16 @@ srt/managers/schedule_batch.py
   Req: finished, is_retracted, rid, output_ids
   Req.__init__(rid, origin_input_ids)
 srt/sampling/sampling_params.py
-  SamplingParams: custom_params, verify
+  SamplingParams: custom_params
 srt/managers/tokenizer_manager.py
-  TokenizerManager._create_tokenized_object
-    sampling_params.verify(
+  TokenizerManager: model_config
+  TokenizerManager._validate_one_request(obj, input_ids)
+  TokenizerManager._tokenize_one_request
+    self._validate_one_request(obj, input_ids)
+  TokenizerManager._batch_tokenize_and_process
+    self._validate_one_request(obj[i], input_ids_list[i])
+srt/managers/io_struct.py
+  GenerateReqInput: input_ids, input_embeds, sampling_params, contains_mm_input
 srt/managers/scheduler.py
   Scheduler.process_batch_result(batch, result)
   Scheduler.set_internal_state(recv_req)
@@ -226,3 +237,14 @@ srt/mem_cache/memory_pool.py
   MHATokenToKVPool
   MLATokenToKVPool
 """)
+
+
+def check(version: str | None) -> None:
+    """Raise ContractError unless this release of SGLang was tested, or is asked for, and has every symbol as needed."""
+    found = tuple(int(number) for number in re.findall(r"\d+", version or "")[:3])
+    if not (OLDEST <= found <= NEWEST or envs.untested_release()):
+        raise ContractError(
+            f"SGLang {version} is installed, C2T was tested with {SUPPORTED}: install one of those, or set "
+            "C2T_UNTESTED_RELEASE=1 to try yours"
+        )
+    check_contract("sglang", SYMBOLS, SUPPORTED)

@@ -15,6 +15,7 @@ from typing import Any
 
 from c2t_plugin.config import AUTO
 from c2t_plugin.engines.sglang.parts import Parts, Scorer
+from c2t_plugin.engines.sglang.requests import MOST, shown
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner.step_planner import StepPlanner
 
@@ -43,7 +44,7 @@ def setter(original: Callable[..., Any]) -> Callable[..., Any]:
             apply(self.draft_worker.c2t.scorer, self.draft_worker.c2t.planner, ours)
             publish(self.draft_worker.c2t)
         except ConfigError as error:
-            logger.warning("C2T: %s", error)
+            logger.warning("C2T: nothing was changed: %s", error)
             return SetInternalStateReqOutput(updated=False)
         logger.info("C2T: %s", state(self.draft_worker.c2t))
         return SetInternalStateReqOutput(updated=True)
@@ -63,8 +64,11 @@ def getter(original: Callable[..., Any]) -> Callable[..., Any]:
     return get_internal_state
 
 
-def apply(scorer: Scorer, planner: StepPlanner | None, values: dict[str, float]) -> None:
-    """Change all values or, with ConfigError, none."""
+def apply(scorer: Scorer, planner: StepPlanner | None, values: dict[str, Any]) -> None:
+    """Change all values or, with ConfigError, none. Raises nothing else, whatever the values are."""
+    for name, value in values.items():
+        if not (isinstance(value, int | float) and abs(value) <= MOST):
+            raise ConfigError(f"{name} must be a number, got {shown(value)}")
     depth, auto = values.get(MAX_DEPTH), values.get(AUTO_BETA)
     if depth is not None and int(depth) != depth:
         raise ConfigError(f"{MAX_DEPTH} must be a whole number, got {depth}")

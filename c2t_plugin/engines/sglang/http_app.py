@@ -10,6 +10,10 @@ from sglang.srt.plugins import load_plugins
 
 load_plugins()
 
+from c2t_plugin.engines.sglang.patches import PATCHES  # noqa: E402
+
+PATCHES.require()
+
 from sglang.srt.entrypoints.http_server import app  # noqa: E402
 
 __all__ = ["app"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+
+logger = logging.getLogger(__name__)
 
 # name without "c2t:", help text, further labels
 COUNTERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -22,6 +25,7 @@ COUNTERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("draft_tokens_verified", "Draft tokens that the target verified.", ()),
     ("draft_tokens_accepted", "Draft tokens that the target accepted, bonus tokens excluded.", ()),
     ("rows_computed", "Rows of the target's verify passes: roots, draft tokens and padding.", ()),
+    ("settings_ignored", "Requests whose own settings did not hold, and that were served as the server is set.", ()),
     ("classifier_seconds", "Time for statistics, confidences and cuts, where the draft runs on the host's clock.", ()),
 )
 GAUGES: tuple[tuple[str, str], ...] = (
@@ -64,14 +68,14 @@ class Exporter:
 @dataclass
 class RequestCounts:
     """Of one request. depths, tiers: its steps by drafted depth, and by rows of the target's verify pass, which it
-    shared with the batch's other requests. classifier_s: of those steps, shared likewise. clipped, over_budget: as in
-    Counts."""
+    shared with the batch's other requests; None where they are not told. classifier_s: of those steps, shared
+    likewise. clipped, over_budget: as in Counts."""
 
     clipped: int = 0
     over_budget: int = 0
     classifier_s: float | None = None
     depths: Counter[int] = field(default_factory=Counter)
-    tiers: Counter[int] = field(default_factory=Counter)
+    tiers: Counter[int] | None = None
 
     def add(
         self, verified: int, rows_computed: int, depth: int, wanted: int, classifier_s: float | None = None
@@ -80,7 +84,8 @@ class RequestCounts:
         self.clipped += max(0, depth - verified)
         self.over_budget += max(0, wanted - verified)
         self.depths[depth] += 1
-        self.tiers[rows_computed] += 1
+        if self.tiers is not None:
+            self.tiers[rows_computed] += 1
         if classifier_s is not None:
             self.classifier_s = (self.classifier_s or 0.0) + classifier_s
 
@@ -91,7 +96,7 @@ class RequestCounts:
             "over_budget": self.over_budget,
             "classifier_s": self.classifier_s,
             "depths": _named(self.depths),
-            "tiers": _named(self.tiers),
+            **({} if self.tiers is None else {"tiers": _named(self.tiers)}),
         }
 
 
@@ -105,12 +110,14 @@ class Counts:
     """Since the server started. verified, accepted: steps of single requests by how many draft tokens the target
     verified and accepted, 0 to `most`. depths, tiers: steps of the batch by drafted depth, and by rows of the target's
     verify pass. clipped: draft tokens that were drafted and not verified. over_budget: those that beta left, and beta
-    auto or plan lagged dropped. classifier_s: None where only the device's clock would know."""
+    auto or plan lagged dropped. settings_ignored: requests whose own did not hold. classifier_s: None where only the
+    device's clock would know."""
 
     most: int
     exporter: Exporter | None = None
     clipped: int = 0
     over_budget: int = 0
+    settings_ignored: int = 0
     classifier_s: float | None = None
     verified: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
@@ -161,6 +168,14 @@ class Counts:
         self.exporter.add("draft_tokens_accepted", sum(accepted))
         self.exporter.add("rows_computed", rows_computed)
 
+    def ignore(self, error: Exception) -> None:
+        """Count a request whose own settings do not hold. The first one is said in the log: clients decide how many."""
+        if not self.settings_ignored:
+            logger.warning("C2T: a request's settings are ignored, here and from now on: %s", error)
+        self.settings_ignored += 1
+        if self.exporter is not None:
+            self.exporter.add("settings_ignored", 1)
+
     @contextmanager
     def classifying(self) -> Iterator[None]:
         """Around what the host computes for C2T itself; only where `classifier_s` is counted."""
@@ -192,6 +207,7 @@ class Counts:
             "rows_computed": self.rows_computed,
             "clipped": self.clipped,
             "over_budget": self.over_budget,
+            "settings_ignored": self.settings_ignored,
             "classifier_s": self.classifier_s,
             "verified": list(self.verified),
             "accepted": list(self.accepted),

@@ -118,8 +118,8 @@ PATCHES = Table(
             hook="around",
         ),
         Patch(
-            "sglang.srt.sampling.sampling_params:SamplingParams.verify",
-            why="a request's own options are refused with status 400, before it meets a batch",
+            "sglang.srt.managers.tokenizer_manager:TokenizerManager._validate_one_request",
+            why="what no batch may meet is refused with status 400: bad options and tokens",
             until="SGLang lets an algorithm check custom_params",
             when=LOAD,
             ours=f"{_OURS}.requests:check",

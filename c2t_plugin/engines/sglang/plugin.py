@@ -11,5 +11,6 @@ def register() -> None:
     """
     from c2t_plugin.engines.sglang import algo, patches
 
-    algo.register()
+    # the name last: a process whose hooks could not be registered does not know it
     patches.PATCHES.apply(patches.LOAD)
+    algo.register()

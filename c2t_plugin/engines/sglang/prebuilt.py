@@ -8,9 +8,10 @@ probability is taken for 1.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from c2t_plugin.engines.sglang import requests
+from c2t_plugin.engines.sglang.parts import Parts
 
 
 def build_disagg_draft_input(algorithm: Any, batch: Any, *positional: Any, **keyword: Any) -> Any:
@@ -19,14 +20,14 @@ def build_disagg_draft_input(algorithm: Any, batch: Any, *positional: Any, **key
     return algorithm.base.build_disagg_draft_input(batch, *positional, **keyword)
 
 
-def take_over(algorithm: Any, scorer: Any, device: Any) -> None:
+def take_over(algorithm: Any, parts: Parts, device: Any) -> None:
     """Give the requests that have come since the last step their own seeds and options. To be called before each.
 
     Not where they are noted: on 0.5.17 a step is running then that may write seeds for the slots' former owners.
     """
-    noted = algorithm.prebuilt
+    noted, scorer = algorithm.prebuilt, cast(Any, parts.scorer)
     while noted:
         slots, reqs = noted.pop(0)
         slots = slots.to(device, non_blocking=True)
         scorer.clear_seed(slots)
-        requests.set_options(scorer, slots, reqs)
+        requests.set_options(parts, slots, reqs)

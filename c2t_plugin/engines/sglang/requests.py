@@ -1,25 +1,27 @@
 """What one request may ask of C2T: `"custom_params": {"c2t": {"enabled": false, "beta": 0.3, "max_depth": 2}}`.
 
-SGLang carries `custom_params` of every route to the scheduler as it is. It is checked where SGLang checks sampling
-parameters, so that a bad value is answered with status 400 before the request meets a batch.
+SGLang carries `custom_params` of every route to the scheduler as it is. A bad value is answered with status 400 where
+SGLang's Python front end checks a request. Not every front end does, so it is looked at again where it is used: there
+nothing raises, and a bad value means "as the server is set".
 """
 
 from __future__ import annotations
 
-import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor
 
-from c2t_plugin.config import THRESHOLDS
+from c2t_plugin.config import LOWER, NONE, THRESHOLDS
 from c2t_plugin.engines.sglang import args
+from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.step import record_of
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.limits import RequestLimits
 
 KEY = "c2t"
+MOST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class RequestOptions:
     """One request's own settings; None means the server's.
 
     enabled: False verifies every draft token, as a static chain does. beta: in [0, 1]. max_depth: at most so many draft
-    tokens are verified, 0 or more; what exceeds the server's own longest chain is that one.
+    tokens are verified, 0 to MOST; what exceeds the server's own longest chain is that one.
     """
 
     enabled: bool = True
@@ -36,27 +38,31 @@ class RequestOptions:
 
     def __post_init__(self) -> None:
         if not isinstance(self.enabled, bool):
-            raise ConfigError(f"c2t.enabled must be true or false, got {self.enabled!r}")
+            raise ConfigError(f"c2t.enabled must be true or false, got {shown(self.enabled)}")
         if self.beta is not None and not (_is_number(self.beta) and 0.0 <= self.beta <= 1.0):
-            raise ConfigError(f"c2t.beta must be a number in [0, 1], got {self.beta!r}")
+            raise ConfigError(f"c2t.beta must be a number in [0, 1], got {shown(self.beta)}")
         depth = self.max_depth
-        if depth is not None and not (_is_number(depth) and depth >= 0 and depth == int(depth)):
-            raise ConfigError(f"c2t.max_depth must be a whole number of at least 0, got {depth!r}")
+        if depth is not None and not (_is_number(depth) and 0 <= depth <= MOST and depth == int(depth)):
+            raise ConfigError(f"c2t.max_depth must be a whole number from 0 to {MOST}, got {shown(depth)}")
         if not self.enabled and self.beta is not None:
             raise ConfigError("c2t.beta has no meaning with c2t.enabled false; leave one of them out")
 
     @classmethod
     def of(cls, custom_params: Any) -> RequestOptions:
         """The options in a request's custom_params, which may be None. Raises ConfigError, naming the key."""
-        options = custom_params.get(KEY) if isinstance(custom_params, Mapping) else None
+        if not isinstance(custom_params, Mapping | None):
+            raise ConfigError(f"custom_params must be an object, got {shown(custom_params)}")
+        options = (custom_params or {}).get(KEY)
         if options is None:
             return cls()
         known = [item.name for item in fields(cls)]
         if not isinstance(options, Mapping):
-            raise ConfigError(f"custom_params.c2t must be an object with some of {', '.join(known)}, got {options!r}")
-        unknown = sorted(str(name) for name in options if name not in known)
+            raise ConfigError(
+                f"custom_params.c2t must be an object with some of {', '.join(known)}, got {shown(options)}"
+            )
+        unknown = [shown(name) for name in options if name not in known]
         if unknown:
-            raise ConfigError(f"custom_params.c2t has no {', '.join(unknown)}; it takes {', '.join(known)}")
+            raise ConfigError(f"custom_params.c2t has no {', '.join(unknown[:9])}; it takes {', '.join(known)}")
         return cls(**options)
 
     @property
@@ -67,26 +73,55 @@ class RequestOptions:
     @property
     def longest(self) -> int | None:
         """max_depth as an integer."""
-        return None if self.max_depth is None else min(int(self.max_depth), 2**31 - 1)
+        return None if self.max_depth is None else int(self.max_depth)
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def set_options(scorer: RequestLimits, slots: Tensor, reqs: Sequence[Any]) -> None:
-    """Give the scorer what SGLang's requests in these slots ((n,) int64, on its device) ask for.
-
-    Notes on each whether it has a threshold of its own, which would else be read off its parameters in every step.
-    """
-    options = [RequestOptions.of(req.sampling_params.custom_params) for req in reqs]
-    for req, each in zip(reqs, options, strict=True):
-        record_of(req).own_beta = each.threshold is not None
-    scorer.set_requests(slots, [each.threshold for each in options], [each.longest for each in options])
+def shown(value: Any) -> str:
+    # short and of letters that every log and answer can hold, whatever a client sends
+    return ascii(reprlib.repr(value))[1:-1].replace("\\'", "'")
 
 
-def check(result: None, params: Any, *_: Any, **__: Any) -> None:
-    """AFTER hook over SGLang's check of sampling parameters. Raises ConfigError for options that do not hold."""
+def granted(custom_params: Any, settings: str, policy: str) -> RequestOptions:
+    """What a request gets of what it asks for; ConfigError for what it may not. settings, policy: of C2TConfig."""
+    asked = RequestOptions.of(custom_params)
+    if asked == RequestOptions():
+        return asked
+    refusal = f"this server was started with --speculative-c2t-request-settings {settings}; leave it out"
+    if settings == NONE:
+        raise ConfigError(f"custom_params.c2t cannot be set: {refusal}")
+    if settings == LOWER and not asked.enabled:
+        raise ConfigError(f"c2t.enabled false verifies more than the server does: {refusal}")
+    if asked.beta is not None and policy not in THRESHOLDS:
+        raise ConfigError("c2t.beta has no meaning here: this server's trees are not cut by a threshold")
+    return asked
+
+
+def set_options(parts: Parts, slots: Tensor, reqs: Sequence[Any]) -> None:
+    """Give the scorer what SGLang's requests in these slots ((n,) int64, on its device) ask for."""
+    options = [_used(parts, req) for req in reqs]
+    parts.scorer.set_requests(slots, [each.threshold for each in options], [each.longest for each in options])
+
+
+def _used(parts: Parts, req: Any) -> RequestOptions:
+    """Read once for each request, whose prompt may come in several chunks."""
+    record = record_of(req)
+    if record.options is None:
+        record.options = RequestOptions()
+        try:
+            found = parts.configuration
+            record.options = granted(req.sampling_params.custom_params, found["request_settings"], found["policy"])
+        except Exception as error:
+            # in a scheduler, which no client's value may end
+            parts.counts.ignore(error)
+    return record.options
+
+
+def check(_result: None, manager: Any, obj: Any, input_ids: Any, *_: Any, **__: Any) -> None:
+    """AFTER hook over the Python front end's check of a request. Raises ConfigError: SGLang answers with status 400."""
     from sglang.srt.runtime_context import get_server_args
 
     # Read here and not once: an extra tokenizer worker has its plugins before it knows its server's arguments.
@@ -94,7 +129,21 @@ def check(result: None, params: Any, *_: Any, **__: Any) -> None:
     # Of another algorithm's requests the key may be somebody else's.
     if not args.asks_for_c2t(server_args):
         return
-    # ConfigError is a ValueError, which SGLang answers with status 400.
-    asked = RequestOptions.of(params.custom_params)
-    if asked.beta is not None and args.config_of(server_args).policy not in THRESHOLDS:
-        raise ConfigError("c2t.beta has no meaning here: this server's trees are not cut by a threshold")
+    _check_prompt(obj, input_ids, manager.model_config.vocab_size)
+    custom_params = obj.sampling_params.get("custom_params")
+    if RequestOptions.of(custom_params) != RequestOptions():
+        config = args.config_of(server_args)
+        granted(custom_params, config.request_settings, config.policy)
+
+
+def _check_prompt(obj: Any, input_ids: Any, vocabulary: int) -> None:
+    """What plain SGLang's scheduler dies of."""
+    prompt = input_ids if obj.input_embeds is None else obj.input_embeds
+    # with images or sound the tokens are SGLang's own, some of them outside
+    if prompt is None or obj.contains_mm_input():
+        return
+    if not len(prompt):
+        raise ConfigError("the prompt has no tokens; send one at least")
+    if obj.input_ids is not None and not (min(input_ids) >= 0 and max(input_ids) < vocabulary):
+        outside = next(token for token in input_ids if not 0 <= token < vocabulary)
+        raise ConfigError(f"input_ids has the token {outside}; expected 0 to {vocabulary - 1}")

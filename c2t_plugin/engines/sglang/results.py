@@ -6,9 +6,11 @@ Nothing here waits for the device: tensors travel with the copy that SGLang make
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from c2t_plugin.config import ON
 from c2t_plugin.engines.sglang.metrics import RequestCounts
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.requests import KEY
@@ -58,7 +60,7 @@ def count(parts: Parts, reqs: Sequence[Any], result: Any, step: Step) -> None:
     for row, length, asked in zip(running, verified, wanted, strict=True):
         req, record = reqs[row], record_of(reqs[row])
         if record.counts is None:
-            record.counts = RequestCounts()
+            record.counts = RequestCounts(tiers=Counter() if parts.configuration["request_tiers"] == ON else None)
         record.counts.add(length, step.rows, step.depth, asked, step.seconds)
         recorder, drafted = parts.recorder, step.drafted
         if recorder is not None and drafted is not None and record.chosen:

@@ -7,12 +7,14 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from sglang.srt.environ import envs
+
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
-from c2t_plugin.config import LAGGED, OFF, THRESHOLDS, C2TConfig
-from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
+from c2t_plugin.config import LAGGED, LOWER, OFF, THRESHOLDS, C2TConfig
+from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier, warn_of_kind
 from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.sglang import args
-from c2t_plugin.engines.sglang.checkpoints import classifier_kind
+from c2t_plugin.engines.sglang.checkpoints import classifier_kind, draft_revision
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter
 from c2t_plugin.engines.sglang.parts import Parts, Scorer
 from c2t_plugin.errors import ConfigError
@@ -20,6 +22,11 @@ from c2t_plugin.planner import CostCurve, switched_depths
 from c2t_plugin.planner.step_planner import StepPlanner
 
 logger = logging.getLogger(__name__)
+
+_RUST = (
+    "SGLang's Rust front end carries a request's own settings on /generate alone, where bad ones are ignored and not "
+    "refused; it has no /set_internal_state and answers without meta_info.c2t"
+)
 
 
 def prepare(
@@ -34,13 +41,17 @@ def prepare(
     config = args.config_of(server_args)
     draft = server_args.speculative_draft_model_path
     kind = classifier_kind(base, draft, server_args.model_path)
-    path, origin = find_classifier(config, kind, draft, probabilities=config.plans_chains)
+    revision = draft_revision(server_args)
+    path, origin = find_classifier(config, kind, draft, revision=revision, probabilities=config.plans_chains)
     classifier = load_fitting_classifier(path, config)
     spec = classifier.spec
+    if leads and config.policy == "c2t":
+        warn_of_kind(logger, path, spec, kind)
     thresholded = config.policy in THRESHOLDS and not config.planned
     beta = spec.suggested_beta if config.beta is None and thresholded else config.beta
     # a planner cuts what the threshold leaves
     scorer = make_scorer(classifier, 0.0 if beta is None else beta, config)
+    scorer.lower = config.request_settings == LOWER
     d_max = scorer.d_max
     exporter = recorder = None
     if leads and config.trace_dir is not None:
@@ -68,6 +79,8 @@ def prepare(
         "top_m": spec.top_m,
     }
     _log(configuration, scorer.shape)
+    if leads and envs.SGLANG_RUST_SERVER.get():
+        logger.warning("C2T: %s", _RUST)
     planner = _planner(config, scorer, spec, most) if config.planned else None
     # Kernels of other devices run when they have time, some of them out of a graph: the host's clock knows nothing.
     counts = Counts(most, exporter, classifier_s=0.0 if scorer.beta.device.type == "cpu" else None)

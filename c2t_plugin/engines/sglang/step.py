@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from c2t_plugin.engines.sglang.metrics import RequestCounts
+
+if TYPE_CHECKING:
+    from c2t_plugin.engines.sglang.requests import RequestOptions
 
 # The one attribute that is set on objects of SGLang's: verify inputs, results and requests.
 NAME = "_c2t"
@@ -58,12 +61,17 @@ def step_of(holder: Any) -> Step | None:
 
 @dataclasses.dataclass
 class RequestRecord:
-    """What belongs to one request, as long as SGLang has it. own_beta: whether it has a threshold of its own. counts:
-    of its steps, None before the first. chosen: whether it is recorded, None before that is decided."""
+    """What belongs to one request, as long as SGLang has it. options: its own, None before they are read. counts: of
+    its steps, None before the first. chosen: whether it is recorded, None before that is decided."""
 
-    own_beta: bool = False
+    options: RequestOptions | None = None
     counts: RequestCounts | None = None
     chosen: bool | None = None
+
+    @property
+    def own_beta(self) -> bool:
+        """Whether it has a threshold of its own."""
+        return self.options is not None and self.options.threshold is not None
 
 
 def record_of(req: Any) -> RequestRecord:

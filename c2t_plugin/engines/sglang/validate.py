@@ -7,10 +7,11 @@ from typing import Any
 
 from c2t_plugin.config import TREE_ATTENTION, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
-from c2t_plugin.engines.contract import check_contract
+from c2t_plugin.engines.contract import engine_version
 from c2t_plugin.engines.served_traces import check_directory
 from c2t_plugin.engines.sglang import args, checkpoints, startup, tree_options, unplugged
-from c2t_plugin.engines.sglang.contract import SUPPORTED, SYMBOLS
+from c2t_plugin.engines.sglang.contract import check
+from c2t_plugin.engines.sglang.patches import PATCHES
 from c2t_plugin.errors import C2TError, ConfigError
 
 # Draft steps when --speculative-num-steps is not given: deep enough for the classifier to choose, cheap enough to drop.
@@ -78,7 +79,8 @@ def validate(server_args: Any) -> None:
 
 
 def _resolve(server_args: Any) -> None:
-    check_contract("sglang", SYMBOLS, SUPPORTED)
+    check(engine_version("sglang"))
+    PATCHES.require()
     config = args.config_of(server_args)
     base = _base(server_args, config)
     _refuse(server_args)
@@ -88,7 +90,8 @@ def _resolve(server_args: Any) -> None:
     checkpoints.check_draft_loop(server_args, base)
     draft = server_args.speculative_draft_model_path
     kind = checkpoints.classifier_kind(base, draft, server_args.model_path)
-    path, _ = find_classifier(config, kind, draft, probabilities=config.plans_chains)
+    revision = checkpoints.draft_revision(server_args)
+    path, _ = find_classifier(config, kind, draft, revision=revision, probabilities=config.plans_chains)
     load_fitting_classifier(path, config)
     check_directory(config)
     startup.check_curve(config)
@@ -102,7 +105,13 @@ def _base(server_args: Any, config: C2TConfig) -> str:
     chosen = "" if config.base == "auto" else config.base.upper()
     if named and chosen and named != chosen:
         raise ConfigError(f"algorithm C2T_{named} contradicts --speculative-c2t-base {config.base}; give one of them")
-    return named or chosen or checkpoints.detect_base(server_args.speculative_draft_model_path, server_args.model_path)
+    return (
+        named
+        or chosen
+        or checkpoints.detect_base(
+            server_args.speculative_draft_model_path, server_args.model_path, checkpoints.draft_revision(server_args)
+        )
+    )
 
 
 def _refuse(server_args: Any) -> None:

@@ -92,7 +92,7 @@ class StepMixin(_StockWorker):
     def forward_batch_generation(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
         """A prefill, or a step, of which SGLang calls the parts that follow."""
         self._reqs = batch.reqs
-        prebuilt.take_over(self.speculative_algorithm, self.c2t.scorer, self.device)
+        prebuilt.take_over(self.speculative_algorithm, self.c2t, self.device)
         return super().forward_batch_generation(batch, *positional, **keyword)
 
     def activate_step_by_batch(self, batch_size: int) -> None:
@@ -103,8 +103,9 @@ class StepMixin(_StockWorker):
         """How deep the next step of these requests drafts."""
         parts = self.c2t
         assert parts.planner is not None
-        # Recorded chains are whole, and so are those of requests that ask for a threshold of their own.
-        whole = parts.recorder is not None or any(record_of(req).own_beta for req in reqs)
+        # Recorded chains are whole. So are those of requests with a threshold of their own, among themselves: they
+        # deepen no neighbour's draft.
+        whole = parts.recorder is not None or (all(record_of(req).own_beta for req in reqs) and not parts.scorer.lower)
         planner = parts.planner
         depth = planner.begin(len(reqs), whole)
         planner.depth, rows = ranks.agree_on((depth, planner.rows or 0), self.device)
@@ -195,7 +196,7 @@ class DraftMixin(_StockDraftWorker):
         with self._seeds_of(batch):
             result = super()._draft_extend_for_prefill(batch, *positional, **keyword)
         if not batch.forward_mode.is_idle():
-            set_options(self.c2t.scorer, batch.req_pool_indices, batch.reqs)
+            set_options(self.c2t, batch.req_pool_indices, batch.reqs)
         return result
 
     @contextlib.contextmanager

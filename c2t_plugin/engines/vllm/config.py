@@ -14,7 +14,7 @@ from typing import Any
 
 from c2t_plugin.classifier import ClassifierSpec
 from c2t_plugin.config import C2TConfig
-from c2t_plugin.engines.checkpoints import SHIPPED_DRAFTS, find_classifier, load_fitting_classifier
+from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier, warn_of_kind
 from c2t_plugin.engines.served_traces import check_directory
 from c2t_plugin.errors import ConfigError
 
@@ -46,6 +46,8 @@ _OTHER_ENGINES = {
     "plan": "vLLM verifies chains of unequal length as they are",
     "attention": "vLLM verifies by its own attention backends",
     "planner": "here vLLM's adaptive verification decides",
+    "request_settings": "on vLLM requests set nothing",
+    "request_tiers": "on vLLM no answer tells rows",
     "policy": "vLLM drafts chains, and they have one",
 }
 
@@ -188,9 +190,10 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     base = BASES[spec.method]
     if config.base not in ("auto", base):
         raise ConfigError(f"base is {config.base!r}, but vLLM drafts with {spec.method}; leave the base out")
-    path, origin = find_classifier(config, base, spec.model, probabilities=spec.enable_adaptive_verification)
+    adaptive = spec.enable_adaptive_verification
+    path, origin = find_classifier(config, base, spec.model, revision=spec.revision, probabilities=adaptive)
     fitted = load_fitting_classifier(path, config).spec
-    _warn(path, fitted, base, adaptive=spec.enable_adaptive_verification)
+    _warn(path, fitted, base, adaptive=adaptive)
     beta = fitted.suggested_beta if config.beta is None else config.beta
     settings = Settings(str(path), origin, beta, base, config.trace_dir, config.trace_share)
     vllm_config.additional_config = {**vllm_config.additional_config, KEY: asdict(settings)}
@@ -212,9 +215,7 @@ def _check_head(spec: Any) -> None:
 
 def _warn(path: Path, fitted: ClassifierSpec, base: str, *, adaptive: bool) -> None:
     """Say what may make a classifier's confidences poor ones. Outputs stay right."""
-    kind, wanted = fitted.pair.get("kind"), SHIPPED_DRAFTS[base]
-    if kind not in (None, wanted):
-        logger.warning("C2T: %s was fitted on %s drafts, these are %s: fit one on yours", path, kind, wanted)
+    warn_of_kind(logger, path, fitted, base)
     if adaptive and fitted.training.get("calibrated") != "chain":
         logger.warning(
             "C2T: adaptive verification takes confidences for probabilities, and this classifier's were not made that "

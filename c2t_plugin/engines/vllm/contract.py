@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from c2t_plugin import envs
 from c2t_plugin.engines.contract import EngineSymbol, check_contract, listed
 from c2t_plugin.errors import ContractError
 
@@ -18,7 +19,7 @@ config/parallel.py
   ParallelConfig: worker_cls
 config/speculative.py
   SpeculativeConfig: use_gemma4_mtp, use_step3p5_mtp, use_multi_module_mtp, use_local_argmax_reduction
-  SpeculativeConfig: parallel_drafting, use_heterogeneous_vocab, rejection_sample_method, draft_model_config
+  SpeculativeConfig: revision, parallel_drafting, use_heterogeneous_vocab, rejection_sample_method, draft_model_config
 config/model.py
   ModelConfig: architectures
 config/vllm.py
@@ -136,9 +137,10 @@ v1/worker/gpu/spec_decode/utils.py
 
 
 def check(version: str) -> None:
-    """Raise ContractError unless this release of vLLM is one the adapter knows and has every symbol as it needs it."""
-    if not version.startswith(RELEASE):
+    """Raise ContractError unless this release of vLLM was tested, or is asked for, and has every symbol as needed."""
+    if not (version.startswith(RELEASE) or envs.untested_release()):
         raise ContractError(
-            f"vLLM {version} is installed, C2T supports {SUPPORTED}: install that, or a C2T that knows yours"
+            f"vLLM {version} is installed, C2T was tested with {SUPPORTED}: install that, or set "
+            "C2T_UNTESTED_RELEASE=1 to try yours"
         )
     check_contract("vllm", SYMBOLS, SUPPORTED)

@@ -32,6 +32,7 @@ from benchmarks.pairs.toy import pair_dir  # noqa: E402
 from benchmarks.serving.process import free_port  # noqa: E402
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier  # noqa: E402
 from tests.support.places import SGLANG  # noqa: E402
+from tests.support.sglang import faults  # noqa: E402
 
 LAUNCH_SERVER = (sys.executable, "-m", "sglang.launch_server")
 SGLANG_SERVE = (str(Path(sys.executable).with_name("sglang")), "serve")
@@ -160,6 +161,12 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
         {"SGLANG_HTTP_SERVER_APP_PATH": "mine:app"},
         "--tokenizer-worker-num above 1 cannot be combined with C2T while SGLANG_HTTP_SERVER_APP_PATH is mine:app",
     ),
+    "unknown_request_settings": (
+        ["--speculative-c2t-request-settings", "few"],
+        {},
+        "request_settings must be one of all, lower, none, got 'few'",
+    ),
+    "unreadable_wish_for_any_release": ([], {"C2T_UNTESTED_RELEASE": "yes"}, "C2T_UNTESTED_RELEASE must be 0 or 1"),
     "draft_of_another_vocabulary": (["draft=vocabulary"], {}, r"vocabulary of \d+, the target .* of \d+"),
 }
 
@@ -285,6 +292,24 @@ def test_an_engine_that_breaks_the_contract(
     assert_one_clear_line(
         outcome, r"sglang \S+ is not as C2T needs it: .*EagleDraftWorker\.draft_forward \(not found\)"
     )
+
+
+# Of a plugin that has hooked one of our targets before, which SGLang then passes over.
+HOOKED = """
+def register():
+    from sglang.srt.plugins.hook_registry import HookRegistry
+    HookRegistry._patched.add("sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request")
+"""
+
+
+def test_a_hook_that_is_not_in_its_place(
+    files: dict[str, Path], run_command_line: Callable[..., Outcome], tmp_path: Path
+):
+    (tmp_path / "hooked.py").write_text(HOOKED)
+    (tmp_path / "installed").mkdir()
+    env = in_front(faults.install(tmp_path / "installed", str(tmp_path / "hooked.py")))
+    outcome = run_command_line(LAUNCH_SERVER, c2t_flags(files["good"], pair_dir() / "draft"), env)
+    assert_one_clear_line(outcome, r"sglang has not put C2T's hook over sglang\.srt\.managers\.tokenizer_manager\.")
 
 
 # Fails on import wherever this module is asked for, as a half-copied installation would.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest  # noqa: E402
 
 from c2t_plugin.engines.sglang import metrics  # noqa: E402
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter, RequestCounts  # noqa: E402
+from c2t_plugin.errors import ConfigError  # noqa: E402
 
 SECONDS = 'c2t:classifier_seconds_total{model_name="m"}'
 STEPS = [
@@ -44,6 +46,7 @@ def test_counts_are_means_over_running_requests():
         "rows_computed": 18,
         "clipped": 4,
         "over_budget": 3,
+        "settings_ignored": 0,
         "classifier_s": None,
         "verified": [1, 1, 2, 1],
         "accepted": [2, 1, 1, 1],
@@ -53,7 +56,7 @@ def test_counts_are_means_over_running_requests():
 
 
 def test_a_request_counts_its_own_steps():
-    counts = RequestCounts()
+    counts = RequestCounts(tiers=Counter())
     # the last one of a tree, which has more nodes than it is deep, on a rank that drafted fewer
     for step in ((2, 8, 3, 3, 0.5), (0, 12, 0, 0, 0.25), (3, 8, 3, 3, 0.0), (5, 16, 3, 4, 0.25)):
         counts.add(*step)
@@ -101,6 +104,7 @@ def test_prometheus_gets_the_same():
     for step in STEPS:
         counts.add(*step)
     counts.exporter.add("classifier_seconds", 0.5)
+    counts.ignore(ConfigError("bad"))
     counts.exporter.set("beta", 0.5)
     counts.exporter.set("max_depth", 3)
     assert exported(registry) == {
@@ -116,6 +120,7 @@ def test_prometheus_gets_the_same():
         'c2t:tiers_total{model_name="m",rows="8"}': 1.0,
         'c2t:draft_tokens_clipped_total{model_name="m"}': 4.0,
         'c2t:draft_tokens_over_budget_total{model_name="m"}': 3.0,
+        'c2t:settings_ignored_total{model_name="m"}': 1.0,
         'c2t:classifier_seconds_total{model_name="m"}': 0.5,
         'c2t:draft_tokens_verified_total{model_name="m"}': 8.0,
         'c2t:draft_tokens_accepted_total{model_name="m"}': 6.0,

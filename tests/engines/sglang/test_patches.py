@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, package_root  # noqa: E402
 from c2t_plugin.engines.drift import drifted  # noqa: E402
 from c2t_plugin.engines.sglang.patches import LOAD, PACKING, PATCHES, WORKER  # noqa: E402
+from c2t_plugin.errors import ContractError  # noqa: E402
 
 WHEELS = Path(__file__).resolve().parents[3] / ".venv" / "wheels"
 # An item of a dictionary is looked for by the dictionary's name.
@@ -83,6 +85,61 @@ def test_a_process_applies_them_once_and_tests_take_them_back(applied: Any, capl
     PATCHES.undo()
     assert {patch: _value(patch) for patch in bound} == stock
     assert not any(each[1] is patch.handler for patch in hooks for each in HookRegistry._hooks[patch.dotted])
+
+
+@pytest.fixture
+def registry(applied: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """SGLang's hooks, of which nothing stays."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    monkeypatch.setattr(HookRegistry, "_patched", set())
+    hooks = [patch for patch in PATCHES.patches if patch.hook]
+    stock = {patch: _value(patch) for patch in hooks}
+    PATCHES.apply(LOAD)
+    yield HookRegistry
+    PATCHES.undo()
+    for patch, value in stock.items():
+        setattr(patch.owner, patch.name, value)
+
+
+def test_hooks_that_are_in_place_are_found(registry: Any):
+    from sglang.srt.plugins.hook_registry import HookType
+
+    # behind those of others too
+    target = "sglang.srt.server_args.ServerArgs.from_cli_args"
+    others = lambda original, *args, **keyword: original(*args, **keyword)  # noqa: E731
+    registry.register(target, others, HookType.AROUND)
+    try:
+        registry.apply_hooks()
+        PATCHES.require()
+    finally:
+        registry._hooks[target][:] = [each for each in registry._hooks[target] if each[1] is not others]
+
+
+@pytest.mark.parametrize("patch", [patch for patch in PATCHES.patches if patch.hook], ids=lambda patch: patch.name)
+def test_a_hook_that_sglang_swallowed_is_one_line(registry: Any, patch: Any, monkeypatch: pytest.MonkeyPatch):
+    put = registry._apply_target.__func__
+
+    def fail(cls: Any, target: str, hooks: list[Any]) -> None:
+        if target == patch.dotted:
+            raise RuntimeError("planted")
+        put(cls, target, hooks)
+
+    monkeypatch.setattr(registry, "_apply_target", classmethod(fail))
+    registry.apply_hooks()
+    with pytest.raises(
+        ContractError, match=f"sglang has not put C2T's hook over {re.escape(patch.dotted)} .*"
+    ) as error:
+        PATCHES.require()
+    assert "\n" not in str(error.value)
+
+
+def test_a_target_that_another_plugin_had_hooked_before_is_noticed(registry: Any):
+    """SGLang passes over what it has hooked once."""
+    registry._patched.add(next(patch.dotted for patch in PATCHES.patches if patch.name == "_validate_one_request"))
+    registry.apply_hooks()
+    with pytest.raises(ContractError, match="_validate_one_request"):
+        PATCHES.require()
 
 
 def _value(patch: Any) -> Any:

@@ -41,7 +41,7 @@ OWN_BETA = 0.7
         ({"c2t": {"beta": 0.25}}, 0.25, None),
         ({"c2t": {"beta": 1}}, 1, None),
         ({"c2t": {"max_depth": 2.0}}, None, 2),
-        ({"c2t": {"max_depth": 10**30}}, None, 2**31 - 1),
+        ({"c2t": {"max_depth": 2**31 - 1}}, None, 2**31 - 1),
     ],
 )
 def test_options_are_read(custom_params: Any, threshold: float | None, longest: int | None):
@@ -55,12 +55,14 @@ BAD = {
     "beta_not_a_number": ({"beta": math.nan}, "beta must be a number in [0, 1]"),
     "beta_text": ({"beta": "0.3"}, "beta must be a number in [0, 1], got '0.3'"),
     "beta_bool": ({"beta": True}, "beta must be a number in [0, 1]"),
-    "depth_negative": ({"max_depth": -1}, "max_depth must be a whole number of at least 0"),
+    "depth_negative": ({"max_depth": -1}, "max_depth must be a whole number from 0 to 2147483647"),
     "depth_fraction": ({"max_depth": 1.5}, "max_depth must be a whole number"),
     "depth_bool": ({"max_depth": False}, "max_depth must be a whole number"),
     "depth_list": ({"max_depth": [1]}, "max_depth must be a whole number"),
+    "depth_beyond_any": ({"max_depth": 10**400}, "max_depth must be a whole number from 0"),
+    "depth_infinite": ({"max_depth": math.inf}, "max_depth must be a whole number from 0"),
     "enabled_number": ({"enabled": 1}, "enabled must be true or false"),
-    "unknown_key": ({"betta": 0.3}, "has no betta; it takes enabled, beta, max_depth"),
+    "unknown_key": ({"betta": 0.3}, "has no 'betta'; it takes enabled, beta, max_depth"),
     "not_an_object": (0.3, "must be an object"),
     "off_with_a_beta": ({"enabled": False, "beta": 0.3}, "no meaning"),
 }
@@ -186,3 +188,36 @@ def test_the_servers_own_longest_chain_holds_for_all(served: SimpleNamespace):
         vc.control(served.server, max_depth=D_MAX)
     assert {length for each in found for length, _ in each.draft_lengths} <= {0, 1}
     assert json.loads(json.dumps(served.server.request("/get_server_info")))["internal_states"][0]["c2t"]
+
+
+HOSTILE: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no_text": ("/generate", {"text": ""}, "the prompt has no tokens"),
+    "no_text_of_two": ("/generate", {"text": ["def f", ""]}, "the prompt has no tokens"),
+    "token_above": ("/generate", {"input_ids": [5, 10**8]}, "input_ids has the token 100000000"),
+    "token_below": ("/generate", {"input_ids": [-1]}, "input_ids has the token -1"),
+    "token_above_for_openai": ("/v1/completions", {"model": "m", "prompt": [10**8]}, "input_ids has the token"),
+    "params_of_a_list": (
+        "/generate",
+        {"text": "def f", "sampling_params": {"custom_params": [1]}},
+        "custom_params must be an object, got [1]",
+    ),
+}
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_ends_a_scheduler_is_status_400(served: SimpleNamespace, name: str):
+    route, body, message = HOSTILE[name]
+    with pytest.raises(ServerError, match="was answered with 400") as error:
+        served.server.request(route, body)
+    assert message in str(error.value)
+    assert [each.output_ids for each in ask(served, served.prompts[:1], ASKED[:1])] == served.plain[:1]
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("value", ["nan", "inf", "1e999"])
+def test_a_depth_that_is_no_number_changes_nothing(served: SimpleNamespace, value: str):
+    assert served.server.request("/set_internal_state", {"server_args": {"speculative_c2t_max_depth": value}}) == [
+        False
+    ]
+    assert served.server.request("/get_server_info")["internal_states"][0]["c2t"]["max_depth"] == D_MAX

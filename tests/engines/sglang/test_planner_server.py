@@ -44,7 +44,7 @@ def server(folder: Path, classifier: Path, curve: Path, name: str, *flags: str, 
         *("--speculative-draft-model-path", str(pair_dir() / vc.DRAFTS[base])),
         *("--speculative-num-steps", str(D_MAX), "--speculative-c2t-classifier", str(classifier)),
         *("--speculative-c2t-planner", str(curve)),
-        *("--disable-radix-cache", "--skip-server-warmup"),
+        *("--disable-radix-cache", "--skip-server-warmup", "--speculative-c2t-request-tiers", "on"),
         *flags,
         log=folder / f"{name}.log",
     )
@@ -209,19 +209,25 @@ def test_a_given_curve_is_left_as_it_is(planned: SimpleNamespace):
 
 
 def test_single_requests_keep_their_own_rules(setting: SimpleNamespace, planned: SimpleNamespace):
-    own = [{"enabled": False}, {"beta": 0.9}, {"max_depth": 1}, {"max_depth": 0}]
+    """Those with a threshold of their own among themselves, which draft whole chains; then beside others."""
+    oracle = vc.Oracle(pair_dir(), setting.target)
+    alone = asked_for(planned, setting, [{"enabled": False}, {"beta": 0.9}])
+    assert alone[0] == oracle.counts("eagle3", setting.prompts[0], D_MAX, None)
+    assert alone[1] == oracle.counts("eagle3", setting.prompts[1], D_MAX, setting.classifier, 0.9)
+    found = asked_for(planned, setting, [{"enabled": False}, {"beta": 0.9}, {"max_depth": 1}, {"max_depth": 0}])
+    assert {length for length, _ in found[2].draft_lengths} <= {0, 1}
+    assert found[3].draft_lengths == ((0, vc.NEW_TOKENS - 1),)
+
+
+def asked_for(planned: SimpleNamespace, setting: SimpleNamespace, own: list[dict[str, Any]]) -> list[vc.Counts]:
     params = [
         {"temperature": 0.0, "max_new_tokens": vc.NEW_TOKENS, "ignore_eos": True, "custom_params": {"c2t": each}}
         for each in own
     ]
-    answers = planned.server.request("/generate", {"input_ids": setting.prompts[:4], "sampling_params": params})
-    found = [vc.Counts.of_answer(answer) for answer in answers]
-    assert [each.output_ids for each in found] == setting.plain[:4]
-    oracle = vc.Oracle(pair_dir(), setting.target)
-    assert found[0] == oracle.counts("eagle3", setting.prompts[0], D_MAX, None)
-    assert found[1] == oracle.counts("eagle3", setting.prompts[1], D_MAX, setting.classifier, 0.9)
-    assert {length for length, _ in found[2].draft_lengths} <= {0, 1}
-    assert found[3].draft_lengths == ((0, vc.NEW_TOKENS - 1),)
+    body = {"input_ids": setting.prompts[: len(own)], "sampling_params": params}
+    found = [vc.Counts.of_answer(answer) for answer in planned.server.request("/generate", body)]
+    assert [each.output_ids for each in found] == setting.plain[: len(own)]
+    return found
 
 
 def test_a_fixed_beta_ends_it_and_auto_returns_to_it(setting: SimpleNamespace, planned: SimpleNamespace):

@@ -16,6 +16,8 @@ pytestmark = pytest.mark.sglang
 from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier  # noqa: E402
 from c2t_plugin.engines.sglang import algo, prebuilt, requests  # noqa: E402
+from c2t_plugin.engines.sglang.metrics import Counts  # noqa: E402
+from c2t_plugin.engines.sglang.parts import Parts  # noqa: E402
 from c2t_plugin.scorer import ChainScorer  # noqa: E402
 
 FORMER, CUT_AT = 0.125, 1.0
@@ -31,7 +33,8 @@ class Stock:
         self.speculative_algorithm = algorithm
         spec = ClassifierSpec(top_m=30)
         self.scorer = ChainScorer(NodeClassifier(spec), slots=4, rows=2, max_depth=3, beta=CUT_AT, device="cpu")
-        self._draft_worker = SimpleNamespace(c2t=SimpleNamespace(scorer=self.scorer))
+        found = {"request_settings": "all", "policy": "c2t"}
+        self._draft_worker = SimpleNamespace(c2t=Parts(self.scorer, Counts(3), None, None, found))
 
     def forward_batch_generation(self, batch: Any, publish: Any = None) -> Any:
         return batch, publish
@@ -70,7 +73,7 @@ def worker(algorithm: Any, sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPat
 
 def check_first_draft(worker: Any) -> None:
     algorithm, scorer = worker.speculative_algorithm, worker.scorer
-    requests.set_options(scorer, SLOTS, [request(beta=FORMER, max_depth=1), request(beta=FORMER)])
+    requests.set_options(worker._draft_worker.c2t, SLOTS, [request(beta=FORMER, max_depth=1), request(beta=FORMER)])
     scorer.write_seed(SLOTS, logits(1, 2))
 
     batch = SimpleNamespace(req_pool_indices_cpu=SLOTS, reqs=[request(beta=0.5, max_depth=2), request()])

@@ -44,7 +44,7 @@ ranks.get_tp_group = lambda: group
 kept = torch.tensor(job["kept"], dtype=torch.int32)
 agreed = ranks.agree(kept)
 planner = SimpleNamespace(begin=lambda requests, whole: job["depth"], rows=job["rows"])
-parts = Parts(scorer=None, counts=None, recorder=None, planner=planner, configuration={})
+parts = Parts(scorer=SimpleNamespace(lower=False), counts=None, recorder=None, planner=planner, configuration={})
 depth = worker.StepMixin.planned_depth(SimpleNamespace(c2t=parts, device="cpu"), [])
 assert planner.depth == depth
 lagged = LaggedPlan(tuple, "cpu")

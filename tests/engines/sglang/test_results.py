@@ -46,7 +46,7 @@ class Request:
 
 @pytest.fixture
 def worker() -> SimpleNamespace:
-    return SimpleNamespace(c2t=Parts(None, Counts(2), Recorder(), None, {}))  # type: ignore[arg-type]
+    return SimpleNamespace(c2t=Parts(None, Counts(2), Recorder(), None, {"request_tiers": "off"}))  # type: ignore[arg-type]
 
 
 def process(
@@ -88,7 +88,8 @@ def test_rows_of_ended_and_retracted_requests_mean_nothing(worker: SimpleNamespa
     assert worker.c2t.counts.accepted == [1, 1, 0]
     assert (worker.c2t.counts.rows_computed, worker.c2t.counts.depths, worker.c2t.counts.clipped) == (9, {2: 1}, 2)
     assert worker.c2t.counts.over_budget == 1
-    shared = {"classifier_s": 0.5, "depths": {"2": 1}, "tiers": {"9": 1}}
+    # nobody is told how many rows the others had
+    shared = {"classifier_s": 0.5, "depths": {"2": 1}}
     assert [record.counts and record.counts.state() for record in map(record_of, reqs)] == [
         {"clipped": 0, "over_budget": 0, **shared},
         None,
@@ -97,6 +98,14 @@ def test_rows_of_ended_and_retracted_requests_mean_nothing(worker: SimpleNamespa
     ]
     # the root is the newest token before the step
     assert worker.c2t.recorder.added == [("a", 0, [0, 1])]
+
+
+@pytest.mark.parametrize(("tell", "told"), [("on", {"9": 1}), ("off", None)])
+def test_the_rows_of_the_batch_are_told_where_the_operator_says_so(worker: SimpleNamespace, tell: str, told: Any):
+    worker.c2t.configuration["request_tiers"] = tell
+    lens = {"cap_lens": torch.tensor([3]), "accept_lens": torch.tensor([2])}
+    process(worker, [req := Request("a", [5])], set(), Step(KEPT, rows=9, depth=2), **lens)
+    assert record_of(req).counts.state().get("tiers") == told
 
 
 def test_a_request_that_ends_is_handed_over_with_all_its_text(worker: SimpleNamespace):

@@ -14,13 +14,14 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 pytestmark = [pytest.mark.sglang]
 
 import huggingface_hub  # noqa: E402
-from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled  # noqa: E402
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, OfflineModeIsEnabled  # noqa: E402
 
 from benchmarks.pairs.toy import pair_dir  # noqa: E402
 from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME, NodeClassifier  # noqa: E402
 from c2t_plugin.config import C2TConfig  # noqa: E402
-from c2t_plugin.engines.sglang import startup  # noqa: E402
-from c2t_plugin.errors import ClassifierError, ConfigError  # noqa: E402
+from c2t_plugin.engines.checkpoints import CLASSIFIERS, find_classifier, read_config  # noqa: E402
+from c2t_plugin.engines.sglang import checkpoints, startup  # noqa: E402
+from c2t_plugin.errors import ClassifierError, ConfigError, HubError  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
 from c2t_plugin.scorer import ChainScorer  # noqa: E402
 
@@ -34,10 +35,11 @@ def no_options_of_the_person_who_runs_this(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delenv(f"C2T_{name}", raising=False)
 
 
-def prepare(draft: Path, **flags: Any) -> startup.Made:
+def prepare(draft: Path, revision: str | None = None, **flags: Any) -> Any:
     server_args = SimpleNamespace(
         model_path=str(pair_dir() / "target"),
         speculative_draft_model_path=str(draft),
+        speculative_draft_model_revision=revision,
         served_model_name="m",
         enable_metrics=False,
         _c2t=flags,
@@ -76,7 +78,7 @@ def test_it_does_not_of_the_one_beside_the_draft(caplog: pytest.LogCaptureFixtur
 def test_a_classifier_by_hub_id(bare_draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked = []
 
-    def download(repo: str, name: str) -> str:
+    def download(repo: str, name: str, revision: str | None) -> str:
         asked.append((repo, name))
         return str(shutil.copyfile(pair_dir() / "eagle3" / FILE_NAME, tmp_path / name))
 
@@ -91,18 +93,92 @@ def test_a_classifier_by_hub_id(bare_draft: Path, tmp_path: Path, monkeypatch: p
     ("answer", "error", "message"),
     [
         (EntryNotFoundError("404"), ClassifierError, f"hub repository with {FILE_NAME}"),
-        (OfflineModeIsEnabled("offline"), ConfigError, "neither a directory here nor a reachable hub repository"),
+        (OfflineModeIsEnabled("offline"), HubError, r"the hub was not reached, .* has c2t_classifier.* \(offline\)"),
+        (
+            LocalEntryNotFoundError("no\nnet"),
+            HubError,
+            r"the hub was not reached, .* \(no\): connect, or name local files",
+        ),
     ],
 )
 def test_a_hub_that_has_none(
     bare_draft: Path, monkeypatch: pytest.MonkeyPatch, answer: Exception, error: type, message: str
 ):
-    def download(repo: str, name: str) -> str:
+    def download(repo: str, name: str, revision: str | None) -> str:
         raise answer
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     with pytest.raises(error, match=message):
         prepare(bare_draft, classifier="someone/classifier")
+
+
+def unreachable(repo: str, name: str, revision: str | None) -> str:
+    raise LocalEntryNotFoundError("no connection")
+
+
+def test_a_draft_on_a_hub_that_is_not_reached_does_not_get_the_generic_classifier(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
+    with pytest.raises(HubError, match=r"does not say whether 'someone/draft' has c2t_classifier\.safetensors"):
+        find_classifier(C2TConfig(), "eagle3", "someone/draft")
+    # it was asked before, and had none
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: huggingface_hub._CACHED_NO_EXIST)
+    assert find_classifier(C2TConfig(), "eagle3", "someone/draft")[1] == "shipped, generic"
+
+
+@pytest.mark.parametrize("name", ["models/none", "./none", "/none/at", "a/b/c", "none.safetensors"])
+def test_a_path_that_is_not_there_is_not_asked_of_the_hub(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: pytest.fail("the hub was asked"))
+    with pytest.raises(ClassifierError, match="is neither a file nor a directory"):
+        find_classifier(C2TConfig(classifier=name), "eagle3", None)
+    if name != "models/none":
+        # an engine may have models of that owner beside those that it takes from the hub
+        with pytest.raises(ConfigError, match="is neither a directory here nor a hub id"):
+            read_config(name)
+
+
+def test_revisions_pin_the_classifier_and_both_configurations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    asked = []
+
+    def download(repo: str, name: str, revision: str | None) -> str:
+        asked.append((repo, name, revision))
+        return str(pair_dir() / "draft" / name)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    pinned = {"model_path": "someone/target", "revision": "t1", "speculative_draft_model_path": "someone/draft"}
+    record = SimpleNamespace(**pinned, speculative_draft_model_revision="d1")
+    assert checkpoints.detect_base(record.speculative_draft_model_path, record.model_path, "d1") == "STANDALONE"
+    checkpoints.check_vocabulary(record, "STANDALONE")
+    checkpoints.check_draft_loop(record, "EAGLE")
+    find_classifier(C2TConfig(), "standalone", "someone/draft", revision="d1")
+    find_classifier(C2TConfig(classifier="someone/draft"), "standalone", "someone/draft", revision="d1")
+    find_classifier(C2TConfig(classifier="other/draft"), "standalone", "someone/draft", revision="d1")
+    assert set(asked) == {
+        ("someone/draft", "config.json", "d1"),
+        ("someone/target", "config.json", "t1"),
+        ("someone/draft", FILE_NAME, "d1"),
+        ("other/draft", FILE_NAME, None),
+    }
+
+
+def test_a_server_starts_with_what_was_pinned(bare_draft: Path, monkeypatch: pytest.MonkeyPatch):
+    seen = []
+
+    def find(*positional: Any, revision: str | None, **keyword: Any) -> Any:
+        seen.append(revision)
+        return find_classifier(*positional, **keyword)
+
+    monkeypatch.setattr(startup, "find_classifier", find)
+    prepare(bare_draft, revision="d1")
+    assert seen == ["d1"]
+
+
+def test_a_classifier_of_another_kind_of_draft_is_warned_of(caplog: pytest.LogCaptureFixture):
+    prepare(pair_dir() / "eagle3")
+    assert "fit one on yours" not in caplog.text
+    prepare(pair_dir() / "eagle3", classifier=str(CLASSIFIERS / "draft" / FILE_NAME))
+    assert f"{FILE_NAME} was fitted on draft drafts, these are eagle3: fit one on yours" in caplog.text
 
 
 def test_a_number_needs_no_planner():

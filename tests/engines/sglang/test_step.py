@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from c2t_plugin.engines.sglang.metrics import RequestCounts
+from c2t_plugin.engines.sglang.requests import RequestOptions
 from c2t_plugin.engines.sglang.step import NAME, Drafted, Step, attach, record_of, step_of
 
 KEPT = torch.tensor([2, 0], dtype=torch.int32)
@@ -43,7 +44,8 @@ def test_only_what_is_read_on_the_host_is_copied_there():
 def test_a_request_has_one_record_for_its_life():
     req = SimpleNamespace(rid="a")
     record = record_of(req)
-    assert (record.own_beta, record.counts, record.chosen) == (False, None, None)
-    record.own_beta, record.counts = True, RequestCounts()
+    assert (record.own_beta, record.options, record.counts, record.chosen) == (False, None, None, None)
+    record.options, record.counts = RequestOptions(enabled=False), RequestCounts()
+    assert record.own_beta
     assert record_of(req) is record
     assert vars(req) == {"rid": "a", NAME: record}

@@ -32,7 +32,7 @@ def wait_for_both(log: Path) -> None:
 def test_both_workers_answer_and_refuse(tmp_path: Path):
     classifier = vc.save_hand_made_classifier(tmp_path / "hand.safetensors")
     (prompt,) = held_out_prompts(1, min_tokens=64, seed=5)
-    flags = ("--tokenizer-worker-num", "2")
+    flags = ("--tokenizer-worker-num", "2", "--speculative-c2t-request-tiers", "on")
     with vc.server(pair_dir(), "eagle3", D_MAX, classifier, tmp_path / "log", *flags) as server:
         wait_for_both(tmp_path / "log")
         answers = vc.answers(server, [prompt] * REQUESTS, 4)

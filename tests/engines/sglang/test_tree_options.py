@@ -11,9 +11,10 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
-from c2t_plugin.engines.sglang import requests, tree_options  # noqa: E402
+from c2t_plugin.engines.sglang import tree_options  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
 from c2t_plugin.trees.shape import DEFAULT_TOPK  # noqa: E402
+from tests.support.sglang.front import at_the_front  # noqa: E402
 
 
 def record(**changes: Any) -> types.SimpleNamespace:
@@ -100,10 +101,9 @@ ASKED = {
 def test_a_requests_beta_needs_a_threshold(name: str, monkeypatch: pytest.MonkeyPatch):
     server, says = ASKED[name]
     monkeypatch.setattr("sglang.srt.runtime_context.get_server_args", lambda: types.SimpleNamespace(**server))
-    asked = types.SimpleNamespace(custom_params={"c2t": {"beta": 0.3}})
-    requests.check(None, types.SimpleNamespace(custom_params={"c2t": {"max_depth": 1}}))
+    at_the_front({"c2t": {"max_depth": 1}})
     with nullcontext() if says is None else pytest.raises(ConfigError, match=says):
-        requests.check(None, asked)
+        at_the_front({"c2t": {"beta": 0.3}})
 
 
 @pytest.mark.parametrize("name", ASKED)
@@ -111,5 +111,5 @@ def test_a_bad_value_is_c2ts_to_refuse(name: str, monkeypatch: pytest.MonkeyPatc
     server, _ = ASKED[name]
     monkeypatch.setattr("sglang.srt.runtime_context.get_server_args", lambda: types.SimpleNamespace(**server))
     ours = str(server["speculative_algorithm"]).upper().startswith("C2T")
-    with pytest.raises(ConfigError, match="c2t has no colour") if ours else nullcontext():
-        requests.check(None, types.SimpleNamespace(custom_params={"c2t": {"colour": "red"}}))
+    with pytest.raises(ConfigError, match="c2t has no 'colour'") if ours else nullcontext():
+        at_the_front({"c2t": {"colour": "red"}})

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.vllm
 
 from benchmarks.pairs.toy import SHIPPED  # noqa: E402
 from c2t_plugin.classifier import FILE_NAME, ClassifierSpec, NodeClassifier, save_classifier  # noqa: E402
-from c2t_plugin.engines.checkpoints import CLASSIFIERS  # noqa: E402
+from c2t_plugin.engines.checkpoints import CLASSIFIERS, find_classifier  # noqa: E402
 from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, package_root  # noqa: E402
 from c2t_plugin.engines.vllm import config, contract, plugin  # noqa: E402
 from c2t_plugin.engines.vllm.options import COMMAND_LINE  # noqa: E402
@@ -42,6 +42,7 @@ def resolved(**spec: Any) -> types.SimpleNamespace:
         "use_heterogeneous_vocab": False,
         "rejection_sample_method": "standard",
         "enable_adaptive_verification": False,
+        "revision": None,
     }
     no = {name: lambda: False for name in ("use_gemma4_mtp", "use_step3p5_mtp", "use_multi_module_mtp")}
     return types.SimpleNamespace(
@@ -97,6 +98,11 @@ def test_adaptive_verification_keeps_its_scheduling():
         (arguments({"method": "c2t", **MODEL, "c2t_ragged": "fa3"}), "c2t_ragged is for SGLang: vLLM verifies"),
         (arguments({"method": "c2t", **MODEL, "c2t_plan": "lagged"}), "c2t_plan is for SGLang: vLLM verifies"),
         (arguments({"method": "c2t", **MODEL, "c2t_policy": "prob"}), "c2t_policy is for SGLang"),
+        (
+            arguments({"method": "c2t", **MODEL, "c2t_request_settings": "none"}),
+            "settings is for SGLang: on vLLM requests",
+        ),
+        (arguments({"method": "c2t", **MODEL, "c2t_request_tiers": "on"}), "tiers is for SGLang: on vLLM no answer"),
         (arguments({"method": "c2t", **MODEL, "c2t_beta": "auto"}), "a planner is for SGLang"),
         (arguments({"method": "c2t", **MODEL, "c2t_mode": "tree"}), "no tree attention.*SGLang"),
         (arguments({"method": "c2t:medusa", **MODEL}), "after the colon C2T knows draft_model, eagle, eagle3, mtp"),
@@ -209,6 +215,18 @@ def test_a_classifier_ships_for_every_method(method: str, kind: str):
     assert (settings.classifier, settings.origin) == (str(CLASSIFIERS / kind / FILE_NAME), "shipped, generic")
 
 
+def test_the_drafts_revision_pins_the_classifier(layout: Path, monkeypatch: pytest.MonkeyPatch):
+    seen = []
+
+    def find(*positional: Any, revision: str | None, **keyword: Any) -> Any:
+        seen.append(revision)
+        return find_classifier(*positional, **keyword)
+
+    monkeypatch.setattr(config, "find_classifier", find)
+    config.settle(resolved(revision="d1"), config.C2TConfig())
+    assert seen == ["d1"]
+
+
 def test_a_damaged_classifier_is_named(tmp_path: Path):
     broken = tmp_path / FILE_NAME
     broken.write_bytes(b"no tensors")
@@ -259,7 +277,7 @@ def test_the_installed_vllm_keeps_the_contract():
 @pytest.mark.parametrize(
     ("planted", "message"),
     [
-        (("vllm.__version__", "0.33.0"), r"vLLM 0\.33\.0 is installed, C2T supports vLLM 0\.32: "),
+        (("vllm.__version__", "0.33.0"), r"vLLM 0\.33\.0 is installed, C2T was tested with vLLM 0\.32: "),
         (
             ("c2t_plugin.engines.vllm.contract.SYMBOLS", (EngineSymbol("config/vllm.py", "VllmConfig.dream"),)),
             r"vllm .* is not as C2T needs it: config/vllm\.py: VllmConfig\.dream \(not found\)\. ",
@@ -279,9 +297,11 @@ def test_an_engine_checks_the_contract_first(
 
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.0.0", "dev"])
-def test_an_unknown_release_is_refused_in_one_line(version: str):
-    with pytest.raises(ContractError, match=f"^vLLM {version} is installed, C2T supports vLLM 0.32: .*$"):
+def test_an_unknown_release_is_refused_in_one_line_unless_asked_for(version: str, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ContractError, match=f"^vLLM {version} is installed, C2T was tested with vLLM 0.32: .*$"):
         contract.check(version)
+    monkeypatch.setenv("C2T_UNTESTED_RELEASE", "1")
+    contract.check(version)
 
 
 def test_a_missing_symbol_is_named():

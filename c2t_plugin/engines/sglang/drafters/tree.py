@@ -155,7 +155,7 @@ class TreeDrafter:
         planner = self._parts.planner
         if planner is None:
             return keep
-        own = self.scorer.own_beta(slots)
+        own = self.scorer.owns(slots)
         return plan(keep, key, self.scorer.max_nodes, lambda sizes, keys: planner.keep(sizes, own, keys))
 
     def _width(self, keep: Tensor) -> int:
