@@ -51,6 +51,7 @@ class C2TConfig:
     attention: kernel of ragged verification on triton; stock: the engine's own, tree: c2t_kernels.tree_attention.
     trace_dir: directory that chains of served requests are recorded into, without their text; None records none.
     trace_share: share of the requests that is recorded, in (0, 1].
+    trace_limit: millions of bytes that the directory's recordings may take; the oldest are removed for new ones.
     """
 
     classifier: str | None = None
@@ -62,6 +63,7 @@ class C2TConfig:
     top_m: int | None = None
     trace_dir: str | None = None
     trace_share: float = 0.05
+    trace_limit: float = 1000.0
     ragged: str = "auto"
     plan: str = "sync"
     attention: str = "stock"
@@ -116,6 +118,8 @@ class C2TConfig:
             raise ConfigError(f"top_m must be at least 1, got {self.top_m}")
         if not 0.0 < self.trace_share <= 1.0:
             raise ConfigError(f"trace_share must be a number above 0 and at most 1, got {self.trace_share}")
+        if not 1.0 <= self.trace_limit < math.inf:
+            raise ConfigError(f"trace_limit must be a number of MB, 1 or more, got {self.trace_limit}")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> C2TConfig:
@@ -155,7 +159,7 @@ def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _typed(name: str, value: Any) -> Any:
-    convert = {"beta": float, "top_m": int, "trace_share": float}.get(name, str)
+    convert = {"beta": float, "top_m": int, "trace_share": float, "trace_limit": float}.get(name, str)
     if isinstance(value, bool) or (convert is str and not isinstance(value, str)):
         raise ConfigError(f"{name} has a value of the wrong type: {value!r}")
     try:

@@ -139,13 +139,23 @@ NOVELTY = 8
 
 def novel_tokens(token_ids: Sequence[int], size: int = NOVELTY) -> list[bool]:
     """Of every token, whether it and the size - 1 before it occur together nowhere earlier; the first ones do not."""
-    seen: set[tuple[int, ...]] = set()
-    found = [True] * min(size - 1, len(token_ids))
-    for end in range(size, len(token_ids) + 1):
-        gram = tuple(token_ids[end - size : end])
-        found.append(gram not in seen)
-        seen.add(gram)
+    found: list[bool] = novel_mask(torch.tensor(token_ids, dtype=torch.int64), size).tolist()
     return found
+
+
+def novel_mask(token_ids: Tensor, size: int = NOVELTY) -> Tensor:
+    """(tokens,) bool of (tokens,) int64, as novel_tokens; in a few sorts, since prompts have 100,000 tokens."""
+    tokens = len(token_ids)
+    if tokens < size:
+        return torch.ones(tokens, dtype=torch.bool)
+    # equal runs of `width` tokens have the same number, by where they start
+    number, width = token_ids.unique(return_inverse=True)[1], 1
+    while width < size:
+        more = min(width, size - width)
+        number, width = (number[:-more] * tokens + number[more:]).unique(return_inverse=True)[1], width + more
+    places = torch.arange(len(number))
+    first = torch.full((tokens,), tokens).scatter_reduce(0, number, places, "amin")
+    return torch.cat([torch.ones(size - 1, dtype=torch.bool), first[number] == places])
 
 
 def join_traces(parts: Sequence[Traces], header: Mapping[str, Any]) -> Traces:

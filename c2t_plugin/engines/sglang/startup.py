@@ -47,6 +47,7 @@ def prepare(
         recorder = start_recorder(
             config.trace_dir,
             config.trace_share,
+            config.trace_limit,
             command="sglang.launch_server",
             base=kind,
             target=server_args.model_path,

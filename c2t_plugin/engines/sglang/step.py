@@ -59,11 +59,12 @@ def step_of(holder: Any) -> Step | None:
 @dataclasses.dataclass
 class RequestRecord:
     """What belongs to one request, as long as SGLang has it. own_beta: whether it has a threshold of its own. counts:
-    of its steps, None before the first. chosen: whether it is recorded, None before that is decided."""
+    of its steps, None before the first. trace: its number with the recorder, 0 if it is not recorded, None before that
+    is decided."""
 
     own_beta: bool = False
     counts: RequestCounts | None = None
-    chosen: bool | None = None
+    trace: int | None = None
 
 
 def record_of(req: Any) -> RequestRecord:
