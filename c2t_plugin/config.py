@@ -28,6 +28,7 @@ PLANS = ("sync", LAGGED)
 TREE_ATTENTION = "tree"
 ATTENTIONS = ("stock", TREE_ATTENTION)
 POLICIES = ("c2t", "prob", "eagle2", "dyspec", "entropy", "static")
+PRECISIONS = ("coarse", "exact")
 # The policies that cut below beta.
 THRESHOLDS = ("c2t", "prob")
 
@@ -52,6 +53,7 @@ class C2TConfig:
     trace_dir: directory that chains of served requests are recorded into, without their text; None records none.
     trace_share: share of the requests that is recorded, in (0, 1].
     trace_limit: millions of bytes that the directory's recordings may take; the oldest are removed for new ones.
+    trace_precision: of their statistics: coarse is what a fit needs, exact float32, to compare servers by.
     """
 
     classifier: str | None = None
@@ -64,6 +66,7 @@ class C2TConfig:
     trace_dir: str | None = None
     trace_share: float = 0.05
     trace_limit: float = 1000.0
+    trace_precision: str = "coarse"
     ragged: str = "auto"
     plan: str = "sync"
     attention: str = "stock"
@@ -120,6 +123,8 @@ class C2TConfig:
             raise ConfigError(f"trace_share must be a number above 0 and at most 1, got {self.trace_share}")
         if not 1.0 <= self.trace_limit < math.inf:
             raise ConfigError(f"trace_limit must be a number of MB, 1 or more, got {self.trace_limit}")
+        if self.trace_precision not in PRECISIONS:
+            raise ConfigError(f"trace_precision must be one of {', '.join(PRECISIONS)}, got {self.trace_precision!r}")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> C2TConfig:

@@ -32,6 +32,7 @@ def start_recorder(
     directory: str,
     share: float,
     limit_mb: float,
+    precision: str,
     *,
     command: str,
     base: str,
@@ -61,7 +62,7 @@ def start_recorder(
         "new_tokens": None,
         "run": RunRecord.capture(argv=(command,)).to_json(),
     }
-    recorder = TraceRecorder(Path(directory), share, d_max, header, limit_mb)
+    recorder = TraceRecorder(Path(directory), share, d_max, header, limit_mb, exact=precision == "exact")
     atexit.register(recorder.close)
     return recorder
 

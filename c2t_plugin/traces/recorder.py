@@ -69,14 +69,21 @@ class TraceRecorder:
     """
 
     def __init__(
-        self, directory: Path, share: float, d_max: int, header: Mapping[str, Any], limit_mb: float = 1000.0
+        self,
+        directory: Path,
+        share: float,
+        d_max: int,
+        header: Mapping[str, Any],
+        limit_mb: float,
+        *,
+        exact: bool = False,
     ) -> None:
-        """share: of the requests, in (0, 1]. header: see traces.Traces. limit_mb: see ServedFiles."""
+        """share: of the requests, in (0, 1]. header: see traces.Traces. limit_mb, exact: see ServedFiles."""
         self.directory, self.failed = directory, 0
         self._share, self._d_max, self._header = share, d_max, dict(header)
         # Clients choose their requests' ids. Without this they would choose what is recorded.
         self._secret = secrets.token_bytes(32)
-        self._files = ServedFiles(directory, limit_mb)
+        self._files = ServedFiles(directory, limit_mb, exact=exact)
         self._open: OrderedDict[int, _Open] = OrderedDict()
         self._admitted = self._dropped = self._states = self._tokens = 0
         self._lock = threading.Lock()
@@ -91,7 +98,7 @@ class TraceRecorder:
 
     @property
     def dropped(self) -> int:
-        """States that are lost: too many at a time, not writable, or of requests that never ended."""
+        """States that are lost: too many at a time, not writable, or of requests that were given up for others."""
         return self._dropped + self._files.dropped
 
     @contextlib.contextmanager
@@ -125,7 +132,7 @@ class TraceRecorder:
         if request.steps and step <= request.steps[-1]:
             return
         if len(self._open) > OPEN_REQUESTS:
-            self.forget(next(iter(self._open)))
+            self._dropped += len(self._open.popitem(last=False)[1].steps)
         if len(request.steps) < STATES_PER_REQUEST:
             request.steps.append(step)
             # as a view it would keep the whole batch's
@@ -134,9 +141,7 @@ class TraceRecorder:
 
     def forget(self, number: int) -> None:
         """This request will not end: it was aborted before it ran again."""
-        request = self._open.pop(number, None)
-        if request is not None:
-            self._dropped += len(request.steps)
+        self._open.pop(number, None)
 
     def finish(self, number: int, prompt: Sequence[int] | Tensor, output: Sequence[int] | Tensor) -> None:
         """A request has ended, with all its tokens; states whose label the text leaves open are left out.

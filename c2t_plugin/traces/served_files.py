@@ -24,10 +24,11 @@ class ServedFiles:
     processes too, take at most a given size: the oldest are removed for new ones.
     """
 
-    def __init__(self, directory: Path, limit_mb: float) -> None:
-        """limit_mb: of the directory's served files together, in millions of bytes."""
+    def __init__(self, directory: Path, limit_mb: float, *, exact: bool = False) -> None:
+        """limit_mb: of the directory's served files together, in millions of bytes. exact: statistics as they
+        are, not coarse."""
         self.recorded = self.dropped = 0
-        self._directory, self._limit = directory, limit_mb * 1e6
+        self._directory, self._limit, self._coarsely = directory, limit_mb * 1e6, not exact
         started = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         self._name = f"{PREFIX}{started}-{uuid.uuid4().hex}"
         self._number = 0
@@ -51,7 +52,7 @@ class ServedFiles:
         states = sum(map(len, new))
         try:
             whole = merge_traces([*self._file, *new])
-            save_traces(whole, path)
+            save_traces(whole, path, coarsely=self._coarsely)
             size = path.stat().st_size
         except Exception as error:
             self.dropped += states

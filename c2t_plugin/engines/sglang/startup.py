@@ -48,6 +48,7 @@ def prepare(
             config.trace_dir,
             config.trace_share,
             config.trace_limit,
+            config.trace_precision,
             command="sglang.launch_server",
             base=kind,
             target=server_args.model_path,

@@ -38,6 +38,7 @@ class ServedTraces:
             str(settings.trace_dir),
             settings.trace_share,
             settings.trace_limit,
+            settings.trace_precision,
             command="vllm",
             base=settings.base,
             target=vllm_config.model_config.model,

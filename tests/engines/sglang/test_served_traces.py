@@ -47,7 +47,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     classifier = vc.save_hand_made_classifier(folder / "hand.safetensors")
     rids = [f"asked-{number}" for number in range(REQUESTS)]
     log, traces = folder / "server.log", folder / "served"
-    options = {"C2T_TRACE_DIR": str(traces), "C2T_TRACE_SHARE": str(SHARE)}
+    options = {"C2T_TRACE_DIR": str(traces), "C2T_TRACE_SHARE": str(SHARE), "C2T_TRACE_PRECISION": "exact"}
     # The warm-up is a request like any other, with a random id.
     flags = ("--skip-server-warmup",)
     env = {**os.environ, **options}

@@ -54,7 +54,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
     scorer = StepScorer(NodeClassifier(ClassifierSpec()), rows=2, max_depth=4, beta=0.0, device="cpu")
     traces = object.__new__(ServedTraces)
     traces._requests, traces._kept, traces._numbers = {}, None, {}
-    traces._recorder = TraceRecorder(tmp_path, 1.0, 4, {"pair": {}, "top_m": 5})
+    traces._recorder = TraceRecorder(tmp_path, 1.0, 4, {"pair": {}, "top_m": 5}, 1000.0)
     recorder = traces._recorder
     yield Worker(SimpleNamespace(scorer=scorer, traces=traces, drafts=0, draft_steps=0))
     recorder.__class__.close(recorder)
