@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
+from c2t_plugin import json_text
 from c2t_plugin.errors import ConfigError
 
 
@@ -32,11 +32,9 @@ def config() -> dict[str, Any]:
         path = Path(raw)
         if not path.is_file():
             raise ConfigError(f"C2T_CONFIG must be a JSON object or the path of a JSON file, got {raw!r}")
-        raw = path.read_text(encoding="utf-8")
-    try:
-        value = json.loads(raw)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"C2T_CONFIG is not valid JSON: {error}") from error
+        value = json_text.load(path, ConfigError)
+    else:
+        value = json_text.parse(raw, "C2T_CONFIG", ConfigError)
     if not isinstance(value, dict):
         raise ConfigError(f"C2T_CONFIG must hold a JSON object, got {type(value).__name__}")
     return value

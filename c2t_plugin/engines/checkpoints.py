@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from c2t_plugin import json_text
 from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME, NodeClassifier, load_classifier
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.errors import ClassifierError, ConfigError
@@ -42,10 +42,8 @@ def read_config(checkpoint: str) -> dict[str, Any]:
     path = fetch(checkpoint, "config.json")
     if path is None:
         raise ConfigError(f"{checkpoint} has no config.json; name a checkpoint directory or hub id")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from error
+    # engines read a name that comes twice, and so do we
+    config = json_text.load(path, ConfigError, once=False)
     if not isinstance(config, dict):
         raise ConfigError(f"{path} must hold a JSON object, got {type(config).__name__}")
     return config

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,6 +39,8 @@ STATES_WAITING = 20_000
 TOKENS_WAITING = 4_000_000
 WRITE_EVERY_S = 20.0
 CLOSE_S = 10.0
+# Tokens that are converted at a time, with Python's lock held: 1 ms.
+PIECE = 8_192
 
 
 @dataclass
@@ -212,7 +213,7 @@ class TraceRecorder:
 
 def labelled(ended: _Ended, header: Mapping[str, Any]) -> Traces:
     """The states of a request whose text says whether its drafts were right."""
-    request, output = ended.request, torch.from_numpy(np.asarray(ended.output, dtype=np.int64))
+    request, output = ended.request, _tensor(ended.output)
     stats, steps = torch.stack(request.stats), torch.tensor(request.steps)
     d_max = stats.shape[1]
     # no token is -1, so that what lies behind the end matches nothing
@@ -233,7 +234,15 @@ def labelled(ended: _Ended, header: Mapping[str, Any]) -> Traces:
         "accepted": accepted,
     }
     chain = Forest(1, d_max, **tables)
-    prompt = torch.from_numpy(np.asarray(ended.prompt, dtype=np.int64))
-    novel = novel_mask(torch.cat([prompt, output]))[len(prompt) + steps]
+    novel = novel_mask(torch.cat([_tensor(ended.prompt), output]))[len(ended.prompt) + steps]
     whole = Traces(chain, chain, torch.zeros(len(steps), dtype=torch.int32), steps.short(), novel, header)
     return whole[~cut_off]
+
+
+def _tensor(tokens: Sequence[int] | Tensor) -> Tensor:
+    """(tokens,) int64. The engine's thread runs between two pieces."""
+    pieces = [torch.zeros(0, dtype=torch.int64)]
+    for start in range(0, len(tokens), PIECE):
+        pieces.append(torch.as_tensor(tokens[start : start + PIECE], dtype=torch.int64))
+        time.sleep(0)
+    return torch.cat(pieces)

@@ -13,10 +13,10 @@ _MULTI_LAYER = ("MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM", "GigaChat35ForCau
 
 def detect_base(draft: str | None, target: str | None = None) -> str:
     """EAGLE, EAGLE3 or STANDALONE by the draft checkpoint's architecture; EAGLE if the target carries its draft."""
-    if draft in (None, target):
+    if draft is None or draft == target:
         return "EAGLE"
-    architectures = read_config(draft).get("architectures") or []
-    name = str(architectures[0]).lower() if architectures else ""
+    architectures = _architectures(draft)
+    name = architectures[0].lower() if architectures else ""
     if not name:
         raise ConfigError(f"{draft} names no architecture in config.json; set --speculative-c2t-base")
     if "eagle3" in name:
@@ -24,6 +24,13 @@ def detect_base(draft: str | None, target: str | None = None) -> str:
     if any(mark in name for mark in ("eagle", "nextn", "mtp")):
         return "EAGLE"
     return "STANDALONE"
+
+
+def _architectures(checkpoint: str) -> list[str]:
+    found = read_config(checkpoint).get("architectures") or []
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise ConfigError(f"{checkpoint} has architectures in config.json that are no list of names")
+    return found
 
 
 def classifier_kind(base: str, draft: str | None, target: str | None) -> str:
@@ -35,7 +42,7 @@ def check_draft_loop(server_args: Any, base: str) -> None:
     """SGLang drafts with some targets' own heads layer after layer, but finds them by the name EAGLE alone."""
     if base != "EAGLE":
         return
-    for architecture in read_config(server_args.model_path).get("architectures") or []:
+    for architecture in _architectures(server_args.model_path):
         if architecture in _MULTI_LAYER:
             raise ConfigError(
                 f"{server_args.model_path} is a {architecture}, whose heads SGLang drafts with in another loop "
