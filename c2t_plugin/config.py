@@ -30,6 +30,7 @@ PLANS = (AUTO, "sync", LAGGED)
 TREE_ATTENTION = "tree"
 ATTENTIONS = (AUTO, "stock", TREE_ATTENTION)
 POLICIES = ("c2t", "prob", "eagle2", "dyspec", "entropy", "static")
+PRECISIONS = ("coarse", "exact")
 # The policies that cut below beta.
 THRESHOLDS = ("c2t", "prob")
 
@@ -54,6 +55,8 @@ class C2TConfig:
         on a GPU whichever wins a contest at start.
     trace_dir: directory that chains of served requests are recorded into, without their text; None records none.
     trace_share: share of the requests that is recorded, in (0, 1].
+    trace_limit: millions of bytes that the directory's recordings may take; the oldest are removed for new ones.
+    trace_precision: of their statistics: coarse is what a fit needs, exact float32, to compare servers by.
     request_settings: what requests may set of their own; lower: only what is less work than the server's own.
     request_tiers: ON tells each request how many rows its steps had, its neighbours' among them.
     """
@@ -67,6 +70,8 @@ class C2TConfig:
     top_m: int | None = None
     trace_dir: str | None = None
     trace_share: float = 0.05
+    trace_limit: float = 1000.0
+    trace_precision: str = "coarse"
     ragged: str = "auto"
     plan: str = AUTO
     attention: str = AUTO
@@ -127,6 +132,10 @@ class C2TConfig:
             raise ConfigError(f"request_tiers must be {ON} or {OFF}, got {self.request_tiers!r}")
         if not 0.0 < self.trace_share <= 1.0:
             raise ConfigError(f"trace_share must be a number above 0 and at most 1, got {self.trace_share}")
+        if not 1.0 <= self.trace_limit < math.inf:
+            raise ConfigError(f"trace_limit must be a number of MB, 1 or more, got {self.trace_limit}")
+        if self.trace_precision not in PRECISIONS:
+            raise ConfigError(f"trace_precision must be one of {', '.join(PRECISIONS)}, got {self.trace_precision!r}")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> C2TConfig:
@@ -166,7 +175,7 @@ def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _typed(name: str, value: Any) -> Any:
-    convert = {"beta": float, "top_m": int, "trace_share": float}.get(name, str)
+    convert = {"beta": float, "top_m": int, "trace_share": float, "trace_limit": float}.get(name, str)
     if isinstance(value, bool) or (convert is str and not isinstance(value, str)):
         raise ConfigError(f"{name} has a value of the wrong type: {value!r}")
     try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
+from c2t_plugin import json_text
 from c2t_plugin.errors import ConfigError
 
 
@@ -17,9 +17,9 @@ def pair() -> Path | None:
 
 
 def option(name: str) -> str | None:
-    """C2T_CLASSIFIER, C2T_BETA, C2T_BASE, C2T_MODE, C2T_POLICY, C2T_TOP_M, C2T_TRACE_DIR, C2T_TRACE_SHARE, C2T_RAGGED,
-    C2T_PLAN, C2T_ATTENTION, C2T_PLANNER, C2T_REQUEST_SETTINGS, C2T_REQUEST_TIERS: one option of C2TConfig, None if not
-    set; C2T_COST_CURVE, an old name."""
+    """C2T_CLASSIFIER, C2T_BETA, C2T_BASE, C2T_MODE, C2T_POLICY, C2T_TOP_M, C2T_TRACE_DIR, C2T_TRACE_SHARE,
+    C2T_TRACE_LIMIT, C2T_TRACE_PRECISION, C2T_RAGGED, C2T_PLAN, C2T_ATTENTION, C2T_PLANNER, C2T_REQUEST_SETTINGS,
+    C2T_REQUEST_TIERS: one option of C2TConfig, None if not set; C2T_COST_CURVE, an old name."""
     return os.environ.get(f"C2T_{name.upper()}") or None
 
 
@@ -40,11 +40,9 @@ def config() -> dict[str, Any]:
         path = Path(raw)
         if not path.is_file():
             raise ConfigError(f"C2T_CONFIG must be a JSON object or the path of a JSON file, got {raw!r}")
-        raw = path.read_text(encoding="utf-8")
-    try:
-        value = json.loads(raw)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"C2T_CONFIG is not valid JSON: {error}") from error
+        value = json_text.load(path, ConfigError)
+    else:
+        value = json_text.parse(raw, "C2T_CONFIG", ConfigError)
     if not isinstance(value, dict):
         raise ConfigError(f"C2T_CONFIG must hold a JSON object, got {type(value).__name__}")
     return value

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import stat
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,9 +13,16 @@ from c2t_plugin.errors import C2TError
 
 def check_file(path: Path) -> None:
     """C2TError unless a file can be written there; folders above it that do not exist can be made."""
+    _check_kind(path)
+    check_folder(path.parent)
+
+
+def _check_kind(path: Path) -> None:
     if os.path.isdir(path):
         raise C2TError(f"cannot write {path}: it is a directory; name a file")
-    check_folder(path.parent)
+    # a file that takes its place would end a device, a pipe or a link for everybody
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        raise C2TError(f"cannot write {path}: it is no regular file but a link, a device or the like; name another")
 
 
 def check_folder(path: Path) -> None:
@@ -28,11 +37,16 @@ def check_folder(path: Path) -> None:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a file beside this one, which then takes its place: a reader never sees half of it."""
+    """Let `write` fill a file beside this one, which then takes its place: a reader never sees half of it, and what a
+    reader sees outlives the machine. C2TError where something else than a file would be replaced."""
+    _check_kind(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
+    # of its own, since another process may write the same file
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.part")
     try:
         write(temporary)
+        with temporary.open("rb") as part:
+            os.fsync(part.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from c2t_plugin.errors import C2TError
@@ -19,15 +19,16 @@ def read_tensors(
     kind: wanted `format` entry of the metadata. versions: `version` entries that the caller reads. remedy: what to do
     about a file that is no good. Raises `error` if the file cannot be read or is of another format or version.
     """
-    tensors: dict[str, Tensor] = {}
     try:
         with safe_open(path, framework="pt") as handle:
             metadata = handle.metadata() or {}
-            for name in handle.keys():  # noqa: SIM118 -- safe_open is no mapping
-                tensors[name] = handle.get_tensor(name)
-    except (SafetensorError, OSError) as cause:
+            ours = metadata.get("format") == kind and metadata.get("version") in versions
+            # of another's file nothing is read, which may be a model of any size
+            tensors = {name: handle.get_tensor(name) for name in (handle.keys() if ours else ())}
+    except Exception as cause:
+        # which of them safetensors raises depends on what is wrong: on its own errors, types, names
         raise error(f"{path} is not a readable safetensors file ({cause}); {remedy}") from cause
-    if metadata.get("format") != kind or metadata.get("version") not in versions:
+    if not ours:
         found = f"format {metadata.get('format')!r} version {metadata.get('version')!r}"
         wanted = " or ".join(repr(version) for version in sorted(versions))
         raise error(f"{path} has {found}, this build reads {kind!r} version {wanted}; {remedy}")

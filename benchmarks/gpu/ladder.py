@@ -186,6 +186,7 @@ def serve(
         flags += ["--speculative-draft-model-path", str(pair_dir() / DRAFT)]
     if traces is not None:
         flags += ["--speculative-c2t-trace-dir", str(traces), "--speculative-c2t-trace-share", "1.0"]
+        flags += ["--speculative-c2t-trace-precision", "exact"]
     added = RETRACT if name == "rough" else {}
     if environment is None:
         device, env = Device.CPU, {**os.environ, **added}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from c2t_plugin import json_text
 from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME, ClassifierSpec, NodeClassifier, load_classifier
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.errors import ClassifierError, ConfigError, HubError
@@ -61,10 +61,8 @@ def read_config(checkpoint: str, revision: str | None = None) -> dict[str, Any]:
     path = fetch(checkpoint, "config.json", revision)
     if path is None:
         raise ConfigError(f"{checkpoint} has no config.json; name a checkpoint directory or hub id")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from error
+    # engines read a name that comes twice, and so do we
+    config = json_text.load(path, ConfigError, once=False)
     if not isinstance(config, dict):
         raise ConfigError(f"{path} must hold a JSON object, got {type(config).__name__}")
     return config

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,17 @@ def check_directory(config: C2TConfig) -> None:
 
 
 def start_recorder(
-    directory: str, share: float, *, command: str, base: str, target: str, draft: str, top_m: int, d_max: int
+    directory: str,
+    share: float,
+    limit_mb: float,
+    precision: str,
+    *,
+    command: str,
+    base: str,
+    target: str,
+    draft: str,
+    top_m: int,
+    d_max: int,
 ) -> TraceRecorder:
     """A recorder for this process, closed when it ends.
 
@@ -53,8 +62,7 @@ def start_recorder(
         "new_tokens": None,
         "run": RunRecord.capture(argv=(command,)).to_json(),
     }
-    started = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    recorder = TraceRecorder(Path(directory), f"served-{started}-{os.getpid()}", share, d_max, header)
+    recorder = TraceRecorder(Path(directory), share, d_max, header, limit_mb, exact=precision == "exact")
     atexit.register(recorder.close)
     return recorder
 

@@ -198,7 +198,7 @@ def fit(
         "calibrated": plan.calibrate,
         "suggested_beta": "given" if plan.beta is not None else f"accepts what chains of {plan.static} do",
         "d_max": plan.d_max,
-        "traces": {name: traces.header[name] for name in ("prompts", "new_tokens", "run")},
+        "traces": {name: traces.header.get(name) for name in ("prompts", "new_tokens", "run")},
         "run": RunRecord.capture(seed=plan.seed).to_json() if unfinished is None else dict(unfinished.run),
     }
     classifier.spec = replace(classifier.spec, suggested_beta=beta, training=record)

@@ -5,18 +5,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from c2t_plugin import json_text
 from c2t_plugin.errors import ConfigError
+from c2t_plugin.output import write_text
 
 FORMAT = "c2t-cost-curve"
 # What files of version 1 call draft_extend.
 _FORMERLY = "keep_up"
+# What no machine takes or counts; beyond it sums and slopes overflow.
+MOST_SECONDS, LEAST_SECONDS, MOST_COUNT = 1e6, 1e-12, 2**31 - 1
+MOST_BYTES = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,15 +47,14 @@ class CostCurve:
         for name in ("verify", "draft"):
             points = getattr(self, name)
             counts = [count for count, _ in points]
-            if len(points) < 2 or counts != sorted(set(counts)) or counts[0] < 1:
+            if len(points) < 2 or counts != sorted(set(counts)) or counts[0] < 1 or counts[-1] > MOST_COUNT:
+                some = reprlib.repr(counts)
+                raise ConfigError(f"cost curve: {name} needs two or more points of rising counts from 1 on, got {some}")
+            if not all(LEAST_SECONDS <= seconds <= MOST_SECONDS for _, seconds in points):
                 raise ConfigError(
-                    f"cost curve: {name} needs two or more points of rising counts from 1 on, got {counts}"
+                    f"cost curve: every time of {name} must be a positive number of seconds, got {reprlib.repr(points)}"
                 )
-            if not all(math.isfinite(seconds) and seconds > 0 for _, seconds in points):
-                raise ConfigError(
-                    f"cost curve: every time of {name} must be a positive number of seconds, got {points}"
-                )
-        if not all(math.isfinite(value) and value >= 0 for value in (self.fixed, self.draft_extend)):
+        if not all(0 <= value <= MOST_SECONDS for value in (self.fixed, self.draft_extend)):
             raise ConfigError(
                 f"cost curve: fixed and draft_extend must be 0 or more, got {self.fixed} and {self.draft_extend}"
             )
@@ -63,19 +68,13 @@ class CostCurve:
         return _interpolated(self.draft, requests)
 
     def save(self, path: Path) -> None:
-        """Write as JSON, whole or not at all."""
-        record = {"format": FORMAT, **dataclasses.asdict(self)}
-        temporary = path.with_name(path.name + ".part")
-        temporary.write_text(json.dumps(record, indent=1) + "\n")
-        temporary.replace(path)
+        """Write as JSON, whole or not at all. Raises OSError, or C2TError where something else than a file is."""
+        write_text(path, json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> CostCurve:
         """Read what `save` wrote. Raises ConfigError if the file is missing or is not a cost curve."""
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ConfigError(f"{path} is no readable cost curve: {error}") from error
+        found = json_text.load(path, ConfigError, most=MOST_BYTES)
         if isinstance(found, Mapping) and _FORMERLY in found:
             found = {"draft_extend" if name == _FORMERLY else name: value for name, value in found.items()}
         names = {"format", "verify", "draft", "fixed", "draft_extend"}
@@ -84,10 +83,19 @@ class CostCurve:
                 f"{path} is no cost curve: it needs exactly {', '.join(sorted(names))}, format {FORMAT!r}"
             )
         try:
-            points = {name: tuple((int(count), float(s)) for count, s in found[name]) for name in ("verify", "draft")}
-            return cls(**points, fixed=float(found["fixed"]), draft_extend=float(found["draft_extend"]))
-        except (TypeError, ValueError) as error:
+            verify, draft = (
+                tuple((_number(count, int), float(_number(seconds))) for count, seconds in found[name])
+                for name in ("verify", "draft")
+            )
+            return cls(verify, draft, float(_number(found["fixed"])), float(_number(found["draft_extend"])))
+        except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"{path} is no cost curve: {error}") from error
+
+
+def _number(value: Any, kinds: Any = (int, float)) -> Any:
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise TypeError(f"expected a number, got a {type(value).__name__}")
+    return value
 
 
 # Asked for several times a step, on the way of the next launch.

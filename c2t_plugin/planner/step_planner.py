@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from c2t_plugin.errors import C2TError
 from c2t_plugin.planner import CostCurve, Planner, draft_passes, spend
 from c2t_plugin.planner.profile import CostProfile
 from c2t_plugin.planner.readback import Readback
@@ -129,7 +130,7 @@ class StepPlanner:
         if self._path is not None:
             try:
                 curve.save(self._path)
-            except OSError as error:
+            except (OSError, C2TError) as error:
                 logger.error("C2T: the cost curve cannot be written to %s: %s", self._path, error)
 
     def keep(self, kept: Tensor, own: Tensor, confidence: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 Log probabilities are float32: a replay must make the very decisions that a server makes on float32 confidences, and
 float16 resolves a joint log probability of -9 to .004 only, some 4 parts in 1,000 of P. Entropy and margin are float32
 too, but kept once per distribution, and depth and rank follow from the column: 14 KB per tree of 1,010 draft nodes.
+Chains that a server recorded are there for fitting, which needs no such precision: their statistics are coarse.
 
 The file holds no prompt: numbers stand for prompts and for the sources they come from, and only drafted tokens are
 named.
@@ -14,7 +15,6 @@ import dataclasses
 import itertools
 import json
 import os
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -28,22 +28,26 @@ from torch import Tensor
 from c2t_plugin.errors import C2TError
 from c2t_plugin.output import write_whole
 from c2t_plugin.tensor_file import read_tensors
-from c2t_plugin.traces import forest
+from c2t_plugin.traces import coarse, forest
 from c2t_plugin.traces.forest import TABLES, Forest
+from c2t_plugin.traces.stored import (
+    COARSE,
+    FORMAT,
+    OPTIONAL,
+    READABLE,
+    REMEDY,
+    STATES,
+    VERSION,
+    check,
+    checksum,
+    forest_of,
+)
 
 if TYPE_CHECKING:
     from c2t_plugin.classifier import NodeClassifier
 
-FORMAT = "c2t-traces"
-VERSION = "2"
-# Version 1 knew no groups.
-READABLE = ("1", VERSION)
-REMEDY = "collect it again"
 # of the files that a server writes
 SUFFIX = ".traces"
-DTYPES = {**forest.DTYPES, "accepted": torch.bool}
-STATES = {"prompt": torch.int32, "step": torch.int16, "novel": torch.bool}
-OPTIONAL = {"group": torch.int32}
 
 
 @dataclass(frozen=True)
@@ -139,13 +143,23 @@ NOVELTY = 8
 
 def novel_tokens(token_ids: Sequence[int], size: int = NOVELTY) -> list[bool]:
     """Of every token, whether it and the size - 1 before it occur together nowhere earlier; the first ones do not."""
-    seen: set[tuple[int, ...]] = set()
-    found = [True] * min(size - 1, len(token_ids))
-    for end in range(size, len(token_ids) + 1):
-        gram = tuple(token_ids[end - size : end])
-        found.append(gram not in seen)
-        seen.add(gram)
+    found: list[bool] = novel_mask(torch.tensor(token_ids, dtype=torch.int64), size).tolist()
     return found
+
+
+def novel_mask(token_ids: Tensor, size: int = NOVELTY) -> Tensor:
+    """(tokens,) bool of (tokens,) int64, as novel_tokens; in a few sorts, since prompts have 100,000 tokens."""
+    tokens = len(token_ids)
+    if tokens < size:
+        return torch.ones(tokens, dtype=torch.bool)
+    # equal runs of `width` tokens have the same number, by where they start
+    number, width = token_ids.unique(return_inverse=True)[1], 1
+    while width < size:
+        more = min(width, size - width)
+        number, width = (number[:-more] * tokens + number[more:]).unique(return_inverse=True)[1], width + more
+    places = torch.arange(len(number))
+    first = torch.full((tokens,), tokens).scatter_reduce(0, number, places, "amin")
+    return torch.cat([torch.ones(size - 1, dtype=torch.bool), first[number] == places])
 
 
 def join_traces(parts: Sequence[Traces], header: Mapping[str, Any]) -> Traces:
@@ -179,23 +193,25 @@ def merge_traces(parts: Sequence[Traces]) -> Traces:
     return join_traces(numbered, parts[0].header)
 
 
-def save_traces(traces: Traces, path: str | os.PathLike[str]) -> None:
-    """Write the file whole or not at all."""
+def save_traces(traces: Traces, path: str | os.PathLike[str], *, coarsely: bool = False) -> None:
+    """Write the file whole or not at all. coarsely: chains alone, which are the trees too, see coarse."""
     path = Path(path)
     dtypes = {**STATES, **OPTIONAL}
     tensors = {name: value.to(dtypes[name]).contiguous() for name, value in traces.states().items()}
-    for part in ("tree", "chain"):
-        own = getattr(traces, part)
+    parts = {"chain": traces.chain} if coarsely else {"tree": traces.tree, "chain": traces.chain}
+    for part, own in parts.items():
+        tables = {name: getattr(own, name) for name in TABLES}
         # the two may share memory, which safetensors refuses
-        tensors |= {f"{part}.{name}": getattr(own, name).contiguous().clone() for name in TABLES}
-    shape = {part: {"k": getattr(traces, part).k, "layers": getattr(traces, part).layers} for part in ("tree", "chain")}
+        chosen = coarse.packed(tables) if coarsely else tables
+        tensors |= {f"{part}.{name}": value.contiguous().clone() for name, value in chosen.items()}
     metadata = {
         "format": FORMAT,
         "version": VERSION,
-        "shape": json.dumps(shape),
-        "checksum": checksum(tensors),
+        "shape": json.dumps({part: {"k": own.k, "layers": own.layers} for part, own in parts.items()}),
+        "statistics": COARSE if coarsely else "float32",
         "header": json.dumps(dict(traces.header), sort_keys=True),
     }
+    metadata["checksum"] = checksum(tensors, metadata)
     write_whole(path, partial(save_file, tensors, metadata=metadata))
 
 
@@ -213,30 +229,7 @@ def load_traces(path: str | os.PathLike[str]) -> Traces:
     if not path.is_file():
         raise C2TError(f"trace file not found: {path}; write one with `c2t collect`")
     tensors, metadata = read_tensors(path, FORMAT, READABLE, REMEDY)
-    _check(path, tensors, metadata)
-    tree, chain = (
-        Forest(shape["k"], shape["layers"], **{name: tensors[f"{part}.{name}"] for name in TABLES})
-        for part, shape in json.loads(metadata["shape"]).items()
-    )
+    shapes, header = check(path, tensors, metadata)
+    parts = {part: forest_of(path, part, shape, tensors) for part, shape in shapes.items()}
     states = {name: tensors[name] for name in (*STATES, *OPTIONAL) if name in tensors}
-    return Traces(tree, chain, header=json.loads(metadata["header"]), **states)
-
-
-def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """CRC-32 over all tensors in order of their names: safetensors itself does not notice a changed byte."""
-    crc = 0
-    for name in sorted(tensors):
-        crc = zlib.crc32(tensors[name].contiguous().view(torch.uint8).numpy().data, crc)
-    return f"{crc:08x}"
-
-
-def _check(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    expected = {f"{part}.{name}": DTYPES.get(name, torch.float32) for part in ("tree", "chain") for name in TABLES}
-    expected |= STATES
-    expected |= {name: dtype for name, dtype in OPTIONAL.items() if name in tensors and metadata["version"] != "1"}
-    found = {name: tensor.dtype for name, tensor in tensors.items()}
-    if found != expected:
-        odd = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-        raise C2TError(f"{path} lacks, or has in another type, {', '.join(odd)}; {REMEDY}")
-    if checksum(tensors) != metadata.get("checksum"):
-        raise C2TError(f"{path} is damaged: its contents do not match its checksum; {REMEDY}")
+    return Traces(parts.get("tree", parts["chain"]), parts["chain"], header=header, **states)

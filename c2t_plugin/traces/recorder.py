@@ -3,39 +3,44 @@
 A request's states are kept until it ends, since the label of a draft token is whether the text goes on with it and all
 drafted before it: known then also for tokens that were cut and never verified. Of the text nothing is written: token
 ids are -1 in the file.
+
+The engine's own thread notes and hands over. Another one converts, labels and writes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
+import queue
+import secrets
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
-from c2t_plugin.traces.file import STATES, SUFFIX, Traces, merge_traces, novel_tokens, save_traces
+from c2t_plugin.traces.file import STATES, Traces, novel_mask
 from c2t_plugin.traces.forest import DTYPES, Forest
+from c2t_plugin.traces.served_files import ServedFiles
 
 logger = logging.getLogger(__name__)
 
-STATES_PER_FILE = 20_000
 STATES_PER_REQUEST = 1_000
 # Requests followed at a time; the one followed longest is given up for a new one, so that none that never ends stays.
 OPEN_REQUESTS = 512
+# Of ended requests that are not labelled yet.
+STATES_WAITING = 20_000
+TOKENS_WAITING = 4_000_000
 WRITE_EVERY_S = 20.0
-
-
-def is_chosen(request_id: str, share: float) -> bool:
-    """Whether a request belongs to the share that is recorded: by a hash of its id, never by what it says."""
-    digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < share * 2**64
+CLOSE_S = 10.0
+# Tokens that are converted at a time, with Python's lock held: 1 ms.
+PIECE = 8_192
 
 
 @dataclass
@@ -47,88 +52,172 @@ class _Open:
     drafted: list[list[int]] = field(default_factory=list)
 
 
-class TraceRecorder:
-    """Collects chains of chosen requests and writes them to numbered files, from a thread of its own.
+class _Ended(NamedTuple):
+    request: _Open
+    prompt: Sequence[int] | Tensor
+    output: Sequence[int] | Tensor
 
-    A file grows to STATES_PER_FILE states, at most WRITE_EVERY_S behind, each time written whole or not at all. Memory
-    is bounded: what comes faster than it can be written is dropped, and counted.
+    @property
+    def tokens(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+
+class TraceRecorder:
+    """Collects chains of chosen requests and writes them to files, from a thread of its own.
+
+    Engines call it under `guarding`, so that nothing of it ends a server. Memory is bounded: what comes faster than it
+    can be written is dropped, and counted. Files are at most WRITE_EVERY_S behind.
     """
 
-    def __init__(self, directory: Path, name: str, share: float, d_max: int, header: Mapping[str, Any]) -> None:
-        """name: how file names start, unlike that of any other recorder. header: see traces.Traces."""
-        self.directory, self.share = directory, share
-        self.recorded = self.dropped = 0
-        self._name, self._d_max, self._header = name, d_max, dict(header)
-        self._open: OrderedDict[str, _Open] = OrderedDict()
+    def __init__(
+        self,
+        directory: Path,
+        share: float,
+        d_max: int,
+        header: Mapping[str, Any],
+        limit_mb: float,
+        *,
+        exact: bool = False,
+    ) -> None:
+        """share: of the requests, in (0, 1]. header: see traces.Traces. limit_mb, exact: see ServedFiles."""
+        self.directory, self.failed = directory, 0
+        self._share, self._d_max, self._header = share, d_max, dict(header)
+        # Clients choose their requests' ids. Without this they would choose what is recorded.
+        self._secret = secrets.token_bytes(32)
+        self._files = ServedFiles(directory, limit_mb, exact=exact)
+        self._open: OrderedDict[int, _Open] = OrderedDict()
+        self._admitted = self._dropped = self._states = self._tokens = 0
         self._lock = threading.Lock()
-        self._waiting: list[Traces] = []
-        # the states of the file that still grows
-        self._file: list[Traces] = []
-        self._number = 0
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._write_on, name="c2t-traces", daemon=True)
+        self._ended: queue.SimpleQueue[_Ended | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="c2t-traces", daemon=True)
         self._thread.start()
 
-    def add(self, request_id: str, step: int, stats: Tensor, drafted: Sequence[int]) -> None:
-        """One draft of a chosen request. step: new tokens before the root. stats: (d_max, 4) float32 on the CPU, as
-        ChainScorer.stats has them. drafted: d_max token ids."""
+    @property
+    def recorded(self) -> int:
+        """States that are in files."""
+        return self._files.recorded
+
+    @property
+    def dropped(self) -> int:
+        """States that are lost: too many at a time, not writable, or of requests that were given up for others."""
+        return self._dropped + self._files.dropped
+
+    @contextlib.contextmanager
+    def guarding(self) -> Iterator[None]:
+        """Nothing that happens within raises: a recording that fails is counted, and the first one is logged."""
+        try:
+            yield
+        except Exception:
+            self.failed += 1
+            if self.failed == 1:
+                logger.exception("C2T: recording a request has failed; requests are served as before")
+
+    def admit(self, request_id: str) -> int:
+        """The number to record a new request under, 0 if it is not chosen.
+
+        A request that comes again under the same id is another one. Which are chosen follows from their ids and from a
+        secret of this process.
+        """
+        digest = hashlib.blake2b(str(request_id).encode(errors="replace"), digest_size=8, key=self._secret).digest()
+        if int.from_bytes(digest, "big") >= self._share * 2**64:
+            return 0
+        self._admitted += 1
+        return self._admitted
+
+    def add(self, number: int, step: int, stats: Tensor, drafted: Sequence[int]) -> None:
+        """One draft of a request. step: new tokens before the root. stats: (d_max, 4) float32 on the CPU, as
+        ChainScorer.stats has them; copied. drafted: d_max token ids."""
         if step > torch.iinfo(STATES["step"]).max or not bool(stats[:, :3].isfinite().all()):
             return
-        request = self._open.setdefault(request_id, _Open())
+        request = self._open.setdefault(number, _Open())
         if request.steps and step <= request.steps[-1]:
             return
         if len(self._open) > OPEN_REQUESTS:
-            self.dropped += len(self._open.popitem(last=False)[1].steps)
+            self._dropped += len(self._open.popitem(last=False)[1].steps)
         if len(request.steps) < STATES_PER_REQUEST:
             request.steps.append(step)
-            request.stats.append(stats)
+            # as a view it would keep the whole batch's
+            request.stats.append(stats.clone())
             request.drafted.append(list(drafted))
 
-    def finish(self, request_id: str, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """A chosen request has ended, with all its tokens; states whose label the text leaves open are left out."""
-        request = self._open.pop(request_id, None)
+    def forget(self, number: int) -> None:
+        """This request will not end: it was aborted before it ran again."""
+        self._open.pop(number, None)
+
+    def finish(self, number: int, prompt: Sequence[int] | Tensor, output: Sequence[int] | Tensor) -> None:
+        """A request has ended, with all its tokens; states whose label the text leaves open are left out.
+
+        prompt, output: sequences, or tensors on the CPU, of token ids.
+        """
+        request = self._open.pop(number, None)
         if request is None:
             return
-        traces = _labelled(request, prompt, output, self._header)
         with self._lock:
-            if sum(map(len, self._waiting)) >= STATES_PER_FILE:
-                self.dropped += len(traces)
-            elif len(traces):
-                self.recorded += len(traces)
-                self._waiting.append(traces)
+            many = self._states >= STATES_WAITING or self._tokens + len(prompt) + len(output) > TOKENS_WAITING
+            lost = many or not self._thread.is_alive()
+            if not lost:
+                # token by token they are looked at by the other thread
+                self._hand_over(_Ended(request, prompt[:], output[:]))
+        if not lost:
+            return
+        self._dropped += len(request.steps)
+        if not many:
+            self._see_death()
 
-    def close(self) -> None:
-        """Write what ended requests have left, and end the thread. Idempotent."""
-        self._closing.set()
-        self._thread.join()
+    def close(self, timeout: float = CLOSE_S) -> None:
+        """Write what ended requests have left, and end the thread, for which no longer than `timeout` seconds are
+        waited. Idempotent."""
+        self._ended.put(None)
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            logger.error("C2T: traces are not written after %.0f s; what is left of them is lost", timeout)
 
-    def _write_on(self) -> None:
-        closing = False
-        while not closing:
-            closing = self._closing.wait(WRITE_EVERY_S)
-            with self._lock:
-                waiting, self._waiting = self._waiting, []
-            if not waiting:
-                continue
-            file = merge_traces([*self._file, *waiting])
-            path = self.directory / f"{self._name}-{self._number:05d}{SUFFIX}"
+    def _hand_over(self, ended: _Ended) -> None:
+        self._states += len(ended.request.steps)
+        self._tokens += ended.tokens
+        self._ended.put(ended)
+
+    def _see_death(self) -> None:
+        """Count what was handed to a thread that has ended."""
+        with self._lock:
+            if self._states:
+                logger.error("C2T: the thread that writes traces has ended; nothing more is recorded")
+            self._dropped += self._states
+            self._states = 0
+
+    def _work(self) -> None:
+        due, found = time.monotonic() + WRITE_EVERY_S, True
+        while found:
             try:
-                save_traces(file, path)
-            except (OSError, SafetensorError) as error:
-                lost = sum(map(len, waiting))
-                self.dropped += lost
-                logger.error("C2T: %d recorded states are lost, %s cannot be written: %s", lost, path, error)
-            else:
-                self._file = [file]
-            if self._file and len(self._file[0]) >= STATES_PER_FILE:
-                self._file, self._number = [], self._number + 1
+                ended = self._ended.get(timeout=max(0.0, due - time.monotonic()))
+                found = ended is not None
+                if ended is not None:
+                    self._label(ended)
+            except queue.Empty:
+                pass
+            if not found or time.monotonic() >= due:
+                self._files.write()
+                due = time.monotonic() + WRITE_EVERY_S
+
+    def _label(self, ended: _Ended) -> None:
+        traces = None
+        with self.guarding():
+            traces = labelled(ended, self._header)
+            self._files.take(traces)
+        with self._lock:
+            self._states -= len(ended.request.steps)
+            self._tokens -= ended.tokens
+            if traces is None:
+                self._dropped += len(ended.request.steps)
 
 
-def _labelled(request: _Open, prompt: Sequence[int], output: Sequence[int], header: Mapping[str, Any]) -> Traces:
+def labelled(ended: _Ended, header: Mapping[str, Any]) -> Traces:
+    """The states of a request whose text says whether its drafts were right."""
+    request, output = ended.request, _tensor(ended.output)
     stats, steps = torch.stack(request.stats), torch.tensor(request.steps)
     d_max = stats.shape[1]
     # no token is -1, so that what lies behind the end matches nothing
-    text = torch.tensor([*output, *[-1] * (d_max + 1)])
+    text = torch.cat([output, torch.full((d_max + 1,), -1)])
     following = text[(steps[:, None] + 1 + torch.arange(d_max)).clamp(max=len(text) - 1)]
     accepted = (torch.tensor(request.drafted) == following).int().cumprod(1).bool()
     hits = accepted.sum(1)
@@ -145,6 +234,15 @@ def _labelled(request: _Open, prompt: Sequence[int], output: Sequence[int], head
         "accepted": accepted,
     }
     chain = Forest(1, d_max, **tables)
-    novel = torch.tensor(novel_tokens([*prompt, *output]))[len(prompt) + steps]
+    novel = novel_mask(torch.cat([_tensor(ended.prompt), output]))[len(ended.prompt) + steps]
     whole = Traces(chain, chain, torch.zeros(len(steps), dtype=torch.int32), steps.short(), novel, header)
     return whole[~cut_off]
+
+
+def _tensor(tokens: Sequence[int] | Tensor) -> Tensor:
+    """(tokens,) int64. The engine's thread runs between two pieces."""
+    pieces = [torch.zeros(0, dtype=torch.int64)]
+    for start in range(0, len(tokens), PIECE):
+        pieces.append(torch.as_tensor(tokens[start : start + PIECE], dtype=torch.int64))
+        time.sleep(0)
+    return torch.cat(pieces)

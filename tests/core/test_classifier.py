@@ -20,6 +20,7 @@ from c2t_plugin.classifier import (
     load_classifier,
     save_classifier,
 )
+from c2t_plugin.classifier import file as classifier_file
 from c2t_plugin.errors import ClassifierError
 
 
@@ -116,6 +117,24 @@ def rewrite(path: Path, *, spec: dict | None = None, tensors: dict | None = None
         ({"suggested_beta": 1.5}, r"in \[0, 1\]"),
         ({"colour": "blue"}, "exactly the keys"),
         ({"hidden": 47}, "its spec needs"),
+        ({"hidden": 2**40}, "its spec needs"),
+        ({"hidden": 10**400}, "its spec needs"),
+        ({"hidden": "48"}, "another type: hidden"),
+        ({"hidden": 48.0}, "another type: hidden"),
+        ({"depth_origin": True}, "another type: depth_origin"),
+        ({"top_m": None}, "another type: top_m"),
+        ({"top_m": 2**31}, "top_m >= 1"),
+        ({"suggested_beta": "0.5"}, "another type: suggested_beta"),
+        ({"negatives_per_positive": []}, "another type: negatives_per_positive"),
+        ({"pair": []}, "another type: pair"),
+        ({"training": "none"}, "another type: training"),
+        ({"features": 3}, "another type: features"),
+        ({"features": "abc"}, "another type: features"),
+        ({"features": [["joint_prob"], "entropy", "depth"]}, "this build computes"),
+        ({"shift": [0.0, 0.0, "0"]}, "finite"),
+        ({"shift": [0.0, 0.0, 10**400]}, "finite"),
+        ({"shift": [0.0, 0.0, 1e300]}, "finite"),
+        ({"scale": [1.0, 1e-300, 1.0]}, "scale not 0"),
     ],
 )
 def test_a_spec_that_does_not_hold_is_refused(saved: Path, spec: dict, message: str):
@@ -131,6 +150,52 @@ def test_weights_that_are_no_numbers_are_refused(saved: Path, value: float):
     rewrite(saved, tensors={"hidden.weight": weight})
     with pytest.raises(ClassifierError, match=r"NaN or infinity in hidden\.weight"):
         load_classifier(saved)
+
+
+@pytest.mark.parametrize("name", ["hidden.weight", "out.weight", "out.bias"])
+def test_finite_weights_that_overflow_are_refused(saved: Path, name: str):
+    rewrite(saved, tensors={name: torch.full_like(load_file(saved)[name], 3e38)})
+    with pytest.raises(ClassifierError, match="numbers that overflow"):
+        load_classifier(saved)
+
+
+def test_a_declared_size_is_compared_before_there_is_a_network(saved: Path, monkeypatch: pytest.MonkeyPatch):
+    """5 KB declared 1.7 GB, which were allocated first."""
+    monkeypatch.setattr(classifier_file, "NodeClassifier", lambda spec: pytest.fail(f"{spec.hidden} are allocated"))
+    rewrite(saved, spec={"hidden": 10**8})
+    with pytest.raises(ClassifierError, match="its spec needs"):
+        load_classifier(saved)
+
+
+def test_a_file_of_a_model_is_not_read(saved: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(classifier_file, "MOST_BYTES", 1_000)
+    with pytest.raises(ClassifierError, match="more than 1000 bytes"):
+        load_classifier(saved)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64, torch.bool, torch.float8_e4m3fn])
+def test_weights_of_another_type_are_refused(saved: Path, dtype: torch.dtype):
+    rewrite(saved, tensors={"out.bias": load_file(saved)["out.bias"].to(dtype)})
+    with pytest.raises(ClassifierError, match=r"something else than float32 in out\.bias"):
+        load_classifier(saved)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "maximum recursion"),
+        ("1" * 5_000, "Exceeds the limit"),
+        ('{"hidden": 48, "hidden": 48}', "the name 'hidden' comes twice"),
+        ("[]", "exactly the keys"),
+        ("", "not valid JSON"),
+    ],
+    ids=["deep", "many digits", "twice", "a list", "empty"],
+)
+def test_hostile_json_is_one_line(saved: Path, text: str, message: str):
+    save_file(load_file(saved), saved, metadata={"format": FORMAT, "version": VERSION, "spec": text})
+    with pytest.raises(ClassifierError, match=message) as error:
+        load_classifier(saved)
+    assert "\n" not in str(error.value)
 
 
 def test_spec_rejects_repeated_features():

@@ -13,7 +13,7 @@ from benchmarks.papers.command import main as papers
 from c2t_plugin import cli
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.evaluate import FORMAT, VERSION
-from c2t_plugin.output import check_folder, write_text, write_whole
+from c2t_plugin.output import check_file, check_folder, write_text, write_whole
 
 # What they would read is missing or no good: the output is looked at first. `OUT` is the bad path.
 COMMANDS = (
@@ -30,7 +30,14 @@ COMMANDS = (
     ("papers", "c2t-v2-equations --out OUT"),
     ("papers", "--page OUT"),
 )
-BAD = {"folder": "is a directory", "file/x.md": "file is no directory", "locked/x.md": "is read-only"}
+BAD = {
+    "fifo": "is no regular file",
+    "link": "is no regular file",
+    "dangling": "is no regular file",
+    "folder": "is a directory",
+    "file/x.md": "file is no directory",
+    "locked/x.md": "is read-only",
+}
 
 
 @pytest.fixture
@@ -40,6 +47,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "folder" / name).mkdir(parents=True)
     (tmp_path / "locked").mkdir()
     (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     (tmp_path / "evaluation.json").write_text(json.dumps({"format": FORMAT, "version": VERSION}))
     rows = {"experiment": "toy", "quick": False, "rows": [{"tau": 1.0, "gamma": 2.0}]}
@@ -90,6 +100,19 @@ def test_a_folder_may_be_missing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*")] == ["new", "newer", "a"]
     with pytest.raises(C2TError, match="is no directory"):
         check_folder(tmp_path / "new" / "newer" / "a" / "b")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "dangling"])
+def test_nothing_but_a_file_is_replaced(workplace: Path, kind: str) -> None:
+    with pytest.raises(C2TError, match="is no regular file"):
+        write_text(Path(kind), "words")
+    assert not Path(kind).is_file() or Path(kind).is_symlink()
+    assert sorted(path.name for path in workplace.glob("*.part")) == []
+
+
+def test_a_device_stays_one() -> None:
+    with pytest.raises(C2TError, match="is no regular file"):
+        check_file(Path(os.devnull))
 
 
 def test_what_breaks_off_leaves_the_old_file(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_the_record_is_that_of_the_run_that_began(tmp_path) -> None:
 
 def test_unreadable_settings_are_named(tmp_path) -> None:
     begun(tmp_path, {}).file(SETTINGS).write_text("{", encoding="utf-8")
-    with pytest.raises(C2TError, match=r"settings\.json is not readable"):
+    with pytest.raises(C2TError, match=r"settings\.json is not valid JSON: .*; remove"):
         Unfinished.of(tmp_path / "x", {}, seed=3)
 
 
@@ -243,3 +243,35 @@ def test_a_refused_command_leaves_nothing(tiny_pair, make_traces, tmp_path) -> N
     with pytest.raises(C2TError, match="collect deeper"):
         fit.main([str(tmp_path / "t"), "--d-max", "5", "--out", str(out)])
     assert [entry.name for entry in tmp_path.iterdir()] == ["t"]
+
+
+def test_only_what_it_wrote_is_removed(tmp_path) -> None:
+    first = begun(tmp_path, {"plan": 1})
+    (first.folder / "part.0123456789ab.part").write_bytes(b"half")
+    (first.folder / "notes.txt").write_text("mine", encoding="utf-8")
+    Unfinished.of(tmp_path / "x", {"plan": 1}, seed=3).finish()
+    assert [path.name for path in first.folder.iterdir()] == ["notes.txt"]
+
+
+SETTINGS_OF_OTHERS = {
+    "a list": ("[]", "it needs settings, run, files"),
+    "no run": ('{"settings": {}, "files": []}', "it needs settings, run, files"),
+    "a deep one": ("[" * 100_000, "not valid JSON: maximum recursion"),
+    "files elsewhere": ('{"settings": {}, "run": {}, "files": ["../t"]}', "files outside of its folder"),
+    "files that are numbers": ('{"settings": {}, "run": {}, "files": [3]}', "files outside of its folder"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), SETTINGS_OF_OTHERS.values(), ids=SETTINGS_OF_OTHERS)
+def test_settings_that_are_none_are_named(tmp_path, text: str, message: str) -> None:
+    begun(tmp_path, {}).file(SETTINGS).write_text(text, encoding="utf-8")
+    with pytest.raises(C2TError, match=message) as error:
+        Unfinished.of(tmp_path / "x", {}, seed=3)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("make", [Path.touch, lambda path: path.symlink_to(path.parent)])
+def test_a_folder_of_parts_is_a_folder(tmp_path, make) -> None:
+    make(tmp_path / "x.unfinished")
+    with pytest.raises(C2TError, match="is no folder"):
+        Unfinished.of(tmp_path / "x", {}, seed=3)

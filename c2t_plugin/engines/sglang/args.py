@@ -9,7 +9,17 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.config import ATTENTIONS, BASES, MODES, PLANS, POLICIES, RAGGED, REQUEST_SETTINGS, C2TConfig
+from c2t_plugin.config import (
+    ATTENTIONS,
+    BASES,
+    MODES,
+    PLANS,
+    POLICIES,
+    PRECISIONS,
+    RAGGED,
+    REQUEST_SETTINGS,
+    C2TConfig,
+)
 
 PREFIX = "speculative_c2t_"
 ATTRIBUTE = "_c2t"
@@ -34,6 +44,8 @@ def add_cli_args(_result: None, parser: argparse.ArgumentParser, *_: Any, **__: 
     group.add_argument("--speculative-c2t-top-m", help="Probabilities the entropy sums over; must be the classifier's.")
     group.add_argument("--speculative-c2t-trace-dir", help="Record chains of served requests here, for c2t fit.")
     group.add_argument("--speculative-c2t-trace-share", help="Share of the requests that is recorded, default 0.05.")
+    group.add_argument("--speculative-c2t-trace-limit", help="MB that all recordings may take, default 1000.")
+    group.add_argument("--speculative-c2t-trace-precision", help=f"Of statistics: {', '.join(PRECISIONS)}.")
     group.add_argument("--speculative-c2t-ragged", help=f"Verify kept tokens only, by: {', '.join(RAGGED)}.")
     group.add_argument("--speculative-c2t-plan", help=f"How many rows that takes is known by: {', '.join(PLANS)}.")
     group.add_argument("--speculative-c2t-attention", help=f"Kernel of ragged triton: {', '.join(ATTENTIONS)}.")

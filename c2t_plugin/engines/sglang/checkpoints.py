@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from c2t_plugin.engines.checkpoints import read_config
@@ -23,10 +24,10 @@ def _config_of_target(server_args: Any) -> dict[str, Any]:
 
 def detect_base(draft: str | None, target: str | None = None, revision: str | None = None) -> str:
     """EAGLE, EAGLE3 or STANDALONE by the draft checkpoint's architecture; EAGLE if the target carries its draft."""
-    if draft in (None, target):
+    if draft is None or draft == target:
         return "EAGLE"
-    architectures = read_config(draft, revision).get("architectures") or []
-    name = str(architectures[0]).lower() if architectures else ""
+    architectures = _architectures(read_config(draft, revision), draft)
+    name = architectures[0].lower() if architectures else ""
     if not name:
         raise ConfigError(f"{draft} names no architecture in config.json; set --speculative-c2t-base")
     if "eagle3" in name:
@@ -34,6 +35,13 @@ def detect_base(draft: str | None, target: str | None = None, revision: str | No
     if any(mark in name for mark in ("eagle", "nextn", "mtp")):
         return "EAGLE"
     return "STANDALONE"
+
+
+def _architectures(config: Mapping[str, Any], checkpoint: str) -> list[str]:
+    found = config.get("architectures") or []
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise ConfigError(f"{checkpoint} has architectures in config.json that are no list of names")
+    return found
 
 
 def classifier_kind(base: str, draft: str | None, target: str | None) -> str:
@@ -45,7 +53,7 @@ def check_draft_loop(server_args: Any, base: str) -> None:
     """SGLang drafts with some targets' own heads layer after layer, but finds them by the name EAGLE alone."""
     if base != "EAGLE":
         return
-    for architecture in _config_of_target(server_args).get("architectures") or []:
+    for architecture in _architectures(_config_of_target(server_args), server_args.model_path):
         if architecture in _MULTI_LAYER:
             raise ConfigError(
                 f"{server_args.model_path} is a {architecture}, whose heads SGLang drafts with in another loop "

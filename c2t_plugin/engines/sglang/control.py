@@ -101,8 +101,8 @@ def publish(parts: Parts) -> None:
 
 def report(parts: Parts) -> dict[str, Any]:
     """Settings, counts and the whole configuration of a running server."""
-    recorder = parts.recorder
-    traces = None if recorder is None else {"recorded": recorder.recorded, "dropped": recorder.dropped}
+    names, recorder = ("recorded", "dropped", "failed"), parts.recorder
+    traces = None if recorder is None else {name: getattr(recorder, name) for name in names}
     return {
         **state(parts),
         **parts.counts.state(),

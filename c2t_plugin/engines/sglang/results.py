@@ -6,6 +6,7 @@ Nothing here waits for the device: tensors travel with the copy that SGLang make
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -58,13 +59,16 @@ def count(parts: Parts, reqs: Sequence[Any], result: Any, step: Step) -> None:
     wanted = verified if step.wanted is None else step.wanted[running].tolist()
     parts.counts.add(verified, accepted, step.rows, step.depth, wanted)
     for row, length, asked in zip(running, verified, wanted, strict=True):
-        req, record = reqs[row], record_of(reqs[row])
+        record = record_of(reqs[row])
         if record.counts is None:
             record.counts = RequestCounts(tiers=Counter() if parts.configuration["request_tiers"] == ON else None)
         record.counts.add(length, step.rows, step.depth, asked, step.seconds)
-        recorder, drafted = parts.recorder, step.drafted
-        if recorder is not None and drafted is not None and record.chosen:
-            recorder.add(req.rid, len(req.output_ids) - 1, drafted.stats[row], drafted.tokens[row].tolist())
+    if parts.recorder is not None and step.drafted is not None:
+        with parts.recorder.guarding():
+            for row in running:
+                if number := record_of(reqs[row]).trace:
+                    stats, tokens = step.drafted.stats[row], step.drafted.tokens[row].tolist()
+                    parts.recorder.add(number, len(reqs[row].output_ids) - 1, stats, tokens)
 
 
 def telling(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,13 +105,14 @@ def finishing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def any_chosen(reqs: Sequence[Any], recorder: TraceRecorder) -> bool:
     """Whether a request of the batch belongs to the recorded share; each is decided on once."""
-    from c2t_plugin.traces.recorder import is_chosen
-
-    for req in reqs:
-        record = record_of(req)
-        if record.chosen is None:
-            record.chosen = is_chosen(req.rid, recorder.share)
-    return any(record_of(req).chosen for req in reqs)
+    records = [record_of(req) for req in reqs]
+    with recorder.guarding():
+        for req, record in zip(reqs, records, strict=True):
+            if record.trace is None:
+                record.trace = recorder.admit(req.rid)
+                # one that is aborted while it waits never comes to `finish`
+                weakref.finalize(record, recorder.forget, record.trace).atexit = False
+    return any(record.trace for record in records)
 
 
 def finish(recorder: TraceRecorder | None, reqs: Sequence[Any]) -> None:
@@ -115,6 +120,7 @@ def finish(recorder: TraceRecorder | None, reqs: Sequence[Any]) -> None:
     chunks or a retraction brought them into."""
     if recorder is None:
         return
-    for req in reqs:
-        if record_of(req).chosen and req.finished():
-            recorder.finish(req.rid, req.origin_input_ids, req.output_ids)
+    with recorder.guarding():
+        for req in reqs:
+            if (number := record_of(req).trace) and req.finished():
+                recorder.finish(number, req.origin_input_ids, req.output_ids)

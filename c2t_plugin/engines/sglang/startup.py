@@ -58,6 +58,8 @@ def prepare(
         recorder = start_recorder(
             config.trace_dir,
             config.trace_share,
+            config.trace_limit,
+            config.trace_precision,
             command="sglang.launch_server",
             base=kind,
             target=server_args.model_path,
@@ -81,7 +83,7 @@ def prepare(
     _log(configuration, scorer.shape)
     if leads and envs.SGLANG_RUST_SERVER.get():
         logger.warning("C2T: %s", _RUST)
-    planner = _planner(config, scorer, spec, most) if config.planned else None
+    planner = _planner(config, scorer, spec, most, leads) if config.planned else None
     # Kernels of other devices run when they have time, some of them out of a graph: the host's clock knows nothing.
     counts = Counts(most, exporter, classifier_s=0.0 if scorer.beta.device.type == "cpu" else None)
     return Parts(scorer, counts, recorder, planner, configuration)
@@ -116,7 +118,7 @@ def complete(worker: Any, config: C2TConfig) -> Any:
     return controller
 
 
-def _planner(config: C2TConfig, scorer: Scorer, spec: ClassifierSpec, most: int) -> StepPlanner:
+def _planner(config: C2TConfig, scorer: Scorer, spec: ClassifierSpec, most: int, leads: bool) -> StepPlanner:
     if config.policy == "c2t" and spec.training.get("calibrated") != config.mode:
         logger.warning(
             "C2T: the planner takes confidences for probabilities, and this classifier's were not made that on %ss: "
@@ -126,7 +128,7 @@ def _planner(config: C2TConfig, scorer: Scorer, spec: ClassifierSpec, most: int)
     # a tree's loop is captured as a whole
     switched = switched_depths(scorer.d_max) if config.mode == "chain" else ()
     shape: dict[str, Any] = {"steps": scorer.d_max, "most": most, "device": scorer.beta.device}
-    return StepPlanner(load_curve(config), config.curve, **shape, depths=switched)
+    return StepPlanner(load_curve(config), config.curve if leads else None, **shape, depths=switched)
 
 
 def load_curve(config: C2TConfig) -> CostCurve | None:

@@ -62,11 +62,12 @@ def step_of(holder: Any) -> Step | None:
 @dataclasses.dataclass
 class RequestRecord:
     """What belongs to one request, as long as SGLang has it. options: its own, None before they are read. counts: of
-    its steps, None before the first. chosen: whether it is recorded, None before that is decided."""
+    its steps, None before the first. trace: its number with the recorder, 0 if it is not recorded, None before that is
+    decided."""
 
     options: RequestOptions | None = None
     counts: RequestCounts | None = None
-    chosen: bool | None = None
+    trace: int | None = None
 
     @property
     def own_beta(self) -> bool:

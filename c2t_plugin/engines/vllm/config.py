@@ -73,7 +73,7 @@ class Settings:
     """What a worker needs, as it travels in `additional_config["c2t"]`.
 
     classifier: path of the file. origin: where it came from. beta: threshold in [0, 1]. base: the kind of draft.
-    trace_dir, trace_share: see C2TConfig.
+    trace_dir, trace_share, trace_limit, trace_precision: see C2TConfig.
     """
 
     classifier: str
@@ -82,6 +82,8 @@ class Settings:
     base: str
     trace_dir: str | None = None
     trace_share: float = C2TConfig.trace_share
+    trace_limit: float = C2TConfig.trace_limit
+    trace_precision: str = C2TConfig.trace_precision
 
     @classmethod
     def of(cls, vllm_config: Any) -> Settings | None:
@@ -195,7 +197,8 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     fitted = load_fitting_classifier(path, config).spec
     _warn(path, fitted, base, adaptive=adaptive)
     beta = fitted.suggested_beta if config.beta is None else config.beta
-    settings = Settings(str(path), origin, beta, base, config.trace_dir, config.trace_share)
+    recorded = (config.trace_dir, config.trace_share, config.trace_limit, config.trace_precision)
+    settings = Settings(str(path), origin, beta, base, *recorded)
     vllm_config.additional_config = {**vllm_config.additional_config, KEY: asdict(settings)}
     vllm_config.parallel_config.worker_cls = WORKERS[worker]
     if spec.enable_adaptive_verification:

@@ -11,14 +11,13 @@ from torch import Tensor
 from c2t_plugin.classifier import load_classifier
 from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.vllm.config import Settings
-from c2t_plugin.traces.recorder import is_chosen
 
 
 class Request(Protocol):
     """The tokens of a request, as model runner V1 keeps them."""
 
     @property
-    def prompt_token_ids(self) -> Sequence[int] | None: ...
+    def prompt_token_ids(self) -> Sequence[int] | Tensor | None: ...
 
     @property
     def output_token_ids(self) -> Sequence[int]: ...
@@ -38,6 +37,8 @@ class ServedTraces:
         self._recorder = start_recorder(
             str(settings.trace_dir),
             settings.trace_share,
+            settings.trace_limit,
+            settings.trace_precision,
             command="vllm",
             base=settings.base,
             target=vllm_config.model_config.model,
@@ -46,10 +47,17 @@ class ServedTraces:
             d_max=spec.num_speculative_tokens,
         )
         self._kept: tuple[Tensor, list[list[int]], list[str]] | None = None
+        # with the recorder; 0 of those that are not recorded
+        self._numbers: dict[str, int] = {}
 
     def any_chosen(self, names: Iterable[str]) -> bool:
-        """Whether one of these requests belongs to the recorded share."""
-        return any(is_chosen(name, self._recorder.share) for name in names)
+        """Whether one of these requests belongs to the recorded share; each is decided on once."""
+        names = list(names)
+        with self._recorder.guarding():
+            for name in names:
+                if name not in self._numbers:
+                    self._numbers[name] = self._recorder.admit(name)
+        return any(self._numbers.get(name) for name in names)
 
     def keep(self, stats: Tensor, drafted: list[list[int]], names: Iterable[str]) -> None:
         """One draft of the batch. stats: (rows, d_max, 4), see ChainScorer.stats. drafted: of every row, d_max ids."""
@@ -58,25 +66,32 @@ class ServedTraces:
     def forget(self) -> None:
         """Drop the kept draft: it is of requests that are none, with which vLLM has warmed up."""
         self._kept = None
+        self._numbers.clear()
 
     def settle(self) -> None:
         """Hand the kept draft over, now that the runner knows its root as the newest token of each request."""
         kept, self._kept = self._kept, None
         if kept is None:
             return
-        for stats, drafted, name in zip(*kept, strict=True):
-            if is_chosen(name, self._recorder.share):
-                new_tokens = len(self._requests[name].output_token_ids)
-                # none: a part of a prompt, whose draft nobody takes
-                if new_tokens:
-                    self._recorder.add(name, new_tokens - 1, stats, drafted)
+        with self._recorder.guarding():
+            for stats, drafted, name in zip(*kept, strict=True):
+                number, request = self._numbers.get(name), self._requests.get(name)
+                if number and request is not None:
+                    new_tokens = len(request.output_token_ids)
+                    # none: a part of a prompt, whose draft nobody takes
+                    if new_tokens:
+                        self._recorder.add(number, new_tokens - 1, stats, drafted)
 
     def finish(self, names: Iterable[str]) -> None:
         """These requests have ended; to be called while the runner still has them."""
-        for name in names:
-            request = self._requests.get(name)
-            if request is not None:
-                self._recorder.finish(name, request.prompt_token_ids or [], request.output_token_ids)
+        with self._recorder.guarding():
+            for name in names:
+                number, request = self._numbers.pop(name, 0), self._requests.get(name)
+                if number and request is not None:
+                    prompt = request.prompt_token_ids
+                    self._recorder.finish(number, [] if prompt is None else prompt, request.output_token_ids)
+                elif number:
+                    self._recorder.forget(number)
 
     def close(self) -> None:
         """Write what is left, of requests that have not ended too: nothing is behind what they have written so far."""
@@ -90,8 +105,9 @@ class _StateOfV2:
     prompt_len: int
 
     @property
-    def prompt_token_ids(self) -> list[int]:
-        return self.tokens[: self.prompt_len].tolist()
+    def prompt_token_ids(self) -> Tensor:
+        # a copy, since the row is the next request's soon
+        return self.tokens[: self.prompt_len].to("cpu", copy=True)
 
     @property
     def output_token_ids(self) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -233,7 +234,17 @@ def test_a_curve_survives_its_file(tmp_path: Path):
         ({"draft": [[1, 0.0], [2, 1.0]]}, "positive"),
         ({"draft": [[1, "fast"], [2, 1.0]]}, "no cost curve"),
         ({"fixed": -1}, "0 or more"),
-        ({"draft_extend": "nan"}, "0 or more"),
+        ({"draft_extend": float("nan")}, "0 or more"),
+        ({"draft_extend": "0"}, "expected a number, got a str"),
+        ({"fixed": 1e300}, "0 or more"),
+        ({"fixed": 10**400}, "too large"),
+        ({"fixed": True}, "expected a number, got a bool"),
+        ({"verify": [[1, 1e300], [2, 1e308]]}, "positive"),
+        ({"verify": [[1, 5e-324], [2, 1.0]]}, "positive"),
+        ({"verify": [[1, 1.0], [10**400, 1.0]]}, "rising"),
+        ({"verify": [[1.5, 1.0], [2, 1.0]]}, "expected a number, got a float"),
+        ({"verify": 3}, "no cost curve"),
+        ({"verify": [[1, 1.0, 2.0]]}, "no cost curve"),
         ({"format": "something"}, "needs exactly"),
         ({"more": 1}, "needs exactly"),
     ],
@@ -244,6 +255,42 @@ def test_a_bad_curve_is_refused(tmp_path: Path, change: dict, message: str):
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ConfigError, match=message):
         CostCurve.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "maximum recursion"),
+        ('{"fixed": ' + "1" * 5000 + "}", "Exceeds the limit"),
+        ('{"fixed": 0, "fixed": 0}', "the name 'fixed' comes twice"),
+        (" " * 1_000_001, "no regular file of at most"),
+    ],
+    ids=["deep", "many digits", "twice", "large"],
+)
+def test_hostile_json_is_one_line(tmp_path: Path, text: str, message: str):
+    (tmp_path / "curve.json").write_text(text)
+    with pytest.raises(ConfigError, match=message) as error:
+        CostCurve.load(tmp_path / "curve.json")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_a_curve_is_read_from_a_file_alone(tmp_path: Path, make):
+    make(tmp_path / "curve.json")
+    with pytest.raises(ConfigError, match=r"curve\.json is no regular file"):
+        CostCurve.load(tmp_path / "curve.json")
+
+
+def test_a_curve_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen: list[list[str]] = []
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda number: (sync(number), seen.append(os.listdir(tmp_path))))
+    for _ in range(2):
+        (tmp_path / "curve.json").unlink(missing_ok=True)
+        USUAL.save(tmp_path / "curve.json")
+    # and no other process that writes the same curve has that name
+    assert [len(names) for names in seen] == [1, 1] and "curve.json" not in seen[0] + seen[1]
+    assert seen[0] != seen[1]
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path):

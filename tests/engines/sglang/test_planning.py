@@ -166,10 +166,13 @@ def test_a_request_that_needs_all_its_drafts_gets_them(scorer: ChainScorer):
     assert [planner.begin(ROWS, whole=whole) for whole in (False, True, False)] == [0, D_MAX, 0]
 
 
+@pytest.mark.parametrize("place", ["file/curve.json", "link"])
 def test_a_curve_that_cannot_be_kept_stops_nothing(
-    scorer: ChainScorer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    scorer: ChainScorer, tmp_path: Path, caplog: pytest.LogCaptureFixture, place: str
 ):
-    planner = planner_of(scorer, None, tmp_path / "gone" / "curve.json")
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    planner = planner_of(scorer, None, tmp_path / place)
     planner._learn(CURVE)
     assert planner.curve == CURVE
     assert "cost curve cannot be written" in caplog.text

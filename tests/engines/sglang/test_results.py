@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +15,8 @@ from c2t_plugin.engines.sglang import results
 from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.step import Drafted, Step, attach, record_of
+from c2t_plugin.traces.file import load_traces
+from c2t_plugin.traces.recorder import TraceRecorder
 
 KEPT = torch.tensor([2], dtype=torch.int32)
 
@@ -19,26 +24,26 @@ KEPT = torch.tensor([2], dtype=torch.int32)
 class Recorder:
     """Notes what it is given."""
 
-    share = 0.5
+    guarding = contextlib.nullcontext
 
     def __init__(self) -> None:
-        self.added: list[tuple[str, int, list[int]]] = []
-        self.finished: list[tuple[str, list[int]]] = []
+        self.added: list[tuple[int, int, list[int]]] = []
+        self.finished: list[tuple[int, list[int]]] = []
 
-    def add(self, rid: str, step: int, stats: torch.Tensor, tokens: list[int]) -> None:
-        self.added.append((rid, step, tokens))
+    def add(self, number: int, step: int, stats: torch.Tensor, tokens: list[int]) -> None:
+        self.added.append((number, step, tokens))
 
-    def finish(self, rid: str, prompt: list[int], output: list[int]) -> None:
-        self.finished.append((rid, list(output)))
+    def finish(self, number: int, prompt: list[int], output: list[int]) -> None:
+        self.finished.append((number, list(output)))
 
 
 class Request:
-    """As far as results look at it. chosen: whether it is recorded."""
+    """As far as results look at it. trace: its number with the recorder."""
 
-    def __init__(self, rid: str, output: list[int], *, chosen: bool = True, ended: bool = False) -> None:
+    def __init__(self, rid: str, output: list[int], *, trace: int | None = 7, ended: bool = False) -> None:
         self.rid, self.output_ids, self.origin_input_ids = rid, output, [1, 2]
         self.ended, self.is_retracted = ended, False
-        record_of(self).chosen = chosen
+        record_of(self).trace = trace
 
     def finished(self) -> bool:
         return self.ended
@@ -77,7 +82,7 @@ def test_rows_of_ended_and_retracted_requests_mean_nothing(worker: SimpleNamespa
         Request("a", [5]),
         Request("b", [5, 6], ended=True),
         Request("c", [5, 6, 7]),
-        Request("d", [5], chosen=False),
+        Request("d", [5], trace=0),
     ]
     reqs[2].is_retracted = True
     lens = {"cap_lens": torch.tensor([3, 3, 2, 1]), "accept_lens": torch.tensor([2, 1, 1, 1])}
@@ -97,7 +102,7 @@ def test_rows_of_ended_and_retracted_requests_mean_nothing(worker: SimpleNamespa
         {"clipped": 2, "over_budget": 1, **shared},
     ]
     # the root is the newest token before the step
-    assert worker.c2t.recorder.added == [("a", 0, [0, 1])]
+    assert worker.c2t.recorder.added == [(7, 0, [0, 1])]
 
 
 @pytest.mark.parametrize(("tell", "told"), [("on", {"9": 1}), ("off", None)])
@@ -111,13 +116,13 @@ def test_the_rows_of_the_batch_are_told_where_the_operator_says_so(worker: Simpl
 def test_a_request_that_ends_is_handed_over_with_all_its_text(worker: SimpleNamespace):
     lens = {"cap_lens": torch.tensor([3]), "accept_lens": torch.tensor([2])}
     process(worker, [Request("a", [5])], {"a"}, Step(KEPT, drafted=drafted(1), rows=3, depth=2), **lens)
-    assert worker.c2t.recorder.finished == [("a", [5, 9, 9])]
+    assert worker.c2t.recorder.finished == [(7, [5, 9, 9])]
 
 
 def test_it_may_end_in_a_step_that_verifies_nothing(worker: SimpleNamespace):
     """With mixed chunks, or after a retraction, a request's last token comes from a prefill."""
-    process(worker, [Request("a", [5]), Request("b", [5], chosen=False), Request("c", [5])], {"a", "b"})
-    assert worker.c2t.recorder.finished == [("a", [5, 9, 9])]
+    process(worker, [Request("a", [5]), Request("b", [5], trace=0), Request("c", [5])], {"a", "b"})
+    assert worker.c2t.recorder.finished == [(7, [5, 9, 9])]
     assert worker.c2t.counts.steps == 0
 
 
@@ -127,6 +132,69 @@ def test_without_a_recorder_nothing_is_kept(worker: SimpleNamespace):
     lens = {"cap_lens": torch.tensor([3]), "accept_lens": torch.tensor([2])}
     process(worker, [Request("b", [5])], {"b"}, Step(KEPT, rows=3, depth=2), **lens)
     assert worker.c2t.counts.steps == 1
+
+
+HEADER = {"pair": {}, "top_m": 5}
+LENS = {"cap_lens": torch.tensor([3]), "accept_lens": torch.tensor([2])}
+
+
+@pytest.fixture
+def recorder(worker: SimpleNamespace, tmp_path: Path) -> TraceRecorder:
+    worker.c2t.recorder = TraceRecorder(tmp_path, 1.0, 2, HEADER, 1000.0)
+    return worker.c2t.recorder
+
+
+def step_of_one() -> Step:
+    return Step(KEPT, drafted=drafted(1), rows=3, depth=2)
+
+
+@pytest.mark.parametrize("text", [[5], [5] * 90], ids=["shorter", "longer"])
+def test_an_aborted_request_leaves_nothing_to_another_under_its_id(
+    worker: SimpleNamespace, recorder: TraceRecorder, text: list[int]
+):
+    """It drafted, was retracted, and aborted while it waited: no result ever names it again."""
+    newest = len(text) - 1
+    first, second = Request("same", [5] * 40, trace=None), Request("same", text, trace=None)
+    for req, ends in ((first, set()), (second, {"same"})):
+        assert results.any_chosen([req], recorder)
+        process(worker, [req], ends, step_of_one(), **LENS)
+    recorder.close()
+    found = load_traces(recorder.directory)
+    assert found.step.tolist() == [newest]
+    assert (recorder.recorded, recorder.failed) == (1, 0)
+
+
+def test_an_aborted_requests_states_go_with_it(worker: SimpleNamespace, recorder: TraceRecorder):
+    req = Request("a", [5, 6], trace=None)
+    assert results.any_chosen([req], recorder)
+    process(worker, [req], set(), step_of_one(), **LENS)
+    assert len(recorder._open) == 1
+    del req
+    gc.collect()
+    assert len(recorder._open) == 0 and recorder.dropped == 0
+    recorder.close()
+
+
+BROKEN = {
+    "admit": lambda worker, req: results.any_chosen([req], worker.c2t.recorder),
+    "add": lambda worker, req: process(worker, [req], set(), step_of_one(), **LENS),
+    "finish": lambda worker, req: process(worker, [req], {"a"}, step_of_one(), **LENS),
+}
+
+
+@pytest.mark.parametrize("method", BROKEN)
+def test_recording_never_raises_into_serving(
+    worker: SimpleNamespace, recorder: TraceRecorder, monkeypatch: pytest.MonkeyPatch, method: str
+):
+    def fail(*_: Any) -> None:
+        raise IndexError("of a text that is another's")
+
+    monkeypatch.setattr(recorder, method, fail)
+    req = Request("a", [5], trace=None if method == "admit" else 7)
+    BROKEN[method](worker, req)
+    assert recorder.failed == 1
+    assert worker.c2t.counts.steps == (method != "admit")
+    recorder.close()
 
 
 class Answers:

@@ -146,6 +146,7 @@ def soaked(texts: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> 
     classifier = vc.save_hand_made_classifier(folder / "hand.safetensors")
     options = {
         "C2T_TRACE_DIR": str(folder / "traces"),
+        "C2T_TRACE_PRECISION": "exact",
         "C2T_TRACE_SHARE": "1.0",
         "SGLANG_TEST_RETRACT": "1",
         "SGLANG_TEST_RETRACT_INTERVAL": "17",

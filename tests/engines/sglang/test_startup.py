@@ -35,7 +35,7 @@ def no_options_of_the_person_who_runs_this(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delenv(f"C2T_{name}", raising=False)
 
 
-def prepare(draft: Path, revision: str | None = None, **flags: Any) -> Any:
+def prepare(draft: Path, revision: str | None = None, *, leads: bool = True, **flags: Any) -> Any:
     server_args = SimpleNamespace(
         model_path=str(pair_dir() / "target"),
         speculative_draft_model_path=str(draft),
@@ -48,7 +48,7 @@ def prepare(draft: Path, revision: str | None = None, **flags: Any) -> Any:
     def make_scorer(classifier: NodeClassifier, beta: float, config: C2TConfig) -> ChainScorer:
         return ChainScorer(classifier, slots=8, rows=8, max_depth=4, beta=beta, device="cpu")
 
-    return startup.prepare(server_args, "EAGLE3", make_scorer, most=4, leads=True)
+    return startup.prepare(server_args, "EAGLE3", make_scorer, most=4, leads=leads)
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_auto_has_one_and_says_what_it_takes_confidences_for(tmp_path: Path, cap
     ("make", "message"),
     [
         (lambda path: path.write_text("{}"), "is no cost curve"),
-        (lambda path: path.mkdir(), "is no readable cost curve"),
+        (lambda path: path.mkdir(), "is no regular file"),
     ],
 )
 def test_a_file_that_is_no_curve_is_refused(tmp_path: Path, make: Any, message: str):
@@ -218,3 +218,10 @@ def test_a_curve_that_is_to_be_made_needs_its_directory(tmp_path: Path):
     startup.check_curve(C2TConfig(planner=str(tmp_path / "new.json")))
     with pytest.raises(ConfigError, match="neither is its directory"):
         startup.check_curve(C2TConfig(planner=str(tmp_path / "no" / "new.json")))
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_one_rank_writes_the_curve(bare_draft: Path, tmp_path: Path, leads: bool):
+    path = tmp_path / "curve.json"
+    prepare(bare_draft, leads=leads, planner=str(path)).planner._learn(CURVE)
+    assert path.exists() == leads

@@ -180,9 +180,9 @@ def test_under_adaptive_verification_a_scheduler_of_ours_counts(asynchronous: bo
 
 
 def test_where_traces_are_recorded(tmp_path: Path):
-    options = config.C2TConfig(trace_dir=str(tmp_path / "new"), trace_share=0.5)
+    options = config.C2TConfig(trace_dir=str(tmp_path / "new"), trace_share=0.5, trace_limit=7.0)
     settings = config.settle(resolved(), options)
-    assert (settings.trace_dir, settings.trace_share) == (str(tmp_path / "new"), 0.5)
+    assert (settings.trace_dir, settings.trace_share, settings.trace_limit) == (str(tmp_path / "new"), 0.5, 7.0)
     assert (tmp_path / "new").is_dir()
     found = resolved(enable_adaptive_verification=True)
     with pytest.raises(ConfigError, match="trace_dir cannot be combined with enable_adaptive_verification"):

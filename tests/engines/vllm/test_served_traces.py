@@ -29,6 +29,7 @@ def recorded(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Simple
     classifier = save_hand_made_classifier(folder / "hand.safetensors")
     prompts = held_out_prompts(4, seed=9)
     options = {"c2t_classifier": str(classifier), "c2t_beta": BETA, "c2t_trace_dir": str(folder / "served")}
+    options["c2t_trace_precision"] = "exact"
     with engine("c2t:eagle3", D_MAX, **options, c2t_trace_share=1.0) as llm:
         sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
         found = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)

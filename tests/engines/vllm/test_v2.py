@@ -53,6 +53,7 @@ def run(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPathF
 
     engines = {base: spec(base) for base in BASES}
     engines[RECORDED] |= {"c2t_trace_dir": str(folder / "served"), "c2t_trace_share": 1.0}
+    engines[RECORDED]["c2t_trace_precision"] = "exact"
     engines["adaptive"] = spec("eagle3", enable_adaptive_verification=True)
     engines[SAMPLED]["sampled"] = {"max_tokens": SAMPLES}
     engines["limited"] = spec("draft_model", draft_sample_method="probabilistic")

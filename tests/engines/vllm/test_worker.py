@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,8 @@ from c2t_plugin.classifier import ClassifierSpec, NodeClassifier  # noqa: E402
 from c2t_plugin.engines.vllm.adaptive import StepScorer  # noqa: E402
 from c2t_plugin.engines.vllm.served import ServedTraces  # noqa: E402
 from c2t_plugin.engines.vllm.worker import WorkerMixin  # noqa: E402
+from c2t_plugin.traces.file import load_traces  # noqa: E402
+from c2t_plugin.traces.recorder import TraceRecorder  # noqa: E402
 
 
 class Stock:
@@ -46,11 +50,14 @@ class Worker(WorkerMixin, Stock):
 
 
 @pytest.fixture
-def worker() -> Worker:
+def worker(tmp_path: Path) -> Iterator[Worker]:
     scorer = StepScorer(NodeClassifier(ClassifierSpec()), rows=2, max_depth=4, beta=0.0, device="cpu")
     traces = object.__new__(ServedTraces)
-    traces._requests, traces._recorder, traces._kept = {}, SimpleNamespace(share=1.0), None
-    return Worker(SimpleNamespace(scorer=scorer, traces=traces, drafts=0, draft_steps=0))
+    traces._requests, traces._kept, traces._numbers = {}, None, {}
+    traces._recorder = TraceRecorder(tmp_path, 1.0, 4, {"pair": {}, "top_m": 5}, 1000.0)
+    recorder = traces._recorder
+    yield Worker(SimpleNamespace(scorer=scorer, traces=traces, drafts=0, draft_steps=0))
+    recorder.__class__.close(recorder)
 
 
 def test_what_vllm_warmed_up_with_is_forgotten(worker: Worker):
@@ -67,3 +74,48 @@ def test_a_recorder_that_cannot_close_does_not_keep_the_worker_up(worker: Worker
     with pytest.raises(ZeroDivisionError):
         worker.shutdown()
     assert worker.shut_down
+
+
+class Texts:
+    """vLLM's requests as a runner has them."""
+
+    def __init__(self, output: list[int]) -> None:
+        self.prompt_token_ids, self.output_token_ids = [1, 2], output
+
+
+def draft_of(traces: ServedTraces, name: str, drafted: list[int]) -> None:
+    assert traces.any_chosen([name])
+    traces.keep(torch.zeros(1, 4, 4), [drafted], [name])
+    traces.settle()
+
+
+@pytest.mark.parametrize("gone", [True, False], ids=["forgotten by the runner", "still there"])
+def test_an_aborted_request_leaves_nothing_to_another_under_its_id(worker: Worker, gone: bool):
+    """Model runner V2 forgets a request that has to wait; it may be aborted then."""
+    traces = worker._traces()
+    recorder, requests = traces._recorder, traces._requests
+    requests["same"] = Texts([5] * 40)
+    draft_of(traces, "same", [6, 6, 6, 6])
+    if gone:
+        requests.clear()
+    traces.finish(["same"])
+    assert not recorder._open
+    requests["same"] = Texts([5])
+    draft_of(traces, "same", [6, 7, 8, 9])
+    requests["same"].output_token_ids = [5, 6, 7, 8, 9]
+    traces.finish(["same"])
+    recorder.close()
+    found = load_traces(recorder.directory)
+    assert found.step.tolist() == [0] and found.chain.accepted.all()
+    assert recorder.failed == 0
+
+
+def test_recording_never_raises_into_serving(worker: Worker):
+    traces = worker._traces()
+    traces._recorder.admit = traces._recorder.finish = lambda *_: 1 / 0  # type: ignore[union-attr]
+    assert not traces.any_chosen(["a"])
+    traces._numbers, traces._requests["a"] = {"a": 1}, Texts([5])
+    traces._kept = torch.zeros(1, 4, 4), [], ["a"]
+    worker.take_draft_token_ids()
+    traces.finish(["a"])
+    assert traces._recorder.failed == 3
