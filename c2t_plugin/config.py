@@ -41,7 +41,8 @@ class C2TConfig:
 
     classifier: path or hub id of a classifier file; None: beside the draft checkpoint, else the shipped one.
     beta: confidence below which a draft token is dropped, in [0, 1].
-    planner: ON decides draft depth and verified tokens each step, by what they cost; OFF does not. Any other value is
+    planner: ON decides draft depth and verified tokens each step, by what they cost; OFF does not; AUTO: for chains
+        without a beta that nobody records. Any other value is
         ON, and the file of those costs: if it does not exist yet they are measured and written there.
     base: the engine's own algorithm that drafts and verifies; auto reads the draft checkpoint.
     mode: how drafts are laid out; chain is one sequence per request, tree one tree.
@@ -63,7 +64,7 @@ class C2TConfig:
 
     classifier: str | None = None
     beta: float | None = None
-    planner: str = OFF
+    planner: str = AUTO
     base: str = "auto"
     mode: str = "chain"
     policy: str = "c2t"
@@ -86,12 +87,15 @@ class C2TConfig:
     @property
     def planned(self) -> bool:
         """Whether a planner decides."""
-        return self.planner != OFF
+        if self.planner != AUTO:
+            return self.planner != OFF
+        # what is recorded is drafted whole, which leaves a planner nothing
+        return self.mode == "chain" and self.policy == "c2t" and self.beta is None and self.trace_dir is None
 
     @property
     def curve(self) -> Path | None:
         """The file of the planner's costs, if one is named."""
-        return None if self.planner in (ON, OFF) else Path(self.planner)
+        return None if self.planner in (ON, OFF, AUTO) else Path(self.planner)
 
     def __post_init__(self) -> None:
         if self.beta is not None and not (math.isfinite(self.beta) and 0.0 <= self.beta <= 1.0):
@@ -166,7 +170,7 @@ def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
         del found["beta"]
         found.setdefault("planner", ON)
     if curve is not None:
-        if found.get("planner", OFF) == OFF:
+        if found.get("planner", AUTO) in (AUTO, OFF):
             raise ConfigError(f"{OLD_CURVE} is what a planner decides by; expected planner {curve} in its place")
         found["planner"] = curve
     if planned or curve is not None:

@@ -92,7 +92,7 @@ ARMS = (
     Entry("threshold on P", steps=6, betas=(threshold_beta(0.3),)),
     _static(6),
     # against "c2t, at most 4": the kernel that verifies
-    _c2t("c2t, tree_attention", 4, more=("--speculative-c2t-attention", "tree")),
+    _c2t("c2t, stock attention", 4, more=("--speculative-c2t-attention", "stock")),
 )
 
 

@@ -56,16 +56,17 @@ TEMPERATURE = 0.8
 SAMPLED_TOKENS = 2
 
 C2T = ("--speculative-algorithm", "C2T", "--speculative-num-steps", str(STEPS))
+CHAIN = (*C2T, "--speculative-c2t-planner", "off")
 TREE = (*C2T, "--speculative-c2t-mode", "tree", "--speculative-eagle-topk", str(TOPK))
 # name: options beside those of the draft
 SERVERS: dict[str, tuple[str, ...]] = {
     "plain": (),
-    "kept": C2T,
-    "window": (*C2T, "--speculative-c2t-ragged", "off"),
-    "eager": (*C2T, "--disable-cuda-graph"),
-    "auto": (*C2T, "--speculative-c2t-planner", "on"),
-    "rough": (*C2T, "--chunked-prefill-size", "32", "--enable-mixed-chunk"),
-    "sync": (*C2T, "--disable-overlap-schedule"),
+    "kept": CHAIN,
+    "window": (*CHAIN, "--speculative-c2t-ragged", "off"),
+    "eager": (*CHAIN, "--disable-cuda-graph"),
+    "auto": C2T,
+    "rough": (*CHAIN, "--chunked-prefill-size", "32", "--enable-mixed-chunk"),
+    "sync": (*CHAIN, "--disable-overlap-schedule"),
     "tree": TREE,
     "padded tree": (*TREE, "--speculative-c2t-ragged", "off"),
 }

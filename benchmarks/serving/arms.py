@@ -132,7 +132,7 @@ def _sglang_c2t(on: Speculation, **more: object) -> Options:
 
 
 def _sglang_threshold(on: Speculation) -> Options:
-    own = {"c2t_classifier": on.threshold_classifier, "c2t_beta": on.threshold}
+    own = {"c2t_classifier": on.threshold_classifier, "c2t_planner": "off", "c2t_beta": on.threshold}
     return _sglang_chain(on, "C2T", on.d_max, **own)
 
 
@@ -196,7 +196,7 @@ ARMS: Mapping[str, Arm] = {
         Arm(
             "C2T",
             {
-                "sglang": lambda on: _sglang_c2t(on, c2t_beta=on.beta),
+                "sglang": lambda on: _sglang_c2t(on, c2t_planner="off", c2t_beta=on.beta),
                 "vllm": lambda on: _vllm_c2t(on, on.beta, on.classifier),
             },
             c2t=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,3 +123,19 @@ def test_a_bad_json_source_is_named(monkeypatch: pytest.MonkeyPatch, text: str):
     monkeypatch.setenv("C2T_CONFIG", text)
     with pytest.raises(ConfigError, match=r"C2T_CONFIG|unknown option"):
         C2TConfig.resolve({})
+
+
+@pytest.mark.parametrize(
+    ("values", "planned"),
+    [
+        ({}, True),
+        ({"beta": 0.4}, False),
+        ({"planner": "off"}, False),
+        ({"mode": "tree"}, False),
+        ({"mode": "tree", "planner": "on"}, True),
+        ({"trace_dir": "traces"}, False),
+        ({"trace_dir": "traces", "planner": "on"}, True),
+    ],
+)
+def test_chains_are_planned_unless_somebody_says_otherwise(values: dict[str, Any], planned: bool):
+    assert C2TConfig.from_mapping(values).planned == planned

@@ -10,7 +10,7 @@ from typing import Any
 from sglang.srt.environ import envs
 
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
-from c2t_plugin.config import LAGGED, LOWER, OFF, THRESHOLDS, C2TConfig
+from c2t_plugin.config import AUTO, LAGGED, LOWER, OFF, ON, THRESHOLDS, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier, warn_of_kind
 from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.sglang import args
@@ -75,6 +75,7 @@ def prepare(
         "base": base,
         "d_max": d_max,
         "beta": beta,
+        "planner": config.planner if config.planner != AUTO else ON if config.planned else OFF,
         "classifier": str(path),
         "classifier_origin": origin,
         "features": spec.features,

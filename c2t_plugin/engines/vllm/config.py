@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from c2t_plugin.classifier import ClassifierSpec
-from c2t_plugin.config import C2TConfig
+from c2t_plugin.config import AUTO, OFF, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier, warn_of_kind
 from c2t_plugin.engines.served_traces import check_directory
 from c2t_plugin.errors import ConfigError
@@ -113,6 +113,9 @@ def translate(arguments: Any) -> C2TConfig | None:
         raise ConfigError(f"{PREFIX}{foreign[0]} is for SGLang: {_OTHER_ENGINES[foreign[0]]}; leave it out")
     C2TConfig.from_mapping(options)  # resolve asks for known options only
     config = C2TConfig.resolve(options)
+    if config.planner == AUTO:
+        # a planner is SGLang's; vLLM cuts at a beta, or by its adaptive verification
+        config = replace(config, planner=OFF)
     if config.mode != "chain":
         raise ConfigError(
             f"c2t_mode is {config.mode!r}: vLLM has no tree attention, so C2T drafts chains there; for trees use SGLang"

@@ -277,7 +277,13 @@ def test_a_gpu_run_has_every_arm_of_the_comparison(tmp_path: Path):
     first = ["plain", "static 4", "c2t, at most 4", "c2t auto", "static 2", "static 1"]
     assert [arm.name for arm in ARMS][: len(first)] == first
     names = {"plain", *(f"static {n}" for n in (1, 2, 4, 6)), "SGLang adaptive", "EAGLE-2 tree", "threshold on P"}
-    assert {arm.name for arm in ARMS} == {*names, "c2t, at most 4", "c2t, at most 6", "c2t auto", "c2t, tree_attention"}
+    assert {arm.name for arm in ARMS} == {
+        *names,
+        "c2t, at most 4",
+        "c2t, at most 6",
+        "c2t auto",
+        "c2t, stock attention",
+    }
     assert f"--speculative-c2t-classifier {tmp_path}/threshold-on-p.safetensors" in served["threshold on P"]
     assert served["c2t auto"].index("--speculative-c2t-planner on") > 0
     assert "--speculative-eagle-topk 10 --speculative-num-draft-tokens 60" in served["EAGLE-2 tree"]
@@ -289,8 +295,8 @@ def test_a_gpu_run_has_every_arm_of_the_comparison(tmp_path: Path):
     # so that every batch that is measured has a graph of its own size
     assert set(CONCURRENCIES) <= set(GRAPH_SIZES)
     # the two kernels that verify differ in nothing else
-    stock, tree = served["c2t, at most 4"], served["c2t, tree_attention"]
-    assert tree.replace("--speculative-c2t-attention tree ", "") == stock != tree
+    chosen, stock = served["c2t, at most 4"], served["c2t, stock attention"]
+    assert stock.replace("--speculative-c2t-attention stock ", "") == chosen != stock
 
 
 def test_every_arm_is_of_the_table_and_drafts_as_deep_as_it_says(tmp_path: Path):

@@ -40,8 +40,9 @@ SGLANG = {
     "EAGLE-2 tree": "--speculative-algorithm EAGLE3 --speculative-draft-model-path D --speculative-num-steps 6 "
     "--speculative-eagle-topk 10 --speculative-num-draft-tokens 60",
     "threshold on P": f"--speculative-algorithm C2T {CHAIN.format(6)} --speculative-num-draft-tokens 7 "
-    "--speculative-c2t-classifier F --speculative-c2t-beta 0.2",
-    "C2T": f"--speculative-algorithm C2T {CHAIN.format(6)} --speculative-num-draft-tokens 7 --speculative-c2t-beta 0.5",
+    "--speculative-c2t-classifier F --speculative-c2t-planner off --speculative-c2t-beta 0.2",
+    "C2T": f"--speculative-algorithm C2T {CHAIN.format(6)} --speculative-num-draft-tokens 7 "
+    "--speculative-c2t-planner off --speculative-c2t-beta 0.5",
     "C2T auto": f"--speculative-algorithm C2T {CHAIN.format(6)} --speculative-num-draft-tokens 7 "
     "--speculative-c2t-planner on",
     "C2T tree": "--speculative-algorithm C2T --speculative-draft-model-path D --speculative-num-steps 6 "

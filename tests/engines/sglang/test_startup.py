@@ -69,7 +69,7 @@ def test_the_log_warns_of_a_classifier_that_was_fitted_on_another_pair(
 
 def test_it_does_not_of_the_one_beside_the_draft(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.INFO):
-        made = prepare(pair_dir() / "eagle3")
+        made = prepare(pair_dir() / "eagle3", planner="off")
     assert made.configuration["classifier"] == str(pair_dir() / "eagle3" / FILE_NAME)
     assert "beside the draft" in caplog.text
     assert ANOTHER_PAIR not in caplog.text
@@ -83,7 +83,7 @@ def test_a_classifier_by_hub_id(bare_draft: Path, tmp_path: Path, monkeypatch: p
         return str(shutil.copyfile(pair_dir() / "eagle3" / FILE_NAME, tmp_path / name))
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    made = prepare(bare_draft, classifier="someone/classifier")
+    made = prepare(bare_draft, classifier="someone/classifier", planner="off")
     assert asked == [("someone/classifier", FILE_NAME)]
     assert made.configuration["classifier"] == str(tmp_path / FILE_NAME)
     assert made.configuration["classifier_origin"] == "named"
@@ -225,3 +225,12 @@ def test_one_rank_writes_the_curve(bare_draft: Path, tmp_path: Path, leads: bool
     path = tmp_path / "curve.json"
     prepare(bare_draft, leads=leads, planner=str(path)).planner._learn(CURVE)
     assert path.exists() == leads
+
+
+def test_a_server_plans_by_itself(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.INFO):
+        made = prepare(pair_dir() / "eagle3")
+    assert made.planner is not None and made.configuration["planner"] == "on" and float(made.scorer.beta) == 0.0
+    assert "chains of at most 4, planner on, classifier" in caplog.text
+    fixed = prepare(pair_dir() / "eagle3", beta=0.25)
+    assert fixed.planner is None and fixed.configuration["planner"] == "off" and float(fixed.scorer.beta) == 0.25

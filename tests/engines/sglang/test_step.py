@@ -44,7 +44,7 @@ def test_only_what_is_read_on_the_host_is_copied_there():
 def test_a_request_has_one_record_for_its_life():
     req = SimpleNamespace(rid="a")
     record = record_of(req)
-    assert (record.own_beta, record.options, record.counts, record.chosen) == (False, None, None, None)
+    assert (record.own_beta, record.options, record.counts, record.trace) == (False, None, None, None)
     record.options, record.counts = RequestOptions(enabled=False), RequestCounts()
     assert record.own_beta
     assert record_of(req) is record
