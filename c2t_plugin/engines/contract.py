@@ -62,9 +62,10 @@ def symbols_of(engine: str) -> tuple[EngineSymbol, ...]:
 
 
 @lru_cache(maxsize=64)
-def _module(path: Path) -> tuple[ast.Module, str]:
+def _module(path: Path) -> tuple[ast.Module, list[str]]:
+    """Its tree and its lines."""
     source = path.read_text(encoding="utf-8")
-    return ast.parse(source), source
+    return ast.parse(source), source.split("\n")
 
 
 def _definition(body: Sequence[ast.stmt], name: str) -> ast.stmt | None:
@@ -89,12 +90,14 @@ def _sets_on_self(node: ast.stmt, name: str) -> bool:
     return any(each.attr == name and isinstance(each.value, ast.Name) and each.value.id == "self" for each in stored)
 
 
+# What is installed stays what it is while a process runs.
+@lru_cache(maxsize=1024)
 def _problem(root: Path, symbol: EngineSymbol) -> str | None:
     where = f"{symbol.file}: {symbol.name}"
     path = root / symbol.file
     if not path.is_file():
         return f"{where} (no such file)"
-    tree, source = _module(path)
+    tree, lines = _module(path)
     body: Sequence[ast.stmt] = tree.body
     node: ast.stmt | None = None
     for part in symbol.name.split("."):
@@ -107,7 +110,8 @@ def _problem(root: Path, symbol: EngineSymbol) -> str | None:
         remaining = iter(found)
         if not all(name in remaining for name in symbol.params):
             return f"{where} (takes {found}, the adapter passes {list(symbol.params)})"
-    text = ast.get_source_segment(source, node) or "" if symbol.contains and node is not None else ""
+    # whole lines: ast.get_source_segment splits the file anew for every symbol
+    text = "" if node is None else "\n".join(lines[node.lineno - 1 : node.end_lineno])
     missing = [piece for piece in symbol.contains if _packed(piece) not in _packed(text)]
     return f"{where} (its body lacks {missing})" if missing else None
 

@@ -84,8 +84,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("end", ["kill_session", "close", "SIGKILL"])
-def test_children_get_the_servers_environment_and_end_with_it(tmp_path: Path, end: str) -> None:
-    process = preloaded.Preloaded(environment())
+def test_children_get_the_servers_environment_and_end_with_it(
+    process: preloaded.Preloaded, tmp_path: Path, end: str
+) -> None:
+    if end != "kill_session":
+        # it ends here, so it is no other test's
+        process = preloaded.Preloaded(environment())
     (tmp_path / "has_a_child.py").write_text(CHILD)
     command = [sys.executable, "-m", "has_a_child", str(tmp_path)]
     server = process.start(command, environment(PYTHONPATH=str(tmp_path)), tmp_path / "log", 0)
@@ -99,7 +103,8 @@ def test_children_get_the_servers_environment_and_end_with_it(tmp_path: Path, en
         assert sessions.kill_session(server) == []
     elif end == "SIGKILL":
         os.kill(process.pid, signal.SIGKILL)
-    process.close()
+    if end != "kill_session":
+        process.close()
     while sessions.alive(server.pid):
         assert time.monotonic() < deadline
         time.sleep(0.05)
