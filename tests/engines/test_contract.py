@@ -9,7 +9,7 @@ import pytest
 from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, check_contract, package_root, symbols_of
 from c2t_plugin.engines.drift import drifted
 from c2t_plugin.engines.sglang.contract import SUPPORTED, SYMBOLS, check
-from c2t_plugin.errors import ContractError
+from c2t_plugin.errors import ConfigError, ContractError
 
 SOURCE = """
 LIMIT = 3
@@ -98,6 +98,9 @@ def test_a_tested_release_is_taken(version: str, monkeypatch: pytest.MonkeyPatch
     pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
     monkeypatch.delenv("C2T_UNTESTED_RELEASE", raising=False)
     check(version)
+    monkeypatch.setenv("C2T_UNTESTED_RELEASE", "yes")
+    with pytest.raises(ConfigError, match="C2T_UNTESTED_RELEASE must be 0 or 1, got 'yes'"):
+        check(version)
 
 
 @pytest.mark.sglang

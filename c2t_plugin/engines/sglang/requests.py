@@ -129,7 +129,9 @@ def check(_result: None, manager: Any, obj: Any, input_ids: Any, *_: Any, **__: 
     # Of another algorithm's requests the key may be somebody else's.
     if not args.asks_for_c2t(server_args):
         return
-    _check_prompt(obj, input_ids, manager.model_config.vocab_size)
+    # with images or sound the tokens are SGLang's own, some of them outside; a model of text takes no notice of either
+    if not (manager.mm_processor and obj.contains_mm_input()):
+        _check_prompt(obj, input_ids, manager.model_config.vocab_size)
     custom_params = obj.sampling_params.get("custom_params")
     if RequestOptions.of(custom_params) != RequestOptions():
         config = args.config_of(server_args)
@@ -139,11 +141,8 @@ def check(_result: None, manager: Any, obj: Any, input_ids: Any, *_: Any, **__: 
 def _check_prompt(obj: Any, input_ids: Any, vocabulary: int) -> None:
     """What plain SGLang's scheduler dies of."""
     prompt = input_ids if obj.input_embeds is None else obj.input_embeds
-    # with images or sound the tokens are SGLang's own, some of them outside
-    if prompt is None or obj.contains_mm_input():
-        return
-    if not len(prompt):
+    if prompt is not None and not len(prompt):
         raise ConfigError("the prompt has no tokens; send one at least")
-    if obj.input_ids is not None and not (min(input_ids) >= 0 and max(input_ids) < vocabulary):
+    if obj.input_ids is not None and input_ids and not (min(input_ids) >= 0 and max(input_ids) < vocabulary):
         outside = next(token for token in input_ids if not 0 <= token < vocabulary)
         raise ConfigError(f"input_ids has the token {outside}; expected 0 to {vocabulary - 1}")

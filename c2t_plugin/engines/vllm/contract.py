@@ -138,7 +138,7 @@ v1/worker/gpu/spec_decode/utils.py
 
 def check(version: str) -> None:
     """Raise ContractError unless this release of vLLM was tested, or is asked for, and has every symbol as needed."""
-    if not (version.startswith(RELEASE) or envs.untested_release()):
+    if not (envs.untested_release() or version.startswith(RELEASE)):
         raise ContractError(
             f"vLLM {version} is installed, C2T was tested with {SUPPORTED}: install that, or set "
             "C2T_UNTESTED_RELEASE=1 to try yours"

@@ -212,9 +212,13 @@ def test_a_prompt_without_tokens(serving: Any):
         at_the_front(tokens=[])
     with pytest.raises(ConfigError, match="the prompt has no tokens"):
         at_the_front(tokens=[], input_ids=None)
-    # those of a picture come later
-    at_the_front(tokens=[], contains_mm_input=lambda: True)
-    at_the_front(tokens=[10**6], contains_mm_input=lambda: True)
+
+
+def test_pictures_excuse_tokens_where_the_model_sees_them(serving: Any):
+    for tokens in ([], [10**6]):
+        at_the_front(tokens=tokens, processor=object(), contains_mm_input=lambda: True)
+        with pytest.raises(ConfigError, match=r"no tokens|has the token"):
+            at_the_front(tokens=tokens, contains_mm_input=lambda: True)
 
 
 def test_other_algorithms_requests_are_left_alone(serving: Any):
@@ -246,3 +250,29 @@ def test_ones_own_threshold_does_not_deepen_the_drafts_of_others(
     parts.planner = SimpleNamespace(begin=lambda count, whole: told.append((count, whole)) or 3)
     assert worker.StepMixin.planned_depth(SimpleNamespace(c2t=parts, device="cpu"), reqs) == 3
     assert told == [(2, whole)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "windows", "kept"),
+    [
+        ([{"enabled": False}, {}, {}], True, [2, 1, 2]),
+        ([{"enabled": False}, {}, {}], False, [4, 1, 2]),
+        # among themselves they are as wide as they like, and one that asks for less widens nothing
+        ([{"enabled": False}, {"beta": 0.1}, {"enabled": False}], True, [4, 1, 2]),
+        ([{}, {"beta": 0.9}, {}], True, [4, 1, 2]),
+    ],
+)
+def test_ones_own_threshold_does_not_widen_the_window_of_others(
+    asked: list[dict[str, Any]], windows: bool, kept: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(SITE))
+        chain = importlib.import_module("c2t_plugin.engines.sglang.drafters.chain")
+    parts, reqs = parts_of(), [request({"c2t": each}) for each in asked]
+    slots = torch.arange(len(reqs))
+    requests.set_options(parts, slots, reqs)
+    parts.scorer.begin(slots)
+    monkeypatch.setattr(parts.scorer, "end", lambda _: torch.tensor([4, 1, 2], dtype=torch.int32))
+    parts.windows = object() if windows else None
+    _, found = chain.ChainDrafter(None, parts)._kept(reqs)
+    assert (found.tolist(), found.dtype) == (kept, torch.int32)

@@ -194,6 +194,11 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], str]] = {
     "no_text": ("/generate", {"text": ""}, "the prompt has no tokens"),
     "no_text_of_two": ("/generate", {"text": ["def f", ""]}, "the prompt has no tokens"),
     "token_above": ("/generate", {"input_ids": [5, 10**8]}, "input_ids has the token 100000000"),
+    "token_above_beside_a_picture": (
+        "/generate",
+        {"input_ids": [5, 10**8], "image_data": "picture.png"},
+        "input_ids has the token 100000000",
+    ),
     "token_below": ("/generate", {"input_ids": [-1]}, "input_ids has the token -1"),
     "token_above_for_openai": ("/v1/completions", {"model": "m", "prompt": [10**8]}, "input_ids has the token"),
     "params_of_a_list": (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from c2t_plugin.engines.sglang import results
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.patches import DRAFT_FORWARD, PATCHES
 from c2t_plugin.engines.sglang.ranks import agree
-from c2t_plugin.engines.sglang.step import Drafted, Step, attach
+from c2t_plugin.engines.sglang.step import Drafted, Step, attach, record_of
 from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan, PlannedRows
 from c2t_plugin.engines.sglang.verify.layout import cut_links
 from c2t_plugin.scorer import ChainScorer
@@ -80,23 +80,28 @@ class ChainDrafter:
         return drafted if windows is None else windows.narrow(batch, drafted)
 
     def _step(self, batch: Any, verify_input: Any) -> Step:
-        requests, width = verify_input.retrieve_next_token.shape
+        width = verify_input.retrieve_next_token.shape[1]
         # A replayed graph does not count its steps.
         self._scorer.drafted(self._worker.speculative_num_steps)
         rows = None
         if self._parts.lagged is None:
-            wanted, kept = self._kept(requests)
+            wanted, kept = self._kept(batch.reqs)
             kept = agree(kept)
         else:
             wanted, kept, rows = self._clipped(batch, width, self._parts.lagged)
         return Step(kept, wanted, self._recorded(batch, verify_input), rows)
 
-    def _kept(self, requests: int) -> tuple[Tensor | None, Tensor]:
-        """What would be verified of each draft without a budget, if there is one, and what is."""
-        kept, planner = self._scorer.end(requests), self._parts.planner
-        if planner is None:
+    def _kept(self, reqs: Sequence[Any]) -> tuple[Tensor | None, Tensor]:
+        """What would be verified of each draft without a budget or a common window, if there is one, and what is."""
+        requests = len(reqs)
+        kept, planner, own = self._scorer.end(requests), self._parts.planner, self._scorer.own_beta
+        if planner is not None:
+            return kept, planner.keep(kept, own(requests), self._scorer.confidence(requests))
+        if self._parts.windows is None or len({record_of(req).own_beta for req in reqs}) < 2:
             return None, kept
-        return kept, planner.keep(kept, self._scorer.own_beta(requests), self._scorer.confidence(requests))
+        # a threshold of one's own widens nobody else's window
+        others = kept.masked_fill(own(requests), 0).max()
+        return kept, torch.where(own(requests), kept.minimum(others), kept)
 
     def _clipped(self, batch: Any, width: int, plan: LaggedPlan | PlannedRows) -> tuple[Tensor, Tensor, int]:
         """What would be verified of each request's draft, what is, and the rows that the target computes for that."""
