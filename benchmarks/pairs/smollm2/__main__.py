@@ -1,4 +1,4 @@
-"""`python -m benchmarks.pairs.smollm2 prepare|prompts|text|states|train|evaluate|check|ship`."""
+"""`python -m benchmarks.pairs.smollm2 prepare|prompts|lines|text|states|train|evaluate|check|ship`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pairs.smollm2.commands import check, evaluate, prepare, prompts, ship, states, text, train
+from benchmarks.pairs.smollm2.commands import check, evaluate, lines, prepare, prompts, ship, states, text, train
 from benchmarks.pairs.smollm2.ship import WEIGHTS
 from c2t_plugin.errors import C2TError
 
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Any], str]] = {
-    "prepare": (prepare, "write target and head as plain checkpoints to WORK/pair"),
+    "prepare": (prepare, "write target, head and its classifiers to WORK/pair"),
     "prompts": (prompts, "write the development and frozen prompts again; packages as sources.py says"),
+    "lines": (lines, "write prompts for `c2t collect`: WORK/train.jsonl and WORK/development.jsonl"),
     "text": (text, "let the target answer training prompts (vLLM); goes on where it stopped"),
     "states": (states, "keep the target's hidden states along its texts"),
     "train": (train, "train the head; goes on where it stopped"),

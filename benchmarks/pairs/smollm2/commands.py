@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,28 +18,33 @@ from benchmarks.pairs.smollm2.evaluate import NEW_TOKENS, TAIL, measure, summari
 from benchmarks.pairs.smollm2.head import TurnedHead, head_shape, write_head
 from benchmarks.pairs.smollm2.own_text import Shards, Writing, write_own_text
 from benchmarks.pairs.smollm2.prompts import Prompt, build_prompts, read_split, write_split
-from benchmarks.pairs.smollm2.ship import pack, read_shipped, unpack, write_shipped
+from benchmarks.pairs.smollm2.ship import WEIGHTS, pack, read_shipped, unpack, write_shipped
 from benchmarks.pairs.smollm2.sources import read_passages
 from benchmarks.pairs.smollm2.states import write_states
 from benchmarks.pairs.smollm2.target import write_target
 from benchmarks.pairs.smollm2.train import HeadRecipe, choose_words, run_folder, trained_weights, words_path
 from benchmarks.pairs.smollm2.train import train as train_head
+from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME
 from c2t_plugin.errors import C2TError
 
 PROMPTS = Path(__file__).parent / "prompts"
 HELD_OUT = {"development": 240, "frozen": 240}
 TEMPERATURES = (0.0, 0.7)
+# training prompts whose drafts a classifier is fitted on; others than the head's first ones
+COLLECTED, COLLECT_SEED = 240, 1
 # prompts of the check on a server, two of each kind
 CHECKED = 16
 
 
 def prepare(options: argparse.Namespace) -> dict[str, str]:
-    """Target and head as plain checkpoints; each is written once."""
+    """Target and head as plain checkpoints, the head's classifiers beside it; each is written once."""
     target = write_target(options.work / "pair" / "target")
     head = options.work / "pair" / "eagle3"
     if not (head / "config.json").is_file():
         weights, words = read_shipped(options.weights)
         write_head(weights, words, load_target(options.work), head)
+    for name in (FILE_NAME, CALIBRATED_NAME):
+        shutil.copyfile(WEIGHTS / name, head / name)
     return {"target": str(target), "draft": str(head)}
 
 
@@ -50,6 +56,22 @@ def prompts(options: argparse.Namespace) -> dict[str, str]:
         part: write_split(PROMPTS / f"{part}.json", build_prompts(passages, part, count))
         for part, count in HELD_OUT.items()
     }
+
+
+def lines(options: argparse.Namespace) -> dict[str, str]:
+    """Prompts for `c2t collect`, as JSON lines under the chat template: training ones, and the development part."""
+    training = build_prompts(read_passages(options.sources), "train", COLLECTED, seed=COLLECT_SEED)
+    tokenizer: Any = AutoTokenizer.from_pretrained(write_target(options.work / "pair" / "target"))
+    found = {}
+    for part, asked in {"train": training, "development": read_split(PROMPTS / "development.json")}.items():
+        path = options.work / f"{part}.jsonl"
+        texts = [
+            tokenizer.apply_chat_template(p["messages"], tokenize=False, add_generation_prompt=True) for p in asked
+        ]
+        rows = [json.dumps({"text": text, "source": f"{part}:{i}"}) for i, text in enumerate(texts)]
+        path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+        found[part] = str(path)
+    return found
 
 
 def text(options: argparse.Namespace) -> None:

@@ -14,7 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.pairs.smollm2 import batches, evaluate, head, ship, states, train
 from benchmarks.pairs.smollm2.own_text import Shards, Text, Writing
+from benchmarks.pairs.smollm2.ship import WEIGHTS
 from benchmarks.pairs.toy.recipe import Stage
+from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME, load_classifier
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.heads import Eagle3Head, head_features, hidden_states
 
@@ -282,3 +284,10 @@ def test_the_shipped_head_is_whole_and_light():
     assert (words.diff() > 0).all() and 2 in words and int(words.max()) < 49152
     assert all(weight.isfinite().all() for weight in weights.values())
     assert (ship.WEIGHTS / ship.FILE).stat().st_size < 11_000_000
+
+
+def test_the_classifiers_beside_the_shipped_head_are_of_its_kind():
+    plain, calibrated = (load_classifier(WEIGHTS / name).spec for name in (FILE_NAME, CALIBRATED_NAME))
+    assert plain.training["recipe"] == calibrated.training["recipe"] == "extended"
+    assert (plain.training["calibrated"], calibrated.training["calibrated"]) == ("none", "chain")
+    assert plain.features == calibrated.features and 0.0 < plain.suggested_beta < 1.0
