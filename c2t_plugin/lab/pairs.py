@@ -7,7 +7,6 @@ model through its cache.
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils import logging
 
+from c2t_plugin import json_text
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.causal import CausalDraft
 from c2t_plugin.lab.drafts import DraftModel, HeadDraft, StandaloneDraft
@@ -134,7 +134,13 @@ def _config(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / "config.json"
     if not path.is_file():
         raise C2TError(f"no checkpoint in {checkpoint}: config.json is missing; name a pair directory that has one")
-    return json.loads(path.read_text(encoding="utf-8"))
+    found = json_text.load(path, once=False)
+    names = found.get("architectures") if isinstance(found, dict) else None
+    named = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
+    sizes = [found.get(name) for name in ("vocab_size", "draft_vocab_size")] if named else []
+    if not sizes or not all(size is None or (type(size) is int and size > 0) for size in sizes) or not any(sizes):
+        raise C2TError(f"{path} does not say architectures and vocab_size; name a whole checkpoint")
+    return found
 
 
 def _causal_lm(checkpoint: Path) -> PreTrainedModel:
