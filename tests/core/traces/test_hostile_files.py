@@ -39,7 +39,8 @@ CURVE = CostCurve(verify=((1, 1.0), (4, 1.2), (64, 16.0)), draft=((1, 0.05), (64
 def use_classifier(path: Path) -> None:
     classifier = load_classifier(path)
     classifier.network("cpu")
-    stats = NodeStats(**{name: -torch.rand(7) if name.endswith("log_prob") else torch.rand(7) for name in FIELDS})
+    signs = {name: -100 if name.endswith("log_prob") else 100 for name in FIELDS}
+    stats = NodeStats(**{name: sign * torch.rand(7) for name, sign in signs.items()})
     assert classifier.confidence(stats).isfinite().all()
 
 
@@ -129,7 +130,8 @@ ODD: st.SearchStrategy[Any] = st.one_of(
     st.integers(-3, 70),
     st.floats(),
     st.text(max_size=4),
-    st.sampled_from([10**400, -(10**400), 1e308, 5e-324, 2**31, 2**63, 10**9, "x" * 1000, "\ud800", "a\nb", "3", "2"]),
+    st.sampled_from([10**400, -(10**400), 1e308, 5e-324]),
+    st.sampled_from([2**31, 2**63, 10**9, "x" * 1000, "\ud800", "a\nb", "3", "2"]),
     st.sampled_from([[], {}, [[]], {"a": []}, [0] * 100, ["a"], {"": None}, [[1, 1], [2, 2]]]),
 )
 
@@ -224,11 +226,14 @@ def test_changed_tensors_under_a_right_checksum(
     for _ in range(data.draw(st.integers(1, 3))):
         name = data.draw(st.sampled_from(sorted(tensors)))
         value = tensors[name]
-        how = data.draw(st.sampled_from(["bytes", "bytes", "bytes", "shape", "type", "less", "empty", "gone"]))
+        how = data.draw(st.sampled_from(["bytes", "bytes", "large", "shape", "type", "less", "empty", "gone"]))
         if how == "bytes" and value.numel():
             raw = value.flatten().view(torch.uint8)
             most = 1 if value.dtype == torch.bool else 255
             raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, most))
+        elif how == "large" and value.dtype == torch.float32:
+            # finite each, and not their product
+            value.flatten()[:: data.draw(st.integers(1, 3))] = data.draw(st.sampled_from([3e38, -3e38, 1e-40]))
         elif how == "shape":
             tensors[name] = value.flatten()
         elif how == "type":
