@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file
 
-from c2t_plugin import envs
+from c2t_plugin import envs, json_text
 from c2t_plugin.errors import C2TError
 
 if TYPE_CHECKING:
@@ -41,7 +40,11 @@ def load_prompts(directory: Path) -> list[dict]:
     path = directory / PROMPTS_FILE
     if not path.is_file():
         raise C2TError(f"{path} is missing: expected the pair's held-out prompts there; give --prompts a file instead")
-    return json.loads(path.read_text(encoding="utf-8"))["prompts"]
+    found = json_text.load(path)
+    prompts = found.get("prompts") if isinstance(found, dict) else None
+    if not isinstance(prompts, list):
+        raise C2TError(f"{path} has no list of prompts; give --prompts a file instead")
+    return prompts
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
@@ -61,4 +64,8 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
     path = weights_path(directory)
     if not path.is_file():
         raise C2TError(f"{path} is missing; expected a checkpoint directory with it")
-    return load_file(path)
+    try:
+        return load_file(path)
+    except Exception as error:
+        # of many kinds, by what is wrong
+        raise C2TError(f"{path} is not a readable safetensors file ({error}); name a whole checkpoint") from error

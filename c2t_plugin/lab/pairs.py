@@ -7,7 +7,6 @@ model through its cache.
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils import logging
 
+from c2t_plugin import json_text
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.causal import CausalDraft
 from c2t_plugin.lab.drafts import DraftModel, HeadDraft, StandaloneDraft
@@ -101,12 +101,14 @@ def _fingerprint(checkpoint: Path) -> str:
     files = sorted(checkpoint.glob("model*.safetensors")) or sorted(checkpoint.glob("pytorch_model*.bin"))
     if not files:
         raise C2TError(f"no weights in {checkpoint}: model*.safetensors is missing; name a whole checkpoint")
+    config = _config(checkpoint)
+    name = config.get("architectures", [config.get("model_type")])[0]
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as handle:
             while piece := handle.read(2**24):
                 digest.update(piece)
-    return f"{_config(checkpoint)['architectures'][0]} sha256:{digest.hexdigest()[:16]}"
+    return f"{name} sha256:{digest.hexdigest()[:16]}"
 
 
 def _check_vocabulary(directory: Path, kind: str, target_config: dict[str, Any], config: dict[str, Any]) -> None:
@@ -134,7 +136,14 @@ def _config(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / "config.json"
     if not path.is_file():
         raise C2TError(f"no checkpoint in {checkpoint}: config.json is missing; name a pair directory that has one")
-    return json.loads(path.read_text(encoding="utf-8"))
+    found = json_text.load(path, once=False)
+    # without architectures transformers goes by the model's type
+    names = found.get("architectures", [found.get("model_type")]) if isinstance(found, dict) else None
+    named = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
+    sizes = [found.get(name) for name in ("vocab_size", "draft_vocab_size")] if named else []
+    if not sizes or not all(size is None or (type(size) is int and size > 0) for size in sizes) or not any(sizes):
+        raise C2TError(f"{path} does not say architectures and vocab_size; name a whole checkpoint")
+    return found
 
 
 def _causal_lm(checkpoint: Path) -> PreTrainedModel:

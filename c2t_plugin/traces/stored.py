@@ -70,7 +70,9 @@ def check(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 def forest_of(path: Path, part: str, shape: tuple[int, int], tensors: Mapping[str, Tensor]) -> Forest:
     """One part's tables. C2TError if they do not fit together."""
     tables = {name: tensors[f"{part}.{name}"] for name in TABLES if f"{part}.{name}" in tensors}
-    if "joint_log_prob" not in tables and tables["log_prob"].dim() == 2:
+    if "joint_log_prob" not in tables:
+        if shape[0] != 1 or tables["log_prob"].dim() != 2:
+            raise C2TError(f"{path} has coarse statistics that are not of chains; {REMEDY}")
         tables = coarse.unpacked(tables)
     found = Forest(shape[0], shape[1], **tables)
     # the node that a distribution follows is in a layer before it, the root's is -1

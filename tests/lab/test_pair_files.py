@@ -1,0 +1,61 @@
+"""Files of a pair directory that are not what they should be: one line of ours for each."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.pair_files import load_prompts, read_weights
+from c2t_plugin.lab.pairs import load_pair
+
+
+@pytest.fixture
+def pair(tiny_pair: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_pair, tmp_path / "pair"))
+
+
+CONFIGS: dict[str, tuple[Any, str]] = {
+    "a list": ([], "does not say architectures"),
+    "architectures that are a name": ({"architectures": "Llama", "vocab_size": 3}, "does not say architectures"),
+    "no architectures": ({"vocab_size": 3}, "does not say architectures"),
+    "no size": ({"architectures": ["LlamaForCausalLM"]}, "does not say architectures"),
+    "a size that is a text": ({"architectures": ["LlamaForCausalLM"], "vocab_size": "3"}, "does not say architectures"),
+    "another size too": (
+        {"architectures": ["LlamaForCausalLM"], "vocab_size": 3, "draft_vocab_size": -1},
+        "does not say architectures",
+    ),
+}
+
+
+@pytest.mark.parametrize("which", ["target", "eagle3"])
+@pytest.mark.parametrize(("config", "message"), CONFIGS.values(), ids=CONFIGS)
+def test_a_config_that_says_nothing_is_one_line(pair: Path, which: str, config: Any, message: str) -> None:
+    (pair / which / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(C2TError, match=message):
+        load_pair(pair, "eagle3")
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "1" * 5_000], ids=["cut", "deep", "digits"])
+def test_a_config_that_is_no_json_is_one_line(pair: Path, text: str) -> None:
+    (pair / "eagle3" / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(C2TError, match="not valid JSON") as error:
+        load_pair(pair, "eagle3")
+    assert "\n" not in str(error.value)
+
+
+def test_weights_that_are_none_are_one_line(pair: Path) -> None:
+    (pair / "eagle3" / "model.safetensors").write_bytes(b"weights")
+    with pytest.raises(C2TError, match="not a readable safetensors file"):
+        read_weights(pair / "eagle3")
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"prompts": 3}'])
+def test_prompts_that_are_none_are_one_line(pair: Path, text: str) -> None:
+    (pair / "held_out_prompts.json").write_text(text, encoding="utf-8")
+    with pytest.raises(C2TError, match="no list of prompts"):
+        load_prompts(pair)
