@@ -104,6 +104,19 @@ def rules_of_chains() -> str:
     return table(["chains of at most 6", *(cell for column in columns for cell in column.split(" | "))], rows)
 
 
+def rules_on_the_real_model() -> str:
+    """Every rule of chains and of trees for SmolLM2-135M and its head, development prompts."""
+    found = load(FOLDER / "real-eagle3.json")
+    trees = {each["name"]: each for each in found["trees"]["rules"]}
+    rows = []
+    for each in found["chains"]["rules"]:
+        of_p = "" if each["name"] == "P" else against(each, "P")
+        tree = against(trees[each["name"]], "EAGLE-2") if each["name"] in trees else ""
+        rows.append([each["name"], against(each, "static"), of_p, number(each["auc"], 4), error_of(each), tree])
+    head = ["rule", "chains: gamma ratio to static", "to P", "AUC", "ECE", "trees: gamma ratio to EAGLE-2"]
+    return table(head, rows)
+
+
 def rules_of_trees(draft: str) -> str:
     """Gamma of every rule of trees over EAGLE-2's, by tau."""
     part = load(FOLDER / f"rules-{draft}.json")["trees"]
@@ -164,6 +177,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "paper-recipe": lambda: several("paper", ("eagle3", "draft"), PAPER, calibration=False),
     "chains": rules_of_chains,
     **{f"trees-{draft}": partial(rules_of_trees, draft) for draft in DRAFTS},
+    "real": rules_on_the_real_model,
     "path-entropy": lambda: several("path-entropy", ("draft", "eagle3"), PATH_ENTROPY, calibration=False),
     "kinds": kinds_of_text,
     "tried": lambda: several("tried", tuple(DRAFTS), TRIED, calibration=True),
