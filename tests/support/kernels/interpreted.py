@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.kernels import bounds
+
 INTERPRET = not torch.cuda.is_available()
 
 if INTERPRET:
@@ -34,6 +36,7 @@ def pytest_collection_finish() -> None:
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRET:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
+        bounds.watch(monkeypatch)
 
 
 @pytest.fixture
