@@ -111,12 +111,14 @@ srt/layers/attention/triton_backend.py
   ForwardMetadata: qo_indptr, mask_indptr
 srt/layers/radix_attention.py
   RadixAttention: qk_head_dim, v_head_dim, logit_cap, sliding_window_size, is_cross_attention, attn_type
-  RadixAttention: xai_temperature_len, k_scale
+  RadixAttention: xai_temperature_len, k_scale, tp_q_head_num, tp_k_head_num
   AttentionType: DECODER
 srt/layers/attention/verify_mask.py
   VerifyMask: mode, max_bs
 srt/model_executor/model_runner.py
-  ModelRunner: model, dtype, load_model, kv_cache_dtype, configure_kv_cache_dtype
+  ModelRunner: model, dtype, load_model, kv_cache_dtype, configure_kv_cache_dtype, device, is_draft_worker
+kernels/ops/attention/extend_attention.py
+  extend_attention_fwd(q_extend, k_extend, v_extend, o_extend, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices)
 srt/layers/attention/flashinfer_backend.py
   FlashInferAttnBackend: workspace_buffer
   FlashInferAttnBackend.init_cuda_graph_state(max_bs, max_num_tokens)

@@ -44,7 +44,7 @@ def packing_flashinfer(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def packed_triton(config: C2TConfig, runner: Any) -> Any:
     """The Triton backend for packed rows, with the kernel of the options."""
-    contested = config.attention == AUTO and runner.device == "cuda" and not runner.is_draft_worker
+    contested = config.attention == AUTO and str(runner.device).startswith("cuda") and not runner.is_draft_worker
     if config.attention == TREE_ATTENTION or contested:
         from c2t_plugin.engines.sglang.verify import tree_attention
 
