@@ -118,6 +118,8 @@ v1/worker/gpu/model_runner.py
   GPUModelRunner: main_stream, output_copy_stream
   GPUModelRunner.take_draft_token_ids
     self.draft_tokens_handler.get_draft_tokens()
+v1/outputs.py
+  AsyncModelRunnerOutput: get_output
 v1/worker/gpu/async_utils.py
   AsyncOutput: sampler_output, get_output
   AsyncOutput.__init__

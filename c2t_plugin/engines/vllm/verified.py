@@ -40,6 +40,10 @@ class VerifiedOutput(AsyncModelRunnerOutput):
         setattr(found, VERIFIED, dict(zip(found.req_ids, verified, strict=True)))
         return found
 
+    def get_kv_connector_output(self) -> Any:
+        """Abstract in vLLM 0.33; 0.32 does not ask for it."""
+        return self._output.get_kv_connector_output()
+
 
 class _CountingMixin(_StockScheduler):
     """Over a stock scheduler; its statistics are all that changes."""

@@ -12,7 +12,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = pytest.mark.vllm
 
 from c2t_plugin.engines import drift  # noqa: E402
-from c2t_plugin.engines.contract import package_root  # noqa: E402
+from c2t_plugin.engines.contract import EngineSymbol, package_root  # noqa: E402
 from c2t_plugin.engines.vllm.contract import SYMBOLS  # noqa: E402
 
 PROPOSER = "v1/spec_decode/llm_base_proposer.py"
@@ -81,3 +81,58 @@ def test_what_is_no_release_is_refused_in_one_line(name: str, tmp_path: Path, ca
     assert drift.main(["vllm", str(tmp_path / name)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"drift: {tmp_path / name} ")
+
+
+# --- since an older release
+
+OUTPUTS = "v1/outputs.py"
+
+
+def test_a_release_has_not_changed_since_itself(copy: Path, capsys: pytest.CaptureFixture[str]):
+    assert drift.main(["vllm", str(copy), "--since", str(package_root("vllm"))]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "no class of the contract is another one"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "    def get_output(",
+            "    @abstractmethod\n    def get_kv_connector_output(self): ...\n\n    def get_output(",
+            "AsyncModelRunnerOutput has a new abstract method get_kv_connector_output",
+        ),
+        ("class AsyncModelRunnerOutput(ABC)", "class AsyncModelRunnerOutput(Base)", "has the bases Base, not ABC"),
+        ("def get_output(self)", "def get_output(self, wait)", "takes get_output(self, wait), not (self)"),
+    ],
+    ids=["abstract", "bases", "signature"],
+)
+def test_what_a_subclass_of_ours_would_lack_is_named(
+    copy: Path, old: str, new: str, said: str, capsys: pytest.CaptureFixture[str]
+):
+    """vLLM 0.33 made a method abstract while every name of the contract stayed."""
+    path = copy / "vllm" / OUTPUTS
+    source = path.read_text()
+    assert old in source
+    path.write_text(source.replace(old, new))
+    assert drift.main(["vllm", str(wheel_of(copy)), "--since", str(package_root("vllm"))]) == 1
+    assert any(line.startswith(f"{OUTPUTS}: ") and said in line for line in capsys.readouterr().out.splitlines())
+
+
+def test_other_numbers_of_returned_values_are_named(tmp_path: Path):
+    symbol = EngineSymbol("a.py", "Manager.reallocate")
+    for name, returned in (("old", "a, b, c"), ("new", "a, b, c, d")):
+        (tmp_path / name / "engine").mkdir(parents=True)
+        (tmp_path / name / "engine" / "__init__.py").write_text("")
+        body = f"    def reallocate(self):\n        def within():\n            return 1, 2\n        return {returned}\n"
+        (tmp_path / name / "engine" / "a.py").write_text(f"class Manager:\n{body}")
+    assert drift.changed(tmp_path / "old", tmp_path / "new", "engine", [symbol]) == [
+        "a.py: Manager returns [4] values from reallocate, not [3]"
+    ]
+
+
+def test_a_wheel_that_unpacks_to_too_much_is_refused(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(drift, "MOST_BYTES", 1 << 10)
+    assert drift.main(["vllm", str(wheel_of(copy))]) == 2
+    assert "unpacks to more than" in capsys.readouterr().err
