@@ -26,8 +26,9 @@ from c2t_plugin.errors import C2TError
 HOST = "127.0.0.1"
 # By path, since the caller may be anywhere; -P, since its folder is no place to import from.
 SUPERVISE = [sys.executable, "-P", supervise.__file__]
-# Outgoing connections get theirs from 32768 on (Linux): one of them could take it before the server listens.
-PORTS = range(10_000, 32_768)
+# What could take it before the server listens: outgoing connections, from 32768 on (Linux), and the rendezvous of the
+# server's own processes, for which SGLang takes one of 22000 to 29999.
+PORTS = range(10_000, 22_000)
 START_TIMEOUT_S = 600.0
 _LOG_TAIL = 30
 _LOG_WIDTH = 500
