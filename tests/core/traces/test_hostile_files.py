@@ -28,7 +28,7 @@ from c2t_plugin.traces.stored import VERSION, checksum
 FUZZED = settings(
     derandomize=True,
     max_examples=200,
-    deadline=10_000,
+    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 # Of the process, over all examples of one test; files have some 10 KB.

@@ -109,7 +109,7 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
     "cost_curve_that_is_none": (
         ["--speculative-c2t-beta", "auto", "--speculative-c2t-cost-curve", __file__],
         {},
-        "test_bad_input.py is no readable cost curve",
+        "test_bad_input.py is not valid JSON",
     ),
     "trace_share_of_nothing": (["--speculative-c2t-trace-share", "0"], {}, "trace_share must be a number above 0"),
     "trace_dir_that_is_a_file": (["--speculative-c2t-trace-dir", __file__], {}, "trace_dir .* cannot be made"),

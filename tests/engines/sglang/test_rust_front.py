@@ -20,7 +20,7 @@ def test_bad_settings_end_no_server(tmp_path: Path):
     classifier = vc.save_hand_made_classifier(tmp_path / "hand.safetensors")
     (prompt,) = held_out_prompts(1, min_tokens=64, seed=5)
     env = {**os.environ, "SGLANG_RUST_SERVER": "1"}
-    with vc.server(pair_dir(), "eagle3", D_MAX, classifier, tmp_path / "log", env=env, preload=False) as server:
+    with vc.server(pair_dir(), "eagle3", D_MAX, classifier, tmp_path / "log", env=env) as server:
         plain = server.generate(prompt, max_new_tokens=8)["output_ids"]
         for bad in ({"beta": 7}, {"beta": "a"}, {"max_depth": 1e300}, {"colour": "red"}, [1], "c2t"):
             answer = server.generate(prompt, max_new_tokens=8, custom_params={"c2t": bad})

@@ -110,7 +110,8 @@ class Worker:
         runner = SimpleNamespace(attn_backend=SimpleNamespace(), decode_cuda_graph_runner=None)
         self.target_worker = SimpleNamespace(model_runner=runner)
         self.draft_runner = SimpleNamespace(attn_backend="own")
-        self._draft_worker = SimpleNamespace(speculative_num_draft_tokens=WIDTH, draft_runner=self.draft_runner)
+        own = {"draft_runner": self.draft_runner, "c2t": SimpleNamespace(packing=None)}
+        self._draft_worker = SimpleNamespace(speculative_num_draft_tokens=WIDTH, **own)
         self.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros(8, 32))
 
     def build_adaptive_runtime_state(self, depth: int, width: int) -> Any:

@@ -42,6 +42,7 @@ def _create(runner: Any) -> Any:
         def __init__(self, runner: Any) -> None:
             super().__init__(runner)
             self.triton = packed_triton(config_of(get_server_args()), runner)
+            self.c2t_kernel = self.triton.c2t_kernel
             self.graphs = Graphs(self.triton, runner)
             self.forwards = 0
 
