@@ -11,6 +11,7 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from c2t_plugin import envs
 from c2t_plugin.errors import ContractError
 
 
@@ -137,6 +138,15 @@ def engine_version(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
+
+
+def require_tested(tested: bool, release: str, supported: str) -> None:
+    """Raise ContractError for a release of an engine that was not tested, unless it is asked for."""
+    if not (envs.untested_release() or tested):
+        raise ContractError(
+            f"{release} is installed, C2T was tested with {supported}: install that, or set "
+            "C2T_UNTESTED_RELEASE=1 to try yours"
+        )
 
 
 def check_contract(package: str, symbols: Iterable[EngineSymbol], supported: str) -> None:

@@ -39,7 +39,7 @@ def spend(
     request) per second most; the fewest, if several counts do.
     """
     requests, depth = acceptance.shape
-    chain = acceptance.double().nan_to_num(1.0).clamp(0.0, 1.0).cummin(1).values
+    chain = falling(acceptance)
     depths = torch.arange(depth)
     # what has to be taken comes first
     key = chain if at_least is None else chain + 2.0 * (depths < at_least[:, None])
@@ -58,6 +58,11 @@ def spend(
     count = first + int(rates[first:].argmax())
     kept = torch.bincount(order[:count] % requests, minlength=requests)
     return Budget(kept, float(rates[count]))
+
+
+def falling(acceptance: Tensor) -> Tensor:
+    """As float64 in [0, 1], none above one before it in its row; NaN (not known) is 1."""
+    return acceptance.double().nan_to_num(1.0).clamp(0.0, 1.0).cummin(1).values
 
 
 def padded(tokens: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,13 +17,13 @@ class RecentGains:
 
     def __init__(self) -> None:
         # of each step its requests, and the sums of its best 0, 1, 2, ... tokens
-        self._steps: dict[int, deque[tuple[int, Tensor]]] = {}
+        self._steps: dict[int, deque[tuple[int, np.ndarray]]] = {}
 
     def note(self, chain: Tensor) -> None:
         """chain: (requests, depth) float64, how likely each draft token is accepted with all before it."""
         requests, depth = chain.shape
-        best = chain.flatten().sort(descending=True).values
-        sums = torch.cat([best.new_zeros(1), best.cumsum(0)])
+        best = np.sort(chain.numpy(), axis=None)[::-1]
+        sums = np.concatenate([[0.0], best.cumsum()])
         self._steps.setdefault(depth, deque(maxlen=MEMORY)).append((requests, sums))
 
     def expected(self, requests: int, depth: int) -> Tensor | None:
@@ -33,11 +34,8 @@ class RecentGains:
         known = self._steps.get(depth)
         if not known:
             return None
-        counts = torch.arange(requests * depth + 1, dtype=torch.float64)
-        return torch.stack([_scaled(sums, requests / then, counts) for then, sums in known]).mean(0)
-
-
-def _scaled(sums: Tensor, scale: float, counts: Tensor) -> Tensor:
-    at = (counts / scale).clamp(max=len(sums) - 1)
-    left = at.floor().long().clamp(max=len(sums) - 2)
-    return scale * torch.lerp(sums[left], sums[left + 1], at - left)
+        counts = np.arange(requests * depth + 1)
+        curves = [
+            requests / then * np.interp(counts * then / requests, np.arange(len(sums)), sums) for then, sums in known
+        ]
+        return torch.from_numpy(np.mean(curves, axis=0))

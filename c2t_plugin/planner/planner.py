@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.planner.budget import padded, spend
+from c2t_plugin.planner.budget import falling, padded, spend
 from c2t_plugin.planner.curve import CostCurve
 from c2t_plugin.planner.gains import RecentGains
 
@@ -98,16 +98,17 @@ class Planner:
     ) -> Tensor:
         """(requests,) int64 draft tokens to verify; see `spend`. acceptance: (requests, drafted) of this step."""
         drafted = acceptance.shape[1]
-        self.observe(acceptance)
+        if acceptance.numel():
+            self._observe(falling(acceptance).mean(0))
         if not self.packed:
             whole = torch.full((len(acceptance),), drafted)
             return whole if longest is None else longest.clamp(max=drafted)
         return spend(acceptance, self.curve, draft_passes(drafted), longest, at_least, sizes).kept
 
     def observe(self, acceptance: Tensor) -> None:
-        """Learn from a step's (requests, drafted) acceptance, which `keep` does by itself."""
+        """Learn from the (requests, drafted) acceptance of a step that `rows` was asked for in the place of `keep`."""
         if acceptance.numel():
-            chain = acceptance.double().nan_to_num(1.0).clamp(0.0, 1.0).cummin(1).values
+            chain = falling(acceptance)
             self._recent.note(chain)
             self._observe(chain.mean(0))
 

@@ -49,6 +49,7 @@ class StepPlanner:
         # Of the step at hand; rows: of the target's pass, None where its own confidences decide.
         self.depth = steps
         self.rows: int | None = None
+        self._whole = False
         self._unread: Readback | None = None
         self._steps, self._path = steps, path
         self._planner: Planner | None = None
@@ -95,10 +96,9 @@ class StepPlanner:
         self.depth = self._steps
         if self._unread is not None and self._unread.full and self._planner is not None:
             self._planner.observe(self._unread.read())
+        self._whole = whole
         if self._decides and not whole:
             self._choose(requests, before)
-        if self._unread is not None:
-            self.rows = self._rows(requests, whole)
         return self.depth
 
     def _choose(self, requests: int, before: int | None) -> None:
@@ -112,8 +112,14 @@ class StepPlanner:
             self._planner.packed = self.packed
             self.depth = self._planner.depth(requests)
 
-    def _rows(self, requests: int, whole: bool) -> int:
-        if self._planner is None or self._forced is not None or whole or not self._decides:
+    def plan_rows(self, requests: int) -> int | None:
+        """Rows of the target's pass of the step at hand, by steps before; None where its own confidences decide.
+
+        To be asked when its depth is in force, with which `sizes` change.
+        """
+        if self._unread is None:
+            return None
+        if self._planner is None or self._forced is not None or self._whole or not self._decides:
             return requests * (self.depth + 1)
         return self._planner.rows(requests, self.depth, self.sizes())
 

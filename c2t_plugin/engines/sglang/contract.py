@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 
-from c2t_plugin import envs
-from c2t_plugin.engines.contract import EngineSymbol, check_contract, listed
-from c2t_plugin.errors import ContractError
+from c2t_plugin.engines.contract import EngineSymbol, check_contract, listed, require_tested
 
 OLDEST, NEWEST = (0, 5, 17), (0, 5, 23)
 SUPPORTED = "SGLang 0.5.17 to 0.5.23"
@@ -244,9 +242,5 @@ srt/mem_cache/memory_pool.py
 def check(version: str | None) -> None:
     """Raise ContractError unless this release of SGLang was tested, or is asked for, and has every symbol as needed."""
     found = tuple(int(number) for number in re.findall(r"\d+", version or "")[:3])
-    if not (envs.untested_release() or OLDEST <= found <= NEWEST):
-        raise ContractError(
-            f"SGLang {version} is installed, C2T was tested with {SUPPORTED}: install one of those, or set "
-            "C2T_UNTESTED_RELEASE=1 to try yours"
-        )
+    require_tested(OLDEST <= found <= NEWEST, f"SGLang {version}", SUPPORTED)
     check_contract("sglang", SYMBOLS, SUPPORTED)

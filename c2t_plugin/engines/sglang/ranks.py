@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from sglang.srt.distributed import get_tp_group
 from torch import Tensor
@@ -24,6 +22,6 @@ def agree(tensor: Tensor) -> Tensor:
     return tensor if alone() else get_tp_group().broadcast(tensor, src=0)
 
 
-def agree_on(numbers: Sequence[int], device: torch.device | str) -> Sequence[int]:
-    """The first rank's numbers. Waits for the device where there are several ranks."""
-    return numbers if alone() else agree(torch.tensor(numbers, dtype=torch.int32, device=device)).tolist()
+def agree_on(number: int, device: torch.device | str) -> int:
+    """The first rank's number. Waits for the device where there are several ranks."""
+    return number if alone() else int(agree(torch.tensor([number], dtype=torch.int32, device=device)))

@@ -98,6 +98,7 @@ class StepMixin(_StockWorker):
     def activate_step_by_batch(self, batch_size: int) -> None:
         if isinstance(self.adaptive_controller, DepthSwitch) and batch_size:
             self.adaptive_controller.switch(self.planned_depth(self._reqs))
+            self.plan_rows(len(self._reqs))
 
     def planned_depth(self, reqs: Sequence[Any]) -> int:
         """How deep the next step of these requests drafts."""
@@ -106,11 +107,15 @@ class StepMixin(_StockWorker):
         # Recorded chains are whole. So are those of requests with a threshold of their own, among themselves: they
         # deepen no neighbour's draft.
         whole = parts.recorder is not None or (all(record_of(req).own_beta for req in reqs) and not parts.scorer.lower)
-        planner = parts.planner
-        depth = planner.begin(len(reqs), whole)
-        planner.depth, rows = ranks.agree_on((depth, planner.rows or 0), self.device)
-        planner.rows = rows or None
-        return planner.depth
+        parts.planner.depth = ranks.agree_on(parts.planner.begin(len(reqs), whole), self.device)
+        return parts.planner.depth
+
+    def plan_rows(self, requests: int) -> None:
+        """Have the planner choose the rows of this step's target pass, once its depth is in force."""
+        planner = self.c2t.planner
+        assert planner is not None
+        rows = planner.plan_rows(requests)
+        planner.rows = None if rows is None else ranks.agree_on(rows, self.device)
 
     def _build_trivial_verify_input(self, batch: Any) -> Any:
         """SGLang's, of a step that drafts nothing."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from c2t_plugin import envs
-from c2t_plugin.engines.contract import EngineSymbol, check_contract, listed
-from c2t_plugin.errors import ContractError
+from c2t_plugin.engines.contract import EngineSymbol, check_contract, listed, require_tested
 
 SUPPORTED = "vLLM 0.32"
 RELEASE = "0.32."
@@ -140,9 +138,5 @@ v1/worker/gpu/spec_decode/utils.py
 
 def check(version: str) -> None:
     """Raise ContractError unless this release of vLLM was tested, or is asked for, and has every symbol as needed."""
-    if not (envs.untested_release() or version.startswith(RELEASE)):
-        raise ContractError(
-            f"vLLM {version} is installed, C2T was tested with {SUPPORTED}: install that, or set "
-            "C2T_UNTESTED_RELEASE=1 to try yours"
-        )
+    require_tested(version.startswith(RELEASE), f"vLLM {version}", SUPPORTED)
     check_contract("vllm", SYMBOLS, SUPPORTED)

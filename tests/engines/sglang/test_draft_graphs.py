@@ -162,7 +162,7 @@ def switched(worker: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     made.built, made.planned, made.changes = [], [], kept
     made.speculative_num_steps, made.speculative_num_draft_tokens = DEPTHS[-1], DEPTHS[-1] + 1
     made._target_worker = SimpleNamespace(model_runner=SimpleNamespace())
-    made.planned_depth = lambda reqs: made.planned.pop()
+    made.planned_depth, made.plan_rows = lambda reqs: made.planned.pop(), lambda requests: None
     made._draft_worker = SimpleNamespace(draft_runner=SimpleNamespace(), _rebuild_topk1_chain_buffers=lambda: None)
     made.adaptive_controller = DepthSwitch(made, DEPTHS)
     made.adaptive_controller.register(state_of(DEPTHS[-1] + 1, DEPTHS[-1]))

@@ -247,7 +247,7 @@ def test_ones_own_threshold_does_not_deepen_the_drafts_of_others(
     monkeypatch.setattr(worker.ranks, "alone", lambda: True)
     parts, reqs, told = parts_of(request_settings=setting), [request({"c2t": each}) for each in asked], []
     requests.set_options(parts, torch.arange(len(reqs)), reqs)
-    parts.planner = SimpleNamespace(begin=lambda count, whole: told.append((count, whole)) or 3, rows=None)
+    parts.planner = SimpleNamespace(begin=lambda count, whole: told.append((count, whole)) or 3)
     assert worker.StepMixin.planned_depth(SimpleNamespace(c2t=parts, device="cpu"), reqs) == 3
     assert told == [(2, whole)]
 

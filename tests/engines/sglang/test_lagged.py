@@ -22,7 +22,9 @@ from c2t_plugin.engines.sglang.step import step_of
 from c2t_plugin.engines.sglang.verify import lagged
 from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan
 from c2t_plugin.errors import ConfigError
+from c2t_plugin.planner import CostCurve
 from c2t_plugin.planner.readback import Readback
+from c2t_plugin.planner.step_planner import StepPlanner
 from tests.support.sglang import lagged_rule
 from tests.support.sglang.lagged_rule import LAG, MEMORY
 
@@ -215,6 +217,37 @@ def test_the_drafter_cuts_the_links_where_the_clip_ends(chain: Any):
     # one row of four is left over the roots, then all that is above beta is known to be wanted: 3 + 7
     none, wanted = [0, 0, 0], [3, 4, 0]
     assert found == [(15, none, none)] * LAG + [(4, wanted, [0, 1, 0])] * LAG + [(12, wanted, wanted)]
+
+
+@pytest.mark.sglang
+def test_rows_are_planned_by_the_sizes_of_the_depth_that_is_in_force(chain: Any, monkeypatch: pytest.MonkeyPatch):
+    """Each depth has graphs of its own, of other sizes."""
+    from c2t_plugin.engines.sglang import worker
+
+    sizes, now = {D_MAX: (500,), 2: (7,)}, [D_MAX]
+    curve = CostCurve(verify=((1, 1.0), (7, 1.1), (600, 300.0)), draft=((1, 0.3), (9, 0.3)))
+    planner = StepPlanner(curve, None, steps=D_MAX, most=D_MAX, device=torch.device("cpu"), depths=(0, 2, D_MAX))
+    planner.packed, planner.sizes = True, lambda: sizes[now[0]]
+    planner.wait_for_nothing(3, "cpu")
+    switch = object.__new__(worker.DepthSwitch)
+    monkeypatch.setattr(worker.DepthSwitch, "switch", lambda _, depth: now.__setitem__(0, depth))
+    step = object.__new__(type("Step", (worker.StepMixin,), {"c2t": SimpleNamespace(planner=planner)}))
+    step.device, step.adaptive_controller, step._reqs = "cpu", switch, [SimpleNamespace(rid=rid) for rid in "abc"]
+    script = iter([2, 2, 2, D_MAX, 2])
+
+    def planned(_: Any) -> int:
+        planner.begin(3)
+        planner.depth = next(script)
+        return planner.depth
+
+    step.planned_depth = planned
+    found = []
+    for _ in range(5):
+        step.activate_step_by_batch(3)
+        found.append(planner.rows)
+        planner.note(torch.full((3, planner.depth), 0.6))
+    # all of them, until a step of this depth is known
+    assert found == [9, 9, 7, 3 * WIDTH, 7]
 
 
 # --- what starts it

@@ -43,9 +43,11 @@ group = parallel_state.init_model_parallel_group(
 ranks.get_tp_group = lambda: group
 kept = torch.tensor(job["kept"], dtype=torch.int32)
 agreed = ranks.agree(kept)
-planner = SimpleNamespace(begin=lambda requests, whole: job["depth"], rows=job["rows"])
+planner = SimpleNamespace(begin=lambda requests, whole: job["depth"], plan_rows=lambda requests: job["rows"])
 parts = Parts(scorer=SimpleNamespace(lower=False), counts=None, recorder=None, planner=planner, configuration={})
-depth = worker.StepMixin.planned_depth(SimpleNamespace(c2t=parts, device="cpu"), [])
+step = SimpleNamespace(c2t=parts, device="cpu")
+depth = worker.StepMixin.planned_depth(step, [])
+worker.StepMixin.plan_rows(step, 0)
 assert planner.depth == depth
 lagged = LaggedPlan(tuple, "cpu")
 parts.scorer = SimpleNamespace(
@@ -73,7 +75,7 @@ def test_all_ranks_take_the_first_ones_cut_depth_and_rows(tmp_path: Path, waits:
             "rank": rank,
             "kept": kept,
             "depth": (2, 4)[rank],
-            "rows": (None, 12)[rank] if waits else (7, 12)[rank],
+            "rows": None if waits else (7, 12)[rank],
             "store": str(tmp_path / "store"),
             "out": str(tmp_path / f"{rank}.json"),
         }

@@ -24,7 +24,7 @@ def register() -> None:
 
     path, planted = Path(os.environ["STEP_LOG"]), Path(os.environ["PLANTED_FAULT_FILE"])
     plan, decide, forward = worker.StepMixin.planned_depth, chain.ChainDrafter.decide, ModelRunner.forward
-    note, rows = StepPlanner.note, StepPlanner._rows
+    note, rows = StepPlanner.note, StepPlanner.plan_rows
     now: dict[str, Any] = {}
     before = [0]
 
@@ -52,9 +52,9 @@ def register() -> None:
         while "confidences_one_step_younger" in planted.read_text() and self._unread._written > self._unread._read:
             self._planner.observe(self._unread.read())
 
-    def stale(self: Any, requests: int, whole: bool) -> int:
-        found, before[0] = before[0], rows(self, requests, whole)
+    def stale(self: Any, requests: int) -> Any:
+        found, before[0] = before[0], rows(self, requests)
         return max(found, requests) if found and "rows_of_the_last_step" in planted.read_text() else before[0]
 
     worker.StepMixin.planned_depth, chain.ChainDrafter.decide, ModelRunner.forward = planned, decided, logged
-    StepPlanner.note, StepPlanner._rows = early, stale
+    StepPlanner.note, StepPlanner.plan_rows = early, stale

@@ -37,8 +37,6 @@ _PLAIN: dict[str, Any] = {
     "score_mod": None,
     "aux_tensors": None,
 }
-# Of the kernel's arguments, which are checked as its options are.
-_ARGUMENTS = ("causal", "k_scale", "v_scale")
 # Whatever these are, it computes the same.
 _IGNORED = ("page_size", "extend_seq_lens_cpu")
 
@@ -81,14 +79,14 @@ class TreeTritonAttnBackend(PackedTritonAttnBackend):
             self._stock_kernel(*arguments, **options)
             return
         *_, causal, _, _, k_scale, v_scale, _ = arguments
-        options |= {"causal": causal, "k_scale": k_scale, "v_scale": v_scale}
-        odd = [name for name, value in options.items() if not _fits(name, value)]
-        if odd and not (self._masked or self._asked_for):
-            self._stock_kernel(*arguments, **{name: value for name, value in options.items() if name not in _ARGUMENTS})
-            return
-        if odd:
+        asked = {**options, "causal": causal, "k_scale": k_scale, "v_scale": v_scale}
+        odd = [name for name, value in asked.items() if not _fits(name, value)]
+        if not odd:
+            as_stock(*arguments)
+        elif self._masked or self._asked_for:
             raise _refused(f"a layer of the target attends with {', '.join(odd)}")
-        as_stock(*arguments)
+        else:
+            self._stock_kernel(*arguments, **options)
 
 
 def wins(runner: Any) -> bool:
