@@ -26,8 +26,9 @@ def read_tensors(
             # of another's file nothing is read, which may be a model of any size
             tensors = {name: handle.get_tensor(name) for name in (handle.keys() if ours else ())}
     except Exception as cause:
-        # which of them safetensors raises depends on what is wrong: on its own errors, types, names
-        raise error(f"{path} is not a readable safetensors file ({cause}); {remedy}") from cause
+        # which of them safetensors raises depends on what is wrong: on its own errors, types, names, which it quotes
+        said = " ".join(str(cause).split())
+        raise error(f"{path} is not a readable safetensors file ({said}); {remedy}") from cause
     if not ours:
         found = f"format {metadata.get('format')!r} version {metadata.get('version')!r}"
         wanted = " or ".join(repr(version) for version in sorted(versions))

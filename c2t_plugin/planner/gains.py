@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,13 +16,13 @@ class RecentGains:
 
     def __init__(self) -> None:
         # of each step its requests, and the sums of its best 0, 1, 2, ... tokens
-        self._steps: dict[int, deque[tuple[int, np.ndarray]]] = {}
+        self._steps: dict[int, deque[tuple[int, Tensor]]] = {}
 
     def note(self, chain: Tensor) -> None:
         """chain: (requests, depth) float64, how likely each draft token is accepted with all before it."""
         requests, depth = chain.shape
-        best = np.sort(chain.numpy(), axis=None)[::-1]
-        sums = np.concatenate([[0.0], best.cumsum()])
+        best = chain.flatten().sort(descending=True).values.cumsum(0)
+        sums = torch.cat([best.new_zeros(1), best])
         self._steps.setdefault(depth, deque(maxlen=MEMORY)).append((requests, sums))
 
     def expected(self, requests: int, depth: int) -> Tensor | None:
@@ -34,8 +33,14 @@ class RecentGains:
         known = self._steps.get(depth)
         if not known:
             return None
-        counts = np.arange(requests * depth + 1)
-        curves = [
-            requests / then * np.interp(counts * then / requests, np.arange(len(sums)), sums) for then, sums in known
-        ]
-        return torch.from_numpy(np.mean(curves, axis=0))
+        counts = torch.arange(requests * depth + 1, dtype=torch.float64)
+        curves = [_read(sums, counts * then / requests) * requests / then for then, sums in known]
+        return torch.stack(curves).mean(0)
+
+
+def _read(sums: Tensor, at: Tensor) -> Tensor:
+    """sums read at fractional places, linear between its entries; its last entry beyond them."""
+    last = len(sums) - 1
+    below = at.long().clamp(max=last)
+    share = at.clamp(max=last) - below
+    return torch.lerp(sums[below], sums[(below + 1).clamp(max=last)], share)
