@@ -35,6 +35,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--work", type=Path, default=Path("build/smollm2"), help="directory of all that is made")
     top.add_argument("--sources", type=Path, help="directory with unpacked packages (default WORK/sources)")
     top.add_argument("--prompts", type=int, default=40000, help="training prompts to answer in all")
+    top.add_argument(
+        "--first", type=int, default=0, help="text: number of the first of them, to write others than before"
+    )
     top.add_argument("--words", type=int, help="evaluate --trained, ship: draft vocabulary (default: as trained)")
     top.add_argument("--steps", type=int, help="training steps in all; may be changed between runs")
     top.add_argument("--stop-after", type=int, help="training: leave after so many steps; run again to go on")

@@ -78,7 +78,7 @@ def text(options: argparse.Namespace) -> None:
     """Answers to training prompts."""
     target = write_target(options.work / "pair" / "target")
     asked = build_prompts(read_passages(options.sources), "train", options.prompts)
-    write_own_text(target, encode(target, asked), Shards(options.work / "text"))
+    write_own_text(target, encode(target, asked), Shards(options.work / "text"), first=options.first)
 
 
 def states(options: argparse.Namespace) -> None:

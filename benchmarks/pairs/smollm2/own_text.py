@@ -19,6 +19,8 @@ from c2t_plugin.errors import C2TError
 SHARD = 512
 # prompts that vLLM is given at once; their last answers run in smaller batches
 ROUND = 16384
+# of a CPU's memory, for weights and cache: what the answers in flight need, beside other work
+MEMORY_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,14 @@ def read_shard(path: Path) -> Iterator[Text]:
 
 
 def write_own_text(
-    target: Path, prompts: Sequence[Sequence[int]], shards: Shards, writing: Writing | None = None
+    target: Path, prompts: Sequence[Sequence[int]], shards: Shards, writing: Writing | None = None, first: int = 0
 ) -> None:
-    """Let vLLM answer every prompt (token ids) that has no answer yet; C2TError if vLLM is not installed."""
+    """Let vLLM answer every prompt (token ids) from number `first` on that has no answer yet.
+
+    C2TError if vLLM is not installed.
+    """
     writing, done = writing or Writing(), shards.done()
-    todo = [number for number in range(len(prompts)) if number not in done]
+    todo = [number for number in range(first, len(prompts)) if number not in done]
     if not todo:
         return
     engine = start_engine(target, writing)
@@ -139,7 +144,7 @@ def start_engine(target: Path, writing: Writing) -> Any:
         from vllm import LLM
     except ImportError as error:
         raise C2TError("writing own text needs vLLM; install the extra `vllm`") from error
-    sizes = {"max_num_seqs": writing.in_flight, "max_model_len": 1024}
+    sizes = {"max_num_seqs": writing.in_flight, "max_model_len": 1024, "gpu_memory_utilization": MEMORY_SHARE}
     return LLM(str(target), dtype=writing.dtype, enable_prefix_caching=False, seed=0, **sizes).llm_engine
 
 
