@@ -31,6 +31,7 @@ TREE_ATTENTION = "tree"
 ATTENTIONS = (AUTO, "stock", TREE_ATTENTION)
 POLICIES = ("c2t", "prob", "eagle2", "dyspec", "entropy", "static")
 PRECISIONS = ("coarse", "exact")
+LEARNING = (AUTO, OFF)
 # The policies that cut below beta.
 THRESHOLDS = ("c2t", "prob")
 
@@ -59,6 +60,7 @@ class C2TConfig:
     trace_limit: millions of bytes that the directory's recordings may take; the oldest are removed for new ones.
     trace_precision: of their statistics: coarse is what a fit needs, exact float32, to compare servers by.
     request_settings: what requests may set of their own; lower: only what is less work than the server's own.
+    learn: AUTO: a planner of chains takes confidences for what they turn out to mean; OFF: as they are.
     request_tiers: ON tells each request how many rows its steps had, its neighbours' among them.
     """
 
@@ -76,6 +78,7 @@ class C2TConfig:
     ragged: str = "auto"
     plan: str = AUTO
     attention: str = AUTO
+    learn: str = AUTO
     request_settings: str = ALL
     request_tiers: str = OFF
 
@@ -132,6 +135,8 @@ class C2TConfig:
             raise ConfigError(
                 f"request_settings must be one of {', '.join(REQUEST_SETTINGS)}, got {self.request_settings!r}"
             )
+        if self.learn not in LEARNING:
+            raise ConfigError(f"learn must be one of {', '.join(LEARNING)}, got {self.learn!r}")
         if self.request_tiers not in (ON, OFF):
             raise ConfigError(f"request_tiers must be {ON} or {OFF}, got {self.request_tiers!r}")
         if not 0.0 < self.trace_share <= 1.0:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from c2t_plugin.planner.curve import CostCurve
+from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
 
 
 class Budget(NamedTuple):
@@ -25,6 +25,7 @@ def spend(
     longest: Tensor | None = None,
     at_least: Tensor | None = None,
     sizes: Sequence[int] = (),
+    beside: float | None = None,
 ) -> Budget:
     """Share the target's pass out over all requests' draft tokens.
 
@@ -32,7 +33,7 @@ def spend(
     it; a value above an earlier one of its chain is taken at that one's height, and NaN (not known) counts as certain.
     drafted: draft passes that were run, already paid for. longest, at_least: (requests,) int64, of single requests at
     most and at least so many. sizes: rising token counts of passes that can be run, each padded to the next; beyond
-    them, and without any, every count can.
+    them, and without any, every count can. beside: seconds of the step beside its passes, None: as the curve has them.
 
     Tokens are taken by falling probability, of equal ones by lower depth and then lower row, which keeps every chain's
     kept tokens together. As many are taken as make expected output tokens (the accepted ones and one bonus token a
@@ -51,9 +52,9 @@ def spend(
     gains = chain.T.flatten()[order][taken >= 0]
     expected = requests + torch.cat([gains.new_zeros(1), gains.cumsum(0)])
     tokens = requests + torch.arange(len(gains) + 1)
-    rates = expected / (
-        curve.verify_s(padded(tokens, sizes)) + drafted * curve.draft_s(requests) + curve.fixed + curve.draft_extend
-    )
+    other = drafted * curve.draft_s(requests) + (curve.beside if beside is None else beside)
+    # a step never costs nothing, whatever was measured beside its passes
+    rates = expected / (curve.verify_s(padded(tokens, sizes)) + other).clamp_min(LEAST_SECONDS)
     first = int((taken > 1.0).sum())
     count = first + int(rates[first:].argmax())
     kept = torch.bincount(order[:count] % requests, minlength=requests)

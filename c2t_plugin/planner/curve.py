@@ -34,8 +34,8 @@ class CostCurve:
     draft_extend: seconds that a step costs for the draft to read what was accepted, without which it cannot draft
     later; spent in plain decoding too.
 
-    Points are joined by straight lines, and continued by the last one. A point below an earlier one is taken at its
-    height: a larger pass that measured faster is noise, and would make the planner verify tokens for nothing.
+    Points are joined by straight lines, and continued by the last one, which never falls there. A larger pass may cost
+    less than a smaller one: matrix products of some sizes do.
     """
 
     verify: tuple[tuple[int, float], ...]
@@ -59,9 +59,18 @@ class CostCurve:
                 f"cost curve: fixed and draft_extend must be 0 or more, got {self.fixed} and {self.draft_extend}"
             )
 
+    @property
+    def beside(self) -> float:
+        """Seconds of a step beside its draft passes and the target's."""
+        return self.fixed + self.draft_extend
+
     def verify_s(self, tokens: Tensor) -> Tensor:
         """Seconds of target passes over `tokens` tokens: any shape, any number type -> float64."""
         return _interpolate(self.verify, tokens)
+
+    def verify_one(self, tokens: int) -> float:
+        """The same of one number of tokens, remembered."""
+        return _interpolated(self.verify, tokens)
 
     def draft_s(self, requests: int) -> float:
         """Seconds of one draft pass for so many requests."""
@@ -102,7 +111,7 @@ def _number(value: Any, kinds: Any = (int, float)) -> Any:
 @functools.lru_cache(maxsize=16)
 def _table(points: tuple[tuple[int, float], ...]) -> tuple[Tensor, Tensor]:
     counts = torch.tensor([count for count, _ in points], dtype=torch.float64)
-    return counts, torch.tensor([s for _, s in points], dtype=torch.float64).cummax(0).values
+    return counts, torch.tensor([s for _, s in points], dtype=torch.float64)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -116,5 +125,7 @@ def _interpolate(points: tuple[tuple[int, float], ...], at: Tensor) -> Tensor:
     right = torch.searchsorted(counts, x).clamp(1, len(points) - 1)
     left = right - 1
     slope = (seconds[right] - seconds[left]) / (counts[right] - counts[left])
+    slope = torch.where(x > counts[-1], slope.clamp_min(0.0), slope)
+    begin = torch.where(x > counts[-1], right, left)
     # below the first point a pass costs what the first one does: weights have to be read anyway
-    return torch.where(x < counts[0], seconds[0], seconds[left] + slope * (x - counts[left]))
+    return torch.where(x < counts[0], seconds[0], seconds[begin] + slope * (x - counts[begin]))

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner.budget import falling, padded, spend
-from c2t_plugin.planner.curve import CostCurve
+from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
 from c2t_plugin.planner.gains import RecentGains
+from c2t_plugin.planner.pace import Pace
 
 # Steps between two looks at what one more draft token would bring.
 PROBE_EVERY = 64
@@ -50,9 +51,11 @@ class Planner:
         *,
         depths: Sequence[int] | None = None,
         packed: bool = True,
+        pace: Pace | None = None,
     ) -> None:
         """depths: those that can be drafted, rising, from 0 to d_max; None: all. packed: whether a draft token that is
-        not verified is not computed; without that all drafted ones are verified."""
+        not verified is not computed; without that all drafted ones are verified. pace: what steps cost beside their
+        passes, where that is measured; else the curve says it."""
         self.depths = tuple(range(d_max + 1) if depths is None else depths)
         if d_max < 1:
             raise ConfigError(f"the planner needs at least 1 draft step, got {d_max}")
@@ -65,6 +68,7 @@ class Planner:
         self.probe_every = probe_every
         self.forget = forget
         self.packed = packed
+        self._pace = pace
         # of the token at depth i + 1, given the one before it
         self._accepted = torch.zeros(d_max, dtype=torch.float64)
         self._seen = 0
@@ -81,7 +85,8 @@ class Planner:
         drafted = torch.tensor(self.depths)[:, None]
         passes = torch.tensor([draft_passes(depth) for depth in self.depths])[:, None]
         seconds = self.curve.verify_s(requests + counts) + passes * self.curve.draft_s(requests)
-        rates = expected / (seconds + self.curve.fixed + self.curve.draft_extend)
+        beside = torch.tensor(self._beside(requests, self.depths), dtype=torch.float64)[:, None]
+        rates = expected / (seconds + beside).clamp_min(LEAST_SECONDS)
         impossible = counts > drafted * requests if self.packed else counts != drafted * requests
         best = int(rates.masked_fill(impossible, -1.0).amax(1).argmax())
         if best == len(self.depths) - 1:
@@ -103,7 +108,8 @@ class Planner:
         if not self.packed:
             whole = torch.full((len(acceptance),), drafted)
             return whole if longest is None else longest.clamp(max=drafted)
-        return spend(acceptance, self.curve, draft_passes(drafted), longest, at_least, sizes).kept
+        beside = self._beside(len(acceptance), [drafted])[0]
+        return spend(acceptance, self.curve, draft_passes(drafted), longest, at_least, sizes, beside).kept
 
     def observe(self, acceptance: Tensor) -> None:
         """Learn from the (requests, drafted) acceptance of a step that `rows` was asked for in the place of `keep`."""
@@ -123,9 +129,14 @@ class Planner:
             return requests * (depth + 1)
         run = padded(requests + torch.arange(len(gains)), sizes)
         expected = requests + gains[(run - requests).clamp(max=len(gains) - 1)]
-        passes = draft_passes(depth) * self.curve.draft_s(requests)
-        rates = expected / (self.curve.verify_s(run) + passes + self.curve.fixed + self.curve.draft_extend)
+        other = draft_passes(depth) * self.curve.draft_s(requests) + self._beside(requests, [depth])[0]
+        rates = expected / (self.curve.verify_s(run) + other).clamp_min(LEAST_SECONDS)
         return int(run[rates.argmax()])
+
+    def _beside(self, requests: int, depths: Sequence[int]) -> list[float]:
+        """Seconds of steps of these depths beside their passes."""
+        measured = None if self._pace is None else self._pace.beside(self.curve, requests, depths)
+        return [self.curve.beside] * len(depths) if measured is None else measured
 
     def _observe(self, chain: Tensor) -> None:
         """chain: (drafted,) mean acceptance by depth."""

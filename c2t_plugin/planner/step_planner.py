@@ -13,6 +13,8 @@ from torch import Tensor
 
 from c2t_plugin.errors import C2TError
 from c2t_plugin.planner import CostCurve, Planner, draft_passes, spend
+from c2t_plugin.planner.calibration import Calibration
+from c2t_plugin.planner.pace import Pace
 from c2t_plugin.planner.profile import CostProfile
 from c2t_plugin.planner.readback import Readback
 
@@ -26,9 +28,10 @@ class StepPlanner:
     or, once it has to `wait_for_nothing`, from the steps before too. Confidences say nothing about a token's own random
     draw, so neither does a choice.
 
-    curve: None measures one on the first steps and, if there is a path, writes it there. sizes: token counts of the
-    target's captured passes. steps: of the deepest draft. most: draft tokens of one request that can be verified.
-    depths: that can be drafted, rising, from 0 to `steps`; without them every draft is whole.
+    curve: None measures one on the first steps, writes it to the path if there is one, and goes on measuring what whole
+    steps take; one that is given holds. learns: whether confidences are taken for what they turned out to mean.
+    sizes: token counts of the target's captured passes. steps: of the deepest draft. most: draft tokens of one request
+    that can be verified. depths: that can be drafted, rising, from 0 to `steps`; without them every draft is whole.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class StepPlanner:
         most: int,
         device: torch.device,
         depths: Sequence[int] = (),
+        learns: bool = False,
     ) -> None:
         self.active = True
         self.sizes: Callable[[], Sequence[int]] = tuple
@@ -54,7 +58,11 @@ class StepPlanner:
         self._steps, self._path = steps, path
         self._planner: Planner | None = None
         self._profile: CostProfile | None = None
+        self._pace: Pace | None = None
+        self._calibration = Calibration(steps) if learns and depths else None
         if curve is None:
+            # on a CPU a step has ended when the next one begins
+            self._pace = Pace(settled=int(device.type != "cpu"))
             self._profile = CostProfile(self.depths or range(most + 1), _waiting_for(device))
         else:
             self.curve = curve
@@ -72,7 +80,7 @@ class StepPlanner:
     @curve.setter
     def curve(self, curve: CostCurve) -> None:
         if self._planner is None:
-            self._planner = Planner(curve, self._steps, depths=self.depths or None)
+            self._planner = Planner(curve, self._steps, depths=self.depths or None, pace=self._pace)
         self._planner.curve = curve
 
     @property
@@ -81,24 +89,48 @@ class StepPlanner:
 
     @contextmanager
     def timed(self, part: str, count: Callable[[], int]) -> Iterator[None]:
-        """See CostProfile.timed."""
+        """See CostProfile.timed. Of every step it is noted how much the target computes."""
         if self._profile is None or self._forced is None:
             yield
-            return
-        # a chain of one has no draft pass, but a curve has to have a cost
-        passes = max(draft_passes(self.depth), int(self.depth == self._steps)) if part == "draft" else 1
-        with self._profile.timed(part, count, passes):
-            yield
+        else:
+            # a chain of one has no draft pass, but a curve has to have a cost
+            passes = max(draft_passes(self.depth), int(self.depth == self._steps)) if part == "draft" else 1
+            with self._profile.timed(part, count, passes):
+                yield
+        if self._pace is not None and part == "verify":
+            self._pace.verifies(count())
+
+    def interrupt(self) -> None:
+        """Something else than a step runs, such as a prefill."""
+        if self._pace is not None:
+            self._pace.interrupt()
+
+    @property
+    def learns(self) -> bool:
+        """Whether it wants to know what became of the draft tokens."""
+        return self._calibration is not None
+
+    def learn(self, confidence: Tensor, verified: Tensor, accepted: Tensor) -> None:
+        """What became of a step's drafts, on the host: see Calibration.observe."""
+        if self._calibration is not None:
+            self._calibration.observe(confidence, verified, accepted)
+
+    def _meant(self, confidence: Tensor) -> Tensor:
+        return confidence if self._calibration is None else self._calibration(confidence)
 
     def begin(self, requests: int, whole: bool = False) -> int:
         """How deep to draft, asked before each step. whole: a request of it needs all its drafts."""
         before, self._forced = self._forced, None
         self.depth = self._steps
+        if self._pace is not None:
+            self._pace.begin(requests)
         if self._unread is not None and self._unread.full and self._planner is not None:
-            self._planner.observe(self._unread.read())
+            self._planner.observe(self._meant(self._unread.read()))
         self._whole = whole
         if self._decides and not whole:
             self._choose(requests, before)
+        if self._pace is not None:
+            self._pace.drafts(self.depth, draft_passes(self.depth))
         return self.depth
 
     def _choose(self, requests: int, before: int | None) -> None:
@@ -151,7 +183,7 @@ class StepPlanner:
             return kept
         # the one wait: the host chooses the graph
         host = torch.cat([confidence, kept[:, None], own[:, None]], dim=1).cpu()
-        acceptance, longest = host[:, :-2], host[:, -2].long()
+        acceptance, longest = self._meant(host[:, :-2]), host[:, -2].long()
         at_least = torch.where(host[:, -1] > 0, longest, 0)
         if self.depths:
             self._planner.packed = self.packed
@@ -162,8 +194,10 @@ class StepPlanner:
         return budget.int().to(kept.device)
 
     def state(self) -> dict[str, Any]:
-        """active: whether it decides. curve: whether it has one to decide by. depth: of the last step's draft."""
-        return {"active": self._decides, "curve": self.curve is not None, "depth": self.depth}
+        """active: whether it decides. curve: whether it has one to decide by. depth: of the last step's draft. learnt:
+        see Calibration.state."""
+        learnt = None if self._calibration is None else self._calibration.state()
+        return {"active": self._decides, "curve": self.curve is not None, "depth": self.depth, "learnt": learnt}
 
 
 def _waiting_for(device: torch.device) -> Callable[[], None]:

@@ -12,6 +12,7 @@ from typing import Any
 from c2t_plugin.config import (
     ATTENTIONS,
     BASES,
+    LEARNING,
     MODES,
     PLANS,
     POLICIES,
@@ -49,6 +50,9 @@ def add_cli_args(_result: None, parser: argparse.ArgumentParser, *_: Any, **__: 
     group.add_argument("--speculative-c2t-ragged", help=f"Verify kept tokens only, by: {', '.join(RAGGED)}.")
     group.add_argument("--speculative-c2t-plan", help=f"How many rows that takes is known by: {', '.join(PLANS)}.")
     group.add_argument("--speculative-c2t-attention", help=f"Kernel of ragged triton: {', '.join(ATTENTIONS)}.")
+    group.add_argument(
+        "--speculative-c2t-learn", help=f"From what is accepted, for the planner: {', '.join(LEARNING)}."
+    )
     group.add_argument("--speculative-c2t-request-settings", help=f"Requests may set: {', '.join(REQUEST_SETTINGS)}.")
     group.add_argument("--speculative-c2t-request-tiers", help="on: each answer tells the rows of its whole batch.")
 

@@ -29,16 +29,19 @@ class RequestOptions:
     """One request's own settings; None means the server's.
 
     enabled: False verifies every draft token, as a static chain does. beta: in [0, 1]. max_depth: at most so many draft
-    tokens are verified, 0 to MOST; what exceeds the server's own longest chain is that one.
+    tokens are verified, 0 to MOST; what exceeds the server's own longest chain is that one. learn: False keeps its
+    outcomes out of what the server learns.
     """
 
     enabled: bool = True
     beta: float | None = None
     max_depth: int | None = None
+    learn: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.enabled, bool):
-            raise ConfigError(f"c2t.enabled must be true or false, got {shown(self.enabled)}")
+        for name in ("enabled", "learn"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"c2t.{name} must be true or false, got {shown(getattr(self, name))}")
         if self.beta is not None and not (_is_number(self.beta) and 0.0 <= self.beta <= 1.0):
             raise ConfigError(f"c2t.beta must be a number in [0, 1], got {shown(self.beta)}")
         depth = self.max_depth
@@ -88,7 +91,7 @@ def shown(value: Any) -> str:
 def granted(custom_params: Any, settings: str, policy: str) -> RequestOptions:
     """What a request gets of what it asks for; ConfigError for what it may not. settings, policy: of C2TConfig."""
     asked = RequestOptions.of(custom_params)
-    if asked == RequestOptions():
+    if asked in (RequestOptions(), RequestOptions(learn=False)):
         return asked
     refusal = f"this server was started with --speculative-c2t-request-settings {settings}; leave it out"
     if settings == NONE:

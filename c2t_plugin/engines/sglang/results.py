@@ -58,6 +58,7 @@ def count(parts: Parts, reqs: Sequence[Any], result: Any, step: Step) -> None:
     accepted, verified = ((lens[running] - 1).tolist() for lens in (result.accept_lens, result.cap_lens))
     wanted = verified if step.wanted is None else step.wanted[running].tolist()
     parts.counts.add(verified, accepted, step.rows, step.depth, wanted)
+    _learn(parts, step, [row for row in running if _teaches(reqs[row])], result)
     for row, length, asked in zip(running, verified, wanted, strict=True):
         record = record_of(reqs[row])
         if record.counts is None:
@@ -69,6 +70,17 @@ def count(parts: Parts, reqs: Sequence[Any], result: Any, step: Step) -> None:
                 if number := record_of(reqs[row]).trace:
                     stats, tokens = step.drafted.stats[row], step.drafted.tokens[row].tolist()
                     parts.recorder.add(number, len(reqs[row].output_ids) - 1, stats, tokens)
+
+
+def _teaches(req: Any) -> bool:
+    options = record_of(req).options
+    return options is None or options.learn
+
+
+def _learn(parts: Parts, step: Step, rows: Sequence[int], result: Any) -> None:
+    if parts.planner is not None and step.confidence is not None and rows:
+        verified, accepted = (lens[rows].long() - 1 for lens in (result.cap_lens, result.accept_lens))
+        parts.planner.learn(step.confidence[rows], verified, accepted)
 
 
 def telling(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -120,7 +120,8 @@ def complete(worker: Any, config: C2TConfig) -> Any:
 
 
 def _planner(config: C2TConfig, scorer: Scorer, spec: ClassifierSpec, most: int, leads: bool) -> StepPlanner:
-    if config.policy == "c2t" and spec.training.get("calibrated") != config.mode:
+    learns = config.learn == AUTO and config.mode == "chain"
+    if config.policy == "c2t" and not learns and spec.training.get("calibrated") != config.mode:
         logger.warning(
             "C2T: the planner takes confidences for probabilities, and this classifier's were not made that on %ss: "
             "`c2t calibrate --on %s` does that",
@@ -129,7 +130,7 @@ def _planner(config: C2TConfig, scorer: Scorer, spec: ClassifierSpec, most: int,
     # a tree's loop is captured as a whole
     switched = switched_depths(scorer.d_max) if config.mode == "chain" else ()
     shape: dict[str, Any] = {"steps": scorer.d_max, "most": most, "device": scorer.beta.device}
-    return StepPlanner(load_curve(config), config.curve if leads else None, **shape, depths=switched)
+    return StepPlanner(load_curve(config), config.curve if leads else None, **shape, depths=switched, learns=learns)
 
 
 def load_curve(config: C2TConfig) -> CostCurve | None:

@@ -92,6 +92,8 @@ class StepMixin(_StockWorker):
     def forward_batch_generation(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
         """A prefill, or a step, of which SGLang calls the parts that follow."""
         self._reqs = batch.reqs
+        if self.c2t.planner is not None and not batch.forward_mode.is_decode():
+            self.c2t.planner.interrupt()
         prebuilt.take_over(self.speculative_algorithm, self.c2t, self.device)
         return super().forward_batch_generation(batch, *positional, **keyword)
 

@@ -213,10 +213,28 @@ def test_no_requests_and_no_drafts():
     assert Planner(USUAL, 3).keep(torch.zeros(2, 0)).tolist() == [0, 0]
 
 
-def test_a_curve_is_monotone_and_goes_on_after_its_points():
+def test_a_curve_goes_through_its_points_and_on_after_them():
     curve = CostCurve(verify=((2, 1.0), (4, 3.0), (8, 2.0), (16, 5.0)), draft=((1, 1.0), (2, 1.0)))
     counts = torch.tensor([1, 2, 3, 4, 6, 8, 16, 24])
-    assert curve.verify_s(counts).tolist() == pytest.approx([1.0, 1.0, 2.0, 3.0, 3.0, 3.0, 5.0, 7.0])
+    expected = [1.0, 1.0, 2.0, 3.0, 2.5, 2.0, 5.0, 8.0]
+    assert curve.verify_s(counts).tolist() == pytest.approx(expected)
+    assert [curve.verify_one(count) for count in counts.tolist()] == pytest.approx(expected)
+
+
+def test_a_curve_that_falls_at_its_end_is_level_from_there():
+    curve = CostCurve(verify=((2, 3.0), (4, 2.0)), draft=((1, 1.0), (2, 1.0)))
+    assert curve.verify_s(torch.tensor([3, 4, 5, 100])).tolist() == [2.5, 2.0, 2.0, 2.0]
+
+
+def test_a_larger_pass_that_is_cheaper_is_taken():
+    curve = CostCurve(verify=((1, 1.0), (2, 2.0), (3, 1.2), (4, 9.0)), draft=((1, 0.1), (2, 0.1)))
+    assert spend(torch.tensor([[0.6, 0.2, 0.1]]), curve, 0).kept.tolist() == [2]
+
+
+def test_what_was_measured_beside_the_passes_counts_in_the_place_of_the_curves():
+    acceptance, curve = torch.tensor([[0.3, 0.1]]), CostCurve(((1, 1.0), (2, 1.4), (3, 1.8)), ((1, 0.1), (2, 0.1)))
+    assert spend(acceptance, curve, 0).kept.tolist() == [0]
+    assert spend(acceptance, curve, 0, beside=0.6).kept.tolist() == [1]
 
 
 def test_a_curve_survives_its_file(tmp_path: Path):

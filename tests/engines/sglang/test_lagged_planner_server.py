@@ -48,6 +48,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
         *("--speculative-draft-model-path", str(pair_dir() / vc.DRAFTS["eagle3"])),
         *("--speculative-num-steps", str(planned_rule.D_MAX), "--speculative-c2t-classifier", str(classifier)),
         *("--speculative-c2t-planner", str(folder / "curve.json"), "--speculative-c2t-plan", "lagged"),
+        # the rule reads confidences as they are
+        *("--speculative-c2t-learn", "off"),
         *("--disable-radix-cache", "--skip-server-warmup"),
         log=folder / "server.log",
         env={**os.environ, "PYTHONPATH": plugins, "STEP_LOG": str(log), "PLANTED_FAULT_FILE": str(planted)},

@@ -8,6 +8,7 @@ so the simulation lives as long as the server. One file, because the simulation 
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 import urllib.request
@@ -248,14 +249,21 @@ def test_a_fixed_beta_ends_it_and_auto_returns_to_it(setting: SimpleNamespace, p
 def test_without_a_curve_one_is_measured_and_kept(setting: SimpleNamespace):
     curve = setting.folder / "measured.json"
     with server(setting.folder, setting.classifier, curve, "measured") as running:
-        assert state(running)["planner"] == {"active": True, "curve": False, "depth": D_MAX}
+        learnt = {"seen": 0, "slope": 1.0, "offsets": [0.0] * D_MAX, "nll": None}
+        assert state(running)["planner"] == {"active": True, "curve": False, "depth": D_MAX, "learnt": learnt}
         for _ in range(2):
             found = vc.answers(running, setting.prompts[:4], concurrency=1)
             assert [tuple(answer["output_ids"]) for answer in found] == setting.plain[:4]
-        assert state(running)["planner"]["curve"]
+        told = state(running)
+        planner = told["planner"]
+        assert planner["curve"]
+        # every verified token taught it something; a step of a request that had ended did not
+        assert planner["learnt"]["seen"] == sum(n * chains for n, chains in enumerate(told["verified"]))
+        assert planner["learnt"]["slope"] != 1.0
+        assert all(math.isfinite(nats) for nats in planner["learnt"]["nll"])
         lengths = {length for answer in found for length, _ in vc.Counts.of_answer(answer).draft_lengths}
         log = running.log.read_text(errors="replace")
     assert CostCurve.load(curve).verify_s(torch.tensor([1, 5])).gt(0).all()
     assert lengths <= set(range(D_MAX + 1))
     assert "C2T: cost of a step, measured" in log
-    assert "`c2t calibrate --on chain` does that" in log
+    assert "c2t calibrate" not in log

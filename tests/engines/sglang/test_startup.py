@@ -197,7 +197,13 @@ def test_auto_has_one_and_says_what_it_takes_confidences_for(tmp_path: Path, cap
     assert float(made.scorer.beta) == 0.0
     assert made.configuration["classifier"] == str(pair_dir() / "eagle3" / CALIBRATED_NAME)
     assert "takes confidences for probabilities" not in caplog.text
-    prepare(pair_dir() / "eagle3", planner=curve, classifier=str(pair_dir() / "eagle3" / FILE_NAME))
+    other = {"planner": curve, "classifier": str(pair_dir() / "eagle3" / FILE_NAME)}
+    # what they mean is learnt
+    learning = prepare(pair_dir() / "eagle3", **other)
+    assert learning.planner is not None
+    assert learning.planner.learns
+    assert "c2t calibrate --on chain" not in caplog.text
+    prepare(pair_dir() / "eagle3", **other, learn="off")
     assert "c2t calibrate --on chain" in caplog.text
 
 

@@ -89,7 +89,9 @@ class ChainDrafter:
             kept = agree(kept)
         else:
             wanted, kept, rows = self._clipped(batch, width, self._parts.lagged)
-        return Step(kept, wanted, self._recorded(batch, verify_input), rows)
+        return Step(
+            kept, wanted, self._recorded(batch, verify_input), rows, confidence=self._learnt_from(len(batch.reqs))
+        )
 
     def _kept(self, reqs: Sequence[Any]) -> tuple[Tensor | None, Tensor]:
         """What would be verified of each draft without a budget or a common window, if there is one, and what is."""
@@ -111,6 +113,12 @@ class ChainDrafter:
         wanted, kept = agree(lengths)
         plan.note(wanted, self._scorer.confidence(requests))
         return wanted, kept, rows
+
+    def _learnt_from(self, requests: int) -> Tensor | None:
+        planner = self._parts.planner
+        learns = planner is not None and planner.learns
+        # the next draft overwrites them
+        return self._scorer.confidence(requests).clone() if learns else None
 
     def _recorded(self, batch: Any, verify_input: Any) -> Drafted | None:
         """The drafts, if a request of the batch is recorded."""

@@ -1,0 +1,106 @@
+"""What whole steps cost beside their passes, from the time between the beginnings of one step and the next.
+
+A curve knows the passes of target and draft. A server does more: it schedules, samples, answers, and its draft reads
+what was accepted. All of that is in the time from one step to the next, which costs nothing to measure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from c2t_plugin.planner.curve import CostCurve
+
+# Steps of a kind that are looked back on: a median of so many survives an odd one.
+MEMORY = 9
+# Steps after which what a kind of step cost is no longer known: contexts have grown or shrunk since.
+STALE = 1024
+
+
+class Kind(NamedTuple):
+    """What steps are compared by. size: of the batch, see `size_of`. depth: draft tokens of a request."""
+
+    size: int
+    depth: int
+
+
+class _Seen(NamedTuple):
+    """One step. at: its number. seconds: until the next one began. rows: of the target's pass."""
+
+    at: int
+    seconds: float
+    requests: int
+    rows: int
+    passes: int
+
+
+def size_of(requests: int) -> int:
+    """0 for one request, 1 for 2, 2 for up to 4, 3 for up to 8, ..."""
+    return (requests - 1).bit_length()
+
+
+class Pace:
+    """Seconds of steps beside those that a curve has for their passes, by batch size and depth.
+
+    settled: steps of one kind that must have gone before one that counts. 0 where a step has ended when the next one
+    begins, as on a CPU; 1 where the host prepares a step while the one before runs. clock: seconds.
+    """
+
+    def __init__(self, settled: int = 0, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._settled, self._clock = settled, clock
+        self._seen: dict[Kind, deque[_Seen]] = {}
+        self._kind: Kind | None = None
+        self._alike = 0
+        self._at = 0
+        self._began = 0.0
+        self._requests = self._passes = self._rows = 0
+
+    def interrupt(self) -> None:
+        """Between two steps was something else, such as a prefill: their distance is not a step's cost."""
+        self._kind = None
+
+    def begin(self, requests: int) -> None:
+        """A step begins, with which the one before has ended."""
+        now = self._clock()
+        if self._kind is not None and requests == self._requests and self._rows and self._alike >= self._settled:
+            self._seen.setdefault(self._kind, deque(maxlen=MEMORY)).append(
+                _Seen(self._at, now - self._began, requests, self._rows, self._passes)
+            )
+        if requests != self._requests:
+            self._alike = -1
+        self._began, self._requests, self._rows = now, requests, 0
+        self._at += 1
+
+    def drafts(self, depth: int, passes: int) -> None:
+        """How deep the step that has begun drafts, and in how many draft passes."""
+        kind = Kind(size_of(self._requests), depth)
+        self._alike = self._alike + 1 if kind == self._kind else 0
+        self._kind, self._passes = kind, passes
+
+    def verifies(self, rows: int) -> None:
+        """How many tokens the target's pass of that step has."""
+        self._rows = rows
+
+    def beside(self, curve: CostCurve, requests: int, depths: Sequence[int]) -> list[float] | None:
+        """Seconds of a step of each depth beside the curve's for its passes; None if nothing is known of such batches.
+
+        A depth that was not drafted lately counts as the nearest one that was.
+        """
+        size = size_of(requests)
+        known = {
+            kind.depth: _median(curve, seen)
+            for kind, seen in self._seen.items()
+            if kind.size == size and self._at - seen[-1].at <= STALE
+        }
+        if not known:
+            return None
+        return [known[min(known, key=lambda one: (abs(one - depth), one))] for depth in depths]
+
+
+def _median(curve: CostCurve, seen: Sequence[_Seen]) -> float:
+    return median(
+        step.seconds - curve.verify_one(step.rows) - step.passes * curve.draft_s(step.requests) for step in seen
+    )

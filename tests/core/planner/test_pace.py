@@ -1,0 +1,128 @@
+"""What steps cost beside their passes, on a clock that the tests turn."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from c2t_plugin.planner import CostCurve, Planner
+from c2t_plugin.planner.pace import MEMORY, STALE, Pace
+
+CURVE = CostCurve(verify=((1, 1.0), (101, 11.0)), draft=((1, 0.5), (2, 0.5)), fixed=9.0)
+
+
+class Clock:
+    """Seconds, as they are set."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def run(pace: Pace, clock: Clock, seconds: float, requests: int = 1, depth: int = 2, rows: int = 3) -> None:
+    """One step."""
+    pace.begin(requests)
+    pace.drafts(depth, max(0, depth - 1))
+    pace.verifies(rows)
+    clock.now += seconds
+
+
+def beside(seconds: float, depth: int = 2, rows: int = 3) -> float:
+    return seconds - CURVE.verify_one(rows) - 0.5 * max(0, depth - 1)
+
+
+def test_the_distance_of_two_steps_less_what_the_curve_says(clock: Clock):
+    pace = Pace(clock=clock)
+    assert pace.beside(CURVE, 1, [2]) is None
+    run(pace, clock, 3.0)
+    assert pace.beside(CURVE, 1, [2]) is None
+    run(pace, clock, 3.0)
+    assert pace.beside(CURVE, 1, [2]) == pytest.approx([beside(3.0)])
+
+
+def test_an_odd_step_bends_nothing(clock: Clock):
+    pace = Pace(clock=clock)
+    for seconds in (3.0, 90.0, 3.0, 3.0, 3.0):
+        run(pace, clock, seconds)
+    assert pace.beside(CURVE, 1, [2]) == pytest.approx([beside(3.0)])
+
+
+def test_the_newest_steps_count(clock: Clock):
+    pace = Pace(clock=clock)
+    for seconds in [3.0] * 50 + [5.0] * (MEMORY + 1):
+        run(pace, clock, seconds)
+    assert pace.beside(CURVE, 1, [2]) == pytest.approx([beside(5.0)])
+
+
+@pytest.mark.parametrize("what", ["prefill", "another batch", "no target pass"])
+def test_what_lies_between_other_steps_is_no_step(clock: Clock, what: str):
+    pace = Pace(clock=clock)
+    for _ in range(4):
+        run(pace, clock, 3.0, rows=0 if what == "no target pass" else 3)
+        if what == "prefill":
+            pace.interrupt()
+        elif what == "another batch":
+            run(pace, clock, 3.0, requests=2)
+    assert pace.beside(CURVE, 1, [2]) is None
+
+
+def test_a_depth_that_is_not_known_counts_as_the_nearest(clock: Clock):
+    pace = Pace(clock=clock)
+    for _ in range(2):
+        run(pace, clock, 4.0, depth=1, rows=2)
+        run(pace, clock, 9.0, depth=4, rows=5)
+    low, high = beside(4.0, 1, 2), beside(9.0, 4, 5)
+    assert pace.beside(CURVE, 1, [0, 1, 2, 4, 6]) == pytest.approx([low, low, low, high, high])
+    # batches of another size are not known at all, those of a size nearby are
+    assert pace.beside(CURVE, 2, [1]) is None
+
+
+def test_batches_of_one_size_are_known_together(clock: Clock):
+    pace = Pace(clock=clock)
+    for _ in range(2):
+        run(pace, clock, 4.0, requests=3)
+    assert pace.beside(CURVE, 4, [2]) == pace.beside(CURVE, 3, [2])
+    assert pace.beside(CURVE, 5, [2]) is None
+
+
+def test_what_was_not_drafted_for_long_is_forgotten(clock: Clock):
+    pace = Pace(clock=clock)
+    for _ in range(2):
+        run(pace, clock, 9.0, depth=4, rows=5)
+    for _ in range(STALE):
+        run(pace, clock, 3.0)
+    assert pace.beside(CURVE, 1, [4])[0] == pytest.approx(beside(9.0, 4, 5))
+    run(pace, clock, 3.0)
+    run(pace, clock, 3.0)
+    assert pace.beside(CURVE, 1, [4])[0] == pytest.approx(beside(3.0))
+
+
+def test_a_host_that_runs_ahead_takes_steps_of_one_kind_only(clock: Clock):
+    """What is between two beginnings belongs to the step before, which must have been of the same kind."""
+    pace = Pace(settled=1, clock=clock)
+    for _ in range(3):
+        run(pace, clock, 3.0, depth=2)
+        run(pace, clock, 5.0, depth=4, rows=5)
+    assert pace.beside(CURVE, 1, [2]) is None
+    for _ in range(3):
+        run(pace, clock, 3.0, depth=2)
+    assert pace.beside(CURVE, 1, [2]) == pytest.approx([beside(3.0)])
+
+
+def test_a_planner_believes_it_more_than_the_curve(clock: Clock):
+    """By the curve drafting pays; what really passes between steps says that it does not."""
+    cheap = CostCurve(verify=((1, 1.0), (9, 1.1)), draft=((1, 0.01), (2, 0.01)))
+    pace = Pace(clock=clock)
+    planner = Planner(cheap, 2, depths=(0, 2), pace=pace)
+    planner.keep(torch.tensor([[0.8, 0.6]]))
+    assert planner.depth(1) == 2
+    for _ in range(3):
+        run(pace, clock, 1.0, depth=0, rows=1)
+        run(pace, clock, 5.0, depth=2, rows=3)
+    assert planner.depth(1) == 0
