@@ -48,6 +48,10 @@ class PackedVerify:
     @contextlib.contextmanager
     def verifying(self, batch: Any, step: Step) -> Iterator[None]:
         """Within it the target's forward of this batch computes the rows of this step only."""
+        if self._is_whole(batch, step):
+            self.rows = batch.spec_info.draft_token.numel()
+            yield
+            return
         forward, whole = self.target_worker.forward_batch_generation, batch
 
         def packed_forward(batch: Any = None, forward_batch: Any = None, **keyword: Any) -> Any:
@@ -59,6 +63,12 @@ class PackedVerify:
 
         with PATCHES.during(TARGET_FORWARD, packed_forward, owner=self.target_worker):
             yield
+
+    def _is_whole(self, batch: Any, step: Step) -> bool:
+        """Whether chains are verified whole: then SGLang's own pass does it, where it costs no wait to know that."""
+        if self.backend != "cpu" or self.masked:
+            return False
+        return len(step.kept) + int(step.kept.sum()) == batch.spec_info.draft_token.numel()
 
     def pack(self, batch: Any, step: Step, uniform: Any) -> tuple[Any, Tensor]:
         """The forward batch of the packed rows, and where each request's begin: (bs + 1,) int32.
