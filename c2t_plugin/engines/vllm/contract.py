@@ -39,10 +39,14 @@ v1/spec_decode/llm_base_proposer.py
     self._last_draft_probs = torch.stack(draft_probs_list, dim=1)
   SpecDecodeBaseProposer._sample_draft_tokens(hidden_states, sampling_metadata)
     self.model.compute_logits(hidden_states)
-  SpecDecodeBaseProposer._greedy_sample
+  SpecDecodeBaseProposer._greedy_sample(hidden_states)
     self.model.compute_logits(
   SpecDecodeBaseProposer: model
   SpecDecodeBaseProposer.load_model(target_model)
+model_executor/models/llama_eagle3.py
+  Eagle3LlamaForCausalLM.compute_logits(hidden_states)
+    self.logits_processor(self.lm_head, hidden_states)
+    targets = base + self.draft_id_to_target_id
 model_executor/model_loader/default_loader.py
   DefaultModelLoader._prepare_weights
     filter_duplicate_safetensors_files(

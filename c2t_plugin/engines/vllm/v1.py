@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
 from vllm.v1.spec_decode.eagle import EagleProposer
 
-from c2t_plugin.classifier import load_classifier
+from c2t_plugin.classifier import NodeClassifier, load_classifier
+from c2t_plugin.engines.host_scorer import HostScorer
 from c2t_plugin.engines.vllm.config import Settings
 from c2t_plugin.engines.vllm.early_exit import AllCut, may_leave
 from c2t_plugin.engines.vllm.patches import COMPUTE_LOGITS, PATCHES
@@ -33,6 +35,23 @@ else:
 logger = logging.getLogger("vllm.c2t")
 
 
+class DeviceScorer(ChainScorer):
+    """On a GPU: as HostScorer, but that it chooses no token."""
+
+    def __init__(self, classifier: NodeClassifier, *, rows: int, device: torch.device, **keyword: Any) -> None:
+        super().__init__(classifier, slots=rows, rows=rows, device=device, **keyword)
+        self._rows = torch.arange(rows, dtype=torch.int64, device=device)
+
+    def score(self, logits: Tensor, *, first: bool) -> None:
+        """Score the next token of every chain from (rows, draft_vocab) logits. first: of a new draft."""
+        if first:
+            rows = self._rows[: logits.shape[0]]
+            self.write_seed(rows, logits)
+            self.begin(rows)
+        else:
+            self.step(logits)
+
+
 class _ChainMixin(_StockProposer):
     """Over a stock proposer: scores each draft step, ends the loop early, returns one list of tokens per request."""
 
@@ -42,17 +61,20 @@ class _ChainMixin(_StockProposer):
         assert settings is not None
         self._runner = runner
         self._may_leave = may_leave(vllm_config)
-        rows = vllm_config.scheduler_config.max_num_seqs
-        self._rows = torch.arange(rows, dtype=torch.int64, device=device)
-        self.scorer = ChainScorer(
-            load_classifier(settings.classifier),
-            slots=rows,
-            rows=rows,
-            max_depth=self.speculative_config.num_speculative_tokens,
-            beta=settings.beta,
-            device=device,
-            keep_stats=settings.trace_dir is not None,
+        classifier = load_classifier(settings.classifier)
+        sizes = {
+            "rows": vllm_config.scheduler_config.max_num_seqs,
+            "max_depth": self.speculative_config.num_speculative_tokens,
+        }
+        keep_stats = settings.trace_dir is not None
+        self.scorer: HostScorer | DeviceScorer = (
+            HostScorer(classifier, **sizes, beta=settings.beta, keep_stats=keep_stats)
+            if device.type == "cpu"
+            else DeviceScorer(classifier, **sizes, beta=settings.beta, device=device, keep_stats=keep_stats)
         )
+        # of the target's vocabulary, those that the draft's head has; None: all
+        self._words: Tensor | None = None
+        self._chosen: Tensor | None = None
         # set by the worker where requests are recorded
         self.traces: ServedTraces | None = None
         self.drafts = self.draft_steps = 0
@@ -63,6 +85,9 @@ class _ChainMixin(_StockProposer):
 
     def load_model(self, *positional: Any, **keyword: Any) -> None:
         super().load_model(*positional, **keyword)
+        offsets = getattr(self.model, "draft_id_to_target_id", None)
+        if offsets is not None:
+            self._words = (torch.arange(len(offsets), device=offsets.device) + offsets).detach()
         PATCHES.on(COMPUTE_LOGITS, self.model, self._scoring)
 
     def _scoring(self, compute_logits: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,20 +95,28 @@ class _ChainMixin(_StockProposer):
         def scored(*positional: Any, **keyword: Any) -> Any:
             logits = compute_logits(*positional, **keyword)
             # At once: probabilistic drafting divides these logits by the temperature in place.
-            self._score(logits)
+            self._score(logits if self._words is None else logits[:, self._words])
             return logits
 
         return scored
 
     def _score(self, logits: Tensor) -> None:
-        if self._scored == 0:
-            rows = self._rows[: logits.shape[0]]
-            self.scorer.write_seed(rows, logits)
-            self.scorer.begin(rows)
-        else:
-            self.scorer.step(logits)
+        first = self._scored == 0
         self._scored += 1
         self.draft_steps += 1
+        self._chosen = self.scorer.score(logits, first=first)
+
+    def _greedy_sample(self, hidden_states: Tensor) -> Tensor:
+        if not isinstance(self.scorer, HostScorer):
+            return super()._greedy_sample(hidden_states)
+        model, words = self.model, self._words
+        if words is not None and isinstance(model, Eagle3LlamaForCausalLM):
+            # vLLM would scatter these among all words of the target, to look there for the largest
+            self._score(model.logits_processor(model.lm_head, hidden_states))
+        else:
+            model.compute_logits(hidden_states)
+        assert self._chosen is not None
+        return self._chosen if words is None else words[self._chosen]
 
     def _sample_draft_tokens(self, *positional: Any, **keyword: Any) -> tuple[Tensor, Tensor | None]:
         sampled = super()._sample_draft_tokens(*positional, **keyword)

@@ -1,0 +1,217 @@
+"""Chains scored on the host: ChainScorer's arithmetic for an engine on a CPU, where dispatching costs more than adding.
+
+A draft step of a small model takes a few milliseconds there. torch needs some sixty operations of a microsecond or more
+to score it, and 60 us a row to find the M largest of 8,192 logits; numpy takes a sixth of that for either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from c2t_kernels.network import MIN_LOG_PROB
+from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.errors import ConfigError
+from c2t_plugin.limits import RequestLimits
+
+Array = np.ndarray[Any, np.dtype[Any]]
+# Its negative's exp is 0 as float32, and 0 times it is 0, where 0 times inf would be NaN.
+_FAR = np.float32(200.0)
+
+
+class HostStats(NamedTuple):
+    """As c2t_kernels.DraftStats for the most probable token alone; each (rows,), float32 but for the ids."""
+
+    token_ids: Array
+    log_prob: Array
+    entropy: Array
+    margin: Array
+
+
+class _Node(NamedTuple):
+    """A chain's newest tokens, (rows,) float32 each; their rank is 0, and all have the same depth."""
+
+    joint_log_prob: Array
+    path_entropy: Array
+    log_prob: Array
+    entropy: Array
+    margin: Array
+
+
+# The twin of c2t_kernels.network.TABLE for a token of rank 0; None: the same for all rows.
+VALUES: dict[str, Callable[[_Node], Array] | None] = {
+    "joint_prob": lambda node: np.exp(node.joint_log_prob),
+    "joint_log_prob": lambda node: np.maximum(node.joint_log_prob, MIN_LOG_PROB),
+    "entropy": lambda node: node.entropy,
+    "depth": None,
+    "prob": lambda node: np.exp(node.log_prob),
+    "log_prob": lambda node: np.maximum(node.log_prob, MIN_LOG_PROB),
+    "rank": None,
+    "margin": lambda node: np.minimum(node.margin, -MIN_LOG_PROB),
+    "path_entropy": lambda node: node.path_entropy,
+    "sibling_log_prob": lambda node: -np.log1p(np.exp(-node.margin)),
+}
+
+
+class _Network:
+    """The classifier for chains: scale and shift folded into its weights, and what depth and rank add into its bias."""
+
+    def __init__(self, classifier: NodeClassifier, max_depth: int) -> None:
+        spec, network = classifier.spec, classifier.network("cpu")
+        shift, scale, weight, bias = (
+            each.double().numpy() for each in (network.shift, network.scale, network.hidden_weight, network.hidden_bias)
+        )
+        folded = weight / scale
+        constants = np.zeros((max_depth, len(spec.features)))
+        if "depth" in spec.features:
+            constants[:, spec.features.index("depth")] = np.arange(max_depth) + spec.depth_origin
+        # of depth i + 1
+        self._bias = ((constants - shift) @ folded.T + bias).astype(np.float32)
+        known = [(place, VALUES[name]) for place, name in enumerate(spec.features)]
+        self._values = [value for _, value in known if value is not None]
+        self._weight = folded.T[[place for place, value in known if value is not None]].astype(np.float32)
+        self._out, self._out_bias = network.out_weight.numpy(), network.out_bias.numpy()
+
+    def confidence(self, node: _Node, column: int) -> Array:
+        """(rows,) float32 of tokens at depth column + 1."""
+        features = np.empty((len(node.joint_log_prob), len(self._values)), dtype=np.float32)
+        for place, value in enumerate(self._values):
+            features[:, place] = value(node)
+        hidden = features @ self._weight
+        hidden += self._bias[column]
+        logit = np.maximum(hidden, 0.0, out=hidden) @ self._out + self._out_bias
+        found: Array = 1.0 / (1.0 + np.exp(-logit))
+        return found
+
+
+def host_stats(logits: Array, top_m: int, room: Array | None = None) -> HostStats:
+    """c2t_kernels.draft_stats, which says what it computes, of (rows, vocab) float32 logits in numpy.
+
+    room: (2, at least rows, vocab) float32 to work in, since a fresh page costs more than what is written to it.
+    """
+    rows, vocab = logits.shape
+    below, weights = np.empty((2, rows, vocab), dtype=np.float32) if room is None else room[:, :rows]
+    ids = logits.argmax(axis=-1)
+    top = logits[np.arange(rows), ids]
+    many = min(top_m, vocab)
+    # how far below the largest; partitioned from the small end, since the other is slow where many words are -inf
+    np.subtract(top[:, None], logits, out=below)
+    below.partition(many - 1, axis=-1)
+    np.exp(np.negative(below, out=weights), out=weights)
+    total = weights.sum(axis=-1)
+    log_total = np.log(total)
+    nearest, weights = below[:, :many], weights[:, :many]
+    # NaN in all of a row that has no statistics
+    margin = _margin(nearest if many > 1 else below) + (log_total - log_total)
+    np.minimum(nearest, _FAR, out=nearest)
+    entropy = (log_total * weights.sum(axis=-1) + np.einsum("rv,rv->r", weights, nearest)) / total
+    return HostStats(ids, -log_total, entropy, margin)
+
+
+def _margin(below: Array) -> Array:
+    """(rows,) of the second smallest of (rows, n) distances, the smallest being 0; 0 of one word."""
+    rows = np.arange(len(below))
+    first = below.argmin(axis=-1)
+    zero = below[rows, first]
+    if below.shape[1] == 1:
+        return zero
+    below[rows, first] = np.inf
+    margin: Array = below.min(axis=-1)
+    below[rows, first] = zero
+    return margin
+
+
+class HostScorer(RequestLimits):
+    """Confidence of every draft token of a batch of chains, step by step, and where each chain ends.
+
+    An engine calls `score` with the logits of each draft step and `end`; the numbers are those of ChainScorer within
+    float32 rounding.
+    """
+
+    def __init__(
+        self, classifier: NodeClassifier, *, rows: int, max_depth: int, beta: float, keep_stats: bool = False
+    ) -> None:
+        """rows: largest batch. max_depth: draft steps. keep_stats: for `stats`."""
+        super().__init__(slots=1, max_depth=max_depth, beta=beta, device="cpu")
+        self.non_finite = 0
+        self._top_m, self._network = classifier.spec.top_m, _Network(classifier, max_depth)
+        self._room = np.empty((2, rows, 0), dtype=np.float32)
+        self._joint, self._path = np.zeros((2, rows), dtype=np.float32)
+        self._confidence = np.full((rows, max_depth), np.nan, dtype=np.float32)
+        self._kept, self._alive = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=bool)
+        self._limits: tuple[float | Array, int | Array] = beta, max_depth
+        self._stats = np.zeros((rows, max_depth, 4), dtype=np.float32) if keep_stats else None
+        self._step = self._batch = 0
+
+    def forget(self) -> None:
+        """Count what has no confidence from here."""
+        self.non_finite = 0
+
+    def score(self, logits: Tensor, *, first: bool) -> Tensor:
+        """Score the next token of every chain: the (rows,) int64 argmax of (rows, draft_vocab) logits, any float dtype.
+
+        first: of a new draft, whose batch this one is.
+        """
+        if first:
+            self._begin(logits.shape[0])
+        known = logits[: self._batch].detach().float().numpy()
+        if known.shape[1] != self._room.shape[2]:
+            self._room = np.empty((2, len(self._kept), known.shape[1]), dtype=np.float32)
+        # -inf less -inf is NaN, as it should be
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            stats = host_stats(known, self._top_m, self._room)
+            self._extend(stats)
+        return torch.from_numpy(stats.token_ids)
+
+    def _begin(self, rows: int) -> None:
+        if rows > len(self._kept):
+            raise ConfigError(f"batch of {rows} requests, buffers hold {len(self._kept)}")
+        self._batch, self._step = rows, 0
+        self._joint[:rows] = self._path[:rows] = 0.0
+        self._kept[:rows], self._alive[:rows] = 0, True
+        self._limits = float(self.beta), int(self.max_depth)
+
+    def _extend(self, stats: HostStats) -> None:
+        n, column = self._batch, self._step
+        self._step += 1
+        joint, path, alive = self._joint[:n], self._path[:n], self._alive[:n]
+        log_prob, entropy = stats.log_prob, stats.entropy
+        known = np.isfinite(log_prob + entropy)
+        if unknown := n - int(np.count_nonzero(known)):
+            self.non_finite += unknown
+            joint += np.where(known, log_prob, 0.0)
+            path += np.where(known, entropy, 0.0)
+        else:
+            joint += log_prob
+            path += entropy
+        confidence = self._network.confidence(_Node(joint, path, log_prob, entropy, stats.margin), column)
+        if unknown:
+            confidence[~known] = np.nan
+        self._confidence[:n, column] = confidence
+        if self._stats is not None:
+            self._stats[:n, column] = np.stack((joint, log_prob, entropy, stats.margin), axis=-1)
+        beta, depth = self._limits
+        # a confidence that is not known keeps its token
+        alive &= ~(confidence < beta) & (depth > column)
+        self._kept[:n] += alive
+
+    def any_alive(self) -> bool:
+        """Whether a chain of this batch may still grow."""
+        return bool((self._alive[: self._batch] & (self._limits[1] > self._step)).any())
+
+    def confidence(self, rows: int) -> Tensor:
+        """(rows, steps scored) float32 copy of the last draft's confidences; NaN where statistics were not finite."""
+        return torch.from_numpy(self._confidence[:rows, : self._step].copy())
+
+    def stats(self, rows: int) -> Tensor | None:
+        """(rows, steps scored, 4) float32 copy of the last draft's joint log P, log P, entropy and margin; None unless
+        they are kept."""
+        return None if self._stats is None else torch.from_numpy(self._stats[:rows, : self._step].copy())
+
+    def end(self, rows: int) -> Tensor:
+        """(rows,) int64: draft tokens to verify of the first `rows` requests."""
+        return torch.from_numpy(self._kept[:rows])
