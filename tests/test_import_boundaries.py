@@ -19,7 +19,7 @@ FORBIDDEN = {
     "c2t_plugin/engines/contract.py": (*NEVER, *ENGINES, "torch", "transformers"),
     **{
         f"c2t_plugin/engines/{shared}.py": (*NEVER, *ENGINES, "transformers", "c2t_plugin.lab")
-        for shared in ("checkpoints", "drift", "host_scorer", "served_traces")
+        for shared in ("checkpoints", "drift", "host_chains", "host_scorer", "served_traces")
     },
     "c2t_plugin/engines/sglang/": (*NEVER, "vllm", "c2t_plugin.lab", "c2t_plugin.engines.vllm"),
     "c2t_plugin/engines/vllm/": (*NEVER, "sglang", "c2t_plugin.lab", "c2t_plugin.engines.sglang"),

@@ -32,7 +32,7 @@ class HostStats(NamedTuple):
     margin: Array
 
 
-class _Node(NamedTuple):
+class PathNode(NamedTuple):
     """A chain's newest tokens, (rows,) float32 each; their rank is 0, and all have the same depth."""
 
     joint_log_prob: Array
@@ -43,7 +43,7 @@ class _Node(NamedTuple):
 
 
 # The twin of c2t_kernels.network.TABLE for a token of rank 0; None: the same for all rows.
-VALUES: dict[str, Callable[[_Node], Array] | None] = {
+VALUES: dict[str, Callable[[PathNode], Array] | None] = {
     "joint_prob": lambda node: np.exp(node.joint_log_prob),
     "joint_log_prob": lambda node: np.maximum(node.joint_log_prob, MIN_LOG_PROB),
     "entropy": lambda node: node.entropy,
@@ -57,7 +57,7 @@ VALUES: dict[str, Callable[[_Node], Array] | None] = {
 }
 
 
-class _Network:
+class HostNetwork:
     """The classifier for chains: scale and shift folded into its weights, and what depth and rank add into its bias."""
 
     def __init__(self, classifier: NodeClassifier, max_depth: int) -> None:
@@ -76,7 +76,7 @@ class _Network:
         self._weight = folded.T[[place for place, value in known if value is not None]].astype(np.float32)
         self._out, self._out_bias = network.out_weight.numpy(), network.out_bias.numpy()
 
-    def confidence(self, node: _Node, column: int) -> Array:
+    def confidence(self, node: PathNode, column: int) -> Array:
         """(rows,) float32 of tokens at depth column + 1."""
         features = np.empty((len(node.joint_log_prob), len(self._values)), dtype=np.float32)
         for place, value in enumerate(self._values):
@@ -138,7 +138,7 @@ class HostScorer(RequestLimits):
         """rows: largest batch. max_depth: draft steps. keep_stats: for `stats`."""
         super().__init__(slots=1, max_depth=max_depth, beta=beta, device="cpu")
         self.non_finite = 0
-        self._top_m, self._network = classifier.spec.top_m, _Network(classifier, max_depth)
+        self._top_m, self._network = classifier.spec.top_m, HostNetwork(classifier, max_depth)
         self._room = np.empty((2, rows, 0), dtype=np.float32)
         self._joint, self._path = np.zeros((2, rows), dtype=np.float32)
         self._confidence = np.full((rows, max_depth), np.nan, dtype=np.float32)
@@ -188,7 +188,7 @@ class HostScorer(RequestLimits):
         else:
             joint += log_prob
             path += entropy
-        confidence = self._network.confidence(_Node(joint, path, log_prob, entropy, stats.margin), column)
+        confidence = self._network.confidence(PathNode(joint, path, log_prob, entropy, stats.margin), column)
         if unknown:
             confidence[~known] = np.nan
         self._confidence[:n, column] = confidence

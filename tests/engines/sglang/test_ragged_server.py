@@ -114,15 +114,18 @@ def test_each_request_is_cut_where_the_classifier_says(
 
 @pytest.mark.parametrize("concurrency", CONCURRENCIES)
 def test_the_target_computes_kept_rows_only(served: SimpleNamespace, concurrency: int):
-    """Counted where the target is called: roots and kept tokens, rounded up to the next tier."""
+    """Counted where the target is called: roots and kept tokens, rounded up to the next tier. Whole chains have no
+    lengths of their own, since SGLang's own pass computes them."""
     counts = [vc.Counts.of_answer(answer) for answer in served.answers["auto", concurrency]]
     compact = served.rows["auto", concurrency]
-    for forward in compact:
-        needed, window = sum(forward["lengths"]), forward["requests"] * WIDTH
-        assert len(forward["lengths"]) == forward["requests"]
+    lengths = [forward["lengths"] or [WIDTH] * forward["requests"] for forward in compact]
+    for forward, own in zip(compact, lengths, strict=True):
+        needed, window = sum(own), forward["requests"] * WIDTH
+        assert len(own) == forward["requests"]
         assert forward["rows"] == min(-(-needed // ROW_STEP) * ROW_STEP, window)
+        assert (forward["lengths"] is None) == (needed == window)
     kept = sum((length + 1) * steps for count in counts for length, steps in count.draft_lengths)
-    assert sum(sum(forward["lengths"]) for forward in compact) == kept
+    assert sum(map(sum, lengths)) == kept
     assert max(forward["requests"] for forward in compact) == concurrency
     window = sum(forward["requests"] for forward in compact) * WIDTH
     assert sum(forward["rows"] for forward in compact) < window * 0.9

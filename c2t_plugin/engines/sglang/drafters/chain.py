@@ -33,7 +33,11 @@ class ChainDrafter:
     def scorer_of(worker: Any, classifier: NodeClassifier, beta: float, config: C2TConfig) -> ChainScorer:
         """worker: SGLang's draft worker, with its memory pools."""
         slots = worker.req_to_token_pool.req_to_token.shape[0]
-        return ChainScorer(
+        kind: type[ChainScorer] = ChainScorer
+        if torch.device(worker.device).type == "cpu":
+            # what a server on a GPU does not load
+            from c2t_plugin.engines.host_chains import HostChainScorer as kind
+        return kind(
             classifier,
             slots=slots,
             rows=slots,

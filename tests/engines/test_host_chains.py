@@ -1,0 +1,85 @@
+"""A chain scorer on the host has the confidences, cuts and records of the one that dispatches torch operations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from c2t_kernels.network import FEATURES
+from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
+from c2t_plugin.engines.host_chains import HostChainScorer
+from c2t_plugin.scorer import ChainScorer
+
+ROWS, D_MAX, VOCAB, SLOTS = 5, 4, 300, 9
+
+
+def logits_of(seed: int, rows: int = ROWS, vocab: int = VOCAB) -> torch.Tensor:
+    return torch.randn((rows, vocab), generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.fixture(params=[1, 100], ids=lambda top_m: f"top {top_m}")
+def both(request: pytest.FixtureRequest) -> tuple[HostChainScorer, ChainScorer]:
+    torch.manual_seed(3)
+    n = len(FEATURES)
+    shift, scale = tuple(0.1 * i for i in range(n)), tuple(1.0 + i for i in range(n))
+    classifier = NodeClassifier(ClassifierSpec(FEATURES, shift, scale, hidden=16, top_m=request.param))
+    made = {"slots": SLOTS, "rows": ROWS, "max_depth": D_MAX, "beta": 0.4, "device": "cpu", "keep_stats": True}
+    classifier.requires_grad_(False)
+    return HostChainScorer(classifier, **made), ChainScorer(classifier, **made)
+
+
+def draft(scorer: ChainScorer, slots: torch.Tensor, seed: int, vocab: int = VOCAB) -> None:
+    """Seeds of the draft, then its steps."""
+    rows = len(slots)
+    scorer.write_seed(slots, logits_of(seed, rows, vocab))
+    scorer.begin(slots)
+    for step in range(1, D_MAX):
+        scorer.step(logits_of(seed + step, rows, vocab))
+
+
+def assert_agree(both: tuple[HostChainScorer, ChainScorer], rows: int) -> None:
+    mine, theirs = ((each.confidence(rows), each.stats(rows)) for each in both)
+    for found, wanted in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-5, equal_nan=True)
+    ends = [each.end(rows).tolist() for each in both]
+    assert ends[0] == ends[1]
+    assert both[0].non_finite.equal(both[1].non_finite)
+
+
+@pytest.mark.parametrize("slots", [[0], [3, 1], [8, 2, 4, 0, 7]])
+def test_drafts_one_after_the_other(both: tuple[HostChainScorer, ChainScorer], slots: list[int]):
+    for seed in (0, 10, 20):
+        for scorer in both:
+            draft(scorer, torch.tensor(slots), seed)
+        assert_agree(both, len(slots))
+
+
+def test_a_draft_without_a_seed_and_one_of_bad_logits(both: tuple[HostChainScorer, ChainScorer]):
+    slots = torch.arange(3)
+    bad = logits_of(4, 3)
+    bad[1, 5], bad[2] = torch.nan, float("-inf")
+    for scorer in both:
+        scorer.write_seed(slots, logits_of(1, 3))
+        scorer.clear_seed(slots[:1])
+        scorer.begin(slots)
+        scorer.step(bad)
+        scorer.step(logits_of(2, 3))
+        scorer.drafted(3)
+    assert both[0].confidence(3).isnan().any()
+    assert_agree(both, 3)
+
+
+def test_other_vocabularies(both: tuple[HostChainScorer, ChainScorer]):
+    for vocab in (VOCAB, 7, 2 * VOCAB):
+        for scorer in both:
+            draft(scorer, torch.tensor([1, 2]), 30, vocab)
+        assert_agree(both, 2)
+
+
+def test_half_precision(both: tuple[HostChainScorer, ChainScorer]):
+    for scorer in both:
+        scorer.write_seed(torch.arange(2), logits_of(7, 2).bfloat16())
+        scorer.begin(torch.arange(2))
+        scorer.step(logits_of(8, 2).half())
+        scorer.drafted(2)
+    assert_agree(both, 2)
