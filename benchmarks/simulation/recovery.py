@@ -39,9 +39,11 @@ D_MAX, TOP_M = 4, 1000
 DRAFT = "draft"
 PRECISIONS = ("exact", "coarse")
 LABELS = "labels alone"
-# Texts that are followed at a time, if none is so much likelier, in nats. Words that are tried: the target's likeliest,
-# of which so many with the whole chain.
-BEAM, BEHIND, TRIED, LOOKED_AT = 8, 30.0, 512, 32
+# Texts that are followed at a time, if none is so much likelier, in nats.
+BEAM, BEHIND = 8, 30.0
+# Words that are tried: so many of the target's likeliest and, if none of them fits so well, in tolerances, all. The
+# whole chain is looked at of those that fit best.
+LIKELIEST, FITS, LOOKED_AT = 256, 8.0, 32
 # A difference that floats may have between two machines, in nats, and one step of a coarse code.
 TOLERANCE = {"exact": 1e-3, "coarse": 0.5}
 # Beyond so many tolerances a difference is as good as any.
@@ -138,31 +140,34 @@ class Attack:
         self._target, self._draft, self._precision = target, draft, precision
 
     def answer(self, prompt: Sequence[int], states: Traces, new: int) -> list[int]:
+        """(new,) tokens, -1 behind the last recorded state."""
         texts = [Text([], 0.0)]
         for row in range(len(states)):
             assert int(states.step[row]) == len(texts[0].answer), "a state is missing"
             texts = [found for text in texts for found in self._go_on(prompt, text, states[torch.tensor([row])])]
             texts = sorted(texts, key=lambda text: text.cost)[:BEAM]
             texts = [text for text in texts if text.cost < texts[0].cost + BEHIND]
-        # nothing is recorded of what follows
-        found = texts[0].answer
-        while len(found) < new:
-            found = [*found, int(Reader(self._target, [*prompt, *found]).next().argmax())]
-        return found[:new]
+        return [*texts[0].answer, *[-1] * new][:new]
 
     def _go_on(self, prompt: Sequence[int], text: Text, state: Traces) -> Iterator[Text]:
         """The text with a root of the state, and with what was accepted of its draft."""
         known = [*prompt, *text.answer]
-        costs, words = (-Reader(self._target, known).next()).topk(TRIED if self._precision else 1, largest=False)
+        unlikely, words = (-Reader(self._target, known).next()).sort()
         # the draft's own reading of the text with any last token
         reader = Reader(self._draft, [*known, 0])
-        if self._precision is not None:
-            first = (costs + self._difference(reader.chains(words, 1), state)).topk(LOOKED_AT, largest=False).indices
-            costs, words = costs[first], words[first]
-        chains = reader.chains(words)
-        costs = text.cost + costs + self._difference(chains, state)
-        hits = int(state.chain.accepted[0].sum())
-        for word, cost, drafted in zip(words.tolist(), costs.tolist(), chains.tokens.tolist(), strict=True):
+        tries = (1,) if self._precision is None else (LIKELIEST, len(words))
+        for tried in tries:
+            some, costs = words[:tried], unlikely[:tried]
+            if tried > LOOKED_AT:
+                costs = costs + self._difference(reader.chains(some, 1), state)
+                first = costs.topk(LOOKED_AT, largest=False).indices
+                some, costs = some[first], unlikely[first]
+            chains = reader.chains(some)
+            difference = self._difference(chains, state)
+            if difference.min() <= FITS:
+                break
+        hits, costs = int(state.chain.accepted[0].sum()), text.cost + costs + difference
+        for word, cost, drafted in zip(some.tolist(), costs.tolist(), chains.tokens.tolist(), strict=True):
             yield Text([*text.answer, word, *drafted[:hits]], cost)
 
     def _difference(self, chains: Chains, state: Traces) -> Tensor:
@@ -200,22 +205,30 @@ def recover(plan: Plan, folder: Path) -> dict[str, dict[str, float | None]]:
         recorder.close()
         size = sum(path.stat().st_size for path in here.glob(f"*{SUFFIX}"))
         traces = load_traces(here)
+        requests = [traces[traces.prompt == number] for number in range(len(prompts))]
+        ends = [int(each.step[-1]) + 1 + int(each.chain.accepted[-1].sum()) for each in requests]
         arms = {precision: precision} | ({LABELS: None} if precision == PRECISIONS[-1] else {})
         for arm, used in arms.items():
             attack = Attack(target, draft, used)
             guesses = [
-                attack.answer(prompt, traces[traces.prompt == number], plan.new)
-                for number, prompt in enumerate(prompts)
+                attack.answer(prompt, states, plan.new) for prompt, states in zip(prompts, requests, strict=True)
             ]
-            found[arm] = {**_counts(answers, guesses), "states": len(traces), "bytes": size}
+            found[arm] = {**_counts(answers, guesses, ends), "states": len(traces), "bytes": size}
     return found
 
 
-def _counts(answers: Sequence[list[int]], guesses: Sequence[list[int]]) -> dict[str, float | None]:
-    right = [sum(a == b for a, b in zip(*pair, strict=True)) for pair in zip(answers, guesses, strict=True)]
-    # of the last token nothing may be recorded
-    whole = sum(mine[:-1] == its[:-1] for mine, its in zip(guesses, answers, strict=True))
-    return {"answer_tokens": sum(map(len, answers)), "recovered_tokens": sum(right), "whole_but_last": whole}
+def _counts(
+    answers: Sequence[list[int]], guesses: Sequence[list[int]], covered: Sequence[int]
+) -> dict[str, float | None]:
+    """covered: tokens of each answer up to the end of its last recorded state."""
+    read = list(zip(answers, guesses, covered, strict=True))
+    right = [sum(a == b for a, b in zip(mine[:end], its[:end], strict=True)) for mine, its, end in read]
+    return {
+        "answers": len(answers),
+        "whole_answers": sum(mine[:end] == its[:end] for mine, its, end in read),
+        "recorded_tokens": sum(covered),
+        "recovered_tokens": sum(right),
+    }
 
 
 def main(argv: list[str]) -> int:
@@ -225,8 +238,8 @@ def main(argv: list[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("--prompts", type=int, default=8, help="answers to recover (default: 8)")
-    parser.add_argument("--new", type=int, default=40, help="tokens of each (default: 40)")
+    parser.add_argument("--prompts", type=int, default=4, help="answers to recover (default: 4)")
+    parser.add_argument("--new", type=int, default=24, help="tokens of each (default: 24)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build/recovery/rows.jsonl"), help="rows are appended here")
     options = parser.parse_args(argv)

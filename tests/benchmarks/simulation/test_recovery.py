@@ -19,9 +19,9 @@ PLAN = Plan(prompts=1, new=8)
 def test_an_answer_is_recovered_from_either_precision_and_not_without(tmp_path: Path):
     found = recover(PLAN, tmp_path)
     assert list(found) == ["exact", "coarse", LABELS]
-    assert [found[arm]["whole_but_last"] for arm in found] == [1, 1, 0]
+    assert [found[arm]["whole_answers"] for arm in found] == [1, 1, 0]
     assert found["coarse"]["bytes"] < found["exact"]["bytes"]
-    assert found[LABELS]["recovered_tokens"] < found["coarse"]["recovered_tokens"] <= PLAN.new
+    assert found[LABELS]["recovered_tokens"] < found["coarse"]["recovered_tokens"] == found["coarse"]["recorded_tokens"]
 
 
 @torch.no_grad()
@@ -41,7 +41,7 @@ def test_statistics_of_another_draft_give_nothing_away(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(Attack, "answer", attacked)
     found = recover(PLAN, tmp_path)
-    assert found["exact"]["whole_but_last"] == found["coarse"]["whole_but_last"] == 0
+    assert found["exact"]["whole_answers"] == found["coarse"]["whole_answers"] == 0
 
 
 @torch.no_grad()
