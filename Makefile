@@ -35,7 +35,7 @@ help:
 	@echo "             make demo ENGINE=vllm: the same on vLLM, in build/demo-vllm"
 	@echo "make test    everything: lint, types, all tests, servers included"
 	@echo "make check   the quick loop: lint, types, core tests"
-	@echo "make soak    10,000 requests that are aborted, retracted and chunked at random, and nothing lost"
+	@echo "make soak    10,000 requests, every fifth hostile, others aborted and retracted, while the disk fills: nothing lost"
 	@echo "make report  rewrite docs/results.md and the tables of docs/classifiers.md from benchmarks/results"
 	@echo "make clean   remove build output and caches (environments stay: rm -r .venv removes them)"
 
@@ -64,7 +64,7 @@ lint: venv-sglang
 	@$(PY) -m mypy
 
 soak: venv-sglang
-	@OMP_NUM_THREADS=1 SOAK_REQUESTS=$(SOAK_REQUESTS) $(PY) -m pytest -q tests/engines/sglang/test_soak.py $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 SOAK_REQUESTS=$(SOAK_REQUESTS) $(PY) -m pytest -q -rP tests/engines/sglang/test_soak.py $(PYTEST_ARGS)
 
 report: venv-sglang
 	@$(PY) -m benchmarks.report

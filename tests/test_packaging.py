@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -145,3 +147,40 @@ def test_repository_stays_light(root: Path) -> None:
     """The pair is 30 MB of it; all else is text."""
     total = sum(path.stat().st_size for path in repository_files(root))
     assert total < 38_000_000, f"{total / 1e6:.1f} MB"
+
+
+def tiny_wheel(folder: Path, name: str, text: str = "") -> Path:
+    """A wheel of one module, pure Python, version 1.0."""
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    info = f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{name}.py", text)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return path
+
+
+@pytest.mark.slow
+def test_a_lock_takes_the_files_that_it_was_made_of_and_no_other(root: Path, tmp_path: Path) -> None:
+    wheels, pins, lock = tmp_path / "wheels", tmp_path / "pins.txt", tmp_path / "locks/sglang.txt"
+    wheels.mkdir()
+    found = {name: tiny_wheel(wheels, name) for name in ("torch", "some_package")}
+    pins.write_text("# a comment\ntorch==1.0\nsome_package==1.0\n")
+    index = f"--no-index --find-links {wheels}"
+    env = {**os.environ, "PYTHON": sys.executable, "PIP_ARGS": index, "PIP_CONFIG_FILE": os.devnull}
+    subprocess.run(["bash", root / ".ci/lock", lock, pins], env=env, check=True, capture_output=True)
+    digests = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in found.items()}
+    assert lock.read_text() == "".join(f"{name}==1.0 --hash=sha256:{digests[name]}\n" for name in sorted(found))
+
+    def refusal() -> str:
+        flags = ["--dry-run", "--ignore-installed", "--no-deps", "--require-hashes", "-r", str(lock)]
+        command = [sys.executable, "-m", "pip", "install", *index.split(), *flags]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert bool(done.returncode) == bool(done.stderr.strip()), done.stderr
+        return done.stderr
+
+    assert refusal() == ""
+    tiny_wheel(wheels, "some_package", "print('another file')")
+    assert "DO NOT MATCH THE HASHES" in refusal()
+    assert 'install --no-deps --require-hashes -r "$LOCK"' in (root / ".ci/venv").read_text()

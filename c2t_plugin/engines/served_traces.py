@@ -38,18 +38,20 @@ def start_recorder(
     base: str,
     target: str,
     draft: str,
+    revision: str | None,
     top_m: int,
     d_max: int,
 ) -> TraceRecorder:
     """A recorder for this process, closed when it ends.
 
     command: name of what serves, for the header; a command line may hold keys. base: eagle, eagle3, standalone or mtp.
+    revision: of the draft, see checkpoints.fetch.
     """
     # by servers that record alone
     from c2t_plugin.provenance import RunRecord
     from c2t_plugin.traces.recorder import TraceRecorder
 
-    shape = read_config(draft)
+    shape = read_config(draft, revision)
     header = {
         "pair": {
             "target": _name(target),

@@ -2,7 +2,7 @@
 
 from c2t_plugin.planner.budget import Budget, spend
 from c2t_plugin.planner.curve import FORMAT, CostCurve
-from c2t_plugin.planner.planner import FORGET, PROBE_EVERY, Planner, draft_passes, switched_depths
+from c2t_plugin.planner.planner import FORGET, PROBE_EVERY, OwnLimits, Planner, draft_passes, switched_depths
 
 __all__ = [
     "FORGET",
@@ -10,6 +10,7 @@ __all__ = [
     "PROBE_EVERY",
     "Budget",
     "CostCurve",
+    "OwnLimits",
     "Planner",
     "draft_passes",
     "spend",

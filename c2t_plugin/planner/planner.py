@@ -7,6 +7,7 @@ step. With acceptance probabilities and a cost curve both have an answer, and pl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +32,18 @@ def draft_passes(depth: int) -> int:
 def switched_depths(d_max: int) -> tuple[int, ...]:
     """0 to d_max, rising: each has CUDA graphs of its own in an engine, so few of those between."""
     return tuple(sorted({0, d_max, *(2**i for i in range(d_max.bit_length()) if 2**i < d_max)}))
+
+
+class OwnLimits(NamedTuple):
+    """What one request sets for itself.
+
+    threshold: none of its draft tokens is verified from the first less likely one on; None cuts nothing. longest: draft
+    tokens of it at most, None: any number. exact: whether all that this leaves is verified, whatever that brings.
+    """
+
+    threshold: float | None
+    longest: int | None
+    exact: bool
 
 
 class Planner:
@@ -75,19 +88,25 @@ class Planner:
         self._short_steps = 0
         self._recent = RecentGains()
 
-    def depth(self, requests: int) -> int:
-        """How deep to draft in the next step of so many requests; 0 is plain decoding."""
+    def depth(self, requests: int, own: Sequence[OwnLimits] = ()) -> int:
+        """How deep to draft in the next step of so many requests; 0 is plain decoding. own: of those among them that
+        set something for themselves, the rest is planned around."""
         if not self._seen:
             return self.d_max
-        gains = self._accepted.cumprod(0).repeat_interleave(requests)
-        expected = requests + torch.cat([gains.new_zeros(1), gains.cumsum(0)])
-        counts = torch.arange(len(expected))
+        chain = self._accepted.cumprod(0)
+        taken, free = _by_depth(chain, requests, own)
+        gains = chain.repeat_interleave(free)
+        counts = torch.arange(len(gains) + 1)
         drafted = torch.tensor(self.depths)[:, None]
         passes = torch.tensor([draft_passes(depth) for depth in self.depths])[:, None]
-        seconds = self.curve.verify_s(requests + counts) + passes * self.curve.draft_s(requests)
+        expected = requests + _sums(taken * chain)[drafted] + _sums(gains)
+        window, most = drafted * requests, _sums(free)[drafted]
+        rows = (_sums(taken)[drafted] + counts).minimum(window) if self.packed else window
+        whole = self.curve.verify_s(requests + torch.arange(requests * self.d_max + 1))
+        seconds = whole[rows] + passes * self.curve.draft_s(requests)
         beside = torch.tensor(self._beside(requests, self.depths), dtype=torch.float64)[:, None]
         rates = expected / (seconds + beside).clamp_min(LEAST_SECONDS)
-        impossible = counts > drafted * requests if self.packed else counts != drafted * requests
+        impossible = counts > most if self.packed else counts != most
         best = int(rates.masked_fill(impossible, -1.0).amax(1).argmax())
         if best == len(self.depths) - 1:
             return self.d_max
@@ -150,3 +169,21 @@ class Planner:
             self._seen = drafted
             # what lies deeper was never seen: as likely as the deepest that was
             self._accepted[drafted:] = found[-1]
+
+
+def _by_depth(chain: Tensor, requests: int, own: Sequence[OwnLimits]) -> tuple[Tensor, Tensor]:
+    """(d_max,) int64 each: requests whose token of a depth is verified in any case, and those where that is open.
+
+    chain: (d_max,) mean acceptance by depth; a threshold is taken to cut where this falls below it.
+    """
+    depths, d_max = torch.arange(len(chain)), len(chain)
+    thresholds = torch.tensor([each.threshold or 0.0 for each in own], dtype=chain.dtype)
+    longest = torch.tensor([d_max if each.longest is None else each.longest for each in own], dtype=torch.int64)
+    exact = torch.tensor([each.exact for each in own], dtype=torch.bool)
+    left = (depths < longest[:, None]) & (chain >= thresholds[:, None])
+    return left[exact].sum(0), left[~exact].sum(0) + requests - len(own)
+
+
+def _sums(values: Tensor) -> Tensor:
+    """Of the first 0, 1, 2, ... values."""
+    return torch.cat([values.new_zeros(1), values.cumsum(0)])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.planner import CostCurve, Planner, draft_passes, spend
+from c2t_plugin.planner import CostCurve, OwnLimits, Planner, draft_passes, spend
 from c2t_plugin.planner.calibration import Calibration
 from c2t_plugin.planner.pace import Pace
 from c2t_plugin.planner.profile import CostProfile
@@ -118,8 +118,9 @@ class StepPlanner:
     def _meant(self, confidence: Tensor) -> Tensor:
         return confidence if self._calibration is None else self._calibration(confidence)
 
-    def begin(self, requests: int, whole: bool = False) -> int:
-        """How deep to draft, asked before each step. whole: a request of it needs all its drafts."""
+    def begin(self, requests: int, whole: bool = False, own: Sequence[OwnLimits] = ()) -> int:
+        """How deep to draft, asked before each step. whole: a request of it needs all its drafts. own: see
+        Planner.depth."""
         before, self._forced = self._forced, None
         self.depth = self._steps
         if self._pace is not None:
@@ -128,12 +129,12 @@ class StepPlanner:
             self._planner.observe(self._meant(self._unread.read()))
         self._whole = whole
         if self._decides and not whole:
-            self._choose(requests, before)
+            self._choose(requests, before, own)
         if self._pace is not None:
             self._pace.drafts(self.depth, draft_passes(self.depth))
         return self.depth
 
-    def _choose(self, requests: int, before: int | None) -> None:
+    def _choose(self, requests: int, before: int | None, own: Sequence[OwnLimits]) -> None:
         if self._profile is not None:
             self._forced = self._profile.length(requests)
             if before is not None and self._forced is None:
@@ -142,7 +143,7 @@ class StepPlanner:
             self.depth = self._forced
         elif self.depths and self._planner is not None:
             self._planner.packed = self.packed
-            self.depth = self._planner.depth(requests)
+            self.depth = self._planner.depth(requests, own)
 
     def plan_rows(self, requests: int) -> int | None:
         """Rows of the target's pass of the step at hand, by steps before; None where its own confidences decide.

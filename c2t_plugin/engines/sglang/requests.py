@@ -19,6 +19,7 @@ from c2t_plugin.engines.sglang import args
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.step import record_of
 from c2t_plugin.errors import ConfigError
+from c2t_plugin.planner import OwnLimits
 
 KEY = "c2t"
 MOST = 2**31 - 1
@@ -107,6 +108,14 @@ def set_options(parts: Parts, slots: Tensor, reqs: Sequence[Any]) -> None:
     """Give the scorer what SGLang's requests in these slots ((n,) int64, on its device) ask for."""
     options = [_used(parts, req) for req in reqs]
     parts.scorer.set_requests(slots, [each.threshold for each in options], [each.longest for each in options])
+
+
+def limits_of(parts: Parts, reqs: Sequence[Any]) -> list[OwnLimits]:
+    """Of those of SGLang's requests that set something for themselves, as a planner counts it."""
+    exact = not parts.scorer.lower
+    found = (record_of(req).options or RequestOptions() for req in reqs)
+    each_own = ((each.threshold, each.longest) for each in found)
+    return [OwnLimits(*own, exact and own[0] is not None) for own in each_own if own != (None, None)]
 
 
 def _used(parts: Parts, req: Any) -> RequestOptions:

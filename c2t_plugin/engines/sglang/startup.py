@@ -64,6 +64,7 @@ def prepare(
             base=kind,
             target=server_args.model_path,
             draft=draft or server_args.model_path,
+            revision=revision,
             top_m=spec.top_m,
             d_max=d_max,
         )

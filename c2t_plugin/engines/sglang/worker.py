@@ -45,7 +45,7 @@ from c2t_plugin.engines.sglang.patches import (
     STANDALONE_DRAFT_WORKER,
     STEP_DEPTH,
 )
-from c2t_plugin.engines.sglang.requests import set_options
+from c2t_plugin.engines.sglang.requests import limits_of, set_options
 from c2t_plugin.engines.sglang.step import Step, attach, record_of, step_of
 from c2t_plugin.engines.sglang.verify.layout import rows_to_compute
 
@@ -109,7 +109,7 @@ class StepMixin(_StockWorker):
         # Recorded chains are whole. So are those of requests with a threshold of their own, among themselves: they
         # deepen no neighbour's draft.
         whole = parts.recorder is not None or (all(record_of(req).own_beta for req in reqs) and not parts.scorer.lower)
-        parts.planner.depth = ranks.agree_on(parts.planner.begin(len(reqs), whole), self.device)
+        parts.planner.depth = ranks.agree_on(parts.planner.begin(len(reqs), whole, limits_of(parts, reqs)), self.device)
         return parts.planner.depth
 
     def plan_rows(self, requests: int) -> None:

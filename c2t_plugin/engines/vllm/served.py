@@ -33,7 +33,7 @@ class ServedTraces:
     def __init__(self, settings: Settings, vllm_config: Any, requests: Mapping[str, Request]) -> None:
         """requests: those that run, by their names, always as they are now."""
         self._requests = requests
-        spec = vllm_config.speculative_config
+        spec, target = vllm_config.speculative_config, vllm_config.model_config
         self._recorder = start_recorder(
             str(settings.trace_dir),
             settings.trace_share,
@@ -41,8 +41,10 @@ class ServedTraces:
             settings.trace_precision,
             command="vllm",
             base=settings.base,
-            target=vllm_config.model_config.model,
+            target=target.model,
             draft=spec.model,
+            # a head that the target carries comes with it
+            revision=target.revision if spec.model == target.model else spec.revision,
             top_m=load_classifier(settings.classifier).spec.top_m,
             d_max=spec.num_speculative_tokens,
         )

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.planner import PROBE_EVERY, CostCurve, Planner, draft_passes, spend
+from c2t_plugin.planner import PROBE_EVERY, CostCurve, OwnLimits, Planner, draft_passes, spend
 from c2t_plugin.planner.gains import MEMORY, RecentGains
 
 FREE = CostCurve(verify=((1, 1.0), (1000, 1.0)), draft=((1, 1e-6), (1000, 1e-6)))
@@ -142,6 +142,57 @@ def test_of_the_depths_that_there_are_the_fastest_is_taken(
     chosen = planner.depth(requests)
     assert chosen in depths
     assert best(chosen) == pytest.approx(max(best(depth) for depth in depths), rel=1e-9)
+
+
+OWN = st.lists(st.tuples(st.none() | st.floats(0, 1), st.none() | st.integers(0, 2**31 - 1), st.booleans()), max_size=4)
+
+
+@given(
+    accepted=st.lists(st.floats(0, 1), min_size=4, max_size=4),
+    others=st.integers(0, 3),
+    own=OWN.filter(bool),
+    curve=st.sampled_from([FREE, DEAR, USUAL, PRICED]),
+    packed=st.booleans(),
+)
+def test_requests_with_settings_of_their_own_are_priced_as_what_they_will_be(
+    accepted: list[float], others: int, own: list[tuple[float | None, int | None, bool]], curve: CostCurve, packed: bool
+):
+    chain = torch.tensor(accepted, dtype=torch.float64).cumprod(0)
+    planner = Planner(curve, 4, packed=packed)
+    planner.keep(chain[None])
+    requests = others + len(own)
+
+    def best(depth: int) -> float:
+        likely, at_least, longest = [chain[:depth].tolist()] * others, [0] * others, [depth] * others
+        for threshold, most, exact in own:
+            left = sum(p >= (threshold or 0.0) for p in chain[: min(depth, 4 if most is None else most)].tolist())
+            likely.append(chain[:depth].tolist())
+            longest.append(left)
+            at_least.append(left if exact else 0)
+        bounds = torch.tensor(longest), torch.tensor(at_least)
+        if packed:
+            return spend(torch.tensor(likely, dtype=torch.float64), curve, draft_passes(depth), *bounds).rate
+        expected = requests + sum(sum(row[:most]) for row, most in zip(likely, longest, strict=True))
+        seconds = float(curve.verify_s(torch.tensor(requests * (depth + 1)))) + draft_passes(depth) * curve.draft_s(
+            requests
+        )
+        return expected / (seconds + curve.fixed + curve.draft_extend)
+
+    chosen = planner.depth(requests, [OwnLimits(*each) for each in own])
+    assert best(chosen) == pytest.approx(max(best(depth) for depth in range(5)), rel=1e-9)
+
+
+def test_what_one_request_has_verified_makes_a_deep_draft_dear():
+    """Nine rows cost what one does, a tenth a lot: of seven requests two tokens are verified, of eight one."""
+    curve = CostCurve(verify=((1, 1.0), (9, 1.0), (10, 9.0), (99, 99.0)), draft=((1, 1e-6), (99, 1e-6)))
+    planner = Planner(curve, 4)
+    planner.keep(torch.full((1, 4), 0.9))
+    nothing, everything = OwnLimits(None, 0, exact=False), OwnLimits(0.0, None, exact=True)
+    assert planner.depth(7, [nothing] * 6) == 2
+    assert planner.depth(8, [nothing] * 7) == 1
+    # whoever has all verified has it of every depth
+    assert planner.depth(7, [everything] + [nothing] * 6) == 2
+    assert planner.depth(8, [everything] * 2 + [nothing] * 6) == 0
 
 
 def test_where_the_window_is_computed_anyway_all_of_it_is_kept():

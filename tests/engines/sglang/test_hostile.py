@@ -247,9 +247,19 @@ def test_ones_own_threshold_does_not_deepen_the_drafts_of_others(
     monkeypatch.setattr(worker.ranks, "alone", lambda: True)
     parts, reqs, told = parts_of(request_settings=setting), [request({"c2t": each}) for each in asked], []
     requests.set_options(parts, torch.arange(len(reqs)), reqs)
-    parts.planner = SimpleNamespace(begin=lambda count, whole: told.append((count, whole)) or 3)
+    parts.planner = SimpleNamespace(begin=lambda count, whole, own: told.append((count, whole)) or 3)
     assert worker.StepMixin.planned_depth(SimpleNamespace(c2t=parts, device="cpu"), reqs) == 3
     assert told == [(2, whole)]
+
+
+@pytest.mark.parametrize(("setting", "exact"), [("all", True), ("lower", False)])
+def test_the_planner_is_told_what_requests_set_for_themselves(setting: str, exact: bool):
+    parts = parts_of(request_settings=setting)
+    asked = [{}, {"beta": 0.5}, {"max_depth": 1}, {"beta": 0.75, "max_depth": 2}, {"enabled": True}]
+    reqs = [request(None), *(request({"c2t": each}) for each in asked)]
+    assert requests.limits_of(parts, reqs) == [], "as long as they are not read"
+    requests.set_options(parts, torch.arange(len(reqs)), reqs)
+    assert requests.limits_of(parts, reqs) == [(0.5, None, exact), (None, 1, False), (0.75, 2, exact)]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from benchmarks.serving.process import ServerError  # noqa: E402
 from c2t_plugin.engines.sglang.requests import RequestOptions  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
 from tests.support.sglang import verify_counts as vc  # noqa: E402
+from tests.support.sglang.hostile_clients import BAD_SETTINGS as BAD  # noqa: E402
 from tests.support.sglang.simulate import Target  # noqa: E402
 
 D_MAX = 4
@@ -47,25 +47,6 @@ OWN_BETA = 0.7
 def test_options_are_read(custom_params: Any, threshold: float | None, longest: int | None):
     options = RequestOptions.of(custom_params)
     assert (options.threshold, options.longest) == (threshold, longest)
-
-
-BAD = {
-    "beta_above_one": ({"beta": 1.5}, "beta must be a number in [0, 1], got 1.5"),
-    "beta_negative": ({"beta": -0.1}, "beta must be a number in [0, 1]"),
-    "beta_not_a_number": ({"beta": math.nan}, "beta must be a number in [0, 1]"),
-    "beta_text": ({"beta": "0.3"}, "beta must be a number in [0, 1], got '0.3'"),
-    "beta_bool": ({"beta": True}, "beta must be a number in [0, 1]"),
-    "depth_negative": ({"max_depth": -1}, "max_depth must be a whole number from 0 to 2147483647"),
-    "depth_fraction": ({"max_depth": 1.5}, "max_depth must be a whole number"),
-    "depth_bool": ({"max_depth": False}, "max_depth must be a whole number"),
-    "depth_list": ({"max_depth": [1]}, "max_depth must be a whole number"),
-    "depth_beyond_any": ({"max_depth": 10**400}, "max_depth must be a whole number from 0"),
-    "depth_infinite": ({"max_depth": math.inf}, "max_depth must be a whole number from 0"),
-    "enabled_number": ({"enabled": 1}, "enabled must be true or false"),
-    "unknown_key": ({"betta": 0.3}, "has no 'betta'; it takes enabled, beta, max_depth"),
-    "not_an_object": (0.3, "must be an object"),
-    "off_with_a_beta": ({"enabled": False, "beta": 0.3}, "no meaning"),
-}
 
 
 @pytest.mark.parametrize("name", BAD)

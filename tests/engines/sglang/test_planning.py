@@ -10,7 +10,7 @@ import torch
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.engines.sglang.control import apply
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.planner import PROBE_EVERY, CostCurve, draft_passes, spend, switched_depths
+from c2t_plugin.planner import PROBE_EVERY, CostCurve, OwnLimits, draft_passes, spend, switched_depths
 from c2t_plugin.planner.profile import REPEATS, WARM_UP
 from c2t_plugin.planner.step_planner import StepPlanner
 from c2t_plugin.scorer import ChainScorer
@@ -147,6 +147,14 @@ def test_without_depths_to_switch_between_every_draft_is_whole(scorer: ChainScor
     planner.packed = False
     assert decide(planner, scorer) == [D_MAX] * ROWS
     assert planner.state()["active"] is False
+
+
+def test_it_does_not_draft_for_requests_that_verify_nothing(scorer: ChainScorer):
+    planner = planner_of(scorer)
+    observe(planner, scorer)
+    nothing = OwnLimits(None, 0, exact=False)
+    assert planner.begin(ROWS, own=[nothing] * (ROWS - 1)) > 0
+    assert planner.begin(ROWS, own=[nothing] * ROWS) == 0
 
 
 def test_it_switches_between_few_depths():

@@ -19,6 +19,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, 
 from benchmarks.pairs.toy import pair_dir  # noqa: E402
 from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME, NodeClassifier  # noqa: E402
 from c2t_plugin.config import C2TConfig  # noqa: E402
+from c2t_plugin.engines import served_traces  # noqa: E402
 from c2t_plugin.engines.checkpoints import CLASSIFIERS, find_classifier, read_config  # noqa: E402
 from c2t_plugin.engines.sglang import checkpoints, startup  # noqa: E402
 from c2t_plugin.errors import ClassifierError, ConfigError, HubError  # noqa: E402
@@ -172,6 +173,16 @@ def test_a_server_starts_with_what_was_pinned(bare_draft: Path, monkeypatch: pyt
     monkeypatch.setattr(startup, "find_classifier", find)
     prepare(bare_draft, revision="d1")
     assert seen == ["d1"]
+
+
+def test_traces_name_the_vocabulary_of_the_draft_that_was_pinned(
+    bare_draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    sizes = {"d1": 77, None: 99}
+    monkeypatch.setattr(served_traces, "read_config", lambda _, revision=None: {"draft_vocab_size": sizes[revision]})
+    recorder = prepare(bare_draft, revision="d1", trace_dir=str(tmp_path / "traces")).recorder
+    recorder.close()
+    assert recorder._header["pair"]["draft_vocab_size"] == 77
 
 
 def test_a_classifier_of_another_kind_of_draft_is_warned_of(caplog: pytest.LogCaptureFixture):

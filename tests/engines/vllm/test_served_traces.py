@@ -10,7 +10,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
-from c2t_plugin.classifier import load_classifier  # noqa: E402
+from c2t_plugin.classifier import FILE_NAME, load_classifier  # noqa: E402
+from c2t_plugin.engines.checkpoints import CLASSIFIERS  # noqa: E402
+from c2t_plugin.engines.vllm import served  # noqa: E402
 from c2t_plugin.traces.file import Traces, load_traces  # noqa: E402
 from tests.engines.vllm.conftest import Engine  # noqa: E402
 from tests.support.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
@@ -56,3 +58,21 @@ def test_no_word_of_a_request_is_in_the_files(recorded: SimpleNamespace, traces:
     assert traces.chain.token_ids.unique().tolist() == [-1]
     assert traces.header["pair"]["kind"] == "eagle3"
     assert not any(str(pair_dir()).encode() in path.read_bytes() for path in recorded.directory.iterdir())
+
+
+@pytest.mark.parametrize(("draft", "revision"), [("someone/draft", "d1"), ("someone/target", "t1")])
+def test_the_recorder_reads_the_draft_that_was_pinned(draft: str, revision: str, monkeypatch: pytest.MonkeyPatch):
+    told = {}
+    monkeypatch.setattr(served, "start_recorder", lambda *_, **named: told.update(named))
+    settings = SimpleNamespace(
+        trace_dir="traces",
+        trace_share=1.0,
+        trace_limit=1.0,
+        trace_precision="coarse",
+        base="eagle",
+        classifier=CLASSIFIERS / "eagle1" / FILE_NAME,
+    )
+    spec = SimpleNamespace(model=draft, revision="d1", num_speculative_tokens=D_MAX)
+    target = SimpleNamespace(model="someone/target", revision="t1")
+    served.ServedTraces(settings, SimpleNamespace(speculative_config=spec, model_config=target), {})
+    assert told["revision"] == revision

@@ -1,0 +1,267 @@
+"""What traces of served requests give away: sampled answers, recovered from statistics by who has models and prompt.
+
+    python -m benchmarks.simulation.recovery
+
+Answers are drawn at temperature 1, since greedy ones follow from the prompt without any trace. A stand-alone draft
+drafts as a server does, and the recorder that servers use writes a file, once for each precision. The attacker has
+that file, both models and the prompts, no answer and no seed. Each recorded state says how many draft tokens the
+answer went on with; the token after those is unknown, and is looked for among all words: as the target's, and by what
+the draft would then have said, against what the next state has recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from benchmarks.command import run
+from benchmarks.pairs.toy import held_out_prompts, pair_dir
+from benchmarks.report.rows import BenchRow, append_rows
+from c2t_kernels import draft_stats
+from c2t_plugin.lab.pairs import load_pair
+from c2t_plugin.provenance import RunRecord
+from c2t_plugin.traces import coarse
+from c2t_plugin.traces.file import SUFFIX, Traces, load_traces
+from c2t_plugin.traces.recorder import TraceRecorder
+
+SCENARIO = "traces-recovery"
+D_MAX, TOP_M = 4, 1000
+DRAFT = "draft"
+PRECISIONS = ("exact", "coarse")
+LABELS = "labels alone"
+# Texts that are followed at a time, if none is so much likelier, in nats.
+BEAM, BEHIND = 8, 30.0
+# Words that are tried: so many of the target's likeliest and, if none of them fits so well, in tolerances, all. The
+# whole chain is looked at of those that fit best.
+LIKELIEST, FITS, LOOKED_AT = 256, 8.0, 32
+# A difference that floats may have between two machines, in nats, and one step of a coarse code.
+TOLERANCE = {"exact": 1e-3, "coarse": 0.5}
+# Beyond so many tolerances a difference is as good as any.
+LARGEST = 20.0
+LIMIT_MB = 1000.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """prompts: of the held-out ones. new: tokens of each answer."""
+
+    prompts: int
+    new: int
+    seed: int = 0
+
+
+class Chains(NamedTuple):
+    """stats: (texts, D_MAX, 4), see ChainScorer.stats. tokens: (texts, D_MAX) int64."""
+
+    stats: Tensor
+    tokens: Tensor
+
+
+class Reader:
+    """A causal LM that has read a text, and may go on in several ways."""
+
+    def __init__(self, model: Any, tokens: Sequence[int]) -> None:
+        """tokens: one at least; the last one is read anew with each question."""
+        self._model, self._tokens = model, list(tokens)
+        self._cache = DynamicCache()
+        if len(tokens) > 1:
+            model(torch.tensor([tokens[:-1]]), past_key_values=self._cache)
+
+    def next(self) -> Tensor:
+        """(vocabulary,) log probabilities of the token after the text."""
+        return self._logits(torch.tensor([self._tokens[-1:]])).log_softmax(-1)[0]
+
+    def _logits(self, tokens: Tensor, cache: DynamicCache | None = None) -> Tensor:
+        """(texts, vocabulary) after one more token of each text, (texts, 1)."""
+        if cache is None:
+            cache = copy.deepcopy(self._cache)
+        found: Tensor = self._model(tokens, past_key_values=cache).logits[:, -1]
+        return found
+
+    def chains(self, last: Tensor, length: int = D_MAX) -> Chains:
+        """The greedy chains of a draft whose text has each of these last tokens, (texts,), in place of its own."""
+        cache, tokens, stats, drafted = copy.deepcopy(self._cache), last[:, None], [], []
+        cache.batch_repeat_interleave(len(last))
+        joint = torch.zeros(len(last))
+        for _ in range(length):
+            found = draft_stats(self._logits(tokens, cache), TOP_M)
+            joint = joint + found.log_probs[:, 0]
+            stats.append(torch.stack([joint, found.log_probs[:, 0], found.entropy, found.margin], dim=-1))
+            tokens = found.token_ids
+            drafted.append(tokens[:, 0])
+        return Chains(torch.stack(stats, dim=1), torch.stack(drafted, dim=1))
+
+
+def draw(target: Any, prompt: Sequence[int], new: int, chance: torch.Generator) -> list[int]:
+    """An answer of the target alone at temperature 1."""
+    answer: list[int] = []
+    while len(answer) < new:
+        likely = Reader(target, [*prompt, *answer]).next().exp()
+        answer.append(int(torch.multinomial(likely, 1, generator=chance)))
+    return answer
+
+
+def record(recorder: TraceRecorder, draft: Any, prompt: list[int], answer: list[int]) -> None:
+    """Draft along an answer as a server does, one step after the other."""
+    number, step = recorder.admit(str(prompt)), 0
+    while step < len(answer):
+        text = [*prompt, *answer[: step + 1]]
+        chain = Reader(draft, text).chains(torch.tensor(text[-1:]))
+        drafted = chain.tokens[0].tolist()
+        recorder.add(number, step, chain.stats[0], drafted)
+        following = answer[step + 1 : step + 1 + D_MAX]
+        agree = [mine == its for mine, its in zip(drafted, following, strict=False)]
+        step += 1 + (agree.index(False) if False in agree else len(agree))
+    recorder.finish(number, prompt, answer)
+
+
+class Text(NamedTuple):
+    """What an answer may be, and how unlikely that is, in nats."""
+
+    answer: list[int]
+    cost: float
+
+
+class Attack:
+    """Reads one request's states, in their order, and says what its answer was."""
+
+    def __init__(self, target: Any, draft: Any, precision: str | None) -> None:
+        """precision: of the recorded statistics; None does without them."""
+        self._target, self._draft, self._precision = target, draft, precision
+
+    def answer(self, prompt: Sequence[int], states: Traces, new: int) -> list[int]:
+        """(new,) tokens, -1 behind the last recorded state."""
+        texts = [Text([], 0.0)]
+        for row in range(len(states)):
+            assert int(states.step[row]) == len(texts[0].answer), "a state is missing"
+            texts = [found for text in texts for found in self._go_on(prompt, text, states[torch.tensor([row])])]
+            texts = sorted(texts, key=lambda text: text.cost)[:BEAM]
+            texts = [text for text in texts if text.cost < texts[0].cost + BEHIND]
+        return [*texts[0].answer, *[-1] * new][:new]
+
+    def _go_on(self, prompt: Sequence[int], text: Text, state: Traces) -> Iterator[Text]:
+        """The text with a root of the state, and with what was accepted of its draft."""
+        known = [*prompt, *text.answer]
+        unlikely, words = (-Reader(self._target, known).next()).sort()
+        # the draft's own reading of the text with any last token
+        reader = Reader(self._draft, [*known, 0])
+        tries = (1,) if self._precision is None else (LIKELIEST, len(words))
+        for tried in tries:
+            some, costs = words[:tried], unlikely[:tried]
+            if tried > LOOKED_AT:
+                costs = costs + self._difference(reader.chains(some, 1), state)
+                first = costs.topk(LOOKED_AT, largest=False).indices
+                some, costs = some[first], unlikely[first]
+            chains = reader.chains(some)
+            difference = self._difference(chains, state)
+            if difference.min() <= FITS:
+                break
+        hits, costs = int(state.chain.accepted[0].sum()), text.cost + costs + difference
+        for word, cost, drafted in zip(some.tolist(), costs.tolist(), chains.tokens.tolist(), strict=True):
+            yield Text([*text.answer, word, *drafted[:hits]], cost)
+
+    def _difference(self, chains: Chains, state: Traces) -> Tensor:
+        """(texts,) in tolerances, between what the draft says and what was recorded, as deep as the former goes."""
+        if self._precision is None:
+            return torch.zeros(len(chains.tokens))
+        own = self._numbers(_tables(chains.stats))
+        recorded = self._numbers({name: getattr(state.chain, name)[:, : own.shape[1]] for name in coarse.TOP})
+        return ((own - recorded).abs() / TOLERANCE[str(self._precision)]).clamp(max=LARGEST).sum((1, 2))
+
+    def _numbers(self, tables: Mapping[str, Tensor]) -> Tensor:
+        """(texts, length, 3) as they are compared: values, or codes."""
+        found = tables if self._precision == "exact" else coarse.packed(tables)
+        return torch.stack([found[name].float() for name in coarse.TOP], dim=-1)
+
+
+def _tables(stats: Tensor) -> dict[str, Tensor]:
+    return {"log_prob": stats[..., 1], "entropy": stats[..., 2], "margin": stats[..., 3]}
+
+
+def recover(plan: Plan, folder: Path) -> dict[str, dict[str, float | None]]:
+    """Metrics by arm. folder: for the traces."""
+    target, model = load_pair(pair_dir(), DRAFT)
+    draft: Any = model.model  # type: ignore[attr-defined]
+    chance = torch.Generator().manual_seed(plan.seed)
+    prompts = held_out_prompts(plan.prompts, seed=plan.seed)
+    answers = [draw(target, prompt, plan.new, chance) for prompt in prompts]
+    found: dict[str, dict[str, float | None]] = {}
+    for precision in PRECISIONS:
+        header = {"pair": {"kind": DRAFT}, "top_m": TOP_M, "prompts": "served", "new_tokens": None}
+        here = folder / precision
+        recorder = TraceRecorder(here, 1.0, D_MAX, header, LIMIT_MB, exact=precision == "exact")
+        for prompt, answer in zip(prompts, answers, strict=True):
+            record(recorder, draft, prompt, answer)
+        recorder.close()
+        size = sum(path.stat().st_size for path in here.glob(f"*{SUFFIX}"))
+        traces = load_traces(here)
+        requests = [traces[traces.prompt == number] for number in range(len(prompts))]
+        ends = [int(each.step[-1]) + 1 + int(each.chain.accepted[-1].sum()) for each in requests]
+        arms = {precision: precision} | ({LABELS: None} if precision == PRECISIONS[-1] else {})
+        for arm, used in arms.items():
+            attack = Attack(target, draft, used)
+            guesses = [
+                attack.answer(prompt, states, plan.new) for prompt, states in zip(prompts, requests, strict=True)
+            ]
+            found[arm] = {**_counts(answers, guesses, ends), "states": len(traces), "bytes": size}
+    return found
+
+
+def _counts(
+    answers: Sequence[list[int]], guesses: Sequence[list[int]], covered: Sequence[int]
+) -> dict[str, float | None]:
+    """covered: tokens of each answer up to the end of its last recorded state."""
+    read = list(zip(answers, guesses, covered, strict=True))
+    right = [sum(a == b for a, b in zip(mine[:end], its[:end], strict=True)) for mine, its, end in read]
+    return {
+        "answers": len(answers),
+        "whole_answers": sum(mine[:end] == its[:end] for mine, its, end in read),
+        "recorded_tokens": sum(covered),
+        "recovered_tokens": sum(right),
+    }
+
+
+def main(argv: list[str]) -> int:
+    """Record, attack, print, append rows."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.simulation.recovery",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    parser.add_argument("--prompts", type=int, default=4, help="answers to recover (default: 4)")
+    parser.add_argument("--new", type=int, default=24, help="tokens of each (default: 24)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("build/recovery/rows.jsonl"), help="rows are appended here")
+    options = parser.parse_args(argv)
+    plan = Plan(options.prompts, options.new, options.seed)
+    record_of_run = RunRecord.capture(seed=plan.seed).to_json()
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        found = recover(plan, Path(folder))
+    setting: dict[str, Any] = {
+        "draft": DRAFT,
+        "d_max": D_MAX,
+        "temperature": 1.0,
+        "requests": plan.prompts,
+        "max_tokens": plan.new,
+    }
+    rows = [
+        BenchRow(SCENARIO, "functional", arm, setting, metrics, "", record_of_run) for arm, metrics in found.items()
+    ]
+    append_rows(options.out, rows)
+    for row in rows:
+        print(f"{row.arm}: {row.metrics}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
