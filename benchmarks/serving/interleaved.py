@@ -24,6 +24,14 @@ SETTLE_S = 0.3
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
+class ArmError(C2TError):
+    """A server failed in its turn. name: whose. The message is one line."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{name}: {why}")
+        self.name = name
+
+
 class Halting(Protocol):
     """A server that can be stopped where it stands; ServerProcess is one."""
 
@@ -78,7 +86,7 @@ class Interleaved:
 
     @contextmanager
     def turn(self, name: str) -> Iterator[Client]:
-        """The client of a server that runs while the block lasts. C2TError, of one line, if it has ended."""
+        """The client of a server that runs while the block lasts. ArmError if it fails or has ended."""
         server, client = self._servers[name]
         try:
             server.check_alive()
@@ -86,14 +94,14 @@ class Interleaved:
             time.sleep(SETTLE_S)
             yield client
         except C2TError as error:
-            raise C2TError(f"{name}: {_why(server, error)}") from error
+            raise ArmError(name, _why(server, error)) from error
         finally:
             server.halt()
 
     def round(
         self, prompts: Prompts, condition: Condition, names: Sequence[str], advance: Callable[[], None]
     ) -> dict[str, Pass]:
-        """A pass of each of these servers, in their order. advance: after each answer. C2TError if one fails."""
+        """A pass of each of these servers, in their order. advance: after each answer. ArmError if one fails."""
         concurrency, temperature = condition
         found = {}
         for name in names:
