@@ -22,6 +22,9 @@ from c2t_plugin.provenance import RunRecord
 
 PLAIN = "plain"
 AS_IT_COMES = "C2T"
+BY_BATCH = "vLLM by batch size"
+# vLLM's own dynamic arm is told by its user: [from, to, length of the chain] of requests at once
+SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, 2, 4], [3, 8, 2], [9, 1024, 1]]}
 # requests at once: prompts of a pass, so that passes take about as long
 LOADS: Mapping[int, int] = {1: 2, 4: 8, 16: 16}
 
@@ -36,10 +39,14 @@ CONTESTANTS: Mapping[str, Mapping[str, Arm]] = {
             planned=True,
         ),
     },
-    "vllm": {name: ARMS[name] for name in (PLAIN, "static 2", "static 4", AS_IT_COMES)},
+    "vllm": {
+        **{name: ARMS[name] for name in (PLAIN, "static 2", "static 4")},
+        BY_BATCH: Arm(BY_BATCH, {"vllm": lambda on: {**ARMS["static 4"].options("vllm", on), **SCHEDULE}}),
+        AS_IT_COMES: ARMS[AS_IT_COMES],
+    },
 }
 # An engine's own that may refuse a CPU, which is then said and is no failure of the demo.
-MAY_REFUSE = ("SGLang adaptive",)
+MAY_REFUSE = ("SGLang adaptive", BY_BATCH)
 
 
 def prompts_of_a_pass(concurrency: int) -> int:

@@ -28,6 +28,8 @@ KV_BYTES = 30 * 2 * 3 * 64 * 4
 # a server that stands still for longer than its watchdog waits must not take that for a hang
 PATIENCE_S = 86_400
 THREADS = "OMP_NUM_THREADS"
+# vLLM would take threads of its own choice: one less than there are cores
+BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def chat_prompts(target: Path, part: str, seed: int = 0) -> ChatPrompts:
 def use_threads(threads: int) -> None:
     """Have servers that this process starts compute with so many threads."""
     # in the environment of this process, since servers are forked from one that has this environment
-    os.environ[THREADS] = str(threads)
+    os.environ |= {THREADS: str(threads), BINDING: "nobind"}
 
 
 def real_runner(engine: Engine, pair: Path, out: Path, requests: int) -> Runner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from benchmarks.serving import server as serving_server
 from benchmarks.serving.arms import ARMS, PLANNED_WARM_UPS
 from benchmarks.serving.cells import cell_of, group
 from benchmarks.serving.engines import ENGINES
-from benchmarks.serving.real_pair import THREADS, ChatPrompts
+from benchmarks.serving.real_pair import BINDING, THREADS, ChatPrompts
 from tests.support.turns import HOST, Stage, StandInClient, StandInServer
 
 PROMPTS = ChatPrompts("development", [[number, 0] for number in range(20)], "d" * 64)
@@ -30,7 +31,8 @@ def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stage:
     monkeypatch.setattr(matrix, "write_pair", lambda work: tmp_path / "pair")
     monkeypatch.setattr(matrix, "chat_prompts", lambda target, part: PROMPTS)
     monkeypatch.setattr(matrix, "measure_host", lambda target, threads: HOST)
-    monkeypatch.setenv(THREADS, "1")
+    for name in (THREADS, BINDING):
+        monkeypatch.setenv(name, "as before")
     return StandInServer.stage
 
 
@@ -153,3 +155,13 @@ def test_the_real_pairs_servers_have_room_for_every_request(
         "vllm": "--max-num-seqs 8 --max-model-len 1024 --kv-cache-memory-bytes 377487360",
     }
     assert len(flags) == 2 and all(each.startswith(room[engine]) for each in flags)
+
+
+def test_servers_compute_with_the_threads_that_rows_tell_of(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(matrix, "measure_host", lambda target, threads: told.append(threads) or HOST)
+    run(tmp_path, "--threads", "3")
+    assert told == [3]
+    assert os.environ[THREADS] == "3" and os.environ[BINDING] == "nobind"

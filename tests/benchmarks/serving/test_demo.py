@@ -12,7 +12,7 @@ from benchmarks.serving import demo, interleaved
 from benchmarks.serving import server as serving_server
 from benchmarks.serving.engines import ENGINES
 from benchmarks.serving.real_demo import CONTESTANTS, prompts_of_a_pass
-from benchmarks.serving.real_pair import THREADS, ChatPrompts
+from benchmarks.serving.real_pair import BINDING, THREADS, ChatPrompts
 from benchmarks.serving.streamed import spans
 from tests.support.turns import HOST, Stage, StandInClient, StandInServer
 
@@ -40,7 +40,8 @@ def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stage:
     monkeypatch.setattr(demo, "measure_host", lambda target, threads: HOST)
     monkeypatch.setattr(demo, "question", lambda target: [1, 2])
     monkeypatch.setattr("benchmarks.serving.streamed.tokenizer", lambda target: Words())
-    monkeypatch.setenv(THREADS, "1")
+    for name in (THREADS, BINDING):
+        monkeypatch.setenv(name, "as before")
     return StandInServer.stage
 
 
