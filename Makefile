@@ -3,7 +3,7 @@
 #   PIP_ARGS="--index-url ..."     further arguments for pip, e.g. an index that carries PyTorch's CPU build
 #   PYTEST_ARGS="-k kernels -x"    further arguments for pytest
 #   ENGINE=vllm                    the engine of `make demo`, instead of SGLang
-#   DEMO_ARGS="--prompts 8"        further arguments for the demo
+#   DEMO_ARGS="--pair toy"         further arguments for the demo
 #   TEST_JOBS=1                    test files that `make test` and `make check` run at a time
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -31,7 +31,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed-$(HERE)
 .PHONY: help demo demo-sglang demo-vllm test check lint soak report venv-sglang venv-vllm clean
 
 help:
-	@echo "make demo    serve the shipped pair on stock SGLang with and without C2T; table and picture in build/demo"
+	@echo "make demo    serve a real model on stock SGLang on this CPU, with and without C2T; table and picture in build/demo"
 	@echo "             make demo ENGINE=vllm: the same on vLLM, in build/demo-vllm"
 	@echo "make test    everything: lint, types, all tests, servers included"
 	@echo "make check   the quick loop: lint, types, core tests"
@@ -45,7 +45,7 @@ demo-sglang: venv-sglang
 	@$(PY) -m benchmarks.serving.demo $(DEMO_ARGS)
 
 demo-vllm: venv-vllm
-	@OMP_NUM_THREADS=1 $(VLLM_PY) -m benchmarks.serving.demo --engine vllm --out build/demo-vllm $(DEMO_ARGS)
+	@$(VLLM_PY) -m benchmarks.serving.demo --engine vllm $(DEMO_ARGS)
 
 # Each engine's tests run in its own environment; the other's skip themselves or are left out. Status 5: none selected.
 VLLM_TESTS := tests/engines/vllm tests/benchmarks/serving/test_real_servers.py

@@ -104,10 +104,11 @@ def _portable_argument(argument: str) -> str:
 def describe_machine() -> str:
     """Processor, cores that this process may use, GPU; for example `AMD EPYC 9534, 2 cores, no GPU`."""
     cores = len(os.sched_getaffinity(0))
-    return f"{_cpu_model()}, {cores} cores, {_gpu_names() or 'no GPU'}"
+    return f"{cpu_model()}, {cores} cores, {_gpu_names() or 'no GPU'}"
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The processor's model name, its architecture where Linux does not say."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(encoding="utf-8").splitlines():

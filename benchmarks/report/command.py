@@ -11,9 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.report.kernel_rows import is_kernel_row, read_kernel_rows
-from benchmarks.report.pictures import draw, draw_measured, draw_planner, draw_throughput, simulated_blocks
+from benchmarks.report.pictures import (
+    draw,
+    draw_measured,
+    draw_planner,
+    draw_speeds,
+    draw_throughput,
+    simulated_blocks,
+)
 from benchmarks.report.results_page import page, shown_blocks
-from benchmarks.report.rows import KINDS, BenchRow, Row, ServingRow, append_rows, read_rows
+from benchmarks.report.rows import KINDS, MEASURED_CPU, BenchRow, Row, ServingRow, append_rows, read_rows
 from benchmarks.report.tables import ACCEPT_LEN, VERIFIED, accept_len, measured_blocks
 from benchmarks.serving.breakdown import SCENARIO as BREAKDOWN
 from benchmarks.serving.options import OWN_CLASSIFIER, PAIR_DRAFTS
@@ -170,6 +177,8 @@ def draw_all(serving: Sequence[ServingRow], bench: Sequence[BenchRow], folder: P
         draw_planner(bench, folder / "planner.png")
     if measured_blocks(bench):
         draw_measured(bench, folder / "measured.png")
+    if measured_blocks(bench, MEASURED_CPU):
+        draw_speeds(bench, folder / "measured-cpu.png")
 
 
 def main(argv: list[str]) -> int:

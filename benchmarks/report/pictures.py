@@ -10,8 +10,8 @@ import matplotlib
 import numpy as np
 
 from benchmarks.report.results_page import title_of
-from benchmarks.report.rows import BenchRow, ServingRow
-from benchmarks.report.tables import AUTO, LOADS, RATIO, latest_blocks, load_of, measured_blocks
+from benchmarks.report.rows import MEASURED_CPU, BenchRow, ServingRow
+from benchmarks.report.tables import AUTO, LOADS, RATIO, SPEED, latest_blocks, load_of, measured_blocks
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -106,6 +106,35 @@ def draw_measured(rows: Sequence[BenchRow], path: Path) -> None:
         title = f"{found[0].scenario}: {setting}; {found[0].run['machine']}"
         axes.set_title("\n".join(textwrap.wrap(title, TITLE_WIDTH)), fontsize=8)
         axes.set_ylabel("measured output tokens/s over plain")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    _save(figure, path)
+
+
+def draw_speeds(rows: Sequence[BenchRow], path: Path) -> None:
+    """One panel a setting of measured-cpu rows: every arm's output tokens/s with its interval, by concurrency."""
+    blocks = measured_blocks(rows, MEASURED_CPU)
+    figure, panels = plt.subplots(len(blocks), 1, figsize=(8, 4.5 * len(blocks)), squeeze=False)
+    for axes, found in zip(panels.flat, blocks, strict=True):
+        for arm in dict.fromkeys(row.arm for row in found):
+            points = sorted((row for row in found if row.arm == arm), key=load_of)
+            speeds, low, high = (
+                np.array([row.metrics.get(name) or row.metrics[SPEED] for row in points], dtype=float)
+                for name in (SPEED, f"{SPEED}_low", f"{SPEED}_high")
+            )
+            style = {"linewidth": 2.5, "color": "black"} if arm == "plain" else {}
+            spread = np.clip([speeds - low, high - speeds], 0.0, None)
+            axes.errorbar(
+                list(map(load_of, points)), speeds, spread, marker="o", markersize=3, capsize=3, label=arm, **style
+            )
+        _by_load(axes, found)
+        setting = found[0].setting
+        axes.set_title(
+            f"{found[0].scenario}, {setting.get('engine')}, temperature {setting.get('temperature')}; "
+            f"{setting['processor']}, {setting['threads']} threads",
+            fontsize=8,
+        )
+        axes.set_ylabel("output tokens/s, measured on this CPU")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
     _save(figure, path)

@@ -7,19 +7,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.report.kernel_rows import is_kernel_row, kernel_table, part_of
-from benchmarks.report.rows import BenchRow
+from benchmarks.report.rows import CURVE, MEASURED_CPU, MEMORY, BenchRow
 from benchmarks.report.tables import AUTO, Block, grid, latest_blocks, listing, load_of, losers, measured_blocks, table
 
 HEAD = """# Results
 
 Written by `make report` from the rows in `benchmarks/results`; do not edit. Every arm that ran is in its table, those
-that lose too. Rows are of one of three kinds:
+that lose too. Rows are of one of four kinds:
 
 - **functional**: servers on a CPU, SGLang's on its CPU engine. Outputs and counts are real, times say nothing about a
   GPU.
 - **simulated**: recorded drafts of the shipped pair, with costs from data sheets. It compares arms and predicts no
   server: see [benchmarking](benchmarking.md#throughput-simulated) for what is assumed.
 - **measured**: on a GPU.
+- **measured-cpu**: a real model served on a CPU, measured on that CPU, which each table describes.
+  [What it says of a GPU](benchmarking.md#from-a-cpu-to-a-gpu).
 
 The recorded drafts are too large to keep here: [training](training.md) has the commands that record them again, from
 fixed seeds. The tables of [classifiers](classifiers.md) are generated too, from evaluations beside the rows. Those of
@@ -84,6 +86,7 @@ def page(demo: str, rows: Sequence[BenchRow], vllm: str = "") -> str:
     parts += _section(PLANNER, [_planner(found) for found in _of(blocks, "planner", "simulated")])
     served = [found for block, found in blocks.items() if ("kind", "simulated") not in block]
     pictures = ["measured.png"] if measured_blocks(rows) else []
+    pictures += ["measured-cpu.png"] if measured_blocks(rows, MEASURED_CPU) else []
     parts += _section(SERVED, [_served(found) for found in served], *pictures)
     parts_of = kernels.values()
     tables = [_block(f"### {found[0].scenario}, {found[0].kind}", kernel_table(found), "", found) for found in parts_of]
@@ -208,7 +211,18 @@ def _planner(rows: Sequence[BenchRow]) -> str:
 def _served(rows: Sequence[BenchRow]) -> str:
     setting = ", ".join(f"{name} {value}" for name, value in rows[0].setting.items() if name != "concurrency")
     remark = FUNCTIONAL if rows[0].kind == "functional" else losers(rows)
+    if rows[0].kind == MEASURED_CPU:
+        remark = "\n\n".join(filter(None, [processor(rows), remark]))
     return _block(f"### {rows[0].scenario}, {rows[0].kind}: {setting}", listing(rows), remark, rows)
+
+
+def processor(rows: Sequence[BenchRow]) -> str:
+    """What the newest of measured-cpu rows with figures says of its processor; empty without such a row."""
+    newest = max((row for row in rows if not row.error), key=lambda row: row.run["utc"], default=None)
+    if newest is None:
+        return ""
+    curve = ", ".join(f"{newest.metrics[f'target_ms_{tokens}']:.0f} ms for {tokens}" for tokens in CURVE)
+    return f"Memory: {newest.metrics[MEMORY]:.1f} GB/s. A pass of the target by its tokens: {curve}."
 
 
 def as_typed(command: str) -> str:

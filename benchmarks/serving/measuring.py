@@ -79,6 +79,11 @@ def measure(
             outcome.passes.append(client.run(prompts, concurrency, lambda: None, temperature))
     except C2TError as error:
         return Outcome(error=one_line(error))
+    return checked(outcome, wanted)
+
+
+def checked(outcome: Outcome, wanted: int) -> Outcome:
+    """The outcome, or one with the error that its passes were not of `wanted` requests at once, or of the client."""
     if outcome.most_at_once < wanted:
         reached = f"only {outcome.most_at_once} of {wanted} requests ever ran at once"
         if outcome.client_waited > STARVED:

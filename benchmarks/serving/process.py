@@ -118,6 +118,28 @@ class ServerProcess(ABC):
                 self.process.wait(self._grace)
         self._stop()
 
+    def halt(self) -> None:
+        """Stop every process of the server where it stands, so that it takes no processor; until `resume`.
+
+        The supervisor goes on: a stopped one could not end the others if this process died.
+        """
+        self._signal_all(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a server go on that `halt` stopped; nothing to one that runs or has ended."""
+        self._signal_all(signal.SIGCONT)
+
+    def check_alive(self) -> None:
+        """ServerError, with the end of the log, if the server has ended."""
+        code = None if self.process is None else self.process.poll()
+        if code is not None:
+            raise ServerError(f"the server ended with {code} while it was wanted; {self.end_of_log()}")
+
+    def _signal_all(self, number: int) -> None:
+        if self.process is not None:
+            spared = [self.process.pid] if isinstance(self.process, subprocess.Popen) else []
+            sessions.signal_session(self.process.pid, number, spared)
+
     def end_of_log(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL:]
         return "\n".join([f"the log {self.log} ends with:", *(line[:_LOG_WIDTH] for line in lines)])

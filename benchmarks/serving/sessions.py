@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -76,6 +77,16 @@ def alive(session: int) -> list[int]:
         if int(own_session) == session and state not in "ZX":
             found.append(int(entry.name))
     return found
+
+
+def signal_session(session: int, number: int, spared: Collection[int] = ()) -> None:
+    """Send a signal to every process of a session but the spared ones, those that they start meanwhile too."""
+    told: set[int] = set(spared)
+    while new := set(alive(session)) - told:
+        for pid in new:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        told |= new
 
 
 def _mapped(pid: int) -> set[Path]:

@@ -38,14 +38,22 @@ CHECKED = 16
 
 def prepare(options: argparse.Namespace) -> dict[str, str]:
     """Target and head as plain checkpoints, the head's classifiers beside it; each is written once."""
-    target = write_target(options.work / "pair" / "target")
-    head = options.work / "pair" / "eagle3"
+    pair = write_pair(options.work, options.weights)
+    return {"target": str(pair / "target"), "draft": str(pair / "eagle3")}
+
+
+def write_pair(work: Path, weights: Path = WEIGHTS) -> Path:
+    """Write what is missing of WORK/pair, and return it. weights: directory of the shipped head.
+
+    C2TError, in one line, if the target's package cannot be had.
+    """
+    write_target(work / "pair" / "target")
+    head = work / "pair" / "eagle3"
     if not (head / "config.json").is_file():
-        weights, words = read_shipped(options.weights)
-        write_head(weights, words, load_target(options.work), head)
+        write_head(*read_shipped(weights), load_target(work), head)
     for name in (FILE_NAME, CALIBRATED_NAME):
         shutil.copyfile(WEIGHTS / name, head / name)
-    return {"target": str(target), "draft": str(head)}
+    return work / "pair"
 
 
 def prompts(options: argparse.Namespace) -> dict[str, str]:

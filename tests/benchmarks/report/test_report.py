@@ -65,6 +65,20 @@ SIMULATED: dict[str, Any] = {
     "error": "",
     "run": RUN,
 }
+ON_A_CPU: dict[str, Any] = {
+    "scenario": "matrix",
+    "kind": "measured-cpu",
+    "arm": "C2T auto",
+    "setting": {"processor": "a CPU", "cores": 2, "threads": 2, "engine": "sglang", "concurrency": 4},
+    "metrics": {
+        "output_tokens_per_s": 20.0,
+        "ratio_to_plain": 1.2,
+        "memory_gb_per_s": 11.5,
+        **{f"target_ms_{2**power}": 50.0 + power for power in range(8)},
+    },
+    "error": "",
+    "run": RUN,
+}
 STATIC = {**C2T, "arm": "static", "d_max": 4, "beta": None}
 BEGIN, END = markers("demo")
 TEXT = f"# title\n\n{BEGIN}\nold\n{END}\n\nrest\n"
@@ -238,6 +252,16 @@ def test_measured_rows_have_a_picture_and_others_none(files: Path) -> None:
     assert "![measured](results/measured.png)" in (files / "docs/results.md").read_text(encoding="utf-8")
 
 
+def test_rows_measured_on_a_cpu_have_a_picture_and_a_file_of_their_own(files: Path) -> None:
+    new = files / "new.jsonl"
+    plain = {**ON_A_CPU, "arm": "plain", "metrics": {**ON_A_CPU["metrics"], "ratio_to_plain": 1.0}}
+    append_rows(new, [BenchRow(**ON_A_CPU), BenchRow(**plain)])
+    assert report.main(["--add", str(new)]) == 0
+    assert (files / "docs/results/measured-cpu.png").read_bytes().startswith(b"\x89PNG")
+    assert not (files / "docs/results/measured.png").exists()
+    assert len(read_rows(files / "results/measured-cpu.jsonl", BenchRow)) == 2
+
+
 def test_arms_keep_their_places_when_replaced_rows_are_gone() -> None:
     runs = [{**RUN, "utc": f"2026-0{month}-02T03:04:05+00:00"} for month in (1, 2)]
     arms = [("plain", 0), ("C2T", 0), ("static 4", 0), ("C2T", 1)]
@@ -326,6 +350,29 @@ def test_a_file_without_rows_is_named(files: Path, capsys: pytest.CaptureFixture
 def test_a_bench_row_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(C2TError):
         BenchRow(**{**SIMULATED, **change})
+
+
+@pytest.mark.parametrize("missing", ["processor", "cores", "threads"])
+def test_a_row_measured_on_a_cpu_names_the_processor(missing: str) -> None:
+    setting = {name: value for name, value in ON_A_CPU["setting"].items() if name != missing}
+    with pytest.raises(C2TError, match=f"missing: {missing}$"):
+        BenchRow(**{**ON_A_CPU, "setting": setting, "metrics": {}, "error": "no server"})
+
+
+@pytest.mark.parametrize("missing", ["memory_gb_per_s", "target_ms_1", "target_ms_128"])
+def test_figures_of_a_cpu_come_with_what_it_costs_there(missing: str) -> None:
+    with pytest.raises(C2TError, match=f"missing: {missing}$"):
+        BenchRow(**{**ON_A_CPU, "metrics": {**ON_A_CPU["metrics"], missing: None}})
+    assert BenchRow(**{**ON_A_CPU, "metrics": {}, "error": "no server"}).error
+
+
+def test_the_page_says_on_which_cpu_it_was_measured_and_who_lost() -> None:
+    slow = BenchRow(**{**ON_A_CPU, "metrics": {**ON_A_CPU["metrics"], "ratio_to_plain": 0.9}})
+    text = page("", [slow])
+    assert "Memory: 11.5 GB/s. A pass of the target by its tokens: 50 ms for 1, 51 ms for 2" in text
+    assert "57 ms for 128." in text and "Slower than plain decoding: C2T auto at 4." in text
+    assert "processor a CPU" in text and "![measured-cpu](results/measured-cpu.png)" in text
+    assert "nothing here has been measured on a GPU" in text
 
 
 def test_each_table_is_of_the_newest_rows_and_has_the_arms_that_failed_or_lost() -> None:

@@ -127,6 +127,11 @@ class Stub(BaseHTTPRequestHandler):
             type(self).open += 1
         if self.full:
             self.seen.wait(WAIT_S)
+        if "logprobs" in request:
+            type(self).open -= 1
+            best = {"a": -0.5, "b": -0.75} if request["prompt"][0] else {"a": -0.5}
+            self.answer(json.dumps({"choices": [{"logprobs": {"top_logprobs": [best]}}]}).encode())
+            return
         lines: list[dict[str, Any]] = [
             {"choices": [{"token_ids": [place], "text": LINE_ENDS}]} for place in range(request["prompt"][0])
         ]
@@ -274,3 +279,25 @@ def test_a_cache_that_vllm_could_not_empty_is_asked_for_again(
     left.append(False)
     with pytest.raises(C2TError, match="did not empty its prefix cache"):
         client.flush()
+
+
+def test_an_answer_comes_in_the_pieces_that_the_server_sent(url: str) -> None:
+    with SglangClient(url, max_tokens=5) as client:
+        assert list(client.pieces([3, 9])) == [(0,), (1,), (2,)]
+    (asked,) = Stub.asked
+    assert (asked["temperature"], asked["max_tokens"], asked["stream"]) == (0.0, 5, True)
+    assert "ignore_eos" not in asked
+
+
+def test_a_streamed_answer_that_breaks_is_an_error(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stub, "broken", "midway")
+    with SglangClient(url, max_tokens=5) as client, pytest.raises(C2TError, match="no room"):
+        list(client.pieces([3, 9]))
+
+
+def test_the_gap_is_between_the_two_best_tokens(url: str) -> None:
+    with SglangClient(url, max_tokens=5) as client:
+        assert client.top_two_gap([1, 9]) == pytest.approx(0.25)
+        with pytest.raises(C2TError, match="two logprobs"):
+            client.top_two_gap([0, 9])
+    assert (Stub.asked[0]["max_tokens"], Stub.asked[0]["logprobs"]) == (1, 2)

@@ -1,178 +1,148 @@
-"""The demo's own logic on both engines, with servers that answer by rule: which rows it writes, and when it fails."""
+"""The demo on the real pair with servers that answer by rule: what it measures, prints and makes of differences."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 import pytest
 
-from benchmarks.report.rows import ServingRow, read_rows
-from benchmarks.serving import demo, options
+from benchmarks.report.rows import BenchRow, read_rows
+from benchmarks.serving import demo, interleaved
 from benchmarks.serving import server as serving_server
-from benchmarks.serving.client import Completion, Pass
-from benchmarks.serving.engines import ENGINES, Device, Launch
-from c2t_plugin.classifier import FILE_NAME
-from c2t_plugin.errors import C2TError
+from benchmarks.serving.engines import ENGINES
+from benchmarks.serving.real_demo import CONTESTANTS, prompts_of_a_pass
+from benchmarks.serving.real_pair import BINDING, THREADS, ChatPrompts
+from benchmarks.serving.streamed import spans
+from tests.support.turns import HOST, Stage, StandInClient, StandInServer
 
-PROMPTS = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
-SUGGESTED_BETA = 0.4
-STEPS = ("--speculative-num-steps", "--speculative-config.num_speculative_tokens")
-
-
-class FakeServer:
-    """Remembers how it was started; a client finds its flags by its address."""
-
-    flags: ClassVar[dict[str, tuple[str, ...]]] = {}
-
-    def __init__(self, launch: Launch, *, log: Path, start_timeout: float) -> None:
-        self.base_url = f"server {len(self.flags)}"
-        self.flags[self.base_url] = launch.flags
-
-    def __enter__(self) -> FakeServer:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        return None
+PROMPTS = ChatPrompts("development", [[number, 0] for number in range(100)], "d" * 64)
 
 
-class FakeClient:
-    """Outputs depend on the prompt alone; drafts are as long as the server's settings allow."""
+class Words:
+    """A tokenizer whose token n is the letter of that number; 12 and 13 are one character together."""
 
-    wrong_at_beta: float | None = None
-
-    def __init__(self, url: str, max_tokens: int) -> None:
-        flags = FakeServer.flags[url]
-        told = dict(zip(flags[::2], flags[1::2], strict=True))
-        self.depth = int(next((told[name] for name in STEPS if name in told), 0))
-        self.beta = SUGGESTED_BETA
-
-    def __enter__(self) -> FakeClient:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        return None
-
-    def c2t_state(self) -> dict[str, float]:
-        return {"beta": self.beta}
-
-    def control(self, beta: float, max_depth: int) -> None:
-        self.beta, self.depth = beta, max_depth
-
-    def complete(self, prompt: Sequence[int]) -> Completion:
-        token = prompt[0] + (self.wrong_at_beta == self.beta and prompt == PROMPTS[0])
-        steps = 2 if self.depth else 0
-        return Completion((token, token), steps, steps, steps * self.depth)
-
-    def run(self, prompts: Sequence[Sequence[int]], concurrency: int, advance: Callable[[], None]) -> Pass:
-        advance()
-        return Pass(tuple(self.complete(prompt) for prompt in prompts), seconds=0.5)
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        letters = "".join("" if token == 12 else chr(ord("a") + token - 11) for token in ids)
+        return letters + "\N{REPLACEMENT CHARACTER}" if ids[-1] == 12 else letters
 
 
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeClient]:
-    monkeypatch.setattr(serving_server, "Server", FakeServer)
+def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stage:
+    monkeypatch.setattr(serving_server, "Server", StandInServer)
+    monkeypatch.setattr(StandInServer, "stage", Stage())
+    monkeypatch.setattr(interleaved, "SETTLE_S", 0.0)
     for engine in ENGINES.values():
-        monkeypatch.setattr(type(engine), "client", FakeClient)
-    monkeypatch.setattr(options, "pair_dir", lambda: tmp_path / "pair")
-    monkeypatch.setattr(demo, "held_out_prompts", lambda n, seed: PROMPTS[:n])
-    monkeypatch.setattr(FakeServer, "flags", {})
-    return FakeClient
+        monkeypatch.setattr(type(engine), "client", StandInClient)
+        monkeypatch.setattr(type(engine), "layout", lambda self, pair, out: pair)
+    monkeypatch.setattr(demo, "write_pair", lambda work: tmp_path / "pair")
+    monkeypatch.setattr(demo, "chat_prompts", lambda target, part: PROMPTS)
+    monkeypatch.setattr(demo, "measure_host", lambda target, threads: HOST)
+    monkeypatch.setattr(demo, "question", lambda target: [1, 2])
+    monkeypatch.setattr("benchmarks.serving.streamed.tokenizer", lambda target: Words())
+    for name in (THREADS, BINDING):
+        monkeypatch.setenv(name, "as before")
+    return StandInServer.stage
 
 
-def run(out: Path, engine: str = "sglang") -> tuple[int, list[ServingRow]]:
-    status = demo.main(["--engine", engine, "--prompts", "3", "--out", str(out)])
-    return status, read_rows(out / "rows.jsonl", ServingRow)
+def run(out: Path, *more: str) -> tuple[int, list[BenchRow]]:
+    status = demo.main(["--out", str(out), "--passes", "2", *more])
+    return status, read_rows(out / "rows.jsonl", BenchRow)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_table_has_every_arm_at_both_concurrencies(engine: str, client: type[FakeClient], tmp_path: Path) -> None:
-    status, rows = run(tmp_path, engine)
-    table = [(row.arm, row.base, row.d_max, row.beta, row.concurrency) for row in rows if row.scenario == "demo"]
+def test_every_arm_has_a_row_at_every_concurrency(engine: str, stage: Stage, tmp_path: Path) -> None:
+    status, rows = run(tmp_path, "--engine", engine)
     assert status == 0
-    assert table == [
-        *(("plain", "none", 0, None, c) for c in (1, 8)),
-        *(("static", base, 4, None, c) for base in ("standalone", "eagle3") for c in (1, 8)),
-        *(("c2t", base, 6, SUGGESTED_BETA, c) for base in ("standalone", "eagle3") for c in (1, 8)),
-    ]
+    found = [(row.setting["concurrency"], row.arm) for row in rows]
+    assert found == [(load, arm) for load in (1, 4, 16) for arm in CONTESTANTS[engine]]
+    assert all(row.metrics["passes"] == 2 and row.metrics["identical_share"] == 1.0 for row in rows)
+    assert (tmp_path / "speeds.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("base", ["standalone", "eagle3"])
-def test_the_picture_has_static_chains_and_a_sweep_of_beta(base: str, client: type[FakeClient], tmp_path: Path) -> None:
-    _, rows = run(tmp_path)
-    sweep = [row for row in rows if row.scenario == "sweep" and row.base == base]
-    static = [row for row in sweep if row.arm == "static"]
-    assert [(row.d_max, row.gamma_per_token) for row in static] == [(depth, float(depth)) for depth in range(1, 7)]
-    assert [(row.beta, row.d_max) for row in sweep if row.arm == "c2t"] == [(beta, 6) for beta in demo.SWEEP_BETAS]
-    assert (tmp_path / "tau_gamma.png").is_file()
+def test_what_it_prints(stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path)
+    text = capsys.readouterr().out
+    assert "measured, on this a CPU, threads: 2" in text and "10.0 GB/s" in text
+    line = next(line for line in text.splitlines() if line.startswith("│ 16") and "static 4" in line)
+    cells = [cell.strip() for cell in line.strip("│").split("│")]
+    assert cells == ["16", "static 4", "96.0 (96.0 to 96.0)", "2.00 (2.00 to 2.00)", "2.00", "2.00", "32 of 32"]
+    assert "a[c]d[e]f" in text.replace("\n", "") and "3 of 6 tokens came from the draft" in text
 
 
-@pytest.mark.parametrize(
-    ("engine", "algorithms"),
-    [
-        ("sglang", ["STANDALONE", "EAGLE3", "C2T", "C2T"]),
-        ("vllm", ["draft_model", "eagle3", "c2t:draft_model", "c2t:eagle3"]),
-    ],
-)
-def test_each_server_starts_once(engine: str, algorithms: list[str], client: type[FakeClient], tmp_path: Path) -> None:
-    run(tmp_path, engine)
-    started = [flags[1] if flags else "plain" for flags in FakeServer.flags.values()]
-    assert started == ["plain", *algorithms]
+def test_c2t_gets_no_options_but_the_draft() -> None:
+    arm = CONTESTANTS["sglang"]["C2T"]
+    filled: Any = type("On", (), {"draft": Path("draft")})()
+    assert dict(arm.options("sglang", filled)) == {"algorithm": "C2T", "draft_model_path": Path("draft")}
 
 
-@pytest.mark.parametrize(
-    ("contestant", "method"),
-    [
-        (demo.Contestant("static", "standalone", 4), "draft_model"),
-        (demo.Contestant("static", "eagle3", 4), "eagle3"),
-        (demo.Contestant("c2t", "eagle3", 6), "c2t:eagle3"),
-    ],
-    ids=str,
-)
-def test_what_a_server_of_vllm_is_told(
-    contestant: demo.Contestant, method: str, client: type[FakeClient], tmp_path: Path
+def test_arms_change_places_and_rounds_their_prompts(stage: Stage, tmp_path: Path) -> None:
+    run(tmp_path, "--concurrency", "4")
+    turns = [event.partition(" ")[2] for event in stage.events if event.startswith("resume")]
+    # each was let go on once to warm up; at the end plain is asked and C2T streams, then all are let go on to end
+    rounds = turns[5:15]
+    assert rounds[:5] == rounds[5:][::-1] and len(set(rounds[:5])) == 5
+    first, second = (f"run {list(range(start, start + 8))} 4 0" for start in (0, 8))
+    assert [event for event in stage.events if event in (first, second)] == [first] * 5 + [second] * 5
+
+
+def test_only_an_arm_that_plans_has_passes_before(stage: Stage, tmp_path: Path) -> None:
+    run(tmp_path, "--concurrency", "4")
+    last = f"run {list(range(92, 100))} 4 0"
+    assert stage.events.count(last) == 1
+    assert stage.events.index(last) > stage.events.index("start C2T")
+
+
+def test_a_tie_is_shown_and_is_no_failure(stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stage.odd, stage.gap = 1, 0.0002
+    status, rows = run(tmp_path, "--concurrency", "4")
+    text = capsys.readouterr().out
+    assert status == 0 and "15 of 16" in text
+    assert "an answer differs from token 3 on" in text and "are 0.00020 apart: a tie" in text
+    # asked about the prompt and what both answers begin with
+    assert "gap [1, 0, 1, 1]" in stage.events
+    assert {row.metrics["identical_share"] for row in rows if row.arm != "plain"} == {15 / 16}
+
+
+def test_a_difference_that_is_no_tie_fails_the_demo(
+    stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runner, on = contestant.runner(ENGINES["vllm"], tmp_path / "out")
-    found = contestant.in_table.options("vllm", on)
-    draft = options.PAIR_DRAFTS[contestant.base]
-    assert (found["method"], found["num_speculative_tokens"]) == (method, contestant.d_max)
-    assert (runner.target, found["model"]) == (tmp_path / "out/pair/target", tmp_path / "out/pair" / draft)
-    # the layout has no classifier, and the generic one would be of another pair where C2T_PAIR is set
-    own = tmp_path / "pair" / draft / FILE_NAME
-    assert found.get("c2t_classifier") == (own if contestant.arm == "c2t" else None)
-    assert runner.device is Device.CPU and "c2t_beta" not in found
+    stage.odd, stage.gap = 1, 0.4
+    assert run(tmp_path)[0] == 1
+    assert "are 0.40000 apart: not a tie" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_plain_decoding_has_no_flags(engine: str, client: type[FakeClient], tmp_path: Path) -> None:
-    plain = demo.CONTESTANTS[0]
-    _, on = plain.runner(ENGINES[engine], tmp_path)
-    assert plain.in_table.options(engine, on) == {}
-
-
-def test_a_second_run_replaces_the_rows(client: type[FakeClient], tmp_path: Path) -> None:
-    _, first = run(tmp_path)
-    _, second = run(tmp_path)
-    assert len(second) == len(first)
-
-
-def test_a_different_output_fails_the_demo(
-    client: type[FakeClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("refused", "status"), [("adaptive", 0), ("C2T", 1)])
+def test_an_arm_that_does_not_start_is_a_line(
+    refused: str, status: int, stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(client, "wrong_at_beta", demo.SWEEP_BETAS[2])
-    status, rows = run(tmp_path)
-    assert status == 1
-    assert [row.n_identical for row in rows if row.n_identical != 3] == [2, 2]
-    assert "2 of 3" in capsys.readouterr().out
+    stage.refused = refused
+    found, rows = run(tmp_path)
+    assert found == status and len(rows) == 12
+    assert ": the server did not start: ValueError: no such option" in capsys.readouterr().out
 
 
-def test_a_server_that_does_not_start_is_one_message(
-    client: type[FakeClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_server_that_dies_ends_the_demo_in_one_message(
+    stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(self: FakeServer) -> FakeServer:
-        raise C2TError("the server ended with 1 before it was ready")
-
-    monkeypatch.setattr(FakeServer, "__enter__", fail)
+    stage.dead = {"static-2": 2}
     assert run(tmp_path) == (2, [])
-    assert "ended with 1" in capsys.readouterr().out
+    assert "static 2: the server ended with -9" in capsys.readouterr().out
+
+
+def test_no_round_begins_that_would_end_too_late(stage: Stage, tmp_path: Path) -> None:
+    _, rows = run(tmp_path, "--passes", "4", "--least", "1", "--minutes", "0")
+    assert {row.metrics["passes"] for row in rows} == {1}
+
+
+def test_a_round_takes_about_as_long_at_every_concurrency() -> None:
+    assert [prompts_of_a_pass(load) for load in (1, 4, 16, 7)] == [2, 8, 16, 7]
+
+
+def test_the_last_token_of_a_piece_is_the_targets_own() -> None:
+    found = list(spans([(11,), (14, 15, 16), (17,), (18, 19)], Words()))
+    assert found == [("a", False), ("de", True), ("f", False), ("g", False), ("h", True), ("i", False)]
+
+
+def test_a_character_waits_for_all_its_tokens() -> None:
+    assert list(spans([(11, 12), (13, 14)], Words())) == [("a", True), ("c", True), ("d", False)]

@@ -1,0 +1,155 @@
+"""Cells of the matrix: an arm at a concurrency and a temperature, measured beside plain decoding in the same rounds."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report.rows import MEASURED_CPU, BenchRow, append_rows, read_rows
+from benchmarks.serving.arms import ARMS, Arm, Speculation
+from benchmarks.serving.host import Host
+from benchmarks.serving.interleaved import ArmError, Interleaved, paired_ratio, same_as_plain, turned
+from benchmarks.serving.measuring import Condition, Outcome, checked, metrics_of, one_line, warm_up
+from benchmarks.serving.real_pair import ChatPrompts
+from benchmarks.serving.server import Runner
+from c2t_plugin.errors import C2TError
+
+SCENARIO = "matrix"
+PLAIN = "plain"
+
+Cell = tuple[str, Condition]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """What all cells have in common.
+
+    max_tokens: of an answer. passes: rounds of a cell. slots: prompts of a pass for each request at once. least:
+    prompts of a pass at least. setting: of every row, load and temperature aside. run: a RunRecord's JSON.
+    """
+
+    runner: Runner
+    on: Speculation
+    prompts: ChatPrompts
+    host: Host
+    max_tokens: int
+    passes: int
+    slots: int
+    least: int
+    setting: Mapping[str, Any]
+    run: Mapping[str, Any]
+
+    def row(self, cell: Cell, metrics: Mapping[str, float | None], error: str = "") -> BenchRow:
+        """A cell's row."""
+        arm, (concurrency, temperature) = cell
+        label = {**self.setting, "concurrency": concurrency, "temperature": temperature}
+        return BenchRow(SCENARIO, MEASURED_CPU, arm, label, metrics, error, self.run)
+
+    def is_done(self, cell: Cell, done: set[str]) -> bool:
+        """Whether a row of the cell, with figures or with an error, is among `done`, which are keys."""
+        return _key(self.row(cell, {}, "none")) in done
+
+    def measured(self, arms: Sequence[Arm], todo: Sequence[Cell]) -> Iterator[list[BenchRow]]:
+        """Rows of cells of a group of arms, a condition at a time. C2TError if plain decoding fails.
+
+        Ends early after a server has died: all servers of the group start again for the cells that are left.
+        """
+        with Interleaved(lambda url: self.runner.engine.client(url, self.max_tokens)) as contest:
+            failed = self._start(contest, arms)
+            yield [self.row(cell, {}, failed[cell[0]]) for cell in todo if cell[0] in failed]
+            for condition in dict.fromkeys(at for _, at in todo):
+                wanted = [name for name, at in todo if at == condition and name not in failed]
+                try:
+                    if wanted:
+                        yield list(self._rows(contest, wanted, condition))
+                except ArmError as error:
+                    if error.name == PLAIN:
+                        raise
+                    yield [self.row((error.name, condition), {}, str(error))]
+                    return
+
+    def _start(self, contest: Interleaved, arms: Sequence[Arm]) -> dict[str, str]:
+        """Start the servers. Returns why some have not started."""
+        failed = {}
+        for arm in arms:
+            try:
+                contest.start(arm.name, self.runner.server(arm.name, arm, self.on))
+            except C2TError as error:
+                if arm.name == PLAIN:
+                    raise
+                failed[arm.name] = one_line(error)
+        return failed
+
+    def _rows(self, contest: Interleaved, wanted: Sequence[str], condition: Condition) -> Iterator[BenchRow]:
+        """Rows of some arms at a condition, each paired with plain decoding's passes."""
+        concurrency, _ = condition
+        names = list(dict.fromkeys([PLAIN, *wanted]))
+        size = max(self.least, self.slots * concurrency)
+        outcomes = {name: Outcome() for name in names}
+        for name in names:
+            with contest.turn(name) as client:
+                batch = self.prompts.batch(self.passes, size)
+                outcomes[name].warm_up = warm_up(client, batch, condition, ARMS[name].warm_ups)
+        for number in range(self.passes):
+            batch = self.prompts.batch(number, size)
+            for name, one in contest.round(batch, condition, turned(names, number), lambda: None).items():
+                outcomes[name].passes.append(one)
+        for name in wanted:
+            error = checked(outcomes[name], concurrency).error
+            counted = name == PLAIN or ARMS[name].counted
+            found = {} if error else {**figures(outcomes, name, condition, counted), **self.host.metrics}
+            yield self.row((name, condition), found, error)
+
+
+def figures(outcomes: Mapping[str, Outcome], name: str, condition: Condition, counted: bool) -> dict[str, float | None]:
+    """An arm's metrics beside plain decoding's, paired by rounds. counted: its server says what it verified."""
+    outcome, plain = outcomes[name], outcomes[PLAIN]
+    found = metrics_of(outcome, None, (), False, counted)
+    found |= {"output_tokens_per_s_low": min(outcome.speeds), "output_tokens_per_s_high": max(outcome.speeds)}
+    if condition[1] == 0.0:
+        same, of = same_as_plain(outcomes, name)
+        found["identical_share"] = same / of
+    return found | paired_ratio("ratio_to_plain", outcome.passes, plain.passes)
+
+
+def group(names: Sequence[str], at_once: int) -> list[Arm]:
+    """The first arms that are up together, `at_once` of them with plain decoding, which is one each time."""
+    rest = [name for name in dict.fromkeys(names) if name != PLAIN]
+    return [ARMS[name] for name in (PLAIN, *rest[: at_once - 1])]
+
+
+def fill(matrix: Matrix, cells: Sequence[Cell], at_once: int, path: Path) -> int:
+    """Measure the cells that `path` lacks, appending each one's row when it is done. Returns how many failed.
+
+    C2TError if plain decoding fails.
+    """
+    done = {_key(row) for row in read_rows(path, BenchRow)}
+    todo = [cell for cell in cells if not matrix.is_done(cell, done)]
+    print(f"{len(todo)} cells to measure of {len(cells)}; rows: {path}", flush=True)
+    start, measured, errors = time.monotonic(), 0, 0
+    while todo:
+        arms = group([name for name, _ in todo], at_once)
+        own = [cell for cell in todo if cell[0] in {arm.name for arm in arms}]
+        for rows in matrix.measured(arms, own):
+            append_rows(path, rows)
+            todo = [cell for cell in todo if cell not in {cell_of(row) for row in rows}]
+            measured, errors = measured + len(rows), errors + sum(bool(row.error) for row in rows)
+            if rows:
+                minutes = (time.monotonic() - start) / 60 / measured * len(todo)
+                _, (concurrency, temperature) = cell_of(rows[0])
+                where = f"{concurrency} at once, temperature {temperature:g}: {', '.join(row.arm for row in rows)}"
+                print(f"{where}; about {minutes:.0f} min left", flush=True)
+    return errors
+
+
+def cell_of(row: BenchRow) -> Cell:
+    """Which cell a row is of."""
+    return row.arm, (int(row.setting["concurrency"] or 0), float(row.setting["temperature"] or 0.0))
+
+
+def _key(row: BenchRow) -> str:
+    return json.dumps([row.arm, dict(row.setting)], sort_keys=True)

@@ -1,0 +1,98 @@
+"""Stand-ins for servers that take turns: started, halted and asked without a process, with answers by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from benchmarks.report.rows import CURVE
+from benchmarks.serving.client import Completion, Pass
+from benchmarks.serving.engines import Launch
+from benchmarks.serving.host import Host
+from c2t_plugin.errors import C2TError
+
+HOST = Host("a CPU", 2, 2, 10.0, {tokens: 50.0 + tokens for tokens in CURVE})
+
+
+@dataclass
+class Stage:
+    """What stand-ins do. refused: a word of the flags of servers that do not start. dead: of those that have died, by
+    the number of turns that they get. odd: a prompt's first token whose answers differ under speculation. events:
+    what happened, in order."""
+
+    refused: str = ""
+    dead: dict[str, int] = field(default_factory=dict)
+    odd: int = -1
+    gap: float = 0.0001
+    most_at_once: int = 99
+    events: list[str] = field(default_factory=list)
+
+
+class StandInServer:
+    """Its address is its flags."""
+
+    stage: ClassVar[Stage] = Stage()
+
+    def __init__(self, launch: Launch, *, log: Path, start_timeout: float) -> None:
+        self.base_url = " ".join(launch.flags)
+        self.name = log.stem
+
+    def __enter__(self) -> StandInServer:
+        self.stage.events.append(f"start {self.name}")
+        if self.stage.refused and self.stage.refused in self.base_url:
+            raise C2TError("the server did not start: ValueError: no such option\nmore of the log")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stage.events.append(f"end {self.name}")
+
+    def halt(self) -> None:
+        self.stage.events.append(f"halt {self.name}")
+
+    def resume(self) -> None:
+        self.stage.events.append(f"resume {self.name}")
+
+    def check_alive(self) -> None:
+        left = self.stage.dead.get(self.name)
+        if left == 0:
+            raise C2TError("the server ended with -9 while it was wanted; its log\nin two lines")
+        if left is not None:
+            self.stage.dead[self.name] = left - 1
+
+
+class StandInClient:
+    """Twice as fast with speculation; an answer is its prompt's first token, three times."""
+
+    def __init__(self, url: str, max_tokens: int) -> None:
+        self.stage = StandInServer.stage
+        self.speculates = "--speculative" in url
+
+    def __enter__(self) -> StandInClient:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+    def complete(self, prompt: Sequence[int], temperature: float = 0.0) -> Completion:
+        first, steps = prompt[0], 2 if self.speculates else 0
+        last = first + (self.speculates and first == self.stage.odd)
+        return Completion((first, first, last), steps, steps, 3 * steps, first_s=0.1, last_s=0.3)
+
+    def run(
+        self, prompts: Sequence[Sequence[int]], concurrency: int, advance: Callable[[], None], temperature: float = 0.0
+    ) -> Pass:
+        self.stage.events.append(f"run {[prompt[0] for prompt in prompts]} {concurrency} {temperature:g}")
+        for _ in prompts:
+            advance()
+        seconds = 0.5 if self.speculates else 1.0
+        completions = tuple(map(self.complete, prompts))
+        return Pass(completions, seconds, min(concurrency, self.stage.most_at_once), 1.0, 0.1)
+
+    def top_two_gap(self, prompt: Sequence[int]) -> float:
+        self.stage.events.append(f"gap {list(prompt)}")
+        return self.stage.gap
+
+    def pieces(self, prompt: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        yield from ((11,), (12, 13, 14), (15, 16))
