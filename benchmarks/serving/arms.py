@@ -165,7 +165,6 @@ def _static(length: int) -> Arm:
 
 _ADAPTIVE = {"enable_adaptive_verification": "true"}
 _NO_TREES = "vLLM has no tree attention"
-_NO_AUTO = "a planner is for SGLang; here vLLM's adaptive verification decides (C2T adaptive)"
 
 ARMS: Mapping[str, Arm] = {
     arm.name: arm
@@ -189,7 +188,7 @@ ARMS: Mapping[str, Arm] = {
             "threshold on P",
             {
                 "sglang": _sglang_threshold,
-                "vllm": lambda on: _vllm_c2t(on, on.threshold, on.threshold_classifier),
+                "vllm": lambda on: _vllm_c2t(on, on.threshold, on.threshold_classifier, c2t_planner="off"),
             },
             c2t=True,
         ),
@@ -197,7 +196,7 @@ ARMS: Mapping[str, Arm] = {
             "C2T",
             {
                 "sglang": lambda on: _sglang_c2t(on, c2t_planner="off", c2t_beta=on.beta),
-                "vllm": lambda on: _vllm_c2t(on, on.beta, on.classifier),
+                "vllm": lambda on: _vllm_c2t(on, on.beta, on.classifier, c2t_planner="off"),
             },
             c2t=True,
         ),
@@ -205,7 +204,10 @@ ARMS: Mapping[str, Arm] = {
         Arm("C2T adaptive", {"vllm": lambda on: _vllm_c2t(on, 0, on.classifier, **_ADAPTIVE)}, c2t=True),
         Arm(
             "C2T auto",
-            {"sglang": lambda on: _sglang_c2t(on, c2t_planner="on"), "vllm": _NO_AUTO},
+            {
+                "sglang": lambda on: _sglang_c2t(on, c2t_planner="on"),
+                "vllm": lambda on: _vllm_c2t(on, None, on.classifier, c2t_planner="on"),
+            },
             c2t=True,
             planned=True,
         ),

@@ -6,7 +6,7 @@ to score it, and 60 us a row to find the M largest of 8,192 logits; numpy takes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -136,20 +136,27 @@ class HostScorer(RequestLimits):
         self, classifier: NodeClassifier, *, rows: int, max_depth: int, beta: float, keep_stats: bool = False
     ) -> None:
         """rows: largest batch. max_depth: draft steps. keep_stats: for `stats`."""
-        super().__init__(slots=1, max_depth=max_depth, beta=beta, device="cpu")
+        super().__init__(slots=rows, max_depth=max_depth, beta=beta, device="cpu")
+        self._rows = torch.arange(rows)
         self.non_finite = 0
         self._top_m, self._network = classifier.spec.top_m, HostNetwork(classifier, max_depth)
         self._room = np.empty((2, rows, 0), dtype=np.float32)
         self._joint, self._path = np.zeros((2, rows), dtype=np.float32)
         self._confidence = np.full((rows, max_depth), np.nan, dtype=np.float32)
         self._kept, self._alive = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=bool)
-        self._limits: tuple[float | Array, int | Array] = beta, max_depth
+        self._limits: tuple[Any, ...] = beta, max_depth
         self._stats = np.zeros((rows, max_depth, 4), dtype=np.float32) if keep_stats else None
         self._step = self._batch = 0
 
     def forget(self) -> None:
         """Count what has no confidence from here."""
         self.non_finite = 0
+
+    def limit(self, betas: Sequence[float | None], depths: Sequence[int | None]) -> None:
+        """To be called before each draft: what its requests have set for themselves, None where nothing."""
+        self._any_own = any(value is not None for value in (*betas, *depths))
+        if self._any_own:
+            self.set_requests(self._rows[: len(betas)], betas, depths)
 
     def score(self, logits: Tensor, *, first: bool) -> Tensor:
         """Score the next token of every chain: the (rows,) int64 argmax of (rows, draft_vocab) logits, any float dtype.
@@ -173,7 +180,10 @@ class HostScorer(RequestLimits):
         self._batch, self._step = rows, 0
         self._joint[:rows] = self._path[:rows] = 0.0
         self._kept[:rows], self._alive[:rows] = 0, True
-        self._limits = float(self.beta), int(self.max_depth)
+        if self._any_own:
+            self._limits = tuple(each.numpy() for each in self.limits_of(self._rows[:rows]))
+        else:
+            self._limits = float(self.beta), int(self.max_depth)
 
     def _extend(self, stats: HostStats) -> None:
         n, column = self._batch, self._step

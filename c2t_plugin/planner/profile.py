@@ -63,11 +63,17 @@ class CostProfile:
         started = self.clock()
         yield
         self.synchronise()
-        self._samples[part].append((count(), (self.clock() - started) / passes))
+        self.took(part, count(), (self.clock() - started) / passes)
+
+    def took(self, part: str, count: int, seconds: float) -> None:
+        """As `timed`, of one pass that somebody else has measured."""
+        if self._measuring:
+            self._samples[part].append((count, seconds))
 
     def curve(self) -> CostCurve | None:
         """What is known so far; None until a size of batch is."""
-        if not any(done >= self.steps_per_size for done in self._steps.values()):
+        known = any(done >= self.steps_per_size for done in self._steps.values())
+        if not known or not all(self._samples.values()):
             return None
         return CostCurve(
             verify=_points(self._samples["verify"]),

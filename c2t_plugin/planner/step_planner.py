@@ -49,6 +49,8 @@ class StepPlanner:
         self.sizes: Callable[[], Sequence[int]] = tuple
         # Whether what is not verified is not computed; without that every drafted token is verified.
         self.packed = False
+        # Whether the step at hand decodes alone, so that its time says what decoding costs.
+        self.measurable = True
         self.depths = tuple(depths)
         # Of the step at hand; rows: of the target's pass, None where its own confidences decide.
         self.depth = steps
@@ -100,6 +102,11 @@ class StepPlanner:
         if self._pace is not None and part == "verify":
             self._pace.verifies(count())
 
+    def took(self, part: str, count: int, seconds: float) -> None:
+        """See CostProfile.took."""
+        if self._profile is not None and self._forced is not None:
+            self._profile.took(part, count, seconds)
+
     def interrupt(self) -> None:
         """Something else than a step runs, such as a prefill."""
         if self._pace is not None:
@@ -136,7 +143,7 @@ class StepPlanner:
 
     def _choose(self, requests: int, before: int | None, own: Sequence[OwnLimits]) -> None:
         if self._profile is not None:
-            self._forced = self._profile.length(requests)
+            self._forced = self._profile.length(requests) if self.measurable else None
             if before is not None and self._forced is None:
                 self._learn(self._profile.curve())
         if self.depths and self._forced is not None:

@@ -150,3 +150,27 @@ def test_statistics_are_kept_as_the_reference_keeps_them():
 def test_a_batch_larger_than_the_buffers_is_an_error():
     with pytest.raises(ConfigError, match="buffers hold 2"):
         HostScorer(classifier_of(), rows=2, max_depth=2, beta=0.5).score(logits_of(1), first=True)
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_requests_are_cut_by_limits_of_their_own(lower: bool):
+    classifier = classifier_of()
+    steps = [logits_of(50 + step) for step in range(D_MAX)]
+    trial = HostScorer(classifier, rows=ROWS, max_depth=D_MAX, beta=0.0)
+    draft(trial, steps)
+    beta = float(trial.confidence(ROWS).median())
+    betas, depths = [None, 0.0, 1.0, None, 0.0], [None, None, None, 2, 1]
+    mine, theirs = HostScorer(classifier, rows=ROWS, max_depth=D_MAX, beta=beta), device_scorer(classifier, beta)
+    mine.lower = theirs.lower = lower
+    plain = mine
+    draft(plain, steps)
+    as_the_server = plain.end(ROWS).tolist()
+    mine.limit(betas, depths)
+    theirs.set_requests(torch.arange(ROWS), betas, depths)
+    draft(mine, steps)
+    draft_on_device(theirs, steps)
+    assert mine.end(ROWS).tolist() == theirs.end(ROWS).tolist() != as_the_server
+    assert mine.any_alive() == theirs.any_alive()
+    mine.limit([None] * ROWS, [None] * ROWS)
+    draft(mine, steps)
+    assert mine.end(ROWS).tolist() == as_the_server

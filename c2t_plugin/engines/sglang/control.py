@@ -15,9 +15,9 @@ from typing import Any
 
 from c2t_plugin.config import AUTO
 from c2t_plugin.engines.sglang.parts import Parts, Scorer
-from c2t_plugin.engines.sglang.requests import MOST, shown
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner.step_planner import StepPlanner
+from c2t_plugin.request_options import MOST, shown
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,7 @@ nothing raises, and a bad value means "as the server is set".
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor
@@ -20,78 +18,29 @@ from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.step import record_of
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import OwnLimits
+from c2t_plugin.request_options import KEYS, RequestOptions, shown
 
 KEY = "c2t"
-MOST = 2**31 - 1
 
 
-@dataclass(frozen=True)
-class RequestOptions:
-    """One request's own settings; None means the server's.
-
-    enabled: False verifies every draft token, as a static chain does. beta: in [0, 1]. max_depth: at most so many draft
-    tokens are verified, 0 to MOST; what exceeds the server's own longest chain is that one. learn: False keeps its
-    outcomes out of what the server learns.
-    """
-
-    enabled: bool = True
-    beta: float | None = None
-    max_depth: int | None = None
-    learn: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("enabled", "learn"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"c2t.{name} must be true or false, got {shown(getattr(self, name))}")
-        if self.beta is not None and not (_is_number(self.beta) and 0.0 <= self.beta <= 1.0):
-            raise ConfigError(f"c2t.beta must be a number in [0, 1], got {shown(self.beta)}")
-        depth = self.max_depth
-        if depth is not None and not (_is_number(depth) and 0 <= depth <= MOST and depth == int(depth)):
-            raise ConfigError(f"c2t.max_depth must be a whole number from 0 to {MOST}, got {shown(depth)}")
-        if not self.enabled and self.beta is not None:
-            raise ConfigError("c2t.beta has no meaning with c2t.enabled false; leave one of them out")
-
-    @classmethod
-    def of(cls, custom_params: Any) -> RequestOptions:
-        """The options in a request's custom_params, which may be None. Raises ConfigError, naming the key."""
-        if not isinstance(custom_params, Mapping | None):
-            raise ConfigError(f"custom_params must be an object, got {shown(custom_params)}")
-        options = (custom_params or {}).get(KEY)
-        if options is None:
-            return cls()
-        known = [item.name for item in fields(cls)]
-        if not isinstance(options, Mapping):
-            raise ConfigError(
-                f"custom_params.c2t must be an object with some of {', '.join(known)}, got {shown(options)}"
-            )
-        unknown = [shown(name) for name in options if name not in known]
-        if unknown:
-            raise ConfigError(f"custom_params.c2t has no {', '.join(unknown[:9])}; it takes {', '.join(known)}")
-        return cls(**options)
-
-    @property
-    def threshold(self) -> float | None:
-        """The beta to cut at; 0 cuts nothing."""
-        return self.beta if self.enabled else 0.0
-
-    @property
-    def longest(self) -> int | None:
-        """max_depth as an integer."""
-        return None if self.max_depth is None else int(self.max_depth)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def shown(value: Any) -> str:
-    # short and of letters that every log and answer can hold, whatever a client sends
-    return ascii(reprlib.repr(value))[1:-1].replace("\\'", "'")
+def options_of(custom_params: Any) -> RequestOptions:
+    """The options in a request's custom_params, which may be None. Raises ConfigError, naming the key."""
+    if not isinstance(custom_params, Mapping | None):
+        raise ConfigError(f"custom_params must be an object, got {shown(custom_params)}")
+    options = (custom_params or {}).get(KEY)
+    if options is None:
+        return RequestOptions()
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"custom_params.c2t must be an object with some of {', '.join(KEYS)}, got {shown(options)}")
+    unknown = [shown(name) for name in options if name not in KEYS]
+    if unknown:
+        raise ConfigError(f"custom_params.c2t has no {', '.join(unknown[:9])}; it takes {', '.join(KEYS)}")
+    return RequestOptions.of(options, f"{KEY}.")
 
 
 def granted(custom_params: Any, settings: str, policy: str) -> RequestOptions:
     """What a request gets of what it asks for; ConfigError for what it may not. settings, policy: of C2TConfig."""
-    asked = RequestOptions.of(custom_params)
+    asked = options_of(custom_params)
     if asked in (RequestOptions(), RequestOptions(learn=False)):
         return asked
     refusal = f"this server was started with --speculative-c2t-request-settings {settings}; leave it out"
@@ -145,7 +94,7 @@ def check(_result: None, manager: Any, obj: Any, input_ids: Any, *_: Any, **__: 
     if not (manager.mm_processor and obj.contains_mm_input()):
         _check_prompt(obj, input_ids, manager.model_config.vocab_size)
     custom_params = obj.sampling_params.get("custom_params")
-    if RequestOptions.of(custom_params) != RequestOptions():
+    if options_of(custom_params) != RequestOptions():
         config = args.config_of(server_args)
         granted(custom_params, config.request_settings, config.policy)
 

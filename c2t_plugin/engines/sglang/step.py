@@ -11,7 +11,7 @@ from torch import Tensor
 from c2t_plugin.engines.sglang.metrics import RequestCounts
 
 if TYPE_CHECKING:
-    from c2t_plugin.engines.sglang.requests import RequestOptions
+    from c2t_plugin.request_options import RequestOptions
 
 # The one attribute that is set on objects of SGLang's: verify inputs, results and requests.
 NAME = "_c2t"

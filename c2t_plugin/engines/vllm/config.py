@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from c2t_plugin.classifier import ClassifierSpec
-from c2t_plugin.config import AUTO, OFF, C2TConfig
+from c2t_plugin.config import AUTO, NONE, OFF, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier, warn_of_kind
 from c2t_plugin.engines.served_traces import check_directory
 from c2t_plugin.errors import ConfigError
+from c2t_plugin.planner import CostCurve
 
 logger = logging.getLogger("vllm.c2t")
 
@@ -40,13 +41,13 @@ SCHEDULERS = {
     True: "c2t_plugin.engines.vllm.verified.AsyncCountingScheduler",
 }
 
+PLANNING = "c2t_plugin.engines.vllm.planned.PlanningScheduler"
+
 # Options of C2T that mean nothing here, and why.
 _OTHER_ENGINES = {
     "ragged": "vLLM verifies chains of unequal length as they are",
     "plan": "vLLM verifies chains of unequal length as they are",
     "attention": "vLLM verifies by its own attention backends",
-    "planner": "here vLLM's adaptive verification decides",
-    "request_settings": "on vLLM requests set nothing",
     "request_tiers": "on vLLM no answer tells rows",
     "policy": "vLLM drafts chains, and they have one",
 }
@@ -73,7 +74,8 @@ class Settings:
     """What a worker needs, as it travels in `additional_config["c2t"]`.
 
     classifier: path of the file. origin: where it came from. beta: threshold in [0, 1]. base: the kind of draft.
-    trace_dir, trace_share, trace_limit, trace_precision: see C2TConfig.
+    trace_dir, trace_share, trace_limit, trace_precision: see C2TConfig. planned: whether a planner decides; it then
+    does so in the place of beta, which is 0. curve: file of its costs. request_settings: what requests may set.
     """
 
     classifier: str
@@ -84,6 +86,9 @@ class Settings:
     trace_share: float = C2TConfig.trace_share
     trace_limit: float = C2TConfig.trace_limit
     trace_precision: str = C2TConfig.trace_precision
+    planned: bool = False
+    curve: str | None = None
+    request_settings: str = C2TConfig.request_settings
 
     @classmethod
     def of(cls, vllm_config: Any) -> Settings | None:
@@ -94,8 +99,9 @@ class Settings:
 
     def log(self, logger: logging.Logger, method: str, d_max: int, where: str) -> None:
         """Say what runs."""
-        text = "C2T: base %s, chains of at most %d, beta %s, classifier %s (%s); %s"
-        logger.info(text, method, d_max, self.beta, self.classifier, self.origin, where)
+        text = "C2T: base %s, chains of at most %d, %s, classifier %s (%s); %s"
+        rule = "a planner decides" if self.planned else f"beta {self.beta}"
+        logger.info(text, method, d_max, rule, self.classifier, self.origin, where)
         if self.origin.startswith("shipped"):
             logger.warning("C2T: this classifier was fitted on another pair; fit your own: c2t collect, then c2t fit")
 
@@ -113,15 +119,10 @@ def translate(arguments: Any) -> C2TConfig | None:
         raise ConfigError(f"{PREFIX}{foreign[0]} is for SGLang: {_OTHER_ENGINES[foreign[0]]}; leave it out")
     C2TConfig.from_mapping(options)  # resolve asks for known options only
     config = C2TConfig.resolve(options)
-    if config.planner == AUTO:
-        # a planner is SGLang's; vLLM cuts at a beta, or by its adaptive verification
-        config = replace(config, planner=OFF)
     if config.mode != "chain":
         raise ConfigError(
             f"c2t_mode is {config.mode!r}: vLLM has no tree attention, so C2T drafts chains there; for trees use SGLang"
         )
-    if config.planned:
-        raise ConfigError("a planner is for SGLang; on vLLM give a beta, or let adaptive verification cut")
     if not arguments.speculative_config:
         raise ConfigError('C2T needs a draft: --speculative-config \'{"method": "c2t", "model": ...}\'')
     if arguments.worker_cls != "auto":
@@ -192,21 +193,62 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     if config.trace_dir is not None and spec.enable_adaptive_verification:
         raise ConfigError("trace_dir cannot be combined with enable_adaptive_verification: leave one of them out")
     check_directory(config)
+    config = _planned(vllm_config, config)
     base = BASES[spec.method]
     if config.base not in ("auto", base):
         raise ConfigError(f"base is {config.base!r}, but vLLM drafts with {spec.method}; leave the base out")
     adaptive = spec.enable_adaptive_verification
-    path, origin = find_classifier(config, base, spec.model, revision=spec.revision, probabilities=adaptive)
+    path, origin = find_classifier(
+        config, base, spec.model, revision=spec.revision, probabilities=adaptive or config.planned
+    )
     fitted = load_fitting_classifier(path, config).spec
-    _warn(path, fitted, base, adaptive=adaptive)
+    _warn(path, fitted, base, probabilities=adaptive or config.planned)
     beta = fitted.suggested_beta if config.beta is None else config.beta
     recorded = (config.trace_dir, config.trace_share, config.trace_limit, config.trace_precision)
-    settings = Settings(str(path), origin, beta, base, *recorded)
+    curve = None if config.curve is None else str(config.curve)
+    # where drafts are scored on a GPU, requests set nothing
+    on_host = worker.endswith(".CPUWorker") and not vllm_config.use_v2_model_runner
+    settings = Settings(
+        str(path),
+        origin,
+        0.0 if config.planned else beta,
+        base,
+        *recorded,
+        planned=config.planned,
+        curve=curve,
+        request_settings=config.request_settings if on_host else NONE,
+    )
     vllm_config.additional_config = {**vllm_config.additional_config, KEY: asdict(settings)}
     vllm_config.parallel_config.worker_cls = WORKERS[worker]
     if spec.enable_adaptive_verification:
         scheduler.scheduler_cls = SCHEDULERS[scheduler.async_scheduling]
+    elif config.planned:
+        scheduler.scheduler_cls = PLANNING
     return settings
+
+
+def _planned(vllm_config: Any, config: C2TConfig) -> C2TConfig:
+    """With the planner off where `auto` cannot have one. Raises ConfigError where one is asked for and cannot be."""
+    if not config.planned:
+        return config
+    spec, scheduler = vllm_config.speculative_config, vllm_config.scheduler_config
+    reasons = {
+        "vLLM's adaptive verification decides": spec.enable_adaptive_verification,
+        "it was tried on a CPU's worker alone": not vllm_config.parallel_config.worker_cls.endswith(".CPUWorker"),
+        "model runner V2 does not draft as deep as it is told": vllm_config.use_v2_model_runner,
+        "ranks of data parallelism have to agree on a depth": vllm_config.parallel_config.data_parallel_size > 1,
+        "what is recorded is drafted whole": config.trace_dir is not None,
+        "num_speculative_tokens_per_batch_size decides": bool(spec.num_speculative_tokens_per_batch_size),
+        f"--scheduler-cls is {scheduler.scheduler_cls}": scheduler.scheduler_cls is not None,
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    if reason is None:
+        if config.curve is not None and config.curve.exists():
+            CostCurve.load(config.curve)
+        return config
+    if config.planner == AUTO:
+        return replace(config, planner=OFF)
+    raise ConfigError(f"planner {config.planner} cannot decide here: {reason}; leave it out")
 
 
 def _check_head(spec: Any) -> None:
@@ -219,11 +261,11 @@ def _check_head(spec: Any) -> None:
         raise ConfigError(f'{spec.model} is an EAGLE head ({head}), no stand-alone draft: set the method "{method}"')
 
 
-def _warn(path: Path, fitted: ClassifierSpec, base: str, *, adaptive: bool) -> None:
+def _warn(path: Path, fitted: ClassifierSpec, base: str, *, probabilities: bool) -> None:
     """Say what may make a classifier's confidences poor ones. Outputs stay right."""
     warn_of_kind(logger, path, fitted, base)
-    if adaptive and fitted.training.get("calibrated") != "chain":
+    if probabilities and fitted.training.get("calibrated") != "chain":
         logger.warning(
-            "C2T: adaptive verification takes confidences for probabilities, and this classifier's were not made that "
-            "on chains: `c2t calibrate` does that"
+            "C2T: a planner and adaptive verification take confidences for probabilities, and this classifier's were "
+            "not made that on chains: `c2t calibrate` does that"
         )

@@ -13,6 +13,8 @@ engine/arg_utils.py
     self.create_speculative_config(
   EngineArgs.from_cli_args(cls, args)
   EngineArgs: speculative_config, additional_config, async_scheduling
+sampling_params.py
+  SamplingParams: extra_args, _verify_extra_args
 config/parallel.py
   ParallelConfig: worker_cls
 config/speculative.py
@@ -56,6 +58,8 @@ v1/spec_decode/draft_model.py
   DraftModelProposer.__init__(vllm_config, device, runner)
 v1/worker/gpu_model_runner.py
   GPUModelRunner: requests, input_batch
+  GPUModelRunner.propose_draft_token_ids
+    num_speculative_tokens=num_spec_tokens_to_schedule
   GPUModelRunner._get_spec_decode_draft_probs
     [row_idx, :num_draft]
   GPUModelRunner.__init__
@@ -77,6 +81,11 @@ v1/core/sched/output.py
 v1/core/sched/scheduler.py
   Scheduler.update_from_output(scheduler_output, model_runner_output)
     num_invalid_spec_tokens=scheduler_output.num_invalid_spec_tokens
+  Scheduler.__init__
+    self.dynamic_sd_lookup: list[int] | None = None
+  Scheduler.schedule
+    num_spec_tokens_to_schedule = self.dynamic_sd_lookup[
+  Scheduler.update_draft_token_ids(draft_token_ids)
   Scheduler.make_spec_decoding_stats
     num_draft_tokens -= num_invalid_spec_tokens.get(request_id, 0)
 v1/core/sched/async_scheduler.py
@@ -122,6 +131,7 @@ v1/worker/gpu/model_runner.py
     self.draft_tokens_handler.get_draft_tokens()
 v1/outputs.py
   AsyncModelRunnerOutput: get_output
+  DraftTokenIds: req_ids, draft_token_ids
 v1/worker/gpu/async_utils.py
   AsyncOutput: sampler_output, get_output
   AsyncOutput.__init__

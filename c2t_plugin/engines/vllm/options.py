@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.engines.vllm import config, contract
+from c2t_plugin.engines.vllm import config, contract, requests
 from c2t_plugin.engines.vllm.patches import ENGINE, PATCHES
 from c2t_plugin.errors import C2TError
 
@@ -49,6 +49,6 @@ def _create(stock: Any, arguments: Any, *positional: Any, **keyword: Any) -> Any
         return stock(arguments, *positional, **keyword)
     contract.check(vllm.__version__)
     vllm_config = stock(arguments, *positional, **keyword)
-    config.settle(vllm_config, options)
+    requests.allow(config.settle(vllm_config, options).request_settings)
     PATCHES.apply(ENGINE)
     return vllm_config

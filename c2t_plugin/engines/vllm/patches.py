@@ -77,6 +77,13 @@ PATCHES = Table(
             ours=f"{_OURS}.metrics:recording",
         ),
         Patch(
+            "vllm.sampling_params:SamplingParams._verify_extra_args",
+            why="a request's own settings are checked before an answer begins, so that a bad one is status 400",
+            until="vLLM lets a plugin check requests before a stream begins",
+            when=ENGINE,
+            ours=f"{_OURS}.requests:checking",
+        ),
+        Patch(
             "vllm.v1.sample.rejection_sampler:apply_top_k_top_p",
             why="top-k of a batch without a draft takes the maximum of nothing, which ends the engine",
             until="vLLM takes an empty batch there",

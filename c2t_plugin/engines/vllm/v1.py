@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,13 @@ from vllm.v1.spec_decode.draft_model import DraftModelProposer
 from vllm.v1.spec_decode.eagle import EagleProposer
 
 from c2t_plugin.classifier import NodeClassifier, load_classifier
+from c2t_plugin.config import LOWER
 from c2t_plugin.engines.host_scorer import HostScorer
 from c2t_plugin.engines.vllm.config import Settings
 from c2t_plugin.engines.vllm.early_exit import AllCut, may_leave
 from c2t_plugin.engines.vllm.patches import COMPUTE_LOGITS, PATCHES
+from c2t_plugin.engines.vllm.planning import Drafted
+from c2t_plugin.engines.vllm.requests import OwnSettings
 from c2t_plugin.engines.vllm.served import ServedTraces
 from c2t_plugin.scorer import ChainScorer
 
@@ -78,8 +82,14 @@ class _ChainMixin(_StockProposer):
         # set by the worker where requests are recorded
         self.traces: ServedTraces | None = None
         self.drafts = self.draft_steps = 0
+        self.scorer.lower = settings.request_settings == LOWER
+        self._own = OwnSettings(settings.request_settings, sizes["rows"])
+        self._planned = settings.planned
+        # for the planner in the scheduler's process, until the scheduler takes the drafts
+        self.drafted: Drafted | None = None
         self._recording = False
         self._scored = 0
+        self._started = self._extend_s = 0.0
         self._sampled: list[tuple[Tensor, Tensor | None]] = []
         settings.log(logger, self.method, self.scorer.d_max, "model runner V1")
 
@@ -120,6 +130,8 @@ class _ChainMixin(_StockProposer):
 
     def _sample_draft_tokens(self, *positional: Any, **keyword: Any) -> tuple[Tensor, Tensor | None]:
         sampled = super()._sample_draft_tokens(*positional, **keyword)
+        if not self._sampled:
+            self._extend_s = time.perf_counter() - self._started
         self._sampled.append(sampled)
         # what is recorded is recorded whole
         may_leave = self._may_leave and not self._recording and self._scored < self.num_speculative_tokens
@@ -128,8 +140,18 @@ class _ChainMixin(_StockProposer):
         return sampled
 
     def propose(self, num_speculative_tokens: int, *positional: Any, **keyword: Any) -> list[list[int]]:
-        self._scored, self._sampled = 0, []
+        found = self._propose(num_speculative_tokens, *positional, **keyword)
+        if self._planned:
+            confidence = self.scorer.confidence(len(found)).tolist() if self._scored else [[] for _ in found]
+            self.drafted = Drafted(confidence, self._extend_s, time.perf_counter() - self._started)
+        return found
+
+    def _propose(self, num_speculative_tokens: int, *positional: Any, **keyword: Any) -> list[list[int]]:
+        self._scored, self._sampled, self._started, self._extend_s = 0, [], time.perf_counter(), 0.0
         self.drafts += 1
+        if isinstance(self.scorer, HostScorer):
+            own = self._own.of(self._runner.input_batch.req_ids, self._runner.requests)
+            self.scorer.limit([each.threshold for each in own], [each.longest for each in own])
         self._recording = self.traces is not None and self.traces.any_chosen(self._runner.input_batch.req_ids)
         try:
             drafted = super().propose(num_speculative_tokens, *positional, **keyword)

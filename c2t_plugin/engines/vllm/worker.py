@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from c2t_plugin.classifier import FILE_NAME
 from c2t_plugin.engines.vllm.config import Settings
 from c2t_plugin.engines.vllm.patches import PATCHES, WEIGHT_FILES, drafting_by
+from c2t_plugin.engines.vllm.planning import DRAFTED
 from c2t_plugin.engines.vllm.served import RequestsOfV2, ServedTraces
 from c2t_plugin.errors import ConfigError
 
@@ -83,7 +84,11 @@ class WorkerMixin(_StockWorker):
         traces = self._traces()
         if traces is not None:
             traces.settle()
-        return super().take_draft_token_ids()
+        drafts, drafter = super().take_draft_token_ids(), self._drafter()
+        if drafts is not None and getattr(drafter, "drafted", None) is not None:
+            setattr(drafts, DRAFTED, drafter.drafted)
+            drafter.drafted = None
+        return drafts
 
     def shutdown(self) -> None:
         # also called on a worker whose start has failed

@@ -17,7 +17,7 @@ import openai  # noqa: E402
 
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from benchmarks.serving.process import ServerError  # noqa: E402
-from c2t_plugin.engines.sglang.requests import RequestOptions  # noqa: E402
+from c2t_plugin.engines.sglang.requests import options_of  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
 from tests.support.sglang import verify_counts as vc  # noqa: E402
 from tests.support.sglang.hostile_clients import BAD_SETTINGS as BAD  # noqa: E402
@@ -45,7 +45,7 @@ OWN_BETA = 0.7
     ],
 )
 def test_options_are_read(custom_params: Any, threshold: float | None, longest: int | None):
-    options = RequestOptions.of(custom_params)
+    options = options_of(custom_params)
     assert (options.threshold, options.longest) == (threshold, longest)
 
 
@@ -53,7 +53,7 @@ def test_options_are_read(custom_params: Any, threshold: float | None, longest: 
 def test_bad_options_are_refused(name: str):
     options, message = BAD[name]
     with pytest.raises(ConfigError) as error:
-        RequestOptions.of({"c2t": options})
+        options_of({"c2t": options})
     assert message in str(error.value)
 
 

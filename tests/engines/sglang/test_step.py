@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from c2t_plugin.engines.sglang.metrics import RequestCounts
-from c2t_plugin.engines.sglang.requests import RequestOptions
 from c2t_plugin.engines.sglang.step import NAME, Drafted, Step, attach, record_of, step_of
+from c2t_plugin.request_options import RequestOptions
 
 KEPT = torch.tensor([2, 0], dtype=torch.int32)
 

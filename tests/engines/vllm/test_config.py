@@ -43,15 +43,17 @@ def resolved(**spec: Any) -> types.SimpleNamespace:
         "rejection_sample_method": "standard",
         "enable_adaptive_verification": False,
         "revision": None,
+        "num_speculative_tokens_per_batch_size": None,
     }
     no = {name: lambda: False for name in ("use_gemma4_mtp", "use_step3p5_mtp", "use_multi_module_mtp")}
     return types.SimpleNamespace(
         speculative_config=types.SimpleNamespace(**{**fields, **no, **spec}),
         parallel_config=types.SimpleNamespace(
-            worker_cls="vllm.v1.worker.cpu_worker.CPUWorker", pipeline_parallel_size=1
+            worker_cls="vllm.v1.worker.cpu_worker.CPUWorker", pipeline_parallel_size=1, data_parallel_size=1
         ),
         scheduler_config=types.SimpleNamespace(scheduler_cls=None, async_scheduling=False),
         additional_config={"other": 1},
+        use_v2_model_runner=False,
     )
 
 
@@ -98,12 +100,7 @@ def test_adaptive_verification_keeps_its_scheduling():
         (arguments({"method": "c2t", **MODEL, "c2t_ragged": "fa3"}), "c2t_ragged is for SGLang: vLLM verifies"),
         (arguments({"method": "c2t", **MODEL, "c2t_plan": "lagged"}), "c2t_plan is for SGLang: vLLM verifies"),
         (arguments({"method": "c2t", **MODEL, "c2t_policy": "prob"}), "c2t_policy is for SGLang"),
-        (
-            arguments({"method": "c2t", **MODEL, "c2t_request_settings": "none"}),
-            "settings is for SGLang: on vLLM requests",
-        ),
         (arguments({"method": "c2t", **MODEL, "c2t_request_tiers": "on"}), "tiers is for SGLang: on vLLM no answer"),
-        (arguments({"method": "c2t", **MODEL, "c2t_beta": "auto"}), "a planner is for SGLang"),
         (arguments({"method": "c2t", **MODEL, "c2t_mode": "tree"}), "no tree attention.*SGLang"),
         (arguments({"method": "c2t:medusa", **MODEL}), "after the colon C2T knows draft_model, eagle, eagle3, mtp"),
         (arguments({"method": "eagle", **MODEL, "c2t_beta": 0.3}), "c2t_beta is set, but the method is 'eagle'"),
@@ -154,7 +151,7 @@ def test_the_settings_reach_the_worker(tmp_path: Path):
     found = resolved()
     named = tmp_path / "named.safetensors"
     save_classifier(NodeClassifier(ClassifierSpec(suggested_beta=0.25)), named)
-    config.settle(found, config.C2TConfig(classifier=str(named)))
+    config.settle(found, config.C2TConfig(classifier=str(named), planner="off"))
     assert config.Settings.of(found) == config.Settings(str(named), "named", 0.25, "standalone")
     assert found.additional_config["other"] == 1
     assert found.parallel_config.worker_cls == "c2t_plugin.engines.vllm.worker_cpu.C2TWorker"
@@ -175,7 +172,7 @@ def test_under_adaptive_verification_a_scheduler_of_ours_counts(asynchronous: bo
     with pytest.raises(ConfigError, match=r"--scheduler-cls mine\.Scheduler cannot be combined with adaptive"):
         config.settle(own, config.C2TConfig())
     others = resolved()
-    config.settle(others, config.C2TConfig())
+    config.settle(others, config.C2TConfig(planner="off"))
     assert others.scheduler_config.scheduler_cls is None
 
 
@@ -211,7 +208,8 @@ def test_classifiers_that_do_not_hold(options: dict[str, Any], message: str):
 )
 def test_a_classifier_ships_for_every_method(method: str, kind: str):
     # no classifier lies beside the target
-    settings = config.settle(resolved(method=method, model=str(SHIPPED / "target")), config.C2TConfig())
+    found = resolved(method=method, model=str(SHIPPED / "target"))
+    settings = config.settle(found, config.C2TConfig(planner="off"))
     assert (settings.classifier, settings.origin) == (str(CLASSIFIERS / kind / FILE_NAME), "shipped, generic")
 
 
@@ -242,8 +240,8 @@ def test_a_damaged_classifier_is_named(tmp_path: Path):
         ({"method": "eagle"}, {}, {"kind": "eagle1"}, None),
         ({"method": "eagle"}, {}, {"kind": "eagle3"}, "was fitted on eagle3 drafts, these are eagle1"),
         ({"enable_adaptive_verification": True}, {"calibrated": "chain"}, {}, None),
-        ({"enable_adaptive_verification": True}, {"calibrated": "tree"}, {}, "takes confidences for probabilities"),
-        ({"enable_adaptive_verification": True}, {}, {}, "takes confidences for probabilities"),
+        ({"enable_adaptive_verification": True}, {"calibrated": "tree"}, {}, "take confidences for probabilities"),
+        ({"enable_adaptive_verification": True}, {}, {}, "take confidences for probabilities"),
         ({"enable_adaptive_verification": False}, {"calibrated": "none"}, {}, None),
     ],
     ids=["same kind", "no kind", "eagle", "other kind", "calibrated", "on trees", "not calibrated", "not adaptive"],
@@ -260,7 +258,7 @@ def test_what_makes_confidences_poor_is_said(
     monkeypatch.setattr(config.logger, "warning", lambda text, *values: lines.append(text % values))
     named = tmp_path / "named.safetensors"
     save_classifier(NodeClassifier(ClassifierSpec(training=training, pair=pair)), named)
-    config.settle(resolved(**spec), config.C2TConfig(classifier=str(named)))
+    config.settle(resolved(**spec), config.C2TConfig(classifier=str(named), planner="off"))
     assert len(lines) == (0 if said is None else 1)
     assert said is None or said in lines[0]
 

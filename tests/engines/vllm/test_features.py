@@ -91,10 +91,11 @@ def plain(engine: Engine) -> list[SimpleNamespace]:
         return answers(llm, all_prompts(), NEW_TOKENS)
 
 
-@pytest.fixture(scope="module", params=[*DRAFTS, "mtp"])
+@pytest.fixture(scope="module", params=[*((base, "off") for base in (*DRAFTS, "mtp")), ("eagle3", "on")], ids="-".join)
 def served(request: pytest.FixtureRequest, engine: Engine, mimo: Path) -> Iterator[SimpleNamespace]:
-    target = mimo if request.param == "mtp" else None
-    with engine(f"c2t:{request.param}", 4, OPTIONS, target) as llm:
+    base, planner = request.param
+    target = mimo if base == "mtp" else None
+    with engine(f"c2t:{base}", 4, OPTIONS, target, c2t_planner=planner) as llm:
         found = answers(llm, all_prompts(), NEW_TOKENS)
         again = twice(llm, all_prompts()[0], NEW_TOKENS)
         counts = {

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +31,7 @@ from tests.support.vllm.verify_counts import Oracle, gamma_and_tau  # noqa: E402
 
 NEW_TOKENS = 24
 BETA = 0.45
+KeepLength = Callable[..., int]
 D_MAX = 6
 PROMPTS = 8
 
@@ -73,19 +74,70 @@ def served(layout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
                 extra_body={"ignore_eos": True},
             )
         )  # fmt: skip
+        own = {name: own_lengths(client, url, prompts[0], xargs) for name, (xargs, _) in OWN.items()}
+        refused = refusals(client, prompts[0])
+    kept = {
+        name: simulate(target, draft, prompts[0], NEW_TOKENS, D_MAX, rule(Rule(classifier, BETA).keep_length))
+        for name, (_, rule) in OWN.items()
+    }
     yield SimpleNamespace(
-        found=found, runs=runs, before=before, metrics=metrics, streamed=streamed, log=log.read_text(errors="replace")
+        own=own,
+        kept=kept,
+        refused=refused,
+        found=found,
+        runs=runs,
+        before=before,
+        metrics=metrics,
+        streamed=streamed,
+        log=log.read_text(errors="replace"),
     )
 
 
-def complete(client: openai.OpenAI, prompt: list[int]) -> tuple[str, list[int]]:
+# What a request asks for, and what that makes of the rule by which its drafts are cut.
+OWN: dict[str, tuple[dict[str, object], Callable[[KeepLength], KeepLength]]] = {
+    "at most 2": ({"c2t_max_depth": 2}, lambda rule: lambda logits: min(rule(logits), 2)),
+    "none": ({"c2t_max_depth": 0}, lambda rule: lambda logits: 0),
+    "not cut": ({"c2t_enabled": False}, lambda rule: len),
+    "all below its beta": ({"c2t_beta": 1.0}, lambda rule: lambda logits: 0),
+}
+
+
+def lengths_of(metrics: str) -> dict[int, float]:
+    return {
+        length: value(metrics, rf"c2t_verify_steps_total(?=\{{[^}}]*length=\"{length}\")")
+        for length in range(D_MAX + 1)
+    }
+
+
+def own_lengths(
+    client: openai.OpenAI, url: str, prompt: list[int], xargs: dict[str, object]
+) -> tuple[list[int], dict[int, float]]:
+    """Token ids of one request with settings of its own, and its steps by drafts verified."""
+    before = lengths_of(urllib.request.urlopen(f"{url}/metrics").read().decode())
+    _, ids = complete(client, prompt, vllm_xargs=xargs)
+    after = lengths_of(urllib.request.urlopen(f"{url}/metrics").read().decode())
+    return ids, {length: after[length] - before[length] for length in after}
+
+
+def refusals(client: openai.OpenAI, prompt: list[int]) -> list[str]:
+    """What the routes say to a bad value, each with status 400, a stream too."""
+    said = []
+    bad = {"vllm_xargs": {"c2t_beta": 7}}
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as answer:
+            client.completions.create(model="pair", prompt=prompt, max_tokens=2, stream=stream, extra_body=bad)
+        said.append(str(answer.value))
+    return said
+
+
+def complete(client: openai.OpenAI, prompt: list[int], **body: object) -> tuple[str, list[int]]:
     """Text and token ids."""
     answer = client.completions.create(
         model="pair",
         prompt=prompt,
         max_tokens=NEW_TOKENS,
         temperature=0,
-        extra_body={"ignore_eos": True, "return_token_ids": True},
+        extra_body={"ignore_eos": True, "return_token_ids": True, **body},
     )
     choice = answer.choices[0]
     return choice.text, choice.model_dump()["token_ids"]
@@ -106,10 +158,7 @@ def test_streaming_gives_the_same_text(served: SimpleNamespace):
 
 def test_metrics_are_the_simulations_counts(served: SimpleNamespace):
     lengths = Counter(length for run in served.runs for length in run.draft_lengths)
-    found = {
-        length: value(served.metrics, rf"c2t_verify_steps_total(?=\{{[^}}]*length=\"{length}\")")
-        for length in range(D_MAX + 1)
-    }
+    found = lengths_of(served.metrics)
     assert found == {length: lengths[length] for length in range(D_MAX + 1)}
     accepted = sum(sum(run.accept_lengths) for run in served.runs)
     assert value(served.metrics, "c2t_accepted_tokens_total") == accepted
@@ -119,6 +168,19 @@ def test_metrics_are_the_simulations_counts(served: SimpleNamespace):
     # vLLM's own agree, without the steps that had no draft
     assert value(served.metrics, "spec_decode_num_drafts_total") == sum(lengths.values()) - lengths[0]
     assert value(served.metrics, "spec_decode_num_accepted_tokens_total") == accepted
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_request_has_settings_of_its_own(served: SimpleNamespace, name: str):
+    ids, lengths = served.own[name]
+    assert ids == served.kept[name].output_ids
+    wanted = Counter(served.kept[name].draft_lengths)
+    assert lengths == {length: wanted[length] for length in range(D_MAX + 1)}
+
+
+def test_a_bad_setting_is_status_400_of_streams_too(served: SimpleNamespace):
+    assert len(served.refused) == 2
+    assert all("c2t_beta must be a number in [0, 1], got 7" in each for each in served.refused)
 
 
 def test_counters_start_at_zero(served: SimpleNamespace):

@@ -1,0 +1,105 @@
+"""A planner in vLLM's scheduler process: how deep the workers draft, and how much of that is verified.
+
+vLLM asks a table by the number of requests how deep a step drafts (its dynamic speculative decoding); this stands in
+the table's place. The worker tells with its drafts how sure it is of them and how long it took to make them; what is
+left of the step's time is the target's. Nothing of vLLM is imported here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from c2t_plugin.planner import CostCurve, draft_passes
+from c2t_plugin.planner.step_planner import StepPlanner
+
+# Attribute of the drafts that a worker hands to the scheduler.
+DRAFTED = "c2t_drafted"
+
+
+class Drafted(NamedTuple):
+    """What a worker says of a draft.
+
+    confidence: of each request its tokens', in the order of the drafts; NaN where it is not known. extend_s: seconds
+    until the first token. seconds: of the whole draft.
+    """
+
+    confidence: list[list[float]]
+    extend_s: float
+    seconds: float
+
+
+class Planning:
+    """Decides for one scheduler. Called in this order: `begin`, `__getitem__` by vLLM, `ran`, `kept`."""
+
+    def __init__(
+        self, curve: CostCurve | None, path: Path | None, d_max: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """curve: None measures one on the first steps and, if there is a path, writes it there."""
+        cpu = torch.device("cpu")
+        self.planner = StepPlanner(curve, path, steps=d_max, most=d_max, device=cpu, depths=range(d_max + 1))
+        self.planner.packed = True
+        self._clock = clock
+        self._started = self._seconds = 0.0
+        self._decoding = False
+        self._tokens = self._requests = 0
+
+    def begin(self, *, decoding: bool) -> None:
+        """A step is being scheduled. decoding: of requests that decode alone."""
+        self._started, self._decoding, self._tokens = self._clock(), decoding, 0
+
+    def __getitem__(self, requests: int) -> int:
+        """How deep to draft in a step of so many requests."""
+        self.planner.measurable = self._decoding
+        return self.planner.begin(requests)
+
+    def ran(self, tokens: Mapping[str, int], drafts: Mapping[str, Sequence[int]]) -> None:
+        """The step is over. tokens: of each request, that the target read. drafts: those of them that were drafts."""
+        self._seconds = self._clock() - self._started
+        self._decoding &= all(count == 1 + len(drafts.get(name, ())) for name, count in tokens.items())
+        self._tokens, self._requests = sum(tokens.values()), len(tokens)
+
+    def kept(self, drafted: Drafted, lengths: Sequence[int], own: Sequence[bool]) -> list[int]:
+        """How many tokens of each request's draft to verify. lengths: of the drafts; 0 of those that take none. own:
+        requests that are cut by a beta of their own alone, as they have been."""
+        self._learn(drafted)
+        depth = max(map(len, drafted.confidence), default=0)
+        if not depth or not any(lengths):
+            return list(lengths)
+        taking = [row for row, length in enumerate(lengths) if length]
+        confidence = torch.tensor([drafted.confidence[row] for row in taking], dtype=torch.float32)
+        longest = torch.tensor([lengths[row] for row in taking], dtype=torch.int32)
+        chosen = self.planner.keep(longest, torch.tensor([own[row] for row in taking]), confidence).tolist()
+        found = [0] * len(lengths)
+        for row, length in zip(taking, chosen, strict=True):
+            found[row] = length
+        return found
+
+    def _learn(self, drafted: Drafted) -> None:
+        if not self._decoding or not self._tokens:
+            return
+        depth, requests = self.planner.depth, self._requests
+        self.planner.took("verify", self._tokens, max(self._seconds - drafted.seconds, 1e-9))
+        if depth:
+            self.planner.took("draft_extend", requests, drafted.extend_s)
+        if passes := draft_passes(depth):
+            self.planner.took("draft", requests, max(drafted.seconds - drafted.extend_s, 1e-9) / passes)
+        elif depth == self.planner.depths[-1]:
+            # no chain has a draft pass, but a curve has to have a cost
+            self.planner.took("draft", requests, drafted.extend_s)
+
+
+def cut(planning: Planning, drafts: Any, takes: Callable[[str], bool], own: Sequence[bool]) -> None:
+    """Shorten vLLM's DraftTokenIds in place. takes: whether a request takes a draft in its next step. own: see kept."""
+    drafted: Drafted | None = getattr(drafts, DRAFTED, None)
+    if drafted is None or len(drafted.confidence) != len(drafts.req_ids):
+        return
+    lengths = [
+        len(tokens) if takes(name) else 0 for name, tokens in zip(drafts.req_ids, drafts.draft_token_ids, strict=True)
+    ]
+    kept = planning.kept(drafted, lengths, own)
+    drafts.draft_token_ids = [row[:length] for row, length in zip(drafts.draft_token_ids, kept, strict=True)]

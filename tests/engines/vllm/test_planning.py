@@ -1,0 +1,167 @@
+"""The planner in vLLM's scheduler: what it makes of times and confidences, and where it is refused."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
+pytestmark = pytest.mark.vllm
+
+from c2t_plugin.engines.vllm import config  # noqa: E402
+from c2t_plugin.engines.vllm.planning import DRAFTED, Drafted, Planning, cut  # noqa: E402
+from c2t_plugin.errors import ConfigError  # noqa: E402
+from c2t_plugin.planner import CostCurve  # noqa: E402
+from tests.engines.vllm.test_config import resolved  # noqa: E402
+
+D_MAX = 4
+# seconds: of a target's pass and of each of its tokens, of a draft's first pass and of its others
+PASS, TOKEN, EXTEND = 8.0, 0.25, 2.0
+
+
+class Machine:
+    """A scheduler and a worker whose time passes as it is told."""
+
+    def __init__(
+        self, draft_pass: float, confidence: float, curve: CostCurve | None = None, d_max: int = D_MAX
+    ) -> None:
+        self.now, self.draft_pass, self.confidence = 0.0, draft_pass, confidence
+        self.planning = Planning(curve, None, d_max, clock=lambda: self.now)
+        self.waiting: dict[str, list[int]] = {}
+        self.depths: list[int] = []
+
+    def step(self, requests: int = 2, prompt: int = 0) -> list[int]:
+        """One step of requests that verify what they were left; prompt: tokens of one more, that is read."""
+        names = [f"r{row}" for row in range(requests)]
+        self.planning.begin(decoding=not prompt)
+        depth = self.planning[requests + bool(prompt)]
+        self.depths.append(depth)
+        drafts = {name: self.waiting.pop(name) for name in names if self.waiting.get(name)}
+        tokens = {name: 1 + len(drafts.get(name, ())) for name in names} | ({"new": prompt} if prompt else {})
+        drafting = EXTEND * bool(depth) + self.draft_pass * max(0, depth - 1)
+        self.now += PASS + TOKEN * sum(tokens.values()) + drafting
+        self.planning.ran(tokens, drafts)
+        handed = types.SimpleNamespace(req_ids=names, draft_token_ids=[[7] * depth for _ in names])
+        chances = [self.confidence ** (place + 1) for place in range(depth)]
+        setattr(handed, DRAFTED, Drafted([chances for _ in names], EXTEND * bool(depth), drafting))
+        cut(self.planning, handed, lambda name: True, [False] * requests)
+        self.waiting = dict(zip(names, handed.draft_token_ids, strict=True))
+        return [len(row) for row in handed.draft_token_ids]
+
+    def run(self, steps: int, **what: int) -> list[int]:
+        for _ in range(steps):
+            last = self.step(**what)
+        return last
+
+
+def test_the_first_steps_measure_what_a_step_costs():
+    machine = Machine(draft_pass=1.0, confidence=0.9)
+    machine.run(22)
+    assert set(machine.depths) == set(range(D_MAX + 1))
+    machine.run(3)
+    curve = machine.planning.planner.curve
+    assert curve is not None
+    assert curve.draft_extend == pytest.approx(EXTEND) and curve.draft_s(2) == pytest.approx(1.0)
+    for tokens, seconds in curve.verify:
+        assert seconds == pytest.approx(PASS + TOKEN * tokens, rel=0.05)
+
+
+@pytest.mark.parametrize(("draft_pass", "confidence", "depth"), [(0.01, 0.99, D_MAX), (30.0, 0.99, 1), (0.01, 0.01, 0)])
+def test_depth_follows_from_costs_and_confidences(draft_pass: float, confidence: float, depth: int):
+    machine = Machine(draft_pass, confidence)
+    machine.run(60)
+    assert machine.depths[-10:].count(depth) >= 9
+    assert machine.step() == [depth] * 2 or depth == 0
+
+
+def test_a_prompt_is_no_decoding_step():
+    machine = Machine(draft_pass=1.0, confidence=0.9)
+    machine.run(40, prompt=500)
+    assert machine.planning.planner.curve is None and set(machine.depths) == {D_MAX}
+    machine.run(25)
+    machine.run(1, prompt=500)
+    curve = machine.planning.planner.curve
+    assert curve is not None and max(count for count, _ in curve.verify) <= 2 * (1 + D_MAX)
+
+
+def test_a_longest_chain_of_one_has_a_curve_too():
+    machine = Machine(draft_pass=1.0, confidence=0.9, d_max=1)
+    machine.run(30)
+    assert machine.planning.planner.curve is not None and set(machine.depths[-8:]) <= {0, 1}
+
+
+CURVE = CostCurve(verify=((1, 1.0), (2, 1.2), (12, 3.2)), draft=((1, 0.001), (16, 0.001)))
+
+
+def test_all_requests_share_a_budget():
+    planning = Planning(CURVE, None, D_MAX)
+    planning.begin(decoding=True)
+    assert planning[3] == D_MAX
+    sure, unsure, unknown = [0.99, 0.98, 0.97, 0.96], [0.2, 0.01, 0.01, 0.01], [float("nan")] * D_MAX
+    kept = planning.kept(Drafted([sure, unsure, unknown], 0.1, 0.2), [4, 4, 4], [False] * 3)
+    assert kept == [4, 0, 4]
+    # a request that takes no draft has no share, and one whose draft is short no more than that
+    assert planning.kept(Drafted([sure, sure, sure], 0.1, 0.2), [0, 1, 4], [False] * 3) == [0, 1, 4]
+    # what a beta of its own has left of one stays
+    assert planning.kept(Drafted([sure, unsure, unknown], 0.1, 0.2), [4, 3, 4], [False, True, False]) == [4, 3, 4]
+
+
+def test_drafts_of_which_nothing_is_said_stay_as_they_are():
+    planning = Planning(CURVE, None, D_MAX)
+    planning.begin(decoding=True)
+    drafts = types.SimpleNamespace(req_ids=["a", "b"], draft_token_ids=[[1, 2], [3]])
+    cut(planning, drafts, lambda name: True, [False] * 2)
+    assert drafts.draft_token_ids == [[1, 2], [3]]
+    setattr(drafts, DRAFTED, Drafted([[]], 0.0, 0.0))
+    cut(planning, drafts, lambda name: True, [False] * 2)
+    assert drafts.draft_token_ids == [[1, 2], [3]]
+
+
+def changed(what: str, value: Any) -> types.SimpleNamespace:
+    owner, _, name = what.rpartition(".")
+    found = resolved(**({name: value} if owner == "speculative_config" else {}))
+    if owner != "speculative_config":
+        setattr(getattr(found, owner) if owner else found, name, value)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("what", "value", "reason"),
+    [
+        ("speculative_config.enable_adaptive_verification", True, "adaptive verification decides"),
+        ("speculative_config.num_speculative_tokens_per_batch_size", [[1, 8, 2]], "per_batch_size decides"),
+        ("parallel_config.worker_cls", "vllm.v1.worker.gpu_worker.Worker", "on a CPU's worker alone"),
+        ("parallel_config.data_parallel_size", 2, "ranks of data parallelism"),
+        ("use_v2_model_runner", True, "V2 does not draft as deep"),
+        ("scheduler_config.scheduler_cls", "mine.Scheduler", r"--scheduler-cls is mine\.Scheduler"),
+    ],
+)
+def test_where_it_cannot_decide_it_is_refused_and_auto_has_none(what: str, value: Any, reason: str):
+    with pytest.raises(ConfigError, match=f"planner on cannot decide here: .*{reason}"):
+        config.settle(changed(what, value), config.C2TConfig(planner="on"))
+    settings = config.settle(changed(what, value), config.C2TConfig())
+    assert not settings.planned and settings.beta > 0
+
+
+def test_what_is_recorded_is_drafted_whole(tmp_path: Path):
+    with pytest.raises(ConfigError, match="what is recorded is drafted whole"):
+        config.settle(resolved(), config.C2TConfig(planner="on", trace_dir=str(tmp_path)))
+
+
+@pytest.mark.parametrize("planner", ["on", "auto"])
+def test_elsewhere_it_decides_in_the_place_of_beta(planner: str):
+    found = resolved()
+    settings = config.settle(found, config.C2TConfig(planner=planner))
+    assert settings.planned and settings.beta == 0
+    assert found.scheduler_config.scheduler_cls == config.PLANNING
+
+
+def test_a_file_that_is_no_curve_is_refused(tmp_path: Path):
+    path = tmp_path / "curve.json"
+    assert config.settle(resolved(), config.C2TConfig(planner=str(path))).curve == str(path)
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match="is no cost curve"):
+        config.settle(resolved(), config.C2TConfig(planner=str(path)))

@@ -1,0 +1,138 @@
+"""What a request may set of its own on vLLM: refused where it is made, and never raised where it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
+pytestmark = pytest.mark.vllm
+
+from c2t_plugin.engines.vllm import config, requests  # noqa: E402
+from c2t_plugin.engines.vllm.patches import ENGINE, PATCHES  # noqa: E402
+from c2t_plugin.engines.vllm.requests import OwnSettings, granted  # noqa: E402
+from c2t_plugin.errors import ConfigError  # noqa: E402
+from c2t_plugin.request_options import RequestOptions  # noqa: E402
+from tests.engines.vllm.test_config import resolved  # noqa: E402
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"c2t_beta": 2}, r"c2t_beta must be a number in \[0, 1\], got 2"),
+    ({"c2t_beta": float("nan")}, "c2t_beta must be a number"),
+    ({"c2t_beta": "high"}, "c2t_beta must be a number"),
+    ({"c2t_beta": [0.5]}, "c2t_beta must be a number"),
+    ({"c2t_max_depth": 1.5}, "c2t_max_depth must be a whole number"),
+    ({"c2t_max_depth": -1}, "c2t_max_depth must be a whole number"),
+    ({"c2t_max_depth": float("inf")}, "c2t_max_depth must be a whole number"),
+    ({"c2t_enabled": "no"}, "c2t_enabled must be true or false"),
+    ({"c2t_enabled": 2}, "c2t_enabled must be true or false"),
+    ({"c2t_enabled": 0, "c2t_beta": 0.5}, "c2t_beta has no meaning with c2t_enabled false"),
+    ({"c2t_bta": 0.5}, "there is no 'c2t_bta'.*takes c2t_enabled, c2t_beta, c2t_max_depth"),
+]
+
+
+@pytest.mark.parametrize(
+    ("sent", "options"),
+    [
+        (None, RequestOptions()),
+        ("a string", RequestOptions()),
+        ({"somebody": "else's", 7: 1}, RequestOptions()),
+        ({"c2t_beta": 0.25, "other": 1}, RequestOptions(beta=0.25)),
+        ({"c2t_enabled": 0, "c2t_max_depth": 3.0}, RequestOptions(enabled=False, max_depth=3)),
+        ({"c2t_enabled": True}, RequestOptions()),
+    ],
+)
+def test_what_a_request_gets(sent: Any, options: RequestOptions):
+    assert granted(sent, "all") == options
+
+
+@pytest.mark.parametrize(("sent", "message"), BAD)
+def test_bad_values_are_named(sent: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        granted(sent, "all")
+
+
+def test_an_operator_bounds_what_is_set():
+    with pytest.raises(ConfigError, match="c2t_beta, c2t_max_depth cannot be set: this server lets requests set none"):
+        granted({"c2t_max_depth": 1, "c2t_beta": 0.1}, "none")
+    with pytest.raises(ConfigError, match="c2t_enabled false verifies more"):
+        granted({"c2t_enabled": 0}, "lower")
+    assert granted({"c2t_beta": 0.1}, "lower") == RequestOptions(beta=0.1)
+    assert granted({"other": 1}, "none") == RequestOptions()
+
+
+@pytest.fixture
+def front() -> Iterator[None]:
+    PATCHES.apply(ENGINE)
+    yield
+    requests._front = None
+    PATCHES.undo()
+
+
+@pytest.mark.parametrize(("sent", "message"), BAD)
+def test_parameters_with_bad_values_cannot_be_made(front: None, sent: dict[str, Any], message: str):
+    from vllm import SamplingParams
+    from vllm.exceptions import VLLMValidationError
+
+    requests.allow("all")
+    with pytest.raises(VLLMValidationError, match=message):
+        SamplingParams(extra_args=sent)
+    assert SamplingParams(extra_args={"c2t_beta": 0.5}).extra_args == {"c2t_beta": 0.5}
+
+
+def test_a_process_that_makes_no_requests_never_raises(front: None, monkeypatch: pytest.MonkeyPatch):
+    from vllm import SamplingParams
+
+    SamplingParams(extra_args={"c2t_beta": 2})
+    requests.allow("all")
+    monkeypatch.setattr(requests.os, "getpid", lambda: -1)
+    SamplingParams(extra_args={"c2t_beta": 2})
+
+
+def request(extra_args: Any) -> Any:
+    return SimpleNamespace(sampling_params=SimpleNamespace(extra_args=extra_args))
+
+
+class Hostile(dict[str, Any]):
+    def items(self) -> Any:
+        raise RuntimeError("no items")
+
+
+def test_where_they_are_used_a_bad_value_means_as_the_server_is_set(monkeypatch: pytest.MonkeyPatch):
+    said: list[str] = []
+    monkeypatch.setattr(requests.logger, "warning", lambda text, *values: said.append(text % values))
+    running = {f"bad{i}": request(sent) for i, (sent, _) in enumerate(BAD)}
+    running |= {"hostile": request(Hostile(c2t_beta=1)), "pooling": SimpleNamespace(sampling_params=None)}
+    running |= {"plain": request(None), "own": request({"c2t_beta": 0.5})}
+    own = OwnSettings("all", len(running))
+    for _ in range(2):
+        found = dict(zip(running, own.of(running, running), strict=True))
+        assert found.pop("own") == RequestOptions(beta=0.5)
+        assert set(found.values()) == {RequestOptions()}
+        running["own"] = request({"c2t_beta": 0.5})
+    assert len(said) == 1
+    assert own.of(["gone"], {}) == [RequestOptions()]
+
+
+def test_what_is_remembered_is_forgotten_with_its_requests():
+    own = OwnSettings("all", 2)
+    for number in range(50):
+        name = f"r{number}"
+        assert own.of([name], {name: request({"c2t_max_depth": number})})[0].longest == number
+    assert len(own._known) <= 6
+
+
+@pytest.mark.parametrize(
+    ("worker", "v2", "settings"),
+    [
+        ("vllm.v1.worker.cpu_worker.CPUWorker", False, "lower"),
+        ("vllm.v1.worker.cpu_worker.CPUWorker", True, "none"),
+        ("vllm.v1.worker.gpu_worker.Worker", False, "none"),
+    ],
+)
+def test_requests_set_nothing_where_drafts_are_not_scored_on_the_host(worker: str, v2: bool, settings: str):
+    found = resolved()
+    found.parallel_config.worker_cls, found.use_v2_model_runner = worker, v2
+    assert config.settle(found, config.C2TConfig(request_settings="lower")).request_settings == settings
