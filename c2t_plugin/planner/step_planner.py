@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,7 @@ class StepPlanner:
         device: torch.device,
         depths: Sequence[int] = (),
         learns: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.active = True
         self.sizes: Callable[[], Sequence[int]] = tuple
@@ -64,7 +66,7 @@ class StepPlanner:
         self._calibration = Calibration(steps) if learns and depths else None
         if curve is None:
             # on a CPU a step has ended when the next one begins
-            self._pace = Pace(settled=int(device.type != "cpu"))
+            self._pace = Pace(settled=int(device.type != "cpu"), clock=clock)
             self._profile = CostProfile(self.depths or range(most + 1), _waiting_for(device))
         else:
             self.curve = curve
@@ -99,8 +101,13 @@ class StepPlanner:
             passes = max(draft_passes(self.depth), int(self.depth == self._steps)) if part == "draft" else 1
             with self._profile.timed(part, count, passes):
                 yield
-        if self._pace is not None and part == "verify":
-            self._pace.verifies(count())
+        if part == "verify":
+            self.ran(count)
+
+    def ran(self, rows: int | Callable[[], int]) -> None:
+        """How many tokens the target's pass of the step at hand has."""
+        if self._pace is not None:
+            self._pace.verifies(rows if isinstance(rows, int) else rows())
 
     def took(self, part: str, count: int, seconds: float) -> None:
         """See CostProfile.took."""

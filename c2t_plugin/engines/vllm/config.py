@@ -75,7 +75,7 @@ class Settings:
 
     classifier: path of the file. origin: where it came from. beta: threshold in [0, 1]. base: the kind of draft.
     trace_dir, trace_share, trace_limit, trace_precision: see C2TConfig. planned: whether a planner decides; it then
-    does so in the place of beta, which is 0. curve: file of its costs. request_settings: what requests may set.
+    does so in the place of beta, which is 0. curve: file of its costs. learn, request_settings: see C2TConfig.
     """
 
     classifier: str
@@ -88,6 +88,7 @@ class Settings:
     trace_precision: str = C2TConfig.trace_precision
     planned: bool = False
     curve: str | None = None
+    learn: str = C2TConfig.learn
     request_settings: str = C2TConfig.request_settings
 
     @classmethod
@@ -202,7 +203,8 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
         config, base, spec.model, revision=spec.revision, probabilities=adaptive or config.planned
     )
     fitted = load_fitting_classifier(path, config).spec
-    _warn(path, fitted, base, probabilities=adaptive or config.planned)
+    learns = config.planned and config.learn == AUTO
+    _warn(path, fitted, base, probabilities=(adaptive or config.planned) and not learns)
     beta = fitted.suggested_beta if config.beta is None else config.beta
     recorded = (config.trace_dir, config.trace_share, config.trace_limit, config.trace_precision)
     curve = None if config.curve is None else str(config.curve)
@@ -216,6 +218,7 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
         *recorded,
         planned=config.planned,
         curve=curve,
+        learn=config.learn,
         request_settings=config.request_settings if on_host else NONE,
     )
     vllm_config.additional_config = {**vllm_config.additional_config, KEY: asdict(settings)}

@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from c2t_plugin.config import LOWER
+from c2t_plugin.config import AUTO, LOWER
 from c2t_plugin.engines.vllm.config import Settings
 from c2t_plugin.engines.vllm.planning import Planning, cut
 from c2t_plugin.engines.vllm.requests import OwnSettings
@@ -23,7 +23,7 @@ class PlanningScheduler(Scheduler):
         assert settings is not None
         path = None if settings.curve is None else Path(settings.curve)
         curve = CostCurve.load(path) if path is not None and path.exists() else None
-        self.planning = Planning(curve, path, self.num_spec_tokens)
+        self.planning = Planning(curve, path, self.num_spec_tokens, learns=settings.learn == AUTO)
         self._own = OwnSettings(settings.request_settings, self.scheduler_config.max_num_seqs)
         # else the planner may drop more
         self._exact = settings.request_settings != LOWER
@@ -36,7 +36,9 @@ class PlanningScheduler(Scheduler):
         return super().schedule(*positional, **keyword)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        self.planning.ran(scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_spec_decode_tokens)
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        self.planning.ran(scheduler_output.num_scheduled_tokens, drafts)
+        self._judge(drafts, model_runner_output)
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
@@ -44,6 +46,14 @@ class PlanningScheduler(Scheduler):
         own = [self._exact and each.threshold is not None for each in asked]
         cut(self.planning, draft_token_ids, self._takes, own)
         super().update_draft_token_ids(draft_token_ids)
+
+    def _judge(self, drafts: Any, output: Any) -> None:
+        asked = self._own.of(drafts, self.requests)
+        verified = {name: len(tokens) for (name, tokens), own in zip(drafts.items(), asked, strict=True) if own.learn}
+        places = output.req_id_to_index
+        # the last of a request's tokens is the target's own
+        accepted = {name: len(output.sampled_token_ids[places[name]]) - 1 for name in verified}
+        self.planning.judged(verified, accepted)
 
     def _takes(self, name: str) -> bool:
         request = self.requests.get(name)

@@ -37,12 +37,22 @@ class Planning:
     """Decides for one scheduler. Called in this order: `begin`, `__getitem__` by vLLM, `ran`, `kept`."""
 
     def __init__(
-        self, curve: CostCurve | None, path: Path | None, d_max: int, clock: Callable[[], float] = time.perf_counter
+        self,
+        curve: CostCurve | None,
+        path: Path | None,
+        d_max: int,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        learns: bool = False,
     ) -> None:
-        """curve: None measures one on the first steps and, if there is a path, writes it there."""
+        """curve: None measures one on the first steps and, if there is a path, writes it there. learns: whether
+        confidences are taken for what they turned out to mean."""
         cpu = torch.device("cpu")
-        self.planner = StepPlanner(curve, path, steps=d_max, most=d_max, device=cpu, depths=range(d_max + 1))
+        shape: dict[str, Any] = {"steps": d_max, "most": d_max, "device": cpu, "depths": range(d_max + 1)}
+        self.planner = StepPlanner(curve, path, **shape, learns=learns, clock=clock)
         self.planner.packed = True
+        # confidences of the newest draft of each request
+        self._sure: dict[str, list[float]] = {}
         self._clock = clock
         self._started = self._seconds = 0.0
         self._decoding = False
@@ -62,6 +72,20 @@ class Planning:
         self._seconds = self._clock() - self._started
         self._decoding &= all(count == 1 + len(drafts.get(name, ())) for name, count in tokens.items())
         self._tokens, self._requests = sum(tokens.values()), len(tokens)
+        if self._decoding:
+            self.planner.ran(self._tokens)
+        else:
+            self.planner.interrupt()
+
+    def judged(self, verified: Mapping[str, int], accepted: Mapping[str, int]) -> None:
+        """What became of drafts: of each request whose outcome is to be learnt from, how many of its draft tokens the
+        target verified and accepted."""
+        known = [name for name in verified if name in self._sure]
+        if not known:
+            return
+        confidence = torch.tensor([self._sure[name] for name in known])
+        counts = (torch.tensor([each[name] for name in known]) for each in (verified, accepted))
+        self.planner.learn(confidence, *counts)
 
     def kept(self, drafted: Drafted, lengths: Sequence[int], own: Sequence[bool]) -> list[int]:
         """How many tokens of each request's draft to verify. lengths: of the drafts; 0 of those that take none. own:
@@ -78,6 +102,11 @@ class Planning:
         for row, length in zip(taking, chosen, strict=True):
             found[row] = length
         return found
+
+    def remember(self, names: Sequence[str], drafted: Drafted) -> None:
+        """Whose confidences these are, for `judged`."""
+        if self.planner.learns:
+            self._sure = dict(zip(names, drafted.confidence, strict=True))
 
     def _learn(self, drafted: Drafted) -> None:
         if not self._decoding or not self._tokens:
@@ -102,4 +131,5 @@ def cut(planning: Planning, drafts: Any, takes: Callable[[str], bool], own: Sequ
         len(tokens) if takes(name) else 0 for name, tokens in zip(drafts.req_ids, drafts.draft_token_ids, strict=True)
     ]
     kept = planning.kept(drafted, lengths, own)
+    planning.remember(drafts.req_ids, drafted)
     drafts.draft_token_ids = [row[:length] for row, length in zip(drafts.draft_token_ids, kept, strict=True)]

@@ -77,6 +77,20 @@ def test_depth_follows_from_costs_and_confidences(draft_pass: float, confidence:
     assert machine.step() == [depth] * 2 or depth == 0
 
 
+def test_it_learns_what_became_of_its_drafts():
+    planning = Planning(CURVE, None, D_MAX, learns=True)
+    handed = types.SimpleNamespace(req_ids=["a", "b", "c"], draft_token_ids=[[7, 7], [7, 7], [7, 7]])
+    setattr(handed, DRAFTED, Drafted([[0.9, 0.8], [0.7, 0.6], [0.5, 0.4]], 1.0, 1.0))
+    planning.begin(decoding=True)
+    cut(planning, handed, lambda name: True, [False] * 3)
+    # one that wants nothing learnt is left out, and one that nobody knows
+    planning.judged({"b": 2, "c": 1, "d": 1}, {"b": 1, "c": 1, "d": 0})
+    learnt = planning.planner.state()["learnt"]
+    assert learnt["seen"] == 3
+    planning.judged({}, {})
+    assert planning.planner.state()["learnt"] == learnt
+
+
 def test_a_prompt_is_no_decoding_step():
     machine = Machine(draft_pass=1.0, confidence=0.9)
     machine.run(40, prompt=500)
