@@ -99,6 +99,13 @@ class Pace:
             return None
         return [known[min(known, key=lambda one: (abs(one - depth), one))] for depth in depths]
 
+    def state(self) -> dict[str, dict[str, float]]:
+        """As JSON: median seconds of the newest steps, by the largest batch of a size and by depth."""
+        found: dict[str, dict[str, float]] = {}
+        for kind, seen in sorted(self._seen.items()):
+            found.setdefault(str(2**kind.size), {})[str(kind.depth)] = median(step.seconds for step in seen)
+        return found
+
 
 def _median(curve: CostCurve, seen: Sequence[_Seen]) -> float:
     return median(

@@ -210,9 +210,11 @@ class StepPlanner:
 
     def state(self) -> dict[str, Any]:
         """active: whether it decides. curve: whether it has one to decide by. depth: of the last step's draft. learnt:
-        see Calibration.state."""
+        see Calibration.state. step_seconds: see Pace.state."""
         learnt = None if self._calibration is None else self._calibration.state()
-        return {"active": self._decides, "curve": self.curve is not None, "depth": self.depth, "learnt": learnt}
+        pace = None if self._pace is None else self._pace.state()
+        curve = self.curve is not None
+        return {"active": self._decides, "curve": curve, "depth": self.depth, "learnt": learnt, "step_seconds": pace}
 
 
 def _waiting_for(device: torch.device) -> Callable[[], None]:

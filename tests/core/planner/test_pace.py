@@ -79,8 +79,8 @@ def test_a_depth_that_is_not_known_counts_as_the_nearest(clock: Clock):
         run(pace, clock, 9.0, depth=4, rows=5)
     low, high = beside(4.0, 1, 2), beside(9.0, 4, 5)
     assert pace.beside(CURVE, 1, [0, 1, 2, 4, 6]) == pytest.approx([low, low, low, high, high])
-    # batches of another size are not known at all, those of a size nearby are
     assert pace.beside(CURVE, 2, [1]) is None
+    assert pace.state() == {"1": {"1": 4.0, "4": 9.0}}
 
 
 def test_batches_of_one_size_are_known_together(clock: Clock):

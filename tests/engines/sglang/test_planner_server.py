@@ -252,7 +252,8 @@ def test_without_a_curve_one_is_measured_and_kept(setting: SimpleNamespace):
     curve = setting.folder / "measured.json"
     with server(setting.folder, setting.classifier, curve, "measured") as running:
         learnt = {"seen": 0, "slope": 1.0, "offsets": [0.0] * D_MAX, "nll": None}
-        assert state(running)["planner"] == {"active": True, "curve": False, "depth": D_MAX, "learnt": learnt}
+        untried = {"active": True, "curve": False, "depth": D_MAX, "learnt": learnt, "step_seconds": {}}
+        assert state(running)["planner"] == untried
         for _ in range(2):
             found = vc.answers(running, setting.prompts[:4], concurrency=1)
             assert [tuple(answer["output_ids"]) for answer in found] == setting.plain[:4]
@@ -262,6 +263,9 @@ def test_without_a_curve_one_is_measured_and_kept(setting: SimpleNamespace):
         # every verified token taught it something; a step of a request that had ended did not
         assert planner["learnt"]["seen"] == sum(n * chains for n, chains in enumerate(told["verified"]))
         assert planner["learnt"]["slope"] != 1.0
+        # of one request at a time, each depth that was measured or drafted since
+        assert set(planner["step_seconds"]) == {"1"}
+        assert {str(D_MAX), "0"} <= set(planner["step_seconds"]["1"])
         assert all(math.isfinite(nats) for nats in planner["learnt"]["nll"])
         lengths = {length for answer in found for length, _ in vc.Counts.of_answer(answer).draft_lengths}
         log = running.log.read_text(errors="replace")
