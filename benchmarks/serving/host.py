@@ -81,7 +81,10 @@ def triad_gb_per_s(size: int = TRIAD_BYTES) -> float:
 def target_curve(target: Path) -> dict[int, float]:
     """Milliseconds of a forward pass of CURVE tokens, the median of several after one that does not count."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    # its bar would stand in the middle of the caller's own
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     found = {}
     with torch.inference_mode():
