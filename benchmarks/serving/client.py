@@ -107,7 +107,7 @@ class Client(ABC):
     # fields of a request that ask for its counts
     counting: ClassVar[Mapping[str, object]] = {}
     # how often a pass asks what runs, 0 for never
-    watched_every_s: ClassVar[float] = 0.05
+    watched_every_s: float = 0.05
 
     def __init__(self, url: str, max_tokens: int, whole: bool = True) -> None:
         self.max_tokens = max_tokens

@@ -20,6 +20,7 @@ from c2t_plugin.errors import C2TError
 
 # a server that went on finds its sockets and clocks before it is measured
 SETTLE_S = 0.3
+WATCHED_EVERY_S = 0.25
 # 97.5% points of Student's t by degrees of freedom, from 1; the last holds for more, where it is a little too wide
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -80,6 +81,8 @@ class Interleaved:
             starting.enter_context(server)
             starting.callback(server.resume)
             client = starting.enter_context(self._make_client(server.base_url))
+            # each question takes processor from the few threads that are measured
+            client.watched_every_s = WATCHED_EVERY_S
             server.halt()
             self._stack.push(starting.pop_all())
         self._servers[name] = server, client

@@ -84,7 +84,7 @@ class NativeClient(SglangClient):
     """Sends prompts to /generate, whose answers hold the counts on every supported SGLang, and as many at a time."""
 
     # its users read what ran off the server's log
-    watched_every_s: ClassVar[float] = 0.0
+    watched_every_s: float = 0.0
 
     def __init__(self, url: str, max_tokens: int) -> None:
         super().__init__(url, max_tokens)

@@ -45,7 +45,7 @@ class VllmClient(Client):
     """
 
     # its answer holds all metrics, which takes the process that answers requests a few milliseconds
-    watched_every_s: ClassVar[float] = 0.2
+    watched_every_s: float = 0.2
 
     def __init__(self, url: str, max_tokens: int, whole: bool = True) -> None:
         super().__init__(url, max_tokens, whole)
