@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,8 @@ class CostCurve:
     draft_extend: seconds that a step costs for the draft to read what was accepted, without which it cannot draft
     later; spent in plain decoding too.
 
-    Points are joined by straight lines, and continued by the last one, which never falls there. A larger pass may cost
-    less than a smaller one: matrix products of some sizes do.
+    Points are joined by straight lines, and continued by the last one. Where a larger pass measured faster than a
+    smaller one, both count as their mean: that much is noise, or a size that the machine computes badly.
     """
 
     verify: tuple[tuple[int, float], ...]
@@ -111,7 +111,19 @@ def _number(value: Any, kinds: Any = (int, float)) -> Any:
 @functools.lru_cache(maxsize=16)
 def _table(points: tuple[tuple[int, float], ...]) -> tuple[Tensor, Tensor]:
     counts = torch.tensor([count for count, _ in points], dtype=torch.float64)
-    return counts, torch.tensor([s for _, s in points], dtype=torch.float64)
+    return counts, torch.tensor(_rising([seconds for _, seconds in points]), dtype=torch.float64)
+
+
+def _rising(values: Sequence[float]) -> list[float]:
+    """The nearest list that never falls: neighbours that do become their mean."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        pool = (value, 1)
+        while pools and pools[-1][0] > pool[0]:
+            mean, size = pools.pop()
+            pool = ((mean * size + pool[0] * pool[1]) / (size + pool[1]), size + pool[1])
+        pools.append(pool)
+    return [mean for mean, size in pools for _ in range(size)]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -125,7 +137,5 @@ def _interpolate(points: tuple[tuple[int, float], ...], at: Tensor) -> Tensor:
     right = torch.searchsorted(counts, x).clamp(1, len(points) - 1)
     left = right - 1
     slope = (seconds[right] - seconds[left]) / (counts[right] - counts[left])
-    slope = torch.where(x > counts[-1], slope.clamp_min(0.0), slope)
-    begin = torch.where(x > counts[-1], right, left)
     # below the first point a pass costs what the first one does: weights have to be read anyway
-    return torch.where(x < counts[0], seconds[0], seconds[begin] + slope * (x - counts[begin]))
+    return torch.where(x < counts[0], seconds[0], seconds[left] + slope * (x - counts[left]))

@@ -9,15 +9,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from statistics import median
+from statistics import mean, median
 from typing import NamedTuple
 
 from c2t_plugin.planner.curve import CostCurve
 
 # Steps of a kind that are looked back on: a median of so many survives an odd one.
 MEMORY = 9
-# Steps after which what a kind of step cost is no longer known: contexts have grown or shrunk since.
-STALE = 1024
+# Steps after which what a kind of step cost is no longer known: contexts or the machine's load have changed since, and
+# a depth that was once slow by chance would never be drafted again.
+STALE = 128
+# Steps of one depth that say as much about it as all depths do together.
+SHARED = 3
 
 
 class Kind(NamedTuple):
@@ -87,16 +90,19 @@ class Pace:
     def beside(self, curve: CostCurve, requests: int, depths: Sequence[int]) -> list[float] | None:
         """Seconds of a step of each depth beside the curve's for its passes; None if nothing is known of such batches.
 
-        A depth that was not drafted lately counts as the nearest one that was.
+        The less is known of a depth, the nearer it is taken to the mean of all; one that was not drafted lately counts
+        as the nearest one that was.
         """
         size = size_of(requests)
-        known = {
-            kind.depth: _median(curve, seen)
+        fresh = {
+            kind.depth: (_median(curve, seen), len(seen))
             for kind, seen in self._seen.items()
             if kind.size == size and self._at - seen[-1].at <= STALE
         }
-        if not known:
+        if not fresh:
             return None
+        shared = mean(seconds for seconds, _ in fresh.values())
+        known = {depth: (seconds * n + shared * SHARED) / (n + SHARED) for depth, (seconds, n) in fresh.items()}
         return [known[min(known, key=lambda one: (abs(one - depth), one))] for depth in depths]
 
     def state(self) -> dict[str, dict[str, float]]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from benchmarks.pairs.toy.vllm_layout import write_vllm_layout
 from benchmarks.serving.arms import Options

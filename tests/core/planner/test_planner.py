@@ -264,22 +264,24 @@ def test_no_requests_and_no_drafts():
     assert Planner(USUAL, 3).keep(torch.zeros(2, 0)).tolist() == [0, 0]
 
 
-def test_a_curve_goes_through_its_points_and_on_after_them():
+def test_a_curve_never_falls_and_goes_on_after_its_points():
     curve = CostCurve(verify=((2, 1.0), (4, 3.0), (8, 2.0), (16, 5.0)), draft=((1, 1.0), (2, 1.0)))
     counts = torch.tensor([1, 2, 3, 4, 6, 8, 16, 24])
-    expected = [1.0, 1.0, 2.0, 3.0, 2.5, 2.0, 5.0, 8.0]
+    expected = [1.0, 1.0, 1.75, 2.5, 2.5, 2.5, 5.0, 7.5]
     assert curve.verify_s(counts).tolist() == pytest.approx(expected)
     assert [curve.verify_one(count) for count in counts.tolist()] == pytest.approx(expected)
 
 
-def test_a_curve_that_falls_at_its_end_is_level_from_there():
-    curve = CostCurve(verify=((2, 3.0), (4, 2.0)), draft=((1, 1.0), (2, 1.0)))
-    assert curve.verify_s(torch.tensor([3, 4, 5, 100])).tolist() == [2.5, 2.0, 2.0, 2.0]
-
-
-def test_a_larger_pass_that_is_cheaper_is_taken():
-    curve = CostCurve(verify=((1, 1.0), (2, 2.0), (3, 1.2), (4, 9.0)), draft=((1, 0.1), (2, 0.1)))
-    assert spend(torch.tensor([[0.6, 0.2, 0.1]]), curve, 0).kept.tolist() == [2]
+@given(seconds=st.lists(st.floats(0.1, 9.0), min_size=2, max_size=12))
+def test_a_curve_is_the_nearest_that_never_falls(seconds: list[float]):
+    """No other rising list is nearer, by least squares: it keeps every pool's mean, and any shift away costs."""
+    curve = CostCurve(tuple((place + 1, value) for place, value in enumerate(seconds)), ((1, 1.0), (2, 1.0)))
+    found = curve.verify_s(torch.arange(1, len(seconds) + 1))
+    measured = torch.tensor(seconds, dtype=torch.float64)
+    assert (found.diff() >= -1e-12).all()
+    assert float(found.mean()) == pytest.approx(float(measured.mean()))
+    rising = measured.cummax(0).values, measured.flip(0).cummin(0).values.flip(0)
+    assert all((found - measured).square().sum() <= (other - measured).square().sum() + 1e-9 for other in rising)
 
 
 def test_what_was_measured_beside_the_passes_counts_in_the_place_of_the_curves():
