@@ -48,12 +48,13 @@ class PlanningScheduler(Scheduler):
         super().update_draft_token_ids(draft_token_ids)
 
     def _judge(self, drafts: Any, output: Any) -> None:
-        asked = self._own.of(drafts, self.requests)
-        verified = {name: len(tokens) for (name, tokens), own in zip(drafts.items(), asked, strict=True) if own.learn}
-        places = output.req_id_to_index
+        places, tokens = output.req_id_to_index, output.sampled_token_ids
+        # a request that failed or was aborted meanwhile has none
+        came = [name for name in drafts if name in places and len(tokens[places[name]])]
+        learnt = [name for name, own in zip(came, self._own.of(came, self.requests), strict=True) if own.learn]
         # the last of a request's tokens is the target's own
-        accepted = {name: len(output.sampled_token_ids[places[name]]) - 1 for name in verified}
-        self.planning.judged(verified, accepted)
+        accepted = {name: len(tokens[places[name]]) - 1 for name in learnt}
+        self.planning.judged({name: len(drafts[name]) for name in learnt}, accepted)
 
     def _takes(self, name: str) -> bool:
         request = self.requests.get(name)

@@ -139,6 +139,34 @@ def test_the_window_of_the_largest_tree_is_entered(tree: Any, nodes: int, width:
     assert ([made._width(keep)], entered) == ([width], [width])
 
 
+@pytest.mark.parametrize(
+    ("own", "windows", "sizes"),
+    [
+        ([True, False, False], True, [3, 1, 3]),
+        ([True, False, False], False, [6, 1, 3]),
+        # among themselves they are as large as they like
+        ([True, True, True], True, [6, 1, 3]),
+        ([False, False, False], True, [6, 1, 3]),
+        ([False, True, False], True, [6, 1, 3]),
+    ],
+)
+def test_ones_own_threshold_does_not_widen_the_window_of_others(
+    tree: Any, own: list[bool], windows: bool, sizes: list[int]
+):
+    """The surest nodes are left, which are closed under ancestors."""
+    scorer = policies.grower("c2t", TOPK, DEPTH, 6)
+    made = drafter_of(tree, scorer, None)
+    made._parts.windows = SimpleNamespace() if windows else None
+    slots = torch.arange(3)
+    scorer.set_requests(slots, [0.0 if each else None for each in own], [None] * 3)
+    reqs = [SimpleNamespace(_c2t=SimpleNamespace(own_beta=each)) for each in own]
+    keep = torch.arange(8) < torch.tensor([6, 1, 3])[:, None]
+    key = torch.linspace(0.9, 0.1, 8).expand(3, 8)
+    found = made._planned(keep, key, reqs, slots)
+    assert found.sum(1).tolist() == sizes
+    assert found.equal(keep & (torch.arange(8) < torch.tensor(sizes)[:, None]))
+
+
 def test_ranks_verify_the_first_ones_trees(tree: Any, monkeypatch: pytest.MonkeyPatch):
     """Links, choice and tokens: each rank may have rounded its draft's logits its own way, and planned by them."""
     from c2t_plugin.engines.sglang import ranks
@@ -173,7 +201,7 @@ def test_ranks_verify_the_first_ones_trees(tree: Any, monkeypatch: pytest.Monkey
         lambda _batch, _draft, trees, width, **more: SimpleNamespace(trees=trees, width=width, more=more),
     )
     key = torch.tensor([[0.9, 0.8, 0.7, 0.6]])
-    batch = SimpleNamespace(req_pool_indices=torch.tensor([2]))
+    batch = SimpleNamespace(reqs=[], req_pool_indices=torch.tensor([2]))
     # with SGLang's arguments, and what it notes on what it gets for them
     drafted = tree.Grown.of(batch, None, *mine, key, topk=TOPK)
     drafted.kv_loc_plan = "planned"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.config import C2TConfig
+from c2t_plugin.config import THRESHOLDS, C2TConfig
 from c2t_plugin.engines.patching import replaced
 from c2t_plugin.engines.sglang import ranks
 from c2t_plugin.engines.sglang.drafters.segments import EARLY_END_BATCH, divide
@@ -28,6 +28,7 @@ from c2t_plugin.engines.sglang.drafters.tree_input import TreeVerifyInput, build
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.patches import BUILD_VERIFY_INPUT, PATCHES, RESOLVE_DRAFT_GRAPHS
 from c2t_plugin.engines.sglang.ranks import agree
+from c2t_plugin.engines.sglang.step import record_of
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.trees.branches import inherit_branches
 from c2t_plugin.trees.grower import TreeGrower
@@ -133,7 +134,7 @@ class TreeDrafter:
         worker = self._worker
         parent_ids, keep, token_ids, key = drafted.trees
         wanted = None if self._parts.planner is None else keep.sum(1, dtype=torch.int32)
-        keep = self._planned(keep, key, batch.req_pool_indices)
+        keep = self._planned(keep, key, batch.reqs, batch.req_pool_indices)
         trees = (agree(parent_ids), agree(keep), agree(token_ids))
         made = build_verify_input(
             batch,
@@ -151,12 +152,26 @@ class TreeDrafter:
             setattr(made, name, value)
         return made
 
-    def _planned(self, keep: Tensor, key: Tensor, slots: Tensor) -> Tensor:
+    def _planned(self, keep: Tensor, key: Tensor, reqs: Sequence[Any], slots: Tensor) -> Tensor:
         planner = self._parts.planner
         if planner is None:
-            return keep
+            return self._narrowed(keep, key, reqs, slots)
         own = self.scorer.owns(slots)
         return plan(keep, key, self.scorer.max_nodes, lambda sizes, keys: planner.keep(sizes, own, keys))
+
+    def _narrowed(self, keep: Tensor, key: Tensor, reqs: Sequence[Any], slots: Tensor) -> Tensor:
+        """On a window, a threshold of one's own leaves no more nodes than the largest tree of the others has."""
+        parts = self._parts
+        if parts.windows is None or parts.configuration["policy"] not in THRESHOLDS:
+            return keep
+        if len({record_of(req).own_beta for req in reqs}) < 2:
+            return keep
+        own = self.scorer.owns(slots)
+
+        def within_the_others(sizes: Tensor, _: Tensor) -> Tensor:
+            return torch.where(own, sizes.minimum(sizes.masked_fill(own, 0).max()), sizes)
+
+        return plan(keep, key, self.scorer.max_nodes, within_the_others)
 
     def _width(self, keep: Tensor) -> int:
         """Places per request, the root included, for the largest tree of this batch; that window is entered."""
