@@ -50,10 +50,12 @@ def _log(model_runner: Any, drafter: Any, path: Path, planted: Path) -> None:
     def logged(self: Any, forward_batch: Any, *positional: Any, **keyword: Any) -> Any:
         if forward_batch.forward_mode.is_target_verify():
             spec_info = forward_batch.spec_info
+            # whole chains have no lengths of their own: SGLang's own pass computes them
+            layout, whole = spec_info.ragged_verify_layout, [spec_info.draft_token_num] * len(spec_info.noted["rids"])
             line = {
                 **spec_info.noted,
                 "rows": len(forward_batch.input_ids),
-                "lengths": spec_info.ragged_verify_layout.verify_lens.tolist(),
+                "lengths": whole if layout is None else layout.verify_lens.tolist(),
                 "links": (spec_info.retrieve_next_token != -1).int().cumprod(1).sum(1).tolist(),
             }
             with path.open("a") as log:

@@ -41,8 +41,11 @@ def register() -> None:
 
     def logged(self: Any, forward_batch: Any, *positional: Any, **keyword: Any) -> Any:
         if forward_batch.forward_mode.is_target_verify():
-            layout = forward_batch.spec_info.ragged_verify_layout
-            line = {**now, "rows": len(forward_batch.input_ids), "lengths": layout.verify_lens.tolist()}
+            spec_info = forward_batch.spec_info
+            # whole chains have no lengths of their own: SGLang's own pass computes them
+            layout, whole = spec_info.ragged_verify_layout, [spec_info.draft_token_num] * len(now["rids"])
+            lengths = whole if layout is None else layout.verify_lens.tolist()
+            line = {**now, "rows": len(forward_batch.input_ids), "lengths": lengths}
             with path.open("a") as log:
                 log.write(json.dumps(line) + "\n")
         return forward(self, forward_batch, *positional, **keyword)
