@@ -12,10 +12,12 @@ from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
 
 
 class Budget(NamedTuple):
-    """kept: (requests,) int64 draft tokens to verify of each. rate: expected output tokens per second of this step."""
+    """kept: (requests,) int64 draft tokens to verify of each. rate: expected output tokens per second of this step.
+    seconds: that it is expected to take."""
 
     kept: Tensor
     rate: float
+    seconds: float
 
 
 def spend(
@@ -54,11 +56,12 @@ def spend(
     tokens = requests + torch.arange(len(gains) + 1)
     other = drafted * curve.draft_s(requests) + (curve.beside if beside is None else beside)
     # a step never costs nothing, whatever was measured beside its passes
-    rates = expected / (curve.verify_s(padded(tokens, sizes)) + other).clamp_min(LEAST_SECONDS)
+    seconds = (curve.verify_s(padded(tokens, sizes)) + other).clamp_min(LEAST_SECONDS)
+    rates = expected / seconds
     first = int((taken > 1.0).sum())
     count = first + int(rates[first:].argmax())
     kept = torch.bincount(order[:count] % requests, minlength=requests)
-    return Budget(kept, float(rates[count]))
+    return Budget(kept, float(rates[count]), float(seconds[count]))
 
 
 def falling(acceptance: Tensor) -> Tensor:

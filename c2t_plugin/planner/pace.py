@@ -65,17 +65,19 @@ class Pace:
         """Between two steps was something else, such as a prefill: their distance is not a step's cost."""
         self._kind = None
 
-    def begin(self, requests: int) -> None:
-        """A step begins, with which the one before has ended."""
-        now = self._clock()
+    def begin(self, requests: int) -> float | None:
+        """A step begins, with which the one before has ended. Returns the seconds of that, None where it counts not."""
+        now, took = self._clock(), None
         if self._kind is not None and requests == self._requests and self._rows and self._alike >= self._settled:
+            took = now - self._began
             self._seen.setdefault(self._kind, deque(maxlen=MEMORY)).append(
-                _Seen(self._at, now - self._began, requests, self._rows, self._passes)
+                _Seen(self._at, took, requests, self._rows, self._passes)
             )
         if requests != self._requests:
             self._alike = -1
         self._began, self._requests, self._rows = now, requests, 0
         self._at += 1
+        return took
 
     def drafts(self, depth: int, passes: int) -> None:
         """How deep the step that has begun drafts, and in how many draft passes."""

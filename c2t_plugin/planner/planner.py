@@ -87,6 +87,8 @@ class Planner:
         self._seen = 0
         self._short_steps = 0
         self._recent = RecentGains()
+        # expected seconds of the step that `keep` decided on last
+        self.promised_s: float | None = None
 
     def depth(self, requests: int, own: Sequence[OwnLimits] = ()) -> int:
         """How deep to draft in the next step of so many requests; 0 is plain decoding. own: of those among them that
@@ -121,14 +123,16 @@ class Planner:
         sizes: Sequence[int] = (),
     ) -> Tensor:
         """(requests,) int64 draft tokens to verify; see `spend`. acceptance: (requests, drafted) of this step."""
-        drafted = acceptance.shape[1]
+        drafted, self.promised_s = acceptance.shape[1], None
         if acceptance.numel():
             self._observe(falling(acceptance).mean(0))
         if not self.packed:
             whole = torch.full((len(acceptance),), drafted)
             return whole if longest is None else longest.clamp(max=drafted)
         beside = self._beside(len(acceptance), [drafted])[0]
-        return spend(acceptance, self.curve, draft_passes(drafted), longest, at_least, sizes, beside).kept
+        found = spend(acceptance, self.curve, draft_passes(drafted), longest, at_least, sizes, beside)
+        self.promised_s = found.seconds
+        return found.kept
 
     def observe(self, acceptance: Tensor) -> None:
         """Learn from the (requests, drafted) acceptance of a step that `rows` was asked for in the place of `keep`."""

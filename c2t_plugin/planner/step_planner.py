@@ -14,7 +14,9 @@ from torch import Tensor
 
 from c2t_plugin.errors import C2TError
 from c2t_plugin.planner import CostCurve, OwnLimits, Planner, draft_passes, spend
+from c2t_plugin.planner.budget import falling
 from c2t_plugin.planner.calibration import Calibration
+from c2t_plugin.planner.ledger import Ledger
 from c2t_plugin.planner.pace import Pace
 from c2t_plugin.planner.profile import CostProfile
 from c2t_plugin.planner.readback import Readback
@@ -71,6 +73,9 @@ class StepPlanner:
         else:
             self.curve = curve
         self._forced: int | None = None
+        self._ledger = Ledger()
+        # seconds that the step at hand was expected to take
+        self._promised_s: float | None = None
 
     def wait_for_nothing(self, requests: int, device: torch.device | str) -> None:
         """Decide by steps before, whose confidences `note` brings. requests: of the largest batch."""
@@ -126,8 +131,12 @@ class StepPlanner:
 
     def learn(self, confidence: Tensor, verified: Tensor, accepted: Tensor) -> None:
         """What became of a step's drafts, on the host: see Calibration.observe."""
-        if self._calibration is not None:
-            self._calibration.observe(confidence, verified, accepted)
+        if self._calibration is None:
+            return
+        tried = torch.arange(confidence.shape[1]) < verified[:, None]
+        hoped = (falling(self._calibration(confidence)) * tried).sum()
+        self._ledger.add("tokens", len(verified) + float(hoped), len(verified) + float(accepted.sum()))
+        self._calibration.observe(confidence, verified, accepted)
 
     def _meant(self, confidence: Tensor) -> Tensor:
         return confidence if self._calibration is None else self._calibration(confidence)
@@ -138,7 +147,10 @@ class StepPlanner:
         before, self._forced = self._forced, None
         self.depth = self._steps
         if self._pace is not None:
-            self._pace.begin(requests)
+            took = self._pace.begin(requests)
+            if took is not None and self._promised_s is not None:
+                self._ledger.add("seconds", self._promised_s, took)
+        self._promised_s = None
         if self._unread is not None and self._unread.full and self._planner is not None:
             self._planner.observe(self._meant(self._unread.read()))
         self._whole = whole
@@ -203,6 +215,7 @@ class StepPlanner:
         if self.depths:
             self._planner.packed = self.packed
             budget = self._planner.keep(acceptance, longest, at_least, self.sizes())
+            self._promised_s = self._planner.promised_s
         else:
             passes = draft_passes(self._steps)
             budget = spend(acceptance, self._planner.curve, passes, longest, at_least, self.sizes()).kept
@@ -210,11 +223,12 @@ class StepPlanner:
 
     def state(self) -> dict[str, Any]:
         """active: whether it decides. curve: whether it has one to decide by. depth: of the last step's draft. learnt:
-        see Calibration.state. step_seconds: see Pace.state."""
+        see Calibration.state. step_seconds: see Pace.state. came: see Ledger.state."""
         learnt = None if self._calibration is None else self._calibration.state()
         pace = None if self._pace is None else self._pace.state()
         curve = self.curve is not None
-        return {"active": self._decides, "curve": curve, "depth": self.depth, "learnt": learnt, "step_seconds": pace}
+        known = {"active": self._decides, "curve": curve, "depth": self.depth}
+        return {**known, "learnt": learnt, "step_seconds": pace, "came": self._ledger.state()}
 
 
 def _waiting_for(device: torch.device) -> Callable[[], None]:

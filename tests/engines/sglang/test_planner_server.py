@@ -252,7 +252,8 @@ def test_without_a_curve_one_is_measured_and_kept(setting: SimpleNamespace):
     curve = setting.folder / "measured.json"
     with server(setting.folder, setting.classifier, curve, "measured") as running:
         learnt = {"seen": 0, "slope": 1.0, "offsets": [0.0] * D_MAX, "nll": None}
-        untried = {"active": True, "curve": False, "depth": D_MAX, "learnt": learnt, "step_seconds": {}}
+        nothing = {"step_seconds": {}, "came": {"tokens": None, "seconds": None}}
+        untried = {"active": True, "curve": False, "depth": D_MAX, "learnt": learnt, **nothing}
         assert state(running)["planner"] == untried
         for _ in range(2):
             found = vc.answers(running, setting.prompts[:4], concurrency=1)
@@ -263,6 +264,9 @@ def test_without_a_curve_one_is_measured_and_kept(setting: SimpleNamespace):
         # every verified token taught it something; a step of a request that had ended did not
         assert planner["learnt"]["seen"] == sum(n * chains for n, chains in enumerate(told["verified"]))
         assert planner["learnt"]["slope"] != 1.0
+        # toy confidences promise too much or too little, but not tenfold
+        assert 0.1 < planner["came"]["tokens"] < 10
+        assert planner["came"]["seconds"] > 0
         # of one request at a time, each depth that was measured or drafted since
         assert set(planner["step_seconds"]) == {"1"}
         assert {str(D_MAX), "0"} <= set(planner["step_seconds"]["1"])

@@ -96,7 +96,7 @@ def test_each_step_is_spent_as_simulated(setting: SimpleNamespace, planned: CpuS
 def test_the_log_asks_for_confidences_of_trees(planned: CpuServer, setting: SimpleNamespace):
     assert chains.state(planned)["planner"] == {
         **{"active": True, "curve": True, "depth": DEPTH},
-        **{"learnt": None, "step_seconds": None},
+        **{"learnt": None, "step_seconds": None, "came": {"tokens": None, "seconds": None}},
     }
     assert "`c2t calibrate --on tree` does that" in (setting.folder / "server.log").read_text(errors="replace")
 

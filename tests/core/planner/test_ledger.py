@@ -1,0 +1,47 @@
+"""What was expected beside what came."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from c2t_plugin.planner import CostCurve
+from c2t_plugin.planner.ledger import Ledger
+from c2t_plugin.planner.step_planner import StepPlanner
+
+CURVE = CostCurve(verify=((1, 1.0), (9, 1.8)), draft=((1, 0.1), (2, 0.1)))
+
+
+def test_nothing_is_said_of_no_step():
+    assert Ledger().state() == {"tokens": None, "seconds": None}
+
+
+def test_the_newest_steps_count_most():
+    ledger = Ledger()
+    for expected, came in [(1.0, 4.0)] * 2000 + [(2.0, 1.0)] * 2000:
+        ledger.add("seconds", expected, came)
+    assert ledger.state()["seconds"] == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_planner_keeps_it_of_its_steps():
+    """Two draft tokens are hoped for at .8 and .5 each step; every second one gets both, the others none."""
+    now = [0.0]
+    planner = StepPlanner(
+        None, None, steps=2, most=2, device=torch.device("cpu"), depths=(0, 2), learns=True, clock=lambda: now[0]
+    )
+    planner.packed = True
+    planner.curve = CURVE
+    confidence = torch.tensor([[0.8, 0.5]])
+    for step in range(40):
+        planner.begin(1)
+        planner._forced = None
+        kept = planner.keep(torch.tensor([2], dtype=torch.int32), torch.tensor([False]), confidence)
+        planner.ran(1 + int(kept))
+        planner.learn(confidence, kept.long(), kept.long() * (step % 2))
+        # by the curve it would take 1.3
+        now[0] += 2.6
+    came = planner.state()["came"]
+    assert kept.tolist() == [2]
+    assert came["tokens"] == pytest.approx((1 + 3) / (2.3 * 2), abs=0.1)
+    # what the steps take beside their passes is measured, so that it soon expects what comes
+    assert 1.0 < came["seconds"] < 2.0
