@@ -17,10 +17,12 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 
 # Enough to see who wins where; the tables have every arm.
 SHOWN = ("plain", "static 2", "static 4", "SGLang adaptive", "P >= 0.3", "C2T beta 0.5", "EAGLE-2 tree of 60", AUTO)
 TITLE_WIDTH = 110
+COLOURS = 64
 TITLES = {"standalone": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE-3"}
 
 
@@ -174,4 +176,8 @@ def _save(figure: Figure, path: Path) -> None:
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
+    # lines and letters need few colours, and a picture that is committed takes a quarter of the room
+    with Image.open(path) as drawn:
+        few = drawn.convert("RGB").quantize(COLOURS)
+    few.save(path, optimize=True)
     plt.close(figure)
