@@ -21,12 +21,15 @@ from c2t_plugin.limits import RequestLimits
 Array = np.ndarray[Any, np.dtype[Any]]
 # Its negative's exp is 0 as float32, and 0 times it is 0, where 0 times inf would be NaN.
 _FAR = np.float32(200.0)
+# Of logits that are not numbers.
+_QUIET: Any = {"invalid": "ignore", "divide": "ignore", "over": "ignore"}
 
 
 class HostStats(NamedTuple):
-    """As c2t_kernels.DraftStats for the most probable token alone; each (rows,), float32 but for the ids."""
+    """As c2t_kernels.DraftStats for the most probable token alone; each (rows,), float32 but for the ids, which may be
+    left out."""
 
-    token_ids: Array
+    token_ids: Array | None
     log_prob: Array
     entropy: Array
     margin: Array
@@ -125,6 +128,38 @@ def _margin(below: Array) -> Array:
     return margin
 
 
+class HostStatistics:
+    """host_stats of an engine's logits, in room that is made once."""
+
+    def __init__(self, rows: int, top_m: int) -> None:
+        """rows: of the largest batch."""
+        self._top_m = top_m
+        self._room = np.empty((2, rows, 0), dtype=np.float32)
+
+    def __call__(self, logits: Tensor) -> HostStats:
+        """Of (rows, draft_vocab) logits, any float dtype."""
+        known = logits.detach().float().numpy()
+        rows, vocab = known.shape
+        if vocab != self._room.shape[2] or rows > self._room.shape[1]:
+            self._room = np.empty((2, max(rows, self._room.shape[1]), vocab), dtype=np.float32)
+        # -inf less -inf is NaN, as it should be
+        with np.errstate(**_QUIET):
+            return host_stats(known, self._top_m, self._room)
+
+
+def extend(network: HostNetwork, joint: Array, path: Array, stats: HostStats, column: int) -> Array:
+    """(rows,) float32 confidences of chains' tokens at depth column + 1; NaN where statistics are not finite.
+
+    joint, path: (rows,) float32 sums of the chains so far, to which the tokens are added.
+    """
+    known = np.isfinite(stats.log_prob) & np.isfinite(stats.entropy)
+    joint += np.where(known, stats.log_prob, 0.0)
+    path += np.where(known, stats.entropy, 0.0)
+    with np.errstate(**_QUIET):
+        found = network.confidence(PathNode(joint, path, stats.log_prob, stats.entropy, stats.margin), column)
+    return np.where(known, found, np.nan).astype(np.float32, copy=False)
+
+
 class HostScorer(RequestLimits):
     """Confidence of every draft token of a batch of chains, step by step, and where each chain ends.
 
@@ -139,8 +174,8 @@ class HostScorer(RequestLimits):
         super().__init__(slots=rows, max_depth=max_depth, beta=beta, device="cpu")
         self._rows = torch.arange(rows)
         self.non_finite = 0
-        self._top_m, self._network = classifier.spec.top_m, HostNetwork(classifier, max_depth)
-        self._room = np.empty((2, rows, 0), dtype=np.float32)
+        self._statistics = HostStatistics(rows, classifier.spec.top_m)
+        self._network = HostNetwork(classifier, max_depth)
         self._joint, self._path = np.zeros((2, rows), dtype=np.float32)
         self._confidence = np.full((rows, max_depth), np.nan, dtype=np.float32)
         self._kept, self._alive = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=bool)
@@ -165,13 +200,8 @@ class HostScorer(RequestLimits):
         """
         if first:
             self._begin(logits.shape[0])
-        known = logits[: self._batch].detach().float().numpy()
-        if known.shape[1] != self._room.shape[2]:
-            self._room = np.empty((2, len(self._kept), known.shape[1]), dtype=np.float32)
-        # -inf less -inf is NaN, as it should be
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            stats = host_stats(known, self._top_m, self._room)
-            self._extend(stats)
+        stats = self._statistics(logits[: self._batch])
+        self._extend(stats)
         return torch.from_numpy(stats.token_ids)
 
     def _begin(self, rows: int) -> None:
@@ -189,21 +219,11 @@ class HostScorer(RequestLimits):
         n, column = self._batch, self._step
         self._step += 1
         joint, path, alive = self._joint[:n], self._path[:n], self._alive[:n]
-        log_prob, entropy = stats.log_prob, stats.entropy
-        known = np.isfinite(log_prob + entropy)
-        if unknown := n - int(np.count_nonzero(known)):
-            self.non_finite += unknown
-            joint += np.where(known, log_prob, 0.0)
-            path += np.where(known, entropy, 0.0)
-        else:
-            joint += log_prob
-            path += entropy
-        confidence = self._network.confidence(PathNode(joint, path, log_prob, entropy, stats.margin), column)
-        if unknown:
-            confidence[~known] = np.nan
+        confidence = extend(self._network, joint, path, stats, column)
+        self.non_finite += int(np.count_nonzero(np.isnan(confidence)))
         self._confidence[:n, column] = confidence
         if self._stats is not None:
-            self._stats[:n, column] = np.stack((joint, log_prob, entropy, stats.margin), axis=-1)
+            self._stats[:n, column] = np.stack((joint, stats.log_prob, stats.entropy, stats.margin), axis=-1)
         beta, depth = self._limits
         # a confidence that is not known keeps its token
         alive &= ~(confidence < beta) & (depth > column)

@@ -30,7 +30,7 @@ from tests.support.sglang import disk_trouble, faults, soak  # noqa: E402
 from tests.support.sglang import verify_counts as vc  # noqa: E402
 from tests.support.sglang.soak import D_MAX, HOSTILE_EVERY, Served, Soak  # noqa: E402
 
-REQUESTS = int(os.environ.get("SOAK_REQUESTS", "400"))
+REQUESTS = int(os.environ.get("SOAK_REQUESTS", "2000"))
 SEED = int(os.environ.get("SOAK_SEED", "0"))
 AT_A_TIME = 16
 CHUNK = 64
