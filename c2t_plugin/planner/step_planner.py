@@ -107,12 +107,12 @@ class StepPlanner:
             with self._profile.timed(part, count, passes):
                 yield
         if part == "verify":
-            self.ran(count)
+            self.ran(count())
 
-    def ran(self, rows: int | Callable[[], int]) -> None:
+    def ran(self, rows: int) -> None:
         """How many tokens the target's pass of the step at hand has."""
         if self._pace is not None:
-            self._pace.verifies(rows if isinstance(rows, int) else rows())
+            self._pace.verifies(rows)
 
     def took(self, part: str, count: int, seconds: float) -> None:
         """See CostProfile.took."""

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import ClassVar
 
+import pytest
+
 from benchmarks.report.rows import CURVE
+from benchmarks.serving import interleaved
+from benchmarks.serving import server as serving_server
 from benchmarks.serving.client import Completion, Pass
-from benchmarks.serving.engines import Launch
+from benchmarks.serving.engines import ENGINES, Launch
 from benchmarks.serving.host import Host
+from benchmarks.serving.real_pair import BINDING, THREADS, ChatPrompts
 from c2t_plugin.errors import C2TError
 
 HOST = Host("a CPU", 2, 2, 10.0, {tokens: 50.0 + tokens for tokens in CURVE})
@@ -96,3 +102,18 @@ class StandInClient:
 
     def pieces(self, prompt: Sequence[int]) -> Iterator[tuple[int, ...]]:
         yield from ((11,), (12, 13, 14), (15, 16))
+
+
+def set_up(monkeypatch: pytest.MonkeyPatch, command: ModuleType, pair: Path, prompts: ChatPrompts) -> Stage:
+    """The stage of a command whose servers and clients are stand-ins from here on."""
+    monkeypatch.setattr(serving_server, "Server", StandInServer)
+    monkeypatch.setattr(StandInServer, "stage", Stage())
+    monkeypatch.setattr(interleaved, "SETTLE_S", 0.0)
+    for engine in ENGINES.values():
+        monkeypatch.setattr(type(engine), "client", StandInClient)
+    monkeypatch.setattr(command, "write_pair", lambda work: pair)
+    monkeypatch.setattr(command, "chat_prompts", lambda target, part: prompts)
+    monkeypatch.setattr(command, "measure_host", lambda target, threads: HOST)
+    for name in (THREADS, BINDING):
+        monkeypatch.setenv(name, "as before")
+    return StandInServer.stage

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from benchmarks.report.rows import BenchRow, read_rows
-from benchmarks.serving import interleaved, matrix
+from benchmarks.serving import matrix
 from benchmarks.serving import server as serving_server
 from benchmarks.serving.arms import ARMS, PLANNED_WARM_UPS
 from benchmarks.serving.cells import cell_of, group
 from benchmarks.serving.engines import ENGINES
 from benchmarks.serving.real_pair import BINDING, THREADS, ChatPrompts
-from tests.support.turns import HOST, Stage, StandInClient, StandInServer
+from tests.support.turns import HOST, Stage, StandInServer, set_up
 
 PROMPTS = ChatPrompts("development", [[number, 0] for number in range(20)], "d" * 64)
 ARMS_MEASURED = ("plain", "static 2", "C2T auto")
@@ -23,17 +23,7 @@ ARMS_MEASURED = ("plain", "static 2", "C2T auto")
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stage:
-    monkeypatch.setattr(serving_server, "Server", StandInServer)
-    monkeypatch.setattr(StandInServer, "stage", Stage())
-    monkeypatch.setattr(interleaved, "SETTLE_S", 0.0)
-    for engine in ENGINES.values():
-        monkeypatch.setattr(type(engine), "client", StandInClient)
-    monkeypatch.setattr(matrix, "write_pair", lambda work: tmp_path / "pair")
-    monkeypatch.setattr(matrix, "chat_prompts", lambda target, part: PROMPTS)
-    monkeypatch.setattr(matrix, "measure_host", lambda target, threads: HOST)
-    for name in (THREADS, BINDING):
-        monkeypatch.setenv(name, "as before")
-    return StandInServer.stage
+    return set_up(monkeypatch, matrix, tmp_path / "pair", PROMPTS)
 
 
 def run(out: Path, *more: str) -> tuple[int, list[BenchRow]]:

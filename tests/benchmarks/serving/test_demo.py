@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from benchmarks.report.rows import BenchRow, read_rows
-from benchmarks.serving import demo, interleaved
-from benchmarks.serving import server as serving_server
+from benchmarks.serving import demo
 from benchmarks.serving.engines import ENGINES
 from benchmarks.serving.real_demo import CONTESTANTS, prompts_of_a_pass
-from benchmarks.serving.real_pair import BINDING, THREADS, ChatPrompts
+from benchmarks.serving.real_pair import ChatPrompts
 from benchmarks.serving.streamed import spans
-from tests.support.turns import HOST, Stage, StandInClient, StandInServer
+from tests.support.turns import Stage, set_up
 
 PROMPTS = ChatPrompts("development", [[number, 0] for number in range(100)], "d" * 64)
 
@@ -29,20 +28,11 @@ class Words:
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stage:
-    monkeypatch.setattr(serving_server, "Server", StandInServer)
-    monkeypatch.setattr(StandInServer, "stage", Stage())
-    monkeypatch.setattr(interleaved, "SETTLE_S", 0.0)
     for engine in ENGINES.values():
-        monkeypatch.setattr(type(engine), "client", StandInClient)
         monkeypatch.setattr(type(engine), "layout", lambda self, pair, out: pair)
-    monkeypatch.setattr(demo, "write_pair", lambda work: tmp_path / "pair")
-    monkeypatch.setattr(demo, "chat_prompts", lambda target, part: PROMPTS)
-    monkeypatch.setattr(demo, "measure_host", lambda target, threads: HOST)
     monkeypatch.setattr(demo, "question", lambda target: [1, 2])
     monkeypatch.setattr("benchmarks.serving.streamed.tokenizer", lambda target: Words())
-    for name in (THREADS, BINDING):
-        monkeypatch.setenv(name, "as before")
-    return StandInServer.stage
+    return set_up(monkeypatch, demo, tmp_path / "pair", PROMPTS)
 
 
 def run(out: Path, *more: str) -> tuple[int, list[BenchRow]]:

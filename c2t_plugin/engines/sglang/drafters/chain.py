@@ -22,7 +22,7 @@ from c2t_plugin.engines.sglang.patches import DRAFT_FORWARD, PATCHES
 from c2t_plugin.engines.sglang.ranks import agree
 from c2t_plugin.engines.sglang.step import Drafted, Step, attach, record_of
 from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan, PlannedRows
-from c2t_plugin.engines.sglang.verify.layout import cut_links
+from c2t_plugin.engines.sglang.verify.layout import cut_links, within_the_others
 from c2t_plugin.scorer import ChainScorer
 
 
@@ -105,9 +105,7 @@ class ChainDrafter:
             return kept, planner.keep(kept, own(requests), self._scorer.confidence(requests))
         if self._parts.windows is None or len({record_of(req).own_beta for req in reqs}) < 2:
             return None, kept
-        # a threshold of one's own widens nobody else's window
-        others = kept.masked_fill(own(requests), 0).max()
-        return kept, torch.where(own(requests), kept.minimum(others), kept)
+        return kept, within_the_others(kept, own(requests))
 
     def _clipped(self, batch: Any, width: int, plan: LaggedPlan | PlannedRows) -> tuple[Tensor, Tensor, int]:
         """What would be verified of each request's draft, what is, and the rows that the target computes for that."""

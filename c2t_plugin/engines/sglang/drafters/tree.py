@@ -29,6 +29,7 @@ from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.patches import BUILD_VERIFY_INPUT, PATCHES, RESOLVE_DRAFT_GRAPHS
 from c2t_plugin.engines.sglang.ranks import agree
 from c2t_plugin.engines.sglang.step import record_of
+from c2t_plugin.engines.sglang.verify.layout import within_the_others
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.trees.branches import inherit_branches
 from c2t_plugin.trees.grower import TreeGrower
@@ -167,11 +168,7 @@ class TreeDrafter:
         if len({record_of(req).own_beta for req in reqs}) < 2:
             return keep
         own = self.scorer.owns(slots)
-
-        def within_the_others(sizes: Tensor, _: Tensor) -> Tensor:
-            return torch.where(own, sizes.minimum(sizes.masked_fill(own, 0).max()), sizes)
-
-        return plan(keep, key, self.scorer.max_nodes, within_the_others)
+        return plan(keep, key, self.scorer.max_nodes, lambda sizes, _: within_the_others(sizes, own))
 
     def _width(self, keep: Tensor) -> int:
         """Places per request, the root included, for the largest tree of this batch; that window is entered."""

@@ -43,3 +43,11 @@ def packed_layout(forward_batch: Any) -> Any:
 def padding_rows(rows: int, starts: Tensor) -> Tensor:
     """(rows,) bool, True for rows of no request. starts: (requests + 1,) int32, where each request's rows begin."""
     return torch.arange(rows, device=starts.device) >= starts[-1]
+
+
+def within_the_others(lengths: Tensor, own: Tensor) -> Tensor:
+    """(bs,) int32 lengths of drafts where those that are cut by a threshold of their own widen nobody else's window.
+
+    own: (bs,) bool, which these are; not all.
+    """
+    return torch.where(own, lengths.minimum(lengths.masked_fill(own, 0).max()), lengths)
