@@ -43,7 +43,7 @@ group = parallel_state.init_model_parallel_group(
 ranks.get_tp_group = lambda: group
 kept = torch.tensor(job["kept"], dtype=torch.int32)
 agreed = ranks.agree(kept)
-planner = SimpleNamespace(begin=lambda requests, whole: job["depth"], plan_rows=lambda requests: job["rows"])
+planner = SimpleNamespace(begin=lambda requests, whole, own: job["depth"], plan_rows=lambda requests: job["rows"])
 parts = Parts(scorer=SimpleNamespace(lower=False), counts=None, recorder=None, planner=planner, configuration={})
 step = SimpleNamespace(c2t=parts, device="cpu")
 depth = worker.StepMixin.planned_depth(step, [])
