@@ -31,7 +31,8 @@ CONCURRENCIES = (1, 8)
 LENGTHS = (2, 3, 9, 17, 33, 64, 81, 96)
 TREE_BETA, TOPK, DEPTH = 0.15, 4, 3
 LAGGED = ("--speculative-c2t-plan", "lagged")
-AUTO = ("--skip-server-warmup", "--speculative-c2t-planner")
+# a simulation reads confidences as they are
+AUTO = ("--skip-server-warmup", "--speculative-c2t-learn", "off", "--speculative-c2t-planner")
 TREE = (
     *("--speculative-c2t-mode", "tree", "--speculative-eagle-topk", str(TOPK)),
     *("--speculative-c2t-beta", str(TREE_BETA)),
