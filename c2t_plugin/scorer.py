@@ -118,6 +118,16 @@ class ChainScorer(DraftScorer):
         chain the draft has scored."""
         self._step = steps
 
+    @property
+    def scored(self) -> int:
+        """Tokens of a chain that are scored."""
+        return self._step
+
+    @property
+    def batch(self) -> int:
+        """Requests of the draft at hand."""
+        return self._batch
+
     def confidence(self, rows: int) -> Tensor:
         """(rows, steps scored) float32 view of the last draft's confidences; NaN where statistics were not finite."""
         return self._state.confidence[:rows, : self._step]

@@ -49,10 +49,10 @@ class OwnLimits(NamedTuple):
 class Planner:
     """Chooses each step's draft depth before it drafts, and each request's kept tokens after.
 
-    The depth comes from running means of how often a token is accepted if the one before it is, by depth; `forget` is
-    the newest step's weight in them. The first step drafts as deep as it may, since a guess that is too low would be
-    corrected by probes only. One step of `probe_every` drafts one depth more than seems best, so that a change for the
-    better is noticed; from depth 0, plain decoding, too.
+    The depth comes from how often a token is accepted if the one before it is, by depth: running means of the one over
+    those of the other; `forget` is the newest step's weight in them. The first step drafts as deep as it may, since a
+    guess that is too low would be corrected by probes only. One step of `probe_every` drafts one depth more than seems
+    best, so that a change for the better is noticed; from depth 0, plain decoding, too.
     """
 
     def __init__(
@@ -82,11 +82,15 @@ class Planner:
         self.forget = forget
         self.packed = packed
         self._pace = pace
-        # of the token at depth i + 1, given the one before it
-        self._accepted = torch.zeros(d_max, dtype=torch.float64)
+        # running means of the token at depth i + 1, and of the one before it where that was drafted
+        self._means = torch.zeros((2, d_max), dtype=torch.float64)
+        # (d_max,) of the token at depth i + 1, given the one before it
+        self.accepted = torch.zeros(d_max, dtype=torch.float64)
         self._seen = 0
         self._short_steps = 0
         self._recent = RecentGains()
+        # whole drafts that it has learnt from
+        self.whole_drafts = 0
         # expected seconds of the step that `keep` decided on last
         self.promised_s: float | None = None
 
@@ -95,7 +99,7 @@ class Planner:
         set something for themselves, the rest is planned around."""
         if not self._seen:
             return self.d_max
-        chain = self._accepted.cumprod(0)
+        chain = self.accepted.cumprod(0)
         taken, free = _by_depth(chain, requests, own)
         gains = chain.repeat_interleave(free)
         counts = torch.arange(len(gains) + 1)
@@ -106,7 +110,7 @@ class Planner:
         rows = (_sums(taken)[drafted] + counts).minimum(window) if self.packed else window
         whole = self.curve.verify_s(requests + torch.arange(requests * self.d_max + 1))
         seconds = whole[rows] + passes * self.curve.draft_s(requests)
-        beside = torch.tensor(self._beside(requests, self.depths), dtype=torch.float64)[:, None]
+        beside = torch.tensor(self.beside(requests, self.depths), dtype=torch.float64)[:, None]
         rates = expected / (seconds + beside).clamp_min(LEAST_SECONDS)
         impossible = counts > most if self.packed else counts != most
         best = int(rates.masked_fill(impossible, -1.0).amax(1).argmax())
@@ -129,7 +133,7 @@ class Planner:
         if not self.packed:
             whole = torch.full((len(acceptance),), drafted)
             return whole if longest is None else longest.clamp(max=drafted)
-        beside = self._beside(len(acceptance), [drafted])[0]
+        beside = self.beside(len(acceptance), [drafted])[0]
         found = spend(acceptance, self.curve, draft_passes(drafted), longest, at_least, sizes, beside)
         self.promised_s = found.seconds
         return found.kept
@@ -152,11 +156,11 @@ class Planner:
             return requests * (depth + 1)
         run = padded(requests + torch.arange(len(gains)), sizes)
         expected = requests + gains[(run - requests).clamp(max=len(gains) - 1)]
-        other = draft_passes(depth) * self.curve.draft_s(requests) + self._beside(requests, [depth])[0]
+        other = draft_passes(depth) * self.curve.draft_s(requests) + self.beside(requests, [depth])[0]
         rates = expected / (self.curve.verify_s(run) + other).clamp_min(LEAST_SECONDS)
         return int(run[rates.argmax()])
 
-    def _beside(self, requests: int, depths: Sequence[int]) -> list[float]:
+    def beside(self, requests: int, depths: Sequence[int]) -> list[float]:
         """Seconds of steps of these depths beside their passes."""
         measured = None if self._pace is None else self._pace.beside(self.curve, requests, depths)
         return [self.curve.beside] * len(depths) if measured is None else measured
@@ -164,15 +168,15 @@ class Planner:
     def _observe(self, chain: Tensor) -> None:
         """chain: (drafted,) mean acceptance by depth."""
         drafted = len(chain)
-        above = torch.cat([chain.new_ones(1), chain[:-1]])
-        found = torch.where(above > 0, chain / above, 0.0)
-        before = self._accepted[:drafted]
-        first = torch.arange(drafted) >= self._seen
-        self._accepted[:drafted] = torch.where(first, found, before + self.forget * (found - before))
-        if drafted > self._seen:
-            self._seen = drafted
-            # what lies deeper was never seen: as likely as the deepest that was
-            self._accepted[drafted:] = found[-1]
+        found = torch.stack([chain, torch.cat([chain.new_ones(1), chain[:-1]])])
+        before, new = self._means[:, :drafted], torch.arange(drafted) >= self._seen
+        self._means[:, :drafted] = torch.where(new, found, before + self.forget * (found - before))
+        self._seen = max(self._seen, drafted)
+        self.whole_drafts += int(drafted == self.d_max)
+        token, above = self._means[:, : self._seen]
+        self.accepted[: self._seen] = torch.where(above > 0, token / above, 0.0)
+        # what lies deeper was never seen: as likely as the deepest that was
+        self.accepted[self._seen :] = self.accepted[self._seen - 1]
 
 
 def _by_depth(chain: Tensor, requests: int, own: Sequence[OwnLimits]) -> tuple[Tensor, Tensor]:

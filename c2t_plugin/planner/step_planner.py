@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,13 @@ from c2t_plugin.planner.pace import Pace
 from c2t_plugin.planner.profile import CostProfile
 from c2t_plugin.planner.readback import Readback
 
+if TYPE_CHECKING:
+    from c2t_plugin.planner.ahead import DraftEnd
+
 logger = logging.getLogger(__name__)
+
+# Whole drafts of the measured steps that are kept for the planner to learn from.
+EARLY = 4
 
 
 class StepPlanner:
@@ -55,6 +62,9 @@ class StepPlanner:
         self.packed = False
         # Whether the step at hand decodes alone, so that its time says what decoding costs.
         self.measurable = True
+        # Where a draft can end between any two of its passes.
+        self.draft_end: DraftEnd | None = None
+        self._open = False
         self.depths = tuple(depths)
         # Of the step at hand; rows: of the target's pass, None where its own confidences decide.
         self.depth = steps
@@ -63,6 +73,8 @@ class StepPlanner:
         self._unread: Readback | None = None
         self._steps, self._path = steps, path
         self._planner: Planner | None = None
+        # acceptance of whole drafts that were measured, until there is a planner to learn from them
+        self._early: deque[Tensor] = deque(maxlen=EARLY)
         self._profile: CostProfile | None = None
         self._pace: Pace | None = None
         self._calibration = Calibration(steps) if learns and depths else None
@@ -90,6 +102,8 @@ class StepPlanner:
     def curve(self, curve: CostCurve) -> None:
         if self._planner is None:
             self._planner = Planner(curve, self._steps, depths=self.depths or None, pace=self._pace)
+            for acceptance in self._early:
+                self._planner.observe(self._meant(acceptance))
         self._planner.curve = curve
 
     @property
@@ -150,7 +164,7 @@ class StepPlanner:
             took = self._pace.begin(requests)
             if took is not None and self._promised_s is not None:
                 self._ledger.add("seconds", self._promised_s, took)
-        self._promised_s = None
+        self._promised_s, self._open = None, False
         if self._unread is not None and self._unread.full and self._planner is not None:
             self._planner.observe(self._meant(self._unread.read()))
         self._whole = whole
@@ -170,6 +184,21 @@ class StepPlanner:
         elif self.depths and self._planner is not None:
             self._planner.packed = self.packed
             self.depth = self._planner.depth(requests, own)
+            self._open = self.draft_end is not None and self.depth > 0 and not own and self._unread is None
+            if self._open:
+                self.depth = self._steps
+
+    def goes_on(self, confidence: Tensor) -> bool:
+        """Whether the step at hand drafts one more token, by the (requests, drafted) confidences of those it has."""
+        if not self._open or self._planner is None or self.draft_end is None:
+            return True
+        return self.draft_end.goes_on(self._planner, self._meant(confidence))
+
+    def ended(self, depth: int) -> None:
+        """The draft of the step at hand has ended at this depth."""
+        self.depth = depth
+        if self._pace is not None:
+            self._pace.drafts(depth, draft_passes(depth))
 
     def plan_rows(self, requests: int) -> int | None:
         """Rows of the target's pass of the step at hand, by steps before; None where its own confidences decide.
@@ -205,6 +234,8 @@ class StepPlanner:
         if not self._decides:
             return kept
         if self._forced is not None:
+            if self.depths and self._planner is None and self._forced == self._steps:
+                self._early.append(confidence.cpu().clone())
             return torch.where(own, kept, kept.clamp(max=self._forced))
         if self._planner is None:
             return kept

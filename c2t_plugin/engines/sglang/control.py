@@ -11,13 +11,16 @@ import functools
 import logging
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from c2t_plugin.config import AUTO
-from c2t_plugin.engines.sglang.parts import Parts, Scorer
+from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner.step_planner import StepPlanner
 from c2t_plugin.request_options import MOST, shown
+
+if TYPE_CHECKING:
+    from c2t_plugin.engines.sglang.parts import Scorer
 
 logger = logging.getLogger(__name__)
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.planner.step_planner import StepPlanner
-from c2t_plugin.scorer import ChainScorer
-from c2t_plugin.trees.grower import TreeGrower
 
 if TYPE_CHECKING:
     from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan, PlannedRows
     from c2t_plugin.engines.sglang.verify.packing import PackedVerify
     from c2t_plugin.engines.sglang.verify.windows import Windows
+    from c2t_plugin.scorer import ChainScorer
     from c2t_plugin.traces.recorder import TraceRecorder
+    from c2t_plugin.trees.grower import TreeGrower
 
-# Of chains and of trees: seeds, limits and confidences of either.
-Scorer = ChainScorer | TreeGrower
+    # Of chains and of trees: seeds, limits and confidences of either.
+    Scorer = ChainScorer | TreeGrower
 
 
 @dataclass
@@ -27,7 +27,8 @@ class Parts:
     """configuration: every option as it was resolved.
 
     Known once the target has attention backends: packing, None where the uniform window is verified; lagged, its rows
-    by earlier steps; windows, uniform ones of several widths.
+    by earlier steps; windows, uniform ones of several widths; end_draft, which ends the draft at hand at a depth, None
+    where it is drafted as deep as it was begun.
     """
 
     scorer: Scorer
@@ -38,6 +39,7 @@ class Parts:
     packing: PackedVerify | None = None
     lagged: LaggedPlan | PlannedRows | None = None
     windows: Windows | None = None
+    end_draft: Callable[[int], None] | None = None
 
     def timed(self, part: str, count: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
         """Measures what happens within for the planner, in the few steps in which it wants that."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.environ import envs
 
@@ -16,10 +16,13 @@ from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.sglang import args
 from c2t_plugin.engines.sglang.checkpoints import classifier_kind, draft_revision
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter
-from c2t_plugin.engines.sglang.parts import Parts, Scorer
+from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve, switched_depths
 from c2t_plugin.planner.step_planner import StepPlanner
+
+if TYPE_CHECKING:
+    from c2t_plugin.engines.sglang.parts import Scorer
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +100,7 @@ def complete(worker: Any, config: C2TConfig) -> Any:
     worker: SGLang's, whose attention backends exist and whose graphs do not. Returns what stands in the place of the
     controller of SGLang's `--speculative-adaptive`; None: nothing does.
     """
+    from c2t_plugin.engines.sglang import ranks
     from c2t_plugin.engines.sglang.drafters.depths import DepthSwitch
     from c2t_plugin.engines.sglang.verify import choice, lagged, windows
 
@@ -109,6 +113,12 @@ def complete(worker: Any, config: C2TConfig) -> Any:
     controller: Any
     if planner is not None and planner.depths:
         controller = DepthSwitch(worker, planner.depths)
+        if worker.device == "cpu" and ranks.alone():
+            # elsewhere a depth has graphs of its own
+            from c2t_plugin.planner.ahead import DraftEnd
+
+            controller = DepthSwitch(worker, range(parts.scorer.d_max + 1))
+            planner.draft_end, parts.end_draft = DraftEnd(), controller.switch
     else:
         controller = parts.windows = windows.start(config, worker.server_args, worker, packed=packing is not None)
         parts.configuration["widths"] = None if parts.windows is None else parts.windows.widths

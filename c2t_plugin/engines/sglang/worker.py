@@ -32,10 +32,8 @@ from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker, S
 
 from c2t_plugin.engines.patching import Patch
 from c2t_plugin.engines.sglang import args, control, prebuilt, ranks, startup
-from c2t_plugin.engines.sglang.drafters import Drafter
-from c2t_plugin.engines.sglang.drafters.chain import ChainDrafter
+from c2t_plugin.engines.sglang.drafters import Drafter, drafter_class
 from c2t_plugin.engines.sglang.drafters.depths import DepthSwitch
-from c2t_plugin.engines.sglang.drafters.tree import TreeDrafter
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.patches import (
     DRAFT_FORWARD,
@@ -164,7 +162,7 @@ class DraftMixin(_StockDraftWorker):
 
     def alloc_memory_pool(self, *positional: Any, **keyword: Any) -> None:
         super().alloc_memory_pool(*positional, **keyword)
-        kind = TreeDrafter if args.config_of(self.server_args).mode == "tree" else ChainDrafter
+        kind = drafter_class(args.config_of(self.server_args).mode)
         self.c2t = startup.prepare(
             self.server_args,
             self.speculative_algorithm.base.name,

@@ -86,7 +86,11 @@ def in_step(
             n = len(request.text) - 1
             features = draft.features([state[:n] for state in target.run(request.text)[1]])
             drafts.append(draft.chain(request.text, features, depth) if depth else torch.zeros(0, 1))
-        kept = plan.keep([list(rule.confidences(logits)) for logits in drafts]) if depth else [0] * len(running)
+        chances = [list(rule.confidences(logits)) for logits in drafts]
+        if depth and plan.ends:
+            depth = plan.drafted(chances)
+            drafts = [logits[:depth] for logits in drafts]
+        kept = plan.keep([row[:depth] for row in chances]) if depth else [0] * len(running)
         rows += sum(kept) + len(kept)
         for request, logits, length in zip(running, drafts, kept, strict=True):
             drafted, n = logits.argmax(-1).tolist()[:length], len(request.text) - 1
@@ -138,7 +142,7 @@ def groups(prompts: list[list[int]]) -> list[list[list[int]]]:
 
 def served_as_simulated(running: CpuServer, setting: SimpleNamespace, base: str, *, packed: bool) -> Plan:
     """Every group as simulated: texts, verify steps, how many drafts of each were verified, steps and their depths."""
-    plan = Plan(packed)
+    plan = Plan(packed, ends=True)
     for group in groups(setting.prompts):
         before, decided = state(running), len(plan.depths)
         answers = together(running, group)

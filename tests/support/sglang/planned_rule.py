@@ -16,7 +16,7 @@ from c2t_plugin.planner import CostCurve
 
 D_MAX = 4
 DEPTHS = (0, 1, 2, 4)
-PROBE_EVERY, FORGET = 64, 0.1
+PROBE_EVERY, FORGET, WHOLE_FIRST = 64, 0.1, 4
 MEMORY, ROW_STEP = 8, 4
 # Cheap for one request, dear for eight, for which plain decoding is faster.
 CURVE = CostCurve(verify=((1, 1.0), (4, 1.2), (64, 16.0)), draft=((1, 0.05), (64, 0.1)), fixed=0.1, draft_extend=0.1)
@@ -24,25 +24,68 @@ CURVE = CostCurve(verify=((1, 1.0), (4, 1.2), (64, 16.0)), draft=((1, 0.05), (64
 
 @dataclass
 class Plan:
-    """What the server should decide, step by step. packed: whether tokens behind a cut cost nothing. margin: how near
-    the nearest decision was to another one."""
+    """What the server should decide, step by step. packed: whether tokens behind a cut cost nothing. ends: whether a
+    draft can end on its way. margin: how near the nearest decision was to another one. tokens, above: running means of
+    a depth's acceptance, and of the one before it where that depth was drafted."""
 
     packed: bool
     curve: CostCurve = CURVE
-    ratios: list[float] = field(default_factory=list)
+    ends: bool = False
+    tokens: list[float] = field(default_factory=list)
+    above: list[float] = field(default_factory=list)
     short_steps: int = 0
+    whole: int = 0
+    ended: int = 0
     margin: float = math.inf
     depths: list[int] = field(default_factory=list)
 
     def depth(self, requests: int) -> int:
+        """How deep a step begins to draft."""
         found = self._depth(requests)
-        self.depths.append(found)
-        return found
+        self.depths.append(D_MAX if found and self.ends else found)
+        return self.depths[-1]
+
+    def drafted(self, chances: Sequence[Sequence[float]]) -> int:
+        """How deep it drafts, by the confidences of its tokens, of which those that it should not have do not count.
+        More than there are, if there should be more."""
+        depth, there = 1, len(chances[0])
+        while depth <= there and depth < D_MAX and self._goes_on([list(row[:depth]) for row in chances]):
+            depth += 1
+        self.depths[-1] = depth
+        return depth
+
+    def _goes_on(self, chances: list[list[float]]) -> bool:
+        depth = len(chances[0])
+        if self.whole < WHOLE_FIRST:
+            return True
+        falling = [[min(row[: n + 1]) for n in range(depth)] for row in chances]
+        found = [self._most(falling, depth)]
+        for deeper in range(depth, D_MAX):
+            falling = [[*row, row[-1] * self.ratios[deeper]] for row in falling]
+            found.append(self._most(falling, deeper + 1))
+        best = max(found[1:])
+        self.margin = min(self.margin, abs(best / found[0] - 1))
+        if best > found[0]:
+            return True
+        self.ended += 1
+        return self.ended % PROBE_EVERY == 0
+
+    def _most(self, falling: list[list[float]], depth: int) -> float:
+        """The most output per second that a step of these brings."""
+        requests, gains = len(falling), sorted((p for row in falling for p in row), reverse=True)
+        counts = range(len(gains) + 1) if self.packed else [len(gains)]
+        return max((requests + sum(gains[:n])) / self.seconds(requests, n, depth) for n in counts)
+
+    @property
+    def ratios(self) -> list[float]:
+        """How likely each depth's token is accepted if the one before it is."""
+        known = [token / above for token, above in zip(self.tokens, self.above, strict=True)]
+        return known + known[-1:] * (D_MAX - len(known))
 
     def _depth(self, requests: int) -> int:
-        if not self.ratios:
+        if not self.tokens:
             return D_MAX
-        ratios = self.ratios + [self.ratios[-1]] * (D_MAX - len(self.ratios))
+        ratios = self.ratios
         gains = [math.prod(ratios[: depth + 1]) for depth in range(D_MAX) for _ in range(requests)]
         choices = {}
         for depth in DEPTHS:
@@ -74,11 +117,14 @@ class Plan:
 
     def _see(self, means: list[float]) -> None:
         for n, mean in enumerate(means):
-            ratio = mean / (means[n - 1] if n else 1.0)
-            if n < len(self.ratios):
-                self.ratios[n] += FORGET * (ratio - self.ratios[n])
+            above = means[n - 1] if n else 1.0
+            if n < len(self.tokens):
+                self.tokens[n] += FORGET * (mean - self.tokens[n])
+                self.above[n] += FORGET * (above - self.above[n])
             else:
-                self.ratios.append(ratio)
+                self.tokens.append(mean)
+                self.above.append(above)
+        self.whole += len(means) == D_MAX
 
     def seconds(self, requests: int, count: int, depth: int) -> float:
         curve = self.curve

@@ -21,3 +21,14 @@ class Drafter(Protocol):
 
     def capturing(self) -> contextlib.AbstractContextManager[None]:
         """Around SGLang's capture of the loop in CUDA graphs, at start."""
+
+
+def drafter_class(mode: str) -> Any:
+    """The drafter of chains or of trees; what the other needs is not loaded."""
+    if mode == "tree":
+        from c2t_plugin.engines.sglang.drafters.tree import TreeDrafter
+
+        return TreeDrafter
+    from c2t_plugin.engines.sglang.drafters.chain import ChainDrafter
+
+    return ChainDrafter

@@ -66,13 +66,30 @@ class ChainDrafter:
             output = forward(*positional, **keyword)
             with counts.classifying():
                 self._scorer.step(output.logits_output.next_token_logits)
+            self._may_end()
             return output
 
         # The first token was predicted by the draft's extend pass of the step before: its statistics are a seed.
         with counts.classifying():
             self._scorer.begin(forward_batch.req_pool_indices)
+        if self._may_end():
+            # room for the keys of passes that it has none of
+            forward_batch.out_cache_loc = forward_batch.out_cache_loc[: forward_batch.batch_size]
         with PATCHES.during(DRAFT_FORWARD, scored, owner=runner):
             return stock(forward_batch)
+
+    def _may_end(self) -> bool:
+        """End the draft with the tokens that are scored, if one more does not pay. SGLang's loop asks for its depth
+        before every pass."""
+        parts, scored = self._parts, self._scorer.scored
+        if parts.end_draft is None or parts.planner is None or scored >= self._worker.speculative_num_steps:
+            return False
+        with parts.counts.classifying():
+            ends = not parts.planner.goes_on(self._scorer.confidence(self._scorer.batch))
+        if ends:
+            parts.planner.ended(scored)
+            parts.end_draft(scored)
+        return ends
 
     def decide(self, batch: Any, drafted: Any) -> Any:
         with self._parts.counts.classifying():

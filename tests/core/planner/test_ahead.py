@@ -1,0 +1,140 @@
+"""Whether a draft goes on, against every depth that it could end at."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from c2t_plugin.planner import CostCurve, Planner, draft_passes, spend
+from c2t_plugin.planner.ahead import WHOLE_FIRST, DraftEnd
+from c2t_plugin.planner.step_planner import StepPlanner
+
+D_MAX = 4
+CURVE = CostCurve(verify=((1, 1.0), (8, 1.4), (64, 6.0)), draft=((1, 0.1), (64, 0.4)), fixed=0.05, draft_extend=0.05)
+# a usual draft: each depth half as likely as the one before it
+USUAL = torch.tensor([[0.6, 0.3, 0.15, 0.075]])
+
+chains = st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=D_MAX - 1), min_size=1, max_size=5).filter(
+    lambda rows: len({len(row) for row in rows}) == 1
+)
+
+
+def knowing(**how: bool) -> Planner:
+    """A planner that has seen enough drafts to let one end."""
+    planner = Planner(CURVE, D_MAX, **how)
+    for _ in range(WHOLE_FIRST):
+        planner.observe(USUAL)
+    return planner
+
+
+def goes_on(planner: Planner, *rows: list[float]) -> bool:
+    return DraftEnd(10**6).goes_on(planner, torch.tensor(rows, dtype=torch.float64))
+
+
+@given(rows=chains)
+def test_a_draft_goes_on_where_a_deeper_one_would_be_faster(rows: list[list[float]]):
+    so_far = torch.tensor(rows, dtype=torch.float64).cummin(1).values
+    drafted, ratios = so_far.shape[1], [0.6, 0.5, 0.5, 0.5]
+    rates = []
+    for depth in range(drafted, D_MAX + 1):
+        if depth > drafted:
+            so_far = torch.cat([so_far, so_far[:, -1:] * ratios[depth - 1]], dim=1)
+        rates.append(spend(so_far, CURVE, draft_passes(depth)).rate)
+    best = max(rates[1:])
+    if abs(best / rates[0] - 1) > 1e-9:
+        assert goes_on(knowing(), *so_far[:, :drafted].tolist()) == (best > rates[0])
+
+
+def test_a_sure_draft_goes_on_and_an_unlikely_one_ends():
+    planner = knowing()
+    assert goes_on(planner, [0.99])
+    assert not goes_on(planner, [0.05])
+    # beside a neighbour that is sure the pass is shared
+    assert goes_on(planner, [0.05], [0.99])
+
+
+def test_the_first_drafts_are_whole_and_none_is_longer():
+    planner, unlikely = Planner(CURVE, D_MAX), [0.01] * D_MAX
+    for _ in range(WHOLE_FIRST):
+        assert all(goes_on(planner, unlikely[:depth]) for depth in range(1, D_MAX))
+        assert not goes_on(planner, unlikely)
+        planner.keep(torch.tensor([unlikely]))
+    assert not goes_on(planner, unlikely[:1])
+
+
+def test_now_and_then_a_draft_that_would_end_goes_on():
+    planner, end = knowing(), DraftEnd(probe_every=5)
+    assert [end.goes_on(planner, torch.tensor([[0.01]])) for _ in range(10)] == [False, False, False, False, True] * 2
+
+
+def test_where_the_whole_window_is_computed_an_unlikely_neighbour_counts():
+    mixed = [[0.99], [0.99], [0.01], [0.01]]
+    assert goes_on(knowing(packed=True), *mixed)
+    assert not goes_on(knowing(packed=False), *mixed)
+
+
+def test_means_are_weighed_by_how_likely_the_token_before_was():
+    """Of two steps with one request each: a token after an unlikely one says little about those after a likely one."""
+    planner = Planner(CURVE, 2, forget=0.5)
+    planner.observe(torch.tensor([[0.9, 0.9]]))
+    planner.observe(torch.tensor([[0.1, 0.0]]))
+    assert planner.accepted.tolist() == pytest.approx([0.5, 0.9])
+
+
+@pytest.fixture
+def stepping() -> StepPlanner:
+    planner = StepPlanner(CURVE, None, steps=D_MAX, most=D_MAX, device=torch.device("cpu"), depths=(0, 1, 2, 4))
+    planner.packed, planner.draft_end = True, DraftEnd()
+    return planner
+
+
+def draft(planner: StepPlanner, chances: torch.Tensor, **how: object) -> int:
+    """How deep a step of these whole confidences drafts."""
+    depth = planner.begin(len(chances), **how)
+    for scored in range(1, depth):
+        if not planner.goes_on(chances[:, :scored]):
+            depth = scored
+            planner.ended(depth)
+            break
+    zeros = torch.full((len(chances),), depth, dtype=torch.int32)
+    planner.keep(zeros, torch.zeros(len(chances), dtype=torch.bool), chances[:, :depth])
+    assert planner.depth == depth
+    return depth
+
+
+def test_each_step_ends_its_own_draft(stepping: StepPlanner):
+    sure, unlikely = torch.full((1, D_MAX), 0.99), torch.tensor([[0.6, 0.04, 0.03, 0.02]])
+    for _ in range(WHOLE_FIRST):
+        assert draft(stepping, USUAL) == D_MAX
+    assert draft(stepping, sure) == D_MAX
+    assert draft(stepping, unlikely) == 2
+    assert draft(stepping, sure) == D_MAX
+    # all drafts of a request that is recorded are whole
+    assert draft(stepping, unlikely, whole=True) == D_MAX
+
+
+def test_where_a_draft_cannot_end_it_is_as_deep_as_it_was_begun(stepping: StepPlanner):
+    stepping.draft_end = None
+    for _ in range(2 * WHOLE_FIRST):
+        depth = draft(stepping, USUAL)
+    assert depth in (1, 2)
+
+
+def test_drafts_that_were_measured_are_known_to_the_planner():
+    planner = StepPlanner(None, None, steps=D_MAX, most=D_MAX, device=torch.device("cpu"), depths=(0, 1, 2, 4))
+    planner.packed = True
+    for _ in range(60):
+        depth = planner.begin(1)
+        with planner.timed("draft", lambda: 1), planner.timed("verify", lambda depth=depth: 1 + depth):
+            pass
+        with planner.timed("draft_extend", lambda: 1):
+            pass
+        kept = torch.full((1,), D_MAX, dtype=torch.int32)
+        planner.keep(kept, torch.zeros(1, dtype=torch.bool), USUAL[:, :depth])
+        if planner.curve is not None:
+            break
+    assert planner.curve is not None
+    assert planner._planner is not None
+    assert not goes_on(planner._planner, [1e-9])
