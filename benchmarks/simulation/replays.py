@@ -12,7 +12,7 @@ from benchmarks.report.tables import AUTO
 from benchmarks.simulation.recorded import Replay
 from benchmarks.simulation.setting import Entrant, Setting
 from benchmarks.simulation.sglang_adaptive import SglangAdaptive
-from benchmarks.simulation.steps import Policy, fixed_beta, plain, planned, static
+from benchmarks.simulation.steps import Policy, ending, fixed_beta, plain, planned, static
 from c2t_plugin.lab.rivals import joint_prob
 from c2t_plugin.lab.sweeps import eagle2_sweep, kept_nodes, truncate
 from c2t_plugin.lab.trees import Forest
@@ -82,8 +82,9 @@ def _vllm_adaptive(arm: str, replay: Replay, setting: Setting) -> Iterator[Entra
 
 def _c2t_auto(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
     confidence = (replay.calibrated or replay.classifier).confidence(replay.traces.chain.stats())
-    policy = planned(setting.curve(scored=True), setting.d_max)
-    yield _scored(arm, AUTO, policy, confidence, replay, setting)
+    curve = setting.curve(scored=True)
+    yield _scored(arm, AUTO, planned(curve, setting.d_max), confidence, replay, setting)
+    yield _scored(arm, "planned, drafts end", ending(curve, setting.d_max), confidence, replay, setting)
 
 
 def _forest(replay: Replay, setting: Setting) -> Forest:

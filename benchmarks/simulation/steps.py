@@ -15,17 +15,27 @@ from torch import Tensor
 
 from c2t_kernels import early_stop
 from c2t_plugin.planner import CostCurve, Planner, draft_passes, switched_depths
+from c2t_plugin.planner.ahead import DraftEnd
 from c2t_plugin.traces.file import Traces
 
 
 @dataclass(frozen=True)
 class Policy:
     """How a server chooses. depth: requests -> draft tokens of a chain. keep: (requests, drafted) acceptance
-    probabilities -> (requests,) int64 draft tokens to verify."""
+    probabilities -> (requests,) int64 draft tokens to verify. goes_on: (requests, drafted so far) of them -> whether
+    one more is drafted; None: as many as `depth` says."""
 
     name: str
     depth: Callable[[int], int]
     keep: Callable[[Tensor], Tensor]
+    goes_on: Callable[[Tensor], bool] | None = None
+
+    def drafted(self, acceptance: Tensor) -> int:
+        """How many tokens of each chain are drafted. acceptance: (requests, depth) of those that may be."""
+        whole = acceptance.shape[1]
+        if self.goes_on is None:
+            return whole
+        return next((n for n in range(1, whole) if not self.goes_on(acceptance[:, :n])), whole)
 
 
 def plain() -> Policy:
@@ -47,6 +57,16 @@ def planned(curve: CostCurve, d_max: int, **tuning: Any) -> Policy:
     """The planner as SGLang runs it, which knows the cost curve. tuning: probe_every and forget, where not its own."""
     planner = Planner(curve, d_max, depths=switched_depths(d_max), **tuning)
     return Policy("planned", planner.depth, planner.keep)
+
+
+def ending(curve: CostCurve, d_max: int) -> Policy:
+    """The same where a draft can end between two passes, as on a CPU."""
+    planner, end = Planner(curve, d_max, depths=switched_depths(d_max)), DraftEnd()
+
+    def depth(requests: int) -> int:
+        return d_max if planner.depth(requests) else 0
+
+    return Policy("planned, drafts end", depth, planner.keep, lambda acceptance: end.goes_on(planner, acceptance))
 
 
 @dataclass(frozen=True)
@@ -80,7 +100,7 @@ def serve(traces: Traces, acceptance: Tensor, curve: CostCurve, policy: Policy, 
     seconds, tokens, steps, verified, accepted_in_all, turns = 0.0, 0, 0, 0, 0, 0
     while len(at):
         requests = len(at)
-        drafted = policy.depth(requests)
+        drafted = policy.drafted(acceptance[at, : policy.depth(requests)])
         kept = policy.keep(acceptance[at, :drafted])
         accepted = torch.minimum(hits[at], kept)
         total = torch.tensor(requests + int(kept.sum()))

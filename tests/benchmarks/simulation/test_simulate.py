@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.simulation.steps import Policy, fixed_beta, plain, planned, serve, static
+from benchmarks.simulation.steps import Policy, ending, fixed_beta, plain, planned, serve, static
 from c2t_plugin.planner import CostCurve, switched_depths
 from c2t_plugin.traces.file import Traces
 from c2t_plugin.traces.forest import Forest
@@ -95,3 +95,20 @@ def test_where_requests_differ_the_planner_beats_every_static_chain():
     ]
     found = serve(traces, acceptance, CURVE, planned(CURVE, DEPTH), 64).tokens_per_s
     assert found >= 1.05 * max(speeds), (found, speeds)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_of_few_requests_a_draft_that_ends_where_it_should_beats_a_depth_that_is_chosen_before(slots: int):
+    """Easy and hopeless prompts by turns: what the next step is worth, the steps before it do not say."""
+    easy, sure = random_traces(prompts=60, each=1, sharpness=30.0, seed=3)
+    hard, unsure = random_traces(prompts=60, each=1, sharpness=0.2, seed=4)
+    rows = torch.arange(120).view(2, 60).T.flatten()
+    accepted = torch.cat([easy.chain.accepted, hard.chain.accepted])[rows]
+    # each request takes from both in turn
+    traces = traces_of(accepted, torch.arange(120).div(20, rounding_mode="floor").int())
+    acceptance = torch.cat([sure, unsure])[rows]
+    before, on_its_way = (
+        serve(traces, acceptance, CURVE, policy, slots).tokens_per_s
+        for policy in (planned(CURVE, DEPTH), ending(CURVE, DEPTH))
+    )
+    assert on_its_way > 1.02 * before
