@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
 
 from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.planner.step_planner import StepPlanner
@@ -18,6 +20,17 @@ if TYPE_CHECKING:
     from c2t_plugin.engines.sglang.verify.windows import Windows
     from c2t_plugin.traces.recorder import TraceRecorder
 
+
+class Untaught(NamedTuple):
+    """Of a step that was counted, what the planner is to learn. reqs: SGLang's. sure: see ChainScorer.sure. verified,
+    accepted: (reqs,) int64 draft tokens."""
+
+    reqs: Sequence[Any]
+    sure: Tensor
+    verified: Tensor
+    accepted: Tensor
+
+
 # Of chains and of trees: seeds, limits and confidences of either.
 Scorer = ChainScorer | TreeGrower
 
@@ -27,7 +40,7 @@ class Parts:
     """configuration: every option as it was resolved.
 
     Known once the target has attention backends: packing, None where the uniform window is verified; lagged, its rows
-    by earlier steps; windows, uniform ones of several widths.
+    by earlier steps; windows, uniform ones of several widths. untaught: None but while SGLang handles a result.
     """
 
     scorer: Scorer
@@ -38,6 +51,7 @@ class Parts:
     packing: PackedVerify | None = None
     lagged: LaggedPlan | PlannedRows | None = None
     windows: Windows | None = None
+    untaught: Untaught | None = None
 
     def timed(self, part: str, count: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
         """Measures what happens within for the planner, in the few steps in which it wants that."""
