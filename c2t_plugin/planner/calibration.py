@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
 from c2t_plugin.planner.budget import falling
 
@@ -23,8 +24,9 @@ FIT_EVERY, FIRST_FIT = 64, 16
 MEMORY = 4096
 # Of the window, what a single request may fill.
 MOST_OF_ONE = WINDOW // 16
-# Iterations of Newton's method: the fit before is where they start.
-ITERATIONS = 3
+# Iterations of Newton's method at most, and what is gained by one that is the last, in nats: the fit before is where
+# they start.
+ITERATIONS, ENOUGH = 8, 1e-3
 # Inverse variances: of the slope around 1, of the draft's own logit's around 0, of an offset around 0; as much as so
 # many tokens say.
 SLOPE_PRIOR, OWN_PRIOR, OFFSET_PRIOR, PRIOR_TOKENS = 4.0, 4.0, 2.0, 10
@@ -240,12 +242,24 @@ def _fitted(before: Learnt, sure: Tensor, features: Tensor, known: Tensor, hit: 
     each = torch.eye(known.shape[1], dtype=torch.float64).expand(len(features), -1, -1)
     inputs, accepted = torch.cat([features, each], -1)[known], hit[known].double()
     prior = weights = before.weights
+
+    def loss(at: Tensor) -> float:
+        return float(cross_entropy(inputs @ at, accepted, reduction="sum") + 0.5 * (at - prior) @ sure @ (at - prior))
+
+    lost = loss(weights)
     for _ in range(ITERATIONS):
         expected = torch.sigmoid(inputs @ weights)
         gradient = inputs.T @ (accepted - expected) - sure @ (weights - prior)
         curvature = (inputs.T * (expected * (1 - expected))) @ inputs + sure
-        # damped: a step of more than 2 on the logit is no longer where the quadratic form holds
-        weights = weights + torch.linalg.solve(curvature, gradient).clamp(-2.0, 2.0)
+        step = torch.linalg.solve(curvature, gradient)
+        # far from the optimum a whole step may lead away from it
+        while (after := loss(weights + step)) > lost and float(step.abs().max()) > ENOUGH:
+            step = step / 2
+        if after > lost:
+            break
+        weights, lost, done = weights + step, after, lost - after < ENOUGH
+        if done:
+            break
     slope, own = weights[:2].tolist()
     return Learnt(slope, own, weights[2:], seen, curvature)
 

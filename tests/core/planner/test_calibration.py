@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy, logsigmoid
 
-from c2t_plugin.planner.calibration import FIT_EVERY, MEMORY, MOST_OF_ONE, WINDOW, Calibration, Learnt, _auc
+from c2t_plugin.planner.calibration import FIT_EVERY, MEMORY, MOST_OF_ONE, WINDOW, Calibration, Learnt, _auc, _fitted
 
 D_MAX, REQUESTS = 4, 4
 SLOPE, OWN, OFFSETS = 1.6, 0.5, torch.tensor([-0.2, -0.8, -1.0, -1.5], dtype=torch.float64)
@@ -99,6 +99,20 @@ def test_verified_tokens_down_to_the_first_refusal_are_evidence():
     assert calibration.seen == 4
     assert calibration._reached()[:3].long().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0]]
     assert calibration._hits()[:3].long().tolist() == [[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_confidences_that_say_nothing_do_no_harm():
+    """Of an untrained classifier, which has each token as likely as all before it: the fit has far to go."""
+    calibration, stream = Calibration(D_MAX), Stream.drawn(200, seed=1)
+    flat = torch.full((REQUESTS, D_MAX), 0.5)
+    for step, log_prob in enumerate(stream.log_prob):
+        calibration.observe(flat, torch.full((REQUESTS,), D_MAX), stream.accepted(step), log_prob=log_prob)
+    (classifier, learnt), offsets = calibration.state()["nll"], calibration.learnt.offsets
+    assert learnt < classifier and calibration.discarded == 0
+    # its optimum is that of all drafts at once, whatever came in between
+    found = calibration.learnt
+    again = _fitted(found, found.precision, calibration._features[:0], *[calibration._known[:0]] * 2, 0)
+    assert (again.offsets - offsets).abs().max() < 1e-6
 
 
 def test_a_cut_by_confidence_does_not_bend_it():

@@ -281,9 +281,9 @@ def test_without_a_curve_one_is_measured_and_kept(setting: SimpleNamespace):
         assert all(math.isfinite(nats) for nats in planner["learnt"]["nll"])
         lengths = {length for answer in found for length, _ in vc.Counts.of_answer(answer).draft_lengths}
         log = running.log.read_text(errors="replace")
-    # the server has ended, and written what it learnt last
+    # within the first minute it wrote what it had learnt first
     kept = load_classifier(setting.folder / "learned.safetensors").spec
-    assert kept.training["learned"]["seen"] == planner["learnt"]["seen"]
+    assert 0 < kept.training["learned"]["seen"] <= planner["learnt"]["seen"]
     assert kept.pair["target"].startswith("LlamaForCausalLM sha256:")
     assert "C2T: learnt from" in log
     assert CostCurve.load(curve).verify_s(torch.tensor([1, 5])).gt(0).all()
