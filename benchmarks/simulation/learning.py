@@ -76,14 +76,14 @@ def visits(traces: Traces, accepted: Tensor) -> Iterator[int]:
     rows = [range(first, last) for first, last in zip(traces.first.tolist(), _ends(traces), strict=True)]
     pass_ = 0
     while True:
-        waiting, live = list(rows), []
+        waiting = list(rows)
+        live: list[Iterator[int]] = []
         while waiting or live:
             while waiting and len(live) < CONCURRENT:
-                states = waiting.pop(0)
-                live.append(iter(_walk(states, pass_ % CONCURRENT, accepted)))
-            live = [(walk, state) for walk in live if (state := next(walk, None)) is not None]
-            yield from (state for _, state in live)
-            live = [walk for walk, _ in live]
+                live.append(_walk(waiting.pop(0), pass_ % CONCURRENT, accepted))
+            step = [(walk, state) for walk in live if (state := next(walk, None)) is not None]
+            yield from (state for _, state in step)
+            live = [walk for walk, _ in step]
         pass_ += 1
 
 
@@ -135,8 +135,9 @@ def rows_of(options: argparse.Namespace, record: Mapping[str, Any]) -> Iterator[
     order = [next(walk) for _ in range(MARKS[-1])]
     files = dict(each.split("=", 1) for each in options.start)
     classifiers = {name: load_classifier(path) for name, path in {**files, OFFLINE: options.offline}.items()}
-    sure = {name: tuple(each.confidence(part.stats()) for part in chains) for name, each in classifiers.items()}
-    sure[NOTHING] = tuple(part.joint_log_prob.exp() for part in chains)
+    one, other = chains
+    sure = {name: (each.confidence(one.stats()), each.confidence(other.stats())) for name, each in classifiers.items()}
+    sure[NOTHING] = one.joint_log_prob.exp(), other.joint_log_prob.exp()
     contrary = torch.where(stream.prompt % POISONED == 0, D_MAX - true, true)
     for poisoned, outcome in ((0, true), (1, contrary)):
         found = {f"from {name}": learnt(each, chains, outcome, order, judge) for name, each in sure.items()}
