@@ -31,7 +31,8 @@ TREE_ATTENTION = "tree"
 ATTENTIONS = (AUTO, "stock", TREE_ATTENTION)
 POLICIES = ("c2t", "prob", "eagle2", "dyspec", "entropy", "static")
 PRECISIONS = ("coarse", "exact")
-LEARNING = (AUTO, OFF)
+CALIBRATE = "calibrate"
+LEARNING = (AUTO, CALIBRATE, OFF)
 # The policies that cut below beta.
 THRESHOLDS = ("c2t", "prob")
 
@@ -60,7 +61,9 @@ class C2TConfig:
     trace_limit: millions of bytes that the directory's recordings may take; the oldest are removed for new ones.
     trace_precision: of their statistics: coarse is what a fit needs, exact float32, to compare servers by.
     request_settings: what requests may set of their own; lower: only what is less work than the server's own.
-    learn: AUTO: a planner of chains takes confidences for what they turn out to mean; OFF: as they are.
+    learn: CALIBRATE: a planner of chains takes confidences for what they turn out to mean; OFF: as they are; AUTO: for
+        what they turn out to mean unless the classifier was fitted on the very pair, where that is only watched.
+    learned: file that what is learnt is written to, and read from at start.
     request_tiers: ON tells each request how many rows its steps had, its neighbours' among them.
     """
 
@@ -79,6 +82,7 @@ class C2TConfig:
     plan: str = AUTO
     attention: str = AUTO
     learn: str = AUTO
+    learned: str | None = None
     request_settings: str = ALL
     request_tiers: str = OFF
 
@@ -137,6 +141,8 @@ class C2TConfig:
             )
         if self.learn not in LEARNING:
             raise ConfigError(f"learn must be one of {', '.join(LEARNING)}, got {self.learn!r}")
+        if self.learned is not None and self.learn == OFF:
+            raise ConfigError(f"learned {self.learned} is for what learn {OFF} does not learn; leave one out")
         if self.request_tiers not in (ON, OFF):
             raise ConfigError(f"request_tiers must be {ON} or {OFF}, got {self.request_tiers!r}")
         if not 0.0 < self.trace_share <= 1.0:

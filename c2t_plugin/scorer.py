@@ -26,14 +26,16 @@ class DraftScorer(RequestLimits):
         beta: float,
         device: torch.device | str,
         keep_stats: bool = False,
+        keep_log_prob: bool = False,
     ) -> None:
         """slots: request slots that may have limits of their own. rows: largest batch. max_depth: draft steps.
-        keep_stats: for `stats`."""
+        keep_stats: for `stats`. keep_log_prob: for `sure`."""
         super().__init__(slots=slots, max_depth=max_depth, beta=beta, device=device)
         self.non_finite = torch.zeros(1, dtype=torch.int64, device=device)
         self._draft_stats = _statistics(rows, classifier.spec.top_m, torch.device(device))
         # joint log P, log P, entropy and margin of every token of the last draft
         self._stats = torch.zeros((rows, max_depth, 4), device=device) if keep_stats else None
+        self._log_prob = torch.zeros((rows, max_depth), device=device) if keep_log_prob else None
 
     @property
     def shape(self) -> str:
@@ -75,13 +77,11 @@ class ChainScorer(DraftScorer):
         max_depth: int,
         beta: float,
         device: torch.device | str,
-        keep_stats: bool = False,
+        **keeps: bool,
     ) -> None:
         """slots: seeds are kept per request slot. For the rest see DraftScorer."""
         self.network = classifier.network(device)
-        super().__init__(
-            classifier, slots=slots, rows=rows, max_depth=max_depth, beta=beta, device=device, keep_stats=keep_stats
-        )
+        super().__init__(classifier, slots=slots, rows=rows, max_depth=max_depth, beta=beta, device=device, **keeps)
         self._slots = torch.zeros(rows, dtype=torch.int64, device=device)
         # A slot without a seed is NaN: its first token is kept.
         self._seeds = torch.full((3, slots), torch.nan, dtype=torch.float32, device=device)
@@ -132,6 +132,14 @@ class ChainScorer(DraftScorer):
         """(rows, steps scored) float32 view of the last draft's confidences; NaN where statistics were not finite."""
         return self._state.confidence[:rows, : self._step]
 
+    def sure(self, rows: int) -> Tensor:
+        """`confidence`, and beside it the logarithm of the draft's own probability of each token, where that is kept:
+        (rows, steps scored, 2)."""
+        confidence = self.confidence(rows)
+        if self._log_prob is None:
+            return confidence
+        return torch.stack([confidence, self._log_prob[:rows, : self._step]], dim=-1)
+
     def stats(self, rows: int) -> Tensor | None:
         """(rows, steps scored, 4) of them."""
         return None if self._stats is None else self._stats[:rows, : self._step].clone()
@@ -159,6 +167,8 @@ class ChainScorer(DraftScorer):
     def _score(self, log_prob: Tensor, entropy: Tensor, margin: Tensor) -> None:
         self._step += 1
         self._score_chain(log_prob, entropy, margin)
+        if self._log_prob is not None:
+            self._log_prob[: self._batch, self._step - 1] = log_prob
         if self._stats is not None:
             n = self._batch
             joint = self._state.joint_log_prob[:n]

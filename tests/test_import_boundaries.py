@@ -11,16 +11,14 @@ ROOT = Path(__file__).resolve().parent.parent
 ENGINES = ("sglang", "vllm")
 NEVER = ("tests", "benchmarks")
 NOT_CORE = ("c2t_plugin.engines", "c2t_plugin.lab")
+SHARED = ("checkpoints", "drift", "figures", "host_chains", "host_scorer", "learned", "learning", "served_traces")
 FRONT_ENDS = ("c2t_plugin/cli.py", "c2t_plugin/doctor.py")
 
 # path prefix -> top-level names or dotted prefixes that files below it must not import; the first match counts
 FORBIDDEN = {
     "kernels/c2t_kernels/": (*NEVER, *ENGINES, "c2t_plugin", "transformers"),
     "c2t_plugin/engines/contract.py": (*NEVER, *ENGINES, "torch", "transformers"),
-    **{
-        f"c2t_plugin/engines/{shared}.py": (*NEVER, *ENGINES, "transformers", "c2t_plugin.lab")
-        for shared in ("checkpoints", "drift", "host_chains", "host_scorer", "served_traces")
-    },
+    **{f"c2t_plugin/engines/{shared}.py": (*NEVER, *ENGINES, "transformers", "c2t_plugin.lab") for shared in SHARED},
     "c2t_plugin/engines/sglang/": (*NEVER, "vllm", "c2t_plugin.lab", "c2t_plugin.engines.vllm"),
     "c2t_plugin/engines/vllm/": (*NEVER, "sglang", "c2t_plugin.lab", "c2t_plugin.engines.sglang"),
     "c2t_plugin/lab/": (*NEVER, *ENGINES, "c2t_plugin.engines"),
@@ -35,6 +33,8 @@ FORBIDDEN = {
     # plugins of SGLang
     "benchmarks/gpu/float32.py": ("tests", "vllm"),
     "benchmarks/cpu_engine/site/": ("tests", "vllm"),
+    # SGLang's own tests of a server
+    "benchmarks/serving/kits_inside.py": ("tests", "vllm"),
     # vLLM writes the real target's own text
     "benchmarks/pairs/smollm2/own_text.py": ("tests", "sglang", "c2t_plugin.engines"),
     "benchmarks/pairs/": ("tests", *ENGINES, "c2t_plugin.engines"),

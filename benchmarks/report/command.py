@@ -13,10 +13,12 @@ from pathlib import Path
 from benchmarks.report.kernel_rows import is_kernel_row, read_kernel_rows
 from benchmarks.report.pictures import (
     draw,
+    draw_learning,
     draw_measured,
     draw_planner,
     draw_speeds,
     draw_throughput,
+    learning_blocks,
     simulated_blocks,
 )
 from benchmarks.report.results_page import page, shown_blocks
@@ -175,6 +177,8 @@ def draw_all(serving: Sequence[ServingRow], bench: Sequence[BenchRow], folder: P
     if simulated_blocks(bench):
         draw_throughput(bench, folder / "throughput.png")
         draw_planner(bench, folder / "planner.png")
+    if learning_blocks(bench):
+        draw_learning(bench, folder / "learning.png")
     if measured_blocks(bench):
         draw_measured(bench, folder / "measured.png")
     if measured_blocks(bench, MEASURED_CPU):

@@ -142,6 +142,32 @@ def draw_speeds(rows: Sequence[BenchRow], path: Path) -> None:
     _save(figure, path)
 
 
+def learning_blocks(rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
+    """Simulated learning while serving, by stream."""
+    found = [row for row in rows if row.scenario == "learning" and not row.setting["poisoned"]]
+    return list(latest_blocks(found, lambda row: (("stream", row.setting["stream"]),)).values())
+
+
+def draw_learning(rows: Sequence[BenchRow], path: Path) -> None:
+    """One panel a stream: nats per draft token of what was learnt, by the states that it was learnt from."""
+    blocks = learning_blocks(rows)
+    figure, panels = plt.subplots(1, len(blocks), figsize=(4.6 * len(blocks), 4), squeeze=False)
+    for axes, found in zip(panels[0], blocks, strict=True):
+        for arm in dict.fromkeys(row.arm for row in found):
+            # 0 has no place on such a scale
+            points = sorted(
+                (max(float(row.setting["states"] or 0), 20.0), row.metrics["nll"]) for row in found if row.arm == arm
+            )
+            axes.plot(*zip(*points, strict=True), "o-" if arm.startswith("from") else "s--", markersize=3, label=arm)
+        axes.set_xscale("log")
+        axes.set_title(str(found[0].setting["stream"]), fontsize=9)
+        axes.set_xlabel("states served (leftmost: none)")
+        axes.set_ylabel("nats per draft token")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    _save(figure, path)
+
+
 def accept_len_of(row: ServingRow) -> float:
     """Tokens per verify step, the bonus token counted."""
     return (row.tau or 0.0) + 1

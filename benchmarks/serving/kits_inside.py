@@ -115,7 +115,7 @@ def cases(url: str, process: int, target: str) -> list[type[unittest.TestCase]]:
     def nothing(cls: type) -> None:
         """The server runs."""
 
-    common = {
+    common: dict[str, Any] = {
         **{"setUpClass": classmethod(nothing), "tearDownClass": classmethod(nothing)},
         **{"base_url": url, "model": target, "target_model": target, "_tokenizer": None, "process": _Process(process)},
         **{"client": openai.OpenAI(base_url=f"{url}/v1", api_key="none"), "regex_match": None},

@@ -178,6 +178,7 @@ class HostScorer(RequestLimits):
         self._network = HostNetwork(classifier, max_depth)
         self._joint, self._path = np.zeros((2, rows), dtype=np.float32)
         self._confidence = np.full((rows, max_depth), np.nan, dtype=np.float32)
+        self._log_prob = np.full((rows, max_depth), np.nan, dtype=np.float32)
         self._kept, self._alive = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=bool)
         self._limits: tuple[Any, ...] = beta, max_depth
         self._stats = np.zeros((rows, max_depth, 4), dtype=np.float32) if keep_stats else None
@@ -222,6 +223,7 @@ class HostScorer(RequestLimits):
         confidence = extend(self._network, joint, path, stats, column)
         self.non_finite += int(np.count_nonzero(np.isnan(confidence)))
         self._confidence[:n, column] = confidence
+        self._log_prob[:n, column] = stats.log_prob
         if self._stats is not None:
             self._stats[:n, column] = np.stack((joint, stats.log_prob, stats.entropy, stats.margin), axis=-1)
         beta, depth = self._limits
@@ -236,6 +238,10 @@ class HostScorer(RequestLimits):
     def confidence(self, rows: int) -> Tensor:
         """(rows, steps scored) float32 copy of the last draft's confidences; NaN where statistics were not finite."""
         return torch.from_numpy(self._confidence[:rows, : self._step].copy())
+
+    def log_prob(self, rows: int) -> Tensor:
+        """(rows, steps scored) float32 copy of the logarithm of the draft's own probability of each token."""
+        return torch.from_numpy(self._log_prob[:rows, : self._step].copy())
 
     def stats(self, rows: int) -> Tensor | None:
         """(rows, steps scored, 4) float32 copy of the last draft's joint log P, log P, entropy and margin; None unless

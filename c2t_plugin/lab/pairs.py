@@ -6,7 +6,6 @@ model through its cache.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from c2t_plugin.lab.causal import CausalDraft
 from c2t_plugin.lab.drafts import DraftModel, HeadDraft, StandaloneDraft
 from c2t_plugin.lab.heads import HEADS, HeadShape
 from c2t_plugin.lab.pair_files import read_weights
+from c2t_plugin.weights import fingerprint
 
 _NOT_THE_HEADS = ("t2d", "embed_tokens.weight", "model.embed_tokens.weight")
 
@@ -85,8 +85,8 @@ def describe_pair(directory: Path, kind: str) -> dict[str, Any]:
     """What a classifier file says about its pair: architectures, hashes of the weights, words of the draft."""
     config = _config(directory / kind)
     return {
-        "target": _fingerprint(directory / "target"),
-        "draft": _fingerprint(directory / kind),
+        "target": fingerprint(directory / "target", _config(directory / "target")),
+        "draft": fingerprint(directory / kind, config),
         "kind": kind,
         "draft_vocab_size": draft_vocab_size(config),
     }
@@ -95,20 +95,6 @@ def describe_pair(directory: Path, kind: str) -> dict[str, Any]:
 def draft_vocab_size(config: dict[str, Any]) -> int:
     """How many words a draft chooses from."""
     return int(config.get("draft_vocab_size") or config["vocab_size"])
-
-
-def _fingerprint(checkpoint: Path) -> str:
-    files = sorted(checkpoint.glob("model*.safetensors")) or sorted(checkpoint.glob("pytorch_model*.bin"))
-    if not files:
-        raise C2TError(f"no weights in {checkpoint}: model*.safetensors is missing; name a whole checkpoint")
-    config = _config(checkpoint)
-    name = config.get("architectures", [config.get("model_type")])[0]
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as handle:
-            while piece := handle.read(2**24):
-                digest.update(piece)
-    return f"{name} sha256:{digest.hexdigest()[:16]}"
 
 
 def _check_vocabulary(directory: Path, kind: str, target_config: dict[str, Any], config: dict[str, Any]) -> None:

@@ -1,121 +1,299 @@
 """What the classifier's confidences mean on this server: learnt from what its target accepts, with them as the prior.
 
 A classifier was fitted on some pair. On another, or on other text, it ranks draft tokens well and is wrong about how
-many are accepted. Two things mend that: a slope for all, and an offset for each depth, on the logit.
+many are accepted. It is mended where it matters: the chance of a token whose chain was accepted up to it. On that
+chance's logit there is a slope, an offset for each depth, and the weight of the draft's own logit of the token.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter, deque
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
-# Draft tokens that are looked back on, and that come between two fits: fewer at the beginning.
-WINDOW = 4096
-FIT_EVERY, FIRST_FIT = 256, 64
-# Iterations of Newton's method: the fit before is where they start.
-ITERATIONS = 4
-# Inverse variances: of the slope around 1, of an offset around 0. As much as some ten tokens say.
-SLOPE_PRIOR, OFFSET_PRIOR = 4.0, 2.0
-# Confidences are taken no nearer to 0 and 1.
-NEAREST = 1e-4
+from c2t_plugin.planner.budget import falling
+
+# Drafts that a fit is judged by, and told of; that come between two fits, fewer at the beginning; and that are
+# remembered.
+WINDOW = 1024
+FIT_EVERY, FIRST_FIT = 64, 16
+MEMORY = 4096
+# Of the window, what a single request may fill.
+MOST_OF_ONE = WINDOW // 16
+# Iterations of Newton's method at most, and what is gained by one that is the last, in nats: the fit before is where
+# they start.
+ITERATIONS, ENOUGH = 8, 1e-3
+# Inverse variances: of the slope around 1, of the draft's own logit's around 0, of an offset around 0; as much as so
+# many tokens say.
+SLOPE_PRIOR, OWN_PRIOR, OFFSET_PRIOR, PRIOR_TOKENS = 4.0, 4.0, 2.0, 10
+# Tokens that what an earlier server learnt counts as, at most, beside this one's own.
+CARRIED = 512
+# Chances are taken no nearer to 0 and 1, and the draft's own logit no further from 0. A slope of `joint` below the
+# least would take the least likely tokens first.
+NEAREST, FURTHEST, LEAST_SLOPE = 1e-2, 20.0, 0.05
+# Standard errors by which a fit has to predict worse.
+DOUBT = 3.0
+
+
+class Learnt(NamedTuple):
+    """logit' = slope * logit + own * the draft's logit + offset[depth], of a token's chance if all before it were
+    accepted. offsets: (d_max,) float64. seen: draft tokens that it comes from. precision: (2 + d_max, 2 + d_max), how
+    sure these numbers are in this order; None: as sure as `seen` makes them."""
+
+    slope: float
+    own: float
+    offsets: Tensor
+    seen: int = 0
+    precision: Tensor | None = None
+
+    @classmethod
+    def nothing(cls, d_max: int) -> Learnt:
+        """What the classifier says."""
+        return cls(1.0, 0.0, torch.zeros(d_max, dtype=torch.float64))
+
+    @property
+    def weights(self) -> Tensor:
+        """(2 + d_max,) float64, in the order of `precision`."""
+        return torch.cat([self.offsets.new_tensor([self.slope, self.own]), self.offsets])
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(drafts, depths) of their (drafts, depths, 2) features."""
+        return self.slope * features[..., 0] + self.own * features[..., 1] + self.offsets[: features.shape[1]]
 
 
 class Calibration:
-    """logit' = slope * logit + offset[depth], fitted to the verified draft tokens of the last steps.
+    """Fits a Learnt to the verified draft tokens of the last steps.
 
-    Only verified tokens are evidence. Whether one is verified follows from its confidence, which the fit has, and not
-    from its outcome, so the cut does not bend it. Tokens of sampled requests count: that is how often they are
-    accepted. A step's outcome changes later steps only.
+    Only verified tokens are evidence, down to the first that is refused. Whether one is verified follows from
+    confidences, which the fit has, and not from its outcome, so the cut does not bend it. Tokens of sampled requests
+    count: that is how often they are accepted. A step's outcome changes later steps only.
 
-    Each window judges the fit before it, by tokens that it had not seen: where the classifier's own confidences
-    predicted them better, they hold until the next fit.
+    Later drafts judge each fit. Where the fit before predicted the newest of them better, or the classifier's own
+    confidences those of the window, these hold again until the next fit.
     """
 
-    def __init__(self, d_max: int) -> None:
-        self.seen = 0
-        self.slope = 1.0
-        self.offsets = torch.zeros(d_max, dtype=torch.float64)
-        # mean negative log likelihood of the newest tokens: by the classifier's confidences, and by these
-        self.nll: tuple[float, float] | None = None
-        self._logits = torch.zeros(WINDOW, dtype=torch.float64)
-        self._depths = torch.zeros(WINDOW, dtype=torch.int64)
-        self._accepted = torch.zeros(WINDOW, dtype=torch.float64)
-        self._since = 0
+    def __init__(self, d_max: int, *, applies: bool = True, start: Learnt | None = None) -> None:
+        """applies: whether confidences are taken for what is learnt; without that it is only watched. start: what an
+        earlier server has learnt, of as many depths."""
+        self.applies = applies
+        self.fits = self.discarded = 0
+        self._plain = Learnt.nothing(d_max)
+        self.learnt = self._before = start or self._plain
+        # draft tokens, those of earlier servers too
+        self.seen = self.learnt.seen
+        self._count = self._since = 0
+        # a row per draft: see `_features`; what was expected of it by the classifier and by what was learnt until then
+        self._features = torch.zeros((WINDOW, d_max, 2), dtype=torch.float64)
+        self._expected = torch.zeros((2, WINDOW, d_max), dtype=torch.float64)
+        # of each draft's tokens, whether it has a confidence and was verified, and how many were accepted
+        self._known = torch.zeros((WINDOW, d_max), dtype=torch.bool)
+        self._accepted = torch.zeros(WINDOW, dtype=torch.int64)
+        # whose drafts are in the window, in their order
+        self._held: Counter[Hashable] = Counter()
+        self._entered: deque[Hashable] = deque()
 
-    def __call__(self, confidence: Tensor) -> Tensor:
-        """(requests, drafted) float64 in [0, 1] of (requests, drafted) confidences; NaN stays."""
-        if not self.seen:
+    def __call__(self, confidence: Tensor, log_prob: Tensor | None = None) -> Tensor:
+        """(requests, drafted) float64 in [0, 1] of (requests, drafted) confidences, and of the logarithm of the
+        draft's own probability of its tokens, where it is known; NaN stays."""
+        if not self.applies or self.learnt is self._plain:
             return confidence.double()
-        offsets = self.offsets[: confidence.shape[1]]
-        return torch.sigmoid(self.slope * _logit(confidence) + offsets)
+        chance = self._chance(self.learnt, _features(confidence, log_prob))
+        return chance.masked_fill(confidence.isnan(), torch.nan)
 
-    def observe(self, confidence: Tensor, verified: Tensor, accepted: Tensor) -> None:
-        """The outcome of a step. confidence: (requests, drafted), as it was. verified, accepted: (requests,) int64
-        draft tokens of each."""
-        depth = torch.arange(confidence.shape[1]).expand(confidence.shape)
-        known = (depth < verified[:, None]) & confidence.isfinite()
-        count = int(known.sum())
-        if not count:
+    def observe(
+        self,
+        confidence: Tensor,
+        verified: Tensor,
+        accepted: Tensor,
+        owners: Sequence[Hashable] = (),
+        log_prob: Tensor | None = None,
+    ) -> None:
+        """The outcome of a step. confidence, log_prob: (requests, drafted), as they were. verified, accepted:
+        (requests,) int64 draft tokens of each. owners: which request each is; without them none has a share that it
+        may not pass."""
+        known = (torch.arange(confidence.shape[1]) < verified[:, None]) & confidence.isfinite()
+        rows = known.any(1).nonzero()[:, 0].tolist()
+        rows = [row for row in rows if not owners or self._held[owners[row]] < MOST_OF_ONE]
+        if not rows:
             return
-        place = (self.seen + torch.arange(count)) % WINDOW
-        self._logits[place] = _logit(confidence[known])
-        self._depths[place] = depth[known]
-        self._accepted[place] = (depth < accepted[:, None])[known].double()
-        self.seen += count
-        self._since += count
-        if self._since >= min(FIT_EVERY, max(FIRST_FIT, self.seen // 4)):
+        for row in rows if owners else ():
+            self._enter(owners[row])
+        features = _features(confidence, log_prob)[rows]
+        place, depths = (self._count + torch.arange(len(rows))) % WINDOW, confidence.shape[1]
+        self._features[place, :depths] = features
+        for column, each in zip(self._expected, (self._plain, self.learnt), strict=True):
+            column[place, :depths] = self._chance(each, features)
+        self._known[place] = False
+        self._known[place, :depths] = known[rows]
+        self._accepted[place] = accepted[rows]
+        self.seen += int(known[rows].sum())
+        self._count += len(rows)
+        self._since += len(rows)
+        if self._since >= min(FIT_EVERY, max(FIRST_FIT, self._count // 4)):
             self._fit()
 
+    def _enter(self, owner: Hashable) -> None:
+        self._held[owner] += 1
+        self._entered.append(owner)
+        if len(self._entered) > WINDOW:
+            gone = self._entered.popleft()
+            self._held[gone] -= 1
+            if not self._held[gone]:
+                del self._held[gone]
+
+    @staticmethod
+    def _chance(learnt: Learnt, features: Tensor) -> Tensor:
+        """(drafts, depths) chance that a draft is accepted up to each of its tokens."""
+        return torch.sigmoid(learnt.logits(features)).cumprod(1)
+
     def state(self) -> dict[str, Any]:
-        """As JSON. seen: draft tokens. nll: nats a token, [of the classifier's own confidences, of these]."""
+        """As JSON. applied: whether confidences are taken for it. seen: draft tokens. discarded: fits that predicted
+        worse. joint: see `joint`. nll: nats a token, auc: of the window's verified tokens, [of the classifier's own
+        confidences, of what was learnt before each came]. depths: of these tokens by depth, how many, the share that
+        was accepted, and the mean that was expected of them, by classifier and by what was learnt."""
+        size = min(self._count, WINDOW)
+        known, hit = self._known[:size], self._hits()[:size]
+        both = [expected[:size][known].clamp(1e-6, 1 - 1e-6) for expected in self._expected]
+        tokens = hit[known]
+        mixed = bool(tokens.any()) and not bool(tokens.all())
+        depths = [
+            _at(known[:, depth], hit[:, depth].double(), *(each[:size, depth] for each in self._expected))
+            for depth in range(known.shape[1])
+        ]
+        joint = self.joint()
         return {
+            "applied": self.applies,
             "seen": self.seen,
-            "slope": self.slope,
-            "offsets": self.offsets.tolist(),
-            "nll": None if self.nll is None else list(self.nll),
+            "slope": self.learnt.slope,
+            "own": self.learnt.own,
+            "offsets": self.learnt.offsets.tolist(),
+            "joint": {"slope": max(joint.slope, LEAST_SLOPE), "offsets": joint.offsets.tolist()},
+            "discarded": self.discarded,
+            "nll": [float(_nll(each, tokens).mean()) for each in both] if size else None,
+            "auc": [_auc(each, tokens) for each in both] if mixed else None,
+            "depths": depths,
         }
 
+    def joint(self) -> Learnt:
+        """The same with nothing but a slope and offsets on the logit of each draft's lowest confidence so far, for the
+        chance that a token *and* all before it are accepted: what a classifier's last layer can hold."""
+        size = min(self._count, WINDOW)
+        chance = torch.logit(self._expected[0, :size], eps=NEAREST**2)
+        features = torch.stack([chance, torch.zeros_like(chance)], dim=-1)
+        known, hit = self._known[:size], self._hits()[:size]
+        return _fitted(self._plain, _prior(self._plain), features, known, hit, self.seen)
+
+    def _hits(self) -> Tensor:
+        return torch.arange(self._known.shape[1]) < self._accepted[:, None]
+
     def _fit(self) -> None:
-        size = min(self.seen, WINDOW)
+        size = min(self._count, WINDOW)
         new = min(self._since, size)
-        newest = (self.seen - new + torch.arange(new)) % WINDOW
-        raw, fitted = (
-            float(cross_entropy(logits[newest], self._accepted[newest]))
-            for logits in (self._logits, self._predicted(self.slope, self.offsets))
-        )
-        self.nll = raw, fitted
+        newest = (self._count - new + torch.arange(new)) % WINDOW
         self._since = 0
-        if self.seen > FIT_EVERY * 2 and fitted > raw + 0.05:
-            # what was learnt predicts worse than what it started from
-            self.slope, self.offsets = 1.0, torch.zeros_like(self.offsets)
-            return
-        self.slope, self.offsets = self._newton(size)
+        self.fits += 1
+        # of drafts that came after each: the fit before on the newest, the classifier on the whole window
+        reached, hit = self._reached(), self._hits()
+        now, before = (self._losses(each, reached[newest], hit[newest], newest) for each in (self.learnt, self._before))
+        plain, used = (torch.where(self._known, _nll(each, hit), 0.0).sum(1)[:size] for each in self._expected)
+        if self.learnt is not self._plain and _worse(used - plain):
+            # nor does what an earlier server learnt hold here
+            self.learnt = self._before = self._plain
+            self.discarded += 1
+        elif _worse(now - before):
+            self.learnt = self._before
+            self.discarded += 1
+        else:
+            self._before = self.learnt
+            sure = _forgotten(self.learnt, new)
+            self.learnt = _fitted(self.learnt, sure, self._features[newest], reached[newest], hit[newest], self.seen)
 
-    def _predicted(self, slope: float, offsets: Tensor) -> Tensor:
-        return slope * self._logits + offsets[self._depths]
+    def _reached(self) -> Tensor:
+        """(WINDOW, d_max) bool: of each draft the tokens down to the first that was refused."""
+        return self._known & (torch.arange(self._known.shape[1]) <= self._accepted[:, None])
 
-    def _newton(self, size: int) -> tuple[float, Tensor]:
-        """The most likely slope and offsets given the window's tokens and the prior."""
-        depths = len(self.offsets)
-        features = torch.zeros(size, depths + 1, dtype=torch.float64)
-        features[:, 0] = self._logits[:size]
-        features[torch.arange(size), self._depths[:size] + 1] = 1.0
-        accepted = self._accepted[:size]
-        prior = torch.tensor([1.0] + [0.0] * depths, dtype=torch.float64)
-        precision = torch.tensor([SLOPE_PRIOR] + [OFFSET_PRIOR] * depths, dtype=torch.float64)
-        weights = torch.cat([torch.tensor([self.slope], dtype=torch.float64), self.offsets])
-        for _ in range(ITERATIONS):
-            expected = torch.sigmoid(features @ weights)
-            gradient = features.T @ (accepted - expected) - precision * (weights - prior)
-            curvature = (features.T * (expected * (1 - expected))) @ features + torch.diag(precision)
-            # damped: a step of more than 2 on the logit is no longer where the quadratic form holds
-            weights = weights + torch.linalg.solve(curvature, gradient).clamp(-2.0, 2.0)
-        # a slope below 0 would take the least likely tokens first
-        return max(float(weights[0]), 0.05), weights[1:]
+    def _losses(self, learnt: Learnt, reached: Tensor, hit: Tensor, rows: Tensor) -> Tensor:
+        """(rows,) nats of each draft's outcome."""
+        loss = _nll(torch.sigmoid(learnt.logits(self._features[rows])), hit)
+        return torch.where(reached, loss, 0.0).sum(1)
 
 
-def _logit(confidence: Tensor) -> Tensor:
-    return torch.logit(confidence.double(), eps=NEAREST)
+def _prior(learnt: Learnt) -> Tensor:
+    depths = len(learnt.offsets)
+    prior = torch.tensor([SLOPE_PRIOR, OWN_PRIOR] + [OFFSET_PRIOR] * depths, dtype=torch.float64).diag()
+    return prior * max(1.0, min(learnt.seen, CARRIED) / PRIOR_TOKENS)
+
+
+def _forgotten(learnt: Learnt, drafts: int) -> Tensor:
+    """How sure it still is when so many more have come."""
+    if learnt.precision is None:
+        return _prior(learnt)
+    kept = 1.0 - drafts / MEMORY
+    return kept * learnt.precision + (1.0 - kept) * _prior(learnt._replace(seen=0))
+
+
+def _fitted(before: Learnt, sure: Tensor, features: Tensor, known: Tensor, hit: Tensor, seen: int) -> Learnt:
+    """The most likely numbers given these tokens and those before, of which one was so `sure`. features: (drafts,
+    d_max, 2). known, hit: (drafts, d_max) bool."""
+    each = torch.eye(known.shape[1], dtype=torch.float64).expand(len(features), -1, -1)
+    inputs, accepted = torch.cat([features, each], -1)[known], hit[known].double()
+    prior = weights = before.weights
+
+    def loss(at: Tensor) -> float:
+        return float(cross_entropy(inputs @ at, accepted, reduction="sum") + 0.5 * (at - prior) @ sure @ (at - prior))
+
+    lost = loss(weights)
+    for _ in range(ITERATIONS):
+        expected = torch.sigmoid(inputs @ weights)
+        gradient = inputs.T @ (accepted - expected) - sure @ (weights - prior)
+        curvature = (inputs.T * (expected * (1 - expected))) @ inputs + sure
+        step = torch.linalg.solve(curvature, gradient)
+        # far from the optimum a whole step may lead away from it
+        while (after := loss(weights + step)) > lost and float(step.abs().max()) > ENOUGH:
+            step = step / 2
+        if after > lost:
+            break
+        weights, lost, done = weights + step, after, lost - after < ENOUGH
+        if done:
+            break
+    slope, own = weights[:2].tolist()
+    return Learnt(slope, own, weights[2:], seen, curvature)
+
+
+def _features(confidence: Tensor, log_prob: Tensor | None) -> Tensor:
+    """(drafts, depths, 2) float64: the logit of each token's chance if all before it are accepted, by the classifier,
+    and by the draft itself; 0 where that is not known."""
+    chain = falling(confidence)
+    above = torch.cat([torch.ones_like(chain[:, :1]), chain[:, :-1]], dim=1)
+    given = torch.logit(torch.where(above > 0, chain / above, 0.0), eps=NEAREST)
+    own = torch.zeros_like(given)
+    if log_prob is not None:
+        likely = log_prob.double().clamp(max=-1e-9)
+        own = (likely - torch.log(-torch.expm1(likely))).nan_to_num(0.0).clamp(-FURTHEST, FURTHEST)
+    return torch.stack([given, own], dim=-1)
+
+
+def _nll(chance: Tensor, hit: Tensor) -> Tensor:
+    return -torch.where(hit, chance, 1 - chance).clamp(min=1e-9).log()
+
+
+def _worse(more: Tensor) -> bool:
+    """Whether what was lost more is more than chance."""
+    return float(more.mean()) > DOUBT * float(more.std()) / len(more) ** 0.5
+
+
+def _at(known: Tensor, hit: Tensor, classifier: Tensor, learnt: Tensor) -> dict[str, Any]:
+    tokens = int(known.sum())
+    means = [float(values[known].mean()) if tokens else None for values in (hit, classifier, learnt)]
+    return {"tokens": tokens, **dict(zip(("accepted", "classifier", "learnt"), means, strict=True))}
+
+
+def _auc(score: Tensor, hit: Tensor) -> float:
+    """The chance that an accepted token scores above one that is not."""
+    low, high = score[~hit].sort().values, score[hit]
+    below = torch.searchsorted(low, high) + torch.searchsorted(low, high, right=True)
+    return float(below.double().mean()) / (2 * len(low))

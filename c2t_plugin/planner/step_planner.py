@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,6 @@ from torch import Tensor
 from c2t_plugin.errors import C2TError
 from c2t_plugin.planner import CostCurve, OwnLimits, Planner, draft_passes, spend
 from c2t_plugin.planner.budget import falling
-from c2t_plugin.planner.calibration import Calibration
 from c2t_plugin.planner.ledger import Ledger
 from c2t_plugin.planner.pace import Pace
 from c2t_plugin.planner.profile import CostProfile
@@ -24,9 +24,12 @@ from c2t_plugin.planner.readback import Readback
 
 if TYPE_CHECKING:
     from c2t_plugin.planner.ahead import DraftEnd
+    from c2t_plugin.planner.calibration import Calibration
 
 logger = logging.getLogger(__name__)
 
+# Seconds between two reports of what was learnt.
+TELL_EVERY_S = 60.0
 # Whole drafts of the measured steps that are kept for the planner to learn from.
 EARLY = 4
 
@@ -39,7 +42,7 @@ class StepPlanner:
     draw, so neither does a choice.
 
     curve: None measures one on the first steps, writes it to the path if there is one, and goes on measuring what whole
-    steps take; one that is given holds. learns: whether confidences are taken for what they turned out to mean.
+    steps take; one that is given holds. calibration: what confidences turn out to mean; None: nothing is learnt.
     sizes: token counts of the target's captured passes. steps: of the deepest draft. most: draft tokens of one request
     that can be verified. depths: that can be drafted, rising, from 0 to `steps`; without them every draft is whole.
     """
@@ -53,7 +56,7 @@ class StepPlanner:
         most: int,
         device: torch.device,
         depths: Sequence[int] = (),
-        learns: bool = False,
+        calibration: Calibration | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.active = True
@@ -73,11 +76,14 @@ class StepPlanner:
         self._unread: Readback | None = None
         self._steps, self._path = steps, path
         self._planner: Planner | None = None
-        # acceptance of whole drafts that were measured, until there is a planner to learn from them
+        # of whole drafts that were measured, see `keep`, until there is a planner to learn from them
         self._early: deque[Tensor] = deque(maxlen=EARLY)
         self._profile: CostProfile | None = None
         self._pace: Pace | None = None
-        self._calibration = Calibration(steps) if learns and depths else None
+        self._calibration = calibration
+        # hear `state` where something was learnt, once a minute
+        self.listeners: list[Callable[[dict[str, Any]], None]] = []
+        self._clock, self._told = clock, (-math.inf, 0)
         if curve is None:
             # on a CPU a step has ended when the next one begins
             self._pace = Pace(settled=int(device.type != "cpu"), clock=clock)
@@ -91,7 +97,7 @@ class StepPlanner:
 
     def wait_for_nothing(self, requests: int, device: torch.device | str) -> None:
         """Decide by steps before, whose confidences `note` brings. requests: of the largest batch."""
-        self._unread = Readback(device, requests * self._steps, torch.float32)
+        self._unread = Readback(device, 2 * requests * self._steps, torch.float32)
 
     @property
     def curve(self) -> CostCurve | None:
@@ -102,8 +108,8 @@ class StepPlanner:
     def curve(self, curve: CostCurve) -> None:
         if self._planner is None:
             self._planner = Planner(curve, self._steps, depths=self.depths or None, pace=self._pace)
-            for acceptance in self._early:
-                self._planner.observe(self._meant(acceptance))
+            for sure in self._early:
+                self._planner.observe(self._meant(sure))
         self._planner.curve = curve
 
     @property
@@ -143,17 +149,25 @@ class StepPlanner:
         """Whether it wants to know what became of the draft tokens."""
         return self._calibration is not None
 
-    def learn(self, confidence: Tensor, verified: Tensor, accepted: Tensor) -> None:
-        """What became of a step's drafts, on the host: see Calibration.observe."""
+    def learn(self, sure: Tensor, verified: Tensor, accepted: Tensor, owners: Sequence[Hashable] = ()) -> None:
+        """What became of a step's drafts, on the host: see `keep`, and Calibration.observe."""
         if self._calibration is None:
             return
-        tried = torch.arange(confidence.shape[1]) < verified[:, None]
-        hoped = (falling(self._calibration(confidence)) * tried).sum()
+        tried = torch.arange(sure.shape[1]) < verified[:, None]
+        hoped = (falling(self._meant(sure)) * tried).sum()
         self._ledger.add("tokens", len(verified) + float(hoped), len(verified) + float(accepted.sum()))
-        self._calibration.observe(confidence, verified, accepted)
+        confidence, log_prob = _confidence_of(sure)
+        self._calibration.observe(confidence, verified, accepted, owners, log_prob)
+        when, fits = self._told
+        if self._calibration.fits > fits and self._clock() >= when + TELL_EVERY_S:
+            self._told = self._clock(), self._calibration.fits
+            state = self.state()
+            for listener in self.listeners:
+                listener(state)
 
-    def _meant(self, confidence: Tensor) -> Tensor:
-        return confidence if self._calibration is None else self._calibration(confidence)
+    def _meant(self, sure: Tensor) -> Tensor:
+        confidence, log_prob = _confidence_of(sure)
+        return confidence if self._calibration is None else self._calibration(confidence, log_prob)
 
     def begin(self, requests: int, whole: bool = False, own: Sequence[OwnLimits] = ()) -> int:
         """How deep to draft, asked before each step. whole: a request of it needs all its drafts. own: see
@@ -188,11 +202,11 @@ class StepPlanner:
             if self._open:
                 self.depth = self._steps
 
-    def goes_on(self, confidence: Tensor) -> bool:
-        """Whether the step at hand drafts one more token, by the (requests, drafted) confidences of those it has."""
+    def goes_on(self, sure: Tensor) -> bool:
+        """Whether the step at hand drafts one more token. sure: see `keep`, of those that it has."""
         if not self._open or self._planner is None or self.draft_end is None:
             return True
-        return self.draft_end.goes_on(self._planner, self._meant(confidence))
+        return self.draft_end.goes_on(self._planner, self._meant(sure))
 
     def ended(self, depth: int) -> None:
         """The draft of the step at hand has ended at this depth."""
@@ -211,10 +225,10 @@ class StepPlanner:
             return requests * (self.depth + 1)
         return self._planner.rows(requests, self.depth, self.sizes())
 
-    def note(self, confidence: Tensor) -> None:
-        """confidence: (requests, drafted) float32 of a step that waited for nothing, the same on all ranks."""
+    def note(self, sure: Tensor) -> None:
+        """sure: see `keep`; of a step that waited for nothing, the same on all ranks."""
         if self._unread is not None and self._planner is not None and self._forced is None and self._decides:
-            self._unread.write(confidence)
+            self._unread.write(sure)
 
     def _learn(self, curve: CostCurve | None) -> None:
         if curve is None or curve == self.curve:
@@ -227,21 +241,22 @@ class StepPlanner:
             except (OSError, C2TError) as error:
                 logger.error("C2T: the cost curve cannot be written to %s: %s", self._path, error)
 
-    def keep(self, kept: Tensor, own: Tensor, confidence: Tensor) -> Tensor:
+    def keep(self, kept: Tensor, own: Tensor, sure: Tensor) -> Tensor:
         """(rows,) int32 draft tokens to verify. kept: (rows,) int32, at most so many. own: (rows,) bool, requests that
-        have a beta of their own; of those it is exactly so many. confidence: (rows, tokens) float32, of a request's
-        draft tokens in the order in which they are taken."""
+        have a beta of their own; of those it is exactly so many. sure: (rows, tokens) float32 confidences of a
+        request's draft tokens in the order in which they are taken; or (rows, tokens, 2), with the logarithm of the
+        draft's own probability of each."""
         if not self._decides:
             return kept
         if self._forced is not None:
             if self.depths and self._planner is None and self._forced == self._steps:
-                self._early.append(confidence.cpu().clone())
+                self._early.append(sure.cpu().clone())
             return torch.where(own, kept, kept.clamp(max=self._forced))
         if self._planner is None:
             return kept
         # the one wait: the host chooses the graph
-        host = torch.cat([confidence, kept[:, None], own[:, None]], dim=1).cpu()
-        acceptance, longest = self._meant(host[:, :-2]), host[:, -2].long()
+        host = torch.cat([sure.flatten(1), kept[:, None], own[:, None]], dim=1).cpu()
+        acceptance, longest = self._meant(host[:, :-2].view(sure.shape)), host[:, -2].long()
         at_least = torch.where(host[:, -1] > 0, longest, 0)
         if self.depths:
             self._planner.packed = self.packed
@@ -260,6 +275,11 @@ class StepPlanner:
         curve = self.curve is not None
         known = {"active": self._decides, "curve": curve, "depth": self.depth}
         return {**known, "learnt": learnt, "step_seconds": pace, "came": self._ledger.state()}
+
+
+def _confidence_of(sure: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Confidences, and log probabilities where they are known."""
+    return (sure, None) if sure.dim() == 2 else (sure[..., 0], sure[..., 1])
 
 
 def _waiting_for(device: torch.device) -> Callable[[], None]:

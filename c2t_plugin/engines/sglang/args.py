@@ -53,6 +53,7 @@ def add_cli_args(_result: None, parser: argparse.ArgumentParser, *_: Any, **__: 
     group.add_argument(
         "--speculative-c2t-learn", help=f"From what is accepted, for the planner: {', '.join(LEARNING)}."
     )
+    group.add_argument("--speculative-c2t-learned", help="Keep that in this file, a classifier, and go on from it.")
     group.add_argument("--speculative-c2t-request-settings", help=f"Requests may set: {', '.join(REQUEST_SETTINGS)}.")
     group.add_argument("--speculative-c2t-request-tiers", help="on: each answer tells the rows of its whole batch.")
 

@@ -147,7 +147,7 @@ srt/distributed/parallel_state.py
   GroupCoordinator: rank_in_group
 srt/managers/schedule_batch.py
   ScheduleBatch: reqs, req_pool_indices
-  Req: finished, is_retracted, rid, output_ids
+  Req: finished, is_retracted, rid, output_ids, finished_len, grammar
   Req.__init__(rid, origin_input_ids)
 srt/sampling/sampling_params.py
   SamplingParams: custom_params

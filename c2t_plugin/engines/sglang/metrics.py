@@ -28,16 +28,24 @@ COUNTERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("settings_ignored", "Requests whose own settings did not hold, and that were served as the server is set.", ()),
     ("classifier_seconds", "Time for statistics, confidences and cuts, where the draft runs on the host's clock.", ()),
 )
-GAUGES: tuple[tuple[str, str], ...] = (
-    ("beta", "Confidence below which a draft token is dropped."),
-    ("max_depth", "Longest chain that is verified."),
+GAUGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("beta", "Confidence below which a draft token is dropped.", ()),
+    ("max_depth", "Longest chain that is verified.", ()),
 )
 PREFIX = "c2t:"
 
 
+def gauges() -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+    """As COUNTERS: those of settings, and of what a planner learns."""
+    # by servers that tell alone
+    from c2t_plugin.engines import figures
+
+    return GAUGES + figures.GAUGES
+
+
 def names() -> list[str]:
     """Every metric as Prometheus lists it."""
-    return [*(f"{PREFIX}{name}_total" for name, _, _ in COUNTERS), *(f"{PREFIX}{name}" for name, _ in GAUGES)]
+    return [*(f"{PREFIX}{name}_total" for name, _, _ in COUNTERS), *(f"{PREFIX}{name}" for name, *_ in gauges())]
 
 
 class Exporter:
@@ -54,23 +62,33 @@ class Exporter:
             name: Total(PREFIX + name, text, [*own, *more], registry=registry) for name, text, more in COUNTERS
         }
         self._gauges = {
-            name: Gauge(PREFIX + name, text, own, registry=registry, multiprocess_mode="mostrecent")
-            for name, text in GAUGES
+            name: Gauge(PREFIX + name, text, [*own, *more], registry=registry, multiprocess_mode="mostrecent")
+            for name, text, more in gauges()
         }
 
     def add(self, name: str, amount: float, **labels: str) -> None:
         self._counters[name].labels(**self._labels, **labels).inc(amount)
 
-    def set(self, name: str, value: float) -> None:
-        self._gauges[name].labels(**self._labels).set(value)
+    def set(self, name: str, value: float, **labels: str) -> None:
+        self._gauges[name].labels(**self._labels, **labels).set(value)
+
+
+def publish_learnt(exporter: Exporter, state: dict[str, Any]) -> None:
+    """Tell Prometheus what a planner has learnt. state: see StepPlanner.state."""
+    from c2t_plugin.engines.figures import figures
+
+    for name, value, labels in figures(state):
+        exporter.set(name, value, **labels)
 
 
 @dataclass
 class RequestCounts:
     """Of one request. depths, tiers: its steps by drafted depth, and by rows of the target's verify pass, which it
     shared with the batch's other requests; None where they are not told. classifier_s: of those steps, shared
-    likewise. clipped, over_budget: as in Counts."""
+    likewise. clipped, over_budget: as in Counts. verified, accepted: draft tokens."""
 
+    verified: int = 0
+    accepted: int = 0
     clipped: int = 0
     over_budget: int = 0
     classifier_s: float | None = None
@@ -78,9 +96,17 @@ class RequestCounts:
     tiers: Counter[int] | None = None
 
     def add(
-        self, verified: int, rows_computed: int, depth: int, wanted: int, classifier_s: float | None = None
+        self,
+        verified: int,
+        rows_computed: int,
+        depth: int,
+        wanted: int,
+        classifier_s: float | None = None,
+        accepted: int = 0,
     ) -> None:
         """One step, as Counts.add has it of all requests, and Counts.lap of the classifier's time."""
+        self.verified += verified
+        self.accepted += accepted
         self.clipped += max(0, depth - verified)
         self.over_budget += max(0, wanted - verified)
         self.depths[depth] += 1
@@ -90,8 +116,11 @@ class RequestCounts:
             self.classifier_s = (self.classifier_s or 0.0) + classifier_s
 
     def state(self) -> dict[str, Any]:
-        """As JSON."""
+        """As JSON; acceptance by the names that vLLM has for it."""
         return {
+            "num_spec_steps": self.depths.total(),
+            "num_draft_tokens": self.verified,
+            "num_accepted_draft_tokens": self.accepted,
             "clipped": self.clipped,
             "over_budget": self.over_budget,
             "classifier_s": self.classifier_s,

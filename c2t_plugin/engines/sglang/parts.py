@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
 
 from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.planner.step_planner import StepPlanner
@@ -22,13 +24,23 @@ if TYPE_CHECKING:
     Scorer = ChainScorer | TreeGrower
 
 
+class Untaught(NamedTuple):
+    """Of a step that was counted, what the planner is to learn. reqs: SGLang's. sure: see ChainScorer.sure. verified,
+    accepted: (reqs,) int64 draft tokens."""
+
+    reqs: Sequence[Any]
+    sure: Tensor
+    verified: Tensor
+    accepted: Tensor
+
+
 @dataclass
 class Parts:
     """configuration: every option as it was resolved.
 
     Known once the target has attention backends: packing, None where the uniform window is verified; lagged, its rows
     by earlier steps; windows, uniform ones of several widths; end_draft, which ends the draft at hand at a depth, None
-    where it is drafted as deep as it was begun.
+    where it is drafted as deep as it was begun; untaught, None but while SGLang handles a result.
     """
 
     scorer: Scorer
@@ -40,6 +52,7 @@ class Parts:
     lagged: LaggedPlan | PlannedRows | None = None
     windows: Windows | None = None
     end_draft: Callable[[int], None] | None = None
+    untaught: Untaught | None = None
 
     def timed(self, part: str, count: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
         """Measures what happens within for the planner, in the few steps in which it wants that."""

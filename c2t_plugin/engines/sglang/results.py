@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from c2t_plugin.config import ON
 from c2t_plugin.engines.sglang.metrics import RequestCounts
-from c2t_plugin.engines.sglang.parts import Parts
+from c2t_plugin.engines.sglang.parts import Parts, Untaught
 from c2t_plugin.engines.sglang.requests import KEY
 from c2t_plugin.engines.sglang.step import Step, attach, record_of, step_of
 
@@ -58,12 +60,19 @@ def count(parts: Parts, reqs: Sequence[Any], result: Any, step: Step) -> None:
     accepted, verified = ((lens[running] - 1).tolist() for lens in (result.accept_lens, result.cap_lens))
     wanted = verified if step.wanted is None else step.wanted[running].tolist()
     parts.counts.add(verified, accepted, step.rows, step.depth, wanted)
-    _learn(parts, step, [row for row in running if _teaches(reqs[row])], result)
-    for row, length, asked in zip(running, verified, wanted, strict=True):
+    if parts.planner is not None and parts.planner.learns and step.sure is not None:
+        # when their text has been looked at
+        rows = [row for row in running if _teaches(reqs[row])]
+        parts.untaught = Untaught(
+            [reqs[row] for row in rows],
+            step.sure[rows],
+            *(lens[rows].long() - 1 for lens in (result.cap_lens, result.accept_lens)),
+        )
+    for row, length, hits, asked in zip(running, verified, accepted, wanted, strict=True):
         record = record_of(reqs[row])
         if record.counts is None:
             record.counts = RequestCounts(tiers=Counter() if parts.configuration["request_tiers"] == ON else None)
-        record.counts.add(length, step.rows, step.depth, asked, step.seconds)
+        record.counts.add(length, step.rows, step.depth, asked, step.seconds, hits)
     if parts.recorder is not None and step.drafted is not None:
         with parts.recorder.guarding():
             for row in running:
@@ -73,14 +82,29 @@ def count(parts: Parts, reqs: Sequence[Any], result: Any, step: Step) -> None:
 
 
 def _teaches(req: Any) -> bool:
+    """What a grammar forbids says nothing about drafts without one."""
     options = record_of(req).options
-    return options is None or options.learn
+    return req.grammar is None and (options is None or options.learn)
 
 
-def _learn(parts: Parts, step: Step, rows: Sequence[int], result: Any) -> None:
-    if parts.planner is not None and step.confidence is not None and rows:
-        verified, accepted = (lens[rows].long() - 1 for lens in (result.cap_lens, result.accept_lens))
-        parts.planner.learn(step.confidence[rows], verified, accepted)
+def _teach(parts: Parts) -> None:
+    """Let the planner learn from the step that was counted last, as far as its requests' texts go."""
+    untaught, parts.untaught = parts.untaught, None
+    if untaught is None or not untaught.reqs or parts.planner is None:
+        return
+    # what was accepted behind the end of a text was never part of it
+    left = torch.tensor([_left_over(req) for req in untaught.reqs])
+    inside = (untaught.accepted + 1 - left).clamp(min=0)
+    verified, accepted = (
+        torch.where(left > 0, lens.minimum(inside), lens) for lens in (untaught.verified, untaught.accepted)
+    )
+    parts.planner.learn(untaught.sure, verified, accepted, [req.rid for req in untaught.reqs])
+
+
+def _left_over(req: Any) -> int:
+    """Tokens behind the end of its text; 0 as long as that has none."""
+    end = getattr(req, "finished_len", None)
+    return 0 if end is None else max(0, len(req.output_ids) - end)
 
 
 def telling(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,6 +133,7 @@ def finishing(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def process_batch_result(self: Any, batch: Any, result: Any) -> Any:
         settled = original(self, batch, result)
+        _teach(self.draft_worker.c2t)
         finish(self.draft_worker.c2t.recorder, batch.reqs)
         return settled
 

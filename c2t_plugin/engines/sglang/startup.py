@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.environ import envs
 
-from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
+from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import AUTO, LAGGED, LOWER, OFF, ON, THRESHOLDS, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier, warn_of_kind
 from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.sglang import args
 from c2t_plugin.engines.sglang.checkpoints import classifier_kind, draft_revision
-from c2t_plugin.engines.sglang.metrics import Counts, Exporter
+from c2t_plugin.engines.sglang.metrics import Counts, Exporter, publish_learnt
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve, switched_depths
@@ -88,7 +89,11 @@ def prepare(
     _log(configuration, scorer.shape)
     if leads and envs.SGLANG_RUST_SERVER.get():
         logger.warning("C2T: %s", _RUST)
-    planner = _planner(config, scorer, spec, most, leads) if config.planned else None
+    planner = (
+        _planner(server_args, base, config, scorer, classifier, most=most, leads=leads) if config.planned else None
+    )
+    if planner is not None and planner.learns and exporter is not None:
+        planner.listeners.append(functools.partial(publish_learnt, exporter))
     # Kernels of other devices run when they have time, some of them out of a graph: the host's clock knows nothing.
     counts = Counts(most, exporter, classifier_s=0.0 if scorer.beta.device.type == "cpu" else None)
     return Parts(scorer, counts, recorder, planner, configuration)
@@ -130,9 +135,18 @@ def complete(worker: Any, config: C2TConfig) -> Any:
     return controller
 
 
-def _planner(config: C2TConfig, scorer: Scorer, spec: ClassifierSpec, most: int, leads: bool) -> StepPlanner:
-    learns = config.learn == AUTO and config.mode == "chain"
-    if config.policy == "c2t" and not learns and spec.training.get("calibrated") != config.mode:
+def _planner(
+    server_args: Any,
+    base: str,
+    config: C2TConfig,
+    scorer: Scorer,
+    classifier: NodeClassifier,
+    *,
+    most: int,
+    leads: bool,
+) -> StepPlanner:
+    learns = config.learn != OFF and config.mode == "chain"
+    if config.policy == "c2t" and not learns and classifier.spec.training.get("calibrated") != config.mode:
         logger.warning(
             "C2T: the planner takes confidences for probabilities, and this classifier's were not made that on %ss: "
             "`c2t calibrate --on %s` does that",
@@ -140,8 +154,38 @@ def _planner(config: C2TConfig, scorer: Scorer, spec: ClassifierSpec, most: int,
         )
     # a tree's loop is captured as a whole
     switched = switched_depths(scorer.d_max) if config.mode == "chain" else ()
-    shape: dict[str, Any] = {"steps": scorer.d_max, "most": most, "device": scorer.beta.device}
-    return StepPlanner(load_curve(config), config.curve if leads else None, **shape, depths=switched, learns=learns)
+    shape: dict[str, Any] = {"steps": scorer.d_max, "most": most, "device": scorer.beta.device, "depths": switched}
+    curve, path = load_curve(config), config.curve if leads else None
+    if not learns:
+        return StepPlanner(curve, path, **shape)
+    # by servers that learn alone
+    from c2t_plugin.engines import learning
+
+    pair = pair_of(server_args, base)
+    planner = StepPlanner(
+        curve, path, **shape, calibration=learning.calibration(config, classifier, scorer.d_max, pair)
+    )
+    if leads:
+        learning.report(planner, config.learned, classifier, pair)
+    return planner
+
+
+def pair_of(server_args: Any, base: str) -> Callable[[], dict[str, Any]]:
+    """See learning.pair_of; computed once, when it is first asked for."""
+    from c2t_plugin.engines.learning import pair_of
+
+    draft, target = server_args.speculative_draft_model_path, server_args.model_path
+    revisions = getattr(server_args, "revision", None), draft_revision(server_args)
+    kind = classifier_kind(base, draft, target)
+    return functools.cache(lambda: pair_of(kind, (target, revisions[0]), (draft, revisions[1])))
+
+
+def check_learned(server_args: Any, base: str, config: C2TConfig, classifier: NodeClassifier) -> None:
+    """Raises C2TError if what is learnt can neither be read from its file nor written there."""
+    if config.learned is not None:
+        from c2t_plugin.engines import learning
+
+        learning.check(config, classifier, pair_of(server_args, base))
 
 
 def load_curve(config: C2TConfig) -> CostCurve | None:

@@ -32,7 +32,7 @@ class Step:
     threshold left of them, where a budget may have dropped more; else None. drafted: the drafts, where a request of
     the batch is recorded. rows: of the target's pass; before it those that are planned, None: as many as hold what is
     kept. depth: draft steps; None before the pass. seconds: of the classifier, None where the host's clock does not
-    know them. confidence: (bs, drafted) float32, where a planner learns from what becomes of it.
+    know them. sure: see ChainScorer.sure, where a planner learns from what becomes of the drafts.
     """
 
     kept: Tensor
@@ -41,13 +41,13 @@ class Step:
     rows: int | None = None
     depth: int | None = None
     seconds: float | None = None
-    confidence: Tensor | None = None
+    sure: Tensor | None = None
 
     def to_host(self) -> Step:
         """What is read on the host, with its copies started; the caller knows when they have ended."""
         drafted = None if self.drafted is None else Drafted(*map(_to_host, self.drafted))
-        wanted, confidence = (None if each is None else _to_host(each) for each in (self.wanted, self.confidence))
-        return dataclasses.replace(self, wanted=wanted, drafted=drafted, confidence=confidence)
+        wanted, sure = (None if each is None else _to_host(each) for each in (self.wanted, self.sure))
+        return dataclasses.replace(self, wanted=wanted, drafted=drafted, sure=sure)
 
 
 def attach(holder: Any, step: Step) -> None:

@@ -92,9 +92,10 @@ def _resolve(server_args: Any) -> None:
     kind = checkpoints.classifier_kind(base, draft, server_args.model_path)
     revision = checkpoints.draft_revision(server_args)
     path, _ = find_classifier(config, kind, draft, revision=revision, probabilities=config.plans_chains)
-    load_fitting_classifier(path, config)
+    classifier = load_fitting_classifier(path, config)
     check_directory(config)
     startup.check_curve(config)
+    startup.check_learned(server_args, base, config, classifier)
     _check_ragged(server_args, config)
     server_args.speculative_algorithm = f"C2T_{base}"
     _shape(server_args, config)

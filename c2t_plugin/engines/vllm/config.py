@@ -6,6 +6,7 @@ vLLM made of the rest and writes the settings that every worker reads: `addition
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +15,7 @@ from typing import Any
 
 from c2t_plugin.classifier import ClassifierSpec
 from c2t_plugin.config import AUTO, NONE, OFF, C2TConfig
+from c2t_plugin.engines import learning
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier, warn_of_kind
 from c2t_plugin.engines.served_traces import check_directory
 from c2t_plugin.errors import ConfigError
@@ -75,7 +77,7 @@ class Settings:
 
     classifier: path of the file. origin: where it came from. beta: threshold in [0, 1]. base: the kind of draft.
     trace_dir, trace_share, trace_limit, trace_precision: see C2TConfig. planned: whether a planner decides; it then
-    does so in the place of beta, which is 0. curve: file of its costs. learn, request_settings: see C2TConfig.
+    does so in the place of beta, which is 0. curve: file of its costs. learn, learned, request_settings: see C2TConfig.
     """
 
     classifier: str
@@ -89,6 +91,7 @@ class Settings:
     planned: bool = False
     curve: str | None = None
     learn: str = C2TConfig.learn
+    learned: str | None = None
     request_settings: str = C2TConfig.request_settings
 
     @classmethod
@@ -202,8 +205,9 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     path, origin = find_classifier(
         config, base, spec.model, revision=spec.revision, probabilities=adaptive or config.planned
     )
-    fitted = load_fitting_classifier(path, config).spec
-    learns = config.planned and config.learn == AUTO
+    classifier = load_fitting_classifier(path, config)
+    learning.check(config, classifier, pair_of(vllm_config, base))
+    fitted, learns = classifier.spec, config.planned and config.learn != OFF
     _warn(path, fitted, base, probabilities=(adaptive or config.planned) and not learns)
     beta = fitted.suggested_beta if config.beta is None else config.beta
     recorded = (config.trace_dir, config.trace_share, config.trace_limit, config.trace_precision)
@@ -219,6 +223,7 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
         planned=config.planned,
         curve=curve,
         learn=config.learn,
+        learned=config.learned,
         request_settings=config.request_settings if on_host else NONE,
     )
     vllm_config.additional_config = {**vllm_config.additional_config, KEY: asdict(settings)}
@@ -228,6 +233,18 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     elif config.planned:
         scheduler.scheduler_cls = PLANNING
     return settings
+
+
+def pair_of(vllm_config: Any, base: str) -> Callable[[], dict[str, Any]]:
+    """See learning.pair_of; computed once, when it is first asked for."""
+
+    def found() -> dict[str, Any]:
+        target, spec = vllm_config.model_config, vllm_config.speculative_config
+        carried = spec.model == target.model
+        draft = (target.model, target.revision) if carried else (spec.model, spec.revision)
+        return learning.pair_of(base, (target.model, target.revision), draft)
+
+    return functools.cache(found)
 
 
 def _planned(vllm_config: Any, config: C2TConfig) -> C2TConfig:

@@ -71,7 +71,7 @@ v1/metrics/loggers.py
   PrometheusStatLogger.__init__(vllm_config)
   PrometheusStatLogger.record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
 v1/metrics/stats.py
-  SchedulerStats: spec_decoding_stats
+  SchedulerStats: spec_decoding_stats, waiting_lora_adapters
   IterationStats.update_from_output
     inter_token_latencies_iter.append(
 config/scheduler.py
@@ -86,8 +86,13 @@ v1/core/sched/scheduler.py
   Scheduler.schedule
     num_spec_tokens_to_schedule = self.dynamic_sd_lookup[
   Scheduler.update_draft_token_ids(draft_token_ids)
+  Scheduler.make_stats
   Scheduler.make_spec_decoding_stats
     num_draft_tokens -= num_invalid_spec_tokens.get(request_id, 0)
+  Scheduler._update_request_with_output
+    del new_token_ids[num_new:]
+v1/request.py
+  Request: use_structured_output
 v1/core/sched/async_scheduler.py
   AsyncScheduler
 v1/spec_decode/metrics.py

@@ -2,6 +2,7 @@
 
     vllm:c2t_verify_steps_total{length="n"}   verify steps of requests with n draft tokens, 0 included
     vllm:c2t_accepted_tokens_total            draft tokens accepted, bonus tokens excluded
+    vllm:c2t_learnt_tokens, ...               what a planner has learnt, see engines/figures.py
 
 gamma is the mean of `length` over the steps, tau (bonus excluded) is accepted tokens per step. vLLM's own
 vllm:spec_decode_num_drafts leaves out the steps of requests without a draft, so its means are those of the requests
@@ -17,7 +18,19 @@ from typing import Any
 
 import prometheus_client
 
+from c2t_plugin.engines.figures import GAUGES, figures
 from c2t_plugin.engines.vllm.config import Settings
+
+# Of statistics that a scheduler sends to where metrics are: LoRA's, which a planner is not combined with. They are
+# whole numbers, so that these are millionths.
+CARRIER, PREFIX, MILLION = "waiting_lora_adapters", "c2t:", 1e6
+
+
+def packed(state: dict[str, Any]) -> dict[str, int]:
+    """What a planner has learnt, as statistics of a scheduler carry it. state: see StepPlanner.state."""
+    return {
+        PREFIX + ",".join([name, *labels.values()]): round(value * MILLION) for name, value, labels in figures(state)
+    }
 
 
 class VerifyCounters:
@@ -41,6 +54,20 @@ class VerifyCounters:
         self.accepted = {index: accepted.labels(*own) for index, own in labels.items()}
         # Steps without drafts that are yet to be counted; below 0 where a step's output was dropped.
         self._plain = dict.fromkeys(labels, 0)
+
+        self._gauges = {
+            name: prometheus_client.Gauge(f"vllm:c2t_{name}", text, [*names, *more], multiprocess_mode="mostrecent")
+            for name, text, more in GAUGES
+        }
+        self._labels = logger.per_engine_labelvalues
+
+    def tell(self, engine: int, sent: dict[str, int]) -> None:
+        """What a planner has learnt, if it has just said it. sent: see `packed`."""
+        for key, value in sent.items():
+            if key.startswith(PREFIX):
+                name, *labels = key.removeprefix(PREFIX).split(",")
+                own = (str(label) for label in self._labels[engine])
+                self._gauges[name].labels(*own, *labels).set(value / MILLION)
 
     def record(self, engine: int, drafts: Any, iteration: Any) -> None:
         """Add one iteration. drafts: vLLM's SpecDecodingStats or None. iteration: its IterationStats or None."""
@@ -81,5 +108,6 @@ def recording(stock: Callable[..., None]) -> Callable[..., None]:
         if self.c2t_counters is not None:
             drafts = None if scheduler_stats is None else scheduler_stats.spec_decoding_stats
             self.c2t_counters.record(engine_idx, drafts, iteration_stats)
+            self.c2t_counters.tell(engine_idx, getattr(scheduler_stats, CARRIER, {}))
 
     return record

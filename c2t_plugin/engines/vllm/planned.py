@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from c2t_plugin.config import AUTO, LOWER
-from c2t_plugin.engines.vllm.config import Settings
+from c2t_plugin.classifier import load_classifier
+from c2t_plugin.config import LOWER, C2TConfig
+from c2t_plugin.engines import learning
+from c2t_plugin.engines.vllm.config import Settings, pair_of
+from c2t_plugin.engines.vllm.metrics import CARRIER, packed
 from c2t_plugin.engines.vllm.planning import Planning, cut
 from c2t_plugin.engines.vllm.requests import OwnSettings
 from c2t_plugin.planner import CostCurve
@@ -23,7 +27,15 @@ class PlanningScheduler(Scheduler):
         assert settings is not None
         path = None if settings.curve is None else Path(settings.curve)
         curve = CostCurve.load(path) if path is not None and path.exists() else None
-        self.planning = Planning(curve, path, self.num_spec_tokens, learns=settings.learn == AUTO)
+        own = C2TConfig(learn=settings.learn, learned=settings.learned)
+        classifier, pair = load_classifier(settings.classifier), pair_of(self.vllm_config, settings.base)
+        found = learning.calibration(own, classifier, self.num_spec_tokens, pair)
+        self.planning = Planning(curve, path, self.num_spec_tokens, calibration=found)
+        if found is not None:
+            learning.report(self.planning.planner, settings.learned, classifier, pair)
+            self.planning.planner.listeners.append(self._tell)
+        # what was learnt, for the next statistics
+        self._told: dict[str, int] = {}
         self._own = OwnSettings(settings.request_settings, self.scheduler_config.max_num_seqs)
         # else the planner may drop more
         self._exact = settings.request_settings != LOWER
@@ -38,8 +50,13 @@ class PlanningScheduler(Scheduler):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         drafts = scheduler_output.scheduled_spec_decode_tokens
         self.planning.ran(scheduler_output.num_scheduled_tokens, drafts)
-        self._judge(drafts, model_runner_output)
-        return super().update_from_output(scheduler_output, model_runner_output)
+        tokens = self._tokens(drafts, model_runner_output)
+        sampled = {name: len(own) for name, own in tokens.items()}
+        teaching = self._teaching(tokens)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        # of a text that has ended vLLM has dropped what came behind the end
+        self._judge(drafts, {name: (sampled[name], len(tokens[name])) for name in teaching})
+        return outputs
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         asked = self._own.of(draft_token_ids.req_ids, self.requests)
@@ -47,14 +64,37 @@ class PlanningScheduler(Scheduler):
         cut(self.planning, draft_token_ids, self._takes, own)
         super().update_draft_token_ids(draft_token_ids)
 
-    def _judge(self, drafts: Any, output: Any) -> None:
+    def make_stats(self, *positional: Any, **keyword: Any) -> Any:
+        stats = super().make_stats(*positional, **keyword)
+        if stats is not None and self._told:
+            getattr(stats, CARRIER).update(self._told)
+            self._told = {}
+        return stats
+
+    def _tell(self, state: dict[str, Any]) -> None:
+        # with LoRA that place is taken
+        if self.vllm_config.lora_config is None:
+            self._told = packed(state)
+
+    def _tokens(self, drafts: Any, output: Any) -> dict[str, Any]:
+        """Of each request that had a draft, vLLM's list of its tokens of this step."""
         places, tokens = output.req_id_to_index, output.sampled_token_ids
         # a request that failed or was aborted meanwhile has none
-        came = [name for name in drafts if name in places and len(tokens[places[name]])]
-        learnt = [name for name, own in zip(came, self._own.of(came, self.requests), strict=True) if own.learn]
-        # the last of a request's tokens is the target's own
-        accepted = {name: len(tokens[places[name]]) - 1 for name in learnt}
-        self.planning.judged({name: len(drafts[name]) for name in learnt}, accepted)
+        return {name: tokens[places[name]] for name in drafts if name in places and len(tokens[places[name]])}
+
+    def _teaching(self, came: Iterable[str]) -> list[str]:
+        """Those whose outcome is learnt from. What a grammar forbids says nothing about drafts without one."""
+        names = [name for name in came if (found := self.requests.get(name)) and not found.use_structured_output]
+        return [name for name, own in zip(names, self._own.of(names, self.requests), strict=True) if own.learn]
+
+    def _judge(self, drafts: Any, tokens: Mapping[str, tuple[int, int]]) -> None:
+        """tokens: of each request, that the target gave, and those that became part of its text."""
+        # the last one that it gave is its own; where the text ended before, nothing is known of what came after
+        accepted = {name: min(given - 1, kept) for name, (given, kept) in tokens.items()}
+        verified = {
+            name: len(drafts[name]) if kept == given else accepted[name] for name, (given, kept) in tokens.items()
+        }
+        self.planning.judged(verified, accepted)
 
     def _takes(self, name: str) -> bool:
         request = self.requests.get(name)

@@ -7,6 +7,8 @@ left of the step's time is the target's. Nothing of vLLM is imported here.
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from c2t_plugin.planner import CostCurve, draft_passes
+from c2t_plugin.planner.calibration import Calibration
 from c2t_plugin.planner.step_planner import StepPlanner
 
 # Attribute of the drafts that a worker hands to the scheduler.
@@ -25,12 +28,19 @@ class Drafted(NamedTuple):
     """What a worker says of a draft.
 
     confidence: of each request its tokens', in the order of the drafts; NaN where it is not known. extend_s: seconds
-    until the first token. seconds: of the whole draft.
+    until the first token. seconds: of the whole draft. log_prob: as confidence, the logarithm of the draft's own
+    probability of each; nothing where that is not known.
     """
 
     confidence: list[list[float]]
     extend_s: float
     seconds: float
+    log_prob: Sequence[list[float]] = ()
+
+    def sure(self, row: int) -> list[tuple[float, float]]:
+        """Of one request's tokens both, NaN where they are not known."""
+        log_prob = self.log_prob[row] if row < len(self.log_prob) else []
+        return list(itertools.zip_longest(self.confidence[row], log_prob, fillvalue=math.nan))
 
 
 class Planning:
@@ -43,16 +53,16 @@ class Planning:
         d_max: int,
         clock: Callable[[], float] = time.perf_counter,
         *,
-        learns: bool = False,
+        calibration: Calibration | None = None,
     ) -> None:
-        """curve: None measures one on the first steps and, if there is a path, writes it there. learns: whether
-        confidences are taken for what they turned out to mean."""
+        """curve: None measures one on the first steps and, if there is a path, writes it there. calibration: see
+        StepPlanner."""
         cpu = torch.device("cpu")
         shape: dict[str, Any] = {"steps": d_max, "most": d_max, "device": cpu, "depths": range(d_max + 1)}
-        self.planner = StepPlanner(curve, path, **shape, learns=learns, clock=clock)
+        self.planner = StepPlanner(curve, path, **shape, calibration=calibration, clock=clock)
         self.planner.packed = True
-        # confidences of the newest draft of each request
-        self._sure: dict[str, list[float]] = {}
+        # of the newest draft of each request
+        self._sure: dict[str, list[tuple[float, float]]] = {}
         self._clock = clock
         self._started = self._seconds = 0.0
         self._decoding = False
@@ -83,9 +93,9 @@ class Planning:
         known = [name for name in verified if name in self._sure]
         if not known:
             return
-        confidence = torch.tensor([self._sure[name] for name in known])
-        counts = (torch.tensor([each[name] for name in known]) for each in (verified, accepted))
-        self.planner.learn(confidence, *counts)
+        sure = torch.tensor([self._sure[name] for name in known])
+        lengths, hits = (torch.tensor([each[name] for name in known]) for each in (verified, accepted))
+        self.planner.learn(sure, lengths, hits, known)
 
     def kept(self, drafted: Drafted, lengths: Sequence[int], own: Sequence[bool]) -> list[int]:
         """How many tokens of each request's draft to verify. lengths: of the drafts; 0 of those that take none. own:
@@ -95,9 +105,9 @@ class Planning:
         if not depth or not any(lengths):
             return list(lengths)
         taking = [row for row, length in enumerate(lengths) if length]
-        confidence = torch.tensor([drafted.confidence[row] for row in taking], dtype=torch.float32)
+        sure = torch.tensor([drafted.sure(row) for row in taking], dtype=torch.float32)
         longest = torch.tensor([lengths[row] for row in taking], dtype=torch.int32)
-        chosen = self.planner.keep(longest, torch.tensor([own[row] for row in taking]), confidence).tolist()
+        chosen = self.planner.keep(longest, torch.tensor([own[row] for row in taking]), sure).tolist()
         found = [0] * len(lengths)
         for row, length in zip(taking, chosen, strict=True):
             found[row] = length
@@ -106,7 +116,7 @@ class Planning:
     def remember(self, names: Sequence[str], drafted: Drafted) -> None:
         """Whose confidences these are, for `judged`."""
         if self.planner.learns:
-            self._sure = dict(zip(names, drafted.confidence, strict=True))
+            self._sure = {name: drafted.sure(row) for row, name in enumerate(names)}
 
     def _learn(self, drafted: Drafted) -> None:
         if not self._decoding or not self._tokens:

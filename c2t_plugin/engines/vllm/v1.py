@@ -142,8 +142,12 @@ class _ChainMixin(_StockProposer):
     def propose(self, num_speculative_tokens: int, *positional: Any, **keyword: Any) -> list[list[int]]:
         found = self._propose(num_speculative_tokens, *positional, **keyword)
         if self._planned:
-            confidence = self.scorer.confidence(len(found)).tolist() if self._scored else [[] for _ in found]
-            self.drafted = Drafted(confidence, self._extend_s, time.perf_counter() - self._started)
+            none: list[list[float]] = [[] for _ in found]
+            confidence = self.scorer.confidence(len(found)).tolist() if self._scored else none
+            log_prob = none
+            if self._scored and isinstance(self.scorer, HostScorer):
+                log_prob = self.scorer.log_prob(len(found)).tolist()
+            self.drafted = Drafted(confidence, self._extend_s, time.perf_counter() - self._started, log_prob)
         return found
 
     def _propose(self, num_speculative_tokens: int, *positional: Any, **keyword: Any) -> list[list[int]]:

@@ -127,10 +127,12 @@ def test_drafts_that_were_measured_are_known_to_the_planner():
     planner.packed = True
     for _ in range(60):
         depth = planner.begin(1)
-        with planner.timed("draft", lambda: 1), planner.timed("verify", lambda depth=depth: 1 + depth):
-            pass
-        with planner.timed("draft_extend", lambda: 1):
-            pass
+        for part, count, seconds in (
+            ("draft", 1, 0.1),
+            ("verify", 1 + depth, 1.0 + 0.1 * depth),
+            ("draft_extend", 1, 0.05),
+        ):
+            planner.took(part, count, seconds)
         kept = torch.full((1,), D_MAX, dtype=torch.int32)
         planner.keep(kept, torch.zeros(1, dtype=torch.bool), USUAL[:, :depth])
         if planner.curve is not None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from c2t_plugin.planner import CostCurve
+from c2t_plugin.planner.calibration import Calibration
 from c2t_plugin.planner.ledger import Ledger
 from c2t_plugin.planner.step_planner import StepPlanner
 
@@ -27,7 +28,14 @@ def test_a_planner_keeps_it_of_its_steps():
     """Two draft tokens are hoped for at .8 and .5 each step; every second one gets both, the others none."""
     now = [0.0]
     planner = StepPlanner(
-        None, None, steps=2, most=2, device=torch.device("cpu"), depths=(0, 2), learns=True, clock=lambda: now[0]
+        None,
+        None,
+        steps=2,
+        most=2,
+        device=torch.device("cpu"),
+        depths=(0, 2),
+        calibration=Calibration(2),
+        clock=lambda: now[0],
     )
     planner.packed = True
     planner.curve = CURVE

@@ -180,7 +180,7 @@ class Drafts:
         assert len(self.drafts) == rows
         return early_stop(self.drafts, BETA, D_MAX, budget=budget)
 
-    def confidence(self, rows: int) -> Tensor:
+    def sure(self, rows: int) -> Tensor:
         return self.drafts[:rows]
 
 

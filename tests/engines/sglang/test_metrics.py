@@ -21,6 +21,14 @@ from c2t_plugin.engines.sglang.metrics import Counts, Exporter, RequestCounts  #
 from c2t_plugin.errors import ConfigError  # noqa: E402
 
 SECONDS = 'c2t:classifier_seconds_total{model_name="m"}'
+LEARNT = {
+    "learnt": {
+        **{"seen": 9, "discarded": 1, "slope": 1.5, "own": 0.5, "offsets": [0.25]},
+        **{"nll": [0.6, 0.5], "auc": [0.7, 0.8]},
+        "depths": [{"tokens": 4, "accepted": 0.5, "classifier": 0.9, "learnt": 0.6}],
+    },
+    "came": {"tokens": 1.5, "seconds": 0.5},
+}
 STEPS = [
     ([2, 0, 3], [1, 0, 3], 8, 3, [2, 3, 3]),
     ([2], [2], 4, 2, [2]),
@@ -58,9 +66,12 @@ def test_counts_are_means_over_running_requests():
 def test_a_request_counts_its_own_steps():
     counts = RequestCounts(tiers=Counter())
     # the last one of a tree, which has more nodes than it is deep, on a rank that drafted fewer
-    for step in ((2, 8, 3, 3, 0.5), (0, 12, 0, 0, 0.25), (3, 8, 3, 3, 0.0), (5, 16, 3, 4, 0.25)):
+    for step in ((2, 8, 3, 3, 0.5, 1), (0, 12, 0, 0, 0.25), (3, 8, 3, 3, 0.0, 3), (5, 16, 3, 4, 0.25, 2)):
         counts.add(*step)
     assert counts.state() == {
+        "num_spec_steps": 4,
+        "num_draft_tokens": 10,
+        "num_accepted_draft_tokens": 6,
         "clipped": 1,
         "over_budget": 1,
         "classifier_s": 1.0,
@@ -107,7 +118,13 @@ def test_prometheus_gets_the_same():
     counts.ignore(ConfigError("bad"))
     counts.exporter.set("beta", 0.5)
     counts.exporter.set("max_depth", 3)
-    assert exported(registry) == {
+    found = exported(registry)
+    metrics.publish_learnt(counts.exporter, LEARNT)
+    told = {name: value for name, value in exported(registry).items() if name not in found}
+    assert told['c2t:expected_nll{by="learnt",model_name="m"}'] == 0.5
+    assert told['c2t:expected_acceptance{by="classifier",depth="1",model_name="m"}'] == 0.9
+    assert told['c2t:tokens_per_expected{model_name="m"}'] == 1.5
+    assert found == {
         'c2t:chains_total{model_name="m",verified="0"}': 1.0,
         'c2t:chains_total{model_name="m",verified="1"}': 1.0,
         'c2t:chains_total{model_name="m",verified="2"}': 2.0,

@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
 from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
+from c2t_plugin.classifier import load_classifier  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
 from tests.support.sglang import verify_counts as vc  # noqa: E402
 from tests.support.sglang.planned_rule import CURVE, D_MAX, Plan  # noqa: E402
@@ -39,6 +40,9 @@ UNDECIDED = 1e-5
 
 
 def server(folder: Path, classifier: Path, curve: Path, name: str, *flags: str, base: str = "eagle3") -> CpuServer:
+    # a simulation reads confidences as they are
+    kept = ("calibrate", "--speculative-c2t-learned", str(folder / "learned.safetensors"))
+    learning = ("off",) if curve.exists() else kept
     return CpuServer(
         pair_dir() / "target",
         *("--speculative-algorithm", "C2T", "--speculative-c2t-base", base),
@@ -46,8 +50,7 @@ def server(folder: Path, classifier: Path, curve: Path, name: str, *flags: str, 
         *("--speculative-num-steps", str(D_MAX), "--speculative-c2t-classifier", str(classifier)),
         *("--speculative-c2t-planner", str(curve)),
         *("--disable-radix-cache", "--skip-server-warmup", "--speculative-c2t-request-tiers", "on"),
-        # a simulation reads confidences as they are
-        *("--speculative-c2t-learn", "off" if curve.exists() else "auto"),
+        *("--speculative-c2t-learn", *learning),
         *flags,
         log=folder / f"{name}.log",
     )
@@ -255,18 +258,23 @@ def test_a_fixed_beta_ends_it_and_auto_returns_to_it(setting: SimpleNamespace, p
 def test_without_a_curve_one_is_measured_and_kept(setting: SimpleNamespace):
     curve = setting.folder / "measured.json"
     with server(setting.folder, setting.classifier, curve, "measured") as running:
-        learnt = {"seen": 0, "slope": 1.0, "offsets": [0.0] * D_MAX, "nll": None}
+        untaught = {"slope": 1.0, "own": 0.0, "offsets": [0.0] * D_MAX}
+        learnt = {"seen": 0, "discarded": 0, "nll": None, "auc": None, "applied": True, **untaught}
         nothing = {"step_seconds": {}, "came": {"tokens": None, "seconds": None}}
         untried = {"active": True, "curve": False, "depth": D_MAX, "learnt": learnt, **nothing}
-        assert state(running)["planner"] == untried
+        found = state(running)["planner"]
+        assert not any(each["tokens"] for each in found["learnt"].pop("depths"))
+        assert found["learnt"].pop("joint")["slope"] == 1.0
+        assert found == untried
         for _ in range(2):
             found = vc.answers(running, setting.prompts[:4], concurrency=1)
             assert [tuple(answer["output_ids"]) for answer in found] == setting.plain[:4]
         told = state(running)
         planner = told["planner"]
         assert planner["curve"]
-        # every verified token taught it something; a step of a request that had ended did not
-        assert planner["learnt"]["seen"] == sum(n * chains for n, chains in enumerate(told["verified"]))
+        # every verified token taught it something, but those behind the end of a text and of one that had its share
+        verified = sum(n * chains for n, chains in enumerate(told["verified"]))
+        assert verified - 8 * D_MAX <= planner["learnt"]["seen"] <= verified
         assert planner["learnt"]["slope"] != 1.0
         # toy confidences promise too much or too little, but not tenfold
         assert 0.1 < planner["came"]["tokens"] < 10
@@ -277,6 +285,11 @@ def test_without_a_curve_one_is_measured_and_kept(setting: SimpleNamespace):
         assert all(math.isfinite(nats) for nats in planner["learnt"]["nll"])
         lengths = {length for answer in found for length, _ in vc.Counts.of_answer(answer).draft_lengths}
         log = running.log.read_text(errors="replace")
+    # within the first minute it wrote what it had learnt first
+    kept = load_classifier(setting.folder / "learned.safetensors").spec
+    assert 0 < kept.training["learned"]["seen"] <= planner["learnt"]["seen"]
+    assert kept.pair["target"].startswith("LlamaForCausalLM sha256:")
+    assert "C2T: learnt from" in log
     assert CostCurve.load(curve).verify_s(torch.tensor([1, 5])).gt(0).all()
     assert lengths <= set(range(D_MAX + 1))
     assert "C2T: cost of a step, measured" in log

@@ -52,7 +52,7 @@ assert planner.depth == depth
 lagged = LaggedPlan(tuple, "cpu")
 parts.scorer = SimpleNamespace(
     end=lambda requests: kept,
-    confidence=lambda requests: None,
+    sure=lambda requests: None,
     lengths=lambda requests, budget: early_stop(torch.ones(requests, 4), 0.5, kept, budget=budget),
 )
 requests = SimpleNamespace(reqs=[SimpleNamespace(rid=rid) for rid in "abcd"])

@@ -15,6 +15,7 @@ from c2t_plugin.engines.sglang import results
 from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.step import Drafted, Step, attach, record_of
+from c2t_plugin.request_options import RequestOptions
 from c2t_plugin.traces.file import load_traces
 from c2t_plugin.traces.recorder import TraceRecorder
 
@@ -42,7 +43,9 @@ class Request:
 
     def __init__(self, rid: str, output: list[int], *, trace: int | None = 7, ended: bool = False) -> None:
         self.rid, self.output_ids, self.origin_input_ids = rid, output, [1, 2]
-        self.ended, self.is_retracted = ended, False
+        self.ended, self.is_retracted, self.grammar = ended, False, None
+        # of its text, where it ends before what was accepted does
+        self.finished_len: int | None = None
         record_of(self).trace = trace
 
     def finished(self) -> bool:
@@ -77,6 +80,11 @@ def drafted(rows: int) -> Drafted:
     return Drafted(torch.zeros(rows, 2, 4), torch.arange(2 * rows).view(rows, 2))
 
 
+def acceptance(verified: int, accepted: int) -> dict[str, int]:
+    """Of one step, by vLLM's names."""
+    return {"num_spec_steps": 1, "num_draft_tokens": verified, "num_accepted_draft_tokens": accepted}
+
+
 def test_rows_of_ended_and_retracted_requests_mean_nothing(worker: SimpleNamespace):
     reqs = [
         Request("a", [5]),
@@ -96,10 +104,10 @@ def test_rows_of_ended_and_retracted_requests_mean_nothing(worker: SimpleNamespa
     # nobody is told how many rows the others had
     shared = {"classifier_s": 0.5, "depths": {"2": 1}}
     assert [record.counts and record.counts.state() for record in map(record_of, reqs)] == [
-        {"clipped": 0, "over_budget": 0, **shared},
+        {**acceptance(2, 1), "clipped": 0, "over_budget": 0, **shared},
         None,
         None,
-        {"clipped": 2, "over_budget": 1, **shared},
+        {**acceptance(0, 0), "clipped": 2, "over_budget": 1, **shared},
     ]
     # the root is the newest token before the step
     assert worker.c2t.recorder.added == [(7, 0, [0, 1])]
@@ -132,6 +140,65 @@ def test_without_a_recorder_nothing_is_kept(worker: SimpleNamespace):
     lens = {"cap_lens": torch.tensor([3]), "accept_lens": torch.tensor([2])}
     process(worker, [Request("b", [5])], {"b"}, Step(KEPT, rows=3, depth=2), **lens)
     assert worker.c2t.counts.steps == 1
+
+
+class Planner:
+    """Notes what it is to learn."""
+
+    learns = True
+
+    def __init__(self) -> None:
+        self.learnt: list[tuple[str, int, int]] = []
+
+    def learn(self, sure: torch.Tensor, verified: torch.Tensor, accepted: torch.Tensor, owners: list[str]) -> None:
+        assert len(sure) == len(owners)
+        self.learnt += zip(owners, verified.tolist(), accepted.tolist(), strict=True)
+
+
+def learnt(worker: SimpleNamespace, *reqs: Request, ends: str = "") -> list[tuple[str, int, int]]:
+    """Of one step that verifies 2 draft tokens of each request, and accepts 1."""
+    worker.c2t.recorder, worker.c2t.planner = None, Planner()
+    rows = len(reqs)
+    lens = {"cap_lens": torch.full((rows,), 3), "accept_lens": torch.full((rows,), 2)}
+    step = Step(lens["cap_lens"] - 1, rows=9, depth=2, sure=torch.full((rows, 2), 0.5))
+    process(worker, list(reqs), set(ends.split()), step, **lens)
+    assert worker.c2t.untaught is None
+    return worker.c2t.planner.learnt
+
+
+def test_what_runs_teaches(worker: SimpleNamespace):
+    found = learnt(worker, Request("a", [5]), Request("b", [5], ended=True), Request("c", [5]), ends="c")
+    assert found == [("a", 2, 1), ("c", 2, 1)]
+
+
+def test_a_grammar_and_a_request_that_wants_it_so_teach_nothing(worker: SimpleNamespace):
+    forced, asked = Request("forced", [5]), Request("asked", [5])
+    forced.grammar = object()
+    record_of(asked).options = RequestOptions(learn=False)
+    assert learnt(worker, forced, Request("a", [5]), asked) == [("a", 2, 1)]
+    assert learnt(worker, forced) == []
+
+
+@pytest.mark.parametrize(
+    ("end", "taught"),
+    [
+        # by a token that ends the text, a stop string, or its greatest length, all alike: 2 tokens came in this step
+        (3, (2, 1)),
+        # the second, which is the target's own, is not part of the text: so much was accepted, and no more is known
+        (2, (1, 1)),
+        (1, (0, 0)),
+    ],
+)
+def test_what_lies_behind_the_end_of_a_text_teaches_nothing(worker: SimpleNamespace, end: int, taught: tuple[int, int]):
+    req = Request("a", [5])
+    req.finished_len = end
+    assert learnt(worker, req, ends="a") == [("a", *taught)]
+
+
+def test_a_prefill_teaches_nothing(worker: SimpleNamespace):
+    learnt(worker, Request("a", [5]))
+    process(worker, [Request("b", [5])], {"b"})
+    assert worker.c2t.planner.learnt == [("a", 2, 1)]
 
 
 HEADER = {"pair": {}, "top_m": 5}

@@ -15,6 +15,7 @@ from c2t_plugin.engines.vllm import config  # noqa: E402
 from c2t_plugin.engines.vllm.planning import DRAFTED, Drafted, Planning, cut  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
+from c2t_plugin.planner.calibration import Calibration  # noqa: E402
 from tests.engines.vllm.test_config import resolved  # noqa: E402
 
 D_MAX = 4
@@ -78,7 +79,7 @@ def test_depth_follows_from_costs_and_confidences(draft_pass: float, confidence:
 
 
 def test_it_learns_what_became_of_its_drafts():
-    planning = Planning(CURVE, None, D_MAX, learns=True)
+    planning = Planning(CURVE, None, D_MAX, calibration=Calibration(D_MAX))
     handed = types.SimpleNamespace(req_ids=["a", "b", "c"], draft_token_ids=[[7, 7], [7, 7], [7, 7]])
     setattr(handed, DRAFTED, Drafted([[0.9, 0.8], [0.7, 0.6], [0.5, 0.4]], 1.0, 1.0))
     planning.begin(decoding=True)

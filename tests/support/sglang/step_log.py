@@ -28,8 +28,9 @@ def register() -> None:
             write()
         return depth
 
-    def noted_keep(self: Any, kept: Any, own: Any, confidence: Any) -> Any:
-        found = keep(self, kept, own, confidence)
+    def noted_keep(self: Any, kept: Any, own: Any, sure: Any) -> Any:
+        found = keep(self, kept, own, sure)
+        confidence = sure if sure.dim() == 2 else sure[..., 0]
         now.update(confidence=confidence.tolist(), kept=found.tolist())
         write()
         return found

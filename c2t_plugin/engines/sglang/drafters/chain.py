@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.config import C2TConfig
+from c2t_plugin.config import OFF, C2TConfig
 from c2t_plugin.engines.sglang import results
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.patches import DRAFT_FORWARD, PATCHES
@@ -45,6 +45,7 @@ class ChainDrafter:
             beta=beta,
             device=worker.device,
             keep_stats=config.trace_dir is not None,
+            keep_log_prob=config.plans_chains and config.learn != OFF,
         )
 
     def __init__(self, worker: Any, parts: Parts) -> None:
@@ -85,7 +86,7 @@ class ChainDrafter:
         if parts.end_draft is None or parts.planner is None or scored >= self._worker.speculative_num_steps:
             return False
         with parts.counts.classifying():
-            ends = not parts.planner.goes_on(self._scorer.confidence(self._scorer.batch))
+            ends = not parts.planner.goes_on(self._scorer.sure(self._scorer.batch))
         if ends:
             parts.planner.ended(scored)
             parts.end_draft(scored)
@@ -110,16 +111,14 @@ class ChainDrafter:
             kept = agree(kept)
         else:
             wanted, kept, rows = self._clipped(batch, width, self._parts.lagged)
-        return Step(
-            kept, wanted, self._recorded(batch, verify_input), rows, confidence=self._learnt_from(len(batch.reqs))
-        )
+        return Step(kept, wanted, self._recorded(batch, verify_input), rows, sure=self._learnt_from(len(batch.reqs)))
 
     def _kept(self, reqs: Sequence[Any]) -> tuple[Tensor | None, Tensor]:
         """What would be verified of each draft without a budget or a common window, if there is one, and what is."""
         requests = len(reqs)
         kept, planner, own = self._scorer.end(requests), self._parts.planner, self._scorer.own_beta
         if planner is not None:
-            return kept, planner.keep(kept, own(requests), self._scorer.confidence(requests))
+            return kept, planner.keep(kept, own(requests), self._scorer.sure(requests))
         if self._parts.windows is None or len({record_of(req).own_beta for req in reqs}) < 2:
             return None, kept
         return kept, within_the_others(kept, own(requests))
@@ -130,14 +129,14 @@ class ChainDrafter:
         rows = plan.rows([req.rid for req in batch.reqs], width)
         lengths = torch.stack([self._scorer.end(requests), self._scorer.lengths(requests, rows - requests)])
         wanted, kept = agree(lengths)
-        plan.note(wanted, self._scorer.confidence(requests))
+        plan.note(wanted, self._scorer.sure(requests))
         return wanted, kept, rows
 
     def _learnt_from(self, requests: int) -> Tensor | None:
         planner = self._parts.planner
         learns = planner is not None and planner.learns
-        # the next draft overwrites them
-        return self._scorer.confidence(requests).clone() if learns else None
+        # the next draft overwrites what these are views of
+        return self._scorer.sure(requests).clone() if learns else None
 
     def _recorded(self, batch: Any, verify_input: Any) -> Drafted | None:
         """The drafts, if a request of the batch is recorded."""

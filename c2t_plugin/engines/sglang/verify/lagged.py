@@ -100,9 +100,9 @@ class PlannedRows:
         needed = min(max(self._planner.rows or window, len(rids)), window)
         return rows_to_compute(needed, window, self._planner.sizes())
 
-    def note(self, _: Tensor, confidence: Tensor) -> None:
-        """See LaggedPlan. confidence: (requests, drafted) float32; the first rank's choices are everybody's."""
-        self._planner.note(confidence)
+    def note(self, _: Tensor, sure: Tensor) -> None:
+        """See LaggedPlan. sure: see ChainScorer.sure; the first rank's choices are everybody's."""
+        self._planner.note(sure)
 
 
 def start(

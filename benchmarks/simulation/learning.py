@@ -1,0 +1,195 @@
+"""What a planner learns while it serves, by the number of states that it has seen, beside vLLM's estimator.
+
+    python -m benchmarks.simulation.learning --learn TRAINING.traces --judge HELD_OUT.traces --offline CLASSIFIER \\
+        --from eagle1=CLASSIFIER --from draft=CLASSIFIER --name "toy, EAGLE-3"
+
+The recorded states of some prompts are served in their order, 8 prompts at a time, each from state to state as its
+chains are accepted; when all have been served they are again, from another state. The planner's calibration starts from
+classifiers of other pairs, from the draft's own probabilities ("nothing") and from one that was fitted offline on the
+very pair. vLLM's estimator reads the same stream. At some numbers of states both stand still and judge the recorded
+chains of other prompts: nats per draft token, AUC, and verified draft tokens at the accept lengths of static chains,
+over those of the static chains. A poisoned stream says the contrary in every tenth prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.command import run
+from benchmarks.report.rows import BenchRow, append_rows
+from benchmarks.simulation.vllm_rival import LEAST
+from c2t_plugin.classifier import load_classifier
+from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.rivals import OnlineLogistic
+from c2t_plugin.lab.sweeps import truncate
+from c2t_plugin.planner.budget import falling
+from c2t_plugin.planner.calibration import Calibration
+from c2t_plugin.provenance import RunRecord
+from c2t_plugin.traces.file import Traces, load_traces
+from c2t_plugin.traces.forest import Forest
+
+SCENARIO = "learning"
+D_MAX, CONCURRENT = 6, 8
+MARKS = (0, 100, 500, 2_000, 10_000, 50_000)
+NOTHING, RIVAL, OFFLINE = "nothing", "vLLM's estimator", "offline fit"
+# Every so many prompts say the contrary in a poisoned stream.
+POISONED = 10
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Other prompts' chains, all of their recorded states."""
+
+    chain: Forest
+
+    def figures(self, survival: Tensor) -> dict[str, float]:
+        """survival: (chains, D_MAX) chance that a chain is accepted up to each token."""
+        hits = self.chain.accepted.flatten().numpy()
+        chance = survival.flatten().double().clamp(LEAST, 1 - LEAST).numpy()
+        order = np.argsort(-survival.flatten().numpy(), kind="stable")
+        taken = hits[order].cumsum()
+        # static chains of 1 to 5: what they accept, and what they verify for that
+        lengths = np.arange(1, D_MAX)
+        accepted = self.chain.accepted.sum(0).cumsum(0).numpy()[: D_MAX - 1]
+        verified = np.interp(accepted, taken, np.arange(1, len(taken) + 1))
+        below = np.empty(len(order))
+        below[order] = np.arange(len(order))
+        auc = (below[~hits].mean() - below[hits].mean()) / len(order) + 0.5
+        return {
+            "nll": float(-np.log(np.where(hits, chance, 1 - chance)).mean()),
+            "auc": float(auc),
+            "gamma_ratio": float((verified / (lengths * len(self.chain))).mean()),
+        }
+
+
+def visits(traces: Traces, accepted: Tensor) -> Iterator[int]:
+    """States in the order in which they are served, for ever. accepted: (states,) int64 tokens of each chain."""
+    rows = [range(first, last) for first, last in zip(traces.first.tolist(), _ends(traces), strict=True)]
+    pass_ = 0
+    while True:
+        waiting = list(rows)
+        live: list[Iterator[int]] = []
+        while waiting or live:
+            while waiting and len(live) < CONCURRENT:
+                live.append(_walk(waiting.pop(0), pass_ % CONCURRENT, accepted))
+            step = [(walk, state) for walk in live if (state := next(walk, None)) is not None]
+            yield from (state for _, state in step)
+            live = [walk for walk, _ in step]
+        pass_ += 1
+
+
+def _ends(traces: Traces) -> list[int]:
+    return [*traces.first.tolist()[1:], len(traces)]
+
+
+def _walk(states: range, start: int, accepted: Tensor) -> Iterator[int]:
+    place = start
+    while place < len(states):
+        yield states[place]
+        place += 1 + int(accepted[states[place]])
+
+
+def learnt(
+    confidence: tuple[Tensor, Tensor], chains: tuple[Forest, Forest], outcome: Tensor, order: list[int], judge: Judge
+) -> Iterator[dict[str, float]]:
+    """Figures at each of MARKS. confidence, chains: of the stream, and of what is judged. outcome: (states,) accepted
+    tokens of the stream, as they are told."""
+    calibration, whole = Calibration(D_MAX), torch.tensor([D_MAX])
+    for before, mark in zip((0, *MARKS), MARKS, strict=False):
+        for start in range(before, mark, CONCURRENT):
+            rows = order[start : min(mark, start + CONCURRENT)]
+            sure = confidence[0][rows], whole.expand(len(rows)), outcome[rows]
+            calibration.observe(*sure, log_prob=chains[0].log_prob[rows])
+        yield judge.figures(falling(calibration(confidence[1], chains[1].log_prob)))
+
+
+def rival(chains: tuple[Forest, Forest], outcome: Tensor, order: list[int], judge: Judge) -> Iterator[dict[str, float]]:
+    """The same of vLLM's estimator, which fits after every 100 drafts of one request at a time."""
+    model, done = OnlineLogistic(D_MAX), 0
+    accepted = torch.arange(D_MAX) < outcome[:, None]
+    for mark in MARKS:
+        while done + OnlineLogistic.REFIT_INTERVAL <= mark:
+            rows = order[done : done + OnlineLogistic.REFIT_INTERVAL]
+            model.learn(chains[0].log_prob[rows], accepted[rows])
+            done += len(rows)
+        yield judge.figures(model.survival(chains[1]).exp())
+
+
+def rows_of(options: argparse.Namespace, record: Mapping[str, Any]) -> Iterator[BenchRow]:
+    """Every contestant at every mark, on the stream as it is and poisoned."""
+    stream, held_out = load_traces(options.learn), load_traces(options.judge)
+    if stream.header["pair"] != held_out.header["pair"]:
+        raise C2TError(f"{options.learn} and {options.judge} are of different pairs; collect again")
+    chains = truncate(stream.chain, D_MAX), truncate(held_out.chain, D_MAX)
+    true, judge = chains[0].accepted.long().sum(1), Judge(chains[1])
+    walk = visits(stream, true)
+    order = [next(walk) for _ in range(MARKS[-1])]
+    files = dict(each.split("=", 1) for each in options.start)
+    classifiers = {name: load_classifier(path) for name, path in {**files, OFFLINE: options.offline}.items()}
+    one, other = chains
+    sure = {name: (each.confidence(one.stats()), each.confidence(other.stats())) for name, each in classifiers.items()}
+    sure[NOTHING] = one.joint_log_prob.exp(), other.joint_log_prob.exp()
+    contrary = torch.where(stream.prompt % POISONED == 0, D_MAX - true, true)
+    for poisoned, outcome in ((0, true), (1, contrary)):
+        found = {f"from {name}": learnt(each, chains, outcome, order, judge) for name, each in sure.items()}
+        found[RIVAL] = rival(chains, outcome, order, judge)
+        for arm, figures in found.items():
+            for mark, metrics in zip(MARKS, figures, strict=True):
+                label = {"stream": options.name, "states": mark, "poisoned": poisoned}
+                yield BenchRow(SCENARIO, "simulated", arm, label, metrics, "", record)
+
+
+def table(rows: list[BenchRow], metric: str = "nll") -> list[str]:
+    """Lines of Markdown: a contestant each, a column per number of states."""
+    lines = [
+        f"| {metric} after states | {' | '.join(f'{mark:,}' for mark in MARKS)} |",
+        "|---" * (len(MARKS) + 1) + "|",
+    ]
+    for poisoned in (0, 1):
+        for arm in dict.fromkeys(row.arm for row in rows):
+            cells = [row for row in rows if (row.arm, row.setting["poisoned"]) == (arm, poisoned)]
+            name = f"{arm}{', a tenth poisoned' if poisoned else ''}"
+            lines.append(f"| {name} | {' | '.join(f'{row.metrics[metric]:.4f}' for row in cells)} |")
+    return lines
+
+
+def main(argv: list[str]) -> int:
+    """Print the tables of one stream and append its rows."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.simulation.learning",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--learn", type=Path, required=True, help="traces that are served")
+    parser.add_argument("--judge", type=Path, required=True, help="traces of other prompts")
+    parser.add_argument("--offline", type=Path, required=True, help="classifier that was fitted on this pair")
+    parser.add_argument(
+        "--from", dest="start", action="append", default=[], metavar="NAME=FILE", help="one to start from"
+    )
+    parser.add_argument("--name", required=True, help="what rows call the stream")
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/simulate/learning.jsonl"), help="rows are appended here"
+    )
+    options = parser.parse_args(argv)
+    try:
+        rows = list(rows_of(options, RunRecord.capture().to_json()))
+    except C2TError as error:
+        print(f"learning: {error}", file=sys.stderr)
+        return 2
+    for metric in ("nll", "gamma_ratio", "auc"):
+        print("\n".join(table(rows, metric)), end="\n\n")
+    append_rows(options.out, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,157 @@
+"""What a server has learnt, as a classifier file: confidences that mean on its pair what they say.
+
+A slope and offsets are folded into the network, so that it is a classifier like any other. What the server itself goes
+by is in the record of its training, so that the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from c2t_kernels.network import MAX_HIDDEN
+from c2t_plugin.classifier import NodeClassifier, load_classifier, save_classifier
+from c2t_plugin.errors import ClassifierError
+from c2t_plugin.planner.calibration import Learnt
+from c2t_plugin.weights import same
+
+logger = logging.getLogger(__name__)
+
+KEY, VERSION = "learned", 1
+DEPTH = "depth"
+# Of slopes, offsets and their number: what lies beyond was not learnt.
+LARGEST, DEEPEST = 100.0, 64
+# Seconds that a server which ends waits for the file to be written.
+LAST_S = 10.0
+
+
+class LearnedFile:
+    """Written whole, by a thread, when it is told of something new. No failure reaches who tells it."""
+
+    def __init__(self, path: Path, classifier: NodeClassifier, pair: Mapping[str, Any]) -> None:
+        """classifier: what the server serves with. pair: what it serves, see learning.pair_of."""
+        self.path = path
+        self.failed = 0
+        self._classifier, self._pair = classifier, pair
+        self._thread: threading.Thread | None = None
+        self._seen = 0
+
+    def keep(self, state: Mapping[str, Any]) -> None:
+        """Write what a planner has learnt, if the time before has come to its end. state: see StepPlanner.state."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._write, args=(state["learnt"],), daemon=True)
+            self._thread.start()
+
+    def close(self, state: Mapping[str, Any]) -> None:
+        """Write it for the last time."""
+        if self._thread is not None:
+            self._thread.join(LAST_S)
+        if state["learnt"]["seen"] != self._seen:
+            self._write(state["learnt"])
+
+    def _write(self, learnt: Mapping[str, Any]) -> None:
+        try:
+            save_classifier(with_learnt(self._classifier, learnt, self._pair), self.path)
+            self._seen = learnt["seen"]
+        except Exception as error:
+            self.failed += 1
+            if self.failed == 1:
+                logger.error("C2T: what was learnt cannot be written to %s: %s", self.path, error)
+
+
+def with_learnt(classifier: NodeClassifier, learnt: Mapping[str, Any], pair: Mapping[str, Any]) -> NodeClassifier:
+    """A copy whose confidences are those that were learnt, of this pair. learnt: see Calibration.state."""
+    slope, offsets = learnt["joint"]["slope"], learnt["joint"]["offsets"]
+    found = folded(classifier, slope, offsets)
+    spec = found.spec
+    record = {
+        "version": VERSION,
+        "over": digest(classifier),
+        "utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        **{name: learnt[name] for name in ("slope", "own", "offsets", "joint", "seen", "nll", "auc", "applied")},
+    }
+    beta, shift = spec.suggested_beta, sum(offsets) / len(offsets)
+    if 0.0 < beta < 1.0:
+        beta = float(torch.sigmoid(torch.logit(torch.tensor(beta, dtype=torch.float64)) * slope + shift))
+    training = {**spec.training, "calibrated": "chain", KEY: record}
+    found.spec = replace(spec, pair=dict(pair), suggested_beta=beta, training=training)
+    return found
+
+
+@torch.no_grad()
+def folded(classifier: NodeClassifier, slope: float, offsets: Sequence[float]) -> NodeClassifier:
+    """A copy whose logit is slope * logit + offset of the depth, the last one for all below.
+
+    Offsets are ramps of the depth, a hidden unit each. Where depth is no feature, or there would be more units than
+    engines take, all depths have the mean offset.
+    """
+    spec, state = classifier.spec, dict(classifier.state_dict())
+    state["out.weight"] = state["out.weight"] * slope
+    if DEPTH not in spec.features or spec.hidden + len(offsets) > MAX_HIDDEN:
+        offsets = [sum(offsets) / len(offsets)]
+    state["out.bias"] = state["out.bias"] * slope + offsets[0]
+    rises = [0.0, *(below - above for above, below in itertools.pairwise(offsets)), 0.0]
+    bends = [below - above for above, below in itertools.pairwise(rises)]
+    if len(offsets) > 1:
+        place = spec.features.index(DEPTH)
+        weights = torch.zeros(len(bends), len(spec.features))
+        # a unit sees the scaled depth: it is itself again, less where its ramp begins
+        weights[:, place] = spec.scale[place]
+        begins = spec.shift[place] - spec.depth_origin - torch.arange(len(bends), dtype=torch.float32)
+        state["hidden.weight"] = torch.cat([state["hidden.weight"], weights])
+        state["hidden.bias"] = torch.cat([state["hidden.bias"], begins])
+        state["out.weight"] = torch.cat([state["out.weight"], torch.tensor([bends])], dim=1)
+    found = NodeClassifier(replace(spec, hidden=len(state["hidden.bias"])))
+    found.load_state_dict(state)
+    return found.eval().requires_grad_(False)
+
+
+def read(path: Path, classifier: NodeClassifier, pair: Mapping[str, Any], d_max: int) -> Learnt:
+    """What an earlier server of this pair learnt over this classifier. Raises ClassifierError for any other file."""
+    spec = load_classifier(path).spec
+    record: Any = spec.training.get(KEY)
+    remedy = "name another file, or remove it"
+    if not isinstance(record, Mapping) or record.get("version") != VERSION:
+        held = f"version {record.get('version')!r}" if isinstance(record, Mapping) else "none"
+        raise ClassifierError(f"{path} holds of what a server learnt {held}, this build reads {VERSION}; {remedy}")
+    if not same(spec.pair, pair):
+        names = [f"{each.get('draft')} for {each.get('target')}" for each in (spec.pair, pair)]
+        raise ClassifierError(f"{path} was learnt on {names[0]}, this server has {names[1]}; {remedy}")
+    if record.get("over") != digest(classifier):
+        raise ClassifierError(f"{path} was learnt over another classifier than this server has; {remedy}")
+    numbers: list[Any] = [record.get(name) for name in ("slope", "own", "offsets", "seen")]
+    slope, own, offsets, seen = numbers
+    listed = isinstance(offsets, list) and 1 <= len(offsets) <= DEEPEST and all(map(_is_number, offsets))
+    if not (listed and _is_number(slope) and _is_number(own) and isinstance(seen, int) and seen >= 0):
+        raise ClassifierError(f"{path} holds slopes of {slope!r} and {own!r}, offsets of {offsets!r}; {remedy}")
+    # of another longest chain: deeper tokens are taken as the deepest that is known
+    deep = [*offsets, *[offsets[-1]] * d_max][:d_max]
+    return Learnt(float(slope), float(own), torch.tensor(deep, dtype=torch.float64), seen)
+
+
+def digest(classifier: NodeClassifier) -> str:
+    """Of all that decides a confidence."""
+    spec, found = classifier.spec, hashlib.sha256()
+    found.update(repr((spec.features, spec.shift, spec.scale, spec.depth_origin, spec.top_m)).encode())
+    for _, tensor in sorted(classifier.state_dict().items()):
+        found.update(tensor.float().contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def _is_number(value: Any) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and abs(value) <= LARGEST
+    )

@@ -1,0 +1,76 @@
+"""Who is told what a planner has learnt: once a minute, where there is something new."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from c2t_plugin.engines import figures, learning
+from c2t_plugin.planner import CostCurve
+from c2t_plugin.planner.calibration import Calibration
+from c2t_plugin.planner.step_planner import TELL_EVERY_S, StepPlanner
+
+CURVE = CostCurve(verify=((1, 1.0), (9, 1.8)), draft=((1, 0.1), (2, 0.1)))
+D_MAX = 2
+
+
+def planner(clock: Any) -> StepPlanner:
+    shape: dict[str, Any] = {"steps": D_MAX, "most": D_MAX, "device": torch.device("cpu"), "depths": range(D_MAX + 1)}
+    return StepPlanner(CURVE, None, **shape, calibration=Calibration(D_MAX), clock=clock)
+
+
+def teach(one: StepPlanner, steps: int) -> None:
+    for step in range(steps):
+        one.learn(torch.full((8, D_MAX), 0.6), torch.full((8,), D_MAX), torch.full((8,), step % 3))
+
+
+def test_they_are_told_once_a_minute_and_only_of_what_is_new():
+    now, told = [0.0], []
+    one = planner(lambda: now[0])
+    one.listeners.append(told.append)
+    teach(one, 1)
+    assert told == []
+    teach(one, 1)
+    assert [state["learnt"]["seen"] for state in told] == [32]
+    now[0] = TELL_EVERY_S - 1
+    teach(one, 100)
+    assert len(told) == 1
+    now[0] = TELL_EVERY_S
+    teach(one, 1)
+    assert len(told) == 2
+    now[0] = 3 * TELL_EVERY_S
+    one.learn(torch.full((1, D_MAX), 0.6), torch.tensor([1]), torch.tensor([1]))
+    assert len(told) == 2
+
+
+def test_the_log_has_a_line(caplog: pytest.LogCaptureFixture):
+    one = planner(lambda: 0.0)
+    one.listeners.append(learning.tell)
+    with caplog.at_level(logging.INFO):
+        teach(one, 3)
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("C2T: learnt from 32 draft tokens; accepted by depth (expected) 0.")
+    # whose outcomes are all the same
+    caplog.clear()
+    one = planner(lambda: 0.0)
+    one.listeners.append(learning.tell)
+    with caplog.at_level(logging.INFO):
+        one.learn(torch.full((64, D_MAX), 0.6), torch.full((64,), D_MAX), torch.full((64,), D_MAX))
+    assert "AUC nan" in caplog.messages[0]
+
+
+def test_every_figure_has_a_gauge_and_every_gauge_a_figure():
+    one = planner(lambda: 0.0)
+    teach(one, 100)
+    state = one.state()
+    state["came"] = {"tokens": 1.0, "seconds": 0.5}
+    labels = {name: set(own) for name, _, own in figures.GAUGES}
+    found = list(figures.figures(state))
+    assert {name for name, _, _ in found} == set(labels)
+    assert all(set(own) == labels[name] for name, _, own in found)
+    assert len({(name, *own.values()) for name, _, own in found}) == len(found)
+    # before anything is known
+    assert {name for name, _, _ in figures.figures(planner(lambda: 0.0).state())} < set(labels)
