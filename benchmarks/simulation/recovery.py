@@ -44,6 +44,8 @@ BEAM, BEHIND = 8, 30.0
 # Words that are tried: so many of the target's likeliest and, if none of them fits so well, in tolerances, all. The
 # whole chain is looked at of those that fit best.
 LIKELIEST, FITS, LOOKED_AT = 256, 8.0, 32
+# Words that one pass reads side by side.
+TOGETHER = 256
 # A difference that floats may have between two machines, in nats, and one step of a coarse code.
 TOLERANCE = {"exact": 1e-3, "coarse": 0.5}
 # Beyond so many tolerances a difference is as good as any.
@@ -91,15 +93,32 @@ class Reader:
     def chains(self, last: Tensor, length: int = D_MAX) -> Chains:
         """The greedy chains of a draft whose text has each of these last tokens, (texts,), in place of its own."""
         cache, tokens, stats, drafted = copy.deepcopy(self._cache), last[:, None], [], []
-        cache.batch_repeat_interleave(len(last))
+        if length > 1:
+            cache.batch_repeat_interleave(len(last))
         joint = torch.zeros(len(last))
         for _ in range(length):
-            found = draft_stats(self._logits(tokens, cache), TOP_M)
+            found = draft_stats(self._side_by_side(last) if length == 1 else self._logits(tokens, cache), TOP_M)
             joint = joint + found.log_probs[:, 0]
             stats.append(torch.stack([joint, found.log_probs[:, 0], found.entropy, found.margin], dim=-1))
             tokens = found.token_ids
             drafted.append(tokens[:, 0])
         return Chains(torch.stack(stats, dim=1), torch.stack(drafted, dim=1))
+
+    def _side_by_side(self, last: Tensor) -> Tensor:
+        """(texts, vocabulary) after each of these last tokens, (texts,), none of which sees the others."""
+        before, found = len(self._tokens) - 1, []
+        for some in last.split(TOGETHER):
+            seen = torch.cat([torch.ones(len(some), before), torch.eye(len(some))], dim=1).bool()
+            mask = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+            found.append(
+                self._model(
+                    some[None],
+                    past_key_values=copy.deepcopy(self._cache),
+                    attention_mask=mask[None, None],
+                    position_ids=torch.full((1, len(some)), before),
+                ).logits[0]
+            )
+        return torch.cat(found)
 
 
 def draw(target: Any, prompt: Sequence[int], new: int, chance: torch.Generator) -> list[int]:

@@ -57,3 +57,5 @@ def test_a_cached_text_reads_as_a_whole_one():
     chain = reader.chains(torch.tensor([5, text[-1]]))
     drafted = target.generate(torch.tensor([text]), max_new_tokens=recovery.D_MAX, do_sample=False)[0, len(text) :]
     assert chain.tokens[1].tolist()[: len(drafted)] == drafted.tolist()
+    words = torch.arange(recovery.TOGETHER + 3)
+    assert torch.allclose(reader.chains(words, 1).stats, reader.chains(words, 2).stats[:, :1], atol=1e-4)
