@@ -40,7 +40,7 @@ BETA = 0.45
 D_MAX = 6
 SEED = "20251"
 # By how many requests run at once; one at a time takes long.
-COUNTS = {1: 200, 8: SAMPLES}
+COUNTS = {1: 200, 16: SAMPLES}
 
 
 @pytest.fixture(scope="module")
