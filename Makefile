@@ -51,7 +51,9 @@ demo-vllm: venv-vllm
 VLLM_TESTS := tests/engines/vllm tests/benchmarks/serving/test_real_servers.py
 # Files in the order of tests/conftest.py: xdist would put those of a single test last, some of which are the longest.
 BY_FILE := -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
-test: venv-sglang venv-vllm lint
+# What is installed for vLLM has one of two cores for itself while the other reads the code.
+test:
+	@$(MAKE) -j2 lint venv-vllm
 	@OMP_NUM_THREADS=1 $(VLLM_PY) -m pytest $(BY_FILE) $(VLLM_TESTS) $(PYTEST_ARGS) || [ $$? = 5 ]
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(BY_FILE) --ignore=tests/engines/vllm $(PYTEST_ARGS)
 

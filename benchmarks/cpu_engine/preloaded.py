@@ -16,14 +16,24 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cpu_engine import cpu_engine_env
 
-# Variables that imports read; where one differs from the preloaded process's the server starts by itself.
+# Variables that imports read; where one of them differs from all preloaded processes' a server starts by itself.
 _READ_BY_IMPORTS = ("CUDA", "HF_", "MKL", "OMP_", "OPENBLAS", "SGLANG_", "TORCH", "TRITON_")
+# Of those, the ones that SGLang reads when it needs them (0.5.23), so that a fork has them in time.
+_READ_LATE = ("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "SGLANG_HOST_IP", "SGLANG_RUST_SERVER")
+# What several servers add for imports to read. Each line is a process of its own, from when it is first wanted.
+_SHARED: tuple[dict[str, str], ...] = (
+    {},
+    {"TRITON_INTERPRET": "1"},
+    {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"},
+)
+# As it was before anybody changed it for a server.
+_FOLDERS = os.environ.get("PYTHONPATH", "")
 _PRELOADED: list[Preloaded] = []
 _POLL_S = 0.05
 
@@ -60,6 +70,7 @@ class Preloaded:
     def __init__(self, environment: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
         self.imports = _import_environment(environment)
+        self.path = _path(environment)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.cpu_engine.preloading", str(theirs.fileno())],
             cwd=Path(__file__).resolve().parents[2],
@@ -104,31 +115,62 @@ class Preloaded:
 
 
 def preloaded_for(environment: Mapping[str, str]) -> Preloaded | None:
-    """The process to fork a server with this environment from; None if imports would differ there."""
-    usual = cpu_engine_env(os.environ)
-    if not _PRELOADED and _import_environment(environment) == _import_environment(usual):
-        _PRELOADED.append(Preloaded(usual))
-    found = next((each for each in _PRELOADED if each.imports == _import_environment(environment)), None)
-    if found is None or not _adds_only_new_modules(environment, usual, found.modules):
-        return None
-    return found
+    """The process to fork a server with this environment from, started if need be; None if imports would differ."""
+    if found := _known(environment):
+        return found
+    usual, wanted = _usual(), _import_environment(environment)
+    started = [each.imports for each in _PRELOADED if each.path <= _path(usual)]
+    for more in _SHARED:
+        if _import_environment({**usual, **more}) == wanted and wanted not in started:
+            _PRELOADED.append(Preloaded({**usual, **more}))
+    return _known(environment)
+
+
+@contextlib.contextmanager
+def preloaded_with(environment: Mapping[str, str]) -> Iterator[None]:
+    """While it lasts, servers with the folders of this environment's PYTHONPATH are forked from a process of their own,
+    which may have another SGLang than the others."""
+    own = Preloaded(environment)
+    _PRELOADED.append(own)
+    try:
+        yield
+    finally:
+        if own in _PRELOADED:
+            _PRELOADED.remove(own)
+        own.close()
 
 
 def close_all() -> None:
-    """End the preloaded process, and the servers that it still has."""
+    """End the preloaded processes, and the servers that they still have."""
     while _PRELOADED:
         _PRELOADED.pop().close()
 
 
+def _usual() -> dict[str, str]:
+    return cpu_engine_env({**os.environ, "PYTHONPATH": _FOLDERS})
+
+
+def _known(environment: Mapping[str, str]) -> Preloaded | None:
+    wanted, path = _import_environment(environment), _path(environment)
+    for each in _PRELOADED:
+        if each.imports == wanted and each.path <= path | _path(_usual()) and _adds_only_new_modules(path, each):
+            return each
+    return None
+
+
 def _import_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(_READ_BY_IMPORTS)}
+    read = {name: value for name, value in environment.items() if name.startswith(_READ_BY_IMPORTS)}
+    return {name: value for name, value in read.items() if name not in _READ_LATE}
 
 
-def _adds_only_new_modules(environment: Mapping[str, str], usual: Mapping[str, str], modules: frozenset[str]) -> bool:
-    """Whether PYTHONPATH leaves alone what has been imported: no other SGLang, nothing to run at start."""
-    known = set(usual["PYTHONPATH"].split(os.pathsep))
-    for part in filter(None, environment["PYTHONPATH"].split(os.pathsep)):
-        names = set() if part in known else {path.name.partition(".")[0] for path in Path(part).glob("*")}
-        if names & modules or "sitecustomize" in names:
+def _path(environment: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(filter(None, environment["PYTHONPATH"].split(os.pathsep)))
+
+
+def _adds_only_new_modules(path: frozenset[str], preloaded: Preloaded) -> bool:
+    """Whether these folders leave alone what has been imported: no other SGLang, nothing to run at start."""
+    for part in path - preloaded.path:
+        names = {each.name.partition(".")[0] for each in Path(part).glob("*")}
+        if names & preloaded.modules or "sitecustomize" in names:
             return False
     return True

@@ -24,8 +24,9 @@ from typing import Any, NoReturn
 import setproctitle
 
 from benchmarks.serving import sessions
+from c2t_plugin.engines import contract
 
-# All that a server of the tests imports before it reads its arguments, and its scheduler before it loads a model.
+# All that a server of the tests imports before it reads its arguments, and its scheduler up to the table of all models.
 MODULES = (
     "sglang.srt.entrypoints.http_server",
     "sglang.srt.managers.detokenizer_manager",
@@ -33,6 +34,7 @@ MODULES = (
     "sglang.srt.speculative.eagle_worker_v2",
     "sglang.srt.speculative.standalone_worker_v2",
     "sglang.srt.server_args",
+    "sglang.srt.models.registry",
 )
 _ENVIRONMENT = "c2t_environment"
 _PR_SET_PDEATHSIG = 1
@@ -42,6 +44,7 @@ def main(argv: list[str]) -> None:
     """Import, say which modules there are, then fork a server for each request until the asker has gone."""
     for name in MODULES:
         import_module(name)
+    _read_engine()
     # It looks for where a title goes once, beside an environment that no fork has cleared yet. SGLang finds its
     # schedulers by their titles, to let them end by themselves.
     setproctitle.getproctitle()
@@ -64,6 +67,15 @@ def main(argv: list[str]) -> None:
         _say(stream, {"pid": pid})
     for pid in codes:
         _kill_session(pid)
+
+
+def _read_engine() -> None:
+    """Compare SGLang with what C2T relies on, 2 s of reading that a process does once; a server says what is wrong."""
+    root = contract.package_root("sglang")
+    assert root is not None
+    contract.broken_symbols(root, contract.symbols_of("sglang"))
+    # what was found is kept, not the files
+    contract._module.cache_clear()
 
 
 def _say(stream: Any, answer: Mapping[str, Any]) -> None:
@@ -103,6 +115,8 @@ def _serve(request: Mapping[str, Any]) -> NoReturn:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if end.code is not None and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

@@ -55,6 +55,11 @@ PLANNER = """## The planner's two constants, simulated
 Output tokens/s of the planner over the best of plain decoding and all static lengths, by the number of requests in
 flight.
 """
+PRECISION = """## Precision of recorded statistics
+
+What a fit loses by statistics that are stored in so many levels, over the float32 fit of the same seed: verified tokens
+at the same accept length, with the widest interval of any seed, and the largest difference in AUC.
+"""
 SERVED = """## Served
 
 Lines of text in place of figures are arms that did not run, and why.
@@ -84,6 +89,8 @@ def page(demo: str, rows: Sequence[BenchRow], vllm: str = "") -> str:
     tables = [*_promise(simulated), *map(_simulated, simulated)]
     parts += _section(SIMULATED, tables, "throughput.png", "planner.png")
     parts += _section(PLANNER, [_planner(found) for found in _of(blocks, "planner", "simulated")])
+    precision = _of(blocks, "traces-precision", "simulated")
+    parts += _section(PRECISION, [_block("", listing(found), "", found) for found in precision])
     served = [found for block, found in blocks.items() if ("kind", "simulated") not in block]
     pictures = ["measured.png"] if measured_blocks(rows) else []
     pictures += ["measured-cpu.png"] if measured_blocks(rows, MEASURED_CPU) else []

@@ -42,6 +42,8 @@ METRICS = {
     "ratio_to_best_static": ("ratio to best static", ".2f"),
     "decode_ratio_to_plain": ("decoding, ratio to plain", ".2f"),
     "decode_ratio_to_best_static": ("decoding, ratio to best static", ".2f"),
+    "ratio": ("verified tokens, ratio", ".4f"),
+    "auc_difference": ("AUC differs by", ".4f"),
     **{f"{phase}_ms": (f"{phase}, ms/step", ".2f") for phase in PHASES},
 }
 Block = tuple[tuple[str, str | int | float | None], ...]

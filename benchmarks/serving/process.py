@@ -32,7 +32,7 @@ PORTS = range(10_000, 22_000)
 START_TIMEOUT_S = 600.0
 _LOG_TAIL = 30
 _LOG_WIDTH = 500
-_POLL_S = 0.5
+_POLL_S = 0.1
 
 
 class ServerError(C2TError):

@@ -44,6 +44,8 @@ BEAM, BEHIND = 8, 30.0
 # Words that are tried: so many of the target's likeliest and, if none of them fits so well, in tolerances, all. The
 # whole chain is looked at of those that fit best.
 LIKELIEST, FITS, LOOKED_AT = 256, 8.0, 32
+# Words that one pass reads side by side.
+TOGETHER = 256
 # A difference that floats may have between two machines, in nats, and one step of a coarse code.
 TOLERANCE = {"exact": 1e-3, "coarse": 0.5}
 # Beyond so many tolerances a difference is as good as any.
@@ -88,18 +90,40 @@ class Reader:
         found: Tensor = self._model(tokens, past_key_values=cache).logits[:, -1]
         return found
 
-    def chains(self, last: Tensor, length: int = D_MAX) -> Chains:
+    def chains(self, last: Tensor) -> Chains:
         """The greedy chains of a draft whose text has each of these last tokens, (texts,), in place of its own."""
         cache, tokens, stats, drafted = copy.deepcopy(self._cache), last[:, None], [], []
         cache.batch_repeat_interleave(len(last))
         joint = torch.zeros(len(last))
-        for _ in range(length):
+        for _ in range(D_MAX):
             found = draft_stats(self._logits(tokens, cache), TOP_M)
             joint = joint + found.log_probs[:, 0]
             stats.append(torch.stack([joint, found.log_probs[:, 0], found.entropy, found.margin], dim=-1))
             tokens = found.token_ids
             drafted.append(tokens[:, 0])
         return Chains(torch.stack(stats, dim=1), torch.stack(drafted, dim=1))
+
+    def tops(self, last: Tensor) -> Tensor:
+        """(texts, 1, 4) as the front of the chains' statistics, but for the entropies, which take longest: zeros."""
+        best = self._side_by_side(last).log_softmax(-1).topk(2).values
+        first, margin = best[:, 0], best[:, 0] - best[:, 1]
+        return torch.stack([first, first, torch.zeros(len(last)), margin], dim=-1)[:, None]
+
+    def _side_by_side(self, last: Tensor) -> Tensor:
+        """(texts, vocabulary) after each of these last tokens, (texts,), none of which sees the others."""
+        before, found = len(self._tokens) - 1, []
+        for some in last.split(TOGETHER):
+            seen = torch.cat([torch.ones(len(some), before), torch.eye(len(some))], dim=1).bool()
+            mask = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+            found.append(
+                self._model(
+                    some[None],
+                    past_key_values=copy.deepcopy(self._cache),
+                    attention_mask=mask[None, None],
+                    position_ids=torch.full((1, len(some)), before),
+                ).logits[0]
+            )
+        return torch.cat(found)
 
 
 def draw(target: Any, prompt: Sequence[int], new: int, chance: torch.Generator) -> list[int]:
@@ -159,29 +183,31 @@ class Attack:
         for tried in tries:
             some, costs = words[:tried], unlikely[:tried]
             if tried > LOOKED_AT:
-                costs = costs + self._difference(reader.chains(some, 1), state)
+                costs = costs + self._difference(reader.tops(some), state, ("log_prob", "margin"))
                 first = costs.topk(LOOKED_AT, largest=False).indices
                 some, costs = some[first], unlikely[first]
             chains = reader.chains(some)
-            difference = self._difference(chains, state)
+            difference = self._difference(chains.stats, state)
             if difference.min() <= FITS:
                 break
         hits, costs = int(state.chain.accepted[0].sum()), text.cost + costs + difference
         for word, cost, drafted in zip(some.tolist(), costs.tolist(), chains.tokens.tolist(), strict=True):
             yield Text([*text.answer, word, *drafted[:hits]], cost)
 
-    def _difference(self, chains: Chains, state: Traces) -> Tensor:
-        """(texts,) in tolerances, between what the draft says and what was recorded, as deep as the former goes."""
+    def _difference(self, stats: Tensor, state: Traces, names: Sequence[str] = tuple(coarse.TOP)) -> Tensor:
+        """(texts,) in tolerances, between these of what the draft says and what was recorded, as deep as the former
+        goes. stats: (texts, length, 4)."""
         if self._precision is None:
-            return torch.zeros(len(chains.tokens))
-        own = self._numbers(_tables(chains.stats))
-        recorded = self._numbers({name: getattr(state.chain, name)[:, : own.shape[1]] for name in coarse.TOP})
-        return ((own - recorded).abs() / TOLERANCE[str(self._precision)]).clamp(max=LARGEST).sum((1, 2))
+            return torch.zeros(len(stats))
+        own = self._numbers(_tables(stats), names)
+        recorded = {name: getattr(state.chain, name)[:, : own.shape[1]] for name in coarse.TOP}
+        difference = (own - self._numbers(recorded, names)).abs() / TOLERANCE[str(self._precision)]
+        return difference.clamp(max=LARGEST).sum((1, 2))
 
-    def _numbers(self, tables: Mapping[str, Tensor]) -> Tensor:
-        """(texts, length, 3) as they are compared: values, or codes."""
+    def _numbers(self, tables: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+        """(texts, length, names) as they are compared: values, or codes."""
         found = tables if self._precision == "exact" else coarse.packed(tables)
-        return torch.stack([found[name].float() for name in coarse.TOP], dim=-1)
+        return torch.stack([found[name].float() for name in names], dim=-1)
 
 
 def _tables(stats: Tensor) -> dict[str, Tensor]:

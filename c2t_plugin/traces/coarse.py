@@ -2,7 +2,7 @@
 
 64 levels, closer together near 0, where probabilities are near 1. On the toy pair's chains classifiers that were
 fitted so verify as many tokens as others at the same accept length, and their AUC differs by less than that of another
-seed does; 16 levels cost AUC (docs/training.md). It saves room. It does not hide a text.
+seed does (benchmarks/simulation/precision.py). It saves room. It does not hide a text.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ LEVELS = 64
 TOP = {"log_prob": 16.0, "entropy": 12.0, "margin": 24.0}
 
 
-def packed(tables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def packed(tables: Mapping[str, Tensor], levels: int = LEVELS) -> dict[str, Tensor]:
     """A chain's tables with its statistics as uint8, without joint_log_prob, which follows."""
-    codes = {name: ((tables[name].abs() / top).clamp(max=1).sqrt() * (LEVELS - 1)).round() for name, top in TOP.items()}
+    codes = {name: ((tables[name].abs() / top).clamp(max=1).sqrt() * (levels - 1)).round() for name, top in TOP.items()}
     kept = {name: value for name, value in tables.items() if name != "joint_log_prob"}
     return kept | {name: value.to(torch.uint8) for name, value in codes.items()}
 
 
-def unpacked(tables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def unpacked(tables: Mapping[str, Tensor], levels: int = LEVELS) -> dict[str, Tensor]:
     """Inverse of `packed`, as far as there is one: float32 statistics."""
-    values = {name: (tables[name].float() / (LEVELS - 1)) ** 2 * top for name, top in TOP.items()}
+    values = {name: (tables[name].float() / (levels - 1)) ** 2 * top for name, top in TOP.items()}
     log_prob = -values["log_prob"]
     return {**tables, **values, "log_prob": log_prob, "joint_log_prob": log_prob.cumsum(1)}

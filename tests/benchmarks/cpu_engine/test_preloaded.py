@@ -47,6 +47,55 @@ def test_what_imports_read_is_not_forked(known: preloaded.Preloaded, name: str) 
     assert preloaded.preloaded_for(environment(**{name: "77"})) is None
 
 
+def test_a_fork_says_why_it_ends(process: preloaded.Preloaded, tmp_path: Path) -> None:
+    (tmp_path / "says_why.py").write_text("import sys\nsys.exit('one clear line')\n")
+    command, log = [sys.executable, "-m", "says_why"], tmp_path / "log"
+    assert process.start(command, environment(PYTHONPATH=str(tmp_path)), log, 0).wait(PATIENCE_S) == 1
+    assert log.read_text() == "one clear line\n"
+
+
+@pytest.fixture
+def started(known: preloaded.Preloaded, monkeypatch: pytest.MonkeyPatch) -> list[preloaded.Preloaded]:
+    """Every further process that was asked for, none of which is real."""
+    made: list[preloaded.Preloaded] = []
+
+    class Another(preloaded.Preloaded):
+        def __init__(self, environment: dict[str, str]) -> None:
+            self.imports, self.path = preloaded._import_environment(environment), preloaded._path(environment)
+            self.modules = known.modules
+            made.append(self)
+
+        def close(self) -> None:
+            made.remove(self)
+
+    monkeypatch.setattr(preloaded, "Preloaded", Another)
+    return made
+
+
+def test_servers_in_tritons_interpreter_share_a_process_of_their_own(
+    known: preloaded.Preloaded, started: list[preloaded.Preloaded]
+) -> None:
+    forked_from = [preloaded.preloaded_for(environment(TRITON_INTERPRET="1", C2T_BETA=beta)) for beta in "01"]
+    assert len(started) == 1 and forked_from == started * 2 != [known] * 2
+    assert preloaded.preloaded_for(environment()) is known
+
+
+@pytest.mark.parametrize("name", preloaded._READ_LATE)
+def test_what_is_read_late_is_forked(known: preloaded.Preloaded, name: str) -> None:
+    assert preloaded.preloaded_for(environment(**{name: "1"})) is known
+
+
+def test_another_sglang_has_a_process_of_its_own(
+    known: preloaded.Preloaded, started: list[preloaded.Preloaded], tmp_path: Path
+) -> None:
+    (tmp_path / "sglang").touch()
+    other = environment(PYTHONPATH=str(tmp_path))
+    assert preloaded.preloaded_for(other) is None
+    with preloaded.preloaded_with(other):
+        assert [preloaded.preloaded_for(other)] == started and preloaded.preloaded_for(environment()) is known
+    assert preloaded.preloaded_for(other) is None and started == []
+
+
 @pytest.mark.parametrize(
     ("name", "forked"), [("planted_fault.py", True), ("sitecustomize.py", False), ("sglang", False), ("torch", False)]
 )

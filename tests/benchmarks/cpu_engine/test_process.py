@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -63,7 +62,7 @@ def both_up(folder: Path) -> bool:
 def test_imports_do_not_wait_for_the_garbage_collector() -> None:
     show = [sys.executable, "-c", "import gc; print(gc.get_threshold()[0])"]
     thresholds = [subprocess.check_output(show, env=env) for env in (os.environ, cpu_engine_env(os.environ))]
-    assert [int(each) for each in thresholds] == [gc.get_threshold()[0], 50_000]
+    assert int(thresholds[0]) < int(thresholds[1]) == 50_000
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])

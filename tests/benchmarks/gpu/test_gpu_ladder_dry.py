@@ -3,6 +3,7 @@ runs beside this one."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from benchmarks.gpu.command import SERVERS
 from benchmarks.gpu.ladder import ROWS, main
 from benchmarks.report.rows import BenchRow, read_rows
+from tests.support.sglang import faults, writes_often
 
 
 def climb(part: str, out: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, BenchRow]:
@@ -24,8 +26,14 @@ def climb(part: str, out: Path, capsys: pytest.CaptureFixture[str]) -> dict[str,
 
 @pytest.mark.server
 @pytest.mark.slow
-def test_every_rung_of_chains_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_every_rung_of_chains_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "plugin").mkdir()
+    plugin = str(faults.install(tmp_path / "plugin", writes_often.__file__))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [plugin, os.environ.get("PYTHONPATH")])))
     rows = climb("ladder", tmp_path, capsys)
+    assert "planted: recorded" in (tmp_path / "ladder-rough.log").read_text(errors="replace")
     greedy = rows["R9 greedy"].metrics
     assert greedy["identical"] == greedy["prompts"]
     for server in ("kept", "rough"):

@@ -26,10 +26,10 @@ def test_an_answer_is_recovered_from_either_precision_and_not_without(tmp_path: 
 
 @torch.no_grad()
 def test_statistics_of_another_draft_give_nothing_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    chains = Reader.chains
+    chains, tops = Reader.chains, Reader.tops
 
-    def other(self: Reader, last: torch.Tensor, length: int = recovery.D_MAX) -> recovery.Chains:
-        found = chains(self, last, length)
+    def other(self: Reader, last: torch.Tensor) -> recovery.Chains:
+        found = chains(self, last)
         return found._replace(stats=found.stats.roll(1, 0))
 
     attacking = Attack.answer
@@ -37,6 +37,7 @@ def test_statistics_of_another_draft_give_nothing_away(tmp_path: Path, monkeypat
     def attacked(self: Attack, *positional: object) -> list[int]:
         with monkeypatch.context() as patch:
             patch.setattr(Reader, "chains", other)
+            patch.setattr(Reader, "tops", lambda self, last: tops(self, last).roll(1, 0))
             return attacking(self, *positional)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Attack, "answer", attacked)
@@ -57,3 +58,6 @@ def test_a_cached_text_reads_as_a_whole_one():
     chain = reader.chains(torch.tensor([5, text[-1]]))
     drafted = target.generate(torch.tensor([text]), max_new_tokens=recovery.D_MAX, do_sample=False)[0, len(text) :]
     assert chain.tokens[1].tolist()[: len(drafted)] == drafted.tolist()
+    words = torch.arange(recovery.TOGETHER + 3)
+    tops, whole = reader.tops(words), reader.chains(words).stats[:, :1]
+    assert torch.allclose(tops[..., [0, 1, 3]], whole[..., [0, 1, 3]], atol=1e-4)

@@ -1,6 +1,6 @@
 """Bad input on real command lines: one clear line, a non-zero exit, and never an open port.
 
-One file, because one process tries all command lines and so imports SGLang once.
+Most are tried in forks of one process that has imported SGLang and loaded no plugin yet.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -27,11 +27,12 @@ import sglang  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
+from benchmarks.cpu_engine.preloaded import preloaded_for  # noqa: E402
 from benchmarks.cpu_engine.server import SMALL_MODEL_FLAGS  # noqa: E402
 from benchmarks.pairs.toy import pair_dir  # noqa: E402
-from benchmarks.serving.process import free_port  # noqa: E402
+from benchmarks.serving.process import Launched, free_port  # noqa: E402
+from benchmarks.serving.sessions import kill_session  # noqa: E402
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier  # noqa: E402
-from tests.support.places import SGLANG  # noqa: E402
 from tests.support.sglang import faults  # noqa: E402
 
 LAUNCH_SERVER = (sys.executable, "-m", "sglang.launch_server")
@@ -175,19 +176,30 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
 def outcomes(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """Every command line of CASES, one after another."""
     folder = tmp_path_factory.mktemp("command_lines")
-    cases: dict[str, dict[str, Any]] = {}
+    preloaded = preloaded_for(command_line_env())
+    assert preloaded is not None
+    found = {}
     for name, (flags, env, _) in CASES.items():
         chosen = dict(flag.split("=") for flag in flags if not flag.startswith("--") and "=" in flag)
         more = [flag for flag in flags if flag.partition("=")[0] not in chosen]
         draft = files[chosen["draft"]] if "draft" in chosen else pair_dir() / "draft"
-        port = free_port()
+        port, log = free_port(), folder / f"{name}.txt"
         argv = [*server_flags(port), *c2t_flags(files[chosen.get("classifier", "good")], draft), *more]
-        cases[name] = {"argv": argv, "env": env, "port": port}
-    (folder / "cases.json").write_text(json.dumps(cases))
-    command = [sys.executable, SGLANG / "command_lines.py", folder / "cases.json", folder]
-    subprocess.run(command, env=command_line_env(), check=True, timeout=TIMEOUT_S * 2)
-    results = json.loads((folder / "results.json").read_text())
-    return {name: Outcome(*result, (folder / f"{name}.txt").read_text()) for name, result in results.items()}
+        process = preloaded.start([*LAUNCH_SERVER, *argv], command_line_env() | env, log, niceness=0)
+        found[name] = ended(process, port, log)
+        assert kill_session(process) == []
+    return found
+
+
+def ended(process: Launched, port: int, log: Path) -> Outcome:
+    """Once it has ended, or its port is open, or the time is up."""
+    deadline = time.monotonic() + TIMEOUT_S
+    opened = False
+    while process.poll() is None and not opened and time.monotonic() < deadline:
+        with socket.socket() as connection:
+            opened = connection.connect_ex(("127.0.0.1", port)) == 0
+        time.sleep(0.05)
+    return Outcome(process.poll(), opened, log.read_text(errors="replace"))
 
 
 def assert_one_clear_line(outcome: Outcome, says: str) -> None:
@@ -224,13 +236,7 @@ def run_command_line(tmp_path: Path) -> Iterator[Callable[..., Outcome]]:
                 start_new_session=True,
             )
         started.append(process)
-        deadline = time.monotonic() + TIMEOUT_S
-        opened = False
-        while process.poll() is None and not opened and time.monotonic() < deadline:
-            with socket.socket() as connection:
-                opened = connection.connect_ex(("127.0.0.1", port)) == 0
-            time.sleep(0.1)
-        return Outcome(process.poll(), opened, log.read_text(errors="replace"))
+        return ended(process, port, log)
 
     yield run
     for process in started:

@@ -45,7 +45,7 @@ D_MAX = 6
 CHUNK = 64
 CONTEXT = 2048
 # Whenever the scheduler has counted so many steps, it takes a request out of the batch and prefills it again later.
-RETRACT_EVERY = 12
+RETRACT_EVERY = 7
 NEW_TOKENS = 32
 # A log probability is computed in a batch of another shape than plain decoding's, so sums are rounded elsewhere:
 # float32 over some hundred terms, a few 1e-6 relative.

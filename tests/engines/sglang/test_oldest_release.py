@@ -24,6 +24,8 @@ import torch
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server, pytest.mark.slow]
 
+from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
+from benchmarks.cpu_engine.preloaded import preloaded_with  # noqa: E402
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.engines.contract import engine_version  # noqa: E402
 from tests.engines.sglang.test_tree_counts import tree_server  # noqa: E402
@@ -39,8 +41,8 @@ BETAS = {"chain": vc.BETA, "standalone": vc.BETA, "tree": 0.12}
 
 
 @pytest.fixture(scope="module")
-def release(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which Python finds 0.5.17."""
+def release(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """An environment in which Python finds 0.5.17; servers with it are forked from a process that has imported it."""
     if engine_version("sglang") == RELEASE:
         pytest.skip("it is the one that all other tests run")
     wheels = sorted((root / ".venv/wheels").glob(f"sglang-{RELEASE}-*.whl"))
@@ -55,7 +57,9 @@ def release(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
     path = os.pathsep.join(
         [str(folder), *filter(None, [os.environ.get("PYTHONPATH"), str(root), str(root / "kernels")])]
     )
-    return {**os.environ, "PYTHONPATH": path}
+    found = {**os.environ, "PYTHONPATH": path}
+    with preloaded_with(cpu_engine_env(found)):
+        yield found
 
 
 @pytest.fixture(scope="module")

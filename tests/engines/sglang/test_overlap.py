@@ -94,7 +94,7 @@ def served(request: pytest.FixtureRequest, setting: SimpleNamespace) -> Iterator
             steps[n] = [json.loads(line) for line in setting.steps.read_text().splitlines()]
         prompt, probs = most_varied_prompt()
         # of so short answers the lagged plan verifies nothing on this prompt
-        at_once = () if name == "lagged" else CONCURRENCIES
+        at_once = () if name == "lagged" else test_sampled.COUNTS
         samples = {n: test_sampled.sample_at(running, prompt, n) for n in at_once}
         state = running.request("/get_server_info")
     yield SimpleNamespace(

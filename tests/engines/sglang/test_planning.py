@@ -93,14 +93,16 @@ def test_a_requests_own_beta_and_depth_hold(scorer: ChainScorer):
     assert found[3] <= 1
 
 
-def test_every_depth_is_tried_while_it_measures(scorer: ChainScorer, tmp_path: Path):
+@pytest.mark.parametrize("own", [[], [OwnLimits(0.0, None, True)], [OwnLimits(None, 1, False)] * ROWS])
+def test_every_depth_is_tried_while_it_measures(own: list[OwnLimits], scorer: ChainScorer, tmp_path: Path):
+    """Beside requests with settings of their own too."""
     path = tmp_path / "curve.json"
     planner = planner_of(scorer, None, path)
     seen = []
     for _ in range(WARM_UP + REPEATS * len(DEPTHS)):
         # that one is not measured, and does not count
         assert planner.begin(ROWS, whole=True) == D_MAX
-        depth = planner.begin(ROWS)
+        depth = planner.begin(ROWS, own=own)
         for part in ("draft", "verify", "draft_extend"):
             with planner.timed(part, lambda: 5 + len(seen) % 4):
                 pass

@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from benchmarks.cpu_engine.server import CpuServer
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier
-from tests.support.sglang.simulate import Simulation, Target, load_draft, simulate
+from tests.support.sglang.simulate import Draft, Simulation, Target, load_draft, simulate
 
 DRAFTS = {"standalone": "draft", "eagle3": "eagle3", "eagle": "eagle1"}
 NEW_TOKENS = 24
@@ -110,6 +110,22 @@ class Counts:
         return cls(tuple(simulation.output_ids), simulation.verify_count, tuple(sorted(lengths.items())))
 
 
+class Remembered:
+    """A draft that drafts a text once: greedy chains are the front of longer ones, and texts come again at each depth
+    and threshold, since the output is plain decoding's at all of them."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.features = draft.features
+        self._draft = draft
+        self._chains: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def chain(self, tokens: Sequence[int], features: torch.Tensor | None, length: int) -> torch.Tensor:
+        known = self._chains.get(tuple(tokens))
+        if known is None or len(known) < length:
+            known = self._chains[tuple(tokens)] = self._draft.chain(tokens, features, length)
+        return known[:length]
+
+
 @dataclass
 class Oracle:
     """Simulated counts for a pair's drafts; simulations are kept, since several tests ask for the same ones."""
@@ -117,6 +133,7 @@ class Oracle:
     pair: Path
     target: Target
     known: dict[tuple, Counts | None] = field(default_factory=dict)
+    drafts: dict[str, Remembered] = field(default_factory=dict)
 
     def counts(
         self, base: str, prompt: Sequence[int], d_max: int, rule_path: Path | None, beta: float = BETA
@@ -125,7 +142,9 @@ class Oracle:
         key = (base, tuple(prompt), d_max, rule_path, beta)
         if key not in self.known:
             rule = Rule(rule_path, beta) if rule_path else None
-            draft = load_draft(self.pair, DRAFTS[base], self.target)
+            if base not in self.drafts:
+                self.drafts[base] = Remembered(load_draft(self.pair, DRAFTS[base], self.target))
+            draft = self.drafts[base]
             keep = rule.keep_length if rule else None
             simulation = simulate(self.target, draft, prompt, NEW_TOKENS, d_max, keep)
             self.known[key] = None if rule and rule.undecided else Counts.of_simulation(simulation)
