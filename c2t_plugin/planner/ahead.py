@@ -6,10 +6,9 @@ import functools
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-import torch
 from torch import Tensor
 
-from c2t_plugin.planner.budget import falling
+from c2t_plugin.planner.budget import falling, pass_seconds
 from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
 from c2t_plugin.planner.planner import PROBE_EVERY, Planner, draft_passes
 
@@ -78,5 +77,5 @@ def _seconds(planner: Planner, requests: int) -> Callable[[int], list[float]]:
 @functools.lru_cache(maxsize=64)
 def _verify_seconds(curve: CostCurve, requests: int, d_max: int) -> list[float]:
     """Of the target's pass, by its draft tokens."""
-    found: list[float] = curve.verify_s(requests + torch.arange(requests * d_max + 1)).tolist()
+    found: list[float] = pass_seconds(curve, requests, requests * d_max).tolist()
     return found

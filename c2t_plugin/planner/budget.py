@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -53,10 +54,9 @@ def spend(
     taken = key.T.flatten()[order]
     gains = chain.T.flatten()[order][taken >= 0]
     expected = requests + torch.cat([gains.new_zeros(1), gains.cumsum(0)])
-    tokens = requests + torch.arange(len(gains) + 1)
     other = drafted * curve.draft_s(requests) + (curve.beside if beside is None else beside)
     # a step never costs nothing, whatever was measured beside its passes
-    seconds = (curve.verify_s(padded(tokens, sizes)) + other).clamp_min(LEAST_SECONDS)
+    seconds = (pass_seconds(curve, requests, len(gains), tuple(sizes)) + other).clamp_min(LEAST_SECONDS)
     rates = expected / seconds
     first = int((taken > 1.0).sum())
     count = first + int(rates[first:].argmax())
@@ -67,6 +67,14 @@ def spend(
 def falling(acceptance: Tensor) -> Tensor:
     """As float64 in [0, 1], none above one before it in its row; NaN (not known) is 1."""
     return acceptance.double().nan_to_num(1.0).clamp(0.0, 1.0).cummin(1).values
+
+
+# Asked for in every step, and the same as long as requests and curve are.
+@functools.lru_cache(maxsize=256)
+def pass_seconds(curve: CostCurve, requests: int, most: int, sizes: tuple[int, ...] = ()) -> Tensor:
+    """(most + 1,) float64 seconds of target passes over the roots of so many requests and 0, 1, 2, ... draft tokens.
+    sizes: see `spend`. Not to be written to."""
+    return curve.verify_s(padded(requests + torch.arange(most + 1), sizes))
 
 
 def padded(tokens: Tensor, sizes: Sequence[int]) -> Tensor:

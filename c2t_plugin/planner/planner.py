@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.planner.budget import falling, padded, spend
+from c2t_plugin.planner.budget import falling, padded, pass_seconds, spend
 from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
 from c2t_plugin.planner.gains import RecentGains
 from c2t_plugin.planner.pace import Pace
@@ -108,7 +108,7 @@ class Planner:
         expected = requests + _sums(taken * chain)[drafted] + _sums(gains)
         window, most = drafted * requests, _sums(free)[drafted]
         rows = (_sums(taken)[drafted] + counts).minimum(window) if self.packed else window
-        whole = self.curve.verify_s(requests + torch.arange(requests * self.d_max + 1))
+        whole = pass_seconds(self.curve, requests, requests * self.d_max)
         seconds = whole[rows] + passes * self.curve.draft_s(requests)
         beside = torch.tensor(self.beside(requests, self.depths), dtype=torch.float64)[:, None]
         rates = expected / (seconds + beside).clamp_min(LEAST_SECONDS)
@@ -185,6 +185,8 @@ def _by_depth(chain: Tensor, requests: int, own: Sequence[OwnLimits]) -> tuple[T
     chain: (d_max,) mean acceptance by depth; a threshold is taken to cut where this falls below it.
     """
     depths, d_max = torch.arange(len(chain)), len(chain)
+    if not own:
+        return torch.zeros_like(depths), torch.full_like(depths, requests)
     thresholds = torch.tensor([each.threshold or 0.0 for each in own], dtype=chain.dtype)
     longest = torch.tensor([d_max if each.longest is None else each.longest for each in own], dtype=torch.int64)
     exact = torch.tensor([each.exact for each in own], dtype=torch.bool)
