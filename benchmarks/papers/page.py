@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.papers import freshness
 from benchmarks.papers.experiment import Cell, Experiment, Findings, Registry
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.experiment_rows import latest
@@ -79,7 +80,7 @@ def write(page: Path, out: Path, registry: Registry) -> int:
         if shown.is_file():
             parts.append(f"![{experiment.title}]({shown.parent.name}/{shown.name})\n")
         if experiment.name in real:
-            parts.append(f"{ON_REAL}\n\n{body(experiment, real[experiment.name])}")
+            parts.append(f"{ON_REAL}\n\n{body(experiment, real[experiment.name], real=True)}")
     missing = [name for name in registry.experiments if name not in records]
     if missing:
         parts.append(f"Not run for this page: {', '.join(missing)}.\n")
@@ -92,8 +93,8 @@ def section(experiment: Experiment, record: Mapping[str, Any]) -> str:
     return f"## {experiment.title}\n\n{experiment.source}.\n\n{body(experiment, record)}"
 
 
-def body(experiment: Experiment, record: Mapping[str, Any]) -> str:
-    """Its table, remark and source. C2TError as in `section`."""
+def body(experiment: Experiment, record: Mapping[str, Any], real: bool = False) -> str:
+    """Its table, remark and source, and whether it is of what ships. real: of the real pair. C2TError as in section."""
     run = record["run"]
     lines = ["| " + " | ".join(experiment.columns) + " |"]
     lines.append("| " + " | ".join("---" for _ in experiment.columns) + " |")
@@ -108,7 +109,7 @@ def body(experiment: Experiment, record: Mapping[str, Any]) -> str:
     lines += [
         "",
         f"`python -m benchmarks.papers {experiment.name}`, {run['machine']}, {run['utc'][:10]}, "
-        f"commit {commit}{state}.",
+        f"commit {commit}{state}. {freshness.remark(record, real)}".rstrip(),
         "",
     ]
     return "\n".join(lines)

@@ -67,10 +67,11 @@ By part of `benchmarks/gpu/command.py`. Every provider is checked against the re
 NO_GPU = "## On a GPU\n\nNo row yet: nothing here has been measured on a GPU.\n"
 
 
-def page(demo: str, rows: Sequence[BenchRow], vllm: str = "") -> str:
-    """The whole page. demo: SGLang's table with its source line, empty without rows of the demo. vllm: vLLM's."""
+def page(demo: str, rows: Sequence[BenchRow], vllm: str = "", claims: str = "") -> str:
+    """The whole page. demo: SGLang's table with its source line, empty without rows of the demo. vllm: vLLM's.
+    claims: the section on what the papers claim."""
     blocks, kernels = shown_blocks(rows)
-    parts = [HEAD]
+    parts = [HEAD, claims] if claims else [HEAD]
     for title, table_of_demo, picture in (
         ("The demo, functional", demo, "tau-gamma.png"),
         ("The demo on vLLM, functional", vllm, "tau-gamma-vllm.png"),
