@@ -348,6 +348,18 @@ CLAIMS: Sequence[Claim] = (
                 trees("three"),
             ),
             Trial(TOY, "trees, seven features", "classifiers.md#trees-of-at-most-6-layers", trees("extended")),
+            *(
+                Trial(
+                    REAL,
+                    f"trees, {what}",
+                    "classifiers.md#on-a-real-language-model",
+                    trees(rule, "real", ("eagle3",)),
+                )
+                for rule, what in (
+                    ("paper", "the paper's recipe on all prompts"),
+                    ("three", "the paper's features, our recipe"),
+                )
+            ),
             Trial(
                 REAL,
                 "trees, seven features",
@@ -363,6 +375,12 @@ CLAIMS: Sequence[Claim] = (
         (
             Trial(TOY, "the paper's features, our recipe", "classifiers.md#chains-of-at-most-6", chains("three")),
             Trial(TOY, "seven features", "classifiers.md#chains-of-at-most-6", chains("extended")),
+            Trial(
+                REAL,
+                "the paper's features, our recipe",
+                "classifiers.md#on-a-real-language-model",
+                chains("three", "real", ("eagle3",)),
+            ),
             Trial(
                 REAL,
                 "seven features",

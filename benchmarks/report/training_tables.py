@@ -107,14 +107,19 @@ def rules_of_chains() -> str:
 def rules_on_the_real_model() -> str:
     """Every rule of chains and of trees for SmolLM2-135M and its head, development prompts."""
     found = load(FOLDER / "real-eagle3.json")
-    trees = {each["name"]: each for each in found["trees"]["rules"]}
+    chains, trees = ({each["name"]: each for each in found[part]["rules"]} for part in ("chains", "trees"))
     rows = []
-    for each in found["chains"]["rules"]:
-        of_p = "" if each["name"] == "P" else against(each, "P")
-        tree = against(trees[each["name"]], "EAGLE-2") if each["name"] in trees else ""
-        rows.append([each["name"], against(each, "static"), of_p, number(each["auc"], 4), error_of(each), tree])
-    head = ["rule", "chains: gamma ratio to static", "to P", "AUC", "ECE", "trees: gamma ratio to EAGLE-2"]
+    for name in dict.fromkeys([*chains, *trees]):
+        cells = [against_or_not(chains.get(name), "static"), against_or_not(chains.get(name), "P")]
+        cells += [number(chains[name]["auc"], 4), error_of(chains[name])] if name in chains else ["", ""]
+        rows.append([name, *cells, against_or_not(trees.get(name), "EAGLE-2"), against_or_not(trees.get(name), "P")])
+    head = ["rule", "chains: gamma ratio to static", "to P", "AUC", "ECE", "trees: gamma ratio to EAGLE-2", "to P"]
     return table(head, rows)
+
+
+def against_or_not(found: Part | None, baseline: str) -> str:
+    """As `against`; nothing for a rule that there is not, or that was not compared."""
+    return against(found, baseline) if found and baseline in found["compared"] else ""
 
 
 def rules_of_trees(draft: str) -> str:
