@@ -348,6 +348,12 @@ CLAIMS: Sequence[Claim] = (
                 trees("three"),
             ),
             Trial(TOY, "trees, seven features", "classifiers.md#trees-of-at-most-6-layers", trees("extended")),
+            Trial(
+                TOY,
+                "the same on frozen files",
+                "classifiers.md#files-that-nobody-had-looked-at",
+                trees("extended", "frozen", ("eagle3",)),
+            ),
             *(
                 Trial(
                     REAL,
@@ -375,6 +381,12 @@ CLAIMS: Sequence[Claim] = (
         (
             Trial(TOY, "the paper's features, our recipe", "classifiers.md#chains-of-at-most-6", chains("three")),
             Trial(TOY, "seven features", "classifiers.md#chains-of-at-most-6", chains("extended")),
+            Trial(
+                TOY,
+                "the same on frozen files",
+                "classifiers.md#files-that-nobody-had-looked-at",
+                chains("extended", "frozen", ("eagle3",)),
+            ),
             Trial(
                 REAL,
                 "the paper's features, our recipe",

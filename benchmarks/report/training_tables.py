@@ -41,6 +41,7 @@ TRIED = {
     "weighted": "a tenth, `--positive-weight 20 --prior`",
     "monotone": "a tenth, `--monotone 1`",
 }
+FROZEN_RULES = ("P", "log P + .2 path entropy", "P among siblings at .8", "three", "extended")
 # Beside these the page says something of them in words.
 NOT_SHOWN = ("P, failing kept",)
 
@@ -178,11 +179,27 @@ def kinds_of_text() -> str:
     return table([*head, "trees: AUC of P / `extended`", "gamma to P, `extended`"], rows)
 
 
+def frozen_part() -> str:
+    """The EAGLE-3 head's rules on the development files and, once, on the frozen ones."""
+    development, frozen = (load(FOLDER / f"{name}-eagle3.json") for name in ("rules", "frozen"))
+    rows = []
+    for name in FROZEN_RULES:
+        cells = []
+        for part, baseline in (("chains", "static"), ("trees", "EAGLE-2")):
+            for found in (development, frozen):
+                known = next((each for each in found[part]["rules"] if each["name"] == name), None)
+                cells.append(against_or_not(known, baseline))
+        rows.append([name, *cells])
+    head = ["rule", "chains, development", "chains, frozen", "trees, development", "trees, frozen"]
+    return table(head, rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "paper-recipe": lambda: several("paper", ("eagle3", "draft"), PAPER, calibration=False),
     "chains": rules_of_chains,
     **{f"trees-{draft}": partial(rules_of_trees, draft) for draft in DRAFTS},
     "real": rules_on_the_real_model,
+    "frozen": frozen_part,
     "path-entropy": lambda: several("path-entropy", ("draft", "eagle3"), PATH_ENTROPY, calibration=False),
     "kinds": kinds_of_text,
     "tried": lambda: several("tried", tuple(DRAFTS), TRIED, calibration=True),
