@@ -181,7 +181,7 @@ def kinds_of_text() -> str:
 
 def frozen_part() -> str:
     """The EAGLE-3 head's rules on the development files and, once, on the frozen ones."""
-    development, frozen = (load(FOLDER / f"{name}-eagle3.json") for name in ("rules", "frozen"))
+    development, frozen = (load(FOLDER / f"{name}-eagle3.json") for name in ("development", "frozen"))
     rows = []
     for name in FROZEN_RULES:
         cells = []

@@ -526,6 +526,19 @@ def test_nothing_is_said_of_losers_where_nothing_was_compared_with_plain_decodin
     assert losers([BenchRow(**SIMULATED)]) == "No arm is slower than plain decoding here."
 
 
+def test_planned_arms_are_set_beside_c2ts() -> None:
+    def row(arm: str, speed: float, load: int) -> BenchRow:
+        setting = {**SIMULATED["setting"], "requests_in_flight": load}
+        metrics = {**SIMULATED["metrics"], "output_tokens_per_s": speed}
+        return BenchRow(**{**SIMULATED, "arm": arm, "setting": setting, "metrics": metrics})
+
+    ours = [row(SIMULATED["arm"], 100.0, load) for load in (1, 8)]
+    text = page("", [*ours, row("planned, P (D-Cut)", 90.0, 8), row("planned, closed form", 102.0, 1)])
+    shown = text.partition("### What the planner goes by")[2].partition("###")[0]
+    assert "| planned, P (D-Cut) |  | 0.900 |" in shown and "| planned, closed form | 1.020 |  |" in shown
+    assert "### What the planner goes by" not in page("", ours)
+
+
 @pytest.mark.parametrize(("arms", "lines"), [(6, 1), (7, 9)])
 def test_many_losing_arms_are_a_list(arms: int, lines: int) -> None:
     slow = {**SIMULATED["metrics"], "ratio_to_plain": 0.5}
