@@ -194,11 +194,34 @@ def frozen_part() -> str:
     return table(head, rows)
 
 
+def seeds() -> str:
+    """The same recipe fitted with other seeds, on the real pair."""
+    found = load(FOLDER / "seeds-real.json")
+    trees = {each["name"]: each for each in found["trees"]["rules"]}
+    rows = []
+    for each in found["chains"]["rules"]:
+        if each["name"].startswith("seed"):
+            tree = trees[each["name"]]
+            row = [each["name"], against(each, "static"), against(each, "P"), number(each["auc"], 4), error_of(each)]
+            rows.append([*row, against(tree, "EAGLE-2"), against(tree, "P")])
+    head = [
+        "`extended`",
+        "chains: gamma ratio to static",
+        "to P",
+        "AUC",
+        "ECE",
+        "trees: gamma ratio to EAGLE-2",
+        "to P",
+    ]
+    return table(head, rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "paper-recipe": lambda: several("paper", ("eagle3", "draft"), PAPER, calibration=False),
     "chains": rules_of_chains,
     **{f"trees-{draft}": partial(rules_of_trees, draft) for draft in DRAFTS},
     "real": rules_on_the_real_model,
+    "seeds": seeds,
     "frozen": frozen_part,
     "path-entropy": lambda: several("path-entropy", ("draft", "eagle3"), PATH_ENTROPY, calibration=False),
     "kinds": kinds_of_text,
