@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.serving.arms import ARMS as TABLE
-from benchmarks.serving.arms import EAGLE2, Arm, Speculation, Tree, threshold_beta
+from benchmarks.serving.arms import EAGLE2, Arm, Speculation, Tree
+from benchmarks.serving.closed_forms import ON_P_FILE, beta_of
 from benchmarks.serving.engines import Device
 from benchmarks.serving.scenarios import CONCURRENCIES
 from benchmarks.serving.server import Runner, Server
 
-THRESHOLD = "threshold-on-p.safetensors"
 BASE = "eagle3"
 # Packed verification pays for the next of these times the draft's width: with few of them a cut saves nothing.
 GRAPH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -54,7 +54,7 @@ class Entry:
             draft=models / BASE,
             base=BASE,
             d_max=self.steps or Speculation.d_max,
-            threshold_classifier=models / THRESHOLD,
+            threshold_classifier=models / ON_P_FILE,
             # of the arm threshold on P, which is measured with one beta
             threshold=self.betas[0],
             tree=self.tree,
@@ -89,7 +89,7 @@ ARMS = (
     _c2t("c2t, at most 6", 6),
     Entry("EAGLE-2 tree", steps=EAGLE2.steps, concurrencies=(1,)),
     Entry("SGLang adaptive", steps=3),
-    Entry("threshold on P", steps=6, betas=(threshold_beta(0.3),)),
+    Entry("threshold on P", steps=6, betas=(beta_of(0.3),)),
     _static(6),
     # against "c2t, at most 4": the kernel that verifies
     _c2t("c2t, stock attention", 4, more=("--speculative-c2t-attention", "stock")),

@@ -22,20 +22,19 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.contests import COMPARISONS, LONG_PREFIX, THRESHOLD, Entry, fitting
+from benchmarks.gpu.contests import COMPARISONS, LONG_PREFIX, Entry, fitting
 from benchmarks.gpu.environment import FLAGS, plugin_environment
 from benchmarks.gpu.options import part_parser
 from benchmarks.gpu.tree_goals import summary
 from benchmarks.pairs.inflated.command import PRESETS, inflate
 from benchmarks.pairs.toy import held_out_prompts, pair_dir
 from benchmarks.report.rows import BenchRow, append_rows, read_rows
-from benchmarks.serving.arms import write_threshold_classifier
 from benchmarks.serving.client import Client, Pass
+from benchmarks.serving.closed_forms import write_closed_forms
 from benchmarks.serving.decode_log import decoding, largest_batch, logged
 from benchmarks.serving.engines import ENGINES, Device
 from benchmarks.serving.engines.sglang import NativeClient
 from benchmarks.serving.measuring import warm_up
-from benchmarks.serving.options import TOP_M
 from benchmarks.serving.scenarios import CONCURRENCIES
 from benchmarks.serving.server import Runner, Server
 from c2t_plugin.errors import C2TError
@@ -227,7 +226,7 @@ def build(models: Path, preset: str, dry_run: bool) -> None:
         if not (models / kind).is_dir():
             device = "cpu" if dry_run else "cuda"
             inflate(kind, PRESETS[preset], pair_dir(), models, device=device, dtype=dtype, seed=SEED)
-    write_threshold_classifier(models / THRESHOLD, TOP_M)
+    write_closed_forms(models)
     if not dry_run:
         # the servers need what the building took
         torch.cuda.empty_cache()

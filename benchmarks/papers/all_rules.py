@@ -195,7 +195,7 @@ def measure(bench: Bench, draft: str) -> tuple[Traces, dict[str, Rule]]:
         seed=bench.seed,
     )
     policies = {f"{name} {setting}": each for name, (_, _, own) in known.items() for setting, each in own.items()}
-    prompt, outcomes = run_live(bench.pair, plan, policies)
+    prompt, outcomes = run_live(bench.live(draft), plan, policies)
     held, order = same_states(held, prompt)
     found = recorded_rules(bench, draft, held)
     for name, (paper, varied, own) in known.items():

@@ -15,9 +15,10 @@ from benchmarks.papers import c2t_v1_common as common
 from benchmarks.papers.all_rules import AGAINST, EAGLE2, TAUS, TREE, Rule, at_equal_tau
 from benchmarks.papers.c2t_recent import confidences
 from benchmarks.papers.experiment import Bench, Experiment, Findings, Row
-from c2t_plugin.classifier import EXTENDED_FEATURES, MIN_LOG_PROB
+from c2t_plugin.classifier import EXTENDED_FEATURES
 from c2t_plugin.lab.curves import bootstrap_unit, bootstrap_weights, serve
 from c2t_plugin.lab.report import forest_features
+from c2t_plugin.lab.rivals import TEMPERED, sharpened
 from c2t_plugin.lab.scores import auc
 from c2t_plugin.lab.sweeps import Sweep, eagle2_sweep, threshold_sweep, thresholds, truncate
 from c2t_plugin.lab.training import sample_negatives
@@ -31,18 +32,6 @@ FEATURE_HEAT = 0.6
 TRAINING_PROMPTS, NEGATIVES = 40, 20.0
 SHIPPED, FITTED, SHARPENED = "C2T, as shipped", "C2T, fitted here", "C2T, fitted here with the sharpened P"
 AT = {f"tau {tau:g}": tau for tau in TAUS}
-
-
-def sharpened(forest: Forest, temperature: float) -> Tensor:
-    """(trees, nodes) log of the product, from the root, of p^(1/T) over its sum with the node's recorded siblings."""
-    words = forest.log_prob.view(len(forest), -1, forest.k) / temperature
-    own = words.log_softmax(dim=2)
-    joint = torch.zeros_like(own)
-    for column in range(own.shape[1]):
-        parent = forest.parent_ids[:, column].long()
-        above = joint.flatten(1).gather(1, parent.clamp_min(0)[:, None])
-        joint[:, column] = own[:, column] + torch.where(parent[:, None] < 0, 0.0, above)
-    return joint.flatten(1).clamp_min(MIN_LOG_PROB)
 
 
 def features(forest: Forest) -> Tensor:
@@ -78,7 +67,7 @@ def rules(held: Traces, scores: Mapping[str, Tensor], tree: Forest) -> dict[str,
 def sharp(bench: Bench) -> Findings:
     rows: list[Row] = []
     said, unit = [], ""
-    for draft, title in common.TITLES.items():
+    for draft, title in common.titles(bench).items():
         held = common.held_out(bench, draft)
         unit = bootstrap_unit(held)
         depth = min(D_MAX, held.tree.layers)
@@ -86,6 +75,7 @@ def sharp(bench: Bench) -> Findings:
         known = truncate(common.first_prompts(bench.traces(draft, "train"), TRAINING_PROMPTS).tree, depth)
         scores = {"threshold on P": tree.joint_log_prob.exp()}
         scores |= {f"threshold on P at temperature {heat:g}": sharpened(tree, heat).exp() for heat in HEATS}
+        scores[TEMPERED.name] = TEMPERED.score(tree).exp()
         scores[SHIPPED] = common.confidence(bench.classifier(draft), tree)
         scores |= fitted(known, tree, bench.seed)
         aucs = {name: auc(score.flatten(), tree.accepted.flatten()) for name, score in scores.items()}
@@ -100,7 +90,8 @@ def sharp(bench: Bench) -> Findings:
         f"Candidates per verification at equal tau (bonus excluded), linear between two settings; gamma / EAGLE-2 is "
         f"the mean over the taus that both reach, 95% over {unit}. Temperature 1 divides by the siblings' sum alone. "
         f"Both fits see at most {TRAINING_PROMPTS} training prompts and {NEGATIVES:g} rejected nodes per accepted one. "
-        f"The feature's gain of AUC over tree nodes: {'; '.join(said)}. {common.SAMPLED} No adapter computes it.",
+        f"The feature's gain of AUC over tree nodes: {'; '.join(said)}. {common.SAMPLED} {TEMPERED.name} is a "
+        "classifier file too, which both engines serve; no adapter has the others.",
     )
 
 

@@ -56,6 +56,11 @@ FITTED = f"{SAMPLED} Classifiers fitted here see at most {TRAINING_PROMPTS} trai
 AT_EQUAL_TAU = ("setting", "tau", "gamma / EAGLE-2", "missing")
 
 
+def titles(bench: Bench) -> dict[str, str]:
+    """Of the drafts that the pair has."""
+    return {draft: title for draft, title in TITLES.items() if (bench.pair / draft).is_dir()}
+
+
 def first_prompts(traces: Traces, count: int) -> Traces:
     """The states of the first `count` prompts."""
     numbers = traces.prompt.unique()
@@ -80,7 +85,7 @@ def tuning(bench: Bench, draft: str) -> Traces:
 
 def paper_features(bench: Bench, draft: str) -> NodeClassifier:
     """The shipped classifier of P, H and d alone; Bench.classifier() is the one that the project recommends."""
-    return load_classifier(bench.pair / draft / PAPER_FEATURES_FILE)
+    return load_classifier(bench.read(bench.pair / draft / PAPER_FEATURES_FILE))
 
 
 def small_fit(

@@ -50,7 +50,7 @@ def accepted_by_depth(forest: Forest, verified: Tensor, low: float, high: float)
 def table_1(bench: Bench) -> Findings:
     rows: list[Row] = []
     falling = 0
-    for draft, title in TITLES.items():
+    for draft, title in common.titles(bench).items():
         tree = bench.traces(draft).tree
         forest = truncate(tree, min(EAGLE2_DEPTH, tree.layers))
         verified = candidates(forest, min(EAGLE2_N, forest.accepted.shape[1] + 1))

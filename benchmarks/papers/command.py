@@ -75,6 +75,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
     for number, experiment in enumerate(chosen, start=1):
         console.print(f"{number} of {len(chosen)}: {experiment.name}", highlight=False)
         started = time.monotonic()
+        bench.files.clear()
         found = experiment.findings(bench)
         page.show(experiment, found, time.monotonic() - started)
         run = RunRecord.capture(seed=arguments.seed)
@@ -83,6 +84,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
             "rows": [dict(row) for row in found.rows],
             "remark": found.remark,
             "quick": arguments.quick,
+            "files": dict(bench.files),
             "run": run.to_json(),
         }
         with (arguments.out / page.ROWS).open("a", encoding="utf-8") as handle:

@@ -54,7 +54,7 @@ def words(bench: Bench) -> tuple[Tensor, Tensor]:
     plan = live.Plan(prompts, new, 1, TARGET_TEMPERATURE, seed=bench.seed)
     drafts, targets = [], []
     with torch.inference_mode():
-        for site in live.sites(bench.pair, DRAFT, plan):
+        for site in live.sites(bench.live(DRAFT), DRAFT, plan):
             draft = _after(site.drafter().root().logits(), DRAFT_TEMPERATURE)[site.running]
             target = _after(site.judge().root().logits(), TARGET_TEMPERATURE)[site.running]
             drafts.append(draft[draft >= EDGES[0]])
@@ -129,7 +129,7 @@ def _trees(bench: Bench, plan: live.Plan, limit: float) -> tuple[Tensor, Tensor,
     generator = torch.Generator().manual_seed(bench.seed)
     parts = []
     with torch.inference_mode():
-        for site in live.sites(bench.pair, DRAFT, plan):
+        for site in live.sites(bench.live(DRAFT), DRAFT, plan):
             grown = grow_tree(site.drafter(), policy, generator)
             lengths = live.accept_lengths(
                 grown,

@@ -53,10 +53,15 @@ def crossing(entropy: Tensor, matched: Tensor) -> float | None:
     return BIN * int(above[0]) if len(above) else None
 
 
+def _drafts(bench: Bench) -> dict[str, str]:
+    """Of the drafts that the pair has."""
+    return {draft: title for draft, title in DRAFTS.items() if (bench.pair / draft).is_dir()}
+
+
 def figure_1(bench: Bench) -> Findings:
     rows: list[Row] = []
     said = []
-    for draft, title in DRAFTS.items():
+    for draft, title in _drafts(bench).items():
         entropy, matched = compared_tokens(bench.traces(draft))
         rows += _rows(title, *histogram(entropy, matched))
         at = crossing(entropy, matched)
@@ -104,7 +109,7 @@ def figure_3(bench: Bench) -> Findings:
     rows: list[Row] = []
     said = []
     boxes: dict[str, list[Tensor]] = {}
-    for draft, title in DRAFTS.items():
+    for draft, title in _drafts(bench).items():
         entropy, correct = generations(bench.traces(draft))
         boxes[title] = [entropy[correct], entropy[~correct]]
         rows += [

@@ -73,7 +73,7 @@ def policies(own_limit: float) -> dict[str, TreePolicy]:
 def served(bench: Bench, draft: str) -> tuple[Tensor, Mapping[str, Outcomes]]:
     """Prompt numbers and outcomes of every method at the same live states."""
     at = crossing(*compared_tokens(bench.traces(draft, "train"), DEPTH))
-    return _served(bench.pair, draft, bench.seed, bench.quick, math.inf if at is None else at)
+    return _served(bench.live(draft), draft, bench.seed, bench.quick, math.inf if at is None else at)
 
 
 @lru_cache(maxsize=4)

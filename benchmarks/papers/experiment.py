@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.pair_files import file_hash
 from c2t_plugin.lab.plans import CollectPlan, TreeShape
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class Bench:
 
     pair: pair directory. traces_dir: where trace files are looked for and, where one is missing, collected to.
     seed: of everything random in an experiment. quick: small traces, to see an experiment run. prefix: of the names of
-    trace files, for another pair than the first.
+    trace files, for another pair than the first. files: what was read of the pair so far, by name: the hash of a
+    classifier's file, and of the weights that a draft's traces were recorded with.
     """
 
     pair: Path
@@ -41,6 +43,7 @@ class Bench:
     seed: int = 0
     quick: bool = False
     prefix: str = ""
+    files: dict[str, str] = field(default_factory=dict, repr=False)
     _traces: dict[tuple[str, str], Traces] = field(default_factory=dict, repr=False)
     _classifiers: dict[str, NodeClassifier] = field(default_factory=dict, repr=False)
 
@@ -52,6 +55,7 @@ class Bench:
             plan = CollectPlan(draft=draft, shape=TreeShape(), trees=trees, prompts=prompts, seed=self.seed)
             kind, size = f"-{prompts}" if prompts != "train" else "", "-quick" if self.quick else ""
             self._traces[key] = self.collected(f"{draft}{kind}{size}", plan)
+        self.read_pair(draft, self._traces[key].header["pair"])
         return self._traces[key]
 
     def collected(self, name: str, plan: CollectPlan) -> Traces:
@@ -68,13 +72,32 @@ class Bench:
             raise C2TError(f"{path} was recorded with other weights than {self.pair}; remove it or name another")
         return traces
 
+    def live(self, draft: str) -> Path:
+        """The pair's directory, for models that are run."""
+        from c2t_plugin.lab.pairs import describe_pair
+
+        self.read_pair(draft, describe_pair(self.pair, draft))
+        return self.pair
+
+    def read_pair(self, draft: str, pair: Mapping[str, str]) -> None:
+        """Note which weights were used. pair: what the header of traces says of it."""
+        self.files[f"{self.prefix}{draft}"] = pair["draft"].rpartition(":")[2]
+        self.files[f"{self.prefix}target"] = pair["target"].rpartition(":")[2]
+
     def classifier(self, draft: str) -> NodeClassifier:
         """The classifier that ships with this draft of the pair."""
         from c2t_plugin.classifier import FILE_NAME, load_classifier
 
+        path = self.read(self.pair / draft / FILE_NAME)
         if draft not in self._classifiers:
-            self._classifiers[draft] = load_classifier(self.pair / draft / FILE_NAME)
+            self._classifiers[draft] = load_classifier(path)
         return self._classifiers[draft]
+
+    def read(self, path: Path) -> Path:
+        """Note which version of a draft's file was used, and return its path."""
+        if path.is_file():
+            self.files[f"{self.prefix}{path.parent.name}/{path.name}"] = file_hash(path)
+        return path
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.papers import freshness
 from benchmarks.papers.experiment import Cell, Experiment, Findings, Registry
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.experiment_rows import latest
 from c2t_plugin.output import check_file, check_folder, write_text, write_whole
 
 ROWS = "rows.jsonl"
+# of experiments that ran on the real pair too
+REAL_ROWS = "real-rows.jsonl"
+ON_REAL = "On [SmolLM2-135M and its EAGLE-3 head](smollm2.md), development prompts:"
 PIPE_WIDTH = 160
 COLOURS = 64
 INTRODUCTION = """# The papers' tables and figures, on our pair
@@ -62,6 +66,7 @@ def write(page: Path, out: Path, registry: Registry) -> int:
         raise C2TError(f"cannot write {page}: its pictures go into a folder of that name; name a file with .md")
     check_folder(pictures)
     records = latest(out / ROWS)
+    real = latest(out / REAL_ROWS) if (out / REAL_ROWS).is_file() else {}
     parts = [INTRODUCTION]
     known = [experiment for experiment in registry.experiments.values() if experiment.name in records]
     sections = [section(experiment, records[experiment.name]) for experiment in known]
@@ -74,6 +79,8 @@ def write(page: Path, out: Path, registry: Registry) -> int:
         # rows that were not run again keep the picture that the page has of them
         if shown.is_file():
             parts.append(f"![{experiment.title}]({shown.parent.name}/{shown.name})\n")
+        if experiment.name in real:
+            parts.append(f"{ON_REAL}\n\n{body(experiment, real[experiment.name], real=True)}")
     missing = [name for name in registry.experiments if name not in records]
     if missing:
         parts.append(f"Not run for this page: {', '.join(missing)}.\n")
@@ -83,9 +90,13 @@ def write(page: Path, out: Path, registry: Registry) -> int:
 
 def section(experiment: Experiment, record: Mapping[str, Any]) -> str:
     """One experiment as Markdown. C2TError if the rows are of an older version of it."""
+    return f"## {experiment.title}\n\n{experiment.source}.\n\n{body(experiment, record)}"
+
+
+def body(experiment: Experiment, record: Mapping[str, Any], real: bool = False) -> str:
+    """Its table, remark and source, and whether it is of what ships. real: of the real pair. C2TError as in section."""
     run = record["run"]
-    lines = [f"## {experiment.title}", "", f"{experiment.source}.", ""]
-    lines.append("| " + " | ".join(experiment.columns) + " |")
+    lines = ["| " + " | ".join(experiment.columns) + " |"]
     lines.append("| " + " | ".join("---" for _ in experiment.columns) + " |")
     for row in record["rows"]:
         if set(row) != set(experiment.columns):
@@ -98,7 +109,7 @@ def section(experiment: Experiment, record: Mapping[str, Any]) -> str:
     lines += [
         "",
         f"`python -m benchmarks.papers {experiment.name}`, {run['machine']}, {run['utc'][:10]}, "
-        f"commit {commit}{state}.",
+        f"commit {commit}{state}. {freshness.remark(record, real)}".rstrip(),
         "",
     ]
     return "\n".join(lines)

@@ -8,7 +8,18 @@ from typing import Any
 
 from benchmarks.report.kernel_rows import is_kernel_row, kernel_table, part_of
 from benchmarks.report.rows import CURVE, MEASURED_CPU, MEMORY, BenchRow
-from benchmarks.report.tables import AUTO, Block, grid, latest_blocks, listing, load_of, losers, measured_blocks, table
+from benchmarks.report.tables import (
+    AUTO,
+    SPEED,
+    Block,
+    grid,
+    latest_blocks,
+    listing,
+    load_of,
+    losers,
+    measured_blocks,
+    table,
+)
 
 HEAD = """# Results
 
@@ -17,8 +28,9 @@ that lose too. Rows are of one of four kinds:
 
 - **functional**: servers on a CPU, SGLang's on its CPU engine. Outputs and counts are real, times say nothing about a
   GPU.
-- **simulated**: recorded drafts of the shipped pair, with costs from data sheets. It compares arms and predicts no
-  server: see [benchmarking](benchmarking.md#throughput-simulated) for what is assumed.
+- **simulated**: recorded drafts of the toy pair, or of the real one where a draft is `smollm2/eagle3`, with costs from
+  data sheets. It compares arms and predicts no server: see [benchmarking](benchmarking.md#throughput-simulated) for
+  what is assumed.
 - **measured**: on a GPU.
 - **measured-cpu**: a real model served on a CPU, measured on that CPU, which each table describes.
   [What it says of a GPU](benchmarking.md#from-a-cpu-to-a-gpu).
@@ -50,6 +62,11 @@ PROMISE = """### C2T auto over the best of plain decoding and every static chain
 Each figure is that of one setting and number of requests in flight; below 1 something simpler is faster.
 [Why](benchmarking.md#where-c2t-auto-cannot-win). The static chains are those of the tables below.
 """
+SOURCES = """### What the planner goes by
+
+Output tokens/s of the same planner with other chances of acceptance, over C2T's: P itself, as D-Cut takes it, vLLM's
+estimator, and [a rule without training](benchmarking.md#a-rule-without-training).
+"""
 PLANNER = """## The planner's two constants, simulated
 
 Output tokens/s of the planner over the best of plain decoding and all static lengths, by the number of requests in
@@ -72,10 +89,11 @@ By part of `benchmarks/gpu/command.py`. Every provider is checked against the re
 NO_GPU = "## On a GPU\n\nNo row yet: nothing here has been measured on a GPU.\n"
 
 
-def page(demo: str, rows: Sequence[BenchRow], vllm: str = "") -> str:
-    """The whole page. demo: SGLang's table with its source line, empty without rows of the demo. vllm: vLLM's."""
+def page(demo: str, rows: Sequence[BenchRow], vllm: str = "", claims: str = "") -> str:
+    """The whole page. demo: SGLang's table with its source line, empty without rows of the demo. vllm: vLLM's.
+    claims: the section on what the papers claim."""
     blocks, kernels = shown_blocks(rows)
-    parts = [HEAD]
+    parts = [HEAD, claims] if claims else [HEAD]
     for title, table_of_demo, picture in (
         ("The demo, functional", demo, "tau-gamma.png"),
         ("The demo on vLLM, functional", vllm, "tau-gamma-vllm.png"),
@@ -86,7 +104,7 @@ def page(demo: str, rows: Sequence[BenchRow], vllm: str = "") -> str:
     parts.append(STEP)
     parts += _section(TABLE3, [_table3(found) for found in _of(blocks, "c2t-v2-table3", "simulated")])
     simulated = _of(blocks, "simulated", "simulated")
-    tables = [*_promise(simulated), *map(_simulated, simulated)]
+    tables = [*_promise(simulated), *_sources(simulated), *map(_simulated, simulated)]
     parts += _section(SIMULATED, tables, "throughput.png", "planner.png")
     parts += _section(PLANNER, [_planner(found) for found in _of(blocks, "planner", "simulated")])
     precision = _of(blocks, "traces-precision", "simulated")
@@ -195,6 +213,25 @@ def _promise(blocks: Sequence[Sequence[BenchRow]]) -> list[str]:
     every = [ratio for ratios in found.values() for ratio in ratios.values()]
     count = f"At least 1 in {sum(ratio >= 1.0 for ratio in every)} of {len(every)}; the least is {min(every):.3f}."
     return [f"{PROMISE}\n{table(['setting', *map(str, loads)], lines)}\n\n{count}\n"]
+
+
+def _sources(blocks: Sequence[Sequence[BenchRow]]) -> list[str]:
+    """Every other planned arm over C2T auto, one line a setting and arm, one column a load; nothing without any."""
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for rows in blocks:
+        ours = {load_of(row): row.metrics.get(SPEED) for row in rows if row.arm == AUTO}
+        for row in rows:
+            speed, auto = row.metrics.get(SPEED), ours.get(load_of(row))
+            if row.arm.startswith("planned") and speed and auto:
+                found.setdefault((title_of(row.setting), row.arm), {})[load_of(row)] = speed / auto
+    if not found:
+        return []
+    loads = sorted({load for ratios in found.values() for load in ratios})
+    lines = [
+        [name, arm, *(f"{ratios[load]:.3f}" if load in ratios else "" for load in loads)]
+        for (name, arm), ratios in found.items()
+    ]
+    return [f"{SOURCES}\n{table(['setting', 'arm', *map(str, loads)], lines)}\n"]
 
 
 def over_simpler(row: BenchRow, rows: Sequence[BenchRow]) -> float | None:

@@ -41,6 +41,7 @@ TRIED = {
     "weighted": "a tenth, `--positive-weight 20 --prior`",
     "monotone": "a tenth, `--monotone 1`",
 }
+FROZEN_RULES = ("P", "log P + .2 path entropy", "P among siblings at .8", "three", "extended")
 # Beside these the page says something of them in words.
 NOT_SHOWN = ("P, failing kept",)
 
@@ -107,14 +108,19 @@ def rules_of_chains() -> str:
 def rules_on_the_real_model() -> str:
     """Every rule of chains and of trees for SmolLM2-135M and its head, development prompts."""
     found = load(FOLDER / "real-eagle3.json")
-    trees = {each["name"]: each for each in found["trees"]["rules"]}
+    chains, trees = ({each["name"]: each for each in found[part]["rules"]} for part in ("chains", "trees"))
     rows = []
-    for each in found["chains"]["rules"]:
-        of_p = "" if each["name"] == "P" else against(each, "P")
-        tree = against(trees[each["name"]], "EAGLE-2") if each["name"] in trees else ""
-        rows.append([each["name"], against(each, "static"), of_p, number(each["auc"], 4), error_of(each), tree])
-    head = ["rule", "chains: gamma ratio to static", "to P", "AUC", "ECE", "trees: gamma ratio to EAGLE-2"]
+    for name in dict.fromkeys([*chains, *trees]):
+        cells = [against_or_not(chains.get(name), "static"), against_or_not(chains.get(name), "P")]
+        cells += [number(chains[name]["auc"], 4), error_of(chains[name])] if name in chains else ["", ""]
+        rows.append([name, *cells, against_or_not(trees.get(name), "EAGLE-2"), against_or_not(trees.get(name), "P")])
+    head = ["rule", "chains: gamma ratio to static", "to P", "AUC", "ECE", "trees: gamma ratio to EAGLE-2", "to P"]
     return table(head, rows)
+
+
+def against_or_not(found: Part | None, baseline: str) -> str:
+    """As `against`; nothing for a rule that there is not, or that was not compared."""
+    return against(found, baseline) if found and baseline in found["compared"] else ""
 
 
 def rules_of_trees(draft: str) -> str:
@@ -173,11 +179,50 @@ def kinds_of_text() -> str:
     return table([*head, "trees: AUC of P / `extended`", "gamma to P, `extended`"], rows)
 
 
+def frozen_part() -> str:
+    """The EAGLE-3 head's rules on the development files and, once, on the frozen ones."""
+    development, frozen = (load(FOLDER / f"{name}-eagle3.json") for name in ("development", "frozen"))
+    rows = []
+    for name in FROZEN_RULES:
+        cells = []
+        for part, baseline in (("chains", "static"), ("trees", "EAGLE-2")):
+            for found in (development, frozen):
+                known = next((each for each in found[part]["rules"] if each["name"] == name), None)
+                cells.append(against_or_not(known, baseline))
+        rows.append([name, *cells])
+    head = ["rule", "chains, development", "chains, frozen", "trees, development", "trees, frozen"]
+    return table(head, rows)
+
+
+def seeds() -> str:
+    """The same recipe fitted with other seeds, on the real pair."""
+    found = load(FOLDER / "seeds-real.json")
+    trees = {each["name"]: each for each in found["trees"]["rules"]}
+    rows = []
+    for each in found["chains"]["rules"]:
+        if each["name"].startswith("seed"):
+            tree = trees[each["name"]]
+            row = [each["name"], against(each, "static"), against(each, "P"), number(each["auc"], 4), error_of(each)]
+            rows.append([*row, against(tree, "EAGLE-2"), against(tree, "P")])
+    head = [
+        "`extended`",
+        "chains: gamma ratio to static",
+        "to P",
+        "AUC",
+        "ECE",
+        "trees: gamma ratio to EAGLE-2",
+        "to P",
+    ]
+    return table(head, rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "paper-recipe": lambda: several("paper", ("eagle3", "draft"), PAPER, calibration=False),
     "chains": rules_of_chains,
     **{f"trees-{draft}": partial(rules_of_trees, draft) for draft in DRAFTS},
     "real": rules_on_the_real_model,
+    "seeds": seeds,
+    "frozen": frozen_part,
     "path-entropy": lambda: several("path-entropy", ("draft", "eagle3"), PATH_ENTROPY, calibration=False),
     "kinds": kinds_of_text,
     "tried": lambda: several("tried", tuple(DRAFTS), TRIED, calibration=True),

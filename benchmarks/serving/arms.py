@@ -10,9 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier
 from c2t_plugin.errors import C2TError
 
 # kinds of drafts, and how vLLM calls them; SGLang has the same names in capitals
@@ -47,8 +44,9 @@ class Speculation:
     """What fills in an arm's options; one that is None is left to the engine or to the classifier's file.
 
     draft: directory of the draft, as the engine loads it. base: its kind, one of BASES. d_max: C2T's longest chain, or
-    layers of its tree. beta: C2T's threshold. classifier: file of the arms of C2T. threshold_classifier: what
-    `write_threshold_classifier` wrote. threshold: its beta. tree: size of a tree, where it is not the arm's own.
+    layers of its tree. beta: C2T's threshold. classifier: file of the arms of C2T. threshold_classifier, closed_form:
+    what `closed_forms.write_closed_forms` wrote. threshold: their beta. tree: size of a tree, where it is not the arm's
+    own.
     """
 
     draft: Path
@@ -57,6 +55,7 @@ class Speculation:
     beta: float | None = None
     classifier: Path | None = None
     threshold_classifier: Path | None = None
+    closed_form: Path | None = None
     threshold: float | None = None
     tree: Tree | None = None
 
@@ -131,18 +130,26 @@ def _sglang_c2t(on: Speculation, **more: object) -> Options:
     return _sglang_chain(on, "C2T", on.d_max, **more, c2t_classifier=on.classifier)
 
 
-def _sglang_threshold(on: Speculation) -> Options:
-    own = {"c2t_classifier": on.threshold_classifier, "c2t_planner": "off", "c2t_beta": on.threshold}
+def _sglang_rule(on: Speculation, rule: Path | None) -> Options:
+    """rule: a file of `closed_forms`, which takes the classifier's place."""
+    own = {"c2t_classifier": _known(rule), "c2t_planner": "off", "c2t_beta": on.threshold}
     return _sglang_chain(on, "C2T", on.d_max, **own)
+
+
+def _known(rule: Path | None) -> Path:
+    """C2TError for None, with which the engine would take the draft's own classifier."""
+    if rule is None:
+        raise C2TError("this arm needs the file of its rule; `python -m benchmarks.serving.closed_forms` writes it")
+    return rule
 
 
 def _sglang_tree(on: Speculation, algorithm: str, tree: Tree, **more: object) -> Options:
     return _sglang(on, algorithm, tree.steps, eagle_topk=tree.topk, num_draft_tokens=tree.tokens, **more)
 
 
-def _sglang_c2t_tree(on: Speculation) -> Options:
+def _sglang_c2t_tree(on: Speculation, beta: float | None, classifier: Path | None) -> Options:
     tree = on.tree or Tree(on.d_max, C2T_TOPK)
-    return _sglang_tree(on, "C2T", tree, c2t_mode="tree", c2t_beta=on.beta, c2t_classifier=on.classifier)
+    return _sglang_tree(on, "C2T", tree, c2t_mode="tree", c2t_beta=beta, c2t_classifier=classifier)
 
 
 def _vllm(on: Speculation, method: str, steps: int, **more: object) -> Options:
@@ -151,6 +158,10 @@ def _vllm(on: Speculation, method: str, steps: int, **more: object) -> Options:
 
 def _vllm_c2t(on: Speculation, beta: float | None, classifier: Path | None, **more: object) -> Options:
     return _vllm(on, f"c2t:{on.method}", on.d_max, c2t_beta=beta, **more, c2t_classifier=classifier)
+
+
+def _vllm_rule(on: Speculation, rule: Path | None) -> Options:
+    return _vllm_c2t(on, on.threshold, _known(rule), c2t_planner="off")
 
 
 def _static(length: int) -> Arm:
@@ -187,8 +198,16 @@ ARMS: Mapping[str, Arm] = {
         Arm(
             "threshold on P",
             {
-                "sglang": _sglang_threshold,
-                "vllm": lambda on: _vllm_c2t(on, on.threshold, on.threshold_classifier, c2t_planner="off"),
+                "sglang": lambda on: _sglang_rule(on, on.threshold_classifier),
+                "vllm": lambda on: _vllm_rule(on, on.threshold_classifier),
+            },
+            c2t=True,
+        ),
+        Arm(
+            "closed form",
+            {
+                "sglang": lambda on: _sglang_rule(on, on.closed_form),
+                "vllm": lambda on: _vllm_rule(on, on.closed_form),
             },
             c2t=True,
         ),
@@ -211,7 +230,16 @@ ARMS: Mapping[str, Arm] = {
             c2t=True,
             planned=True,
         ),
-        Arm("C2T tree", {"sglang": _sglang_c2t_tree, "vllm": _NO_TREES}, c2t=True),
+        Arm(
+            "C2T tree",
+            {"sglang": lambda on: _sglang_c2t_tree(on, on.beta, on.classifier), "vllm": _NO_TREES},
+            c2t=True,
+        ),
+        Arm(
+            "closed form tree",
+            {"sglang": lambda on: _sglang_c2t_tree(on, on.threshold, _known(on.closed_form)), "vllm": _NO_TREES},
+            c2t=True,
+        ),
     )
 }
 
@@ -228,20 +256,3 @@ def chosen(engine: str, names: tuple[str, ...] | None) -> list[Arm]:
     if unknown:
         raise C2TError(f"{engine} has the arms {', '.join(arm.name for arm in arms)}; got {', '.join(sorted(unknown))}")
     return [arm for arm in arms if names is None or arm.name in names]
-
-
-def write_threshold_classifier(path: Path, top_m: int) -> None:
-    """A classifier file that looks at P alone, with confidence P / (1 + P): C2T with it is a threshold on P.
-
-    One hidden unit carries -log P, which is never negative, so ReLU lets it pass.
-    """
-    classifier = NodeClassifier(ClassifierSpec(("joint_log_prob",), (0.0,), (1.0,), hidden=1, top_m=top_m))
-    with torch.no_grad():
-        for name, parameter in classifier.named_parameters():
-            parameter.fill_(-1.0 if name.endswith("weight") else 0.0)
-    save_classifier(classifier, path)
-
-
-def threshold_beta(probability: float) -> float:
-    """The beta of write_threshold_classifier's file that keeps tokens of at least this P."""
-    return probability / (1.0 + probability)

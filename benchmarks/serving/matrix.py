@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--least", type=int, default=4, help="prompts of a pass at least")
     parser.add_argument("--at-once", type=int, default=6, help="servers that are up together, 1.5 GB each")
     parser.add_argument("--beta", type=float, default=0.5, help="of the arm C2T")
-    parser.add_argument("--threshold", type=float, default=0.3, help="of the arm threshold on P")
+    parser.add_argument("--threshold", type=float, default=0.3, help="of the arms threshold on P and closed form")
     parser.add_argument("--threads", type=int, default=cores(), help="of each server's arithmetic")
     parser.add_argument("--work", type=Path, default=WORK, help="directory of the pair, prepared if it is not there")
     parser.add_argument("--out", type=Path, help="directory of rows and logs (default: build/matrix-ENGINE)")

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pairs.toy import pair_dir
-from benchmarks.serving.arms import BASES, Speculation, threshold_beta, write_threshold_classifier
+from benchmarks.serving.arms import BASES, Speculation
+from benchmarks.serving.closed_forms import beta_of, write_closed_forms
 from benchmarks.serving.engines import Device, Engine
 from benchmarks.serving.server import Runner
 from c2t_plugin.classifier import FILE_NAME
 
 PAIR_DRAFTS = {"eagle3": "eagle3", "eagle": "eagle1", "standalone": "draft"}
-TOP_M = 1000
 # of rows, where --classifier names none
 OWN_CLASSIFIER = "the draft's own"
 
@@ -47,7 +47,7 @@ def add_arm_options(parser: argparse.ArgumentParser, out: Path) -> None:
         "--d-max", type=int, default=Speculation.d_max, help="C2T's longest chain, where no scenario says it"
     )
     parser.add_argument("--beta", type=float, default=0.5, help="of the arm C2T")
-    parser.add_argument("--threshold", type=float, default=0.3, help="of the arm threshold on P")
+    parser.add_argument("--threshold", type=float, default=0.3, help="of the arms threshold on P and closed form")
     parser.add_argument("--cpu", action="store_true", help="start servers on the engine's CPU device")
     parser.add_argument("--server-args", default="", help="further flags of every server, one string")
     parser.add_argument("--start-timeout", type=float, default=900.0, help="seconds until a server must answer")
@@ -70,19 +70,19 @@ def models(options: argparse.Namespace, engine: Engine) -> Models:
 
 
 def speculation(options: argparse.Namespace, found: Models) -> Speculation:
-    """What fills in arms; writes the classifier of the arm threshold on P into --out."""
+    """What fills in arms; writes the files of the arms threshold on P and closed form into --out."""
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
-    threshold = out / "threshold-on-p.safetensors"
-    write_threshold_classifier(threshold, TOP_M)
+    on_p, closed_form = write_closed_forms(out)
     return Speculation(
         draft=found.draft,
         base=options.base,
         d_max=options.d_max,
         beta=options.beta,
         classifier=found.classifier,
-        threshold_classifier=threshold,
-        threshold=threshold_beta(options.threshold),
+        threshold_classifier=on_p,
+        closed_form=closed_form,
+        threshold=beta_of(options.threshold),
     )
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from benchmarks.pairs.smollm2.commands import PROMPTS, encode
 from benchmarks.pairs.smollm2.prompts import content_hash, read_split
-from benchmarks.serving.arms import Speculation, threshold_beta, write_threshold_classifier
+from benchmarks.serving.arms import Speculation
+from benchmarks.serving.closed_forms import beta_of, write_closed_forms
 from benchmarks.serving.engines import Device, Engine
-from benchmarks.serving.options import TOP_M
 from benchmarks.serving.server import Runner
 from c2t_plugin.classifier import FILE_NAME
 from c2t_plugin.errors import C2TError
@@ -76,13 +76,13 @@ def real_runner(engine: Engine, pair: Path, out: Path, requests: int) -> Runner:
 
 
 def real_speculation(engine: Engine, pair: Path, out: Path, beta: float | None, threshold: float) -> Speculation:
-    """What fills in arms. beta: of C2T at a fixed one. threshold: of the arm threshold on P, whose file is written.
+    """What fills in arms. beta: of C2T at a fixed one. threshold: of the arms threshold on P and closed form, whose
+    files are written.
 
     SGLang finds the classifiers beside the draft. vLLM would load them as the draft's weights, so that they are named.
     """
     out.mkdir(parents=True, exist_ok=True)
-    on_p = out / "threshold-on-p.safetensors"
-    write_threshold_classifier(on_p, TOP_M)
+    on_p, closed_form = write_closed_forms(out)
     beside = engine.layout_has_classifiers
     return Speculation(
         draft=engine.layout(pair, out) / BASE,
@@ -90,5 +90,6 @@ def real_speculation(engine: Engine, pair: Path, out: Path, beta: float | None, 
         beta=beta,
         classifier=None if beside else pair / BASE / FILE_NAME,
         threshold_classifier=on_p,
-        threshold=threshold_beta(threshold),
+        closed_form=closed_form,
+        threshold=beta_of(threshold),
     )

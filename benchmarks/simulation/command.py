@@ -39,7 +39,7 @@ D_MAX = 6
 # as much as what the arms differ by, and with 60 steps in all so does a single one.
 WAVES, LEAST = 32, 128
 # What C2T auto is to be as fast as, whichever of them is best: what one would run without it.
-RIVALS = ("plain", "static 1", "static 2", "static 4")
+RIVALS = ("plain", *(f"static {length}" for length in STATIC))
 TUNING = {"probe_every": (16, 32, 64, 128, 256), "forget": (0.02, 0.05, 0.1, 0.2)}
 PIPE_WIDTH = 160
 
@@ -48,7 +48,7 @@ def matrix(replay: Replay, setting: Setting, labels: Mapping[str, Any], run: Map
     """Every arm at one batch size, each with its ratio to plain decoding and to the best static chain."""
     count = max(LEAST, WAVES * setting.requests)
     rows, request = requests_of(replay.traces, [replay.traces.header["new_tokens"]] * count)
-    label = {**labels, "requests_in_flight": setting.requests, "draft": replay.kind}
+    label = {**labels, "requests_in_flight": setting.requests}
     if not setting.fits:
         yield BenchRow(
             "simulated", "simulated", "all", label, {}, "weights and caches do not fit the GPUs' memory", run
@@ -125,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--traces", type=Path, required=True, help="held-out traces of `c2t collect`")
     parser.add_argument("--rivals-from", type=Path, help="training traces that vLLM's estimator learns from")
+    parser.add_argument("--draft-name", help="in rows, of a draft of another pair than the toy one (default: its kind)")
     parser.add_argument("--gpu", choices=GPUS, default="H200", help="whose data sheet (default: H200)")
     parser.add_argument("--tp", type=int, default=1, help="GPUs that share the model (default: 1)")
     parser.add_argument("--target", choices=MODELS, default="llama-3.1-8b", help="whose shape")
@@ -157,7 +158,7 @@ def main(argv: list[str]) -> int:
 
 
 def _rows(options: argparse.Namespace, replay: Replay, console: Console) -> Iterator[BenchRow]:
-    run = RunRecord.capture().to_json()
+    run = {**RunRecord.capture().to_json(), "files": dict(replay.files)}
     if options.table3:
         rows = list(table3(replay, run))
         show_table(rows, console)
@@ -171,13 +172,14 @@ def _rows(options: argparse.Namespace, replay: Replay, console: Console) -> Iter
     target = MODELS[options.target]
     settings = [Setting(machine, target, draft_of(replay.kind, target), batch, D_MAX) for batch in options.batch]
     labels: dict[str, Any] = {"gpu": name, "tp": options.tp, "target": target.name, "context": options.context}
+    labels["draft"] = options.draft_name or replay.kind
     if options.curve:
         # a curve does not say what it was measured with
         labels |= dict.fromkeys(("tp", "target", "context"))
     if options.tune:
         for setting in settings:
             for arm, ratio in tuned(replay, setting):
-                label = {**labels, "requests_in_flight": setting.requests, "draft": replay.kind}
+                label = {**labels, "requests_in_flight": setting.requests}
                 console.print(f"{setting.requests} requests, {arm}: {ratio:.3f} of the best static arm or plain")
                 yield BenchRow("planner", "simulated", arm, label, {"ratio_to_best": ratio}, "", run)
         return

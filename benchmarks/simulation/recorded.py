@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from benchmarks.pairs.toy import pair_dir
+from benchmarks.serving.closed_forms import TEMPERED, closed_form
 from benchmarks.simulation.setting import Entrant, Setting
 from benchmarks.simulation.steps import Simulated, serve
 from c2t_plugin.classifier import FILE_NAME, NodeClassifier, load_classifier
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier
 from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.calibration import calibrated
+from c2t_plugin.lab.pair_files import file_hash
 from c2t_plugin.lab.rivals import OnlineLogistic
+from c2t_plugin.lab.sweeps import truncate
 from c2t_plugin.traces.file import Traces, load_traces
 
 # Drafts of one refit of vLLM's estimator: requests that verify together.
 ESTIMATOR_BATCH = 8
+# As `c2t calibrate` takes it.
+CALIBRATED_DEPTH = 6
 
 
 @dataclass(frozen=True)
 class Replay:
     """Recorded drafts to replay: held-out traces, the classifier beside their draft, vLLM's estimator if trained.
 
-    calibrated: the classifier that a planner finds there.
+    calibrated: the classifier that a planner finds there. closed_form: the rule without training as a probability, by
+    Platt's map of training chains. files: hashes of the pair's files that were read, by name.
     """
 
     traces: Traces
     classifier: NodeClassifier
     estimator: OnlineLogistic | None
     calibrated: NodeClassifier | None = None
+    closed_form: NodeClassifier | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, traces: Path, rivals_from: Path | None) -> Replay:
@@ -50,16 +60,23 @@ class Replay:
         kind = held_out.header["pair"].get("kind", "")
         folder = pair_dir() / kind
         classifier = load_classifier(folder / FILE_NAME)
-        planned, _ = find_classifier(C2TConfig(), kind, str(folder), probabilities=True)
-        calibrated = load_classifier(planned)
+        beside = Path(find_classifier(C2TConfig(), kind, str(folder), probabilities=True)[0])
+        planned = load_classifier(beside)
+        files = {f"{kind}/{path.name}": file_hash(path) for path in (folder / FILE_NAME, beside)}
+        files |= {
+            name: held_out.header["pair"][part].rpartition(":")[2]
+            for part, name in (("draft", kind), ("target", "target"))
+        }
         if rivals_from is None:
-            return cls(held_out, classifier, None, calibrated)
+            return cls(held_out, classifier, None, planned, None, files)
         training = load_traces(rivals_from)
         if training.header["pair"] != held_out.header["pair"]:
             raise C2TError(f"{rivals_from} and {traces} are of different drafts; collect again")
         layers = training.chain.layers
         estimator = OnlineLogistic(layers).fit(training.chain, layers, ESTIMATOR_BATCH)
-        return cls(held_out, classifier, estimator, calibrated)
+        chain = truncate(training.chain, min(CALIBRATED_DEPTH, layers))
+        rule, _, _ = calibrated(closed_form(TEMPERED, training.header["top_m"]), chain)
+        return cls(held_out, classifier, estimator, planned, rule, files)
 
     @property
     def kind(self) -> str:

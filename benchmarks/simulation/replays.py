@@ -13,7 +13,7 @@ from benchmarks.simulation.recorded import Replay
 from benchmarks.simulation.setting import Entrant, Setting
 from benchmarks.simulation.sglang_adaptive import SglangAdaptive
 from benchmarks.simulation.steps import Policy, ending, fixed_beta, plain, planned, static
-from c2t_plugin.lab.rivals import joint_prob
+from c2t_plugin.lab.rivals import joint_prob, tempered
 from c2t_plugin.lab.sweeps import eagle2_sweep, kept_nodes, truncate
 from c2t_plugin.lab.trees import Forest
 
@@ -61,9 +61,24 @@ def _scored(arm: str, name: str, policy: Policy, seen: Tensor, replay: Replay, s
 
 
 def _threshold(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
+    """P at a threshold; and as D-Cut (arXiv 2607.14647) uses it, taken for the chance of acceptance, by which a table
+    of costs takes the best of the whole batch."""
     joint = joint_prob(replay.traces.chain).exp()
     for least in THRESHOLDS:
         yield _scored(arm, f"P >= {least:g}", fixed_beta(least, setting.d_max), joint, replay, setting)
+    yield _scored(arm, "planned, P (D-Cut)", planned(setting.curve(scored=True), setting.d_max), joint, replay, setting)
+
+
+def _closed_form(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
+    """log P and a share of the path's entropy, at a threshold; and planned, if its meaning was learnt."""
+    score = tempered(replay.traces.chain).exp()
+    for least in THRESHOLDS:
+        policy = fixed_beta(least, setting.d_max)
+        yield _scored(arm, f"closed form >= {least:g}", policy, score, replay, setting)
+    if replay.closed_form is not None:
+        chance = replay.closed_form.confidence(replay.traces.chain.stats())
+        policy = planned(setting.curve(scored=True), setting.d_max)
+        yield _scored(arm, "planned, closed form", policy, chance, replay, setting)
 
 
 def _c2t(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
@@ -103,10 +118,20 @@ def _eagle2_tree(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant
 def _c2t_tree(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
     forest = _forest(replay, setting)
     confidence = replay.classifier.confidence(forest.stats())
+    yield from _cut_trees(arm, "C2T tree, beta {:g}", confidence, forest, setting)
+
+
+def _closed_form_tree(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
+    forest = _forest(replay, setting)
+    yield from _cut_trees(arm, "closed form tree >= {:g}", tempered(forest).exp(), forest, setting)
+
+
+def _cut_trees(arm: str, name: str, score: Tensor, forest: Forest, setting: Setting) -> Iterator[Entrant]:
+    """Trees cut at TREE_BETAS. name: has a place for one of them. score: (states, nodes)."""
     for beta in TREE_BETAS:
-        kept = kept_nodes(forest, confidence, beta, forest.k)
+        kept = kept_nodes(forest, score, beta, forest.k)
         hits = (kept & forest.accepted).sum(1)
-        yield _tree(arm, f"C2T tree, beta {beta:g}", kept.sum(1), hits, forest, setting, scored=True)
+        yield _tree(arm, name.format(beta), kept.sum(1), hits, forest, setting, scored=True)
 
 
 def _tree(arm: str, name: str, kept: Tensor, hits: Tensor, forest: Forest, setting: Setting, scored: bool) -> Entrant:
@@ -122,11 +147,16 @@ CHAINS: Mapping[str, Replays] = {
     **{f"static {length}": partial(_static, length=length) for length in STATIC},
     "SGLang adaptive": _sglang_adaptive,
     "threshold on P": _threshold,
+    "closed form": _closed_form,
     "C2T": _c2t,
     "vLLM adaptive": _vllm_adaptive,
     "C2T auto": _c2t_auto,
 }
-TREES: Mapping[str, Replays] = {"EAGLE-2 tree": _eagle2_tree, "C2T tree": _c2t_tree}
+TREES: Mapping[str, Replays] = {
+    "EAGLE-2 tree": _eagle2_tree,
+    "C2T tree": _c2t_tree,
+    "closed form tree": _closed_form_tree,
+}
 
 
 def chain_arms(replay: Replay, setting: Setting) -> Iterator[Entrant]:
@@ -136,6 +166,6 @@ def chain_arms(replay: Replay, setting: Setting) -> Iterator[Entrant]:
 
 
 def tree_arms(replay: Replay, setting: Setting) -> Iterator[Entrant]:
-    """EAGLE-2's tree and C2T's."""
+    """EAGLE-2's tree, C2T's and the closed form's."""
     for arm, replays in TREES.items():
         yield from replays(arm, replay, setting)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.pair_files import file_hash
 from c2t_plugin.lab.plans import EvaluatePlan
 from c2t_plugin.output import check_file, write_text
 
@@ -84,7 +85,8 @@ def main(argv: list[str]) -> int:
     trees = _kept(unfinished, "trees.json", lambda: evaluate_trees(classifiers, traces, plan))
     print_trees(trees, traces, plan)
     if unfinished is not None:
-        write_json(arguments.json, to_json(chains, trees, traces, plan, unfinished.run))
+        files = dict(zip(classifiers, map(_path, arguments.classifiers), strict=True))
+        write_json(arguments.json, to_json(chains, trees, traces, plan, unfinished.run, files))
         unfinished.finish()
     return 0
 
@@ -93,7 +95,7 @@ def _unfinished(arguments: argparse.Namespace, names: list[str], plan: EvaluateP
     """What an interrupted run has left beside --json. names: of the classifiers."""
     from c2t_plugin.lab.unfinished import Unfinished, checksum
 
-    files = [Path(text.partition("=")[2] or text) for text in arguments.classifiers]
+    files = [_path(text) for text in arguments.classifiers]
     settings = {
         "plan": asdict(plan),
         "traces": checksum(arguments.traces),
@@ -101,6 +103,11 @@ def _unfinished(arguments: argparse.Namespace, names: list[str], plan: EvaluateP
         "classifiers": dict(zip(names, map(checksum, files), strict=True)),
     }
     return Unfinished.of(arguments.json, settings, plan.seed)
+
+
+def _path(text: str) -> Path:
+    """Of NAME=FILE or FILE."""
+    return Path(text.partition("=")[2] or text)
 
 
 def _kept(unfinished: Unfinished | None, name: str, judge: Callable[[], Evaluation]) -> Evaluation:
@@ -139,9 +146,15 @@ def named_classifiers(texts: list[str], traces: Traces) -> dict[str, NodeClassif
 
 
 def to_json(
-    chains: Evaluation, trees: Evaluation, traces: Traces, plan: EvaluatePlan, run: Mapping[str, Any] | None = None
+    chains: Evaluation,
+    trees: Evaluation,
+    traces: Traces,
+    plan: EvaluatePlan,
+    run: Mapping[str, Any] | None = None,
+    files: Mapping[str, Path] | None = None,
 ) -> dict[str, Any]:
-    """All figures with what they were made from. run: record of the run that began; this one's if None."""
+    """All figures with what they were made from. run: record of the run that began; this one's if None. files: of the
+    classifiers by name, whose hashes are kept."""
     from c2t_plugin.lab.curves import bootstrap_unit
     from c2t_plugin.provenance import RunRecord
 
@@ -155,6 +168,7 @@ def to_json(
             "states": len(traces),
             "header": dict(traces.header),
         },
+        "classifiers": {name: file_hash(path) for name, path in (files or {}).items()},
         "intervals": f"95%, bootstrap over {bootstrap_unit(traces)}",
         "chains": asdict(chains),
         "trees": asdict(trees),

@@ -15,7 +15,7 @@ from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.lab.calibration import calibration
 from c2t_plugin.lab.curves import Served, bootstrap_weights, compare, gamma_at, interval, serve
 from c2t_plugin.lab.plans import EvaluatePlan
-from c2t_plugin.lab.rivals import CHAIN_RIVALS, OnlineLogistic
+from c2t_plugin.lab.rivals import CHAIN_FORMS, CHAIN_RIVALS, TREE_FORMS, OnlineLogistic
 from c2t_plugin.lab.scores import auc, weighted_auc
 from c2t_plugin.lab.sweeps import (
     censored,
@@ -74,8 +74,10 @@ def evaluate_chains(
     """At the accept lengths of static chains below d_max; there is nothing to save at d_max itself."""
     chain = truncate(traces.chain, plan.d_max)
     weights = bootstrap_weights(traces.groups, plan.replicates, plan.seed)
-    scores = {rule.name: (rule.score(chain), rule.keeps_failing) for rule in CHAIN_RIVALS}
-    probabilities = {"P": scores["P"][0].exp()}
+    scores = {rule.name: (rule.score(chain), rule.keeps_failing) for rule in (*CHAIN_RIVALS, *CHAIN_FORMS)}
+    forms = ("P", *(form.name for form in CHAIN_FORMS))
+    # a closed form may exceed 1
+    probabilities = {name: scores[name][0].exp().clamp_max(1.0) for name in forms}
     reference = None
     if training is not None:
         reference = "vLLM's estimator, whole"
@@ -113,10 +115,11 @@ def evaluate_chains(
 
 
 def evaluate_trees(classifiers: Mapping[str, NodeClassifier], traces: Traces, plan: EvaluatePlan) -> Evaluation:
-    """Threshold on P and classifiers against EAGLE-2's top N by P, on trees that EAGLE-2 expanded."""
+    """Threshold on P, closed forms and classifiers against EAGLE-2's top N by P, on trees that EAGLE-2 expanded."""
     forest = truncate(traces.tree, plan.tree_depth)
     weights = bootstrap_weights(traces.groups, plan.replicates, plan.seed)
     scores = {"P": forest.joint_log_prob.exp()}
+    scores |= {form.name: form.score(forest).exp() for form in TREE_FORMS}
     scores |= {name: classifier.confidence(forest.stats()) for name, classifier in classifiers.items()}
     baseline = serve(traces, eagle2_sweep(forest), plan.every_state, plan.starts)
     curves, speed = {}, {}
@@ -133,16 +136,18 @@ def evaluate_trees(classifiers: Mapping[str, NodeClassifier], traces: Traces, pl
             curves[title] = serve(traces, sweep, plan.every_state, plan.starts)
             judged[title] = scores[name]
     taus = list(plan.taus) if plan.taus else _spread([baseline, *curves.values()])
+    rivals = ("P", *(form.name for form in TREE_FORMS))
     rules = []
     for name, curve in track(curves.items(), "trees, compared"):
         compared = {"EAGLE-2": asdict(compare(curve, baseline, taus, weights))}
-        if name != "P":
-            compared["P"] = asdict(compare(curve, curves["P"], taus, weights))
+        others = ("P",) if name in rivals else rivals
+        compared |= {other: asdict(compare(curve, curves[other], taus, weights)) for other in others if other != name}
         rules.append(
             RuleResult(
                 name,
                 **_auc_fields(_auc(judged[name], forest.accepted, traces, weights[:0]), None),
-                calibration=_calibration(judged[name], forest.accepted),
+                # a closed form may exceed 1
+                calibration=_calibration(judged[name].clamp_max(1.0), forest.accepted),
                 compared=compared,
                 censored=_censored(forest, judged[name], curve, taus[len(taus) // 2]),
                 nodes_per_second=speed.get(name),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,11 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(str(directory / "target" / "tokenizer.json"))
+
+
+def file_hash(path: Path) -> str:
+    """The first 16 digits of a file's SHA-256, as traces name weights."""
+    return sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def weights_path(directory: Path) -> Path:

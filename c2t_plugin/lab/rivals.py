@@ -3,6 +3,9 @@
 Threshold on P and DyJoint (C2T v1 table 3) are one rule: the joint probability of the path. DyMax (same table) looks at
 the token's own probability. They and the entropy stop (entropy-shaped trees, section 4: stop where H > 1) do not say
 whether the token that failed is still verified, so both readings are here.
+
+The closed forms are in no paper: P as it would be if the draft had been sharpened by one temperature for all drafts, by
+first order on any path, and exactly where a token's siblings were recorded.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from c2t_plugin.classifier import MIN_LOG_PROB
 from c2t_plugin.errors import C2TError
 from c2t_plugin.traces.forest import Forest
 
@@ -42,7 +46,32 @@ def low_entropy(forest: Forest) -> Tensor:
     return -forest.stats().entropy
 
 
+# Chosen once, on the toy pair, for all drafts and pairs.
+TEMPERATURE = 0.8
+ENTROPY_WEIGHT = 1.0 - TEMPERATURE
+
+
+def tempered(forest: Forest) -> Tensor:
+    """log P plus ENTROPY_WEIGHT times the path's entropy: to first order TEMPERATURE times the logarithm of P with each
+    factor raised to 1 / TEMPERATURE and renormalised."""
+    stats = forest.stats()
+    return stats.joint_log_prob + ENTROPY_WEIGHT * stats.path_entropy
+
+
+def sharpened(forest: Forest, temperature: float = TEMPERATURE) -> Tensor:
+    """(trees, nodes) log of the product, from the root, of p^(1/T) over its sum with the node's recorded siblings."""
+    words = forest.log_prob.view(len(forest), -1, forest.k) / temperature
+    own = words.log_softmax(dim=2)
+    joint = torch.zeros_like(own)
+    for column in range(own.shape[1]):
+        parent = forest.parent_ids[:, column].long()
+        above = joint.flatten(1).gather(1, parent.clamp_min(0)[:, None])
+        joint[:, column] = own[:, column] + torch.where(parent[:, None] < 0, 0.0, above)
+    return joint.flatten(1).clamp_min(MIN_LOG_PROB)
+
+
 JOINT_PROB = Rule("P", joint_prob)
+TEMPERED = Rule("log P + .2 path entropy", tempered)
 CHAIN_RIVALS = (
     JOINT_PROB,
     Rule("P, failing kept", joint_prob, keeps_failing=True),
@@ -51,6 +80,10 @@ CHAIN_RIVALS = (
     Rule("entropy", low_entropy),
     Rule("entropy, failing kept", low_entropy, keeps_failing=True),
 )
+
+# Logarithms of what stands for a probability; a chain's tokens have no siblings.
+CHAIN_FORMS = (TEMPERED,)
+TREE_FORMS = (TEMPERED, Rule("P among siblings at .8", sharpened))
 
 
 def own_logit(log_prob: Tensor) -> Tensor:

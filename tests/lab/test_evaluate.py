@@ -16,12 +16,14 @@ from c2t_plugin.lab import evaluate, judging
 from c2t_plugin.lab.curves import gamma_at, serve
 from c2t_plugin.lab.evaluate import named_classifiers
 from c2t_plugin.lab.judging import evaluate_chains, evaluate_trees
+from c2t_plugin.lab.pair_files import file_hash
 from c2t_plugin.lab.plans import EvaluatePlan
-from c2t_plugin.lab.rivals import OnlineLogistic
+from c2t_plugin.lab.rivals import TREE_FORMS, OnlineLogistic, tempered
 from c2t_plugin.lab.scores import ChainReplay, auc, weighted_auc
 from c2t_plugin.lab.sweeps import eagle2_sweep, threshold_sweep, truncate
 from c2t_plugin.traces.file import save_traces
 
+FORMS = [form.name for form in TREE_FORMS]
 PLAN = EvaluatePlan(d_max=4, tree_depth=4, taus=(0.4, 0.8), replicates=20, starts=1)
 
 
@@ -70,6 +72,8 @@ def test_chains_are_judged_at_the_taus_of_static_ones(traces) -> None:
     assert ours["static"]["ratio"] == pytest.approx([first / 1, second / 2])
     assert ours["P"]["gamma"] == ours["static"]["gamma"]
     assert by_name["DyMax"].calibration is None
+    form = by_name["log P + .2 path entropy"]
+    assert ours[form.name]["gamma"] == ours["static"]["gamma"] and form.calibration["confidence"] <= 1.0
     # the estimator drops the token that fails
     chain = truncate(traces.chain, 3)
     survival = OnlineLogistic(3).fit_whole(traces.chain, 3).survival(chain)
@@ -88,14 +92,19 @@ def test_without_training_traces_the_estimator_is_left_out(traces) -> None:
 def test_trees_are_judged_against_eagle2(traces, every_state) -> None:
     classifier = untrained()
     found = evaluate_trees({"ours": classifier}, traces, replace(PLAN, every_state=every_state, second_top_k=2))
-    assert [rule.name for rule in found.rules] == ["P", "ours", "ours, second top-2"]
+    assert [rule.name for rule in found.rules] == ["P", *FORMS, "ours", "ours, second top-2"]
     baseline = serve(traces, eagle2_sweep(traces.tree), every_state)
     assert found.baselines["EAGLE-2"] == gamma_at(*baseline.curve(), np.array(PLAN.taus)).tolist()
     confidence = classifier.confidence(traces.tree.stats())
     curve = serve(traces, threshold_sweep(traces.tree, confidence), every_state)
     expected = gamma_at(*curve.curve(), np.array(PLAN.taus))
-    assert found.rules[1].compared["EAGLE-2"]["gamma"] == expected.tolist()
-    assert found.rules[1].censored["nodes"] >= 0.0
+    ours = found.rules[1 + len(FORMS)]
+    assert ours.compared["EAGLE-2"]["gamma"] == expected.tolist()
+    assert ours.censored["nodes"] >= 0.0
+    assert set(ours.compared) == {"EAGLE-2", "P", *FORMS} and set(found.rules[1].compared) == {"EAGLE-2", "P"}
+    # more than 1 is no probability, and yet an order
+    form = serve(traces, threshold_sweep(traces.tree, tempered(traces.tree).exp()), every_state)
+    assert found.rules[1].compared["EAGLE-2"]["gamma"] == gamma_at(*form.curve(), np.array(PLAN.taus)).tolist()
 
 
 def test_taus_are_chosen_where_all_rules_reach(traces) -> None:
@@ -116,8 +125,9 @@ def test_by_command_with_provenance(traces, tmp_path, capsys) -> None:
     assert evaluate.main([*files, *arguments, "--json", str(out), "--seed", "7"]) == 0
     record = json.loads(out.read_text(encoding="utf-8"))
     assert (record["format"], record["version"], record["run"]["seed"]) == ("c2t-evaluation", 2, 7)
+    assert record["classifiers"] == dict.fromkeys(("eagle3", "other"), file_hash(folder / "c2t_classifier.safetensors"))
     assert record["traces"]["prompts"] == 30 and record["plan"]["tree_depth"] == 3
-    assert [rule["name"] for rule in record["trees"]["rules"]] == ["P", "eagle3", "other"]
+    assert [rule["name"] for rule in record["trees"]["rules"]] == ["P", *FORMS, "eagle3", "other"]
     assert str(tmp_path) not in out.read_text(encoding="utf-8")
     printed = capsys.readouterr().out
     assert "EAGLE-2" in printed and "static" in printed and "other" in printed

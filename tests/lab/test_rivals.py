@@ -9,13 +9,18 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
+from c2t_plugin.classifier import MIN_LOG_PROB
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.rivals import (
     CHAIN_RIVALS,
+    ENTROPY_WEIGHT,
+    TEMPERATURE,
     OnlineLogistic,
     joint_prob,
     low_entropy,
     own_logit,
+    sharpened,
+    tempered,
     token_prob,
 )
 
@@ -48,6 +53,33 @@ def test_both_readings_of_the_failing_token_are_there() -> None:
         (low_entropy, False),
         (low_entropy, True),
     }
+
+
+def test_sharpened_probabilities_by_hand(make_traces) -> None:
+    tree = make_traces(prompts=1, steps=3, k=3, layers=3).tree
+    found = sharpened(tree, 0.5)
+    for row in range(len(tree)):
+        for node in range(found.shape[1]):
+            expected, at = 0.0, node
+            while at >= 0:
+                first = at // tree.k * tree.k
+                squares = tree.log_prob[row, first : first + tree.k].double().exp() ** 2
+                expected += float((squares[at - first] / squares.sum()).log())
+                at = int(tree.parent_ids[row, at // tree.k])
+            assert found[row, node] == pytest.approx(max(expected, MIN_LOG_PROB), abs=1e-4)
+    assert sharpened(tree, 1.0).view(len(tree), -1, 3)[:, 0].exp().sum(1).tolist() == pytest.approx([1.0] * len(tree))
+
+
+def test_the_tempered_form_is_the_sharpened_one_to_first_order(make_traces) -> None:
+    """A whole vocabulary of which every word is a child: near temperature 1 both say the same, but for T."""
+    chain = make_traces().chain
+    assert tempered(chain).tolist() == pytest.approx(chain.joint_log_prob + 0.2 * chain.path_entropy())
+    words = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64).log()
+    entropy = -(words.exp() * words).sum()
+    near = 0.999
+    exact = (words / near).log_softmax(0)
+    assert (near * exact).tolist() == pytest.approx((words + (1 - near) * entropy).tolist(), abs=1e-6)
+    assert pytest.approx(1 - TEMPERATURE) == ENTROPY_WEIGHT
 
 
 def test_own_logit() -> None:

@@ -12,6 +12,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from benchmarks.command import USAGE_ERROR, run
+from benchmarks.papers import c2t_v1_common as common
 from benchmarks.papers import page
 from benchmarks.papers.catalogue import REGISTRY
 from benchmarks.papers.command import main
@@ -93,6 +94,10 @@ def test_the_page_shows_the_last_rows_and_names_what_is_missing(tmp_path: Path) 
         in text
     )
     assert "Not run for this page: other." in text
+    (tmp_path / page.REAL_ROWS).write_text(record("toy", [row | {"tau": 3.5}]))
+    page.write(tmp_path / "page.md", tmp_path, known)
+    real = (tmp_path / "page.md").read_text().partition(page.ON_REAL)[2]
+    assert "| static | 1.980 | 3.500 |" in real and text.splitlines()[0] in (tmp_path / "page.md").read_text()
     assert "![A toy](page/toy.png)" in text
 
 
@@ -121,7 +126,10 @@ def test_a_published_picture_is_of_published_rows(picture: Path) -> None:
 def test_the_published_page_is_that_of_the_published_rows(tmp_path: Path) -> None:
     """Only the rows are copied: a picture is shown if the page has it."""
     shutil.copytree(ROOT / "docs" / "reproduction", tmp_path / "reproduction")
-    (tmp_path / page.ROWS).write_bytes((ROOT / "benchmarks/results/reproduce.jsonl").read_bytes())
+    for name, copy in (("reproduce", page.ROWS), ("reproduce-real", page.REAL_ROWS)):
+        rows = ROOT / f"benchmarks/results/{name}.jsonl"
+        if rows.is_file():
+            (tmp_path / copy).write_bytes(rows.read_bytes())
     page.write(tmp_path / "reproduction.md", tmp_path, REGISTRY)
     assert (tmp_path / "reproduction.md").read_bytes() == (ROOT / "docs/reproduction.md").read_bytes()
 
@@ -189,6 +197,7 @@ def test_the_command_collects_runs_and_writes(tmp_path: Path, monkeypatch: pytes
     assert run(main, ["c2t-v1-table-3", "--quick", "--out", "out", "--traces", "traces"]) == 0
     found = [json.loads(line) for line in (tmp_path / "out" / page.ROWS).read_text().splitlines()]
     assert [each["experiment"] for each in found] == ["c2t-v1-table-3"]
+    assert set(found[0]["files"]) >= {"target", "draft", f"draft/{common.PAPER_FEATURES_FILE}"}
     assert found[0]["quick"] and {"command", "git_sha", "machine", "seed"} <= set(found[0]["run"])
     assert {row["draft"] for row in found[0]["rows"]} == {"EAGLE-1 head", "EAGLE-3 head", "stand-alone"}
     assert all(0 < row["tau"] < row["length"] for row in found[0]["rows"])

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.papers import all_rules
+from benchmarks.papers import all_rules, c2t_v1_trees
+from benchmarks.papers import c2t_v1_common as common
 from benchmarks.papers.all_rules import AT, CHAIN, COLUMNS, EAGLE1, EAGLE2, TREE, Rule
 from benchmarks.papers.c2t_v1_common import PAPER_FEATURES_FILE
 from benchmarks.papers.experiment import Bench
@@ -78,6 +79,19 @@ def test_every_rule_has_a_row(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
     # one setting, whose tau is that of its column
     assert rows[EAGLE1]["EAGLE-1's tau"] == 25
     assert rows[EAGLE2]["gamma / EAGLE-2"] in (None, 1.0)
+
+
+def test_table_4_is_drafted_live(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EAGLE-1's tree asks for what no record holds; EAGLE-2's and C2T's are those of the record at the same states."""
+    monkeypatch.setattr(common, "titles", lambda bench: {"draft": "stand-alone"})
+    monkeypatch.setattr(c2t_v1_trees, "QUICK_STATES", 2 * NEW)
+    rows = c2t_v1_trees.EXPERIMENTS[0].findings(bench).rows
+    assert [row["method"] for row in rows] == ["EAGLE-1", "EAGLE-2", "EAGLE-2", "C2T", "C2T"]
+    assert [row["gamma"] for row in rows[:3]] == [25.0, 25.0, 59.0]
+    traces = bench.traces("draft")
+    held = traces[torch.isin(traces.prompt, traces.prompt.unique()[:2])]
+    assert rows[1]["tau"] == pytest.approx(common.Ground.of(held, 6).eagle2_at(26).tau)
+    assert "draft/c2t_classifier_paper_features.safetensors" in bench.files and "target" in bench.files
 
 
 def test_a_rule_is_read_between_its_settings_only() -> None:

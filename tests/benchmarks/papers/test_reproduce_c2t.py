@@ -10,7 +10,6 @@ import torch
 
 from benchmarks.papers import c2t_v1_common as common
 from benchmarks.papers.c2t_recent import PRIOR, WINDOW, recent_acceptance
-from benchmarks.papers.c2t_sharpened import sharpened
 from benchmarks.papers.c2t_v1_common import Brought, Curve, Ground
 from benchmarks.papers.c2t_v1_corpora import KINDS, corpora, halves
 from benchmarks.papers.c2t_v1_features import relation
@@ -21,7 +20,7 @@ from benchmarks.papers.c2t_v2_equations import DRAWS, lemma_2_rows
 from benchmarks.papers.c2t_v2_tables import TABLE_2, Scores, accepted_by_depth, candidates, kept_at_recall
 from benchmarks.papers.catalogue import REGISTRY
 from benchmarks.papers.experiment import QUICK_TREES, Bench
-from c2t_plugin.classifier import MIN_LOG_PROB, ClassifierSpec, NodeClassifier
+from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab import pairs
 from c2t_plugin.lab.policies.c2t import C2TTree
@@ -30,6 +29,8 @@ from c2t_plugin.lab.sweeps import Sweep
 from c2t_plugin.traces.file import save_traces
 
 TABLES = [name for name in REGISTRY.experiments if name.startswith("c2t-")]
+# these draft live, which toy traces cannot
+LIVE = ("c2t-v1-table-4",)
 PICTURES = {f"c2t-v1-figure-{number}" for number in (2, 4, 6, 7, 8, 10)} | {"c2t-v1-table-2"}
 
 
@@ -43,7 +44,7 @@ def bench(toy_bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return toy_bench
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", [name for name in TABLES if name not in LIVE])
 def test_rows_have_their_columns(bench: Bench, name: str, tmp_path: Path) -> None:
     found = REGISTRY.experiments[name].findings(bench)
     assert len(found.rows) >= 2
@@ -224,21 +225,6 @@ def test_recent_acceptance_by_hand(make_traces) -> None:
     expected = [2, 2, 2, (2 + 2) / 2, (2 + 2) / 3, (2 + 2) / 4]
     assert found[:6].tolist() == pytest.approx(expected)
     assert found[6:].tolist() == pytest.approx([2 / (1 + verified) for verified in range(6)])
-
-
-def test_sharpened_probabilities_by_hand(make_traces) -> None:
-    tree = make_traces(prompts=1, steps=3, k=3, layers=3).tree
-    found = sharpened(tree, 0.5)
-    for row in range(len(tree)):
-        for node in range(found.shape[1]):
-            expected, at = 0.0, node
-            while at >= 0:
-                first = at // tree.k * tree.k
-                squares = tree.log_prob[row, first : first + tree.k].double().exp() ** 2
-                expected += float((squares[at - first] / squares.sum()).log())
-                at = int(tree.parent_ids[row, at // tree.k])
-            assert found[row, node] == pytest.approx(max(expected, MIN_LOG_PROB), abs=1e-4)
-    assert sharpened(tree, 1.0).view(len(tree), -1, 3)[:, 0].exp().sum(1).tolist() == pytest.approx([1.0] * len(tree))
 
 
 def test_recent_acceptance_forgets(make_traces) -> None:

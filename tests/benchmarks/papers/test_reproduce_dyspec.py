@@ -123,7 +123,7 @@ def test_every_rule_meets_a_verification_it_is_exact_for() -> None:
 @pytest.mark.parametrize("index", [0, 1])
 def test_tables_run_on_a_tiny_pair(tmp_path: Path, tiny_pair: Path, index: int) -> None:
     found = dyspec_trees.EXPERIMENTS[index].findings(Bench(tiny_pair, tmp_path, quick=True))
-    assert [row["target temperature"] for row in found.rows] == [0.0] * 7 + [0.6] * 7
+    assert [row["target temperature"] for row in found.rows] == [0.0] * 10 + [0.6] * 10
     for row in found.rows:
         assert 1 <= row["low"] <= row["tokens per step"] <= row["high"] <= 5
         assert 0 < row["nodes per tree"] <= 8

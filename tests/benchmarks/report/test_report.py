@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.papers.verdicts import Book
 from benchmarks.report import command as report
+from benchmarks.report.claims import claims_section
 from benchmarks.report.command import PAGE, RESULTS, latest_run, markdown, read_published
 from benchmarks.report.pictures import draw
 from benchmarks.report.results_page import as_typed, over_simpler, page
@@ -88,7 +90,7 @@ def test_the_page_shows_the_committed_rows() -> None:
     serving, bench = read_published(RESULTS)
     report.check_clean([*serving, *bench])
     vllm = markdown(serving, "vllm")
-    assert page(markdown(serving), bench, vllm) == PAGE.read_text(encoding="utf-8")
+    assert page(markdown(serving), bench, vllm, claims_section(Book(RESULTS))) == PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -522,6 +524,19 @@ def test_nothing_is_said_of_losers_where_nothing_was_compared_with_plain_decodin
     assert losers([row]) == ""
     assert "slower than plain" not in page("", [row])
     assert losers([BenchRow(**SIMULATED)]) == "No arm is slower than plain decoding here."
+
+
+def test_planned_arms_are_set_beside_c2ts() -> None:
+    def row(arm: str, speed: float, load: int) -> BenchRow:
+        setting = {**SIMULATED["setting"], "requests_in_flight": load}
+        metrics = {**SIMULATED["metrics"], "output_tokens_per_s": speed}
+        return BenchRow(**{**SIMULATED, "arm": arm, "setting": setting, "metrics": metrics})
+
+    ours = [row(SIMULATED["arm"], 100.0, load) for load in (1, 8)]
+    text = page("", [*ours, row("planned, P (D-Cut)", 90.0, 8), row("planned, closed form", 102.0, 1)])
+    shown = text.partition("### What the planner goes by")[2].partition("###")[0]
+    assert "| planned, P (D-Cut) |  | 0.900 |" in shown and "| planned, closed form | 1.020 |  |" in shown
+    assert "### What the planner goes by" not in page("", ours)
 
 
 @pytest.mark.parametrize(("arms", "lines"), [(6, 1), (7, 9)])

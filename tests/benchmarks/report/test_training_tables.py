@@ -85,7 +85,7 @@ def test_an_unknown_name_is_refused_with_those_known(added: str, files: Path, ca
 def test_a_page_without_a_tables_place_is_refused():
     with pytest.raises(C2TError, match="table:tried"):
         render(PAGE.read_text(encoding="utf-8").replace("<!-- table:tried -->", ""))
-    assert len(TABLES) == 9
+    assert len(TABLES) == 11
 
 
 def test_numbers_are_written_as_shares():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,15 +19,16 @@ from benchmarks.serving.arms import (
     Tree,
     arms_of,
     chosen,
-    threshold_beta,
-    write_threshold_classifier,
 )
+from benchmarks.serving.closed_forms import ENTROPY_WEIGHT, beta_of, main, write_closed_forms
 from benchmarks.serving.engines import ENGINES
 from benchmarks.serving.options import Models, add_arm_options, dtype_of, kind_of, models, speculation
 from c2t_plugin.classifier import FILE_NAME, NodeStats, load_classifier
 from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.rivals import tempered
+from c2t_plugin.traces.file import Traces
 
-ON = Speculation(draft=Path("D"), beta=0.5, threshold_classifier=Path("F"), threshold=0.2)
+ON = Speculation(draft=Path("D"), beta=0.5, threshold_classifier=Path("F"), closed_form=Path("G"), threshold=0.2)
 CHAIN = "--speculative-draft-model-path D --speculative-num-steps {} --speculative-eagle-topk 1"
 # what SGLang is told of every arm, in words of its own
 SGLANG = {
@@ -41,13 +43,18 @@ SGLANG = {
     "--speculative-eagle-topk 10 --speculative-num-draft-tokens 60",
     "threshold on P": f"--speculative-algorithm C2T {CHAIN.format(6)} --speculative-num-draft-tokens 7 "
     "--speculative-c2t-classifier F --speculative-c2t-planner off --speculative-c2t-beta 0.2",
+    "closed form": f"--speculative-algorithm C2T {CHAIN.format(6)} --speculative-num-draft-tokens 7 "
+    "--speculative-c2t-classifier G --speculative-c2t-planner off --speculative-c2t-beta 0.2",
     "C2T": f"--speculative-algorithm C2T {CHAIN.format(6)} --speculative-num-draft-tokens 7 "
     "--speculative-c2t-planner off --speculative-c2t-beta 0.5",
     "C2T auto": f"--speculative-algorithm C2T {CHAIN.format(6)} --speculative-num-draft-tokens 7 "
     "--speculative-c2t-planner on",
     "C2T tree": "--speculative-algorithm C2T --speculative-draft-model-path D --speculative-num-steps 6 "
     "--speculative-eagle-topk 4 --speculative-c2t-mode tree --speculative-c2t-beta 0.5",
+    "closed form tree": "--speculative-algorithm C2T --speculative-draft-model-path D --speculative-num-steps 6 "
+    "--speculative-eagle-topk 4 --speculative-c2t-mode tree --speculative-c2t-beta 0.2 --speculative-c2t-classifier G",
 }
+RULES = {"threshold on P", "closed form", "closed form tree"}
 
 
 def flags(engine: str, arm: Arm, on: Speculation = ON) -> list[str]:
@@ -67,7 +74,9 @@ def test_a_classifier_that_is_named_goes_to_the_arms_of_c2t_alone(engine: str):
     on = replace(ON, classifier=Path("own.safetensors"))
     named = {arm.name for arm in able(engine) if "own.safetensors" in flags(engine, arm, on)}
     assert named == {arm.name for arm in able(engine) if arm.name.startswith("C2T")}
-    assert {arm.name for arm in able(engine) if arm.c2t} == named | {"threshold on P"}
+    assert {arm.name for arm in able(engine) if arm.c2t} == named | {
+        name for name in RULES if not ARMS[name].absent(engine)
+    }
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -155,14 +164,39 @@ def test_arms_are_chosen_by_name():
     assert len(chosen("sglang", None)) == len(SGLANG)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_rule_without_its_file_is_not_served_as_c2t(engine: str):
+    without = replace(ON, threshold_classifier=None, closed_form=None)
+    for name in RULES - {arm.name for arm in arms_of(engine) if arm.absent(engine)}:
+        with pytest.raises(C2TError, match="needs the file of its rule"):
+            ARMS[name].options(engine, without)
+
+
 @pytest.mark.parametrize("threshold", [0.05, 0.3, 0.9])
 def test_the_threshold_classifier_is_a_threshold_on_p(threshold: float, tmp_path: Path):
-    write_threshold_classifier(tmp_path / "p.safetensors", top_m=1000)
+    on_p, _ = write_closed_forms(tmp_path)
     probability = torch.tensor([threshold * 0.99, threshold * 1.01, 1.0])
     others = dict.fromkeys(NodeStats._fields, torch.rand(3))
     stats = NodeStats(**{**others, "joint_log_prob": probability.log()})
-    kept = load_classifier(tmp_path / "p.safetensors").confidence(stats) >= threshold_beta(threshold)
+    kept = load_classifier(on_p).confidence(stats) >= beta_of(threshold)
     assert kept.tolist() == [False, True, True]
+
+
+def test_the_closed_form_is_the_labs_rule(make_traces: Callable[..., Traces], tmp_path: Path):
+    """As an engine reads it: a file with another share of the entropy orders nodes otherwise."""
+    chain = make_traces().chain
+    _, file = write_closed_forms(tmp_path, top_m=4)
+    classifier = load_classifier(file)
+    assert classifier(classifier.features_of(chain.stats())).tolist() == pytest.approx(tempered(chain), abs=1e-5)
+    score = tempered(chain)
+    # where rounding does not decide
+    clear = (score - score.median()).abs() > 1e-4
+    kept = classifier.confidence(chain.stats()) >= beta_of(float(score.median().exp()))
+    assert kept[clear].equal((score > score.median())[clear]) and clear.sum() > 0
+    assert main(["--out", str(tmp_path / "same"), "--top-m", "4"]) == 0
+    assert (tmp_path / "same").read_bytes() == file.read_bytes()
+    assert main(["--out", str(tmp_path / "other"), "--top-m", "4", "--path-entropy", str(2 * ENTROPY_WEIGHT)]) == 0
+    assert (tmp_path / "other").read_bytes() != file.read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from rich.console import Console
 from benchmarks.report.rows import BenchRow, read_rows
 from benchmarks.serving.arms import ARMS
 from benchmarks.simulation import command as simulate
-from benchmarks.simulation import table3
+from benchmarks.simulation import recorded, table3
 from benchmarks.simulation.recorded import Replay, play, replayed, requests_of
 from benchmarks.simulation.replays import CHAINS, TREES, chain_arms, tree_arms
 from benchmarks.simulation.roofline import GPUS, MODELS, Assumptions, Machine, Measured, draft_of
@@ -22,6 +22,7 @@ from benchmarks.simulation.sglang_adaptive import SglangAdaptive
 from benchmarks.simulation.steps import Simulated, plain, serve
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.sweeps import path_minimum
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.traces.file import Traces, save_traces
 
@@ -132,6 +133,7 @@ def rows_of(replay: Replay, requests: int, machine: Machine = L40) -> dict[str, 
 def test_every_arm_has_a_row(replay: Replay):
     rows = rows_of(replay, 2)
     assert {"plain", "static 4", "SGLang adaptive", "P >= 0.3", "C2T beta 0.5", "C2T auto (planned)"} <= set(rows)
+    assert {"planned, P (D-Cut)", "closed form >= 0.3", "closed form tree >= 0.3"} <= set(rows)
     assert any(name.startswith("EAGLE-2 tree") for name in rows) and "C2T tree, beta 0.3" in rows
     assert rows["plain"].metrics["ratio_to_plain"] == 1.0
     assert max(rows[f"static {n}"].metrics["ratio_to_best_static"] or 0 for n in simulate.STATIC) == 1.0
@@ -144,6 +146,21 @@ def test_replayed_arms_are_those_of_the_table(replay: Replay):
     # this one has learnt nothing that vLLM's estimator could be
     assert {each.arm for each in chain_arms(replay, setting())} == set(CHAINS) - {"vLLM adaptive"}
     assert {each.arm for each in tree_arms(replay, setting())} == set(TREES)
+
+
+def test_the_closed_form_plans_by_what_it_turned_out_to_mean(
+    replay: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With training traces alone, whose acceptance its probabilities have on average."""
+    monkeypatch.setattr(recorded, "load_classifier", lambda path: replay.classifier)
+    monkeypatch.setattr(recorded.OnlineLogistic, "fit", lambda self, *_: self)
+    save_traces(replay.traces, tmp_path / "traces")
+    found = Replay.load(tmp_path / "traces", tmp_path / "traces")
+    assert {"planned, closed form", "planned, vLLM's estimator"} <= {e.name for e in chain_arms(found, setting())}
+    assert not any(each.name == "planned, closed form" for each in chain_arms(replay, setting()))
+    chain = replay.traces.chain
+    lowest = path_minimum(chain, found.closed_form.confidence(chain.stats()))
+    assert float(lowest.mean()) == pytest.approx(float(chain.accepted.float().mean()), abs=0.02)
 
 
 def test_long_static_chains_lose_where_the_batch_is_large(replay: Replay):
