@@ -135,6 +135,15 @@ def test_it_follows_the_traffic():
     assert float(calibration(torch.tensor([[0.5]]))) == pytest.approx(0.1, abs=0.05)
 
 
+def test_it_follows_slow_changes_after_a_long_time():
+    """Of which none makes the classifier's own confidence the better one."""
+    calibration, ones = Calibration(1), torch.ones(10, dtype=torch.long)
+    for share, steps in ((9, 4 * MEMORY // 10), (7, 2 * MEMORY // 10)):
+        for _ in range(steps):
+            calibration.observe(torch.full((10, 1), 0.2), ones, (torch.arange(10) < share).long())
+    assert float(calibration(torch.tensor([[0.2]]))) == pytest.approx(0.7, abs=0.06)
+
+
 def test_a_poisoned_tenth_does_not_undo_it():
     before, clean, best = judged(taught(1000))
     poisoned = judged(taught(1000, poison=10))[1]
