@@ -21,9 +21,9 @@ from c2t_plugin.planner.budget import falling
 # remembered.
 WINDOW = 1024
 FIT_EVERY, FIRST_FIT = 64, 16
+MEMORY = 4096
 # Steps between two fits, once a window is full: one a step would cost large batches a millisecond each.
 STEPS = 8
-MEMORY = 4096
 # Of the window, what a single request may fill.
 MOST_OF_ONE = WINDOW // 16
 # Iterations of Newton's method at most, and what is gained by one that is the last, in nats: the fit before is where
