@@ -22,6 +22,8 @@ from c2t_plugin.planner.budget import falling
 WINDOW = 1024
 FIT_EVERY, FIRST_FIT = 64, 16
 MEMORY = 4096
+# Steps between two fits, once a window is full: one a step would cost large batches a millisecond each.
+STEPS = 8
 # Of the window, what a single request may fill.
 MOST_OF_ONE = WINDOW // 16
 # Iterations of Newton's method at most, and what is gained by one that is the last, in nats: the fit before is where
@@ -85,7 +87,7 @@ class Calibration:
         self.learnt = self._before = start or self._plain
         # draft tokens, those of earlier servers too
         self.seen = self.learnt.seen
-        self._count = self._since = 0
+        self._count = self._since = self._steps = 0
         # a row per draft: see `_features`; what was expected of it by the classifier and by what was learnt until then
         self._features = torch.zeros((WINDOW, d_max, 2), dtype=torch.float64)
         self._expected = torch.zeros((2, WINDOW, d_max), dtype=torch.float64)
@@ -133,7 +135,9 @@ class Calibration:
         self.seen += int(known[rows].sum())
         self._count += len(rows)
         self._since += len(rows)
-        if self._since >= min(FIT_EVERY, max(FIRST_FIT, self._count // 4)):
+        self._steps += 1
+        early = self._count < WINDOW
+        if self._since >= min(FIT_EVERY, max(FIRST_FIT, self._count // 4)) and (early or self._steps >= STEPS):
             self._fit()
 
     def _enter(self, owner: Hashable) -> None:
@@ -194,7 +198,7 @@ class Calibration:
         size = min(self._count, WINDOW)
         new = min(self._since, size)
         newest = (self._count - new + torch.arange(new)) % WINDOW
-        self._since = 0
+        self._since = self._steps = 0
         self.fits += 1
         # of drafts that came after each: the fit before on the newest, the classifier on the whole window
         reached, hit = self._reached(), self._hits()

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy, logsigmoid
 
-from c2t_plugin.planner.calibration import FIT_EVERY, MEMORY, MOST_OF_ONE, WINDOW, Calibration, Learnt, _auc, _fitted
+from c2t_plugin.planner.calibration import (
+    FIT_EVERY,
+    MEMORY,
+    MOST_OF_ONE,
+    STEPS,
+    WINDOW,
+    Calibration,
+    Learnt,
+    _auc,
+    _fitted,
+)
 
 D_MAX, REQUESTS = 4, 4
 SLOPE, OWN, OFFSETS = 1.6, 0.5, torch.tensor([-0.2, -0.8, -1.0, -1.5], dtype=torch.float64)
@@ -133,6 +143,23 @@ def test_it_follows_the_traffic():
         confidence = torch.full((8, 1), 0.5)
         calibration.observe(confidence, torch.ones(8, dtype=torch.long), torch.tensor([int(step % 10 < 1)] * 8))
     assert float(calibration(torch.tensor([[0.5]]))) == pytest.approx(0.1, abs=0.05)
+
+
+def test_it_follows_slow_changes_after_a_long_time():
+    """Of which none makes the classifier's own confidence the better one."""
+    calibration, ones = Calibration(1), torch.ones(10, dtype=torch.long)
+    for share, steps in ((9, 4 * MEMORY // 10), (7, 2 * MEMORY // 10)):
+        for _ in range(steps):
+            calibration.observe(torch.full((10, 1), 0.2), ones, (torch.arange(10) < share).long())
+    assert float(calibration(torch.tensor([[0.2]]))) == pytest.approx(0.7, abs=0.06)
+
+
+def test_large_batches_fit_no_more_often_than_every_few_steps():
+    calibration, rows = Calibration(1), 2 * FIT_EVERY
+    for _ in range(WINDOW // rows + 5 * STEPS):
+        ones = torch.ones(rows, dtype=torch.long)
+        calibration.observe(torch.full((rows, 1), 0.5), ones, (torch.arange(rows) % 3 > 0).long())
+    assert 4 <= calibration.fits - WINDOW // rows <= 6
 
 
 def test_a_poisoned_tenth_does_not_undo_it():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from c2t_plugin.engines.vllm import cpu_guard
-from c2t_plugin.engines.vllm.metrics import VerifyCounters
+from c2t_plugin.engines.vllm.metrics import VerifyCounters, packed
 
 
 @pytest.fixture
@@ -93,3 +93,24 @@ def test_top_k_of_nothing_is_nothing():
     guarded = cpu_guard.unless_empty(stock)
     assert guarded(torch.zeros(0, 5), torch.zeros(0), None).shape == (0, 5)
     assert guarded(torch.zeros(2, 1), torch.ones(2), None).tolist() == [[1], [1]]
+
+
+LEARNT: dict[str, Any] = {
+    "learnt": {
+        **{"seen": 9, "discarded": 1, "slope": 1.5, "own": -0.25, "offsets": [0.25]},
+        **{"nll": [0.6, 0.5], "auc": None},
+        "depths": [{"tokens": 4, "accepted": 0.5, "classifier": 0.9, "learnt": 0.6}],
+    },
+    "came": {"tokens": 1.5, "seconds": None},
+}
+
+
+def test_what_a_planner_learns_travels_as_whole_numbers(counters: VerifyCounters):
+    sent = packed(LEARNT)
+    assert all(isinstance(each, int) for each in sent.values())
+    counters.tell(0, {**sent, "of LoRA": 3})
+    assert value("vllm:c2t_learnt_own") == -0.25
+    assert value("vllm:c2t_expected_nll", by="learnt") == 0.5
+    assert value("vllm:c2t_expected_acceptance", by="classifier", depth="1") == 0.9
+    assert value("vllm:c2t_tokens_per_expected") == 1.5
+    assert value("vllm:c2t_seconds_per_expected") is None

@@ -11,7 +11,12 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = pytest.mark.vllm
 
+from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
+from vllm.v1.metrics.stats import SchedulerStats  # noqa: E402
+
 from c2t_plugin.engines.vllm import config  # noqa: E402
+from c2t_plugin.engines.vllm.metrics import packed  # noqa: E402
+from c2t_plugin.engines.vllm.planned import PlanningScheduler  # noqa: E402
 from c2t_plugin.engines.vllm.planning import DRAFTED, Drafted, Planning, cut  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
@@ -180,3 +185,67 @@ def test_a_file_that_is_no_curve_is_refused(tmp_path: Path):
     path.write_text("{}")
     with pytest.raises(ConfigError, match="is no cost curve"):
         config.settle(resolved(), config.C2TConfig(planner=str(path)))
+
+
+def judging(**requests: Any) -> tuple[Any, list[tuple[dict[str, int], dict[str, int]]]]:
+    """A PlanningScheduler as far as it judges drafts, and what its planner is told: verified and accepted."""
+    told: list[tuple[dict[str, int], dict[str, int]]] = []
+    planning = types.SimpleNamespace(judged=lambda verified, accepted: told.append((verified, accepted)))
+    own = types.SimpleNamespace(
+        of=lambda names, requests: [types.SimpleNamespace(learn=name != "asked") for name in names]
+    )
+    scheduler = PlanningScheduler.__new__(PlanningScheduler)
+    scheduler.planning, scheduler._own, scheduler.requests = planning, own, requests
+    return scheduler, told
+
+
+def test_what_a_grammar_forbids_is_not_learnt():
+    free, forced = (types.SimpleNamespace(use_structured_output=each) for each in (False, True))
+    scheduler, _ = judging(free=free, forced=forced, asked=free)
+    assert scheduler._teaching(["forced", "gone", "asked", "free"]) == ["free"]
+
+
+def test_what_lies_behind_the_end_of_a_text_is_not_learnt():
+    scheduler, told = judging()
+    drafts = {name: [7, 7, 7] for name in ("goes on", "ends", "ends at once")}
+    # given by the target, its own last, and kept by vLLM, which drops what is behind the end
+    scheduler._judge(drafts, {"goes on": (2, 2), "ends": (4, 2), "ends at once": (3, 1)})
+    ((verified, accepted),) = told
+    assert verified == {"goes on": 3, "ends": 2, "ends at once": 1}
+    assert accepted == {"goes on": 1, "ends": 2, "ends at once": 1}
+
+
+def test_tokens_are_of_requests_that_had_a_draft_and_are_still_there():
+    scheduler, _ = judging()
+    output = types.SimpleNamespace(req_id_to_index={"a": 0, "b": 1, "c": 2}, sampled_token_ids=[[1, 2], [], [3]])
+    assert scheduler._tokens({"a": [7], "b": [7], "gone": [7]}, output) == {"a": [1, 2]}
+
+
+def test_the_drafts_own_probabilities_travel_with_its_confidences():
+    drafted = Drafted([[0.9, 0.8], [0.7, 0.6]], 1.0, 1.0, [[-0.1, -0.2], []])
+    assert drafted.sure(0) == [(0.9, -0.1), (0.8, -0.2)]
+    assert [str(each) for each in drafted.sure(1)] == ["(0.7, nan)", "(0.6, nan)"]
+    planning = Planning(CURVE, None, 2, calibration=Calibration(2))
+    planning.remember(["a", "b"], drafted)
+    seen: list[Any] = []
+    planning.planner.learn = lambda sure, *rest: seen.append(sure)
+    planning.judged({"a": 2}, {"a": 1})
+    assert seen[0].tolist() == [[[pytest.approx(0.9), pytest.approx(-0.1)], [pytest.approx(0.8), pytest.approx(-0.2)]]]
+
+
+def test_statistics_carry_it_once(monkeypatch: pytest.MonkeyPatch):
+    made: list[SchedulerStats] = []
+    monkeypatch.setattr(Scheduler, "make_stats", lambda self: made.append(SchedulerStats()) or made[-1])
+    planning = Planning(CURVE, None, 2, calibration=Calibration(2))
+    state = planning.planner.state()
+    scheduler = PlanningScheduler.__new__(PlanningScheduler)
+    scheduler.vllm_config = types.SimpleNamespace(lora_config=None)
+    scheduler._tell(state)
+    assert [stats.waiting_lora_adapters for stats in (scheduler.make_stats(), scheduler.make_stats())] == [
+        packed(state),
+        {},
+    ]
+    # where LoRA fills that place itself
+    scheduler.vllm_config.lora_config = object()
+    scheduler._tell(state)
+    assert scheduler.make_stats().waiting_lora_adapters == {}
