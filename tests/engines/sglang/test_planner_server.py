@@ -46,6 +46,8 @@ def server(folder: Path, classifier: Path, curve: Path, name: str, *flags: str, 
         *("--speculative-num-steps", str(D_MAX), "--speculative-c2t-classifier", str(classifier)),
         *("--speculative-c2t-planner", str(curve)),
         *("--disable-radix-cache", "--skip-server-warmup", "--speculative-c2t-request-tiers", "on"),
+        # what is packed, at every depth that there is
+        *("--speculative-c2t-self-check", "strict"),
         # a simulation reads confidences as they are
         *("--speculative-c2t-learn", "off" if curve.exists() else "auto"),
         *flags,

@@ -71,9 +71,10 @@ def worker(*, packing: bool = True) -> Any:
 def run(proof: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """at_start with these failures; returns whether packing was taken back."""
 
-    def at_start(config: C2TConfig, on: Any, failures: list[str], *kernels: Checked, everywhere: bool = True) -> bool:
+    def at_start(config: C2TConfig, on: Any, failures: list[str], *kernels: Checked, **said: Any) -> bool:
         unpacked: list[Any] = []
-        found = proof.packed.Findings(failures=failures, proved=3, tiers=4, poison=math.nan)
+        everywhere = said.pop("everywhere", True)
+        found = proof.packed.Findings(failures=failures, proved=3, tiers=4, poison=math.nan, **said)
         monkeypatch.setattr(proof.report, "prove", lambda _: found)
         monkeypatch.setattr(proof.report, "check", lambda *_, **__: iter(kernels))
         monkeypatch.setattr(proof.report, "_shapes", lambda _: None)
@@ -134,6 +135,19 @@ def test_when_it_runs(proof: Any, device: str, asked: str, expected: bool, monke
     monkeypatch.setattr(proof.report, "at_start", lambda *given: ran.append(given))
     proof.startup.prove(SimpleNamespace(device=device), C2TConfig(self_check=asked), lambda: None)
     assert bool(ran) == expected
+
+
+def test_what_cannot_be_tried_is_no_failure(proof: Any, run: Any, caplog: pytest.LogCaptureFixture):
+    pool = SimpleNamespace(post_capture_active=True)
+    runner = SimpleNamespace(token_to_kv_pool=pool, model_config=SimpleNamespace(vocab_size=64))
+    found = proof.packed.prove(
+        SimpleNamespace(target_worker=SimpleNamespace(model_runner=runner), speculative_num_draft_tokens=5)
+    )
+    assert (found.failures, found.proved) == ([], 0)
+    assert found.skipped.startswith("MemoryError: SGLANG_ENABLE_POST_CAPTURE_KV_SIZING")
+    served = worker()
+    assert not run(C2TConfig(), served, [], skipped=found.skipped)
+    assert "packed verification was not tried: MemoryError" in caplog.text
 
 
 def test_what_does_not_run_has_failed(proof: Any):

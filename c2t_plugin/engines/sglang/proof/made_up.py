@@ -12,8 +12,10 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.speculative.eagle_worker_common import build_eagle_verify_input
 from torch import Tensor
 
+from c2t_plugin.config import TREE_ATTENTION
 from c2t_plugin.engines.sglang.drafters.tree_input import build_verify_input
 from c2t_plugin.engines.sglang.step import Step, attach, step_of
+from c2t_plugin.engines.sglang.verify.choice import verifier
 
 # Tokens before the windows: few, so that one wrong key weighs, and more than a page of 16.
 PREFIXES = (1, 2, 3, 5, 8, 13, 21, 34)
@@ -34,12 +36,15 @@ class MadeUp:
     def __init__(self, worker: Any, requests: int) -> None:
         self._worker, self._target = worker, worker.target_worker
         self._runner = runner = worker.target_worker.model_runner
+        if getattr(runner.token_to_kv_pool, "post_capture_active", False):
+            raise MemoryError("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING: there are no keys yet")
         self._allocator, self._table = runner.token_to_kv_pool_allocator, runner.req_to_token_pool.req_to_token
         self.device, page = self._table.device, runner.page_size
         self._page = page
         length = -(-(PREFIXES[-1] + 2 * worker.speculative_num_draft_tokens) // page) * page
         length = min(length, self._table.shape[1] // page * page)
-        self.requests = min(requests, len(self._table) - 1, self._allocator.available_size() // length)
+        most = min(len(self._table) - 1, runner.max_running_requests or len(self._table))
+        self.requests = min(requests, most, self._allocator.available_size() // length)
         if self.requests < 1 or length < PREFIXES[-1] + worker.speculative_num_draft_tokens:
             raise MemoryError("there is no room for a request of its own")
         found = self._allocator.alloc(self.requests * length)
@@ -52,8 +57,12 @@ class MadeUp:
         self._tokens = torch.randint(vocabulary, (self.requests, length), generator=generator).to(self.device)
         self._generator = generator
         self.prefixes = torch.tensor([PREFIXES[i % len(PREFIXES)] for i in range(self.requests)])
-        self._write(self._slots.flatten(), 0.0)
-        self._compute_prefixes()
+        try:
+            self._write(self._slots.flatten(), 0.0)
+            self._compute_prefixes()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Leave the server's memory as it was found."""
@@ -67,8 +76,7 @@ class MadeUp:
         everyone = torch.arange(self.requests)
         kept = torch.full((self.requests,), width - 1, dtype=torch.int32)
         for begun in range(1, PREFIXES[-1], width):
-            batch = self.batch(everyone, kept, prefixes=torch.full((self.requests,), begun))
-            self.forward(self.uniform(batch))
+            self._window_pass(everyone, kept, torch.full((self.requests,), begun))
 
     def batch(self, who: Tensor, kept: Tensor, *, packed: bool = False, prefixes: Tensor | None = None) -> Any:
         """The scheduler's batch of these requests at the start of verification, with its Step.
@@ -139,11 +147,25 @@ class MadeUp:
         """The target's result."""
         return self._target.forward_batch_generation(None, forward_batch, is_verify=True)
 
+    def _window_pass(self, who: Tensor, kept: Tensor, prefixes: Tensor | None = None) -> Tensor:
+        """Logits of SGLang's own pass over the whole window."""
+        backend = verifier(self._runner.attn_backend)
+        own = getattr(backend, "_verify_mask", None)
+        # our kernel's mask has no columns of the prefix, which SGLang's reads
+        if own is not None and getattr(backend, "c2t_kernel", None) == TREE_ATTENTION:
+            backend._verify_mask = None
+        try:
+            forward_batch = self.uniform(self.batch(who, kept, prefixes=prefixes))
+            logits: Tensor = self.forward(forward_batch).logits_output.next_token_logits
+        finally:
+            if own is not None:
+                backend._verify_mask = own
+        return logits
+
     def window(self, who: Tensor, kept: Tensor | None = None) -> Tensor:
         """(n, width, vocabulary) float32 logits of the uniform window. kept: of a tree, which has so many nodes."""
         width = self._worker.speculative_num_draft_tokens
-        batch = self.batch(who, torch.full((len(who),), width - 1, dtype=torch.int32) if kept is None else kept)
-        logits = self.forward(self.uniform(batch)).logits_output.next_token_logits
+        logits = self._window_pass(who, torch.full((len(who),), width - 1, dtype=torch.int32) if kept is None else kept)
         return logits.view(len(who), width, -1).float().clone()
 
     def packed(self, who: Tensor, kept: Tensor) -> tuple[Tensor, bool]:

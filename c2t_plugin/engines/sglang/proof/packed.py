@@ -43,7 +43,8 @@ class Spread:
 class Findings:
     """failures: one line each. proved, tiers: numbers of rows that were compared, and that there are graphs for, over
     all depths. worst, allowed: of the tier that came nearest to its bound. poison: what stood in all that packed rows
-    may not read, if anything did. microseconds: of one target pass, by its rows, at the full depth; on a GPU alone."""
+    may not read, if anything did. microseconds: of one target pass, by its rows, at the full depth; on a GPU alone.
+    skipped: why something was not tried, which is no failure."""
 
     failures: list[str] = field(default_factory=list)
     proved: int = 0
@@ -53,6 +54,7 @@ class Findings:
     poison: float | None = None
     microseconds: dict[int, float] = field(default_factory=dict)
     seconds: float = 0.0
+    skipped: str = ""
 
     def state(self) -> dict[str, Any]:
         """For the server's state and the log."""
@@ -95,28 +97,32 @@ def prove(worker: Any, clock: Callable[[], float] = time.monotonic) -> Findings:
         most = MOST_BYTES // (4 * 4 * worker.speculative_num_draft_tokens * vocabulary)
         made = MadeUp(worker, max(most, 1))
         try:
-            for first in _depths(worker):
-                timed = first and made.device.type == "cuda"
-                _prove_depth(worker, made, found, lambda: clock() - begun < BUDGET_S, timed)
+            for part in _depths(worker):
+                timed = not found.tiers and made.device.type == "cuda"
+                ends = begun + part * BUDGET_S
+                _prove_depth(worker, made, found, lambda ends=ends: clock() < ends, timed)  # type: ignore[misc]
         finally:
             made.close()
+    except (MemoryError, torch.cuda.OutOfMemoryError) as failure:
+        found.skipped = f"{type(failure).__name__}: {failure}"
     except Exception as failure:  # whatever a kernel, a compiler or an allocator raises: the server can do without
         found.failures.append(f"it did not run ({type(failure).__name__}: {failure})")
     found.seconds = clock() - begun
     return found
 
 
-def _depths(worker: Any) -> Iterator[bool]:
-    """Each draft depth that verifies more than roots, the deepest first, for which it says so; back to that at last."""
+def _depths(worker: Any) -> Iterator[float]:
+    """Each draft depth that verifies more than roots, the deepest first: the share of all time at which it ends. Back
+    to the deepest at last."""
     switch = worker.adaptive_controller
     depths = [depth for depth in getattr(switch, "depths", ()) if depth > 0]
     if not depths:
-        yield True
+        yield 1.0
         return
     try:
-        for depth in reversed(depths):
+        for done, depth in enumerate(reversed(depths), start=1):
             switch.switch(depth)
-            yield depth == depths[-1]
+            yield done / len(depths)
     finally:
         switch.switch(depths[-1])
 

@@ -53,6 +53,8 @@ def at_start(worker: Any, config: C2TConfig, capture: Callable[[], None]) -> Non
             *(place, kind, "; ".join(found.failures)),
         )
         _unpack(worker, capture)
+    elif found.skipped:
+        logger.warning("C2T: self-check on %s: packed verification was not tried: %s", place, found.skipped)
     elif worker.c2t.packing is not None:
         behind = "" if found.poison is None else f", with {found.poison:g} in all that it may not read"
         logger.info(
@@ -61,6 +63,8 @@ def at_start(worker: Any, config: C2TConfig, capture: Callable[[], None]) -> Non
             *(place, found.worst, found.allowed, found.proved, found.tiers, behind, found.seconds),
         )
     worker.c2t.configuration["self_check"] = state
+    if str(worker.device).startswith("cuda"):
+        torch.cuda.empty_cache()
 
 
 def device_name(device: str) -> str:
