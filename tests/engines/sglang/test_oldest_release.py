@@ -55,7 +55,8 @@ def release(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
     path = os.pathsep.join(
         [str(folder), *filter(None, [os.environ.get("PYTHONPATH"), str(root), str(root / "kernels")])]
     )
-    return {**os.environ, "PYTHONPATH": path}
+    # what is packed is proved at start, at every depth that there is
+    return {**os.environ, "PYTHONPATH": path, "C2T_SELF_CHECK": "strict"}
 
 
 @pytest.fixture(scope="module")
