@@ -24,11 +24,16 @@ OLD_CURVE = "cost_curve"
 MODES = ("chain", "tree")
 # Of RAGGED, those that verify the uniform window.
 UNIFORM = ("off", "full")
-RAGGED = ("auto", "triton", "flashinfer", "fa3", "cpu", *UNIFORM)
+# Of PACKING, those that take a mask for each request; the others pack chains only.
+MASKED = ("triton", "flashinfer", "cpu")
+PACKING = (*MASKED, "fa3", "trtllm_mha", "trtllm_mla", "cutedsl_mla")
+RAGGED = ("auto", *PACKING, *UNIFORM)
 LAGGED = "lagged"
 PLANS = (AUTO, "sync", LAGGED)
 TREE_ATTENTION = "tree"
 ATTENTIONS = (AUTO, "stock", TREE_ATTENTION)
+STRICT = "strict"
+SELF_CHECKS = (AUTO, ON, STRICT, OFF)
 POLICIES = ("c2t", "prob", "eagle2", "dyspec", "entropy", "static")
 PRECISIONS = ("coarse", "exact")
 CALIBRATE = "calibrate"
@@ -56,6 +61,8 @@ class C2TConfig:
         steps before, and clips what does not fit; auto: lagged for chains on a GPU.
     attention: kernel of ragged verification on triton; stock: the engine's own, tree: c2t_kernels.tree_attention; auto:
         on a GPU whichever wins a contest at start.
+    self_check: ON: once at start packed verification and kernels are compared with the uniform window and with float32,
+        and packed rows that fail are not used; AUTO: that on a GPU; STRICT: what fails is an error; OFF: nothing.
     trace_dir: directory that chains of served requests are recorded into, without their text; None records none.
     trace_share: share of the requests that is recorded, in (0, 1].
     trace_limit: millions of bytes that the directory's recordings may take; the oldest are removed for new ones.
@@ -81,6 +88,7 @@ class C2TConfig:
     ragged: str = "auto"
     plan: str = AUTO
     attention: str = AUTO
+    self_check: str = AUTO
     learn: str = AUTO
     learned: str | None = None
     request_settings: str = ALL
@@ -125,6 +133,8 @@ class C2TConfig:
             raise ConfigError(
                 f"attention {TREE_ATTENTION} is a kernel of ragged triton, but ragged is {self.ragged}; leave one out"
             )
+        if self.self_check not in SELF_CHECKS:
+            raise ConfigError(f"self_check must be one of {', '.join(SELF_CHECKS)}, got {self.self_check!r}")
         if self.policy not in POLICIES:
             raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
         if self.policy != "c2t" and self.mode != "tree":

@@ -219,14 +219,36 @@ def draft_vocab_size(draft: str) -> int:
     return size
 
 
-def examine(classifier: Path | None = None, draft: str | None = None) -> list[Finding]:
-    """All findings, in the order in which a user would mend them."""
+def check_kernels(classifier: Path | None) -> Iterator[Finding]:
+    """Each kernel against its float32 reference on this GPU, at usual shapes: the kernels' part of a server's own check
+    at start. classifier: whose network scores; None: one that ships."""
+    import torch
+
+    from c2t_plugin.classifier import load_classifier
+    from c2t_plugin.kernel_checks import Shapes, check
+
+    if not has_gpu():
+        yield Finding("kernels", False, "there is no GPU to try them on")
+        return
+    shipped = import_module("c2t_plugin.engines.checkpoints").shipped_classifier("eagle3")
+    network = load_classifier(classifier or shipped).network("cuda")
+    major, minor = torch.cuda.get_device_capability()
+    yield Finding("capability", True, f"{major}.{minor}, CUDA {torch.version.cuda}")
+    for vocabulary in (32_000, 151_936):
+        shapes = Shapes(torch.device("cuda"), network, vocabulary=vocabulary)
+        for each in check(shapes, trees=vocabulary == 32_000):
+            yield Finding(f"{each.name}, V {vocabulary}", each.ok, str(each))
+
+
+def examine(classifier: Path | None = None, draft: str | None = None, *, gpu: bool = False) -> list[Finding]:
+    """All findings, in the order in which a user would mend them. gpu: the kernels too."""
     checks: list[Callable[[], Iterator[Finding]]] = [
         check_runtime,
         check_engines,
         check_sglang,
         check_vllm,
         lambda: check_classifiers(classifier, draft),
+        *([lambda: check_kernels(classifier)] if gpu else []),
     ]
     return [finding for check in checks for finding in check()]
 
@@ -236,9 +258,10 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="c2t doctor", description=__doc__)
     parser.add_argument("--classifier", type=Path, help="classifier file to check (default: the one beside the draft)")
     parser.add_argument("--draft", help="draft checkpoint, a directory or hub id (default: those of the shipped pair)")
+    parser.add_argument("--gpu", action="store_true", help="try each kernel on this GPU against its float32 reference")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     options = parser.parse_args(argv)
-    findings = examine(options.classifier, options.draft)
+    findings = examine(options.classifier, options.draft, gpu=options.gpu)
     ok = all(finding.ok for finding in findings)
     if options.json:
         print(json.dumps({"ok": ok, "findings": [asdict(finding) for finding in findings]}, indent=2))

@@ -99,6 +99,10 @@ class StepPlanner:
         """Decide by steps before, whose confidences `note` brings. requests: of the largest batch."""
         self._unread = Readback(device, 2 * requests * self._steps, torch.float32)
 
+    def verify_windows(self) -> None:
+        """Take back that rows are packed, and that steps before decide."""
+        self.packed, self.sizes, self._unread = False, tuple, None
+
     @property
     def curve(self) -> CostCurve | None:
         """What is decided by; None as long as it is measured."""

@@ -233,7 +233,7 @@ def test_the_draft_of_the_command_line_is_passed_as_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = []
-    monkeypatch.setattr(doctor, "examine", lambda classifier, draft: asked.append((classifier, draft)) or [])
+    monkeypatch.setattr(doctor, "examine", lambda classifier, draft, **_: asked.append((classifier, draft)) or [])
     doctor.main(["--draft", "someone/draft", "--classifier", "some.safetensors"])
     assert asked == [(Path("some.safetensors"), "someone/draft")]
 
@@ -254,7 +254,7 @@ def test_the_exit_status_says_it_all(
     ok: bool, status: int, as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     findings = [Finding("python", True, "3.11"), Finding("sglang", ok, "text")]
-    monkeypatch.setattr(doctor, "examine", lambda classifier, draft: findings)
+    monkeypatch.setattr(doctor, "examine", lambda classifier, draft, **_: findings)
     assert doctor.main(["--json"] if as_json else []) == status
     out = capsys.readouterr().out
     if as_json:
@@ -271,3 +271,17 @@ def test_this_environment_is_sound() -> None:
     findings = doctor.examine()
     assert [str(finding) for finding in findings if not finding.ok] == []
     assert {"sglang contract", "sglang plugin", "classifier draft", "classifier eagle3"} <= {f.name for f in findings}
+
+
+def test_kernels_are_tried_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu(monkeypatch, False)
+    [told] = doctor.check_kernels(None)
+    assert not told.ok and "no GPU" in told.text
+    asked = []
+    monkeypatch.setattr(doctor, "check_kernels", lambda given: asked.append(given) or iter([Finding("pack", True, "")]))
+    doctor.main([])
+    assert asked == []
+    doctor.main(["--gpu"])
+    assert asked == [None] and "pack " in capsys.readouterr().out

@@ -19,8 +19,10 @@ from c2t_plugin.config import (
     PRECISIONS,
     RAGGED,
     REQUEST_SETTINGS,
+    SELF_CHECKS,
     C2TConfig,
 )
+from c2t_plugin.errors import C2TError
 
 PREFIX = "speculative_c2t_"
 ATTRIBUTE = "_c2t"
@@ -50,6 +52,7 @@ def add_cli_args(_result: None, parser: argparse.ArgumentParser, *_: Any, **__: 
     group.add_argument("--speculative-c2t-ragged", help=f"Verify kept tokens only, by: {', '.join(RAGGED)}.")
     group.add_argument("--speculative-c2t-plan", help=f"How many rows that takes is known by: {', '.join(PLANS)}.")
     group.add_argument("--speculative-c2t-attention", help=f"Kernel of ragged triton: {', '.join(ATTENTIONS)}.")
+    group.add_argument("--speculative-c2t-self-check", help=f"At start, of what it computes: {', '.join(SELF_CHECKS)}.")
     group.add_argument(
         "--speculative-c2t-learn", help=f"From what is accepted, for the planner: {', '.join(LEARNING)}."
     )
@@ -68,12 +71,30 @@ def from_cli_args(original: Callable[..., Any], *positional: Any, **keyword: Any
         if name.startswith(PREFIX) and value is not None
     }
     _parsed = options
+    _choose_topk(namespace, options)
     try:
         server_args = original(*positional, **keyword)
     finally:
         _parsed = None
     setattr(server_args, ATTRIBUTE, options)
     return server_args
+
+
+def _choose_topk(namespace: argparse.Namespace, options: dict[str, Any]) -> None:
+    """Write the mode's top-k where none is given, since SGLang chooses attention by it, before it asks `validate`.
+
+    Not with pages of several tokens: there SGLang would take another attention for a top-k of 1 than for none.
+    """
+    given = getattr(namespace, "speculative_eagle_topk", None), getattr(namespace, "page_size", None)
+    if not asks_for_c2t(namespace) or given not in ((None, None), (None, 1)):
+        return
+    try:
+        mode = C2TConfig.resolve(options).mode
+    except C2TError:
+        return  # which `validate` says
+    from c2t_plugin.trees.shape import DEFAULT_TOPK
+
+    namespace.speculative_eagle_topk = DEFAULT_TOPK if mode == "tree" else 1
 
 
 def flags_of(server_args: Any) -> dict[str, Any] | None:
@@ -83,7 +104,7 @@ def flags_of(server_args: Any) -> dict[str, Any] | None:
 
 def asks_for_c2t(server_args: Any) -> bool:
     """Whether this record selects one of C2T's algorithms, be it resolved already or not."""
-    return str(server_args.speculative_algorithm).upper().startswith("C2T")
+    return str(getattr(server_args, "speculative_algorithm", None)).upper().startswith("C2T")
 
 
 def config_of(server_args: Any) -> C2TConfig:

@@ -84,6 +84,7 @@ srt/speculative/eagle_worker_common.py
   build_eagle_verify_input(batch, draft_input, parent_list, top_scores_index, draft_tokens, draft_probs)
 srt/managers/tp_worker.py
   TpModelWorker.forward_batch_generation(batch, forward_batch, is_verify)
+  TpModelWorker: init_attention_backends, init_cuda_graphs
 srt/model_executor/forward_batch_info.py
   ForwardBatch.init_new(batch, model_runner, capture_hidden_mode, return_hidden_states_before_norm)
 srt/speculative/ragged_verify.py
@@ -95,6 +96,8 @@ srt/model_executor/runner/decode_cuda_graph_runner.py
   DecodeCudaGraphRunner: ragged_verify_mode, capture_num_tokens, _can_run_ragged_verify_graph
   DecodeCudaGraphRunner.get_spec_info(num_tokens)
   DecodeCudaGraphRunner._capture_ragged_verify_layout(num_tokens)
+  DecodeCudaGraphRunner._ragged_capture_slots(num_tokens)
+  DecodeCudaGraphRunner.can_run_graph(forward_batch)
 srt/layers/attention/attention_registry.py
   ATTENTION_BACKENDS
   register_attention_backend(name)
@@ -133,8 +136,18 @@ srt/speculative/eagle_info.py
   EagleDraftExtendInput.generate_attn_arg_prefill(paged_kernel_lens, paged_kernel_lens_sum)
     torch.cumsum(paged_kernel_lens, dim=0)
   EagleVerifyInput: retrieve_next_token, max_tree_depth
+srt/layers/attention/hybrid_attn_backend.py
+  HybridAttnBackend: prefill_backend, decode_backend, spec_attn_is_decode
+srt/layers/attention/trtllm_mha_backend.py
+  TRTLLMHAAttnBackend: supports_ragged_verify_graph, is_xqa_impl
+srt/layers/attention/trtllm_mla_backend.py
+  TRTLLMMLABackend: supports_ragged_verify_graph
+srt/mem_cache/allocator/base.py
+  BaseTokenToKVPoolAllocator: available_size
+  BaseTokenToKVPoolAllocator.alloc(need_size)
+  BaseTokenToKVPoolAllocator.free(free_index)
 srt/layers/attention/flashattention_backend.py
-  FlashAttentionBackend: supports_ragged_verify_graph
+  FlashAttentionBackend: supports_ragged_verify_graph, fa_impl_ver
   FlashAttentionBackend.init_forward_metadata
     forward_batch.spec_info, "ragged_verify_layout"
 srt/speculative/standalone_worker_v2.py
@@ -146,7 +159,8 @@ srt/distributed/parallel_state.py
   GroupCoordinator.broadcast(input_, src)
   GroupCoordinator: rank_in_group
 srt/managers/schedule_batch.py
-  ScheduleBatch: reqs, req_pool_indices
+  ScheduleBatch: reqs, req_pool_indices, out_cache_loc, seq_lens, seq_lens_cpu, seq_lens_sum, orig_seq_lens, input_ids
+  ScheduleBatch: forward_mode, spec_info, spec_algorithm, multimodal_inputs, return_logprob, model_config, device
   Req: finished, is_retracted, rid, output_ids, finished_len, grammar
   Req.__init__(rid, origin_input_ids)
 srt/sampling/sampling_params.py

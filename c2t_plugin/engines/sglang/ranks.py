@@ -25,3 +25,12 @@ def agree(tensor: Tensor) -> Tensor:
 def agree_on(number: int, device: torch.device | str) -> int:
     """The first rank's number. Waits for the device where there are several ranks."""
     return number if alone() else int(agree(torch.tensor([number], dtype=torch.int32, device=device)))
+
+
+def all_hold(here: bool) -> bool:
+    """Whether it holds on every rank."""
+    if alone():
+        return here
+    held = torch.tensor([int(here)])
+    torch.distributed.all_reduce(held, torch.distributed.ReduceOp.MIN, group=get_tp_group().cpu_group)
+    return bool(held)

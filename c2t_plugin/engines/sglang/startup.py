@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.environ import envs
 
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.config import AUTO, LAGGED, LOWER, OFF, ON, THRESHOLDS, C2TConfig
+from c2t_plugin.config import AUTO, LAGGED, LOWER, OFF, ON, STRICT, THRESHOLDS, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier, warn_of_kind
-from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.sglang import args
 from c2t_plugin.engines.sglang.checkpoints import classifier_kind, draft_revision
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter, publish_learnt
@@ -59,6 +58,8 @@ def prepare(
     d_max = scorer.d_max
     exporter = recorder = None
     if leads and config.trace_dir is not None:
+        from c2t_plugin.engines.served_traces import start_recorder
+
         recorder = start_recorder(
             config.trace_dir,
             config.trace_share,
@@ -111,7 +112,9 @@ def complete(worker: Any, config: C2TConfig) -> Any:
 
     parts, planner = worker.c2t, worker.c2t.planner
     packing = parts.packing = choice.start(config, worker.server_args, worker.target_worker)
-    parts.configuration["attention"] = getattr(worker.target_worker.model_runner.attn_backend, "c2t_kernel", "stock")
+    parts.configuration["attention"] = getattr(
+        choice.verifier(worker.target_worker.model_runner.attn_backend), "c2t_kernel", "stock"
+    )
     parts.configuration["ragged"] = "off" if packing is None else packing.backend
     parts.lagged = lagged.start(config, packing, parts.scorer, worker.req_to_token_pool.size, planner)
     parts.configuration["plan"] = "sync" if parts.lagged is None else LAGGED
@@ -133,6 +136,14 @@ def complete(worker: Any, config: C2TConfig) -> Any:
         planned = "plans the draft's depth alone" if planner.depths else "verifies every node"
         logger.warning("C2T: the planner %s, since the whole window is computed anyway", planned)
     return controller
+
+
+def prove(worker: Any, config: C2TConfig, capture: Callable[[], None]) -> None:
+    """The self-check of a worker whose graphs are captured; see proof/report.py."""
+    if config.self_check in (ON, STRICT) or (config.self_check == AUTO and str(worker.device).startswith("cuda")):
+        from c2t_plugin.engines.sglang.proof import report
+
+        report.at_start(worker, config, capture)
 
 
 def _planner(

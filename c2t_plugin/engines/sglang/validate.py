@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.config import TREE_ATTENTION, C2TConfig
+from c2t_plugin.config import MASKED, PACKING, TREE_ATTENTION, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
 from c2t_plugin.engines.contract import engine_version
 from c2t_plugin.engines.served_traces import check_directory
@@ -61,7 +61,7 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
 )
 
 # What --speculative-c2t-ragged names, as SGLang's options name it.
-_RAGGED_ATTENTION = {"triton": "triton", "flashinfer": "flashinfer", "fa3": "fa3", "cpu": "intel_amx"}
+_RAGGED_ATTENTION = {name: {"cpu": "intel_amx"}.get(name, name) for name in PACKING}
 _BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
@@ -142,8 +142,8 @@ def _check_ragged(server_args: Any, config: C2TConfig) -> None:
         wanted, flag, remedy = "triton", f"--speculative-c2t-attention {config.attention}", "leave it out"
     if wanted is None:
         return
-    if config.ragged == "fa3" and config.mode == "tree":
-        raise ConfigError("--speculative-c2t-ragged fa3 packs chains only; leave it out in mode tree")
+    if config.mode == "tree" and config.ragged in PACKING and config.ragged not in MASKED:
+        raise ConfigError(f"{flag} packs chains only; leave it out in mode tree")
     for field in _BACKENDS:
         # SGLang has chosen one where the command line has not.
         found = getattr(server_args, field, None)

@@ -87,6 +87,10 @@ class StepMixin(_StockWorker):
         PATCHES.check()
         logger.info("C2T: configuration %s", json.dumps(self.c2t.configuration))
 
+    def init_cuda_graphs(self) -> None:
+        super().init_cuda_graphs()
+        startup.prove(self, args.config_of(self.server_args), super().init_cuda_graphs)
+
     def forward_batch_generation(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
         """A prefill, or a step, of which SGLang calls the parts that follow."""
         self._reqs = batch.reqs

@@ -12,21 +12,25 @@ from c2t_kernels.pack.reference import Packed
 __all__ = ["Packed", "pack_ragged", "scatter_ragged"]
 
 
-def pack_ragged(kept: Tensor, sources: Sequence[Tensor], *, capacity: int, pads: Sequence[float]) -> Packed:
+def pack_ragged(
+    kept: Tensor, sources: Sequence[Tensor], *, capacity: int, pads: Sequence[float], slots: int | None = None
+) -> Packed:
     """Lay each request's root and kept draft tokens end to end.
 
     kept: (bs,) int32, draft tokens of each request, root not counted, up to width - 1; -1 is a request without rows.
     sources: (bs, width) each, or (bs, width, hidden), any dtype; row [i, 0] is the root's.
     capacity: rows of the result, fixed by the caller. Rows that do not fit are dropped, from the last request back.
     pads: one value per source for the rows that nothing fills.
+    slots: places for requests, at least bs. With it spare rows go to each request's next places, from the first request
+        on, then to slots without a request, nobody above the width; cu_seqlens then has an entry for every slot.
 
     On a GPU: c2t_kernels.pack.kernel also takes out and cu_seqlens.
     """
     if kept.is_cuda:
         from c2t_kernels.pack import kernel
 
-        return kernel.pack_ragged(kept, sources, capacity=capacity, pads=pads)
-    return reference.pack_ragged(kept, sources, capacity=capacity, pads=pads)
+        return kernel.pack_ragged(kept, sources, capacity=capacity, pads=pads, slots=slots)
+    return reference.pack_ragged(kept, sources, capacity=capacity, pads=pads, slots=slots)
 
 
 def scatter_ragged(packed: Tensor, cu_seqlens: Tensor, width: int, *, fill: float) -> Tensor:

@@ -49,7 +49,9 @@ def pack_words_kernel(
     stride2,
     kept_stride,
     bs,
+    slots,
     capacity,
+    FILL: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_W: tl.constexpr,
@@ -59,13 +61,17 @@ def pack_words_kernel(
     b_request = tl.arange(0, BLOCK_B)
     b_kept = tl.load(p_kept + b_request.to(tl.int64) * kept_stride, mask=b_request < bs, other=-1)
     b_length = tl.minimum(tl.maximum(b_kept, -1), WIDTH - 1) + 1
-    if i_program < bs:
+    if FILL:
+        b_room = tl.where(b_request < slots, WIDTH - b_length, 0)
+        b_spare = capacity - tl.sum(b_length) - (tl.cumsum(b_room, 0) - b_room)
+        b_length += tl.minimum(tl.maximum(b_spare, 0), b_room)
+    if i_program < slots:
         start = tl.minimum(tl.sum(tl.where(b_request < i_program, b_length, 0)), capacity)
         end = tl.minimum(tl.sum(tl.where(b_request <= i_program, b_length, 0)), capacity)
         tl.store(p_cu_seqlens + i_program + 1, end)
         i_request = i_program.to(tl.int64)
         b_at = tl.arange(0, BLOCK_W)
-        b_own = b_at < end - start
+        b_own = (b_at < end - start) & (i_program < bs)
         if p_source0 is not None:
             _copy_words(p_source0, stride0, p_packed0, i_request, start, b_at, b_own)
         if p_source1 is not None:
@@ -73,10 +79,10 @@ def pack_words_kernel(
         if p_source2 is not None:
             _copy_words(p_source2, stride2, p_packed2, i_request, start, b_at, b_own)
     else:
-        if i_program == bs:
+        if i_program == slots:
             tl.store(p_cu_seqlens, 0)
-        b_row = (i_program - bs) * BLOCK_PAD + tl.arange(0, BLOCK_PAD)
-        b_free = (b_row >= tl.sum(b_length)) & (b_row < capacity)
+        b_row = (i_program - slots) * BLOCK_PAD + tl.arange(0, BLOCK_PAD)
+        b_free = (b_row >= tl.sum(tl.where(b_request < bs, b_length, 0))) & (b_row < capacity)
         if p_source0 is not None:
             _pad_words(p_packed0, pad0, b_row, b_free)
         if p_source1 is not None:
@@ -91,6 +97,7 @@ def pack_ragged(
     *,
     capacity: int,
     pads: Sequence[float],
+    slots: int | None = None,
     out: Sequence[Tensor] | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Packed:
@@ -111,8 +118,10 @@ def pack_ragged(
             f"pack_ragged: sources, pads and out must have one entry each, got {len(sources)} sources, {len(pads)} pads"
             + ("" if out is None else f", {len(out)} out")
         )
-    if bs > MAX_REQUESTS:
-        raise ValueError(f"pack_ragged: kept can have at most {MAX_REQUESTS} requests, got {bs}")
+    requests = bs if slots is None else slots
+    check_int("pack_ragged: slots", requests, bs)
+    if requests > MAX_REQUESTS:
+        raise ValueError(f"pack_ragged: kept can have at most {MAX_REQUESTS} requests, got {requests}")
     for i, source in enumerate(sources):
         check_tensor(f"pack_ragged: sources[{i}]", source, dtype=ANY, contiguous_last=False)
     width = sources[0].shape[1] if sources[0].dim() > 1 else 0
@@ -124,15 +133,15 @@ def pack_ragged(
         check_tensor(f"pack_ragged: sources[{i}]", source, shape=shape, device=device)
         wanted = (capacity, *source.shape[2:])
         packed.append(output(f"pack_ragged: out[{i}]", out[i] if out else None, wanted, source.dtype, device))
-    cu_seqlens = output("pack_ragged: cu_seqlens", cu_seqlens, (bs + 1,), torch.int32, device)
+    cu_seqlens = output("pack_ragged: cu_seqlens", cu_seqlens, (requests + 1,), torch.int32, device)
     words = [i for i, source in enumerate(sources) if source.dim() == 2]
     # The first launch also writes cu_seqlens, so there is one even without a word source.
     for first in range(0, max(len(words), 1), WORDS):
         group = [(sources[i], packed[i], pads[i]) for i in words[first : first + WORDS]]
-        _pack_words(kept, cu_seqlens, group, width, capacity)
+        _pack_words(kept, cu_seqlens, group, width, capacity, fill=slots is not None)
     for source, target, pad in zip(sources, packed, pads, strict=True):
         if source.dim() == 3:
-            pack_rows(source, target, cu_seqlens, pad)
+            pack_rows(source, target, cu_seqlens[: bs + 1], pad)
     return Packed(tuple(packed), cu_seqlens)
 
 
@@ -158,10 +167,15 @@ def scatter_ragged(packed: Tensor, cu_seqlens: Tensor, width: int, *, fill: floa
 
 
 def _pack_words(
-    kept: Tensor, cu_seqlens: Tensor, group: list[tuple[Tensor, Tensor, float]], width: int, capacity: int
+    kept: Tensor,
+    cu_seqlens: Tensor,
+    group: list[tuple[Tensor, Tensor, float]],
+    width: int,
+    capacity: int,
+    fill: bool,
 ) -> None:
-    bs, missing = kept.shape[0], WORDS - len(group)
-    pack_words_kernel[(bs + triton.cdiv(capacity, BLOCK_PAD),)](
+    bs, slots, missing = kept.shape[0], len(cu_seqlens) - 1, WORDS - len(group)
+    pack_words_kernel[(slots + triton.cdiv(capacity, BLOCK_PAD),)](
         kept,
         cu_seqlens,
         *([source for source, _, _ in group] + [None] * missing),
@@ -170,10 +184,12 @@ def _pack_words(
         *([source.stride(0) for source, _, _ in group] + [0] * missing),
         kept.stride(0),
         bs,
+        slots,
         capacity,
+        FILL=fill,
         WIDTH=width,
-        BLOCK_B=triton.next_power_of_2(max(bs, 1)),
+        BLOCK_B=triton.next_power_of_2(max(slots, 1)),
         BLOCK_W=triton.next_power_of_2(width),
         BLOCK_PAD=BLOCK_PAD,
-        num_warps=1 if bs <= 1024 else 4,
+        num_warps=1 if slots <= 1024 else 4,
     )

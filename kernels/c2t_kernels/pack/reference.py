@@ -14,20 +14,28 @@ class Packed(NamedTuple):
 
     values: one per source, (capacity,) or (capacity, hidden) of the source's dtype; rows past the last request hold
         that source's pad value.
-    cu_seqlens: (bs + 1,) int32; request i owns rows cu_seqlens[i] to cu_seqlens[i + 1]. Never above the capacity.
+    cu_seqlens: (bs + 1,) int32, or (slots + 1,); request i owns rows cu_seqlens[i] to cu_seqlens[i + 1]. At most the
+        capacity.
     """
 
     values: tuple[Tensor, ...]
     cu_seqlens: Tensor
 
 
-def pack_ragged(kept: Tensor, sources: Sequence[Tensor], *, capacity: int, pads: Sequence[float]) -> Packed:
+def pack_ragged(
+    kept: Tensor, sources: Sequence[Tensor], *, capacity: int, pads: Sequence[float], slots: int | None = None
+) -> Packed:
     """c2t_kernels.pack_ragged, which says what it computes, in float32 torch."""
     bs, width = sources[0].shape[:2]
     lengths = kept.clamp(-1, width - 1) + 1
+    if slots is not None:
+        lengths = torch.cat([lengths, lengths.new_zeros(slots - bs)])
+        room = width - lengths
+        spare = capacity - lengths.sum() - (room.cumsum(0) - room)
+        lengths = lengths + spare.clamp(min=0).minimum(room)
     ends = lengths.cumsum(0).clamp(max=capacity)
-    cu_seqlens = torch.cat([torch.zeros_like(ends[:1]), ends]) if bs else torch.zeros(1, device=kept.device)
-    own = torch.arange(width, device=kept.device) < lengths[:, None]
+    cu_seqlens = torch.cat([ends.new_zeros(1), ends])
+    own = torch.arange(width, device=kept.device) < lengths[:bs, None]
     values = []
     for source, pad in zip(sources, pads, strict=True):
         packed = source.new_full((capacity, *source.shape[2:]), pad)

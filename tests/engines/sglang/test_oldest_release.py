@@ -57,7 +57,8 @@ def release(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
     path = os.pathsep.join(
         [str(folder), *filter(None, [os.environ.get("PYTHONPATH"), str(root), str(root / "kernels")])]
     )
-    found = {**os.environ, "PYTHONPATH": path}
+    # what is packed is proved at start, at every depth that there is
+    found = {**os.environ, "PYTHONPATH": path, "C2T_SELF_CHECK": "strict"}
     with preloaded_with(cpu_engine_env(found)):
         yield found
 

@@ -51,6 +51,8 @@ def server(folder: Path, classifier: Path, curve: Path, name: str, *flags: str, 
         *("--speculative-c2t-planner", str(curve)),
         *("--disable-radix-cache", "--skip-server-warmup", "--speculative-c2t-request-tiers", "on"),
         *("--speculative-c2t-learn", *learning),
+        # what is packed, at every depth that there is
+        *("--speculative-c2t-self-check", "strict"),
         *flags,
         log=folder / f"{name}.log",
     )

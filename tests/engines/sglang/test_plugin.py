@@ -113,6 +113,27 @@ def test_options_reach_the_record_and_survive_pickling():
     assert args.flags_of(Record()) is None, "nothing stays behind for the next record"
 
 
+@pytest.mark.parametrize(
+    ("given", "mode", "expected"),
+    [
+        ({}, "chain", 1),
+        ({"page_size": 1}, "tree", 4),
+        # with these SGLang takes another attention for a top-k of 1 than for none
+        ({"page_size": 64}, "chain", None),
+        ({"speculative_eagle_topk": 2}, "tree", 2),
+        ({"speculative_algorithm": "EAGLE3"}, "chain", None),
+        # which `validate` refuses
+        ({}, "forest", None),
+    ],
+)
+def test_topk_is_known_before_sglang_chooses_attention(given: dict[str, Any], mode: str, expected: int | None):
+    fields = {"speculative_algorithm": "C2T", "speculative_eagle_topk": None, "page_size": None}
+    namespace = argparse.Namespace(**(fields | given), speculative_c2t_mode=mode)
+    seen = []
+    args.from_cli_args(lambda namespace: seen.append(namespace.speculative_eagle_topk) or Record(), namespace)
+    assert seen == [expected]
+
+
 def test_a_record_made_by_a_program_reads_the_environment(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("C2T_BETA", "0.7")
     assert args.config_of(Record()).beta == 0.7

@@ -20,8 +20,30 @@ class RaggedAttention:
 
 
 class FlashAttentionBackend:
+    """By its name SGLang's own, as those that follow."""
+
+    supports_ragged_verify_graph = True
+
     def __init__(self, version: int) -> None:
         self.fa_impl_ver = version
+
+
+class TRTLLMHAAttnBackend:
+    supports_ragged_verify_graph = True
+
+    def __init__(self, xqa: bool = False) -> None:
+        self.is_xqa_impl = xqa
+
+
+class TRTLLMMLABackend:
+    supports_ragged_verify_graph = True
+
+
+class HybridAttnBackend:
+    """Prefill by one, decoding by another."""
+
+    def __init__(self, prefill: Any, decode: Any, verifies: str) -> None:
+        self.prefill_backend, self.decode_backend, self.spec_attn_is_decode = prefill, decode, verifies == "decode"
 
 
 class RaggedFlashInfer:
@@ -50,10 +72,18 @@ def runner(backend: Any, **changes: Any) -> SimpleNamespace:
         ("off", RaggedAttention(), None),
         ("auto", TorchNativeAttnBackend(), None),
         ("fa3", FlashAttentionBackend(3), "fa3"),
-        ("auto", FlashAttentionBackend(3), None),  # never run: only for who asks
+        ("auto", FlashAttentionBackend(3), "fa3"),
         ("auto", FlashAttentionBackend(4), None),
         ("flashinfer", RaggedFlashInfer(), "flashinfer"),
+        ("auto", RaggedFlashInfer(), "flashinfer"),
         ("auto", FlashInferAttnBackend(), None),
+        ("auto", TRTLLMHAAttnBackend(), "trtllm_mha"),
+        ("trtllm_mha", TRTLLMHAAttnBackend(), "trtllm_mha"),
+        ("auto", TRTLLMHAAttnBackend(xqa=True), None),  # a kernel of one length
+        ("auto", TRTLLMMLABackend(), "trtllm_mla"),
+        ("auto", HybridAttnBackend(FlashAttentionBackend(3), TorchNativeAttnBackend(), "prefill"), "fa3"),
+        ("auto", HybridAttnBackend(FlashAttentionBackend(3), TorchNativeAttnBackend(), "decode"), None),
+        ("auto", HybridAttnBackend(TorchNativeAttnBackend(), RaggedAttention(), "decode"), "triton"),
     ],
 )
 def test_choice(wanted: str, backend: Any, expected: str | None):
@@ -70,8 +100,7 @@ def test_choice(wanted: str, backend: Any, expected: str | None):
         ({"enable_return_routed_experts": True}, {}, "routed experts"),
         ({"dcp_size": 2}, {}, "dcp_size"),
         ({}, {"mrope": True}, "three axes"),
-        ({}, {"use_mla_backend": True}, "latent"),
-        ({}, {"sliding_window_size": 512}, "sliding-window"),
+        ({}, {"use_mla_backend": True}, "latent keys are packed on fa3, trtllm_mla, cutedsl_mla only"),
         ({}, {"attention_chunk_size": 8192}, "chunked"),
     ],
 )
@@ -82,6 +111,26 @@ def test_what_keeps_the_uniform_window(server_args: dict[str, Any], changes: dic
     assert reason in choice.reason
     with pytest.raises(ConfigError, match=f"--speculative-c2t-ragged triton cannot be had: .*{reason}"):
         choose(C2TConfig(ragged="triton"), record, model)
+
+
+@pytest.mark.parametrize("backend", [FlashAttentionBackend(3), TRTLLMMLABackend()])
+def test_latent_keys_are_packed_where_the_kernel_takes_lengths(backend: Any):
+    assert choose(C2TConfig(), SimpleNamespace(), runner(backend, use_mla_backend=True)).backend is not None
+
+
+@pytest.mark.parametrize(
+    ("backend", "mode", "packs"),
+    [
+        (FlashAttentionBackend(3), "chain", True),
+        (TRTLLMHAAttnBackend(), "chain", True),
+        (RaggedAttention(), "chain", True),
+        (RaggedAttention(), "tree", False),
+        (RaggedFlashInfer(), "chain", False),
+    ],
+)
+def test_sliding_windows(backend: Any, mode: str, packs: bool):
+    found = choose(C2TConfig(mode=mode), SimpleNamespace(), runner(backend, sliding_window_size=512))
+    assert (found.backend is not None, "sliding windows" in found.reason) == (packs, not packs)
 
 
 def test_metadata_in_a_graph_of_its_own_keeps_the_uniform_window(monkeypatch: pytest.MonkeyPatch):
@@ -102,9 +151,8 @@ def test_trees_are_packed_where_a_request_has_a_mask_of_its_own():
         choose(C2TConfig(mode="tree", ragged="fa3"), record, runner(FlashAttentionBackend(3)))
 
 
-def test_flashinfer_is_taken_by_who_asks_for_it():
+def test_flashinfer_packs_by_our_backend_alone():
     stock, record = runner(FlashInferAttnBackend()), SimpleNamespace()
-    assert "unless --speculative-c2t-ragged flashinfer is tried" in choose(C2TConfig(), record, stock).reason
     trees = C2TConfig(mode="tree", ragged="flashinfer")
     assert choose(trees, record, runner(RaggedFlashInfer())).masked
     with pytest.raises(ConfigError, match=r"ragged flashinfer cannot be had: .*latent"):

@@ -67,7 +67,8 @@ def served(request: pytest.FixtureRequest, setting: SimpleNamespace) -> Iterator
     planted.write_text("")
     for how in ("off", "auto"):
         name = f"{base}-{how}"
-        with serve(setting, base, name, C2T_RAGGED=how, PLANTED_FAULT_FILE=str(planted)) as running:
+        started = {"C2T_RAGGED": how, "C2T_SELF_CHECK": "strict", "PLANTED_FAULT_FILE": str(planted)}
+        with serve(setting, base, name, **started) as running:
             log = setting.folder / f"{name}.rows"
             for concurrency in CONCURRENCIES:
                 log.write_text("")
@@ -118,14 +119,18 @@ def test_the_target_computes_kept_rows_only(served: SimpleNamespace, concurrency
     lengths of their own, since SGLang's own pass computes them."""
     counts = [vc.Counts.of_answer(answer) for answer in served.answers["auto", concurrency]]
     compact = served.rows["auto", concurrency]
-    lengths = [forward["lengths"] or [WIDTH] * forward["requests"] for forward in compact]
-    for forward, own in zip(compact, lengths, strict=True):
+    for forward in compact:
+        own = [kept + 1 for kept in forward["kept"]]
         needed, window = sum(own), forward["requests"] * WIDTH
         assert len(own) == forward["requests"]
         assert forward["rows"] == min(-(-needed // ROW_STEP) * ROW_STEP, window)
         assert (forward["lengths"] is None) == (needed == window)
+        # spare rows are somebody's next draft tokens
+        given = forward["lengths"] or [WIDTH] * forward["requests"]
+        assert sum(given) == forward["rows"]
+        assert all(least <= length <= WIDTH for least, length in zip(own, given, strict=True))
     kept = sum((length + 1) * steps for count in counts for length, steps in count.draft_lengths)
-    assert sum(map(sum, lengths)) == kept
+    assert sum(kept + 1 for forward in compact for kept in forward["kept"]) == kept
     assert max(forward["requests"] for forward in compact) == concurrency
     window = sum(forward["requests"] for forward in compact) * WIDTH
     assert sum(forward["rows"] for forward in compact) < window * 0.9
@@ -171,6 +176,15 @@ def test_the_server_says_which_one_runs(served: SimpleNamespace, setting: Simple
         own = sum(forward["rows"] for c in CONCURRENCIES for forward in served.rows[how, c])
         # SGLang warms itself up with a request of its own, and there are those with penalties
         assert served.state[how]["rows_computed"] >= own
+
+
+def test_packed_rows_were_proved_at_start(served: SimpleNamespace):
+    proved = served.state["auto"]["configuration"]["self_check"]
+    assert (proved["failures"], proved["kernels"], proved["device"]) == ([], [], "cpu")
+    assert proved["proved"] == proved["tiers"] > 1 and proved["poison"]
+    assert 0.0 <= proved["worst"] <= proved["allowed"] < 0.01
+    # nothing is packed over the uniform window, so the kernels alone are
+    assert served.state["off"]["configuration"]["self_check"]["tiers"] == 0
 
 
 def test_a_window_of_the_wrong_tokens_is_caught(served: SimpleNamespace, setting: SimpleNamespace):
@@ -226,3 +240,21 @@ def test_triton_verifies_the_same(setting: SimpleNamespace, tmp_path: Path):
     assert "C2T: verification of kept tokens only, ragged triton" in text
     assert found == [setting.oracle.counts("standalone", prompt, D_MAX, setting.classifier) for prompt in prompts]
     assert [count.output_ids for count in found] == setting.plain[chosen]
+
+
+# --- a self-check that fails
+
+
+def test_packed_rows_that_are_wrong_at_start_are_not_used(setting: SimpleNamespace):
+    """The server starts over from the attention backends, and verifies windows of a few widths."""
+    planted = setting.folder / "wrong-at-start"
+    planted.write_text(ragged_faults.positions_off_by_one.__name__)
+    env = {"C2T_SELF_CHECK": "on", "PLANTED_FAULT_FILE": str(planted)}
+    with serve(setting, "standalone", "fallback", **env) as running:
+        found = [told(answer) for answer in vc.answers(running, setting.prompts, PROMPTS)]
+        state = running.request("/get_server_info")["internal_states"][0]["c2t"]["configuration"]
+    assert [tuple(answer["ids"]) for answer in found] == setting.plain
+    log = (setting.folder / "fallback.log").read_text(errors="replace")
+    assert "C2T: self-check on cpu: packed verification on RaggedCpuAttnBackend is wrong: " in log
+    assert "C2T: uniform width in buckets 1, 2, 3, 5" in log
+    assert state["ragged"] == "off" and state["widths"] == list(WIDTHS) and state["self_check"]["failures"]

@@ -72,7 +72,7 @@ def served(setting: SimpleNamespace) -> Iterator[SimpleNamespace]:
 
     with serve(setting, "off", C2T_RAGGED="off") as running:
         ask(running, "off")
-    with serve(setting, "auto", PLANTED_FAULT_FILE=str(switch)) as running:
+    with serve(setting, "auto", PLANTED_FAULT_FILE=str(switch), C2T_SELF_CHECK="strict") as running:
         ask(running, "auto")
         yield SimpleNamespace(answers=answers, rows=rows, running=running, switch=switch)
 

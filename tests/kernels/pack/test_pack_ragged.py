@@ -45,6 +45,30 @@ def test_what_does_not_fit_is_dropped_from_the_end():
     assert packed.values[0].tolist() == [0, 1, 3, 4]
 
 
+def test_spare_rows_are_the_next_places_of_each_then_slots_of_nobody():
+    ids = torch.arange(9).view(3, 3)
+    packed = pack_ragged(lengths([0, 2, 1]), [ids], capacity=8, pads=[99], slots=4)
+    assert packed.cu_seqlens.tolist() == [0, 3, 6, 8, 8]
+    assert packed.values[0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    # 2 beyond all windows go to the fourth slot, and no source has anything for it
+    packed = pack_ragged(lengths([0, 2, 1]), [ids], capacity=11, pads=[99], slots=5)
+    assert packed.cu_seqlens.tolist() == [0, 3, 6, 9, 11, 11]
+    assert packed.values[0].tolist() == [*range(9), 99, 99]
+
+
+@QUIET
+@given(batch=batches(), more=st.integers(0, 3))
+def test_filled_rows_stay_within_the_window_and_keep_what_is_kept(batch: tuple[Tensor, Tensor, int], more: int):
+    kept, words, capacity = batch
+    bs, width = words.shape
+    packed = pack_ragged(kept, [words], capacity=capacity, pads=[-7], slots=bs + more)
+    filled, plain = packed.cu_seqlens.diff(), pack_ragged(kept, [words], capacity=capacity, pads=[-7]).cu_seqlens.diff()
+    assert len(filled) == bs + more and (filled <= width).all() and (filled[:bs] >= plain).all()
+    assert int(filled.sum()) == min(capacity, (bs + more) * width)
+    # a slot of nobody has rows only when everybody has a whole window
+    assert (filled[:bs] == width).all() or not filled[bs:].any()
+
+
 @QUIET
 @given(batch=batches())
 def test_round_trip_is_the_identity_on_what_was_packed(batch: tuple[Tensor, Tensor, int]):
@@ -57,20 +81,23 @@ def test_round_trip_is_the_identity_on_what_was_packed(batch: tuple[Tensor, Tens
     assert total == own.sum() and (packed.values[0][total:] == -7).all()
 
 
+@pytest.mark.parametrize("more", [None, 0, 2])
 @INTERPRETED
 @given(batch=batches())
-def test_kernels_equal_reference(batch: tuple[Tensor, Tensor, int], device: str):
+def test_kernels_equal_reference(batch: tuple[Tensor, Tensor, int], more: int | None, device: str):
     kept, words, capacity = batch
+    slots = None if more is None else len(kept) + more
     kept, words = kept.to(device), words.to(device)
     rows = words[..., None] + torch.rand(3, device=device)
     sources, pads = [words, words.int(), rows, words.float()], [0, 1, -1.5, float("-inf")]
-    expected = pack_ragged(kept, sources, capacity=capacity, pads=pads)
-    found = fused.pack_ragged(kept, sources, capacity=capacity, pads=pads)
+    expected = pack_ragged(kept, sources, capacity=capacity, pads=pads, slots=slots)
+    found = fused.pack_ragged(kept, sources, capacity=capacity, pads=pads, slots=slots)
     assert torch.equal(found.cu_seqlens, expected.cu_seqlens)
+    starts = expected.cu_seqlens[: len(kept) + 1]
     for ours, theirs, fill in zip(found.values, expected.values, [1, -1, 0.5, 2.0], strict=True):
         assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
-        back = fused.scatter_ragged(theirs, expected.cu_seqlens, words.shape[1], fill=fill)
-        assert torch.equal(back, scatter_ragged(theirs, expected.cu_seqlens, words.shape[1], fill=fill))
+        back = fused.scatter_ragged(theirs, starts, words.shape[1], fill=fill)
+        assert torch.equal(back, scatter_ragged(theirs, starts, words.shape[1], fill=fill))
 
 
 def test_four_words_take_two_launches_and_257_requests_fit(device: str):

@@ -19,7 +19,7 @@ class DepthSwitch:
 
     def __init__(self, worker: Any, depths: Sequence[int]) -> None:
         """worker: SGLang's EAGLEWorkerV2. depths: rising; the last one is that which the server starts with."""
-        self._worker, self._depths = worker, depths
+        self._worker, self.depths = worker, depths
         self._states: dict[int, Any] = {}
         # SGLang has a line for every change, which here may come with every step.
         logger = logging.getLogger("sglang.srt.speculative.eagle_worker_v2")
@@ -31,8 +31,8 @@ class DepthSwitch:
 
     def init_states(self, **_: Any) -> None:
         """Build the others."""
-        whole = self._states[self._depths[-1]]
-        for depth in self._depths[:-1]:
+        whole = self._states[self.depths[-1]]
+        for depth in self.depths[:-1]:
             if self._worker.device == "cpu":
                 # SGLang would look for CUDA graphs, and the CPU's attention takes every depth.
                 shape = {"speculative_num_steps": depth, "speculative_num_draft_tokens": depth + 1}

@@ -25,12 +25,12 @@ def packing_triton(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def packing_flashinfer(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same for FlashInfer's, where it is asked for."""
+    """The same for FlashInfer's."""
 
     @functools.wraps(stock)
     def create(runner: Any) -> Any:
         backend = stock(runner)
-        if args.config_of(runner.server_args).ragged != "flashinfer":
+        if args.config_of(runner.server_args).ragged not in ("auto", "flashinfer"):
             return backend
         from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
 

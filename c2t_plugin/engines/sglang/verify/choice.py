@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from c2t_plugin.config import TREE_ATTENTION, UNIFORM, C2TConfig
+from c2t_plugin.config import MASKED, TREE_ATTENTION, UNIFORM, C2TConfig
 from c2t_plugin.engines.sglang.patches import PATCHES
 from c2t_plugin.engines.sglang.verify.packing import PackedVerify
 from c2t_plugin.errors import ConfigError
@@ -25,7 +25,16 @@ _UNIFORM_ONLY: tuple[tuple[str, str], ...] = (
     ("enable_hisparse", "its buffers are laid out for the uniform window"),
 )
 
-_UNTRIED_FLASHINFER = ", unless --speculative-c2t-ragged flashinfer is tried, which nobody has run yet"
+# SGLang's own backends whose verification takes a length for each request, by class, and their names as options.
+_STOCK = {
+    "FlashAttentionBackend": "fa3",
+    "TRTLLMHAAttnBackend": "trtllm_mha",
+    "TRTLLMMLABackend": "trtllm_mla",
+    "CuteDslMLABackend": "cutedsl_mla",
+}
+# Those that verify latent keys, and sliding windows, by each request's own length.
+_LATENT = ("fa3", "trtllm_mla", "cutedsl_mla")
+_SLIDING = ("fa3", "trtllm_mha", "triton")
 
 
 @dataclass(frozen=True)
@@ -45,16 +54,17 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
     wanted = config.ragged
     if wanted in UNIFORM:
         return Choice(None, "as asked for")
-    found = _packing_attention(runner.attn_backend)
-    kind = type(runner.attn_backend).__name__
+    backend = verifier(runner.attn_backend)
+    found = _packing_attention(backend)
+    kind = type(backend).__name__
     masked = config.mode == "tree"
+    obstacle: str | None
     if found is None:
-        hint = _UNTRIED_FLASHINFER if kind == "FlashInferAttnBackend" else ""
-        obstacle: str | None = f"{kind} verifies requests of one length only{hint}"
-    elif found == "fa3" and masked:
-        obstacle = "fa3 packs chains only: it takes trees of one size, each as a list of pages"
+        obstacle = f"{kind} verifies requests of one length only"
+    elif masked and found not in MASKED:
+        obstacle = f"{found} packs chains only: it takes no mask for each request"
     else:
-        obstacle = _obstacle(server_args, runner, found)
+        obstacle = _obstacle(server_args, runner, found, masked)
     if wanted != "auto" and (obstacle is not None or found != wanted):
         raise ConfigError(
             f"--speculative-c2t-ragged {wanted} cannot be had: {obstacle or f'the attention backend is {kind}'}; "
@@ -62,20 +72,29 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
         )
     if obstacle is not None:
         return Choice(None, obstacle)
-    if found == "fa3" and wanted == "auto":
-        # Of the other backends the attention has at least been run in an interpreter.
-        return Choice(None, "nobody has run C2T on fa3 yet: --speculative-c2t-ragged fa3 tries it")
     return Choice(found, f"attention backend {kind}", masked)
 
 
-def _packing_attention(attn_backend: Any) -> str | None:
-    own: str | None = getattr(attn_backend, "c2t_ragged", None)
-    if own is None and type(attn_backend).__name__ == "FlashAttentionBackend" and attn_backend.fa_impl_ver == 3:
-        return "fa3"
-    return own
+def verifier(attn_backend: Any) -> Any:
+    """The backend that computes verification, where prefill and decoding have different ones."""
+    if not hasattr(attn_backend, "prefill_backend"):
+        return attn_backend
+    decodes = attn_backend.spec_attn_is_decode
+    return verifier(attn_backend.decode_backend if decodes else attn_backend.prefill_backend)
 
 
-def _obstacle(server_args: Any, runner: Any, backend: str) -> str | None:
+def _packing_attention(backend: Any) -> str | None:
+    own: str | None = getattr(backend, "c2t_ragged", None)
+    if own is not None:
+        return own
+    found = _STOCK.get(type(backend).__name__)
+    # of one class, which kernels they are: fa4 beside fa3, and on SM90 and SM120 one that takes a single length
+    if getattr(backend, "fa_impl_ver", 3) != 3 or getattr(backend, "is_xqa_impl", False):
+        return None
+    return found if getattr(backend, "supports_ragged_verify_graph", False) else None
+
+
+def _obstacle(server_args: Any, runner: Any, backend: str, masked: bool) -> str | None:
     for name, reason in _UNIFORM_ONLY:
         if getattr(server_args, name, False):
             return f"{name}: {reason}"
@@ -85,8 +104,12 @@ def _obstacle(server_args: Any, runner: Any, backend: str) -> str | None:
         return "dcp_size: each rank holds a part of the window"
     if runner.model_config.model_is_mrope:
         return "positions of three axes are laid out for the uniform window"
-    if runner.use_mla_backend or (runner.sliding_window_size or 0) > 0 or runner.attention_chunk_size is not None:
-        return "latent, sliding-window and chunked attention have not been tried"
+    if runner.use_mla_backend and backend not in _LATENT:
+        return f"latent keys are packed on {', '.join(_LATENT)} only"
+    if (runner.sliding_window_size or 0) > 0 and (masked or backend not in _SLIDING):
+        return f"sliding windows are packed on {', '.join(_SLIDING)} only, and for chains"
+    if runner.attention_chunk_size is not None:
+        return "chunked attention: SGLang's captured verification ignores chunks"
     from sglang.srt.environ import envs
 
     # no variable of 0.5.17
@@ -131,6 +154,6 @@ def start(config: C2TConfig, server_args: Any, target_worker: Any) -> PackedVeri
     if choice.backend is None:
         logger.info("C2T: verification over the uniform width (%s)", choice.reason)
         return None
-    kernel = f", kernel {runner.attn_backend.c2t_kernel}" if choice.backend == "triton" else ""
+    kernel = f", kernel {verifier(runner.attn_backend).c2t_kernel}" if choice.backend == "triton" else ""
     logger.info("C2T: verification of kept tokens only, ragged %s (%s%s)", choice.backend, choice.reason, kernel)
     return PackedVerify(target_worker, choice.masked, choice.backend)

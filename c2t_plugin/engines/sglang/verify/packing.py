@@ -4,6 +4,10 @@ The rows of all requests are packed end to end for the target's forward pass alo
 put back at their places in the uniform window, so that sampling, grammar, logprobs and the draft model's extend pass
 are SGLang's own and see what they always see. Nothing of SGLang's batch is changed, so nothing has to be restored.
 
+Rows that are spare, since a pass has as many as a captured graph or a round number, go to each request's own next draft
+tokens, then to the graph's slots without a request: nobody gets more rows than a window has, and no row that a kernel
+computes is beyond what SGLang has reserved slots for. Links stay cut, so nothing of that is accepted.
+
 A tree packs as a chain does, since its pads stand behind its nodes. Only what its rows see of each other is not plain
 from their order: its verify input brings a mask for packed rows (drafters/tree_input.py).
 
@@ -84,7 +88,10 @@ class PackedVerify:
         self.rows = rows = self._rows(kept, width) if step.rows is None else step.rows
         sources = [part.view(-1, width) for part in (window.draft_token, window.positions, batch.out_cache_loc)]
         # A row of nobody is token 0 at position 0, written to slot 0, which no request owns.
-        (tokens, positions, slots), cu_seqlens = pack_ragged(kept, sources, capacity=rows, pads=(0, 0, 0))
+        (tokens, positions, slots), starts = pack_ragged(
+            kept, sources, capacity=rows, pads=(0, 0, 0), slots=None if self.masked else self._slots(len(kept), rows)
+        )
+        requests = len(kept)
 
         own = copy.copy(window)
         own.draft_token, own.positions = tokens, positions
@@ -93,7 +100,7 @@ class PackedVerify:
         # What SGLang worked out for the uniform window, where this version does so.
         own.prepared_out_cache_loc = own.prepared_mrope_positions = own.kv_loc_plan = None
         own.ragged_verify_layout = RaggedVerifyLayout.from_verify_lens_device(
-            verify_lens=kept + 1, graph_num_tokens=rows
+            verify_lens=starts.diff(), graph_num_tokens=rows
         )
         packed_batch = copy.copy(batch)
         packed_batch.input_ids, packed_batch.out_cache_loc, packed_batch.spec_info = tokens, slots, own
@@ -103,7 +110,19 @@ class PackedVerify:
             capture_hidden_mode=uniform.capture_hidden_mode,
             return_hidden_states_before_norm=False,
         )
-        return packed, cu_seqlens
+        if len(starts) > requests + 1 and not self._graphs().can_run_graph(packed):
+            # outside of a graph there are no slots without a request
+            own.ragged_verify_layout = RaggedVerifyLayout.from_verify_lens_device(
+                verify_lens=starts[: requests + 1].diff(), graph_num_tokens=rows
+            )
+        return packed, starts[: requests + 1]
+
+    def _slots(self, requests: int, rows: int) -> int:
+        """Requests that the graph of so many rows has room for; where there is none, those that there are."""
+        graphs = self._graphs()
+        if graphs is None or rows not in self.sizes():
+            return requests
+        return max(requests, graphs._ragged_capture_slots(rows))
 
     def _rows(self, kept: Tensor, width: int) -> int:
         # The one wait of a step: the host chooses the graph. SGLang's preparation ran while the draft was computed.
@@ -122,5 +141,8 @@ class PackedVerify:
 
     def sizes(self) -> list[int]:
         """Token counts of the captured graphs, rising."""
-        runner = self.target_worker.model_runner.decode_cuda_graph_runner
+        runner = self._graphs()
         return runner.capture_num_tokens if getattr(runner, "ragged_verify_mode", False) else []
+
+    def _graphs(self) -> Any:
+        return self.target_worker.model_runner.decode_cuda_graph_runner

@@ -1,0 +1,114 @@
+"""What came of the self-check: a line in the log, the server's state, and the uniform window where packed rows fail."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.layers.radix_attention import RadixAttention
+
+from c2t_kernels.attention.arguments import HEAD_DIMS
+from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
+from c2t_plugin.config import OFF, STRICT, C2TConfig
+from c2t_plugin.engines.sglang import args, ranks
+from c2t_plugin.engines.sglang.proof.packed import Findings, prove
+from c2t_plugin.engines.sglang.verify.choice import verifier
+from c2t_plugin.errors import ConfigError
+from c2t_plugin.kernel_checks import Shapes, check
+
+logger = logging.getLogger(__name__)
+
+
+def at_start(worker: Any, config: C2TConfig, capture: Callable[[], None]) -> None:
+    """Prove what this server computes, and have it verify the uniform window if packed rows are wrong here.
+
+    capture: has SGLang capture the graphs of draft and depths. Raises ConfigError for what fails, if the check is
+    strict.
+    """
+    place = device_name(worker.device)
+    wrong = [f"{each.name} {each}" for each in check(_shapes(worker), trees=config.mode == "tree") if not each.ok]
+    found = Findings() if worker.c2t.packing is None else prove(worker)
+    failed = not ranks.all_hold(not found.failures)
+    if failed and not found.failures:
+        found.failures.append("another rank found a fault")
+    state = {**found.state(), "kernels": wrong, "device": place}
+    if (failed or wrong) and config.self_check == STRICT:
+        raise ConfigError(
+            f"self-check on {place}: {'; '.join(found.failures + wrong)}; start with --speculative-c2t-ragged off, "
+            "or with --speculative-c2t-self-check auto, which does so by itself"
+        )
+    if wrong:
+        logger.warning(
+            "C2T: self-check on %s: %s. Drafts may be cut in the wrong places; the output stays the target's",
+            *(place, "; ".join(wrong)),
+        )
+    if failed:
+        kind = type(verifier(worker.target_worker.model_runner.attn_backend)).__name__
+        logger.warning(
+            "C2T: self-check on %s: packed verification on %s is wrong: %s. The uniform window is verified",
+            *(place, kind, "; ".join(found.failures)),
+        )
+        _unpack(worker, capture)
+    elif found.skipped:
+        logger.warning("C2T: self-check on %s: packed verification was not tried: %s", place, found.skipped)
+    elif worker.c2t.packing is not None:
+        behind = "" if found.poison is None else f", with {found.poison:g} in all that it may not read"
+        logger.info(
+            "C2T: self-check on %s: packed verification is the uniform window's, off by %.3g, allowed %.3g, in %d of "
+            "%d sizes%s, %.1f s",
+            *(place, found.worst, found.allowed, found.proved, found.tiers, behind, found.seconds),
+        )
+    worker.c2t.configuration["self_check"] = state
+    if str(worker.device).startswith("cuda"):
+        torch.cuda.empty_cache()
+
+
+def device_name(device: str) -> str:
+    """For a report."""
+    return torch.cuda.get_device_name() if str(device).startswith("cuda") else str(device)
+
+
+def _shapes(worker: Any) -> Shapes:
+    """Of this server, as far as the kernels' shapes follow from it."""
+    target, scorer = worker.target_worker.model_runner, worker.c2t.scorer
+    draft = worker._draft_worker.draft_runner
+    layer = next((each for each in target.model.modules() if isinstance(each, RadixAttention)), None)
+    fits = layer is not None and layer.qk_head_dim in HEAD_DIMS
+    heads = (layer.tp_q_head_num, layer.tp_k_head_num) if layer is not None and fits else (8, 2)
+    # trees of some policies have none
+    network = getattr(scorer, "network", None) or getattr(getattr(scorer, "policy", None), "network", None)
+    return Shapes(
+        torch.device(worker.device),
+        network or NodeClassifier(ClassifierSpec()).network(worker.device),
+        vocabulary=getattr(draft.model_config.hf_config, "draft_vocab_size", None) or draft.model_config.vocab_size,
+        requests=min(worker.req_to_token_pool.size, 64),
+        width=max(worker.speculative_num_draft_tokens, 3),
+        dtype=target.dtype,
+        heads=heads,
+        head_dim=layer.qk_head_dim if layer is not None and fits else HEAD_DIMS[0],
+    )
+
+
+def _unpack(worker: Any, capture: Callable[[], None]) -> None:
+    """Start over from the attention backends, with the uniform window in the place of packed rows."""
+    options = args.flags_of(worker.server_args)
+    if options is None:
+        options = {}
+        setattr(worker.server_args, args.ATTRIBUTE, options)
+    options["ragged"] = OFF
+    target = worker.target_worker
+    target.model_runner.spec_algorithm.packing = None
+    os.environ.pop("SGLANG_RAGGED_VERIFY_MODE", None)
+    if worker.c2t.planner is not None:
+        worker.c2t.planner.verify_windows()
+    # Their graphs go before others come: there may be memory for one of the two only.
+    worker.adaptive_controller = target.model_runner.decode_cuda_graph_runner = None
+    gc.collect()
+    target.init_attention_backends()
+    worker.init_attention_backends()
+    target.init_cuda_graphs()
+    capture()

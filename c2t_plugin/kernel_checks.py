@@ -1,0 +1,255 @@
+"""Each kernel against its float32 reference on the machine at hand: `c2t doctor --gpu`, and a server's self-check."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from c2t_kernels import ChainState, DraftStats, ScoringNetwork
+
+# Children of a node, and nodes of a layer, of a tree that is grown.
+TOPK = 4
+# float32 sums of up to a vocabulary's terms, and of a hidden layer's, in another order
+STATS_ALLOWED, SCORE_ALLOWED = 2e-4, 1e-4
+# an output near 1 in so many bits, whose reference rounds once
+ATTENTION_ALLOWED = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Of one server, or what is usual. width: places of a request's window, at least 3. network: its classifier."""
+
+    device: torch.device
+    network: ScoringNetwork
+    vocabulary: int = 32_000
+    requests: int = 64
+    width: int = 7
+    dtype: torch.dtype = torch.bfloat16
+    top_m: int = 1000
+    heads: tuple[int, int] = (32, 8)
+    head_dim: int = 128
+    prefix: int = 300
+
+    def random(self, generator: torch.Generator, *shape: int) -> Tensor:
+        """float32, from 0 to 1."""
+        return torch.rand(*shape, generator=generator, device=self.device)
+
+
+class Checked(NamedTuple):
+    """One kernel. error: largest absolute difference from its reference; infinite where integers or signs differ.
+    microseconds: of one launch with what the host does for it. failure: why it did not run."""
+
+    name: str
+    error: float
+    allowed: float
+    microseconds: float
+    failure: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it may be used."""
+        return self.error <= self.allowed
+
+    def __str__(self) -> str:
+        if self.failure:
+            return f"did not run ({self.failure})"
+        return f"off by {self.error:.2g}, allowed {self.allowed:.2g}, {self.microseconds:.0f} us"
+
+
+# Called with which side it is to run; all that is written to is made anew by each call.
+_Run = Callable[[Callable[[str, str], Any]], Sequence[Tensor]]
+
+
+def check(shapes: Shapes, *, trees: bool = True) -> Iterator[Checked]:
+    """One after another, so that who asks may stop. trees: also those that trees alone need."""
+    checks: list[tuple[str, float, _Run]] = [
+        ("draft_stats", STATS_ALLOWED, _stats(shapes)),
+        ("score_chain", SCORE_ALLOWED, _score(shapes)),
+        ("early_stop", 0.0, _stop(shapes)),
+        ("pack_ragged", 0.0, _pack(shapes)),
+    ]
+    if trees:
+        checks += [
+            ("grow_layer", SCORE_ALLOWED, _grow(shapes)),
+            ("build_tree", 0.0, _build(shapes)),
+            ("tree_attention", ATTENTION_ALLOWED[shapes.dtype], _attention(shapes)),
+        ]
+    for name, allowed, run in checks:
+        yield _checked(name, allowed, run, shapes.device)
+
+
+def _checked(name: str, allowed: float, run: _Run, device: torch.device) -> Checked:
+    try:
+        found, expected = run(_kernels(device)), run(_references)
+        error = max(_far(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+        return Checked(name, error, allowed, _timed(lambda: run(_kernels(device)), device))
+    except Exception as failure:  # whatever a compiler or a driver raises
+        return Checked(name, math.inf, allowed, 0.0, f"{type(failure).__name__}: {failure}")
+
+
+def _references(package: str, name: str) -> Any:
+    return getattr(import_module(f"c2t_kernels.{package}.reference"), name)
+
+
+def _kernels(device: torch.device) -> Callable[[str, str], Any]:
+    """Where there are none, in their place what runs there."""
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return _references
+    return lambda package, name: getattr(import_module(f"c2t_kernels.{package}.kernel"), name)
+
+
+def _far(found: Tensor, expected: Tensor) -> float:
+    if found.shape != expected.shape:
+        return math.inf
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(found.to(expected.dtype), expected) else math.inf
+    mine, theirs = found.double(), expected.double()
+    same = (mine == theirs) | (mine.isnan() & theirs.isnan())
+    return float((mine - theirs).masked_fill(same, 0.0).abs().nan_to_num(nan=math.inf, posinf=math.inf).max())
+
+
+def _timed(call: Callable[[], Any], device: torch.device) -> float:
+    wait = torch.get_device_module(device).synchronize
+    wait()
+    begun = time.perf_counter()
+    call()
+    wait()
+    return 1e6 * (time.perf_counter() - begun)
+
+
+def _generator(shapes: Shapes) -> torch.Generator:
+    return torch.Generator(shapes.device).manual_seed(0)
+
+
+def _stats(shapes: Shapes) -> _Run:
+    logits = torch.randn(
+        shapes.requests, shapes.vocabulary, generator=_generator(shapes), device=shapes.device, dtype=torch.float32
+    )
+    logits = (3 * logits).to(shapes.dtype)
+    k = min(TOPK, shapes.vocabulary)
+
+    def run(side: Callable[[str, str], Any]) -> Sequence[Tensor]:
+        found = side("stats", "draft_stats")(logits, shapes.top_m, k)
+        # of equal logits either may come first
+        return logits.gather(1, found.token_ids), found.log_probs, found.entropy, found.margin
+
+    return run
+
+
+def _score(shapes: Shapes) -> _Run:
+    generator, depths = _generator(shapes), min(2, shapes.width - 1)
+    drawn = shapes.random(generator, depths, 3, shapes.requests) * torch.tensor(
+        [[-4.0], [8.0], [2.0]], device=shapes.device
+    )
+
+    def run(side: Callable[[str, str], Any]) -> Sequence[Tensor]:
+        state = ChainState.create(shapes.requests, shapes.width - 1, shapes.device)
+        for depth, stats in enumerate(drawn, start=1):
+            side("score", "score_chain")(state, shapes.network, *stats, depth)
+        return state.confidence[:, :depths], state.joint_log_prob
+
+    return run
+
+
+def _stop(shapes: Shapes) -> _Run:
+    generator, drafted = _generator(shapes), shapes.width - 1
+    confidence = shapes.random(generator, shapes.requests, drafted)
+    beta = shapes.random(generator, shapes.requests)
+    longest = torch.full((shapes.requests,), drafted, dtype=torch.int32, device=shapes.device)
+    budget = torch.tensor([shapes.requests * drafted // 2], dtype=torch.int32, device=shapes.device)
+
+    def run(side: Callable[[str, str], Any]) -> Sequence[Tensor]:
+        links = torch.arange(1, drafted + 2, device=shapes.device).repeat(shapes.requests, 1)
+        links[:, -1] = -1
+        kept = side("stop", "early_stop")(confidence, beta, longest, budget=budget, next_token=links)
+        return kept, links
+
+    return run
+
+
+def _pack(shapes: Shapes) -> _Run:
+    generator, width, requests = _generator(shapes), shapes.width, shapes.requests
+    kept = (shapes.random(generator, requests) * width).int()
+    words = torch.arange(requests * width, device=shapes.device).view(requests, width)
+    wide = shapes.random(generator, requests * width, 64)
+    # as few as hold all, and with room for everybody's window and a slot of nobody
+    capacities = (int(kept.sum()) + requests, None), ((requests + 1) * width, requests + 1)
+
+    def run(side: Callable[[str, str], Any]) -> Sequence[Tensor]:
+        found: list[Tensor] = []
+        for capacity, slots in capacities:
+            values, starts = side("pack", "pack_ragged")(
+                kept, [words, words + 1, words + 2], capacity=capacity, pads=(0, 0, 0), slots=slots
+            )
+            back = side("pack", "scatter_ragged")(wide[:capacity], starts[: requests + 1], width, fill=0)
+            found += [*values, starts, back]
+        return found
+
+    if capacities[1][0] > len(wide):
+        wide = torch.cat([wide, wide[: capacities[1][0] - len(wide)]])
+    return run
+
+
+def _grow(shapes: Shapes) -> _Run:
+    generator, rows = _generator(shapes), shapes.requests * TOPK
+    log_probs = (-4 * shapes.random(generator, rows, TOPK)).sort(dim=1, descending=True).values
+    ids = torch.arange(TOPK, device=shapes.device).repeat(rows, 1)
+    stats = DraftStats(ids, log_probs, 8 * shapes.random(generator, rows), shapes.random(generator, rows))
+    joint, path = -shapes.random(generator, shapes.requests, TOPK), shapes.random(generator, shapes.requests, TOPK)
+    alive = shapes.random(generator, shapes.requests, TOPK) < 0.9
+    beta = torch.full((1,), 0.4, device=shapes.device)
+
+    def run(side: Callable[[str, str], Any]) -> Sequence[Tensor]:
+        grown = side("growth", "grow_layer")(shapes.network, joint, path, alive, stats, beta, 2, width=TOPK)
+        return tuple(grown)
+
+    return run
+
+
+def _tree(shapes: Shapes) -> tuple[Tensor, ...]:
+    """parent_ids, keep, token_ids, root_tokens, prefix_lens of random trees."""
+    generator, nodes = _generator(shapes), shapes.width - 1
+    drawn = shapes.random(generator, shapes.requests, nodes)
+    parents = (drawn * torch.arange(nodes, device=shapes.device)).long() - 1
+    tokens = torch.arange(nodes, device=shapes.device).repeat(shapes.requests, 1)
+    roots = torch.zeros(shapes.requests, dtype=torch.int64, device=shapes.device)
+    return parents, torch.ones_like(parents, dtype=torch.bool), tokens, roots, roots + shapes.prefix
+
+
+def _build(shapes: Shapes) -> _Run:
+    tree = _tree(shapes)
+
+    def run(side: Callable[[str, str], Any]) -> Sequence[Tensor]:
+        return tuple(side("tree_layout", "build_tree")(*tree, bucket=shapes.width))
+
+    return run
+
+
+def _attention(shapes: Shapes) -> _Run:
+    generator, device = _generator(shapes), shapes.device
+    (heads, kv_heads), dim, requests = shapes.heads, shapes.head_dim, min(shapes.requests, 8)
+
+    def random(*size: int) -> Tensor:
+        drawn = torch.randn(*size, generator=generator, device=device, dtype=torch.float32)
+        return drawn.to(shapes.dtype)
+
+    sizes = torch.arange(requests, device=device) % shapes.width + 1
+    starts, rows = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)), int(sizes.sum())
+    slots = requests * shapes.prefix
+    new = random(rows, heads, dim), random(rows, kv_heads, dim), random(rows, kv_heads, dim)
+    pools = random(slots, kv_heads, dim), random(slots, kv_heads, dim)
+    pages = torch.randperm(slots, generator=generator, device=device)
+    bounds = torch.arange(requests + 1, device=device) * shapes.prefix
+
+    def run(side: Callable[[str, str], Any]) -> Sequence[Tensor]:
+        return (side("attention", "tree_attention")(*new, *pools, starts, bounds, pages),)
+
+    return run

@@ -1,0 +1,155 @@
+"""What the self-check at start tries, and what it does about what fails."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+pytestmark = pytest.mark.sglang
+
+from benchmarks.cpu_engine import SITE  # noqa: E402
+from c2t_plugin.config import C2TConfig  # noqa: E402
+from c2t_plugin.errors import ConfigError  # noqa: E402
+from c2t_plugin.kernel_checks import Checked  # noqa: E402
+
+WRONG = Checked("draft_stats", 0.5, 2e-4, 10.0)
+OFF = "10 rows of 4 requests, graph, depth 6: logits are off by 3, allowed 0.1"
+
+
+@pytest.fixture
+def proof(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The modules of the self-check, which import SGLang's."""
+    monkeypatch.syspath_prepend(str(SITE))
+    from c2t_plugin.engines.sglang import ranks, startup
+    from c2t_plugin.engines.sglang.proof import packed, report
+
+    return SimpleNamespace(packed=packed, report=report, ranks=ranks, startup=startup)
+
+
+@pytest.mark.parametrize(
+    ("below", "rows", "requests", "width"), [(0, 7, 5, 7), (7, 14, 5, 7), (28, 35, 5, 7), (0, 2, 9, 5), (35, 70, 20, 7)]
+)
+def test_lengths_take_the_tier_and_are_ragged(proof: Any, below: int, rows: int, requests: int, width: int):
+    for seed in range(20):
+        found = proof.packed.lengths(rows, below, requests, width, random.Random(seed))
+        assert found is not None
+        assert below < sum(found) <= rows and min(found) >= 1 and max(found) <= width and len(found) <= requests
+
+
+def test_a_tier_that_so_few_requests_cannot_fill_is_left_out(proof: Any):
+    assert proof.packed.lengths(70, 35, 5, 7, random.Random(0)) is None
+
+
+def test_the_spread_is_that_of_the_worst_row(proof: Any):
+    spread, Spread = proof.packed.spread, proof.packed.Spread
+    expected = torch.zeros(3, 200)
+    found = expected.clone()
+    found[1] += 0.5
+    found[2, :10] = 9.0
+    assert spread(found, expected) == Spread(0.5, 9.0)
+    found[0, 0] = torch.nan
+    assert spread(found, expected) == Spread(math.inf, math.inf)
+    # nothing is within what is not a number
+    assert not Spread(0.0, 0.0).within(Spread(math.nan, math.nan))
+
+
+def worker(*, packing: bool = True) -> Any:
+    backend = type("FlashAttentionBackend", (), {})()
+    parts = SimpleNamespace(packing=object() if packing else None, configuration={}, planner=None)
+    target = SimpleNamespace(model_runner=SimpleNamespace(attn_backend=backend))
+    return SimpleNamespace(device="cpu", c2t=parts, target_worker=target)
+
+
+@pytest.fixture
+def run(proof: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """at_start with these failures; returns whether packing was taken back."""
+
+    def at_start(config: C2TConfig, on: Any, failures: list[str], *kernels: Checked, **said: Any) -> bool:
+        unpacked: list[Any] = []
+        everywhere = said.pop("everywhere", True)
+        found = proof.packed.Findings(failures=failures, proved=3, tiers=4, poison=math.nan, **said)
+        monkeypatch.setattr(proof.report, "prove", lambda _: found)
+        monkeypatch.setattr(proof.report, "check", lambda *_, **__: iter(kernels))
+        monkeypatch.setattr(proof.report, "_shapes", lambda _: None)
+        monkeypatch.setattr(proof.report, "_unpack", lambda *given: unpacked.append(given))
+        monkeypatch.setattr(proof.ranks, "all_hold", lambda here: here and everywhere)
+        proof.report.at_start(on, config, lambda: None)
+        return bool(unpacked)
+
+    return at_start
+
+
+def test_what_holds_is_said_in_one_line(run: Any, caplog: pytest.LogCaptureFixture):
+    served = worker()
+    with caplog.at_level(logging.INFO):
+        assert not run(C2TConfig(), served, [])
+    assert len(caplog.records) == 1
+    assert "packed verification is the uniform window's, off by 0, allowed 0, in 3 of 4 sizes, with nan" in caplog.text
+    assert served.c2t.configuration["self_check"]["failures"] == []
+
+
+def test_what_fails_is_the_uniform_window(run: Any, caplog: pytest.LogCaptureFixture):
+    served = worker()
+    assert run(C2TConfig(), served, [OFF])
+    assert f"self-check on cpu: packed verification on FlashAttentionBackend is wrong: {OFF}. The unif" in caplog.text
+    assert served.c2t.configuration["self_check"]["failures"] == [OFF]
+
+
+def test_what_fails_on_another_rank_fails_here(run: Any, caplog: pytest.LogCaptureFixture):
+    assert run(C2TConfig(), worker(), [], everywhere=False)
+    assert "another rank found a fault" in caplog.text
+
+
+@pytest.mark.parametrize(("failures", "kernels"), [([OFF], []), ([], [WRONG])])
+def test_strict_is_an_error(run: Any, failures: list[str], kernels: list[Checked]):
+    with pytest.raises(ConfigError, match=r"self-check on cpu: .*off by"):
+        run(C2TConfig(self_check="strict"), worker(), failures, *kernels)
+
+
+def test_a_wrong_kernel_of_the_draft_is_said(run: Any, caplog: pytest.LogCaptureFixture):
+    served = worker(packing=False)
+    assert not run(C2TConfig(), served, [], WRONG)
+    assert "draft_stats off by 0.5, allowed 0.0002, 10 us. Drafts may be cut in the wrong places" in caplog.text
+    assert served.c2t.configuration["self_check"]["kernels"] == ["draft_stats off by 0.5, allowed 0.0002, 10 us"]
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "expected"),
+    [
+        ("cuda", "auto", True),
+        ("cpu", "auto", False),
+        ("cpu", "on", True),
+        ("cpu", "strict", True),
+        ("cuda", "off", False),
+    ],
+)
+def test_when_it_runs(proof: Any, device: str, asked: str, expected: bool, monkeypatch: pytest.MonkeyPatch):
+    ran: list[Any] = []
+    monkeypatch.setattr(proof.report, "at_start", lambda *given: ran.append(given))
+    proof.startup.prove(SimpleNamespace(device=device), C2TConfig(self_check=asked), lambda: None)
+    assert bool(ran) == expected
+
+
+def test_what_cannot_be_tried_is_no_failure(proof: Any, run: Any, caplog: pytest.LogCaptureFixture):
+    pool = SimpleNamespace(post_capture_active=True)
+    runner = SimpleNamespace(token_to_kv_pool=pool, model_config=SimpleNamespace(vocab_size=64))
+    found = proof.packed.prove(
+        SimpleNamespace(target_worker=SimpleNamespace(model_runner=runner), speculative_num_draft_tokens=5)
+    )
+    assert (found.failures, found.proved) == ([], 0)
+    assert found.skipped.startswith("MemoryError: SGLANG_ENABLE_POST_CAPTURE_KV_SIZING")
+    served = worker()
+    assert not run(C2TConfig(), served, [], skipped=found.skipped)
+    assert "packed verification was not tried: MemoryError" in caplog.text
+
+
+def test_what_does_not_run_has_failed(proof: Any):
+    found = proof.packed.prove(SimpleNamespace(target_worker=None))
+    assert len(found.failures) == 1 and found.failures[0].startswith("it did not run (AttributeError")

@@ -1,0 +1,81 @@
+"""What `c2t doctor --gpu` and a server's self-check try: right kernels pass, and each planted fault is named."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from c2t_kernels.pack import kernel as pack
+from c2t_kernels.score import kernel as score
+from c2t_kernels.stats import kernel as stats
+from c2t_kernels.stop import kernel as stop
+from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
+from c2t_plugin.kernel_checks import Checked, Shapes, check
+
+NAMES = ["draft_stats", "score_chain", "early_stop", "pack_ragged", "grow_layer", "build_tree", "tree_attention"]
+
+
+def checked(device: str, *, trees: bool = False) -> dict[str, Checked]:
+    torch.manual_seed(0)
+    small = {"vocabulary": 64, "requests": 3, "width": 4, "top_m": 20, "heads": (4, 2), "head_dim": 64, "prefix": 5}
+    network = NodeClassifier(ClassifierSpec()).network(device)
+    shapes = Shapes(torch.device(device), network, dtype=torch.float32, **small)  # type: ignore[arg-type]
+    return {each.name: each for each in check(shapes, trees=trees)}
+
+
+def test_right_kernels_pass(device: str):
+    found = checked(device, trees=True)
+    assert list(found) == NAMES
+    assert [str(each) for each in found.values() if not each.ok] == []
+
+
+def a_row_late(right: Any) -> Any:
+    def packed(kept: Any, *arguments: Any, **named: Any) -> Any:
+        return right(kept.flip(0), *arguments, **named)
+
+    return packed
+
+
+def off(right: Any) -> Any:
+    def statistics(*arguments: Any, **named: Any) -> Any:
+        found = right(*arguments, **named)
+        return found._replace(entropy=found.entropy + 1e-3)
+
+    return statistics
+
+
+def nothing(_: Any) -> Any:
+    return lambda *_, **__: None
+
+
+def ends_early(right: Any) -> Any:
+    return lambda *arguments, **named: right(*arguments, **named) - 1
+
+
+def broken(_: Any) -> Any:
+    def kernel(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no kernel image for this GPU")
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "fault"),
+    [
+        (pack, "pack_ragged", a_row_late),
+        (stats, "draft_stats", off),
+        (score, "score_chain", nothing),
+        (stop, "early_stop", ends_early),
+        (stop, "early_stop", broken),
+    ],
+)
+def test_a_planted_fault_is_named(module: Any, name: str, fault: Any, device: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, name, fault(getattr(module, name)))
+    found = checked(device)
+    assert [each.name for each in found.values() if not each.ok] == [name]
+    if fault is broken:
+        assert math.isinf(found[name].error)
+        assert str(found[name]) == "did not run (RuntimeError: no kernel image for this GPU)"

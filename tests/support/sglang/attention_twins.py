@@ -1,0 +1,124 @@
+"""Float32 twins of attention kernels that need a GPU: FlashAttention 3 and TensorRT-LLM's, of keys per head and latent.
+
+Each computes what its arguments say and nothing else: rows that no request owns stay NaN, and so do those beyond the
+most that a request is said to have. A key behind the mask weighs 0, which does not hide a NaN in its value. Row i of m
+sees keys up to i + n - m of n.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, last: int, window: int, scale: float) -> Tensor:
+    """q: (heads, dim). keys, values: (n, heads, ...). Sees keys last - window to last, from the first if window < 0."""
+    scores = torch.einsum("hd,khd->hk", q.float(), keys.float()) * scale
+    places = torch.arange(len(keys))
+    seen = places <= last
+    if window >= 0:
+        seen &= places >= last - window
+    return torch.einsum("hk,khd->hd", torch.softmax(scores.masked_fill(~seen, -torch.inf), -1), values.float())
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    cache_seqlens: Tensor,
+    page_table: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    softmax_scale: float,
+    causal: bool,
+    qv: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    return_softmax_lse: bool = False,
+    num_splits: int = 0,
+    sinks: Tensor | None = None,
+    ver: int = 3,
+    out: Tensor | None = None,
+) -> Tensor:
+    """q: (rows, heads, dim), qv: (rows, heads, latent). k_cache, v_cache: (pages, page, kv_heads, ...)."""
+    assert causal and ver == 3 and not softcap and sinks is None and not return_softmax_lse
+    rows, heads, _ = q.shape
+    page, kv_heads = k_cache.shape[1:3]
+    found = torch.full((rows, heads, v_cache.shape[-1]), torch.nan)
+    starts = cu_seqlens_q.tolist()
+    for request, length in enumerate(cache_seqlens.tolist()):
+        places = torch.arange(length)
+        slots = page_table[request, places // page].long() * page + places % page
+        k, v = (
+            cache.reshape(-1, kv_heads, cache.shape[-1])[slots].repeat_interleave(heads // kv_heads, 1)
+            for cache in (k_cache, v_cache)
+        )
+        count = starts[request + 1] - starts[request]
+        for i in range(min(count, max_seqlen_q)):
+            row = starts[request] + i
+            # latent keys: what is looked at is also what is read
+            asked = q[row] if qv is None else torch.cat([q[row], qv[row]], -1)
+            keys = k if qv is None else torch.cat([k, v], -1)
+            found[row] = _attend(asked, keys, v, i + length - count, window_size[0], softmax_scale)
+    return found
+
+
+def trtllm_decode(
+    *,
+    query: Tensor,
+    kv_cache: tuple[Tensor, Tensor],
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    bmm1_scale: float,
+    bmm2_scale: float,
+    window_left: int,
+    sinks: Tensor | None,
+    out_dtype: torch.dtype,
+    max_q_len: int,
+    cum_seq_lens_q: Tensor,
+    **_: Any,
+) -> Tensor:
+    """trtllm_batch_decode_with_kv_cache. query: (rows, heads, dim). kv_cache: (pages, kv_heads, page, dim) each."""
+    assert sinks is None
+    heads, starts = query.shape[1], cum_seq_lens_q.tolist()
+    kv_heads, page = kv_cache[0].shape[1:3]
+    found = torch.full(query.shape, torch.nan)
+    for request, length in enumerate(seq_lens.tolist()):
+        places = torch.arange(length)
+        blocks = block_tables[request, places // page].long()
+        k, v = (each[blocks, :, places % page].repeat_interleave(heads // kv_heads, 1) for each in kv_cache)
+        count = starts[request + 1] - starts[request]
+        for i in range(min(count, max_q_len)):
+            row = starts[request] + i
+            found[row] = _attend(query[row], k, v, i + length - count, window_left, bmm1_scale) * bmm2_scale
+    return found.to(out_dtype)
+
+
+def trtllm_decode_latent(
+    *,
+    query: Tensor,
+    kv_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    bmm1_scale: float,
+    kv_lora_rank: int,
+    **_: Any,
+) -> Tensor:
+    """trtllm_batch_decode_with_kv_cache_mla. query: (requests, width, heads, rank + rope). kv_cache: (pages, 1, page,
+    rank + rope)."""
+    requests, width, heads, _ = query.shape
+    page = kv_cache.shape[2]
+    found = torch.full((requests, width, heads, kv_lora_rank), torch.nan)
+    for request, length in enumerate(seq_lens.tolist()):
+        places = torch.arange(length)
+        keys = kv_cache[block_tables[request, places // page].long(), 0, places % page][:, None].expand(-1, heads, -1)
+        for i in range(width):
+            values = keys[..., :kv_lora_rank]
+            found[request, i] = _attend(query[request, i], keys, values, i + length - width, -1, bmm1_scale)
+    return found
