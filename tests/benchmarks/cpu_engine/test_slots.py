@@ -128,6 +128,7 @@ def test_seed_hash(sgl_kernel: ModuleType) -> None:
     assert got.tolist() == expected
 
 
+@pytest.mark.slow
 def test_stand_in_refuses_unless_asked_for() -> None:
     env = cpu_engine_env({**os.environ, "PYTHONPATH": ""}) | {"SGLANG_USE_CPU_ENGINE": "0"}
     done = subprocess.run([sys.executable, "-c", "import sgl_kernel"], env=env, capture_output=True, text=True)

@@ -89,6 +89,7 @@ def test_printed_tokens_stand_beside_the_rule_they_are_of() -> None:
     assert trees.printed_tokens(2, 0.6, trees.SEQUENCES) == {"C4": 3.15, "OWT": 2.75, "CNN": 2.84}
 
 
+@pytest.mark.slow
 def test_no_rule_has_more_nodes_than_the_table_says() -> None:
     acceptance = torch.tensor([0.5, 0.2, 0.1] + [0.0] * 13, dtype=torch.float64)
     for nodes, setting in dyspec_trees.SETTINGS.items():

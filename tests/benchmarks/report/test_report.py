@@ -300,6 +300,7 @@ def test_rows_of_a_breakdown_from_before_are_replaced_by_newer_ones(files: Path)
     assert [[row.run for row in found] for found in latest_blocks(bench).values()] == [[runs[1]]]
 
 
+@pytest.mark.slow
 def test_replaced_rows_move_into_the_archive(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [{**RUN, "utc": f"2026-0{month}-02T03:04:05+00:00"} for month in (1, 2, 3)]
     other = {**SIMULATED, "setting": {**SIMULATED["setting"], "gpu": "H200"}, "run": runs[0]}

@@ -131,6 +131,7 @@ def test_nothing_is_left_after_an_error(error: type[BaseException], pair: dict[s
     assert [sessions.alive(leader) for leader in leaders] == [[], []]
 
 
+@pytest.mark.slow
 def test_stopped_servers_end_with_an_owner_that_is_killed(tmp_path: Path) -> None:
     owner = (
         "import sys, time; sys.path[:0] = sys.argv[1:2]\n"

@@ -68,6 +68,7 @@ def test_every_prompt_is_served_whole(policy: Policy, slots: int):
     assert found.gamma >= found.tau
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharpness", [0.3, 4.0, 30.0])
 @pytest.mark.parametrize("slots", [1, 16, 160])
 def test_the_planner_is_never_far_behind_the_best_of_all(slots: int, sharpness: float):

@@ -174,6 +174,7 @@ def test_a_model_too_large_is_one_row_that_says_so(replay: Replay):
     assert "do not fit" in row.error and not row.metrics
 
 
+@pytest.mark.slow
 def test_the_papers_table_has_both_columns(
     replay: Replay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

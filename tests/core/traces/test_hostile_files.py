@@ -109,6 +109,7 @@ def test_good_files_are_read(files: dict[str, bytes], kind: str, tmp_path: Path)
     assert read(kind, files[kind], tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", USES)
 @FUZZED
 @given(data=st.data())
@@ -184,6 +185,7 @@ def whole(header: str, body: bytes) -> bytes:
     return len(encoded).to_bytes(8, "little") + encoded + body
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in USES if kind != "curve"])
 @FUZZED
 @given(data=st.data())
@@ -193,6 +195,7 @@ def test_changed_headers(files: dict[str, bytes], kind: str, tmp_path: Path, dat
     read(kind, whole(changed_text(header, data), body), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in USES if kind != "curve"])
 @FUZZED
 @given(data=st.data())
@@ -216,6 +219,7 @@ def sealed(kind: str, tensors: dict[str, torch.Tensor], metadata: dict[str, str]
     return bytes_of(tensors, metadata)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in USES if kind != "curve"])
 @FUZZED
 @given(data=st.data())

@@ -75,6 +75,7 @@ def messages(sgl_kernel: ModuleType) -> None:
 # --- where they are used: nothing raises
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300, derandomize=True)
 @given(custom_params=PARAMS, setting=st.sampled_from(["all", "lower", "none"]))
 def test_no_custom_params_raise_in_a_scheduler(custom_params: Any, setting: str):
@@ -85,6 +86,7 @@ def test_no_custom_params_raise_in_a_scheduler(custom_params: Any, setting: str)
         assert (beta, depth) == (BETA, D_MAX), "as the server is set"
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300, derandomize=True)
 @given(values=CONTROL.filter(bool))
 def test_no_control_message_raises_in_a_scheduler(values: dict[str, Any]):
@@ -180,6 +182,7 @@ def test_what_they_may_not_is_refused_at_the_front(serving: Any, setting: str):
 # --- the front
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300, derandomize=True)
 @given(custom_params=PARAMS)
 def test_the_front_refuses_or_passes(custom_params: Any):

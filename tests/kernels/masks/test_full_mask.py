@@ -40,6 +40,7 @@ def test_full_mask_kernel_equals_reference(forest: tuple[Trees, int], ragged: bo
             assert torch.equal(rows[:, prefix_lens[i] :], tree.mask[i, :size, :size])
 
 
+@pytest.mark.slow
 # 257 requests with one draft token or none: many programs, and a table of requests that is no power of two
 def test_kernel_on_257_requests(device: str):
     many = trees([[-1]] * 257, [[i % 3 > 0] for i in range(257)], list(range(257))).to(device)

@@ -100,6 +100,7 @@ def test_kernels_equal_reference(batch: tuple[Tensor, Tensor, int], more: int | 
         assert torch.equal(back, scatter_ragged(theirs, starts, words.shape[1], fill=fill))
 
 
+@pytest.mark.slow
 def test_four_words_take_two_launches_and_257_requests_fit(device: str):
     generator = torch.Generator().manual_seed(0)
     kept = torch.randint(-1, 2, (257,), generator=generator, dtype=torch.int32).to(device)
