@@ -7,7 +7,7 @@ what was accepted. All of that is in the time from one step to the next, which c
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from statistics import mean, median
 from typing import NamedTuple
@@ -16,8 +16,8 @@ from c2t_plugin.planner.curve import CostCurve
 
 # Steps of a kind that are looked back on: a median of so many survives an odd one.
 MEMORY = 9
-# Steps after which what a kind of step cost is no longer known: contexts or the machine's load have changed since, and
-# a depth that was once slow by chance would never be drafted again.
+# Steps of a batch size after which what a depth cost there is no longer known: contexts or the machine's load have
+# changed since, and a depth that was once slow by chance would never be drafted again.
 STALE = 128
 # Steps of one depth that say as much about it as all depths do together.
 SHARED = 3
@@ -31,7 +31,7 @@ class Kind(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """One step. at: its number. seconds: until the next one began. rows: of the target's pass."""
+    """One step. at: its number among those of its size. seconds: until the next one. rows: of the target's pass."""
 
     at: int
     seconds: float
@@ -57,7 +57,8 @@ class Pace:
         self._seen: dict[Kind, deque[_Seen]] = {}
         self._kind: Kind | None = None
         self._alike = 0
-        self._at = 0
+        # steps by size
+        self._at: Counter[int] = Counter()
         self._began = 0.0
         self._requests = self._passes = self._rows = 0
 
@@ -71,12 +72,12 @@ class Pace:
         if self._kind is not None and requests == self._requests and self._rows and self._alike >= self._settled:
             took = now - self._began
             self._seen.setdefault(self._kind, deque(maxlen=MEMORY)).append(
-                _Seen(self._at, took, requests, self._rows, self._passes)
+                _Seen(self._at[self._kind.size], took, requests, self._rows, self._passes)
             )
         if requests != self._requests:
             self._alike = -1
         self._began, self._requests, self._rows = now, requests, 0
-        self._at += 1
+        self._at[size_of(requests)] += 1
         return took
 
     def drafts(self, depth: int, passes: int) -> None:
@@ -99,7 +100,7 @@ class Pace:
         fresh = {
             kind.depth: (_median(curve, seen), len(seen))
             for kind, seen in self._seen.items()
-            if kind.size == size and self._at - seen[-1].at <= STALE
+            if kind.size == size and self._at[size] - seen[-1].at <= STALE
         }
         if not fresh:
             return None

@@ -109,6 +109,16 @@ def test_what_was_not_drafted_for_long_is_forgotten(clock: Clock):
     assert pace.beside(CURVE, 1, [4])[0] == pytest.approx(beside(3.0))
 
 
+def test_steps_of_other_batches_make_nothing_forgotten(clock: Clock):
+    """Traffic that swings comes back to what it knew of a batch of that size."""
+    pace = Pace(clock=clock)
+    for _ in range(MEMORY):
+        run(pace, clock, 9.0, depth=4, rows=5)
+    for _ in range(2 * STALE):
+        run(pace, clock, 3.0, requests=8)
+    assert pace.beside(CURVE, 1, [4])[0] > beside(3.0)
+
+
 def test_a_host_that_runs_ahead_takes_steps_of_one_kind_only(clock: Clock):
     """What is between two beginnings belongs to the step before, which must have been of the same kind."""
     pace = Pace(settled=1, clock=clock)
