@@ -91,19 +91,20 @@ class Pace:
         self._rows = rows
 
     def beside(self, curve: CostCurve, requests: int, depths: Sequence[int]) -> list[float] | None:
-        """Seconds of a step of each depth beside the curve's for its passes; None if nothing is known of such batches.
+        """Seconds of a step of each depth beside the curve's for its passes; None if nothing is known.
 
-        The less is known of a depth, the nearer it is taken to the mean of all; one that was not drafted lately counts
-        as the nearest one that was.
+        Batches of a size that was not seen count as those of the nearest one. The less is known of a depth, the nearer
+        it is taken to the mean of all; one that was not drafted lately counts as the nearest one that was.
         """
-        size = size_of(requests)
-        fresh = {
-            kind.depth: (_median(curve, seen), len(seen))
-            for kind, seen in self._seen.items()
-            if kind.size == size and self._at[size] - seen[-1].at <= STALE
-        }
-        if not fresh:
+        if not self._seen:
             return None
+        asked = size_of(requests)
+        size = min({kind.size for kind in self._seen}, key=lambda one: (abs(one - asked), one))
+        here = {kind.depth: seen for kind, seen in self._seen.items() if kind.size == size}
+        newest = max(seen[-1].at for seen in here.values())
+        fresh = {
+            depth: (_median(curve, seen), len(seen)) for depth, seen in here.items() if newest - seen[-1].at <= STALE
+        }
         shared = mean(seconds for seconds, _ in fresh.values())
         known = {depth: (seconds * n + shared * SHARED) / (n + SHARED) for depth, (seconds, n) in fresh.items()}
         return [known[min(known, key=lambda one: (abs(one - depth), one))] for depth in depths]

@@ -18,7 +18,8 @@ WARM_UP = 2
 @dataclass
 class CostProfile:
     """Has the first steps of every size of batch (up to 1 request, 2, 4, 8, ...) draft and verify chains of each length
-    in turn, and measures them.
+    in turn, and measures them. A size between two that are known is not measured: the curve between their points is
+    good enough, and such batches are often the short end of a larger one.
 
     The device is waited for in those steps only. Output does not depend on how much is verified.
 
@@ -38,9 +39,11 @@ class CostProfile:
         """To be asked before each step: the length that all its chains are to have, or None."""
         size = (requests - 1).bit_length()
         done = self._steps.get(size, 0)
-        self._measuring = WARM_UP <= done < self.steps_per_size
-        if done >= self.steps_per_size:
+        known = [each for each, steps in self._steps.items() if steps >= self.steps_per_size]
+        if done >= self.steps_per_size or (known and min(known) < size < max(known)):
+            self._measuring = False
             return None
+        self._measuring = done >= WARM_UP
         self._steps[size] = done + 1
         return self.lengths[done % len(self.lengths)]
 

@@ -85,7 +85,6 @@ def test_a_depth_that_is_not_known_counts_as_the_nearest(clock: Clock):
         run(pace, clock, 9.0, depth=4, rows=5)
     low, high = nearer_to_all(beside(4.0, 1, 2), beside(9.0, 4, 5), seen=(2, 1))
     assert pace.beside(CURVE, 1, [0, 1, 2, 4, 6]) == pytest.approx([low, low, low, high, high])
-    assert pace.beside(CURVE, 2, [1]) is None
     assert pace.state() == {"1": {"1": 4.0, "4": 9.0}}
 
 
@@ -94,7 +93,19 @@ def test_batches_of_one_size_are_known_together(clock: Clock):
     for _ in range(2):
         run(pace, clock, 4.0, requests=3)
     assert pace.beside(CURVE, 4, [2]) == pace.beside(CURVE, 3, [2])
-    assert pace.beside(CURVE, 5, [2]) is None
+    for _ in range(2):
+        run(pace, clock, 9.0, requests=5)
+    assert pace.beside(CURVE, 5, [2]) != pace.beside(CURVE, 4, [2])
+
+
+def test_batches_of_a_size_that_was_not_seen_count_as_the_nearest(clock: Clock):
+    pace = Pace(clock=clock)
+    for requests, seconds in ((1, 4.0), (16, 9.0)):
+        for _ in range(2):
+            run(pace, clock, seconds, requests=requests)
+    one, sixteen = pace.beside(CURVE, 1, [2]), pace.beside(CURVE, 16, [2])
+    assert one != sixteen
+    assert [pace.beside(CURVE, n, [2]) for n in (2, 4, 5, 64)] == [one, one, sixteen, sixteen]
 
 
 def test_what_was_not_drafted_for_long_is_forgotten(clock: Clock):
@@ -107,6 +118,15 @@ def test_what_was_not_drafted_for_long_is_forgotten(clock: Clock):
     run(pace, clock, 3.0)
     run(pace, clock, 3.0)
     assert pace.beside(CURVE, 1, [4])[0] == pytest.approx(beside(3.0))
+
+
+def test_what_is_old_counts_as_long_as_nothing_newer_is_known(clock: Clock):
+    pace = Pace(clock=clock)
+    for _ in range(2):
+        run(pace, clock, 3.0)
+    for _ in range(2 * STALE):
+        run(pace, clock, 3.0, rows=0)
+    assert pace.beside(CURVE, 1, [2]) == pytest.approx([beside(3.0)])
 
 
 def test_steps_of_other_batches_make_nothing_forgotten(clock: Clock):

@@ -76,6 +76,18 @@ def test_each_size_of_batch_is_measured_once(machine: Machine):
     assert machine.lengths[-1] == 0
 
 
+def test_a_size_between_two_that_are_known_is_not_measured(machine: Machine):
+    """The end of a large batch passes through all of them."""
+    for requests in (1, 16):
+        for _ in range(machine.profile.steps_per_size):
+            machine.step(requests)
+    for requests in (8, 4, 2):
+        machine.step(requests)
+    assert machine.lengths[-3:] == [None] * 3
+    machine.step(17)
+    assert machine.lengths[-1] == 0
+
+
 def test_there_is_no_curve_before_a_size_is_known(machine: Machine):
     for _ in range(machine.profile.steps_per_size - 1):
         machine.step(2)
