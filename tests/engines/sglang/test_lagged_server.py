@@ -99,6 +99,10 @@ def test_every_step_has_the_rows_and_lengths_of_the_rule(served: SimpleNamespace
         (rows, kept) for rows, _, kept in expected
     ]
     assert [step["links"] for step in steps] == [kept for *_, kept in expected]
+    for step in steps:
+        # spare rows are somebody's next draft tokens
+        assert sum(step["given"]) == step["rows"]
+        assert all(least <= given <= WIDTH for least, given in zip(step["lengths"], step["given"], strict=True))
     assert max(len(step["rids"]) for step in steps) == concurrency
     clipped = [sum(wanted) - sum(kept) for _, wanted, kept in expected]
     assert sum(clipped) > 0, "no step was clipped: choose prompts whose drafts differ more"
@@ -120,7 +124,11 @@ def test_each_request_reports_its_clipped_lengths_and_the_rows_it_shared(served:
         assert vc.Counts.of_answer(answer).draft_lengths == tuple(sorted(lengths[rid].items()))
         (told,) = answer["meta_info"]["c2t"]
         assert told.pop("classifier_s") > 0
-        assert told | {"classifier_s": None} == counts[rid].state()
+        # each step gives one token more than it accepts, and the prompt's pass one; the last step may go beyond the end
+        fewest = vc.NEW_TOKENS - 1 - vc.Counts.of_answer(answer).verify_count
+        assert fewest <= told["num_accepted_draft_tokens"] < fewest + WIDTH
+        own = counts[rid].state() | {"num_accepted_draft_tokens": told["num_accepted_draft_tokens"]}
+        assert told | {"classifier_s": None} == own
 
 
 def test_alone_a_request_is_verified_as_a_simulation_without_a_server_has_it(served: SimpleNamespace):

@@ -1,9 +1,10 @@
 """A plugin for tests only: writes down what the lagged plan did, and plants faults into it.
 
 STEP_LOG names a file that gets one JSON line per verify forward of the target: its requests, the confidences of their
-drafts (request, depth), the server's longest chain, rows, lengths of the layout, and how many links each request's
-chain has. PLANTED_FAULT_FILE names one that is read at every step; it may hold the name of a fault, and `quiet`: then
-the longest chain is of 1 token until FULL requests have run together QUIET_STEPS times, and d_max after that.
+drafts (request, depth), the server's longest chain, rows, how many of them each request wants and is given, and how
+many links its chain has. PLANTED_FAULT_FILE names one that is read at every step; it may hold the name of a fault, and
+`quiet`: then the longest chain is of 1 token until FULL requests have run together QUIET_STEPS times, and d_max after
+that.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def register() -> None:
 
 
 def _log(model_runner: Any, drafter: Any, path: Path, planted: Path) -> None:
+    from c2t_plugin.engines.sglang.step import step_of
+
     decide, forward = drafter.decide, model_runner.forward
 
     def is_quiet() -> bool:
@@ -55,7 +58,8 @@ def _log(model_runner: Any, drafter: Any, path: Path, planted: Path) -> None:
             line = {
                 **spec_info.noted,
                 "rows": len(forward_batch.input_ids),
-                "lengths": whole if layout is None else layout.verify_lens.tolist(),
+                "lengths": (step_of(spec_info).kept + 1).tolist(),
+                "given": whole if layout is None else layout.verify_lens.tolist(),
                 "links": (spec_info.retrieve_next_token != -1).int().cumprod(1).sum(1).tolist(),
             }
             with path.open("a") as log:

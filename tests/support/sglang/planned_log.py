@@ -1,8 +1,8 @@
 """A plugin for tests only: writes down what every step of a lagged planner did, and plants faults into it.
 
 STEP_LOG names a file that gets one JSON line per verify forward of the target: requests, depth of the draft, the
-confidences of their drafts (request, depth), rows, and lengths of the layout. PLANTED_FAULT_FILE names one that may
-hold the name of a fault.
+confidences of their drafts (request, depth), rows, and how many of them each request wants. PLANTED_FAULT_FILE names
+one that may hold the name of a fault.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ def register() -> None:
 
     from c2t_plugin.engines.sglang import worker
     from c2t_plugin.engines.sglang.drafters import chain
+    from c2t_plugin.engines.sglang.step import step_of
     from c2t_plugin.planner.step_planner import StepPlanner
 
     path, planted = Path(os.environ["STEP_LOG"]), Path(os.environ["PLANTED_FAULT_FILE"])
@@ -42,9 +43,7 @@ def register() -> None:
     def logged(self: Any, forward_batch: Any, *positional: Any, **keyword: Any) -> Any:
         if forward_batch.forward_mode.is_target_verify():
             spec_info = forward_batch.spec_info
-            # whole chains have no lengths of their own: SGLang's own pass computes them
-            layout, whole = spec_info.ragged_verify_layout, [spec_info.draft_token_num] * len(now["rids"])
-            lengths = whole if layout is None else layout.verify_lens.tolist()
+            lengths = (step_of(spec_info).kept + 1).tolist()
             line = {**now, "rows": len(forward_batch.input_ids), "lengths": lengths}
             with path.open("a") as log:
                 log.write(json.dumps(line) + "\n")
