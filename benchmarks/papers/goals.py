@@ -105,7 +105,9 @@ def trees(bench: Bench) -> Findings:
         goals = tree_goals(draft, len(found.taus))
         for rule in found.rules:
             for against, compared in rule.compared.items():
-                each, mean = goals[against] if rule.name != "P" else ([None] * len(found.taus), None)
+                # rules without training have none, nor has anything against them but P
+                mine = goals.get(against) if rule.name in (THREE, EXTENDED) else None
+                each, mean = mine or ([None] * len(found.taus), None)
                 names = {"draft": title, "features": rule.name, "against": against}
                 rows += at_every_tau(names, compared, found.taus, each, mean)
     return Findings(

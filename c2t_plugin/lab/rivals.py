@@ -55,7 +55,7 @@ def tempered(forest: Forest) -> Tensor:
     """log P plus ENTROPY_WEIGHT times the path's entropy: to first order TEMPERATURE times the logarithm of P with each
     factor raised to 1 / TEMPERATURE and renormalised."""
     stats = forest.stats()
-    return stats.joint_log_prob + ENTROPY_WEIGHT * stats.path_entropy
+    return torch.add(stats.joint_log_prob, ENTROPY_WEIGHT * stats.path_entropy)
 
 
 def sharpened(forest: Forest, temperature: float = TEMPERATURE) -> Tensor:
