@@ -63,7 +63,7 @@ class LearnedFile:
         try:
             save_classifier(with_learnt(self._classifier, learnt, self._pair), self.path)
             self._seen = learnt["seen"]
-        except Exception as error:
+        except Exception as error:  # a server that cannot write what it learnt serves on
             self.failed += 1
             if self.failed == 1:
                 logger.error("C2T: what was learnt cannot be written to %s: %s", self.path, error)

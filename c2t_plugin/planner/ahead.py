@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from torch import Tensor
 
 from c2t_plugin.planner.budget import falling, pass_seconds
-from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
-from c2t_plugin.planner.planner import PROBE_EVERY, Planner, draft_passes
-
-# Drafts that go as deep as they may before one ends on its way: what nobody has seen looks like nothing.
-WHOLE_FIRST = 4
+from c2t_plugin.planner.curve import LEAST_SECONDS
+from c2t_plugin.planner.planner import PROBE_EVERY, WHOLE_FIRST, Planner, draft_passes
 
 
 class DraftEnd:
@@ -63,19 +59,14 @@ def _rate(requests: int, gains: Sequence[float], seconds: Sequence[float]) -> fl
 
 
 def _seconds(planner: Planner, requests: int) -> Callable[[int], list[float]]:
-    verify, a_pass = _verify_seconds(planner.curve, requests, planner.d_max), planner.curve.draft_s(requests)
+    curve, depths = planner.curve, range(planner.d_max + 1)
+    verify: list[float] = pass_seconds(curve, requests, requests * planner.d_max).tolist()
+    a_pass, beside = curve.draft_s(requests), planner.beside(requests, depths)
 
     def seconds(depth: int) -> list[float]:
         count = depth * requests
-        drafting = draft_passes(depth) * a_pass + planner.beside(requests, [depth])[0]
+        drafting = draft_passes(depth) * a_pass + beside[depth]
         run = verify[: count + 1] if planner.packed else [verify[count]] * (count + 1)
         return [max(took + drafting, LEAST_SECONDS) for took in run]
 
     return seconds
-
-
-@functools.lru_cache(maxsize=64)
-def _verify_seconds(curve: CostCurve, requests: int, d_max: int) -> list[float]:
-    """Of the target's pass, by its draft tokens."""
-    found: list[float] = pass_seconds(curve, requests, requests * d_max).tolist()
-    return found

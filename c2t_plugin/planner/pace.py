@@ -57,6 +57,9 @@ class Pace:
         self._seen: dict[Kind, deque[_Seen]] = {}
         self._kind: Kind | None = None
         self._alike = 0
+        # by size, what `beside` says of each depth that it knows, until another step or curve comes
+        self._known: dict[int, dict[int, float]] = {}
+        self._curve: CostCurve | None = None
         # steps by size
         self._at: Counter[int] = Counter()
         self._began = 0.0
@@ -74,6 +77,7 @@ class Pace:
             self._seen.setdefault(self._kind, deque(maxlen=MEMORY)).append(
                 _Seen(self._at[self._kind.size], took, requests, self._rows, self._passes)
             )
+            self._known.clear()
         if requests != self._requests:
             self._alike = -1
         self._began, self._requests, self._rows = now, requests, 0
@@ -98,16 +102,25 @@ class Pace:
         """
         if not self._seen:
             return None
+        if curve is not self._curve:
+            self._known.clear()
+            self._curve = curve
         asked = size_of(requests)
-        size = min({kind.size for kind in self._seen}, key=lambda one: (abs(one - asked), one))
+        known = self._known.get(asked)
+        if known is None:
+            size = min({kind.size for kind in self._seen}, key=lambda one: (abs(one - asked), one))
+            known = self._known[asked] = self._by_depth(curve, size)
+        return [known[min(known, key=lambda one: (abs(one - depth), one))] for depth in depths]
+
+    def _by_depth(self, curve: CostCurve, size: int) -> dict[int, float]:
+        """Of the depths that were drafted lately, each the nearer to the mean of all the less is known of it."""
         here = {kind.depth: seen for kind, seen in self._seen.items() if kind.size == size}
         newest = max(seen[-1].at for seen in here.values())
         fresh = {
             depth: (_median(curve, seen), len(seen)) for depth, seen in here.items() if newest - seen[-1].at <= STALE
         }
         shared = mean(seconds for seconds, _ in fresh.values())
-        known = {depth: (seconds * n + shared * SHARED) / (n + SHARED) for depth, (seconds, n) in fresh.items()}
-        return [known[min(known, key=lambda one: (abs(one - depth), one))] for depth in depths]
+        return {depth: (seconds * n + shared * SHARED) / (n + SHARED) for depth, (seconds, n) in fresh.items()}
 
     def state(self) -> dict[str, dict[str, float]]:
         """As JSON: median seconds of the newest steps, by the largest batch of a size and by depth."""

@@ -22,6 +22,8 @@ from c2t_plugin.planner.pace import Pace
 PROBE_EVERY = 64
 # Weight of the newest step in the running means of acceptance by depth.
 FORGET = 0.1
+# Drafts that go as deep as they may before one ends on its way: what nobody has seen looks like nothing.
+WHOLE_FIRST = 4
 
 
 def draft_passes(depth: int) -> int:

@@ -19,6 +19,7 @@ from c2t_plugin.planner import CostCurve, OwnLimits, Planner, draft_passes, spen
 from c2t_plugin.planner.budget import falling
 from c2t_plugin.planner.ledger import Ledger
 from c2t_plugin.planner.pace import Pace
+from c2t_plugin.planner.planner import WHOLE_FIRST
 from c2t_plugin.planner.profile import CostProfile
 from c2t_plugin.planner.readback import Readback
 
@@ -30,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 # Seconds between two reports of what was learnt.
 TELL_EVERY_S = 60.0
-# Whole drafts of the measured steps that are kept for the planner to learn from.
-EARLY = 4
 
 
 class StepPlanner:
@@ -77,7 +76,7 @@ class StepPlanner:
         self._steps, self._path = steps, path
         self._planner: Planner | None = None
         # of whole drafts that were measured, see `keep`, until there is a planner to learn from them
-        self._early: deque[Tensor] = deque(maxlen=EARLY)
+        self._early: deque[Tensor] = deque(maxlen=WHOLE_FIRST)
         self._profile: CostProfile | None = None
         self._pace: Pace | None = None
         self._calibration = calibration

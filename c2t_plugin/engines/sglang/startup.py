@@ -120,12 +120,12 @@ def complete(worker: Any, config: C2TConfig) -> Any:
     parts.configuration["plan"] = "sync" if parts.lagged is None else LAGGED
     controller: Any
     if planner is not None and planner.depths:
-        controller = DepthSwitch(worker, planner.depths)
-        if worker.device == "cpu" and ranks.alone():
-            # elsewhere a depth has graphs of its own
+        # elsewhere a depth has graphs of its own
+        can_end = worker.device == "cpu" and ranks.alone()
+        controller = DepthSwitch(worker, range(parts.scorer.d_max + 1) if can_end else planner.depths)
+        if can_end:
             from c2t_plugin.planner.ahead import DraftEnd
 
-            controller = DepthSwitch(worker, range(parts.scorer.d_max + 1))
             planner.draft_end, parts.end_draft = DraftEnd(), controller.switch
     else:
         controller = parts.windows = windows.start(config, worker.server_args, worker, packed=packing is not None)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from c2t_plugin.planner import CostCurve, Planner, draft_passes, spend
-from c2t_plugin.planner.ahead import WHOLE_FIRST, DraftEnd
+from c2t_plugin.planner.ahead import DraftEnd
+from c2t_plugin.planner.planner import WHOLE_FIRST
 from c2t_plugin.planner.step_planner import StepPlanner
 
 D_MAX = 4

@@ -120,6 +120,15 @@ def test_what_was_not_drafted_for_long_is_forgotten(clock: Clock):
     assert pace.beside(CURVE, 1, [4])[0] == pytest.approx(beside(3.0))
 
 
+def test_another_curve_leaves_another_rest(clock: Clock):
+    pace = Pace(clock=clock)
+    for _ in range(2):
+        run(pace, clock, 5.0)
+    dearer = CostCurve(verify=((1, 2.0), (101, 12.0)), draft=CURVE.draft)
+    (before,), (after,) = pace.beside(CURVE, 1, [2]), pace.beside(dearer, 1, [2])
+    assert after == pytest.approx(before - 1.0)
+
+
 def test_what_is_old_counts_as_long_as_nothing_newer_is_known(clock: Clock):
     pace = Pace(clock=clock)
     for _ in range(2):

@@ -21,6 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from attention_layer import attention_layer
 from flashinfer_wrapper import PagedWrapper
 from sglang.srt.environ import envs
 from sglang.srt.layers.attention import attention_registry, flashinfer_backend
@@ -133,21 +134,7 @@ def make_backend(generator: torch.Generator) -> PackedFlashInferAttnBackend:
     return backend
 
 
-LAYER = SimpleNamespace(
-    layer_id=0,
-    head_dim=DIM,
-    tp_q_head_num=HEADS,
-    tp_k_head_num=KV_HEADS,
-    scaling=DIM**-0.5,
-    logit_cap=0.0,
-    k_scale=None,
-    v_scale=None,
-    k_scale_float=None,
-    v_scale_float=None,
-    is_cross_attention=False,
-    attn_type=None,
-    sliding_window_size=-1,
-)
+LAYER = attention_layer(HEADS, KV_HEADS, DIM)
 
 
 def view(lengths: list[int], rows: int, prefixes: list[int], mask: torch.Tensor | None, requests: int) -> Any:

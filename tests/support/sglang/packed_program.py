@@ -20,6 +20,7 @@ from typing import Any
 
 import sgl_kernel
 import torch
+from attention_layer import attention_layer
 from attention_twins import flash_attn_with_kvcache, trtllm_decode, trtllm_decode_latent
 from torch import Tensor
 
@@ -150,23 +151,8 @@ class Bench:
                 hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"]),
             ),
         )
-        self.layer = SimpleNamespace(
-            layer_id=0,
-            head_dim=RANK + ROPE if self.latent else DIM,
-            v_head_dim=RANK if self.latent else DIM,
-            tp_q_head_num=HEADS,
-            tp_k_head_num=self.kv_heads,
-            tp_v_head_num=self.kv_heads,
-            scaling=self.scale,
-            logit_cap=0.0,
-            k_scale=None,
-            v_scale=None,
-            k_scale_float=None,
-            v_scale_float=None,
-            is_cross_attention=False,
-            attn_type=None,
-            sliding_window_size=-1,
-        )
+        dims = (RANK + ROPE, RANK) if self.latent else (DIM, DIM)
+        self.layer = attention_layer(HEADS, self.kv_heads, dims[0], v_dim=dims[1], scale=self.scale)
         self.backend = self.make()
         self.captures()
         self.captured: dict[int, tuple[Any, Any]] = {}

@@ -18,6 +18,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from attention_layer import attention_layer
 from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.layers.attention.verify_mask import VerifyMask
@@ -100,22 +101,7 @@ def make_backend(generator: torch.Generator, kernel: str, masked: bool) -> Any:
     return backend
 
 
-LAYER = SimpleNamespace(
-    layer_id=0,
-    qk_head_dim=DIM,
-    v_head_dim=DIM,
-    tp_q_head_num=HEADS,
-    tp_k_head_num=KV_HEADS,
-    scaling=DIM**-0.5,
-    logit_cap=0.0,
-    logit_capping_method="tanh",
-    k_scale=None,
-    v_scale=None,
-    is_cross_attention=False,
-    attn_type=None,
-    sliding_window_size=-1,
-    xai_temperature_len=-1,
-)
+LAYER = attention_layer(HEADS, KV_HEADS, DIM)
 
 
 @dataclass(frozen=True)

@@ -67,21 +67,21 @@ class ChainDrafter:
             output = forward(*positional, **keyword)
             with counts.classifying():
                 self._scorer.step(output.logits_output.next_token_logits)
-            self._may_end()
+            self._ends()
             return output
 
         # The first token was predicted by the draft's extend pass of the step before: its statistics are a seed.
         with counts.classifying():
             self._scorer.begin(forward_batch.req_pool_indices)
-        if self._may_end():
+        if self._ends():
             # room for the keys of passes that it has none of
             forward_batch.out_cache_loc = forward_batch.out_cache_loc[: forward_batch.batch_size]
         with PATCHES.during(DRAFT_FORWARD, scored, owner=runner):
             return stock(forward_batch)
 
-    def _may_end(self) -> bool:
-        """End the draft with the tokens that are scored, if one more does not pay. SGLang's loop asks for its depth
-        before every pass."""
+    def _ends(self) -> bool:
+        """Whether one more token does not pay: then the draft has ended, since SGLang's loop asks for its depth before
+        every pass."""
         parts, scored = self._parts, self._scorer.scored
         if parts.end_draft is None or parts.planner is None or scored >= self._worker.speculative_num_steps:
             return False
