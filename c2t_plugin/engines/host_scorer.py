@@ -188,11 +188,13 @@ class HostScorer(RequestLimits):
         """Count what has no confidence from here."""
         self.non_finite = 0
 
-    def limit(self, betas: Sequence[float | None], depths: Sequence[int | None]) -> None:
-        """To be called before each draft: what its requests have set for themselves, None where nothing."""
+    def limit(self, betas: Sequence[float | None], depths: Sequence[int | None]) -> bool:
+        """To be called before each draft: what its requests have set for themselves, None where nothing. Returns
+        whether one of them has set something."""
         self._any_own = any(value is not None for value in (*betas, *depths))
         if self._any_own:
             self.set_requests(self._rows[: len(betas)], betas, depths)
+        return self._any_own
 
     def score(self, logits: Tensor, *, first: bool) -> Tensor:
         """Score the next token of every chain: the (rows,) int64 argmax of (rows, draft_vocab) logits, any float dtype.
@@ -234,6 +236,11 @@ class HostScorer(RequestLimits):
     def any_alive(self) -> bool:
         """Whether a chain of this batch may still grow."""
         return bool((self._alive[: self._batch] & (self._limits[1] > self._step)).any())
+
+    def newest(self) -> tuple[list[float], list[float]]:
+        """Of each request of the batch its newest token's `confidence` and `log_prob`."""
+        n, column = self._batch, self._step - 1
+        return self._confidence[:n, column].tolist(), self._log_prob[:n, column].tolist()
 
     def confidence(self, rows: int) -> Tensor:
         """(rows, steps scored) float32 copy of the last draft's confidences; NaN where statistics were not finite."""

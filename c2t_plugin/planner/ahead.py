@@ -1,15 +1,66 @@
-"""Where a draft ends, decided while it is under way: where that costs no wait, as on a CPU."""
+"""Where a draft ends, decided while it is under way: where that costs no wait, as on a CPU.
+
+It may be decided in another process than the planner's: that one is sent `Prices` with every step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from torch import Tensor
 
 from c2t_plugin.planner.budget import falling, pass_seconds
-from c2t_plugin.planner.curve import LEAST_SECONDS
+from c2t_plugin.planner.calibration import FURTHEST, NEAREST, Calibration
+from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
 from c2t_plugin.planner.planner import PROBE_EVERY, WHOLE_FIRST, Planner, draft_passes
+
+# Of Prices, as processes send them to each other.
+VERSION = 1
+
+
+class Meaning(NamedTuple):
+    """What confidences are taken for, of a planner that learns; see Learnt. offsets: (d_max,)."""
+
+    slope: float
+    own: float
+    offsets: tuple[float, ...]
+
+
+class Prices(NamedTuple):
+    """What the drafts of a step of so many requests end by. Numbers alone, so that it is soon pickled.
+
+    whole: too few drafts are known for one to end. packed: see Planner. ratios: (d_max,) how likely a token of each
+    depth is accepted if the one before it is. beside: (d_max + 1,) seconds of a step of each depth beside its passes.
+    meaning: None: confidences are what they say.
+    """
+
+    requests: int
+    curve: CostCurve
+    packed: bool
+    whole: bool
+    ratios: tuple[float, ...]
+    beside: tuple[float, ...]
+    meaning: Meaning | None = None
+    version: int = VERSION
+
+    @classmethod
+    def of(cls, planner: Planner, requests: int, calibration: Calibration | None = None) -> Prices:
+        """As they are now. calibration: that somebody else is to apply."""
+        learnt = None if calibration is None else calibration.in_force
+        meaning = None if learnt is None else Meaning(learnt.slope, learnt.own, tuple(learnt.offsets.tolist()))
+        whole, beside = planner.whole_drafts < WHOLE_FIRST, planner.beside(requests, range(planner.d_max + 1))
+        ratios = tuple(planner.accepted.tolist())
+        return cls(requests, planner.curve, planner.packed, whole, ratios, tuple(beside), meaning)
+
+    def seconds(self, depth: int, verify: Sequence[float]) -> list[float]:
+        """Of a step that drafts so deep, by its draft tokens verified, from 0 on; verify: of the target's passes."""
+        count = depth * self.requests
+        drafting = draft_passes(depth) * self.curve.draft_s(self.requests) + self.beside[depth]
+        run = verify[: count + 1] if self.packed else [verify[count]] * (count + 1)
+        return [max(took + drafting, LEAST_SECONDS) for took in run]
 
 
 class DraftEnd:
@@ -24,30 +75,77 @@ class DraftEnd:
         self._probe_every = probe_every
         self._ended = 0
 
+    def prices(self, planner: Planner, requests: int, calibration: Calibration | None) -> Prices:
+        """For another process, which asks `pays`."""
+        return Prices.of(planner, requests, calibration)
+
     def goes_on(self, planner: Planner, acceptance: Tensor) -> bool:
         """Whether to draft one more token, by the (requests, drafted) acceptance of those that there are."""
-        drafted = acceptance.shape[1]
-        if planner.whole_drafts < WHOLE_FIRST or drafted >= planner.d_max:
-            return drafted < planner.d_max
-        if _pays(falling(acceptance).tolist(), planner.accepted[drafted:].tolist(), _seconds(planner, len(acceptance))):
+        return self.pays(Prices.of(planner, len(acceptance)), falling(acceptance).tolist())
+
+    def pays(self, prices: Prices, chances: Sequence[Sequence[float]]) -> bool:
+        """The same by what a planner has sent. chances: of each request, of its tokens, falling."""
+        drafted, most = len(chances[0]), len(prices.ratios)
+        if prices.whole or drafted >= most:
+            return drafted < most
+        if _pays(prices, chances):
             return True
         self._ended += 1
         return self._ended % self._probe_every == 0
 
 
-def _pays(
-    chances: Sequence[Sequence[float]], ratios: Sequence[float], seconds: Callable[[int], Sequence[float]]
-) -> bool:
-    """chances: of each request, of its tokens, falling. ratios: of the depths that may follow. seconds: depth -> of a
-    step that drafts so deep, by its draft tokens verified, from 0 on."""
-    requests, drafted = len(chances), len(chances[0])
+class Chances:
+    """What a planner takes the confidences of a draft for, token by token: `rows`, as `DraftEnd.pays` takes them.
+
+    The arithmetic of Calibration and `falling` in plain Python, where a dozen numbers would cost torch a dozen launches
+    per token.
+    """
+
+    def __init__(self, requests: int, meaning: Meaning | None = None) -> None:
+        self.rows: list[list[float]] = [[] for _ in range(requests)]
+        self._meaning = meaning
+        # of each request's tokens so far, the lowest confidence, and the chance of all of them by what was learnt
+        self._lowest, self._product = [1.0] * requests, [1.0] * requests
+
+    def add(self, confidence: Iterable[float], log_prob: Iterable[float]) -> None:
+        """One more token of each request: its confidence, NaN where that is not known, and the logarithm of the draft's
+        own probability of it."""
+        for request, (sure, own) in enumerate(zip(confidence, log_prob, strict=True)):
+            row, above = self.rows[request], self._lowest[request]
+            known = not math.isnan(sure)
+            lowest = self._lowest[request] = min(above, max(sure, 0.0)) if known else above
+            found = lowest
+            if self._meaning is not None:
+                self._product[request] *= _meant(self._meaning, len(row), lowest / above if above > 0 else 0.0, own)
+                found = self._product[request] if known else 1.0
+            row.append(min(found, row[-1]) if row else found)
+
+
+def _meant(meaning: Meaning, depth: int, given: float, log_prob: float) -> float:
+    """The chance of a token at depth + 1 whose chain was accepted up to it; see calibration._features."""
+    own = 0.0
+    if not math.isnan(log_prob):
+        likely = min(log_prob, -1e-9)
+        own = min(max(likely - math.log(-math.expm1(likely)), -FURTHEST), FURTHEST)
+    logit = meaning.slope * _logit(given) + meaning.own * own + meaning.offsets[depth]
+    return 0.5 * (1.0 + math.tanh(0.5 * logit))
+
+
+def _logit(chance: float) -> float:
+    chance = min(max(chance, NEAREST), 1.0 - NEAREST)
+    return math.log(chance / (1.0 - chance))
+
+
+def _pays(prices: Prices, chances: Sequence[Sequence[float]]) -> bool:
+    requests, drafted, most = len(chances), len(chances[0]), len(prices.ratios)
+    verify: list[float] = pass_seconds(prices.curve, requests, requests * most).tolist()
     gains = sorted((chance for row in chances for chance in row), reverse=True)
-    least = _rate(requests, gains, seconds(drafted))
+    least = _rate(requests, gains, prices.seconds(drafted, verify))
     last = [row[-1] for row in chances]
-    for depth, ratio in enumerate(ratios, start=drafted + 1):
+    for depth, ratio in enumerate(prices.ratios[drafted:], start=drafted + 1):
         last = [chance * ratio for chance in last]
         gains = sorted(gains + last, reverse=True)
-        if _rate(requests, gains, seconds(depth)) > least:
+        if _rate(requests, gains, prices.seconds(depth, verify)) > least:
             return True
     return False
 
@@ -56,17 +154,3 @@ def _rate(requests: int, gains: Sequence[float], seconds: Sequence[float]) -> fl
     """The most output tokens per second of a step, whose likeliest draft tokens are verified."""
     expected = accumulate(gains, initial=float(requests))
     return max(tokens / took for tokens, took in zip(expected, seconds, strict=True))
-
-
-def _seconds(planner: Planner, requests: int) -> Callable[[int], list[float]]:
-    curve, depths = planner.curve, range(planner.d_max + 1)
-    verify: list[float] = pass_seconds(curve, requests, requests * planner.d_max).tolist()
-    a_pass, beside = curve.draft_s(requests), planner.beside(requests, depths)
-
-    def seconds(depth: int) -> list[float]:
-        count = depth * requests
-        drafting = draft_passes(depth) * a_pass + beside[depth]
-        run = verify[: count + 1] if planner.packed else [verify[count]] * (count + 1)
-        return [max(took + drafting, LEAST_SECONDS) for took in run]
-
-    return seconds

@@ -98,12 +98,17 @@ class Calibration:
         self._held: Counter[Hashable] = Counter()
         self._entered: deque[Hashable] = deque()
 
+    @property
+    def in_force(self) -> Learnt | None:
+        """What confidences are taken for; None: for what they say."""
+        return self.learnt if self.applies and self.learnt is not self._plain else None
+
     def __call__(self, confidence: Tensor, log_prob: Tensor | None = None) -> Tensor:
         """(requests, drafted) float64 in [0, 1] of (requests, drafted) confidences, and of the logarithm of the
         draft's own probability of its tokens, where it is known; NaN stays."""
-        if not self.applies or self.learnt is self._plain:
+        if (learnt := self.in_force) is None:
             return confidence.double()
-        chance = self._chance(self.learnt, _features(confidence, log_prob))
+        chance = self._chance(learnt, _features(confidence, log_prob))
         return chance.masked_fill(confidence.isnan(), torch.nan)
 
     def observe(

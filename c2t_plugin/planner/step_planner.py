@@ -24,7 +24,7 @@ from c2t_plugin.planner.profile import CostProfile
 from c2t_plugin.planner.readback import Readback
 
 if TYPE_CHECKING:
-    from c2t_plugin.planner.ahead import DraftEnd
+    from c2t_plugin.planner.ahead import DraftEnd, Prices
     from c2t_plugin.planner.calibration import Calibration
 
 logger = logging.getLogger(__name__)
@@ -210,6 +210,12 @@ class StepPlanner:
         if not self._open or self._planner is None or self.draft_end is None:
             return True
         return self.draft_end.goes_on(self._planner, self._meant(sure))
+
+    def prices(self, requests: int) -> Prices | None:
+        """What drafts of the step at hand end by in another process; None: they are as deep as `depth`."""
+        if not self._open or self._planner is None or self.draft_end is None:
+            return None
+        return self.draft_end.prices(self._planner, requests, self._calibration)
 
     def ended(self, depth: int) -> None:
         """The draft of the step at hand has ended at this depth."""

@@ -77,7 +77,7 @@ v1/metrics/stats.py
 config/scheduler.py
   SchedulerConfig: async_scheduling, scheduler_cls
 v1/core/sched/output.py
-  SchedulerOutput: scheduled_spec_decode_tokens, num_invalid_spec_tokens
+  SchedulerOutput: scheduled_spec_decode_tokens, num_invalid_spec_tokens, num_scheduled_tokens
 v1/core/sched/scheduler.py
   Scheduler.update_from_output(scheduler_output, model_runner_output)
     num_invalid_spec_tokens=scheduler_output.num_invalid_spec_tokens
@@ -92,7 +92,7 @@ v1/core/sched/scheduler.py
   Scheduler._update_request_with_output
     del new_token_ids[num_new:]
 v1/request.py
-  Request: use_structured_output
+  Request: use_structured_output, is_prefill_chunk
 v1/core/sched/async_scheduler.py
   AsyncScheduler
 v1/spec_decode/metrics.py

@@ -12,10 +12,12 @@ from c2t_plugin.classifier import load_classifier
 from c2t_plugin.config import LOWER, C2TConfig
 from c2t_plugin.engines import learning
 from c2t_plugin.engines.vllm.config import Settings, pair_of
+from c2t_plugin.engines.vllm.early_exit import may_leave
+from c2t_plugin.engines.vllm.ending import SENT
 from c2t_plugin.engines.vllm.metrics import CARRIER, packed
 from c2t_plugin.engines.vllm.planning import Planning, cut
 from c2t_plugin.engines.vllm.requests import OwnSettings
-from c2t_plugin.planner import CostCurve
+from c2t_plugin.planner import CostCurve, OwnLimits
 
 
 class PlanningScheduler(Scheduler):
@@ -30,7 +32,9 @@ class PlanningScheduler(Scheduler):
         own = C2TConfig(learn=settings.learn, learned=settings.learned)
         classifier, pair = load_classifier(settings.classifier), pair_of(self.vllm_config, settings.base)
         found = learning.calibration(own, classifier, self.num_spec_tokens, pair)
-        self.planning = Planning(curve, path, self.num_spec_tokens, calibration=found)
+        ends = may_leave(self.vllm_config)
+        self.planning = Planning(curve, path, self.num_spec_tokens, calibration=found, ends=ends)
+        self.planning.own = self._limits
         if found is not None:
             learning.report(self.planning.planner, settings.learned, classifier, pair)
             self.planning.planner.listeners.append(self._tell)
@@ -45,7 +49,13 @@ class PlanningScheduler(Scheduler):
     def schedule(self, *positional: Any, **keyword: Any) -> Any:
         decoding = not self.waiting and not any(request.is_prefill_chunk for request in self.running)
         self.planning.begin(decoding=decoding)
-        return super().schedule(*positional, **keyword)
+        output = super().schedule(*positional, **keyword)
+        names = output.num_scheduled_tokens
+        reading = [name for name in names if self.requests[name].is_prefill_chunk]
+        sent = self.planning.sent(len(names) - len(reading), reading)
+        if sent is not None:
+            setattr(output, SENT, sent)
+        return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         drafts = scheduler_output.scheduled_spec_decode_tokens
@@ -63,6 +73,15 @@ class PlanningScheduler(Scheduler):
         own = [self._exact and each.threshold is not None for each in asked]
         cut(self.planning, draft_token_ids, self._takes, own)
         super().update_draft_token_ids(draft_token_ids)
+
+    def _limits(self) -> list[OwnLimits]:
+        """Of those running requests that set limits for themselves."""
+        asked = self._own.of([request.request_id for request in self.running], self.requests)
+        return [
+            OwnLimits(each.threshold, each.longest, self._exact and each.threshold is not None)
+            for each in asked
+            if (each.threshold, each.longest) != (None, None)
+        ]
 
     def make_stats(self, *positional: Any, **keyword: Any) -> Any:
         stats = super().make_stats(*positional, **keyword)

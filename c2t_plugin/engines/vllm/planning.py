@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from c2t_plugin.planner import CostCurve, draft_passes
+from c2t_plugin.engines.vllm.ending import Sent
+from c2t_plugin.planner import CostCurve, OwnLimits, draft_passes
+from c2t_plugin.planner.ahead import DraftEnd
 from c2t_plugin.planner.calibration import Calibration
 from c2t_plugin.planner.step_planner import StepPlanner
 
@@ -44,7 +46,7 @@ class Drafted(NamedTuple):
 
 
 class Planning:
-    """Decides for one scheduler. Called in this order: `begin`, `__getitem__` by vLLM, `ran`, `kept`."""
+    """Decides for one scheduler. Called in this order: `begin`, `__getitem__` by vLLM, `sent`, `ran`, `kept`."""
 
     def __init__(
         self,
@@ -54,13 +56,17 @@ class Planning:
         clock: Callable[[], float] = time.perf_counter,
         *,
         calibration: Calibration | None = None,
+        ends: bool = False,
     ) -> None:
         """curve: None measures one on the first steps and, if there is a path, writes it there. calibration: see
-        StepPlanner."""
+        StepPlanner. ends: whether workers can end a draft on its way."""
         cpu = torch.device("cpu")
         shape: dict[str, Any] = {"steps": d_max, "most": d_max, "device": cpu, "depths": range(d_max + 1)}
         self.planner = StepPlanner(curve, path, **shape, calibration=calibration, clock=clock)
         self.planner.packed = True
+        self.planner.draft_end = DraftEnd() if ends else None
+        # of those requests of the step at hand that set limits for themselves, as a planner counts them
+        self.own: Callable[[], Sequence[OwnLimits]] = tuple
         # of the newest draft of each request
         self._sure: dict[str, list[tuple[float, float]]] = {}
         self._clock = clock
@@ -75,7 +81,13 @@ class Planning:
     def __getitem__(self, requests: int) -> int:
         """How deep to draft in a step of so many requests."""
         self.planner.measurable = self._decoding
-        return self.planner.begin(requests)
+        return self.planner.begin(requests, own=self.own()[:requests])
+
+    def sent(self, requests: int, reading: Sequence[str]) -> Sent | None:
+        """What drafts of this step end by; None: they are as deep as was said. requests: that take drafts. reading: the
+        others of the step."""
+        prices = self.planner.prices(requests) if requests else None
+        return None if prices is None else Sent(prices, tuple(reading))
 
     def ran(self, tokens: Mapping[str, int], drafts: Mapping[str, Sequence[int]]) -> None:
         """The step is over. tokens: of each request, that the target read. drafts: those of them that were drafts."""
@@ -100,8 +112,10 @@ class Planning:
     def kept(self, drafted: Drafted, lengths: Sequence[int], own: Sequence[bool]) -> list[int]:
         """How many tokens of each request's draft to verify. lengths: of the drafts; 0 of those that take none. own:
         requests that are cut by a beta of their own alone, as they have been."""
-        self._learn(drafted)
         depth = max(map(len, drafted.confidence), default=0)
+        if 0 < depth < self.planner.depth:
+            self.planner.ended(depth)
+        self._learn(drafted)
         if not depth or not any(lengths):
             return list(lengths)
         taking = [row for row, length in enumerate(lengths) if length]

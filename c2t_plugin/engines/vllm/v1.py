@@ -25,6 +25,7 @@ from c2t_plugin.config import LOWER
 from c2t_plugin.engines.host_scorer import HostScorer
 from c2t_plugin.engines.vllm.config import Settings
 from c2t_plugin.engines.vllm.early_exit import AllCut, may_leave
+from c2t_plugin.engines.vllm.ending import Ending
 from c2t_plugin.engines.vllm.patches import COMPUTE_LOGITS, PATCHES
 from c2t_plugin.engines.vllm.planning import Drafted
 from c2t_plugin.engines.vllm.requests import OwnSettings
@@ -87,6 +88,7 @@ class _ChainMixin(_StockProposer):
         self._planned = settings.planned
         # for the planner in the scheduler's process, until the scheduler takes the drafts
         self.drafted: Drafted | None = None
+        self.ending = Ending()
         self._recording = False
         self._scored = 0
         self._started = self._extend_s = 0.0
@@ -135,9 +137,15 @@ class _ChainMixin(_StockProposer):
         self._sampled.append(sampled)
         # what is recorded is recorded whole
         may_leave = self._may_leave and not self._recording and self._scored < self.num_speculative_tokens
-        if may_leave and not self.scorer.any_alive():
+        if may_leave and self._ends():
             raise AllCut
         return sampled
+
+    def _ends(self) -> bool:
+        """Whether no chain may grow, or one more token of each does not pay."""
+        if not self.scorer.any_alive():
+            return True
+        return isinstance(self.scorer, HostScorer) and not self.ending.goes_on(self.scorer)
 
     def propose(self, num_speculative_tokens: int, *positional: Any, **keyword: Any) -> list[list[int]]:
         found = self._propose(num_speculative_tokens, *positional, **keyword)
@@ -154,8 +162,10 @@ class _ChainMixin(_StockProposer):
         self._scored, self._sampled, self._started, self._extend_s = 0, [], time.perf_counter(), 0.0
         self.drafts += 1
         if isinstance(self.scorer, HostScorer):
-            own = self._own.of(self._runner.input_batch.req_ids, self._runner.requests)
-            self.scorer.limit([each.threshold for each in own], [each.longest for each in own])
+            names = self._runner.input_batch.req_ids
+            own = self._own.of(names, self._runner.requests)
+            limited = self.scorer.limit([each.threshold for each in own], [each.longest for each in own])
+            self.ending.begin(names, alike=not limited)
         self._recording = self.traces is not None and self.traces.any_chosen(self._runner.input_batch.req_ids)
         try:
             drafted = super().propose(num_speculative_tokens, *positional, **keyword)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from c2t_plugin.classifier import FILE_NAME
 from c2t_plugin.engines.vllm.config import Settings
+from c2t_plugin.engines.vllm.ending import SENT
 from c2t_plugin.engines.vllm.patches import PATCHES, WEIGHT_FILES, drafting_by
 from c2t_plugin.engines.vllm.planning import DRAFTED
 from c2t_plugin.engines.vllm.served import RequestsOfV2, ServedTraces
@@ -67,6 +68,8 @@ class WorkerMixin(_StockWorker):
         traces = self._traces()
         if traces is not None:
             traces.finish(scheduler_output.finished_req_ids)
+        if not self.use_v2_model_runner:
+            self._drafter().ending.sent = getattr(scheduler_output, SENT, None)
         return super().execute_model(scheduler_output, *positional, **keyword)
 
     def sample_tokens(self, grammar_output: Any) -> Any:

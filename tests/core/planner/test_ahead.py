@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from c2t_plugin.planner import CostCurve, Planner, draft_passes, spend
-from c2t_plugin.planner.ahead import DraftEnd
+from c2t_plugin.planner.ahead import Chances, DraftEnd, Meaning, Prices
+from c2t_plugin.planner.budget import falling
+from c2t_plugin.planner.calibration import Calibration, Learnt
 from c2t_plugin.planner.planner import WHOLE_FIRST
 from c2t_plugin.planner.step_planner import StepPlanner
 
@@ -141,3 +145,49 @@ def test_drafts_that_were_measured_are_known_to_the_planner():
     assert planner.curve is not None
     assert planner._planner is not None
     assert not goes_on(planner._planner, [1e-9])
+
+
+@given(rows=chains, packed=st.booleans())
+def test_who_is_sent_the_prices_decides_as_the_planner(rows: list[list[float]], packed: bool):
+    planner, so_far = knowing(packed=packed), torch.tensor(rows, dtype=torch.float64)
+    sent = pickle.dumps(Prices.of(planner, len(rows)))
+    assert len(sent) < 1500
+    there = DraftEnd(10**6).pays(pickle.loads(sent), falling(so_far).tolist())
+    assert there == DraftEnd(10**6).goes_on(planner, so_far)
+
+
+confidences = st.one_of(st.floats(0, 1, width=32), st.just(float("nan")))
+log_probs = st.one_of(st.floats(-30, 0, width=32), st.sampled_from([float("nan"), float("-inf")]))
+
+
+@given(
+    tokens=st.lists(
+        st.lists(st.tuples(confidences, log_probs), min_size=D_MAX, max_size=D_MAX), min_size=1, max_size=4
+    ),
+    meaning=st.one_of(
+        st.none(),
+        st.builds(
+            Meaning,
+            st.floats(0.1, 3),
+            st.floats(-1, 1),
+            st.lists(st.floats(-3, 3), min_size=D_MAX, max_size=D_MAX).map(tuple),
+        ),
+    ),
+)
+def test_chances_of_a_draft_are_the_planners(tokens: list[list[tuple[float, float]]], meaning: Meaning | None):
+    offsets = torch.tensor([] if meaning is None else meaning.offsets, dtype=torch.float64)
+    start = None if meaning is None else Learnt(meaning.slope, meaning.own, offsets)
+    confidence, log_prob = torch.tensor(tokens, dtype=torch.float32).unbind(-1)
+    expected = falling(Calibration(D_MAX, start=start)(confidence, log_prob))
+    found = Chances(len(tokens), meaning)
+    for depth in range(D_MAX):
+        found.add(confidence[:, depth].tolist(), log_prob[:, depth].tolist())
+    # the same doubles in another order
+    assert torch.tensor(found.rows, dtype=torch.float64).allclose(expected, rtol=1e-9, atol=1e-12)
+
+
+def test_what_was_learnt_is_sent():
+    planner, start = knowing(), Learnt(0.5, 0.25, torch.full((D_MAX,), -1.0, dtype=torch.float64))
+    assert Prices.of(planner, 1, Calibration(D_MAX)).meaning is None
+    assert Prices.of(planner, 1, Calibration(D_MAX, start=start, applies=False)).meaning is None
+    assert Prices.of(planner, 1, Calibration(D_MAX, start=start)).meaning == Meaning(0.5, 0.25, (-1.0,) * D_MAX)

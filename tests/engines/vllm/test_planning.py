@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
 from vllm.v1.metrics.stats import SchedulerStats  # noqa: E402
 
 from c2t_plugin.engines.vllm import config  # noqa: E402
+from c2t_plugin.engines.vllm.ending import Ending, Sent  # noqa: E402
 from c2t_plugin.engines.vllm.metrics import packed  # noqa: E402
 from c2t_plugin.engines.vllm.planned import PlanningScheduler  # noqa: E402
 from c2t_plugin.engines.vllm.planning import DRAFTED, Drafted, Planning, cut  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
-from c2t_plugin.planner import CostCurve  # noqa: E402
+from c2t_plugin.planner import CostCurve, OwnLimits  # noqa: E402
 from c2t_plugin.planner.calibration import Calibration  # noqa: E402
 from tests.engines.vllm.test_config import resolved  # noqa: E402
 
@@ -32,10 +34,16 @@ class Machine:
     """A scheduler and a worker whose time passes as it is told."""
 
     def __init__(
-        self, draft_pass: float, confidence: float, curve: CostCurve | None = None, d_max: int = D_MAX
+        self,
+        draft_pass: float,
+        confidence: float,
+        curve: CostCurve | None = None,
+        d_max: int = D_MAX,
+        ends: bool = False,
     ) -> None:
         self.now, self.draft_pass, self.confidence = 0.0, draft_pass, confidence
-        self.planning = Planning(curve, None, d_max, clock=lambda: self.now)
+        self.planning = Planning(curve, None, d_max, clock=lambda: self.now, ends=ends)
+        self.ending = Ending()
         self.waiting: dict[str, list[int]] = {}
         self.depths: list[int] = []
 
@@ -44,6 +52,7 @@ class Machine:
         names = [f"r{row}" for row in range(requests)]
         self.planning.begin(decoding=not prompt)
         depth = self.planning[requests + bool(prompt)]
+        depth = self.ended(self.planning.sent(requests, ["new"] * bool(prompt)), names, depth)
         self.depths.append(depth)
         drafts = {name: self.waiting.pop(name) for name in names if self.waiting.get(name)}
         tokens = {name: 1 + len(drafts.get(name, ())) for name in names} | ({"new": prompt} if prompt else {})
@@ -56,6 +65,16 @@ class Machine:
         cut(self.planning, handed, lambda name: True, [False] * requests)
         self.waiting = dict(zip(names, handed.draft_token_ids, strict=True))
         return [len(row) for row in handed.draft_token_ids]
+
+    def ended(self, sent: Sent | None, names: list[str], depth: int) -> int:
+        """Where the worker ends a draft that is to be so deep."""
+        self.ending.sent = sent
+        self.ending.begin([*names, "new"] if sent and sent.reading else names, alike=True)
+        for drafted in range(1, depth):
+            newest = [[self.confidence**drafted] * (len(names) + 1), [math.nan] * (len(names) + 1)]
+            if not self.ending.goes_on(types.SimpleNamespace(newest=lambda newest=newest: newest)):
+                return drafted
+        return depth
 
     def run(self, steps: int, **what: int) -> list[int]:
         for _ in range(steps):
@@ -81,6 +100,67 @@ def test_depth_follows_from_costs_and_confidences(draft_pass: float, confidence:
     machine.run(60)
     assert machine.depths[-10:].count(depth) >= 9
     assert machine.step() == [depth] * 2 or depth == 0
+
+
+def test_a_draft_ends_where_its_own_confidences_say_so():
+    machine = Machine(draft_pass=0.3, confidence=0.95, ends=True)
+    machine.run(60)
+    assert set(machine.depths[-10:]) == {D_MAX}
+    machine.confidence = 0.2
+    # at once, and not when means have come down
+    assert machine.run(1) is not None and machine.depths[-1] < D_MAX
+    machine.confidence = 0.95
+    machine.run(1)
+    assert machine.depths[-1] == D_MAX
+    # a prompt that is read beside has no say
+    machine.run(1, prompt=500)
+    assert machine.depths[-1] == D_MAX
+    machine.confidence = 0.2
+    machine.run(1, prompt=500)
+    assert machine.depths[-1] < D_MAX
+
+
+def test_the_passes_of_a_draft_that_has_ended_are_those_that_it_had():
+    machine = Machine(draft_pass=0.3, confidence=0.95, ends=True)
+    machine.run(60)
+    machine.confidence = 0.2
+    machine.run(2)
+    ended = machine.depths[-1]
+    assert 0 < ended < D_MAX and machine.planning.planner.depth == ended
+    assert str(ended) in machine.planning.planner.state()["step_seconds"]["2"]
+
+
+def test_drafts_of_requests_with_limits_of_their_own_do_not_end():
+    machine = Machine(draft_pass=0.3, confidence=0.95, ends=True)
+    machine.run(60)
+    machine.planning.begin(decoding=True)
+    assert machine.planning[2] == D_MAX and machine.planning.sent(2, []) is not None
+    assert machine.planning.sent(0, ["new"]) is None
+    # more of them than the step has requests, as where one that runs is left out of it
+    machine.planning.own = lambda: [OwnLimits(None, 1, exact=False)] * 3
+    machine.planning.begin(decoding=True)
+    assert machine.planning[2] <= 1 and machine.planning.sent(2, []) is None
+
+
+@pytest.mark.parametrize("unlike", ["limits of their own", "another version", "other requests", "nothing sent"])
+def test_a_worker_that_cannot_tell_goes_on(unlike: str):
+    machine = Machine(draft_pass=30.0, confidence=0.9, ends=True)
+    machine.run(60)
+    machine.planning.begin(decoding=True)
+    # else it would end behind its first token
+    assert machine.planning[2] == D_MAX
+    sent = machine.planning.sent(2, [])
+    assert sent is not None
+    ending, newest = Ending(), types.SimpleNamespace(newest=lambda: ([0.01] * 2, [math.nan] * 2))
+    ending.sent = sent
+    ending.begin(["a", "b"], alike=True)
+    assert not ending.goes_on(newest)
+    if unlike == "another version":
+        ending.sent = sent._replace(prices=sent.prices._replace(version=0))
+    elif unlike == "nothing sent":
+        ending.sent = None
+    ending.begin(["a"] if unlike == "other requests" else ["a", "b"], alike=unlike != "limits of their own")
+    assert ending.goes_on(newest)
 
 
 def test_it_learns_what_became_of_its_drafts():

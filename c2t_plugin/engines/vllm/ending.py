@@ -1,0 +1,49 @@
+"""Drafts that end on their way in a worker, by what the planner in the scheduler's process has sent with the step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from c2t_plugin.engines.host_scorer import HostScorer
+from c2t_plugin.planner.ahead import VERSION, Chances, DraftEnd, Prices
+
+# Attribute of vLLM's SchedulerOutput.
+SENT = "c2t_sent"
+
+
+class Sent(NamedTuple):
+    """reading: requests of the step that are still in their prompt, whose drafts nobody takes."""
+
+    prices: Prices
+    reading: tuple[str, ...] = ()
+
+
+class Ending:
+    """Of one worker. Called in this order: `begin` for each draft, and `goes_on` after each of its tokens."""
+
+    def __init__(self) -> None:
+        # with the step at hand; None: its drafts are as deep as vLLM was told
+        self.sent: Sent | None = None
+        self._end = DraftEnd()
+        self._chances: Chances | None = None
+        self._rows: Sequence[int] = ()
+
+    def begin(self, names: Sequence[str], *, alike: bool) -> None:
+        """names: of the batch's requests, by row. alike: whether none of them has limits of its own."""
+        self._chances = None
+        if self.sent is None or not alike or self.sent.prices.version != VERSION:
+            return
+        prices, reading = self.sent
+        self._rows = [row for row, name in enumerate(names) if name not in reading]
+        if len(self._rows) == prices.requests:
+            self._chances = Chances(prices.requests, prices.meaning)
+
+    def goes_on(self, scorer: HostScorer) -> bool:
+        """Whether the draft, whose newest token was just scored, gets one more."""
+        if self.sent is None or self._chances is None:
+            return True
+        confidence, log_prob = scorer.newest()
+        rows = self._rows
+        self._chances.add((confidence[row] for row in rows), (log_prob[row] for row in rows))
+        return self._end.pays(self.sent.prices, self._chances.rows)

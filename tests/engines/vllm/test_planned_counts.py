@@ -1,0 +1,182 @@
+"""What a planned engine drafts and verifies in each step is what a simulation says, with drafts that end on their way.
+
+The planner is in this process and the drafts are made in another, which is told with every step what they cost. How
+deep a step drafts follows from all steps before it, so the simulation lives as long as the planner, and one engine
+serves all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
+pytestmark = [pytest.mark.vllm, pytest.mark.server]
+
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
+from c2t_plugin.engines.vllm.planning import Planning  # noqa: E402
+from tests.engines.vllm.conftest import Engine  # noqa: E402
+from tests.support.sglang.planned_rule import CURVE, D_MAX, Plan  # noqa: E402
+from tests.support.sglang.simulate import Draft, Target, load_draft  # noqa: E402
+from tests.support.sglang.verify_counts import Rule, save_hand_made_classifier  # noqa: E402
+from tests.support.vllm.verify_counts import Steps  # noqa: E402
+
+NEW_TOKENS = 24
+# Numbers of requests that start in one step.
+GROUPS = (1, 1, 4, 8, 1)
+# Two choices whose output per second is so near that the rounding of sums decides.
+UNDECIDED = 1e-5
+
+
+@dataclass
+class Request:
+    """One request of the simulation; text is prompt and output, waiting what the next step verifies of its draft."""
+
+    prompt: list[int]
+    text: list[int]
+    waiting: list[int] = field(default_factory=list)
+    steps: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        return len(self.text) - len(self.prompt) >= NEW_TOKENS
+
+    def counts(self) -> Steps:
+        return Steps(tuple(self.text[len(self.prompt) :][:NEW_TOKENS]), tuple(self.steps))
+
+
+def simulated(target: Target, draft: Draft, rule: Rule, prompts: list[list[int]], plan: Plan) -> list[Request]:
+    """All requests decoded together. In a step of vLLM the target reads what is left of the drafts before, and then all
+    its requests are drafted for, those that have ended with it too."""
+    requests = [Request(prompt, list(prompt)) for prompt in prompts]
+    while running := [request for request in requests if not request.ended]:
+        depth, chains = plan.depth(len(running)), []
+        for request in running:
+            choices, states = target.run([*request.text, *request.waiting])
+            n, waiting = len(request.text) - 1, request.waiting
+            hits = next((i for i, token in enumerate(waiting) if token != choices[n + i]), len(waiting))
+            request.text += [*waiting[:hits], choices[n + hits]]
+            request.steps += [(len(waiting), hits)] if waiting else []
+            features = draft.features([state[: n + hits + 1] for state in states])
+            chains.append(draft.chain(request.text, features, depth) if depth else torch.zeros(0, 1))
+        chances = [list(rule.confidences(logits)) for logits in chains]
+        if depth:
+            depth = plan.drafted(chances)
+        taking = [row for row, request in enumerate(running) if not request.ended]
+        kept = plan.keep([chances[row][:depth] for row in taking]) if depth and taking else [0] * len(taking)
+        for row, length in zip(taking, kept, strict=True):
+            running[row].waiting = chains[row].argmax(-1).tolist()[:length]
+    return requests
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Prompts, and of each group what a simulation says: of its requests, of its drafts and of its draft steps."""
+    folder = tmp_path_factory.mktemp("planned")
+    CURVE.save(folder / "given.json")
+    target = Target(pair_dir() / "target")
+    target.run = cache_of(target.run)  # type: ignore[method-assign]
+    classifier = save_hand_made_classifier(folder / "hand.safetensors")
+    prompts = [ids[: 30 + 6 * i] for i, ids in enumerate(held_out_prompts(8, min_tokens=96, seed=21))]
+    groups = [prompts[:size] if size > 1 else [prompts[place]] for place, size in enumerate(GROUPS)]
+    plan, expected = Plan(packed=True, ends=True, offered=tuple(range(D_MAX + 1))), []
+    draft, rule = load_draft(pair_dir(), "eagle3", target), Rule(classifier, 0.0)
+    for group in groups:
+        before = len(plan.depths)
+        counts = [request.counts() for request in simulated(target, draft, rule, group, plan)]
+        expected.append((counts, len(plan.depths) - before, sum(plan.depths[before:])))
+    assert plan.margin > UNDECIDED, "a decision is too near to call: choose other prompts"
+    plain = [tuple(target.greedy(prompt, NEW_TOKENS)) for prompt in prompts]
+    return SimpleNamespace(**locals())
+
+
+def cache_of(run: Callable[[list[int]], Any]) -> Callable[[list[int]], Any]:
+    found = cache(run)
+    return lambda tokens: found(tuple(tokens))
+
+
+@pytest.fixture(scope="module")
+def planned(setting: SimpleNamespace, engine: Engine) -> Iterator[Any]:
+    options = {"c2t_planner": str(setting.folder / "given.json"), "c2t_learn": "off"}
+    with engine("c2t:eagle3", D_MAX, c2t_classifier=str(setting.classifier), **options) as llm:
+        yield llm
+
+
+def served(llm: Any, groups: list[list[list[int]]]) -> list[tuple[list[Steps], int, int]]:
+    """As the simulation's, of one engine whose planner has seen nothing yet."""
+    from vllm import SamplingParams
+
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    scheduler.planning = scheduler.dynamic_sd_lookup = Planning(CURVE, None, D_MAX, ends=True)
+    sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    found = []
+    for group in groups:
+        (before,) = llm.collective_rpc("c2t_control")
+        outputs = llm.generate([{"prompt_token_ids": ids} for ids in group], sampling, use_tqdm=False)
+        (after,) = llm.collective_rpc("c2t_control")
+        new = [after[name] - before[name] for name in ("drafts", "draft_steps")]
+        found.append(([Steps.of_output(output) for output in outputs], *new))
+    return found
+
+
+def test_each_step_drafts_and_verifies_as_simulated(planned: Any, setting: SimpleNamespace):
+    found = served(planned, setting.groups)
+    for (counts, _, _), group in zip(found, setting.groups, strict=True):
+        assert [each.output_ids for each in counts] == [setting.plain[setting.prompts.index(ids)] for ids in group]
+    assert found == setting.expected
+    # there was something to decide: plain decoding for eight requests, and every depth for fewer
+    assert set(setting.plan.depths) == set(range(D_MAX + 1))
+
+
+def never(worker: Any) -> None:
+    worker.model_runner.drafter.ending.goes_on = lambda scorer: True
+
+
+def of_another_depth(worker: Any) -> None:
+    ending = worker.model_runner.drafter.ending
+    pays = ending._end.pays
+    ending._end.pays = lambda prices, chances: pays(
+        prices._replace(ratios=(*prices.ratios[1:], prices.ratios[0])), chances
+    )
+
+
+def of_other_requests(worker: Any) -> None:
+    ending = worker.model_runner.drafter.ending
+    pays = ending._end.pays
+    ending._end.pays = lambda prices, chances: pays(prices, [chances[0]] * len(chances))
+
+
+def of_the_step_before(worker: Any) -> None:
+    ending = worker.model_runner.drafter.ending
+    begin, sent = ending.begin, []
+
+    def begins(names: Any, *, alike: bool) -> None:
+        sent.append(ending.sent)
+        before = sent[-2] if len(sent) > 1 else None
+        if ending.sent and before and before.prices.requests == ending.sent.prices.requests:
+            ending.sent = before
+        begin(names, alike=alike)
+
+    ending.begin = begins
+
+
+@pytest.mark.parametrize("fault", [never, of_another_depth, of_other_requests, of_the_step_before])
+def test_a_worker_that_ends_drafts_elsewhere_is_seen(planned: Any, setting: SimpleNamespace, fault: Any):
+    def plant(worker: Any) -> None:
+        from c2t_plugin.engines.vllm.ending import Ending
+
+        worker.model_runner.drafter.ending = Ending()
+        fault(worker)
+
+    planned.collective_rpc(plant)
+    found = served(planned, setting.groups)
+    assert [[each.output_ids for each in counts] for counts, _, _ in found] == [
+        [each.output_ids for each in counts] for counts, _, _ in setting.expected
+    ]
+    assert found != setting.expected
