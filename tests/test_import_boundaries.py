@@ -23,6 +23,8 @@ FORBIDDEN = {
     "c2t_plugin/engines/vllm/": (*NEVER, "sglang", "c2t_plugin.lab", "c2t_plugin.engines.sglang"),
     "c2t_plugin/lab/": (*NEVER, *ENGINES, "c2t_plugin.engines"),
     **{path: (*NEVER, *ENGINES) for path in FRONT_ENDS},
+    # decides on the host, by so few numbers that torch takes three times as long for them as numpy
+    "c2t_plugin/planner/": (*NEVER, *ENGINES, "transformers", *NOT_CORE),
     "c2t_plugin/": (
         *NEVER,
         *ENGINES,

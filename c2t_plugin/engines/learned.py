@@ -22,7 +22,7 @@ import torch
 from c2t_kernels.network import MAX_HIDDEN
 from c2t_plugin.classifier import NodeClassifier, load_classifier, save_classifier
 from c2t_plugin.errors import ClassifierError
-from c2t_plugin.planner.calibration import Learnt
+from c2t_plugin.planner.learnt import Learnt
 from c2t_plugin.weights import same
 
 logger = logging.getLogger(__name__)

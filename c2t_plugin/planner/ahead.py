@@ -13,8 +13,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from c2t_plugin.planner.budget import falling, pass_seconds
-from c2t_plugin.planner.calibration import FURTHEST, NEAREST, Calibration
 from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
+from c2t_plugin.planner.learnt import FURTHEST, NEAREST, Learnt
 from c2t_plugin.planner.planner import PROBE_EVERY, WHOLE_FIRST, Planner, draft_passes
 
 # Of Prices, as processes send them to each other.
@@ -47,20 +47,16 @@ class Prices(NamedTuple):
     version: int = VERSION
 
     @classmethod
-    def of(cls, planner: Planner, requests: int, calibration: Calibration | None = None) -> Prices:
-        """As they are now. calibration: that somebody else is to apply."""
-        learnt = None if calibration is None else calibration.in_force
+    def of(cls, planner: Planner, requests: int, learnt: Learnt | None = None) -> Prices:
+        """As they are now. learnt: what confidences are to be taken for."""
         meaning = None if learnt is None else Meaning(learnt.slope, learnt.own, tuple(learnt.offsets.tolist()))
         whole, beside = planner.whole_drafts < WHOLE_FIRST, planner.beside(requests, range(planner.d_max + 1))
         ratios = tuple(planner.accepted.tolist())
         return cls(requests, planner.curve, planner.packed, whole, ratios, tuple(beside), meaning)
 
-    def seconds(self, depth: int, verify: Sequence[float]) -> list[float]:
-        """Of a step that drafts so deep, by its draft tokens verified, from 0 on; verify: of the target's passes."""
-        count = depth * self.requests
-        drafting = draft_passes(depth) * self.curve.draft_s(self.requests) + self.beside[depth]
-        run = verify[: count + 1] if self.packed else [verify[count]] * (count + 1)
-        return [max(took + drafting, LEAST_SECONDS) for took in run]
+    def drafting(self, depth: int) -> float:
+        """Seconds of a step that drafts so deep beside the target's pass."""
+        return draft_passes(depth) * self.curve.draft_s(self.requests) + self.beside[depth]
 
 
 class DraftEnd:
@@ -75,9 +71,9 @@ class DraftEnd:
         self._probe_every = probe_every
         self._ended = 0
 
-    def prices(self, planner: Planner, requests: int, calibration: Calibration | None) -> Prices:
+    def prices(self, planner: Planner, requests: int, learnt: Learnt | None) -> Prices:
         """For another process, which asks `pays`."""
-        return Prices.of(planner, requests, calibration)
+        return Prices.of(planner, requests, learnt)
 
     def goes_on(self, planner: Planner, acceptance: Tensor) -> bool:
         """Whether to draft one more token, by the (requests, drafted) acceptance of those that there are."""
@@ -122,7 +118,7 @@ class Chances:
 
 
 def _meant(meaning: Meaning, depth: int, given: float, log_prob: float) -> float:
-    """The chance of a token at depth + 1 whose chain was accepted up to it; see calibration._features."""
+    """The chance of a token at depth + 1 whose chain was accepted up to it; see learnt.features_of."""
     own = 0.0
     if not math.isnan(log_prob):
         likely = min(log_prob, -1e-9)
@@ -137,20 +133,26 @@ def _logit(chance: float) -> float:
 
 
 def _pays(prices: Prices, chances: Sequence[Sequence[float]]) -> bool:
-    requests, drafted, most = len(chances), len(chances[0]), len(prices.ratios)
-    verify: list[float] = pass_seconds(prices.curve, requests, requests * most).tolist()
+    drafted, most = len(chances[0]), len(prices.ratios)
+    verify: list[float] = pass_seconds(prices.curve, prices.requests, prices.requests * most).tolist()
     gains = sorted((chance for row in chances for chance in row), reverse=True)
-    least = _rate(requests, gains, prices.seconds(drafted, verify))
+    least = _rate(prices, gains, drafted, verify)
     last = [row[-1] for row in chances]
     for depth, ratio in enumerate(prices.ratios[drafted:], start=drafted + 1):
         last = [chance * ratio for chance in last]
         gains = sorted(gains + last, reverse=True)
-        if _rate(requests, gains, prices.seconds(depth, verify)) > least:
+        if _rate(prices, gains, depth, verify) > least:
             return True
     return False
 
 
-def _rate(requests: int, gains: Sequence[float], seconds: Sequence[float]) -> float:
-    """The most output tokens per second of a step, whose likeliest draft tokens are verified."""
-    expected = accumulate(gains, initial=float(requests))
-    return max(tokens / took for tokens, took in zip(expected, seconds, strict=True))
+def _rate(prices: Prices, gains: Sequence[float], depth: int, verify: Sequence[float]) -> float:
+    """The most output tokens per second of a step, whose likeliest draft tokens are verified. verify: seconds of the
+    target's pass by their number, rising."""
+    other = prices.drafting(depth)
+    # whatever was measured beside the passes, a step takes some time
+    other = max(other, LEAST_SECONDS - verify[0])
+    if not prices.packed:
+        return (prices.requests + sum(gains)) / (verify[len(gains)] + other)
+    expected = accumulate(gains, initial=float(prices.requests))
+    return max(tokens / (took + other) for tokens, took in zip(expected, verify, strict=False))

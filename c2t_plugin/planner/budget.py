@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Budget(NamedTuple):
@@ -42,31 +45,59 @@ def spend(
     kept tokens together. As many are taken as make expected output tokens (the accepted ones and one bonus token a
     request) per second most; the fewest, if several counts do.
     """
-    requests, depth = acceptance.shape
-    chain = falling(acceptance)
-    depths = torch.arange(depth)
+    return share(falling(acceptance).numpy(), curve, drafted, longest, at_least, sizes, beside)
+
+
+def share(
+    chain: Array,
+    curve: CostCurve,
+    drafted: int,
+    longest: Tensor | None = None,
+    at_least: Tensor | None = None,
+    sizes: Sequence[int] = (),
+    beside: float | None = None,
+) -> Budget:
+    """`spend` of chances that fall, float64. In numpy: on so few numbers an operation of torch costs three of its."""
+    requests, depth = chain.shape
+    depths = np.arange(depth)
     # what has to be taken comes first
-    key = chain if at_least is None else chain + 2.0 * (depths < at_least[:, None])
+    key = chain if at_least is None else chain + 2.0 * (depths < at_least.numpy()[:, None])
     if longest is not None:
-        key = key.masked_fill(depths >= longest[:, None], -1.0)
+        key = np.where(depths >= longest.numpy()[:, None], -1.0, key)
     # column by column, so that a stable sort puts the lower depth first
-    order = key.T.flatten().argsort(descending=True, stable=True)
-    taken = key.T.flatten()[order]
-    gains = chain.T.flatten()[order][taken >= 0]
-    expected = requests + torch.cat([gains.new_zeros(1), gains.cumsum(0)])
+    flat = key.T.ravel()
+    order = np.argsort(-flat, kind="stable")
+    taken = flat[order]
+    gains = chain.T.ravel()[order][taken >= 0]
+    expected = requests + sums(gains)
     other = drafted * curve.draft_s(requests) + (curve.beside if beside is None else beside)
+    passes = pass_seconds(curve, requests, requests * depth, tuple(sizes)).numpy()
     # a step never costs nothing, whatever was measured beside its passes
-    seconds = (pass_seconds(curve, requests, len(gains), tuple(sizes)) + other).clamp_min(LEAST_SECONDS)
+    seconds = np.maximum(passes[: len(expected)] + other, LEAST_SECONDS)
     rates = expected / seconds
-    first = int((taken > 1.0).sum())
+    first = int(np.count_nonzero(taken > 1.0))
     count = first + int(rates[first:].argmax())
-    kept = torch.bincount(order[:count] % requests, minlength=requests)
-    return Budget(kept, float(rates[count]), float(seconds[count]))
+    kept = np.bincount(order[:count] % max(requests, 1), minlength=requests)
+    return Budget(torch.from_numpy(kept), float(rates[count]), float(seconds[count]))
 
 
 def falling(acceptance: Tensor) -> Tensor:
-    """As float64 in [0, 1], none above one before it in its row; NaN (not known) is 1."""
-    return acceptance.double().nan_to_num(1.0).clamp(0.0, 1.0).cummin(1).values
+    """On the host, as float64 in [0, 1], none above one before it in its row; NaN (not known) is 1."""
+    return torch.from_numpy(falling_of(acceptance.double().numpy()))
+
+
+def falling_of(acceptance: Array) -> Array:
+    """`falling` of (requests, depth) float64."""
+    known = np.where(np.isnan(acceptance), 1.0, acceptance)
+    found: Array = np.minimum.accumulate(np.minimum(np.maximum(known, 0.0), 1.0), axis=1)
+    return found
+
+
+def sums(values: Array) -> Array:
+    """Of the first 0, 1, 2, ... values."""
+    found = np.zeros(len(values) + 1, dtype=values.dtype)
+    np.cumsum(values, out=found[1:])
+    return found
 
 
 # Asked for in every step, and the same as long as requests and curve are.

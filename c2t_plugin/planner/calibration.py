@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
-from c2t_plugin.planner.budget import falling
+from c2t_plugin.planner.learnt import NEAREST, Learnt, chance, features_of
 
 # Drafts that a fit is judged by, and told of; that come between two fits, fewer at the beginning; and that are
 # remembered.
@@ -34,37 +35,10 @@ ITERATIONS, ENOUGH = 8, 1e-3
 SLOPE_PRIOR, OWN_PRIOR, OFFSET_PRIOR, PRIOR_TOKENS = 4.0, 4.0, 2.0, 10
 # Tokens that what an earlier server learnt counts as, at most, beside this one's own.
 CARRIED = 512
-# Chances are taken no nearer to 0 and 1, and the draft's own logit no further from 0. A slope of `joint` below the
-# least would take the least likely tokens first.
-NEAREST, FURTHEST, LEAST_SLOPE = 1e-2, 20.0, 0.05
+# A slope of `joint` below it would take the least likely tokens first.
+LEAST_SLOPE = 0.05
 # Standard errors by which a fit has to predict worse.
 DOUBT = 3.0
-
-
-class Learnt(NamedTuple):
-    """logit' = slope * logit + own * the draft's logit + offset[depth], of a token's chance if all before it were
-    accepted. offsets: (d_max,) float64. seen: draft tokens that it comes from. precision: (2 + d_max, 2 + d_max), how
-    sure these numbers are in this order; None: as sure as `seen` makes them."""
-
-    slope: float
-    own: float
-    offsets: Tensor
-    seen: int = 0
-    precision: Tensor | None = None
-
-    @classmethod
-    def nothing(cls, d_max: int) -> Learnt:
-        """What the classifier says."""
-        return cls(1.0, 0.0, torch.zeros(d_max, dtype=torch.float64))
-
-    @property
-    def weights(self) -> Tensor:
-        """(2 + d_max,) float64, in the order of `precision`."""
-        return torch.cat([self.offsets.new_tensor([self.slope, self.own]), self.offsets])
-
-    def logits(self, features: Tensor) -> Tensor:
-        """(drafts, depths) of their (drafts, depths, 2) features."""
-        return self.slope * features[..., 0] + self.own * features[..., 1] + self.offsets[: features.shape[1]]
 
 
 class Calibration:
@@ -94,6 +68,9 @@ class Calibration:
         # of each draft's tokens, whether it has a confidence and was verified, and how many were accepted
         self._known = torch.zeros((WINDOW, d_max), dtype=torch.bool)
         self._accepted = torch.zeros(WINDOW, dtype=torch.int64)
+        # the same memory, written to in every step, which on so few numbers torch takes three times as long for
+        window = (self._features, self._expected, self._known, self._accepted)
+        self._written = tuple(each.numpy() for each in window)
         # whose drafts are in the window, in their order
         self._held: Counter[Hashable] = Counter()
         self._entered: deque[Hashable] = deque()
@@ -108,8 +85,8 @@ class Calibration:
         draft's own probability of its tokens, where it is known; NaN stays."""
         if (learnt := self.in_force) is None:
             return confidence.double()
-        chance = self._chance(learnt, _features(confidence, log_prob))
-        return chance.masked_fill(confidence.isnan(), torch.nan)
+        found = chance(learnt, features_of(confidence, log_prob))
+        return torch.from_numpy(np.where(np.isnan(confidence.numpy()), np.nan, found))
 
     def observe(
         self,
@@ -122,22 +99,24 @@ class Calibration:
         """The outcome of a step. confidence, log_prob: (requests, drafted), as they were. verified, accepted:
         (requests,) int64 draft tokens of each. owners: which request each is; without them none has a share that it
         may not pass."""
-        known = (torch.arange(confidence.shape[1]) < verified[:, None]) & confidence.isfinite()
-        rows = known.any(1).nonzero()[:, 0].tolist()
+        depths = confidence.shape[1]
+        known = (np.arange(depths) < verified.numpy()[:, None]) & np.isfinite(confidence.numpy())
+        rows = known.any(1).nonzero()[0].tolist()
         rows = [row for row in rows if not owners or self._held[owners[row]] < MOST_OF_ONE]
         if not rows:
             return
         for row in rows if owners else ():
             self._enter(owners[row])
-        features = _features(confidence, log_prob)[rows]
-        place, depths = (self._count + torch.arange(len(rows))) % WINDOW, confidence.shape[1]
-        self._features[place, :depths] = features
-        for column, each in zip(self._expected, (self._plain, self.learnt), strict=True):
-            column[place, :depths] = self._chance(each, features)
-        self._known[place] = False
-        self._known[place, :depths] = known[rows]
-        self._accepted[place] = accepted[rows]
-        self.seen += int(known[rows].sum())
+        features, known = features_of(confidence, log_prob)[rows], known[rows]
+        place = (self._count + np.arange(len(rows))) % WINDOW
+        all_features, expected, all_known, all_accepted = self._written
+        all_features[place, :depths] = features
+        for column, each in enumerate((self._plain, self.learnt)):
+            expected[column, place, :depths] = chance(each, features)
+        all_known[place] = False
+        all_known[place, :depths] = known
+        all_accepted[place] = accepted.numpy()[rows]
+        self.seen += int(known.sum())
         self._count += len(rows)
         self._since += len(rows)
         self._steps += 1
@@ -153,11 +132,6 @@ class Calibration:
             self._held[gone] -= 1
             if not self._held[gone]:
                 del self._held[gone]
-
-    @staticmethod
-    def _chance(learnt: Learnt, features: Tensor) -> Tensor:
-        """(drafts, depths) chance that a draft is accepted up to each of its tokens."""
-        return torch.sigmoid(learnt.logits(features)).cumprod(1)
 
     def state(self) -> dict[str, Any]:
         """As JSON. applied: whether confidences are taken for it. seen: draft tokens. discarded: fits that predicted
@@ -271,19 +245,6 @@ def _fitted(before: Learnt, sure: Tensor, features: Tensor, known: Tensor, hit: 
             break
     slope, own = weights[:2].tolist()
     return Learnt(slope, own, weights[2:], seen, curvature)
-
-
-def _features(confidence: Tensor, log_prob: Tensor | None) -> Tensor:
-    """(drafts, depths, 2) float64: the logit of each token's chance if all before it are accepted, by the classifier,
-    and by the draft itself; 0 where that is not known."""
-    chain = falling(confidence)
-    above = torch.cat([torch.ones_like(chain[:, :1]), chain[:, :-1]], dim=1)
-    given = torch.logit(torch.where(above > 0, chain / above, 0.0), eps=NEAREST)
-    own = torch.zeros_like(given)
-    if log_prob is not None:
-        likely = log_prob.double().clamp(max=-1e-9)
-        own = (likely - torch.log(-torch.expm1(likely))).nan_to_num(0.0).clamp(-FURTHEST, FURTHEST)
-    return torch.stack([given, own], dim=-1)
 
 
 def _nll(chance: Tensor, hit: Tensor) -> Tensor:

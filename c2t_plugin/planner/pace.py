@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from statistics import mean, median
+from statistics import median
 from typing import NamedTuple
 
 from c2t_plugin.planner.curve import CostCurve
@@ -57,8 +57,10 @@ class Pace:
         self._seen: dict[Kind, deque[_Seen]] = {}
         self._kind: Kind | None = None
         self._alike = 0
-        # by size, what `beside` says of each depth that it knows, until another step or curve comes
+        # by size, what `beside` says of each depth that it knows, until another step or curve comes; and by kind what
+        # its steps cost beside their passes, until it has another one
         self._known: dict[int, dict[int, float]] = {}
+        self._medians: dict[Kind, float] = {}
         self._curve: CostCurve | None = None
         # steps by size
         self._at: Counter[int] = Counter()
@@ -78,6 +80,7 @@ class Pace:
                 _Seen(self._at[self._kind.size], took, requests, self._rows, self._passes)
             )
             self._known.clear()
+            self._medians.pop(self._kind, None)
         if requests != self._requests:
             self._alike = -1
         self._began, self._requests, self._rows = now, requests, 0
@@ -104,6 +107,7 @@ class Pace:
             return None
         if curve is not self._curve:
             self._known.clear()
+            self._medians.clear()
             self._curve = curve
         asked = size_of(requests)
         known = self._known.get(asked)
@@ -114,12 +118,15 @@ class Pace:
 
     def _by_depth(self, curve: CostCurve, size: int) -> dict[int, float]:
         """Of the depths that were drafted lately, each the nearer to the mean of all the less is known of it."""
-        here = {kind.depth: seen for kind, seen in self._seen.items() if kind.size == size}
+        here = {kind: seen for kind, seen in self._seen.items() if kind.size == size}
         newest = max(seen[-1].at for seen in here.values())
-        fresh = {
-            depth: (_median(curve, seen), len(seen)) for depth, seen in here.items() if newest - seen[-1].at <= STALE
-        }
-        shared = mean(seconds for seconds, _ in fresh.values())
+        fresh = {}
+        for kind, seen in here.items():
+            if newest - seen[-1].at <= STALE:
+                if kind not in self._medians:
+                    self._medians[kind] = _median(curve, seen)
+                fresh[kind.depth] = self._medians[kind], len(seen)
+        shared = sum(seconds for seconds, _ in fresh.values()) / len(fresh)
         return {depth: (seconds * n + shared * SHARED) / (n + SHARED) for depth, (seconds, n) in fresh.items()}
 
     def state(self) -> dict[str, dict[str, float]]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.planner.budget import falling, padded, pass_seconds, spend
+from c2t_plugin.planner.budget import Array, falling, padded, pass_seconds, share, sums
 from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
 from c2t_plugin.planner.gains import RecentGains
 from c2t_plugin.planner.pace import Pace
@@ -84,10 +85,12 @@ class Planner:
         self.forget = forget
         self.packed = packed
         self._pace = pace
+        # (depths, 1) each: draft tokens of a request, and draft passes
+        self._drafted = np.array([(depth, draft_passes(depth)) for depth in self.depths]).T[..., None]
         # running means of the token at depth i + 1, and of the one before it where that was drafted
-        self._means = torch.zeros((2, d_max), dtype=torch.float64)
+        self._means = np.zeros((2, d_max))
         # (d_max,) of the token at depth i + 1, given the one before it
-        self.accepted = torch.zeros(d_max, dtype=torch.float64)
+        self.accepted = np.zeros(d_max)
         self._seen = 0
         self._short_steps = 0
         self._recent = RecentGains()
@@ -101,21 +104,20 @@ class Planner:
         set something for themselves, the rest is planned around."""
         if not self._seen:
             return self.d_max
-        chain = self.accepted.cumprod(0)
+        chain = self.accepted.cumprod()
         taken, free = _by_depth(chain, requests, own)
-        gains = chain.repeat_interleave(free)
-        counts = torch.arange(len(gains) + 1)
-        drafted = torch.tensor(self.depths)[:, None]
-        passes = torch.tensor([draft_passes(depth) for depth in self.depths])[:, None]
-        expected = requests + _sums(taken * chain)[drafted] + _sums(gains)
-        window, most = drafted * requests, _sums(free)[drafted]
-        rows = (_sums(taken)[drafted] + counts).minimum(window) if self.packed else window
-        whole = pass_seconds(self.curve, requests, requests * self.d_max)
+        gains = chain.repeat(free)
+        counts = np.arange(len(gains) + 1)
+        drafted, passes = self._drafted
+        expected = requests + sums(taken * chain)[drafted] + sums(gains)
+        window, most = drafted * requests, sums(free)[drafted]
+        rows = np.minimum(sums(taken)[drafted] + counts, window) if self.packed else window
+        whole = pass_seconds(self.curve, requests, requests * self.d_max).numpy()
         seconds = whole[rows] + passes * self.curve.draft_s(requests)
-        beside = torch.tensor(self.beside(requests, self.depths), dtype=torch.float64)[:, None]
-        rates = expected / (seconds + beside).clamp_min(LEAST_SECONDS)
+        beside = np.array(self.beside(requests, self.depths))[:, None]
+        rates = expected / np.maximum(seconds + beside, LEAST_SECONDS)
         impossible = counts > most if self.packed else counts != most
-        best = int(rates.masked_fill(impossible, -1.0).amax(1).argmax())
+        best = int(np.where(impossible, -1.0, rates).max(1).argmax())
         if best == len(self.depths) - 1:
             return self.d_max
         self._short_steps += 1
@@ -130,13 +132,14 @@ class Planner:
     ) -> Tensor:
         """(requests,) int64 draft tokens to verify; see `spend`. acceptance: (requests, drafted) of this step."""
         drafted, self.promised_s = acceptance.shape[1], None
-        if acceptance.numel():
-            self._observe(falling(acceptance).mean(0))
+        chain = falling(acceptance).numpy()
+        if chain.size:
+            self._observe(chain.mean(0))
         if not self.packed:
             whole = torch.full((len(acceptance),), drafted)
             return whole if longest is None else longest.clamp(max=drafted)
         beside = self.beside(len(acceptance), [drafted])[0]
-        found = spend(acceptance, self.curve, draft_passes(drafted), longest, at_least, sizes, beside)
+        found = share(chain, self.curve, draft_passes(drafted), longest, at_least, sizes, beside)
         self.promised_s = found.seconds
         return found.kept
 
@@ -145,7 +148,7 @@ class Planner:
         if acceptance.numel():
             chain = falling(acceptance)
             self._recent.note(chain)
-            self._observe(chain.mean(0))
+            self._observe(chain.mean(0).numpy())
 
     def rows(self, requests: int, depth: int, sizes: Sequence[int] = ()) -> int:
         """Tokens of the target's pass, roots included, of a step whose acceptance is not known yet.
@@ -167,35 +170,33 @@ class Planner:
         measured = None if self._pace is None else self._pace.beside(self.curve, requests, depths)
         return [self.curve.beside] * len(depths) if measured is None else measured
 
-    def _observe(self, chain: Tensor) -> None:
+    def _observe(self, chain: Array) -> None:
         """chain: (drafted,) mean acceptance by depth."""
-        drafted = len(chain)
-        found = torch.stack([chain, torch.cat([chain.new_ones(1), chain[:-1]])])
-        before, new = self._means[:, :drafted], torch.arange(drafted) >= self._seen
-        self._means[:, :drafted] = torch.where(new, found, before + self.forget * (found - before))
-        self._seen = max(self._seen, drafted)
+        drafted, seen = len(chain), self._seen
+        found = np.ones((2, drafted))
+        found[0], found[1, 1:] = chain, chain[:-1]
+        means = self._means[:, :drafted]
+        means[:, :seen] += self.forget * (found - means)[:, :seen]
+        means[:, seen:] = found[:, seen:]
+        self._seen = max(seen, drafted)
         self.whole_drafts += int(drafted == self.d_max)
         token, above = self._means[:, : self._seen]
-        self.accepted[: self._seen] = torch.where(above > 0, token / above, 0.0)
         # what lies deeper was never seen: as likely as the deepest that was
+        self.accepted[:] = 0.0
+        np.divide(token, above, out=self.accepted[: self._seen], where=above > 0)
         self.accepted[self._seen :] = self.accepted[self._seen - 1]
 
 
-def _by_depth(chain: Tensor, requests: int, own: Sequence[OwnLimits]) -> tuple[Tensor, Tensor]:
+def _by_depth(chain: Array, requests: int, own: Sequence[OwnLimits]) -> tuple[Array, Array]:
     """(d_max,) int64 each: requests whose token of a depth is verified in any case, and those where that is open.
 
     chain: (d_max,) mean acceptance by depth; a threshold is taken to cut where this falls below it.
     """
-    depths, d_max = torch.arange(len(chain)), len(chain)
+    depths, d_max = np.arange(len(chain)), len(chain)
     if not own:
-        return torch.zeros_like(depths), torch.full_like(depths, requests)
-    thresholds = torch.tensor([each.threshold or 0.0 for each in own], dtype=chain.dtype)
-    longest = torch.tensor([d_max if each.longest is None else each.longest for each in own], dtype=torch.int64)
-    exact = torch.tensor([each.exact for each in own], dtype=torch.bool)
+        return np.zeros_like(depths), np.full_like(depths, requests)
+    thresholds = np.array([each.threshold or 0.0 for each in own])
+    longest = np.array([d_max if each.longest is None else each.longest for each in own])
+    exact = np.array([each.exact for each in own])
     left = (depths < longest[:, None]) & (chain >= thresholds[:, None])
     return left[exact].sum(0), left[~exact].sum(0) + requests - len(own)
-
-
-def _sums(values: Tensor) -> Tensor:
-    """Of the first 0, 1, 2, ... values."""
-    return torch.cat([values.new_zeros(1), values.cumsum(0)])

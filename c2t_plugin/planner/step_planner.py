@@ -215,7 +215,8 @@ class StepPlanner:
         """What drafts of the step at hand end by in another process; None: they are as deep as `depth`."""
         if not self._open or self._planner is None or self.draft_end is None:
             return None
-        return self.draft_end.prices(self._planner, requests, self._calibration)
+        learnt = None if self._calibration is None else self._calibration.in_force
+        return self.draft_end.prices(self._planner, requests, learnt)
 
     def ended(self, depth: int) -> None:
         """The draft of the step at hand has ended at this depth."""
@@ -263,10 +264,13 @@ class StepPlanner:
             return torch.where(own, kept, kept.clamp(max=self._forced))
         if self._planner is None:
             return kept
-        # the one wait: the host chooses the graph
-        host = torch.cat([sure.flatten(1), kept[:, None], own[:, None]], dim=1).cpu()
-        acceptance, longest = self._meant(host[:, :-2].view(sure.shape)), host[:, -2].long()
-        at_least = torch.where(host[:, -1] > 0, longest, 0)
+        # the one wait, and one copy: the host chooses the graph
+        if kept.is_cpu:
+            acceptance, longest, exact = self._meant(sure), kept.long(), own
+        else:
+            host = torch.cat([sure.flatten(1), kept[:, None], own[:, None]], dim=1).cpu()
+            acceptance, longest, exact = self._meant(host[:, :-2].view(sure.shape)), host[:, -2].long(), host[:, -1] > 0
+        at_least = torch.where(exact, longest, 0)
         if self.depths:
             self._planner.packed = self.packed
             budget = self._planner.keep(acceptance, longest, at_least, self.sizes())

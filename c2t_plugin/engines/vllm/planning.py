@@ -7,18 +7,18 @@ left of the step's time is the target's. Nothing of vLLM is imported here.
 
 from __future__ import annotations
 
-import itertools
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from c2t_plugin.engines.vllm.ending import Sent
-from c2t_plugin.planner import CostCurve, OwnLimits, draft_passes
+from c2t_plugin.planner import CostCurve, OwnLimits, draft_passes, switched_depths
 from c2t_plugin.planner.ahead import DraftEnd
+from c2t_plugin.planner.budget import Array
 from c2t_plugin.planner.calibration import Calibration
 from c2t_plugin.planner.step_planner import StepPlanner
 
@@ -39,10 +39,11 @@ class Drafted(NamedTuple):
     seconds: float
     log_prob: Sequence[list[float]] = ()
 
-    def sure(self, row: int) -> list[tuple[float, float]]:
-        """Of one request's tokens both, NaN where they are not known."""
-        log_prob = self.log_prob[row] if row < len(self.log_prob) else []
-        return list(itertools.zip_longest(self.confidence[row], log_prob, fillvalue=math.nan))
+    def sure(self) -> Array:
+        """(requests, tokens, 2) float32 of both, NaN where they are not known."""
+        confidence, log_prob = (np.array(each, dtype=np.float32) for each in (self.confidence, self.log_prob))
+        known = log_prob.shape == confidence.shape
+        return np.stack([confidence, log_prob if known else np.full_like(confidence, np.nan)], axis=-1)
 
 
 class Planning:
@@ -61,14 +62,17 @@ class Planning:
         """curve: None measures one on the first steps and, if there is a path, writes it there. calibration: see
         StepPlanner. ends: whether workers can end a draft on its way."""
         cpu = torch.device("cpu")
-        shape: dict[str, Any] = {"steps": d_max, "most": d_max, "device": cpu, "depths": range(d_max + 1)}
+        # a draft that can end is begun whole or not at all: no need to measure every depth
+        depths = switched_depths(d_max) if ends else range(d_max + 1)
+        shape: dict[str, Any] = {"steps": d_max, "most": d_max, "device": cpu, "depths": depths}
         self.planner = StepPlanner(curve, path, **shape, calibration=calibration, clock=clock)
         self.planner.packed = True
         self.planner.draft_end = DraftEnd() if ends else None
         # of those requests of the step at hand that set limits for themselves, as a planner counts them
         self.own: Callable[[], Sequence[OwnLimits]] = tuple
-        # of the newest draft of each request
-        self._sure: dict[str, list[tuple[float, float]]] = {}
+        # of the newest drafts the requests' rows, and what Drafted.sure has of them
+        self._rows: dict[str, int] = {}
+        self._sure = np.zeros((0, 0, 2), dtype=np.float32)
         self._clock = clock
         self._started = self._seconds = 0.0
         self._decoding = False
@@ -102,35 +106,34 @@ class Planning:
     def judged(self, verified: Mapping[str, int], accepted: Mapping[str, int]) -> None:
         """What became of drafts: of each request whose outcome is to be learnt from, how many of its draft tokens the
         target verified and accepted."""
-        known = [name for name in verified if name in self._sure]
+        known = [name for name in verified if name in self._rows]
         if not known:
             return
-        sure = torch.tensor([self._sure[name] for name in known])
         lengths, hits = (torch.tensor([each[name] for name in known]) for each in (verified, accepted))
+        sure = torch.from_numpy(self._sure[[self._rows[name] for name in known]])
         self.planner.learn(sure, lengths, hits, known)
 
-    def kept(self, drafted: Drafted, lengths: Sequence[int], own: Sequence[bool]) -> list[int]:
+    def kept(self, drafted: Drafted, names: Sequence[str], lengths: Sequence[int], own: Sequence[bool]) -> list[int]:
         """How many tokens of each request's draft to verify. lengths: of the drafts; 0 of those that take none. own:
         requests that are cut by a beta of their own alone, as they have been."""
-        depth = max(map(len, drafted.confidence), default=0)
+        sure = drafted.sure()
+        if self.planner.learns:
+            # for `judged`
+            self._rows, self._sure = {name: row for row, name in enumerate(names)}, sure
+        depth = sure.shape[1]
         if 0 < depth < self.planner.depth:
             self.planner.ended(depth)
         self._learn(drafted)
         if not depth or not any(lengths):
             return list(lengths)
         taking = [row for row, length in enumerate(lengths) if length]
-        sure = torch.tensor([drafted.sure(row) for row in taking], dtype=torch.float32)
         longest = torch.tensor([lengths[row] for row in taking], dtype=torch.int32)
-        chosen = self.planner.keep(longest, torch.tensor([own[row] for row in taking]), sure).tolist()
+        limited = torch.tensor([own[row] for row in taking])
+        chosen = self.planner.keep(longest, limited, torch.from_numpy(sure[taking])).tolist()
         found = [0] * len(lengths)
         for row, length in zip(taking, chosen, strict=True):
             found[row] = length
         return found
-
-    def remember(self, names: Sequence[str], drafted: Drafted) -> None:
-        """Whose confidences these are, for `judged`."""
-        if self.planner.learns:
-            self._sure = {name: drafted.sure(row) for row, name in enumerate(names)}
 
     def _learn(self, drafted: Drafted) -> None:
         if not self._decoding or not self._tokens:
@@ -149,11 +152,10 @@ class Planning:
 def cut(planning: Planning, drafts: Any, takes: Callable[[str], bool], own: Sequence[bool]) -> None:
     """Shorten vLLM's DraftTokenIds in place. takes: whether a request takes a draft in its next step. own: see kept."""
     drafted: Drafted | None = getattr(drafts, DRAFTED, None)
-    if drafted is None or len(drafted.confidence) != len(drafts.req_ids):
+    if drafted is None or not drafted.confidence or len(drafted.confidence) != len(drafts.req_ids):
         return
     lengths = [
         len(tokens) if takes(name) else 0 for name, tokens in zip(drafts.req_ids, drafts.draft_token_ids, strict=True)
     ]
-    kept = planning.kept(drafted, lengths, own)
-    planning.remember(drafts.req_ids, drafted)
+    kept = planning.kept(drafted, drafts.req_ids, lengths, own)
     drafts.draft_token_ids = [row[:length] for row, length in zip(drafts.draft_token_ids, kept, strict=True)]

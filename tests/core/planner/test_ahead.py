@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from c2t_plugin.planner import CostCurve, Planner, draft_passes, spend
 from c2t_plugin.planner.ahead import Chances, DraftEnd, Meaning, Prices
 from c2t_plugin.planner.budget import falling
-from c2t_plugin.planner.calibration import Calibration, Learnt
+from c2t_plugin.planner.calibration import Calibration
+from c2t_plugin.planner.learnt import Learnt
 from c2t_plugin.planner.planner import WHOLE_FIRST
 from c2t_plugin.planner.step_planner import StepPlanner
 
@@ -188,6 +189,8 @@ def test_chances_of_a_draft_are_the_planners(tokens: list[list[tuple[float, floa
 
 def test_what_was_learnt_is_sent():
     planner, start = knowing(), Learnt(0.5, 0.25, torch.full((D_MAX,), -1.0, dtype=torch.float64))
-    assert Prices.of(planner, 1, Calibration(D_MAX)).meaning is None
-    assert Prices.of(planner, 1, Calibration(D_MAX, start=start, applies=False)).meaning is None
-    assert Prices.of(planner, 1, Calibration(D_MAX, start=start)).meaning == Meaning(0.5, 0.25, (-1.0,) * D_MAX)
+    assert Prices.of(planner, 1, Calibration(D_MAX).in_force).meaning is None
+    assert Prices.of(planner, 1, Calibration(D_MAX, start=start, applies=False).in_force).meaning is None
+    assert Prices.of(planner, 1, Calibration(D_MAX, start=start).in_force).meaning == Meaning(
+        0.5, 0.25, (-1.0,) * D_MAX
+    )

@@ -17,10 +17,10 @@ from c2t_plugin.planner.calibration import (
     STEPS,
     WINDOW,
     Calibration,
-    Learnt,
     _auc,
     _fitted,
 )
+from c2t_plugin.planner.learnt import Learnt
 
 D_MAX, REQUESTS = 4, 4
 SLOPE, OWN, OFFSETS = 1.6, 0.5, torch.tensor([-0.2, -0.8, -1.0, -1.5], dtype=torch.float64)

@@ -201,12 +201,16 @@ def test_all_requests_share_a_budget():
     planning.begin(decoding=True)
     assert planning[3] == D_MAX
     sure, unsure, unknown = [0.99, 0.98, 0.97, 0.96], [0.2, 0.01, 0.01, 0.01], [float("nan")] * D_MAX
-    kept = planning.kept(Drafted([sure, unsure, unknown], 0.1, 0.2), [4, 4, 4], [False] * 3)
+    kept = planning.kept(Drafted([sure, unsure, unknown], 0.1, 0.2), "abc", [4, 4, 4], [False] * 3)
     assert kept == [4, 0, 4]
     # a request that takes no draft has no share, and one whose draft is short no more than that
-    assert planning.kept(Drafted([sure, sure, sure], 0.1, 0.2), [0, 1, 4], [False] * 3) == [0, 1, 4]
+    assert planning.kept(Drafted([sure, sure, sure], 0.1, 0.2), "abc", [0, 1, 4], [False] * 3) == [0, 1, 4]
     # what a beta of its own has left of one stays
-    assert planning.kept(Drafted([sure, unsure, unknown], 0.1, 0.2), [4, 3, 4], [False, True, False]) == [4, 3, 4]
+    assert planning.kept(Drafted([sure, unsure, unknown], 0.1, 0.2), "abc", [4, 3, 4], [False, True, False]) == [
+        4,
+        3,
+        4,
+    ]
 
 
 def test_drafts_of_which_nothing_is_said_stay_as_they_are():
@@ -302,15 +306,16 @@ def test_tokens_are_of_requests_that_had_a_draft_and_are_still_there():
 
 
 def test_the_drafts_own_probabilities_travel_with_its_confidences():
-    drafted = Drafted([[0.9, 0.8], [0.7, 0.6]], 1.0, 1.0, [[-0.1, -0.2], []])
-    assert drafted.sure(0) == [(0.9, -0.1), (0.8, -0.2)]
-    assert [str(each) for each in drafted.sure(1)] == ["(0.7, nan)", "(0.6, nan)"]
+    drafted = Drafted([[0.9, 0.8], [0.7, 0.6]], 1.0, 1.0, [[-0.1, -0.2], [-0.3, -0.4]])
     planning = Planning(CURVE, None, 2, calibration=Calibration(2))
-    planning.remember(["a", "b"], drafted)
     seen: list[Any] = []
     planning.planner.learn = lambda sure, *rest: seen.append(sure)
-    planning.judged({"a": 2}, {"a": 1})
-    assert seen[0].tolist() == [[[pytest.approx(0.9), pytest.approx(-0.1)], [pytest.approx(0.8), pytest.approx(-0.2)]]]
+    for each in (drafted, drafted._replace(log_prob=()), drafted._replace(log_prob=[[], []])):
+        planning.kept(each, ["a", "b"], [2, 2], [False] * 2)
+        planning.judged({"b": 2}, {"b": 1})
+    known, *unknown = (each[0].flatten().tolist() for each in seen)
+    assert known == pytest.approx([0.7, -0.3, 0.6, -0.4])
+    assert unknown == [pytest.approx([0.7, math.nan, 0.6, math.nan], nan_ok=True)] * 2
 
 
 def test_statistics_carry_it_once(monkeypatch: pytest.MonkeyPatch):

@@ -25,13 +25,12 @@ CURVE = CostCurve(verify=((1, 1.0), (4, 1.2), (64, 16.0)), draft=((1, 0.05), (64
 @dataclass
 class Plan:
     """What the server should decide, step by step. packed: whether tokens behind a cut cost nothing. ends: whether a
-    draft can end on its way. offered: depths that can be chosen. margin: how near the nearest decision was to another
-    one. tokens, above: running means of a depth's acceptance, and of the one before it where that depth was drafted."""
+    draft can end on its way. margin: how near the nearest decision was to another one. tokens, above: running means of
+    a depth's acceptance, and of the one before it where that depth was drafted."""
 
     packed: bool
     curve: CostCurve = CURVE
     ends: bool = False
-    offered: tuple[int, ...] = DEPTHS
     tokens: list[float] = field(default_factory=list)
     above: list[float] = field(default_factory=list)
     short_steps: int = 0
@@ -89,14 +88,14 @@ class Plan:
         ratios = self.ratios
         gains = [math.prod(ratios[: depth + 1]) for depth in range(D_MAX) for _ in range(requests)]
         choices = {}
-        for depth in self.offered:
+        for depth in DEPTHS:
             counts = range(depth * requests + 1) if self.packed else [depth * requests]
             choices[depth] = max((requests + sum(gains[:n])) / self.seconds(requests, n, depth) for n in counts)
         best = self.best(list(choices.values()), ties=True)
-        if best == len(self.offered) - 1:
+        if best == len(DEPTHS) - 1:
             return D_MAX
         self.short_steps += 1
-        return self.offered[best + (self.short_steps % PROBE_EVERY == 0)]
+        return DEPTHS[best + (self.short_steps % PROBE_EVERY == 0)]
 
     def keep(self, chances: Sequence[Sequence[float]]) -> list[int]:
         """Kept tokens of each request, most likely ones first, as many as give most output per second."""

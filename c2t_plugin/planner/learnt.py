@@ -1,0 +1,66 @@
+"""What a planner has learnt of a classifier's confidences, applied. See calibration.py for how it is learnt."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from c2t_plugin.planner.budget import Array, falling_of
+
+# Chances are taken no nearer to 0 and 1, and the draft's own logit no further from 0.
+NEAREST, FURTHEST = 1e-2, 20.0
+
+
+class Learnt(NamedTuple):
+    """logit' = slope * logit + own * the draft's logit + offset[depth], of a token's chance if all before it were
+    accepted. offsets: (d_max,) float64. seen: draft tokens that it comes from. precision: (2 + d_max, 2 + d_max), how
+    sure these numbers are in this order; None: as sure as `seen` makes them."""
+
+    slope: float
+    own: float
+    offsets: Tensor
+    seen: int = 0
+    precision: Tensor | None = None
+
+    @classmethod
+    def nothing(cls, d_max: int) -> Learnt:
+        """What the classifier says."""
+        return cls(1.0, 0.0, torch.zeros(d_max, dtype=torch.float64))
+
+    @property
+    def weights(self) -> Tensor:
+        """(2 + d_max,) float64, in the order of `precision`."""
+        return torch.cat([self.offsets.new_tensor([self.slope, self.own]), self.offsets])
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(drafts, depths) of their (drafts, depths, 2) features."""
+        return self.slope * features[..., 0] + self.own * features[..., 1] + self.offsets[: features.shape[1]]
+
+
+def features_of(confidence: Tensor, log_prob: Tensor | None) -> Array:
+    """(drafts, depths, 2) float64: the logit of each token's chance if all before it are accepted, by the classifier,
+    and by the draft itself; 0 where that is not known."""
+    chain = falling_of(confidence.double().numpy())
+    above = np.ones_like(chain)
+    above[:, 1:] = chain[:, :-1]
+    given = np.divide(chain, above, out=np.zeros_like(chain), where=above > 0)
+    given = np.minimum(np.maximum(given, NEAREST), 1 - NEAREST)
+    found = np.zeros((*chain.shape, 2))
+    found[..., 0] = np.log(given / (1 - given))
+    if log_prob is not None:
+        likely = np.minimum(log_prob.double().numpy(), -1e-9)
+        own = likely - np.log(-np.expm1(likely))
+        own[np.isnan(own)] = 0.0
+        found[..., 1] = np.minimum(np.maximum(own, -FURTHEST), FURTHEST)
+    return found
+
+
+def chance(learnt: Learnt, features: Array) -> Array:
+    """(drafts, depths) chance that a draft is accepted up to each of its tokens."""
+    offsets = learnt.offsets.numpy()[: features.shape[1]]
+    logits = learnt.slope * features[..., 0] + learnt.own * features[..., 1] + offsets
+    found: Array = np.cumprod(1.0 / (1.0 + np.exp(-logits)), axis=1)
+    return found
