@@ -60,8 +60,9 @@ def _rate(requests: int, gains: Sequence[float], seconds: Sequence[float]) -> fl
 
 def _seconds(planner: Planner, requests: int) -> Callable[[int], list[float]]:
     curve, depths = planner.curve, range(planner.d_max + 1)
-    verify: list[float] = pass_seconds(curve, requests, requests * planner.d_max).tolist()
-    a_pass, beside = curve.draft_s(requests), planner.beside(requests, depths)
+    costs = planner.costs(requests)
+    verify: list[float] = pass_seconds(curve, requests, requests * planner.d_max, (), costs).tolist()
+    a_pass, beside = curve.draft_s(requests), planner.beside(costs, depths)
 
     def seconds(depth: int) -> list[float]:
         count = depth * requests
