@@ -16,6 +16,7 @@ from c2t_plugin.planner.budget import falling, pass_seconds
 from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
 from c2t_plugin.planner.learnt import FURTHEST, NEAREST, Learnt
 from c2t_plugin.planner.planner import PROBE_EVERY, WHOLE_FIRST, Planner, draft_passes
+from c2t_plugin.planner.step_costs import StepCosts
 
 # Of Prices, as processes send them to each other.
 VERSION = 1
@@ -33,8 +34,8 @@ class Prices(NamedTuple):
     """What the drafts of a step of so many requests end by. Numbers alone, so that it is soon pickled.
 
     whole: too few drafts are known for one to end. packed: see Planner. ratios: (d_max,) how likely a token of each
-    depth is accepted if the one before it is. beside: (d_max + 1,) seconds of a step of each depth beside its passes.
-    meaning: None: confidences are what they say.
+    depth is accepted if the one before it is. costs: what steps turned out to cost beside the curve's passes; None: as
+    the curve has it. meaning: None: confidences are what they say.
     """
 
     requests: int
@@ -42,7 +43,7 @@ class Prices(NamedTuple):
     packed: bool
     whole: bool
     ratios: tuple[float, ...]
-    beside: tuple[float, ...]
+    costs: StepCosts | None
     meaning: Meaning | None = None
     version: int = VERSION
 
@@ -50,13 +51,13 @@ class Prices(NamedTuple):
     def of(cls, planner: Planner, requests: int, learnt: Learnt | None = None) -> Prices:
         """As they are now. learnt: what confidences are to be taken for."""
         meaning = None if learnt is None else Meaning(learnt.slope, learnt.own, tuple(learnt.offsets.tolist()))
-        whole, beside = planner.whole_drafts < WHOLE_FIRST, planner.beside(requests, range(planner.d_max + 1))
-        ratios = tuple(planner.accepted.tolist())
-        return cls(requests, planner.curve, planner.packed, whole, ratios, tuple(beside), meaning)
+        whole, ratios = planner.whole_drafts < WHOLE_FIRST, tuple(planner.accepted.tolist())
+        return cls(requests, planner.curve, planner.packed, whole, ratios, planner.costs(requests), meaning)
 
     def drafting(self, depth: int) -> float:
         """Seconds of a step that drafts so deep beside the target's pass."""
-        return draft_passes(depth) * self.curve.draft_s(self.requests) + self.beside[depth]
+        beside = self.curve.beside if self.costs is None else self.costs.beside(depth)
+        return draft_passes(depth) * self.curve.draft_s(self.requests) + beside
 
 
 class DraftEnd:
@@ -134,7 +135,7 @@ def _logit(chance: float) -> float:
 
 def _pays(prices: Prices, chances: Sequence[Sequence[float]]) -> bool:
     drafted, most = len(chances[0]), len(prices.ratios)
-    verify: list[float] = pass_seconds(prices.curve, prices.requests, prices.requests * most).tolist()
+    verify: list[float] = pass_seconds(prices.curve, prices.requests, prices.requests * most, (), prices.costs).tolist()
     gains = sorted((chance for row in chances for chance in row), reverse=True)
     least = _rate(prices, gains, drafted, verify)
     last = [row[-1] for row in chances]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
+from c2t_plugin.planner.step_costs import StepCosts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -31,7 +32,7 @@ def spend(
     longest: Tensor | None = None,
     at_least: Tensor | None = None,
     sizes: Sequence[int] = (),
-    beside: float | None = None,
+    costs: StepCosts | None = None,
 ) -> Budget:
     """Share the target's pass out over all requests' draft tokens.
 
@@ -39,13 +40,14 @@ def spend(
     it; a value above an earlier one of its chain is taken at that one's height, and NaN (not known) counts as certain.
     drafted: draft passes that were run, already paid for. longest, at_least: (requests,) int64, of single requests at
     most and at least so many. sizes: rising token counts of passes that can be run, each padded to the next; beyond
-    them, and without any, every count can. beside: seconds of the step beside its passes, None: as the curve has them.
+    them, and without any, every count can. costs: what steps turned out to cost beside the curve's passes; None: as the
+    curve has it.
 
     Tokens are taken by falling probability, of equal ones by lower depth and then lower row, which keeps every chain's
     kept tokens together. As many are taken as make expected output tokens (the accepted ones and one bonus token a
     request) per second most; the fewest, if several counts do.
     """
-    return share(falling(acceptance).numpy(), curve, drafted, longest, at_least, sizes, beside)
+    return share(falling(acceptance).numpy(), curve, drafted, longest, at_least, sizes, costs)
 
 
 def share(
@@ -55,7 +57,7 @@ def share(
     longest: Tensor | None = None,
     at_least: Tensor | None = None,
     sizes: Sequence[int] = (),
-    beside: float | None = None,
+    costs: StepCosts | None = None,
 ) -> Budget:
     """`spend` of chances that fall, float64. In numpy: on so few numbers an operation of torch costs three of its."""
     requests, depth = chain.shape
@@ -70,8 +72,8 @@ def share(
     taken = flat[order]
     gains = chain.T.ravel()[order][taken >= 0]
     expected = requests + sums(gains)
-    other = drafted * curve.draft_s(requests) + (curve.beside if beside is None else beside)
-    passes = pass_seconds(curve, requests, requests * depth, tuple(sizes)).numpy()
+    other = drafted * curve.draft_s(requests) + (curve.beside if costs is None else costs.beside(depth))
+    passes = pass_seconds(curve, requests, requests * depth, tuple(sizes), costs).numpy()
     # a step never costs nothing, whatever was measured beside its passes
     seconds = np.maximum(passes[: len(expected)] + other, LEAST_SECONDS)
     rates = expected / seconds
@@ -100,12 +102,17 @@ def sums(values: Array) -> Array:
     return found
 
 
-# Asked for in every step, and the same as long as requests and curve are.
+# Asked for in every step, and the same as long as requests, curve and costs are.
 @functools.lru_cache(maxsize=256)
-def pass_seconds(curve: CostCurve, requests: int, most: int, sizes: tuple[int, ...] = ()) -> Tensor:
-    """(most + 1,) float64 seconds of target passes over the roots of so many requests and 0, 1, 2, ... draft tokens.
-    sizes: see `spend`. Not to be written to."""
-    return curve.verify_s(padded(requests + torch.arange(most + 1), sizes))
+def pass_seconds(
+    curve: CostCurve, requests: int, most: int, sizes: tuple[int, ...] = (), costs: StepCosts | None = None
+) -> Tensor:
+    """(most + 1,) float64 seconds of target passes over the roots of so many requests and 0, 1, 2, ... draft tokens;
+    more tokens never take less. sizes, costs: see `spend`. Not to be written to."""
+    run = padded(requests + torch.arange(most + 1), sizes)
+    if costs is None:
+        return curve.verify_s(run)
+    return (curve.verify_s(run) + costs.of_tokens(run / requests - 1.0)).cummax(0).values
 
 
 def padded(tokens: Tensor, sizes: Sequence[int]) -> Tensor:

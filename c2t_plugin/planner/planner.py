@@ -18,6 +18,7 @@ from c2t_plugin.planner.budget import Array, falling, padded, pass_seconds, shar
 from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
 from c2t_plugin.planner.gains import RecentGains
 from c2t_plugin.planner.pace import Pace
+from c2t_plugin.planner.step_costs import StepCosts
 
 # Steps between two looks at what one more draft token would bring.
 PROBE_EVERY = 64
@@ -112,9 +113,10 @@ class Planner:
         expected = requests + sums(taken * chain)[drafted] + sums(gains)
         window, most = drafted * requests, sums(free)[drafted]
         rows = np.minimum(sums(taken)[drafted] + counts, window) if self.packed else window
-        whole = pass_seconds(self.curve, requests, requests * self.d_max).numpy()
+        costs = self.costs(requests)
+        whole = pass_seconds(self.curve, requests, requests * self.d_max, (), costs).numpy()
         seconds = whole[rows] + passes * self.curve.draft_s(requests)
-        beside = np.array(self.beside(requests, self.depths))[:, None]
+        beside = np.array(self.beside(costs, self.depths))[:, None]
         rates = expected / np.maximum(seconds + beside, LEAST_SECONDS)
         impossible = counts > most if self.packed else counts != most
         best = int(np.where(impossible, -1.0, rates).max(1).argmax())
@@ -138,8 +140,8 @@ class Planner:
         if not self.packed:
             whole = torch.full((len(acceptance),), drafted)
             return whole if longest is None else longest.clamp(max=drafted)
-        beside = self.beside(len(acceptance), [drafted])[0]
-        found = share(chain, self.curve, draft_passes(drafted), longest, at_least, sizes, beside)
+        costs = self.costs(len(acceptance))
+        found = share(chain, self.curve, draft_passes(drafted), longest, at_least, sizes, costs)
         self.promised_s = found.seconds
         return found.kept
 
@@ -159,16 +161,20 @@ class Planner:
         gains = self._recent.expected(requests, depth) if self.packed else None
         if gains is None:
             return requests * (depth + 1)
-        run = padded(requests + torch.arange(len(gains)), sizes)
+        run, costs = padded(requests + torch.arange(len(gains)), sizes), self.costs(requests)
         expected = requests + gains[(run - requests).clamp(max=len(gains) - 1)]
-        other = draft_passes(depth) * self.curve.draft_s(requests) + self.beside(requests, [depth])[0]
-        rates = expected / (self.curve.verify_s(run) + other).clamp_min(LEAST_SECONDS)
+        seconds = pass_seconds(self.curve, requests, len(gains) - 1, tuple(sizes), costs)
+        other = draft_passes(depth) * self.curve.draft_s(requests) + self.beside(costs, [depth])[0]
+        rates = expected / (seconds + other).clamp_min(LEAST_SECONDS)
         return int(run[rates.argmax()])
 
-    def beside(self, requests: int, depths: Sequence[int]) -> list[float]:
-        """Seconds of steps of these depths beside their passes."""
-        measured = None if self._pace is None else self._pace.beside(self.curve, requests, depths)
-        return [self.curve.beside] * len(depths) if measured is None else measured
+    def costs(self, requests: int) -> StepCosts | None:
+        """What steps of so many requests turned out to cost beside the curve's passes; None if that is not known."""
+        return None if self._pace is None else self._pace.costs(self.curve, requests)
+
+    def beside(self, costs: StepCosts | None, depths: Sequence[int]) -> list[float]:
+        """Seconds of steps of these depths beside their passes. costs: see `costs`."""
+        return [self.curve.beside if costs is None else costs.beside(depth) for depth in depths]
 
     def _observe(self, chain: Array) -> None:
         """chain: (drafted,) mean acceptance by depth."""

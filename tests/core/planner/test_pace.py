@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from c2t_plugin.planner import CostCurve, Planner
-from c2t_plugin.planner.pace import MEMORY, SHARED, STALE, Pace
+from c2t_plugin.planner.pace import MEMORY, RENEW_EVERY, Pace
 
 CURVE = CostCurve(verify=((1, 1.0), (101, 11.0)), draft=((1, 0.5), (2, 0.5)), fixed=9.0)
 
@@ -33,37 +33,37 @@ def run(pace: Pace, clock: Clock, seconds: float, requests: int = 1, depth: int 
     clock.now += seconds
 
 
-def nearer_to_all(*seconds: float, seen: tuple[int, ...]) -> list[float]:
-    """As depths that were seen so often are taken."""
-    shared = sum(seconds) / len(seconds)
-    return [(each * n + shared * SHARED) / (n + SHARED) for each, n in zip(seconds, seen, strict=True)]
-
-
 def beside(seconds: float, depth: int = 2, rows: int = 3) -> float:
     return seconds - CURVE.verify_one(rows) - 0.5 * max(0, depth - 1)
 
 
+def known(pace: Pace, requests: int = 1, depth: int = 2, curve: CostCurve = CURVE) -> float:
+    costs = pace.costs(curve, requests)
+    assert costs is not None
+    return costs.beside(depth)
+
+
 def test_the_distance_of_two_steps_less_what_the_curve_says(clock: Clock):
     pace = Pace(clock=clock)
-    assert pace.beside(CURVE, 1, [2]) is None
+    assert pace.costs(CURVE, 1) is None
     run(pace, clock, 3.0)
-    assert pace.beside(CURVE, 1, [2]) is None
+    assert pace.costs(CURVE, 1) is None
     run(pace, clock, 3.0)
-    assert pace.beside(CURVE, 1, [2]) == pytest.approx([beside(3.0)])
+    assert known(pace) == pytest.approx(beside(3.0))
 
 
 def test_an_odd_step_bends_nothing(clock: Clock):
     pace = Pace(clock=clock)
     for seconds in (3.0, 90.0, 3.0, 3.0, 3.0):
         run(pace, clock, seconds)
-    assert pace.beside(CURVE, 1, [2]) == pytest.approx([beside(3.0)])
+    assert known(pace) == pytest.approx(beside(3.0), rel=0.01)
 
 
 def test_the_newest_steps_count(clock: Clock):
     pace = Pace(clock=clock)
     for seconds in [3.0] * 50 + [5.0] * (MEMORY + 1):
         run(pace, clock, seconds)
-    assert pace.beside(CURVE, 1, [2]) == pytest.approx([beside(5.0)])
+    assert known(pace) == pytest.approx(beside(5.0))
 
 
 @pytest.mark.parametrize("what", ["prefill", "another batch", "no target pass"])
@@ -75,16 +75,20 @@ def test_what_lies_between_other_steps_is_no_step(clock: Clock, what: str):
             pace.interrupt()
         elif what == "another batch":
             run(pace, clock, 3.0, requests=2)
-    assert pace.beside(CURVE, 1, [2]) is None
+    assert pace.costs(CURVE, 1) is None
 
 
-def test_a_depth_that_is_not_known_counts_as_the_nearest(clock: Clock):
+def test_a_depth_lies_on_the_line_of_those_that_are_known(clock: Clock):
     pace = Pace(clock=clock)
-    for _ in range(2):
+    for _ in range(MEMORY):
         run(pace, clock, 4.0, depth=1, rows=2)
         run(pace, clock, 9.0, depth=4, rows=5)
-    low, high = nearer_to_all(beside(4.0, 1, 2), beside(9.0, 4, 5), seen=(2, 1))
-    assert pace.beside(CURVE, 1, [0, 1, 2, 4, 6]) == pytest.approx([low, low, low, high, high])
+    costs = pace.costs(CURVE, 1)
+    assert costs is not None
+    passes = CURVE.verify_s(torch.tensor([2, 3, 5])) + costs.of_tokens(torch.tensor([1, 2, 4]))
+    seconds = [float(passes[i]) + 0.5 * (depth - 1) + costs.beside(depth) for i, depth in enumerate((1, 2, 4))]
+    assert seconds[0] == pytest.approx(4.0, rel=0.05) and seconds[2] == pytest.approx(9.0, rel=0.05)
+    assert 4.0 < seconds[1] < 9.0
     assert pace.state() == {"1": {"1": 4.0, "4": 9.0}}
 
 
@@ -92,10 +96,10 @@ def test_batches_of_one_size_are_known_together(clock: Clock):
     pace = Pace(clock=clock)
     for _ in range(2):
         run(pace, clock, 4.0, requests=3)
-    assert pace.beside(CURVE, 4, [2]) == pace.beside(CURVE, 3, [2])
+    assert pace.costs(CURVE, 4) is pace.costs(CURVE, 3)
     for _ in range(2):
         run(pace, clock, 9.0, requests=5)
-    assert pace.beside(CURVE, 5, [2]) != pace.beside(CURVE, 4, [2])
+    assert known(pace, 5) != known(pace, 4)
 
 
 def test_batches_of_a_size_that_was_not_seen_count_as_the_nearest(clock: Clock):
@@ -103,21 +107,9 @@ def test_batches_of_a_size_that_was_not_seen_count_as_the_nearest(clock: Clock):
     for requests, seconds in ((1, 4.0), (16, 9.0)):
         for _ in range(2):
             run(pace, clock, seconds, requests=requests)
-    one, sixteen = pace.beside(CURVE, 1, [2]), pace.beside(CURVE, 16, [2])
+    one, sixteen = known(pace, 1), known(pace, 16)
     assert one != sixteen
-    assert [pace.beside(CURVE, n, [2]) for n in (2, 4, 5, 64)] == [one, one, sixteen, sixteen]
-
-
-def test_what_was_not_drafted_for_long_is_forgotten(clock: Clock):
-    pace = Pace(clock=clock)
-    for _ in range(2):
-        run(pace, clock, 9.0, depth=4, rows=5)
-    for _ in range(STALE):
-        run(pace, clock, 3.0)
-    assert pace.beside(CURVE, 1, [4])[0] > beside(3.0)
-    run(pace, clock, 3.0)
-    run(pace, clock, 3.0)
-    assert pace.beside(CURVE, 1, [4])[0] == pytest.approx(beside(3.0))
+    assert [known(pace, n) for n in (2, 4, 5, 64)] == [one, one, sixteen, sixteen]
 
 
 def test_another_curve_leaves_another_rest(clock: Clock):
@@ -125,27 +117,30 @@ def test_another_curve_leaves_another_rest(clock: Clock):
     for _ in range(2):
         run(pace, clock, 5.0)
     dearer = CostCurve(verify=((1, 2.0), (101, 12.0)), draft=CURVE.draft)
-    (before,), (after,) = pace.beside(CURVE, 1, [2]), pace.beside(dearer, 1, [2])
-    assert after == pytest.approx(before - 1.0)
+    assert known(pace, curve=dearer) == pytest.approx(known(pace) - 1.0)
 
 
-def test_what_is_old_counts_as_long_as_nothing_newer_is_known(clock: Clock):
+def test_costs_are_worked_out_again_after_some_steps_only(clock: Clock):
     pace = Pace(clock=clock)
-    for _ in range(2):
+    for _ in range(2 * RENEW_EVERY):
         run(pace, clock, 3.0)
-    for _ in range(2 * STALE):
-        run(pace, clock, 3.0, rows=0)
-    assert pace.beside(CURVE, 1, [2]) == pytest.approx([beside(3.0)])
+    before = pace.costs(CURVE, 1)
+    for _ in range(RENEW_EVERY - 1):
+        run(pace, clock, 5.0)
+        assert pace.costs(CURVE, 1) is before
+    run(pace, clock, 5.0)
+    assert pace.costs(CURVE, 1) is not before
 
 
 def test_steps_of_other_batches_make_nothing_forgotten(clock: Clock):
     """Traffic that swings comes back to what it knew of a batch of that size."""
     pace = Pace(clock=clock)
-    for _ in range(MEMORY):
+    for _ in range(RENEW_EVERY):
         run(pace, clock, 9.0, depth=4, rows=5)
-    for _ in range(2 * STALE):
+    before = known(pace, depth=4)
+    for _ in range(2 * MEMORY):
         run(pace, clock, 3.0, requests=8)
-    assert pace.beside(CURVE, 1, [4])[0] > beside(3.0)
+    assert known(pace, depth=4) == before
 
 
 def test_a_host_that_runs_ahead_takes_steps_of_one_kind_only(clock: Clock):
@@ -154,10 +149,10 @@ def test_a_host_that_runs_ahead_takes_steps_of_one_kind_only(clock: Clock):
     for _ in range(3):
         run(pace, clock, 3.0, depth=2)
         run(pace, clock, 5.0, depth=4, rows=5)
-    assert pace.beside(CURVE, 1, [2]) is None
+    assert pace.costs(CURVE, 1) is None
     for _ in range(3):
         run(pace, clock, 3.0, depth=2)
-    assert pace.beside(CURVE, 1, [2]) == pytest.approx([beside(3.0)])
+    assert known(pace) == pytest.approx(beside(3.0))
 
 
 def test_a_planner_believes_it_more_than_the_curve(clock: Clock):

