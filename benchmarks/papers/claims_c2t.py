@@ -26,6 +26,8 @@ from benchmarks.papers.c2t_found import (
 from benchmarks.papers.claim import REAL, TOY, Claim, Trial, both, toy
 from benchmarks.papers.verdicts import Book, Figure, Found, effect, same, unknown
 
+TABLE_3 = "results-simulated.md#the-papers-table-3-simulated"
+
 
 def _effect_of(figures: Callable[[Book], list[Figure]], paper: float) -> Callable[[Book], Found]:
     return lambda book: effect(figures(book), paper)
@@ -261,13 +263,27 @@ C2T: Sequence[Claim] = (
         "C2T",
         "v2 table 3",
         "5, 11 and 12% faster than EAGLE at 64, 128 and 256 requests, 8B on an L40",
-        (Trial(TOY, "simulated, best fixed beta", "results.md#the-papers-table-3-simulated", table_3("1 x L40")),),
+        (
+            Trial(
+                TOY,
+                "simulated, best fixed beta",
+                TABLE_3,
+                table_3("1 x L40"),
+            ),
+        ),
     ),
     Claim(
         "C2T",
         "v2 table 3",
         "6, 13 and 12% faster, 70B on four A100",
-        (Trial(TOY, "simulated, best fixed beta", "results.md#the-papers-table-3-simulated", table_3("4 x A100")),),
+        (
+            Trial(
+                TOY,
+                "simulated, best fixed beta",
+                TABLE_3,
+                table_3("4 x A100"),
+            ),
+        ),
     ),
     Claim(
         "C2T",

@@ -1,4 +1,4 @@
-"""Rows to docs/results.md and its pictures; neither is ever written by hand."""
+"""Rows to docs/results.md, the pages that it leads to and their pictures; none is ever written by hand."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import argparse
 import gzip
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.papers.verdicts import Book
 from benchmarks.report.claims import claims_section
+from benchmarks.report.evaluations import load
+from benchmarks.report.first_pictures import draw_first
+from benchmarks.report.first_screen import first_screen
 from benchmarks.report.kernel_rows import is_kernel_row, read_kernel_rows
 from benchmarks.report.pictures import (
     draw,
@@ -23,7 +26,7 @@ from benchmarks.report.pictures import (
     learning_blocks,
     simulated_blocks,
 )
-from benchmarks.report.results_page import page, shown_blocks
+from benchmarks.report.results_page import pages, shown_blocks
 from benchmarks.report.rows import KINDS, MEASURED_CPU, BenchRow, Row, ServingRow, append_rows, read_rows
 from benchmarks.report.tables import ACCEPT_LEN, VERIFIED, accept_len, measured_blocks
 from benchmarks.serving.breakdown import SCENARIO as BREAKDOWN
@@ -37,6 +40,7 @@ PAGE = ROOT / "docs/results.md"
 RESULTS = ROOT / "benchmarks/results"
 # always this checkout's
 CLAIMED = RESULTS
+EVALUATION = RESULTS / "evaluations/real-eagle3.json"
 DEMO = "demo.jsonl"
 ARCHIVE = "replaced.jsonl.gz"
 # By engine: the distribution that rows of it name, and how a sentence names it.
@@ -173,7 +177,7 @@ def read_new(path: Path, commit: str | None = None) -> tuple[list[ServingRow], l
 
 
 def draw_all(serving: Sequence[ServingRow], bench: Sequence[BenchRow], folder: Path) -> None:
-    """The page's pictures."""
+    """The pages' pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     for engine, name in (("sglang", "tau-gamma.png"), ("vllm", "tau-gamma-vllm.png")):
         if sweep := latest_run(serving, "sweep", engine):
@@ -181,6 +185,7 @@ def draw_all(serving: Sequence[ServingRow], bench: Sequence[BenchRow], folder: P
     if simulated_blocks(bench):
         draw_throughput(bench, folder / "throughput.png")
         draw_planner(bench, folder / "planner.png")
+    draw_first(bench, load(EVALUATION), folder)
     if learning_blocks(bench):
         draw_learning(bench, folder / "learning.png")
     if measured_blocks(bench):
@@ -189,8 +194,14 @@ def draw_all(serving: Sequence[ServingRow], bench: Sequence[BenchRow], folder: P
         draw_speeds(bench, folder / "measured-cpu.png")
 
 
+def published_pages(serving: Sequence[ServingRow], bench: Sequence[BenchRow]) -> Mapping[str, str]:
+    """All pages of results by file name. C2TError if a claim lacks its row."""
+    screen = first_screen(bench, load(EVALUATION))
+    return pages(markdown(serving), bench, markdown(serving, "vllm"), claims_section(Book(CLAIMED)), screen)
+
+
 def main(argv: list[str]) -> int:
-    """Rewrite the page of results and its pictures from benchmarks/results, after adding the rows of --add."""
+    """Rewrite the pages of results and their pictures from benchmarks/results, after adding the rows of --add."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=main.__doc__)
     parser.add_argument("--commit", help="of added rows whose code was a copy of a clean checkout without its history")
     parser.add_argument("--archive", action="store_true", help=f"move rows that newer ones replaced into {ARCHIVE}")
@@ -204,7 +215,7 @@ def main(argv: list[str]) -> int:
         serving += [row for rows, _ in added for row in rows]
         bench += [row for _, rows in added for row in rows]
         check_clean([*serving, *bench])
-        results = page(markdown(serving), bench, markdown(serving, "vllm"), claims_section(Book(CLAIMED)))
+        results = published_pages(serving, bench)
     except C2TError as error:
         print(f"report: {error}", file=sys.stderr)
         return 2
@@ -212,6 +223,7 @@ def main(argv: list[str]) -> int:
         append_rows(RESULTS / DEMO, new_serving)
         for kind in KINDS:
             append_rows(RESULTS / f"{kind}.jsonl", [row for row in new_bench if row.kind == kind])
-    PAGE.write_text(results, encoding="utf-8")
+    for name, text in results.items():
+        (PAGE.parent / name).write_text(text, encoding="utf-8")
     draw_all(serving, bench, PAGE.with_suffix(""))
     return 0

@@ -9,8 +9,8 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
-from benchmarks.report.results_page import title_of
 from benchmarks.report.rows import MEASURED_CPU, BenchRow, ServingRow
+from benchmarks.report.simulated_page import title_of
 from benchmarks.report.tables import AUTO, LOADS, RATIO, SPEED, latest_blocks, load_of, measured_blocks
 
 matplotlib.use("Agg")

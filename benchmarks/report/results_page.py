@@ -1,27 +1,17 @@
-"""docs/results.md from rows alone."""
+"""docs/results.md and the pages that it leads to, from rows alone."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from benchmarks.report.kernel_rows import is_kernel_row, kernel_table, part_of
 from benchmarks.report.rows import CURVE, MEASURED_CPU, MEMORY, BenchRow
-from benchmarks.report.tables import (
-    AUTO,
-    SPEED,
-    Block,
-    grid,
-    latest_blocks,
-    listing,
-    load_of,
-    losers,
-    measured_blocks,
-    table,
-)
+from benchmarks.report.sections import picture, section, source_block
+from benchmarks.report.simulated_page import simulated_sections
+from benchmarks.report.tables import Block, latest_blocks, listing, losers, measured_blocks
 
-HEAD = """# Results
+FIRST, SERVED, SIMULATED, KERNELS = "results.md", "results-served.md", "results-simulated.md", "results-kernels.md"
+READING = """## How to read the tables
 
 Written by `make report` from the rows in `benchmarks/results`; do not edit. Every arm that ran is in its table, those
 that lose too. Rows are of one of four kinds:
@@ -37,7 +27,7 @@ that lose too. Rows are of one of four kinds:
 
 The recorded drafts are too large to keep here: [training](training.md) has the commands that record them again, from
 fixed seeds. The tables of [classifiers](classifiers.md) are generated too, from evaluations beside the rows. Those of
-the [pair](pair.md) are copied from what the commands beside them print; nothing on this page is.
+the [pair](pair.md) are copied from what the commands beside them print; nothing on these pages is.
 
 The accept length counts the bonus token, as both engines print it. [The papers' tables](reproduction.md) on the pair
 have a page of their own; their tau leaves it out.
@@ -47,209 +37,76 @@ STEP = """## One step
 [One recorded decoding step](results/step.html) under four policies: what each of them verifies, cuts and misses, with
 the numbers that the classifier sees. `c2t show` draws any other.
 """
-TABLE3 = """## The paper's table 3, simulated
+# the anchors are those of sections that this page had
+REST = f"""## Where the other tables are
 
-C2T v2 table 3: 240 requests, chains of at most 4. Ratio to plain decoding, the paper's in brackets; the lines of plain
-decoding are seconds. The lengths of the outputs, which the paper does not give, are fitted to its three baseline
-seconds on the L40; everything else follows from recorded acceptance and data sheets. The paper gives no beta.
+| page | what is there |
+| --- | --- |
+| <a id="served"></a>[served]({SERVED}) | every arm of every server that ran: on this CPU, on a GPU, on both engines |
+| <a id="throughput-by-batch-size-simulated"></a>[simulated]({SIMULATED}) | throughput by batch size, C2T's table 3 |
+| <a id="kernels"></a>[kernels]({KERNELS}) | times of single operations on a GPU, beside their rivals' |
+| [classifiers](classifiers.md) | what each classifier and each rule without one verifies |
+| [the papers' tables](reproduction.md) | theirs beside ours |
+| [several servers](distributed.md) | routers and replicas |
 """
-SIMULATED = """## Throughput by batch size, simulated
+READ_FIRST = f"Generated from rows; do not edit. [How to read the tables]({FIRST}#how-to-read-the-tables).\n"
+SERVED_HEAD = f"""# Served
 
-Output tokens/s, with the ratio to plain decoding in brackets, by the number of requests in flight.
-"""
-PROMISE = """### C2T auto over the best of plain decoding and every static chain
-
-Each figure is that of one setting and number of requests in flight; below 1 something simpler is faster.
-[Why](benchmarking.md#where-c2t-auto-cannot-win). The static chains are those of the tables below.
-"""
-SOURCES = """### What the planner goes by
-
-Output tokens/s of the same planner with other chances of acceptance, over C2T's: P itself, as D-Cut takes it, vLLM's
-estimator, and [a rule without training](benchmarking.md#a-rule-without-training).
-"""
-PLANNER = """## The planner's two constants, simulated
-
-Output tokens/s of the planner over the best of plain decoding and all static lengths, by the number of requests in
-flight.
-"""
-PRECISION = """## Precision of recorded statistics
-
-What a fit loses by statistics that are stored in so many levels, over the float32 fit of the same seed: verified tokens
-at the same accept length, with the widest interval of any seed, and the largest difference in AUC.
-"""
-SERVED = """## Served
-
+{READ_FIRST}
 Lines of text in place of figures are arms that did not run, and why.
 """
+SIMULATED_HEAD = f"# Simulated\n\n{READ_FIRST}"
 FUNCTIONAL = "A functional check on a CPU: arms run, outputs and counts are right, times say nothing about a GPU."
-KERNELS = """## Kernels
+KERNELS_HEAD = f"""# Times of kernels
 
+{READ_FIRST}
 By part of `benchmarks/gpu/command.py`. Every provider is checked against the reference before it is timed.
+[What they compute](kernels.md).
 """
 NO_GPU = "## On a GPU\n\nNo row yet: nothing here has been measured on a GPU.\n"
 
 
-def page(demo: str, rows: Sequence[BenchRow], vllm: str = "", claims: str = "") -> str:
-    """The whole page. demo: SGLang's table with its source line, empty without rows of the demo. vllm: vLLM's.
-    claims: the section on what the papers claim."""
+def pages(
+    demo: str, rows: Sequence[BenchRow], vllm: str = "", claims: str = "", first_screen: str = ""
+) -> Mapping[str, str]:
+    """All pages by file name.
+
+    demo: SGLang's table with its source line, empty without rows of the demo. vllm: vLLM's. claims: the section on what
+    the papers claim. first_screen: what the first page begins with.
+    """
     blocks, kernels = shown_blocks(rows)
-    parts = [HEAD, claims] if claims else [HEAD]
-    for title, table_of_demo, picture in (
+    served = [found for block, found in blocks.items() if ("kind", "simulated") not in block]
+    pictures = ["measured.png"] * bool(measured_blocks(rows))
+    pictures += ["measured-cpu.png"] * bool(measured_blocks(rows, MEASURED_CPU))
+    without = [] if any(row.kind == "measured" for row in rows) else [NO_GPU]
+    of_kernels = [
+        source_block(f"## {found[0].scenario}, {found[0].kind}", kernel_table(found), "", found)
+        for found in kernels.values()
+    ]
+    parts = {
+        FIRST: _first(demo, vllm, claims, first_screen),
+        SERVED: [*(section(SERVED_HEAD, list(map(_served, served)), *pictures) or [SERVED_HEAD]), *without],
+        SIMULATED: [SIMULATED_HEAD, *simulated_sections(blocks)],
+        KERNELS: [KERNELS_HEAD, *of_kernels],
+    }
+    return {name: "\n".join(each) for name, each in parts.items()}
+
+
+def _first(demo: str, vllm: str, claims: str, first_screen: str) -> list[str]:
+    parts = ["# Results\n", *filter(None, [first_screen, claims]), READING]
+    for title, table_of_demo, shown in (
         ("The demo, functional", demo, "tau-gamma.png"),
         ("The demo on vLLM, functional", vllm, "tau-gamma-vllm.png"),
     ):
         if table_of_demo:
-            shown = f"![accept length against verified tokens per output token](results/{picture})"
-            parts.append(f"## {title}\n\n{table_of_demo}\n\n{shown}\n")
-    parts.append(STEP)
-    parts += _section(TABLE3, [_table3(found) for found in _of(blocks, "c2t-v2-table3", "simulated")])
-    simulated = _of(blocks, "simulated", "simulated")
-    tables = [*_promise(simulated), *_sources(simulated), *map(_simulated, simulated)]
-    parts += _section(SIMULATED, tables, "throughput.png", "planner.png")
-    parts += _section(PLANNER, [_planner(found) for found in _of(blocks, "planner", "simulated")])
-    precision = _of(blocks, "traces-precision", "simulated")
-    parts += _section(PRECISION, [_block("", listing(found), "", found) for found in precision])
-    served = [found for block, found in blocks.items() if ("kind", "simulated") not in block]
-    pictures = ["measured.png"] if measured_blocks(rows) else []
-    pictures += ["measured-cpu.png"] if measured_blocks(rows, MEASURED_CPU) else []
-    parts += _section(SERVED, [_served(found) for found in served], *pictures)
-    parts_of = kernels.values()
-    tables = [_block(f"### {found[0].scenario}, {found[0].kind}", kernel_table(found), "", found) for found in parts_of]
-    parts += _section(KERNELS, tables)
-    if not any(row.kind == "measured" for row in rows):
-        parts.append(NO_GPU)
-    return "\n".join(parts)
+            parts.append(f"## {title}\n\n{table_of_demo}\n\n{picture(shown)}\n")
+    return [*parts, STEP, REST]
 
 
 def shown_blocks(rows: Sequence[BenchRow]) -> tuple[dict[Block, list[BenchRow]], dict[Block, list[BenchRow]]]:
-    """What the page shows of arms and of kernels: the newest row of each arm and setting."""
+    """What the pages show of arms and of kernels: the newest row of each arm and setting."""
     arms = latest_blocks(row for row in rows if not is_kernel_row(row))
     return arms, latest_blocks([row for row in rows if is_kernel_row(row)], part_of)
-
-
-def _of(blocks: Mapping[Block, list[BenchRow]], scenario: str, kind: str) -> list[list[BenchRow]]:
-    wanted = {("scenario", scenario), ("kind", kind)}
-    return [found for block, found in blocks.items() if wanted <= set(block)]
-
-
-def _section(head: str, tables: Sequence[str], *pictures: str) -> list[str]:
-    if not tables:
-        return []
-    shown = [f"![{picture.removesuffix('.png')}](results/{picture})\n" for picture in pictures]
-    return [head, *shown, *tables]
-
-
-def _table3(rows: Sequence[BenchRow]) -> str:
-    first = rows[0].setting
-    title = f"### {first['target']} on {first['column']}, acceptance of the draft `{first['draft']}`"
-    tail = f"{how_far(rows)} Outputs of {first['mean_output']:g} tokens on average, spread {first['spread']:g}."
-    return _block(title, grid(rows, table3_cell), tail, rows)
-
-
-def table3_cell(row: BenchRow) -> str:
-    """ratio (the paper's); for plain decoding seconds (the paper's)."""
-    name, shown = ("seconds", "paper_seconds") if row.arm == "plain" else ("ratio_to_plain", "paper_ratio")
-    return f"{row.metrics[name]:.2f} ({row.metrics[shown]:.2f})"
-
-
-def how_far(rows: Sequence[BenchRow]) -> str:
-    """How far one column of table 3 is from the paper's: plain decoding's seconds, EAGLE's ratios, and what C2T gains
-    over EAGLE."""
-    by_arm: dict[str, list[BenchRow]] = {}
-    for row in sorted(rows, key=load_of):
-        by_arm.setdefault(row.arm, []).append(row)
-    static = [(row.metrics["ratio_to_plain"] or 0.0, row.metrics["paper_ratio"] or 0.0) for row in by_arm["static 4"]]
-    seconds = [(row.metrics["seconds"] or 0.0) / (row.metrics["paper_seconds"] or 1.0) for row in by_arm["plain"]]
-    betas = [found for arm, found in by_arm.items() if arm.startswith("C2T beta")]
-    planned = next(found for arm, found in by_arm.items() if arm.startswith("C2T auto"))
-    gains, choices, printed = [], [], []
-    for place, (ours, papers) in enumerate(static):
-        gains.append(max(found[place].metrics["ratio_to_plain"] or 0.0 for found in betas) / ours)
-        choices.append((planned[place].metrics["ratio_to_plain"] or 0.0) / ours)
-        printed.append((planned[place].metrics["paper_ratio"] or 0.0) / papers)
-    off = _list(f"{ours - papers:+.2f}" for ours, papers in static)
-    plain, gain, choice, paper = (_list(f"{x:.2f}" for x in each) for each in (seconds, gains, choices, printed))
-    return (
-        f"Plain decoding takes {plain} of the paper's seconds; static 4 is {off} off the paper's EAGLE. "
-        f"Over it the best fixed beta gains {gain}, the planner {choice}, the paper's C2T {paper}."
-    )
-
-
-def _list(texts: Iterable[str]) -> str:
-    return ", ".join(texts)
-
-
-def title_of(setting: Mapping[str, Any]) -> str:
-    """A simulated setting in words, the load aside. Of a measured curve only the file's name is known."""
-    if setting["target"] is None:
-        return f"the measured curve `{setting['gpu']}`, acceptance of `{setting['draft']}`"
-    gpus = setting["gpu"] if setting["tp"] == 1 else f"{setting['tp']} x {setting['gpu']}"
-    return f"{setting['target']} on {gpus}, {setting['context']} tokens of context, acceptance of `{setting['draft']}`"
-
-
-def simulated_cell(row: BenchRow) -> str:
-    """tokens/s (ratio to plain), without the ratio where plain decoding was not priced."""
-    if row.metrics["ratio_to_plain"] is None:
-        return f"{row.metrics['output_tokens_per_s']:,.0f}"
-    return f"{row.metrics['output_tokens_per_s']:,.0f} ({row.metrics['ratio_to_plain']:.2f})"
-
-
-def _simulated(rows: Sequence[BenchRow]) -> str:
-    return _block(f"### {title_of(rows[0].setting)}", grid(rows, simulated_cell), losers(rows), rows)
-
-
-def _promise(blocks: Sequence[Sequence[BenchRow]]) -> list[str]:
-    """What C2T auto reaches of the best simpler arm, one line a setting, one column a load; nothing without it."""
-    found = {}
-    for rows in blocks:
-        ratios = {load_of(row): over_simpler(row, rows) for row in rows if row.arm == AUTO}
-        found[title_of(rows[0].setting)] = {load: ratio for load, ratio in ratios.items() if ratio is not None}
-    loads = sorted({load for ratios in found.values() for load in ratios})
-    if not loads:
-        return []
-    lines = [
-        [name, *(f"{ratios[load]:.3f}" if load in ratios else "" for load in loads)] for name, ratios in found.items()
-    ]
-    every = [ratio for ratios in found.values() for ratio in ratios.values()]
-    count = f"At least 1 in {sum(ratio >= 1.0 for ratio in every)} of {len(every)}; the least is {min(every):.3f}."
-    return [f"{PROMISE}\n{table(['setting', *map(str, loads)], lines)}\n\n{count}\n"]
-
-
-def _sources(blocks: Sequence[Sequence[BenchRow]]) -> list[str]:
-    """Every other planned arm over C2T auto, one line a setting and arm, one column a load; nothing without any."""
-    found: dict[tuple[str, str], dict[int, float]] = {}
-    for rows in blocks:
-        ours = {load_of(row): row.metrics.get(SPEED) for row in rows if row.arm == AUTO}
-        for row in rows:
-            speed, auto = row.metrics.get(SPEED), ours.get(load_of(row))
-            if row.arm.startswith("planned") and speed and auto:
-                found.setdefault((title_of(row.setting), row.arm), {})[load_of(row)] = speed / auto
-    if not found:
-        return []
-    loads = sorted({load for ratios in found.values() for load in ratios})
-    lines = [
-        [name, arm, *(f"{ratios[load]:.3f}" if load in ratios else "" for load in loads)]
-        for (name, arm), ratios in found.items()
-    ]
-    return [f"{SOURCES}\n{table(['setting', 'arm', *map(str, loads)], lines)}\n"]
-
-
-def over_simpler(row: BenchRow, rows: Sequence[BenchRow]) -> float | None:
-    """The row's speed over the best of plain decoding and all static chains at its load; None if nobody knows.
-
-    A row's own `ratio_to_best` leaves the longest chain out, so it only bounds the ratio from above.
-    """
-    speed, known = row.metrics.get("output_tokens_per_s"), row.metrics.get("ratio_to_best")
-    if speed is None or known is None:
-        return known
-    simpler = [each for each in rows if each.arm.split()[0] in ("plain", "static") and load_of(each) == load_of(row)]
-    best = max((each.metrics.get("output_tokens_per_s") or 0.0 for each in simpler), default=0.0)
-    return min(known, speed / best) if best else known
-
-
-def _planner(rows: Sequence[BenchRow]) -> str:
-    shown = grid(rows, lambda row: f"{row.metrics['ratio_to_best']:.3f}")
-    return _block(f"### {title_of(rows[0].setting)}", shown, "", rows)
 
 
 def _served(rows: Sequence[BenchRow]) -> str:
@@ -257,7 +114,7 @@ def _served(rows: Sequence[BenchRow]) -> str:
     remark = FUNCTIONAL if rows[0].kind == "functional" else losers(rows)
     if rows[0].kind == MEASURED_CPU:
         remark = "\n\n".join(filter(None, [processor(rows), remark]))
-    return _block(f"### {rows[0].scenario}, {rows[0].kind}: {setting}", listing(rows), remark, rows)
+    return source_block(f"## {rows[0].scenario}, {rows[0].kind}: {setting}", listing(rows), remark, rows)
 
 
 def processor(rows: Sequence[BenchRow]) -> str:
@@ -267,25 +124,3 @@ def processor(rows: Sequence[BenchRow]) -> str:
         return ""
     curve = ", ".join(f"{newest.metrics[f'target_ms_{tokens}']:.0f} ms for {tokens}" for tokens in CURVE)
     return f"Memory: {newest.metrics[MEMORY]:.1f} GB/s. A pass of the target by its tokens: {curve}."
-
-
-def as_typed(command: str) -> str:
-    """A recorded command line as it is typed: a script of this directory runs as a module."""
-
-    def module(script: re.Match[str]) -> str:
-        return "python -m " + script[1].removesuffix("/__main__").replace("/", ".")
-
-    return re.sub(r"^(benchmarks/[\w/]+)\.py", module, command)
-
-
-def _block(title: str, shown: str, remark: str, rows: Sequence[BenchRow]) -> str:
-    runs = {row.run["utc"]: row.run for row in rows}
-    sources = [_source(run) for run in runs.values()]
-    if len(runs) > 1:
-        sources = [f"Rows of {len(runs)} runs, ratios within each.", *sources]
-    return "\n\n".join(part for part in (title, shown, remark, *sources) if part) + "\n"
-
-
-def _source(run: Mapping[str, Any]) -> str:
-    source = f"`{as_typed(run['command'])}`; {run['machine']}; {run['utc'][:10]}, commit {run['git_sha'][:12]}"
-    return source + (", as declared by who published it." if run.get("git_sha_declared") else ".")

@@ -10,89 +10,24 @@ import asyncio
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import httpx
 import openai
 
+from benchmarks.serving.answers import Ask, Completion, Pass, Prompts
 from benchmarks.serving.watching import Watch
 from c2t_plugin.errors import C2TError
 
-Prompts = Sequence[Sequence[int]]
 # of Linux, about the thread that reads it: nanoseconds that it ran, that it waited for a processor, and how often
 SCHEDULED = Path("/proc/thread-self/schedstat")
 REQUEST_TIMEOUT_S = 300.0
 FLUSH_TIMEOUT_S = 10.0
 # With top_p, what a temperature leaves open: vLLM would fill it in from the model's generation_config.
 NOTHING_ELSE = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One request's output and what speculation did for it.
-
-    verify_steps: target forwards that checked a draft. accepted: draft tokens accepted, bonus tokens excluded.
-    candidates: draft tokens verified, roots excluded. All three are 0 without speculation.
-    first_s, last_s: seconds from when it was sent to its first and last token.
-    """
-
-    token_ids: tuple[int, ...]
-    verify_steps: int
-    accepted: int
-    candidates: int
-    first_s: float = 0.0
-    last_s: float = 0.0
-
-    @property
-    def per_token_s(self) -> float | None:
-        """Seconds per output token after the first (TPOT); None with one token only."""
-        after = len(self.token_ids) - 1
-        return (self.last_s - self.first_s) / after if after > 0 else None
-
-
-@dataclass(frozen=True)
-class Pass:
-    """All prompts once, in prompt order, and the wall-clock seconds from the first request to the last answer.
-
-    most_at_once: requests that the server ran at one moment, at most, by its own word; 0 if it was not asked.
-    mean_at_once: how many it ran on average while it ran any. client_share: processor seconds of this process over
-    wall-clock seconds; near 1 the client was what was measured. client_waited: likewise the seconds in which it had
-    something to do and no processor, where Linux tells.
-    """
-
-    completions: tuple[Completion, ...]
-    seconds: float
-    most_at_once: int = 0
-    mean_at_once: float = 0.0
-    client_share: float = 0.0
-    client_waited: float = 0.0
-
-    @property
-    def output_tokens(self) -> int:
-        return sum(len(completion.token_ids) for completion in self.completions)
-
-    @property
-    def verify_steps(self) -> int:
-        return sum(completion.verify_steps for completion in self.completions)
-
-    @property
-    def tau(self) -> float | None:
-        """Accepted draft tokens per verify step, bonus excluded; None without speculation."""
-        accepted = sum(completion.accepted for completion in self.completions)
-        return accepted / self.verify_steps if self.verify_steps else None
-
-    @property
-    def gamma_per_token(self) -> float:
-        """Draft tokens verified per output token."""
-        return sum(completion.candidates for completion in self.completions) / self.output_tokens
-
-    def n_identical(self, other: Pass) -> int:
-        """Prompts with the same output tokens in both."""
-        pairs = zip(self.completions, other.completions, strict=True)
-        return sum(mine.token_ids == theirs.token_ids for mine, theirs in pairs)
 
 
 class Client(ABC):
@@ -129,10 +64,17 @@ class Client(ABC):
 
     def run(self, prompts: Prompts, concurrency: int, advance: Callable[[], None], temperature: float = 0.0) -> Pass:
         """Send all prompts, `concurrency` at a time, to a server with an empty cache; advance() after each answer."""
+        return self._pass(lambda: self.answers(prompts, concurrency, advance, temperature))
+
+    def arrive(self, asks: Sequence[Ask], temperature: float = 0.0) -> Pass:
+        """Send each request at its time, whatever became of those before, to a server with an empty cache."""
+        return self._pass(lambda: _run(self._arriving(asks, temperature)))
+
+    def _pass(self, answers: Callable[[], tuple[Completion, ...]]) -> Pass:
         self.flush()
         with Watch(self.running, self.watched_every_s) as watch:
             start, used, waited = time.perf_counter(), time.process_time(), _waited_s()
-            completions = self.answers(prompts, concurrency, advance, temperature)
+            completions = answers()
             seconds = time.perf_counter() - start
             share = (time.process_time() - used) / seconds
             waiting = (_waited_s() - waited) / seconds
@@ -171,21 +113,14 @@ class Client(ABC):
         self, prompts: Prompts, concurrency: int, advance: Callable[[], None], temperature: float
     ) -> tuple[Completion, ...]:
         """Completions of all prompts, in their order. Raises C2TError if the server fails."""
-        try:
-            return asyncio.run(self._answers(prompts, concurrency, advance, temperature))
-        except (openai.OpenAIError, httpx.HTTPError, json.JSONDecodeError) as error:
-            raise C2TError(f"the server did not answer a completion request: {error}") from error
+        return _run(self._answers(prompts, concurrency, advance, temperature))
 
     async def _answers(
         self, prompts: Prompts, concurrency: int, advance: Callable[[], None], temperature: float
     ) -> tuple[Completion, ...]:
         found: dict[int, Completion] = {}
         left = iter(enumerate(prompts))
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        http = httpx.AsyncClient(verify=self._tls, timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False)
-        async with openai.AsyncOpenAI(
-            base_url=f"{self._url}/v1", api_key="none", max_retries=0, http_client=http
-        ) as to:
+        async with self._connected() as to:
 
             async def one_after_the_other() -> None:
                 for place, prompt in left:
@@ -195,7 +130,28 @@ class Client(ABC):
             await asyncio.gather(*(one_after_the_other() for _ in range(min(concurrency, len(prompts)))))
         return tuple(found[place] for place in range(len(prompts)))
 
-    async def _answer(self, to: openai.AsyncOpenAI, prompt: Sequence[int], temperature: float) -> Completion:
+    async def _arriving(self, asks: Sequence[Ask], temperature: float) -> tuple[Completion, ...]:
+        async with self._connected() as to:
+            start = time.perf_counter()
+
+            async def at_its_time(ask: Ask) -> Completion:
+                await asyncio.sleep(max(0.0, ask.at - (time.perf_counter() - start)))
+                return await self._answer(to, ask.prompt, temperature, ask.max_tokens)
+
+            return tuple(await asyncio.gather(*map(at_its_time, asks)))
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[openai.AsyncOpenAI]:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        http = httpx.AsyncClient(verify=self._tls, timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False)
+        async with openai.AsyncOpenAI(
+            base_url=f"{self._url}/v1", api_key="none", max_retries=0, http_client=http
+        ) as to:
+            yield to
+
+    async def _answer(
+        self, to: openai.AsyncOpenAI, prompt: Sequence[int], temperature: float, max_tokens: int | None = None
+    ) -> Completion:
         start = time.perf_counter()
         token_ids: list[int] = []
         first_s = last_s = 0.0
@@ -204,7 +160,7 @@ class Client(ABC):
         async with to.completions.with_streaming_response.create(
             model=self.model,
             prompt=list(prompt),
-            max_tokens=self.max_tokens,
+            max_tokens=max_tokens or self.max_tokens,
             temperature=temperature,
             top_p=1.0,
             stream=True,
@@ -245,6 +201,14 @@ class Client(ABC):
             return self._http.request(method, path, **arguments).raise_for_status()
         except httpx.HTTPError as error:
             raise C2TError(f"the server did not answer {path}: {error}") from error
+
+
+def _run(answers: Coroutine[Any, Any, tuple[Completion, ...]]) -> tuple[Completion, ...]:
+    """C2TError if the server fails."""
+    try:
+        return asyncio.run(answers)
+    except (openai.OpenAIError, httpx.HTTPError, json.JSONDecodeError) as error:
+        raise C2TError(f"the server did not answer a completion request: {error}") from error
 
 
 async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:

@@ -61,15 +61,20 @@ def use_threads(threads: int) -> None:
     os.environ |= {THREADS: str(threads), BINDING: "nobind"}
 
 
-def real_runner(engine: Engine, pair: Path, out: Path, requests: int) -> Runner:
-    """Starts servers of the pair's target on a CPU in float32, for so many requests at once, `use_threads` first."""
-    tokens = requests * CONTEXT
+def real_runner(
+    engine: Engine, pair: Path, out: Path, requests: int, *, context: int = CONTEXT, tokens: int | None = None
+) -> Runner:
+    """Starts servers of the pair's target on a CPU in float32, for so many requests at once, `use_threads` first.
+
+    context: tokens of a request at most. tokens: of all together; None: so many of each.
+    """
+    tokens = requests * context if tokens is None else tokens
     room = {
         "sglang": (
-            *("--max-total-tokens", str(tokens), "--context-length", str(CONTEXT)),
+            *("--max-total-tokens", str(tokens), "--context-length", str(context)),
             *("--watchdog-timeout", str(PATIENCE_S)),
         ),
-        "vllm": ("--max-model-len", str(CONTEXT), "--kv-cache-memory-bytes", str(tokens * KV_BYTES)),
+        "vllm": ("--max-model-len", str(context), "--kv-cache-memory-bytes", str(tokens * KV_BYTES)),
     }
     flags = (*engine.room(requests), *room[engine.name])
     return Runner(engine, Device.CPU, engine.layout(pair, out) / "target", out / "logs", flags)

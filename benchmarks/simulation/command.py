@@ -20,8 +20,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.report.results_page import simulated_cell, title_of
 from benchmarks.report.rows import BenchRow, append_rows
+from benchmarks.report.simulated_page import simulated_cell, title_of
 from benchmarks.report.tables import AUTO, load_of
 from benchmarks.simulation.recorded import Replay, play, requests_of
 from benchmarks.simulation.replays import STATIC, chain_arms, tree_arms

@@ -18,8 +18,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.report.results_page import how_far, table3_cell
 from benchmarks.report.rows import BenchRow
+from benchmarks.report.simulated_page import how_far, table3_cell
 from benchmarks.report.tables import AUTO
 from benchmarks.simulation.recorded import Replay, play, requests_of
 from benchmarks.simulation.replays import BETAS, chain_arms

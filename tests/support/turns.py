@@ -13,7 +13,7 @@ import pytest
 from benchmarks.report.rows import CURVE
 from benchmarks.serving import interleaved
 from benchmarks.serving import server as serving_server
-from benchmarks.serving.client import Completion, Pass
+from benchmarks.serving.answers import Ask, Completion, Pass
 from benchmarks.serving.engines import ENGINES, Launch
 from benchmarks.serving.host import Host
 from benchmarks.serving.real_pair import BINDING, THREADS, ChatPrompts
@@ -33,6 +33,7 @@ class Stage:
     odd: int = -1
     gap: float = 0.0001
     most_at_once: int = 99
+    client_share: float = 0.1
     events: list[str] = field(default_factory=list)
 
 
@@ -95,6 +96,11 @@ class StandInClient:
         seconds = 0.5 if self.speculates else 1.0
         completions = tuple(map(self.complete, prompts))
         return Pass(completions, seconds, min(concurrency, self.stage.most_at_once), 1.0, 0.1)
+
+    def arrive(self, asks: Sequence[Ask], temperature: float = 0.0) -> Pass:
+        self.stage.events.append(f"arrive {[ask.max_tokens for ask in asks]}")
+        seconds = 0.5 if self.speculates else 1.0
+        return Pass(tuple(self.complete(ask.prompt) for ask in asks), seconds, 2, 1.5, self.stage.client_share)
 
     def top_two_gap(self, prompt: Sequence[int]) -> float:
         self.stage.events.append(f"gap {list(prompt)}")

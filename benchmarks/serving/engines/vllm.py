@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pairs.toy.vllm_layout import write_vllm_layout
+from benchmarks.serving.answers import Completion, Pass
 from benchmarks.serving.arms import Options
-from benchmarks.serving.client import FLUSH_TIMEOUT_S, Client, Pass, Prompts
+from benchmarks.serving.client import FLUSH_TIMEOUT_S, Client
 from benchmarks.serving.engines.engine import NICENESS, Device, Launch
 from c2t_plugin.errors import C2TError
 
@@ -51,9 +52,9 @@ class VllmClient(Client):
         super().__init__(url, max_tokens, whole)
         self.model = self._request("GET", "/v1/models").json()["data"][0]["id"]
 
-    def run(self, prompts: Prompts, concurrency: int, advance: Callable[[], None], temperature: float = 0.0) -> Pass:
+    def _pass(self, answers: Callable[[], tuple[Completion, ...]]) -> Pass:
         before = self._counts()
-        result = super().run(prompts, concurrency, advance, temperature)
+        result = super()._pass(answers)
         after = self._counts()
         steps, accepted, candidates, firsts, iterations = (after[name] - before[name] for name in _COUNTERS)
         first, *rest = result.completions

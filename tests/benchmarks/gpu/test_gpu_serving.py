@@ -20,7 +20,7 @@ from benchmarks.gpu.contests import ARMS, COMPARISONS, GRAPH_SIZES, LONG_PREFIX,
 from benchmarks.gpu.environment import FLAGS, plugin_environment
 from benchmarks.gpu.serving import main, prompts_of
 from benchmarks.pairs.toy import pair_dir
-from benchmarks.report.results_page import page
+from benchmarks.report.results_page import SERVED, pages
 from benchmarks.report.rows import BenchRow, read_rows
 from benchmarks.serving import server as serving_server
 from benchmarks.serving.arms import ARMS as TABLE
@@ -184,7 +184,7 @@ def test_without_lines_of_decoding_only_the_wall_clock_is_compared(tmp_path: Pat
 def test_its_rows_are_published_as_they_are(tmp_path: Path):
     _, rows = run(tmp_path, "--seconds", "-1")
     _, ran = run(tmp_path)
-    text = page("", [*rows, *ran])
+    text = pages("", [*rows, *ran])[SERVED]
     assert "not run: out of time" in text
     assert "| c2t, at most 4, beta 0 |" in text
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.papers.verdicts import Book
 from benchmarks.report import command as report
-from benchmarks.report.claims import claims_section
-from benchmarks.report.command import PAGE, RESULTS, latest_run, markdown, read_published
+from benchmarks.report.command import PAGE, RESULTS, latest_run, markdown, published_pages, read_published
 from benchmarks.report.pictures import draw
-from benchmarks.report.results_page import as_typed, over_simpler, page
+from benchmarks.report.results_page import pages
 from benchmarks.report.rows import BenchRow, ServingRow, append_rows, read_rows
+from benchmarks.report.sections import as_typed
+from benchmarks.report.simulated_page import over_simpler
 from benchmarks.report.tables import filled, latest_blocks, listing, load_of, losers, markers, measured_blocks
 from c2t_plugin.errors import C2TError
 
@@ -86,11 +86,16 @@ BEGIN, END = markers("demo")
 TEXT = f"# title\n\n{BEGIN}\nold\n{END}\n\nrest\n"
 
 
-def test_the_page_shows_the_committed_rows() -> None:
+def page(demo: str, rows: list[BenchRow], vllm: str = "") -> str:
+    """All pages as one text."""
+    return "\n".join(pages(demo, rows, vllm).values())
+
+
+def test_the_pages_show_the_committed_rows() -> None:
     serving, bench = read_published(RESULTS)
     report.check_clean([*serving, *bench])
-    vllm = markdown(serving, "vllm")
-    assert page(markdown(serving), bench, vllm, claims_section(Book(RESULTS))) == PAGE.read_text(encoding="utf-8")
+    for name, text in published_pages(serving, bench).items():
+        assert text == (PAGE.parent / name).read_text(encoding="utf-8"), name
 
 
 @pytest.mark.parametrize(
@@ -226,7 +231,8 @@ def test_adding_rows_publishes_them(files: Path) -> None:
     assert report.main(["--add", str(files / "measured.jsonl"), "--add", str(files / "bench.jsonl")]) == 0
     assert read_published(files / "results") == ([ServingRow(**PLAIN)], [BenchRow(**SIMULATED)])
     assert "| plain decoding | 1 |" in (files / "docs/results.md").read_text(encoding="utf-8")
-    assert "| C2T auto (planned) | 120 (1.20) |" in (files / "docs/results.md").read_text(encoding="utf-8")
+    simulated = (files / "docs/results-simulated.md").read_text(encoding="utf-8")
+    assert "| C2T auto (planned) | 120 (1.20) |" in simulated
     assert (files / "docs/results/throughput.png").is_file() and (files / "docs/results/planner.png").is_file()
 
 
@@ -237,7 +243,8 @@ def test_measured_rows_have_a_picture_and_others_none(files: Path) -> None:
     append_rows(files / "cpu.jsonl", [BenchRow(**{**chat, "kind": "functional", "metrics": ratio})])
     assert report.main(["--add", str(files / "cpu.jsonl")]) == 0
     picture = files / "docs/results/measured.png"
-    assert not picture.exists() and "measured.png" not in (files / "docs/results.md").read_text(encoding="utf-8")
+    served = files / "docs/results-served.md"
+    assert not picture.exists() and "measured.png" not in served.read_text(encoding="utf-8")
     rows = [BenchRow(**{**chat, "kind": "measured", "metrics": ratio, "run": gpu})]
     # one pass, so no interval; and an arm that did not start
     alone = {
@@ -251,7 +258,7 @@ def test_measured_rows_have_a_picture_and_others_none(files: Path) -> None:
     append_rows(files / "gpu.jsonl", rows)
     assert report.main(["--add", str(files / "gpu.jsonl")]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "![measured](results/measured.png)" in (files / "docs/results.md").read_text(encoding="utf-8")
+    assert "](results/measured.png)" in served.read_text(encoding="utf-8")
 
 
 def test_rows_measured_on_a_cpu_have_a_picture_and_a_file_of_their_own(files: Path) -> None:
@@ -277,7 +284,7 @@ def test_a_setting_that_could_not_be_priced_has_no_picture(files: Path) -> None:
     refused = {**SIMULATED, "metrics": {}, "error": "the curve ends before"}
     append_rows(files / "refused.jsonl", [BenchRow(**refused)])
     assert report.main(["--add", str(files / "refused.jsonl")]) == 0
-    assert "the curve ends before" in (files / "docs/results.md").read_text(encoding="utf-8")
+    assert "the curve ends before" in (files / "docs/results-simulated.md").read_text(encoding="utf-8")
     assert not (files / "docs/results/throughput.png").exists()
 
 
@@ -312,10 +319,10 @@ def test_replaced_rows_move_into_the_archive(files: Path, capsys: pytest.Capture
     for moved, newer in ((2, simulated[:3]), (1, simulated[3:])):
         append_rows(files / "results/simulated.jsonl", newer)
         assert report.main([]) == 0
-        before = (files / "docs/results.md").read_text(encoding="utf-8")
+        before = [each.read_text(encoding="utf-8") for each in sorted((files / "docs").glob("*.md"))]
         assert report.main(["--archive"]) == 0
         assert f"{moved} rows moved" in capsys.readouterr().out
-        assert (files / "docs/results.md").read_text(encoding="utf-8") == before
+        assert [each.read_text(encoding="utf-8") for each in sorted((files / "docs").glob("*.md"))] == before
     assert read_rows(files / "results/simulated.jsonl", BenchRow) == [simulated[0], simulated[3]]
     assert read_rows(files / "results/functional.jsonl", BenchRow) == [functional[1]]
     (files / "old.jsonl").write_bytes(gzip.decompress((files / "results" / report.ARCHIVE).read_bytes()))
@@ -374,7 +381,7 @@ def test_the_page_says_on_which_cpu_it_was_measured_and_who_lost() -> None:
     text = page("", [slow])
     assert "Memory: 11.5 GB/s. A pass of the target by its tokens: 50 ms for 1, 51 ms for 2" in text
     assert "57 ms for 128." in text and "Slower than plain decoding: C2T auto at 4." in text
-    assert "processor a CPU" in text and "![measured-cpu](results/measured-cpu.png)" in text
+    assert "processor a CPU" in text and "](results/measured-cpu.png)" in text
     assert "nothing here has been measured on a GPU" in text
 
 
@@ -404,7 +411,7 @@ def test_each_table_is_of_the_newest_rows_and_has_the_arms_that_failed_or_lost()
 def test_rows_of_another_machine_or_engine_are_another_table(change: dict[str, Any]) -> None:
     measured = {**SIMULATED, "scenario": "chat", "kind": "measured", "setting": {"concurrency": 4}}
     rows = [BenchRow(**{**measured, "run": {**RUN, "machine": "a CPU, an H200", **each}}) for each in ({}, change)]
-    assert page("", rows).count("### chat, measured") == 2
+    assert page("", rows).count("## chat, measured") == 2
 
 
 def test_what_a_run_fitted_makes_no_table_of_its_own() -> None:

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 import pytest
 
 from benchmarks.serving import client as serving
-from benchmarks.serving.client import Client, Completion, Pass
+from benchmarks.serving.answers import Ask, Completion, Pass
+from benchmarks.serving.client import Client
 from benchmarks.serving.engines import vllm as vllm_engine
 from benchmarks.serving.engines.sglang import SglangClient, counts
 from benchmarks.serving.engines.vllm import VllmClient, value_of
@@ -172,6 +173,20 @@ def test_a_pass_has_its_answers_in_order_and_what_the_server_ran(url: str, monke
     assert all(0.0 < one.first_s <= one.last_s < found.seconds for one in found.completions)
     assert found.most_at_once == 2 and 1.0 <= found.mean_at_once <= 2.0
     assert found.client_share > 0.0
+
+
+def test_requests_are_sent_at_their_time_whatever_became_of_those_before(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No answer ends before the server has three requests at once, so a client that waited would wait for ever."""
+    monkeypatch.setattr(Stub, "full", 3)
+    asks = [Ask(0.02 * place, [length, 9], 10 + length) for place, length in enumerate((3, 1, 2))]
+    with SglangClient(url, max_tokens=5) as client:
+        found = client.arrive(asks)
+    assert [one.token_ids for one in found.completions] == [(0, 1, 2), (0,), (0, 1)]
+    assert [asked["max_tokens"] for asked in Stub.asked] == [13, 11, 12]
+    assert (found.most_at_once, Stub.flushed) == (3, 1) and found.seconds >= 0.04
+    assert all(0.0 < one.first_s <= one.last_s for one in found.completions)
 
 
 def test_a_pass_knows_how_long_its_client_waited_for_a_processor(

@@ -1,0 +1,132 @@
+"""What docs/results.md begins with: three pictures, each with one sentence whose figures come from rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.report.evaluations import Part, number, rule, with_interval
+from benchmarks.report.rows import CURVE, MEASURED_CPU, BenchRow
+from benchmarks.report.tables import RATIO, load_of, measured_blocks
+
+SPEEDS, LENGTHS, STEPS = "first-speed.svg", "first-lengths.svg", "first-step.svg"
+ALTERNATIVES = {
+    SPEEDS: "output tokens/s of each arm by the number of requests at once, real model",
+    LENGTHS: "accept length by draft tokens verified per step: static chains, a threshold on P, C2T",
+    STEPS: "milliseconds of a pass of the target by the number of its tokens",
+}
+# C2T as it comes: the matrix calls it so beside a fixed threshold, the demo has no other
+OURS = ("C2T auto", "C2T")
+STATIC = "static "
+# in an evaluation: static chains of so many tokens are the baseline, and these the rules beside them
+BASELINE, ON_P, SHIPPED = "static", "P", "extended"
+ENGINES = {"sglang": "SGLang", "vllm": "vLLM"}
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Over plain decoding's tokens/s, by requests at once: of C2T and of the best static chain."""
+
+    ours: Mapping[int, float]
+    static: Mapping[int, float]
+
+    @property
+    def ahead_of_plain(self) -> int:
+        return sum(ratio > 1.0 for ratio in self.ours.values())
+
+    @property
+    def ahead_of_static(self) -> int:
+        return sum(ratio > self.static[load] for load, ratio in self.ours.items())
+
+
+def real_rows(rows: Sequence[BenchRow]) -> list[BenchRow]:
+    """The greedy comparison of C2T with static chains on a real model that was measured last; empty without one."""
+    blocks = [
+        found
+        for found in measured_blocks(rows, MEASURED_CPU)
+        if not found[0].setting.get("temperature") and speeds(found).ours
+    ]
+    return max(blocks, key=lambda found: max(row.run["utc"] for row in found), default=[])
+
+
+def speeds(rows: Sequence[BenchRow]) -> Speeds:
+    """rows: of `real_rows`. Only loads at which both ran."""
+    arms = {row.arm for row in rows}
+    name = next((each for each in OURS if each in arms), "")
+    ours = {load_of(row): row.metrics[RATIO] or 0.0 for row in rows if row.arm == name}
+    static: dict[int, float] = {}
+    for row in rows:
+        if row.arm.startswith(STATIC):
+            static[load_of(row)] = max(static.get(load_of(row), 0.0), row.metrics[RATIO] or 0.0)
+    return Speeds({load: ours[load] for load in sorted(ours) if load in static}, static)
+
+
+def speed_sentence(rows: Sequence[BenchRow]) -> str:
+    """How C2T and the best static chain compare with plain decoding, and how often C2T is ahead."""
+    found, setting = speeds(rows), rows[0].setting
+    loads, ours, static = (
+        _list(texts)
+        for texts in (
+            map(str, found.ours),
+            (number(ratio, 2) for ratio in found.ours.values()),
+            (number(found.static[load], 2) for load in found.ours),
+        )
+    )
+    engine = ENGINES.get(str(setting.get("engine")), setting.get("engine"))
+    where = f"{setting.get('target')} on {engine}, {setting['cores']} cores"
+    return (
+        f"C2T makes {ours} of plain decoding's tokens/s at {loads} requests at once, the best static chain {static}: "
+        f"it is ahead of plain decoding at {found.ahead_of_plain} of {len(found.ours)} loads and of the best static "
+        f"chain at {found.ahead_of_static} ({where}; [intervals](results-served.md))."
+    )
+
+
+def lengths_sentence(evaluation: Part) -> str:
+    """What C2T and a threshold on P verify of what static chains verify at the same accept length."""
+    chains = evaluation["chains"]
+    ours, on_p = (rule(chains, name)["compared"][BASELINE] for name in (SHIPPED, ON_P))
+    return (
+        f"To be accepted as often as static chains of 1 to {len(chains['taus'])}, C2T verifies "
+        f"{with_interval(ours['mean'], ours['mean_interval'])} of their draft tokens, and a threshold on the draft's "
+        f"own probability {with_interval(on_p['mean'], on_p['mean_interval'])} "
+        "([every rule](classifiers.md#on-a-real-language-model))."
+    )
+
+
+def step_sentence(rows: Sequence[BenchRow]) -> str:
+    """What tokens of a pass cost on the processor of the rows."""
+    cost = pass_ms(rows)
+    least, some, most = 1, 16, CURVE[-1]
+    return (
+        f"A pass of the target takes {cost[least]:.0f} ms for one token, {cost[some] / cost[least]:.1f} times that for "
+        f"{some} and {cost[most] / cost[least]:.1f} times for {most}: what is verified and rejected is paid for "
+        "([what differs on a GPU](benchmarking.md#from-a-cpu-to-a-gpu))."
+    )
+
+
+def pass_ms(rows: Sequence[BenchRow]) -> dict[int, float]:
+    """Milliseconds of a pass of the target by its tokens, as the newest of the rows has them."""
+    newest = max((row for row in rows if not row.error), key=lambda row: row.run["utc"])
+    return {tokens: newest.metrics[f"target_ms_{tokens}"] or 0.0 for tokens in CURVE}
+
+
+def first_screen(rows: Sequence[BenchRow], evaluation: Part) -> str:
+    """The pictures in one line, so that a wide screen has them beside each other, then their sentences. rows: all of
+    them; empty where no real model was measured."""
+    real = real_rows(rows)
+    if not real:
+        return ""
+    shown = "\n".join(f"![{text}](results/{name})" for name, text in ALTERNATIVES.items())
+    said = {
+        "Tokens/s": speed_sentence(real),
+        "Accept length": lengths_sentence(evaluation),
+        "A step": step_sentence(real),
+    }
+    lines = "\n".join(f"- **{name}.** {text}" for name, text in said.items())
+    return f"{shown}\n\n{lines}\n"
+
+
+def _list(texts: Iterable[str]) -> str:
+    """`1, 2 and 3`."""
+    *most, last = texts
+    return f"{', '.join(most)} and {last}" if most else last
