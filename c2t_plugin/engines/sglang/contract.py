@@ -241,6 +241,17 @@ srt/layers/attention/verify_mask.py
 srt/layers/attention/triton_backend.py
   TritonAttnBackend._update_target_verify_buffers
     self._verify_mask.buffer
+srt/layers/attention/flashattention_backend.py
+  FlashAttentionBackend: target_verify_metadata_topk_normal, target_verify_metadata_topk_expand, _verify_mask
+  FlashAttentionBackend: has_swa, has_local_attention, use_mla, req_to_token, max_context_len
+  FlashAttentionBackend.init_cuda_graph_state(max_bs, max_num_tokens)
+  FlashAttentionBackend.init_forward_metadata(forward_batch)
+  FlashAttentionBackend.init_forward_metadata_out_graph(forward_batch, in_capture)
+  FlashAttentionBackend.forward_extend
+    cache_seqlens=self.forward_metadata_spec_decode_expand.cache_seqlens_int32
+    o, _ = merge_state_v2_wrapper(
+  FlashAttentionMetadata: cache_seqlens_int32, max_seq_len_q, cu_seqlens_q, cu_seqlens_k, page_table
+  build_trtllm_mha_page_table
 srt/model_executor/forward_context.py
   ForwardContext: attn_backend
   forward_context

@@ -50,6 +50,10 @@ class RaggedFlashInfer:
     c2t_ragged = "flashinfer"
 
 
+class PackedFa3:
+    c2t_ragged = "fa3"
+
+
 class FlashInferAttnBackend:
     """By its name alone SGLang's own, which `install` replaces where it is asked to."""
 
@@ -145,8 +149,11 @@ def test_trees_are_packed_where_a_request_has_a_mask_of_its_own():
         "triton", "attention backend RaggedAttention", masked=True
     )
     assert not choose(C2TConfig(), record, runner(RaggedAttention())).masked
+    choice = choose(trees, record, runner(PackedFa3()))
+    assert (choice.backend, choice.masked) == ("fa3", True)
     choice = choose(trees, record, runner(FlashAttentionBackend(3)))
     assert (choice.backend, "fa3 packs chains only" in choice.reason) == (None, True)
+    assert "for chains" in choose(trees, record, runner(PackedFa3(), use_mla_backend=True)).reason
     with pytest.raises(ConfigError, match="ragged fa3 cannot be had: fa3 packs chains only"):
         choose(C2TConfig(mode="tree", ragged="fa3"), record, runner(FlashAttentionBackend(3)))
 

@@ -2,7 +2,7 @@
 
 Each computes what its arguments say and nothing else: rows that no request owns stay NaN, and so do those beyond the
 most that a request is said to have. A key behind the mask weighs 0, which does not hide a NaN in its value. Row i of m
-sees keys up to i + n - m of n.
+sees keys up to i + n - m of n. Where there is none, the output is 0.
 """
 
 from __future__ import annotations
@@ -13,14 +13,23 @@ import torch
 from torch import Tensor
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, last: int, window: int, scale: float) -> Tensor:
-    """q: (heads, dim). keys, values: (n, heads, ...). Sees keys last - window to last, from the first if window < 0."""
+def _attend(q: Tensor, keys: Tensor, values: Tensor, last: int, window: int, scale: float) -> tuple[Tensor, Tensor]:
+    """q: (heads, dim). keys, values: (n, heads, ...). Sees keys last - window to last, from the first if window < 0.
+    The output, and the logarithm of the sum by which its weights were divided."""
     scores = torch.einsum("hd,khd->hk", q.float(), keys.float()) * scale
     places = torch.arange(len(keys))
     seen = places <= last
     if window >= 0:
         seen &= places >= last - window
-    return torch.einsum("hk,khd->hd", torch.softmax(scores.masked_fill(~seen, -torch.inf), -1), values.float())
+    scores = scores.masked_fill(~seen, -torch.inf)
+    return torch.einsum("hk,khd->hd", torch.softmax(scores, -1), values.float()), torch.logsumexp(scores, -1)
+
+
+def merge_state_v2(o: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Two passes over parts of the keys as one. o: (rows, heads, dim), lse: (rows, heads)."""
+    merged = torch.logaddexp(lse, other_lse)
+    mine, theirs = ((each - merged).exp()[..., None] for each in (lse, other_lse))
+    return mine * o + theirs * other, merged
 
 
 def flash_attn_with_kvcache(
@@ -45,12 +54,13 @@ def flash_attn_with_kvcache(
     sinks: Tensor | None = None,
     ver: int = 3,
     out: Tensor | None = None,
-) -> Tensor:
+) -> Any:
     """q: (rows, heads, dim), qv: (rows, heads, latent). k_cache, v_cache: (pages, page, kv_heads, ...)."""
-    assert causal and ver == 3 and not softcap and sinks is None and not return_softmax_lse
+    assert ver == 3 and not softcap and sinks is None
     rows, heads, _ = q.shape
     page, kv_heads = k_cache.shape[1:3]
     found = torch.full((rows, heads, v_cache.shape[-1]), torch.nan)
+    sums = torch.full((heads, rows), torch.nan)
     starts = cu_seqlens_q.tolist()
     for request, length in enumerate(cache_seqlens.tolist()):
         places = torch.arange(length)
@@ -65,8 +75,9 @@ def flash_attn_with_kvcache(
             # latent keys: what is looked at is also what is read
             asked = q[row] if qv is None else torch.cat([q[row], qv[row]], -1)
             keys = k if qv is None else torch.cat([k, v], -1)
-            found[row] = _attend(asked, keys, v, i + length - count, window_size[0], softmax_scale)
-    return found
+            last = i + length - count if causal else length - 1
+            found[row], sums[:, row] = _attend(asked, keys, v, last, window_size[0], softmax_scale)
+    return (found, sums) if return_softmax_lse else found
 
 
 def trtllm_decode(
@@ -96,7 +107,8 @@ def trtllm_decode(
         count = starts[request + 1] - starts[request]
         for i in range(min(count, max_q_len)):
             row = starts[request] + i
-            found[row] = _attend(query[row], k, v, i + length - count, window_left, bmm1_scale) * bmm2_scale
+            attended, _ = _attend(query[row], k, v, i + length - count, window_left, bmm1_scale)
+            found[row] = attended * bmm2_scale
     return found.to(out_dtype)
 
 
@@ -120,5 +132,5 @@ def trtllm_decode_latent(
         keys = kv_cache[block_tables[request, places // page].long(), 0, places % page][:, None].expand(-1, heads, -1)
         for i in range(width):
             values = keys[..., :kv_lora_rank]
-            found[request, i] = _attend(query[request, i], keys, values, i + length - width, -1, bmm1_scale)
+            found[request, i], _ = _attend(query[request, i], keys, values, i + length - width, -1, bmm1_scale)
     return found

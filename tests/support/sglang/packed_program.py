@@ -92,7 +92,7 @@ class Bench:
     """One of SGLang's backends, captured for every tier. windowed: its kernel gets a window of each request, where
     places without a row weigh 0, and its forward reads the captured batch's layout, which SGLang's runner renews."""
 
-    kv_heads, latent, windowed = 2, False, False
+    kv_heads, latent, windowed, topk = 2, False, False, 1
     scale = DIM**-0.5
 
     def __init__(self, page: int, context: int) -> None:
@@ -291,8 +291,8 @@ class Fa3(Bench):
         fa3.get_device_capability = lambda *_: (9, 0)
         parallel = {"attn_cp_size": 1, "attn_tp_size": 1, "enable_prefill_cp": False, "attn_dp_enabled": False}
         fa3.get_parallel = lambda: SimpleNamespace(**parallel)
-        spec = {"speculative_eagle_topk": 1, "speculative_num_draft_tokens": WIDTH, "speculative_algorithm": "EAGLE3"}
-        fa3.get_spec = lambda: SimpleNamespace(**spec)
+        spec = {"speculative_eagle_topk": self.topk, "speculative_num_draft_tokens": WIDTH}
+        fa3.get_spec = lambda: SimpleNamespace(speculative_algorithm="EAGLE3", **spec)
         deterministic = SimpleNamespace(enable_deterministic_inference=False)
         fa3.get_exec = lambda: SimpleNamespace(deterministic=deterministic)
         fa3.get_model = lambda: SimpleNamespace(is_embedding=False)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from sglang.srt.speculative.eagle_worker_common import build_eagle_verify_input
 from torch import Tensor
 
-from c2t_plugin.config import TREE_ATTENTION
 from c2t_plugin.engines.sglang.drafters.tree_input import build_verify_input
 from c2t_plugin.engines.sglang.step import Step, attach, step_of
 from c2t_plugin.engines.sglang.verify.choice import verifier
@@ -151,8 +151,8 @@ class MadeUp:
         """Logits of SGLang's own pass over the whole window."""
         backend = verifier(self._runner.attn_backend)
         own = getattr(backend, "_verify_mask", None)
-        # our kernel's mask has no columns of the prefix, which SGLang's reads
-        if own is not None and getattr(backend, "c2t_kernel", None) == TREE_ATTENTION:
+        # ours has no columns of the prefix, which SGLang's kernel reads
+        if own is not None and hasattr(backend, "c2t_ragged") and own.mode == TreeMaskMode.QLEN_ONLY:
             backend._verify_mask = None
         try:
             forward_batch = self.uniform(self.batch(who, kept, prefixes=prefixes))

@@ -42,6 +42,22 @@ def packing_flashinfer(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return create
 
 
+def packing_fa3(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """SGLang's factory of FlashAttention 3 backends, which then makes ours where they pack trees; chains they pack as
+    they are."""
+
+    @functools.wraps(stock)
+    def create(runner: Any) -> Any:
+        backend, config = stock(runner), args.config_of(runner.server_args)
+        if config.mode != "tree" or config.ragged not in ("auto", "fa3") or runner.is_draft_worker:
+            return backend
+        from c2t_plugin.engines.sglang.verify.fa3 import PackedFa3Backend
+
+        return PackedFa3Backend.of(backend)
+
+    return create
+
+
 def packed_triton(config: C2TConfig, runner: Any) -> Any:
     """The Triton backend for packed rows, with the kernel of the options."""
     contested = config.attention == AUTO and str(runner.device).startswith("cuda") and not runner.is_draft_worker

@@ -61,10 +61,10 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
     obstacle: str | None
     if found is None:
         obstacle = f"{kind} verifies requests of one length only"
-    elif masked and found not in MASKED:
-        obstacle = f"{found} packs chains only: it takes no mask for each request"
     else:
         obstacle = _obstacle(server_args, runner, found, masked)
+        if masked and obstacle is None and (found not in MASKED or not hasattr(backend, "c2t_ragged")):
+            obstacle = f"{found} packs chains only: it takes no mask for each request"
     if wanted != "auto" and (obstacle is not None or found != wanted):
         raise ConfigError(
             f"--speculative-c2t-ragged {wanted} cannot be had: {obstacle or f'the attention backend is {kind}'}; "
@@ -104,8 +104,8 @@ def _obstacle(server_args: Any, runner: Any, backend: str, masked: bool) -> str 
         return "dcp_size: each rank holds a part of the window"
     if runner.model_config.model_is_mrope:
         return "positions of three axes are laid out for the uniform window"
-    if runner.use_mla_backend and backend not in _LATENT:
-        return f"latent keys are packed on {', '.join(_LATENT)} only"
+    if runner.use_mla_backend and (masked or backend not in _LATENT):
+        return f"latent keys are packed on {', '.join(_LATENT)} only, and for chains"
     if (runner.sliding_window_size or 0) > 0 and (masked or backend not in _SLIDING):
         return f"sliding windows are packed on {', '.join(_SLIDING)} only, and for chains"
     if runner.attention_chunk_size is not None:
