@@ -120,6 +120,17 @@ srt/model_executor/model_runner.py
   ModelRunner: model, dtype, load_model, kv_cache_dtype, configure_kv_cache_dtype, device, is_draft_worker
 kernels/ops/attention/extend_attention.py
   extend_attention_fwd(q_extend, k_extend, v_extend, o_extend, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices)
+srt/layers/attention/flashinfer_mla_backend.py
+  FlashInferMLAAttnBackend.init_forward_metadata(forward_batch)
+  FlashInferMLAAttnBackend.init_forward_metadata_out_graph(forward_batch, in_capture)
+  FlashInferMLAAttnBackend._verify_graph_key
+    layout.graph_num_tokens
+srt/speculative/dflash_info.py
+  DFlashVerifyInput: draft_token, positions, draft_token_num, ragged_verify_layout
+  DFlashVerifyInput.generate_attn_arg_prefill
+    kv_indices_extra = layout.total_verify_tokens
+srt/speculative/ragged_verify.py
+  RaggedVerifyLayout: total_verify_tokens
 srt/layers/attention/flashinfer_backend.py
   FlashInferAttnBackend: workspace_buffer
   FlashInferAttnBackend.init_cuda_graph_state(max_bs, max_num_tokens)

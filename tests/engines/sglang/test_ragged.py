@@ -104,7 +104,7 @@ def test_choice(wanted: str, backend: Any, expected: str | None):
         ({"enable_return_routed_experts": True}, {}, "routed experts"),
         ({"dcp_size": 2}, {}, "dcp_size"),
         ({}, {"mrope": True}, "three axes"),
-        ({}, {"use_mla_backend": True}, "latent keys are packed on fa3, trtllm_mla, cutedsl_mla only"),
+        ({}, {"use_mla_backend": True}, "latent keys are packed on fa3, trtllm_mla, cutedsl_mla, flashinfer only"),
         ({}, {"attention_chunk_size": 8192}, "chunked"),
     ],
 )

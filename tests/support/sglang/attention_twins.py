@@ -134,3 +134,52 @@ def trtllm_decode_latent(
             values = keys[..., :kv_lora_rank]
             found[request, i], _ = _attend(query[request, i], keys, values, i + length - width, -1, bmm1_scale)
     return found
+
+
+class LatentWrapper:
+    """FlashInfer's BatchMLAPagedAttentionWrapper for pages of one token. Where rows and keys begin it knows from its
+    own last plan, as FlashInfer keeps that in a workspace of each wrapper, and slots from a buffer that wrappers share.
+    """
+
+    def __init__(self, _workspace: Tensor, *, backend: str, use_cuda_graph: bool = False, **buffers: Tensor) -> None:
+        self.buffers = buffers if use_cuda_graph else {}
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor,
+        kv_indices: Tensor,
+        kv_len_arr: Tensor,
+        num_heads: int,
+        head_dim_ckv: int,
+        head_dim_kpe: int,
+        page_size: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+    ) -> None:
+        """The lengths of the buffers are checked as FlashInfer's copies into them do."""
+        assert page_size == 1 and causal and torch.equal(kv_indptr.diff(), kv_len_arr)
+        for name, given in {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr, "kv_len_arr": kv_len_arr}.items():
+            if name in self.buffers:
+                self.buffers[name].copy_(given)
+        self.indices = kv_indices
+        if "kv_indices" in self.buffers:
+            self.indices = self.buffers["kv_indices"]
+            self.indices[: len(kv_indices)].copy_(kv_indices)
+        self.starts, self.begun, self.scale = qo_indptr.tolist(), kv_indptr.tolist(), sm_scale
+
+    def run(self, q: Tensor, q_rope: Tensor, ckv: Tensor, kpe: Tensor, *, out: Tensor) -> Tensor:
+        """q: (rows, heads, rank), q_rope: (rows, heads, rope). ckv: (slots, 1, rank), kpe: (slots, 1, rope)."""
+        out.fill_(torch.nan)
+        for request, (first, end) in enumerate(zip(self.begun, self.begun[1:], strict=False)):
+            slots = self.indices[first:end].long()
+            values = ckv[slots].expand(-1, q.shape[1], -1)
+            keys = torch.cat([values, kpe[slots].expand(-1, q.shape[1], -1)], -1)
+            start, stop = self.starts[request : request + 2]
+            for row in range(start, stop):
+                last = row - start + end - first - (stop - start)
+                asked = torch.cat([q[row], q_rope[row]], -1)
+                out[row], _ = _attend(asked, keys, values, last, -1, self.scale)
+        return out

@@ -21,7 +21,7 @@ from typing import Any
 import sgl_kernel
 import torch
 from attention_layer import attention_layer
-from attention_twins import flash_attn_with_kvcache, trtllm_decode, trtllm_decode_latent
+from attention_twins import LatentWrapper, flash_attn_with_kvcache, trtllm_decode, trtllm_decode_latent
 from torch import Tensor
 
 WIDTH, MOST, HEADS, DIM, RANK, ROPE = 7, 5, 4, 16, 32, 16
@@ -62,6 +62,8 @@ from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCuda
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout, build_capture_verify_lens  # noqa: E402
 
 from c2t_kernels import pack_ragged  # noqa: E402
+from c2t_plugin.engines.sglang.verify.backends import packing_flashinfer  # noqa: E402
+from c2t_plugin.engines.sglang.verify.flashinfer_mla import PackedFlashInferMLABackend  # noqa: E402
 from c2t_plugin.engines.sglang.verify.layout import rows_to_compute  # noqa: E402
 
 UTILS = SimpleNamespace(get_device_sm_count=lambda _: 148, get_trtllm_gen_multi_ctas_kv_counter_bytes=lambda *_: 16)
@@ -339,20 +341,11 @@ class TrtllmMla(LatentFa3):
     windowed = True
 
     def make(self) -> Any:
-        _flashinfer_stand_ins()
         decode = SimpleNamespace(trtllm_batch_decode_with_kv_cache_mla=trtllm_decode_latent)
         mla.flashinfer = SimpleNamespace(decode=decode, utils=UTILS)
-        parallel = SimpleNamespace(attn_tp_size=1, attn_dcp_size=1, dcp_enabled=False)
-        base = flashinfer_mla_backend
-        base.get_parallel = mla.get_parallel = lambda: parallel
-        base.get_schedule = mla.get_schedule = lambda: SimpleNamespace(disable_chunked_prefix_cache=True)
-        base.get_disagg = lambda: SimpleNamespace(disaggregation_mode="null")
-        base.get_exec = lambda: SimpleNamespace(kernel=SimpleNamespace(flashinfer_mla_disable_ragged=True))
-        base.get_platform = lambda: SimpleNamespace(is_sm100=True)
-        base.get_buffer = mla.get_buffer = lambda *_: torch.empty(1)
-        base.get_cuda_graph_max_batch_size = lambda size: size
-        for wrapper in ("BatchMLAPagedAttentionWrapper", "BatchPrefillWithRaggedKVCacheWrapper"):
-            setattr(base, wrapper, lambda *_, **__: SimpleNamespace())
+        mla.get_parallel = _latent_stand_ins(lambda *_, **__: SimpleNamespace())
+        mla.get_schedule = lambda: SimpleNamespace(disable_chunked_prefix_cache=True)
+        mla.get_buffer = lambda *_: torch.empty(1)
         mla.get_spec = lambda: SimpleNamespace(speculative_num_draft_tokens=WIDTH)
         mla._jit_fixup_module = lambda _: None
         mla.can_use_set_mla_kv_concat_q = mla.can_use_set_mla_kv_concat_q_fp8 = lambda *_: False
@@ -377,6 +370,48 @@ class TrtllmMla(LatentFa3):
     def queries(self, rows: int) -> tuple[Tensor, dict[str, Tensor]]:
         nope, rope = (torch.randn(rows, HEADS * size, generator=self.generator) for size in (RANK, ROPE))
         return nope, {"q_rope": rope}
+
+
+class FlashInferMla(LatentFa3):
+    """FlashInfer of latent keys, through our backend."""
+
+    def make(self) -> Any:
+        _latent_stand_ins(LatentWrapper)
+        made = flashinfer_mla_backend.FlashInferMLAAttnBackend(self.runner)
+        self.runner.server_args = SimpleNamespace(_c2t={})
+        made = packing_flashinfer(lambda _: made)(self.runner)
+        assert type(made) is PackedFlashInferMLABackend
+        return made
+
+    def view(self, layout: Any, rows: int, prefixes: list[int], slots: int) -> Any:
+        batch = super().view(layout, rows, prefixes, slots)
+        batch.seq_lens_cpu, batch.seq_lens_sum = batch.seq_lens, int(batch.seq_lens.sum())
+        batch.kv_loc_plan, batch.attn_dcp_metadata = self.translator.own_plan(batch), None
+        return batch
+
+    def tables(self, metadata: Any) -> Tensor:
+        slots: Tensor = metadata.prefill_wrapper.indices
+        return slots
+
+    def queries(self, rows: int) -> tuple[Tensor, dict[str, Tensor]]:
+        nope, rope = (torch.randn(rows, HEADS * size, generator=self.generator) for size in (RANK, ROPE))
+        return nope, {"q_rope": rope}
+
+
+def _latent_stand_ins(wrapper: Any) -> Any:
+    """What SGLang's backends of latent keys have or inherit from FlashInfer's. Returns the places of ranks."""
+    _flashinfer_stand_ins()
+    base, parallel = flashinfer_mla_backend, SimpleNamespace(attn_tp_size=1, attn_dcp_size=1, dcp_enabled=False)
+    base.get_parallel = lambda: parallel
+    base.get_schedule = lambda: SimpleNamespace(disable_chunked_prefix_cache=True)
+    base.get_disagg = lambda: SimpleNamespace(disaggregation_mode="null")
+    base.get_exec = lambda: SimpleNamespace(kernel=SimpleNamespace(flashinfer_mla_disable_ragged=True))
+    base.get_platform = lambda: SimpleNamespace(is_sm100=True)
+    base.get_buffer = lambda *_: torch.empty(1)
+    base.get_cuda_graph_max_batch_size = lambda size: size
+    base.BatchMLAPagedAttentionWrapper = wrapper
+    base.BatchPrefillWithRaggedKVCacheWrapper = lambda *_, **__: SimpleNamespace()
+    return base.get_parallel
 
 
 def _flashinfer_stand_ins() -> None:
@@ -405,6 +440,7 @@ BENCHES: dict[str, tuple[type[Bench], int, int]] = {
     "fa3_latent": (LatentFa3, 1, 96),
     "trtllm_mha": (TrtllmMha, 16, 96),
     "trtllm_mla": (TrtllmMla, 64, 128),
+    "flashinfer_mla": (FlashInferMla, 1, 96),
 }
 FAULTS = {
     "left_over_rows_to_the_last": "spare_rows",
