@@ -102,6 +102,14 @@ def test_what_fails_is_the_uniform_window(run: Any, caplog: pytest.LogCaptureFix
     assert served.c2t.configuration["self_check"]["failures"] == [OFF]
 
 
+@pytest.mark.parametrize(("failures", "expected"), [([], [{8: 5e-3, 16: 6e-3}]), ([OFF], [])])
+def test_times_of_packed_rows_that_hold_seed_the_planner(run: Any, failures: list[str], expected: list[Any]):
+    served, seeds = worker(), []
+    served.c2t.planner = SimpleNamespace(seed=seeds.append)
+    run(C2TConfig(), served, failures, microseconds={8: 5000.0, 16: 6000.0})
+    assert [pytest.approx(each) for each in seeds] == expected
+
+
 def test_what_fails_on_another_rank_fails_here(run: Any, caplog: pytest.LogCaptureFixture):
     assert run(C2TConfig(), worker(), [], everywhere=False)
     assert "another rank found a fault" in caplog.text

@@ -62,6 +62,8 @@ def at_start(worker: Any, config: C2TConfig, capture: Callable[[], None]) -> Non
             "%d sizes%s, %.1f s",
             *(place, found.worst, found.allowed, found.proved, found.tiers, behind, found.seconds),
         )
+    if not failed and worker.c2t.planner is not None and found.microseconds:
+        worker.c2t.planner.seed({rows: 1e-6 * each for rows, each in found.microseconds.items()})
     worker.c2t.configuration["self_check"] = state
     if str(worker.device).startswith("cuda"):
         torch.cuda.empty_cache()
