@@ -78,11 +78,9 @@ class MadeUp:
         for begun in range(1, PREFIXES[-1], width):
             self._window_pass(everyone, kept, torch.full((self.requests,), begun))
 
-    def batch(self, who: Tensor, kept: Tensor, *, packed: bool = False, prefixes: Tensor | None = None) -> Any:
-        """The scheduler's batch of these requests at the start of verification, with its Step.
-
-        who: (n,) int64 on the host. kept: (n,) int32 on the host, draft tokens to verify.
-        """
+    def scheduled(self, who: Tensor, prefixes: Tensor | None = None) -> Any:
+        """The scheduler's batch of these requests at the start of a step, without an input. who: (n,) int64 on the
+        host."""
         lengths = (self.prefixes if prefixes is None else prefixes)[who]
         made = ScheduleBatch(reqs=[])
         made.req_to_token_pool, made.token_to_kv_pool_allocator = self._runner.req_to_token_pool, self._allocator
@@ -92,6 +90,15 @@ class MadeUp:
         made.seq_lens_sum, made.orig_seq_lens = int(lengths.sum()), made.seq_lens.int()
         made.req_pool_indices = (who + 1).to(self.device)
         made.multimodal_inputs, made.return_logprob = [None] * len(who), False
+        return made
+
+    def batch(self, who: Tensor, kept: Tensor, *, packed: bool = False, prefixes: Tensor | None = None) -> Any:
+        """The scheduler's batch of these requests at the start of verification, with its Step.
+
+        who: (n,) int64 on the host. kept: (n,) int32 on the host, draft tokens to verify.
+        """
+        made = self.scheduled(who, prefixes)
+        lengths = made.seq_lens_cpu
         width = self._worker.speculative_num_draft_tokens
         at = lengths[:, None] + torch.arange(width)
         places = who[:, None].to(self.device), at.to(self.device)
