@@ -26,7 +26,7 @@ MODES = ("chain", "tree")
 UNIFORM = ("off", "full")
 # Of PACKING, those that take a mask for each request; the others pack chains only.
 MASKED = ("triton", "flashinfer", "fa3", "cpu")
-PACKING = (*MASKED, "trtllm_mha", "trtllm_mla", "cutedsl_mla")
+PACKING = (*MASKED, "trtllm_mha", "trtllm_mla", "cutedsl_mla", "flashmla")
 RAGGED = ("auto", *PACKING, *UNIFORM)
 LAGGED = "lagged"
 PLANS = (AUTO, "sync", LAGGED)

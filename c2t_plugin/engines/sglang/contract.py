@@ -125,6 +125,10 @@ srt/layers/attention/flashinfer_mla_backend.py
   FlashInferMLAAttnBackend.init_forward_metadata_out_graph(forward_batch, in_capture)
   FlashInferMLAAttnBackend._verify_graph_key
     layout.graph_num_tokens
+srt/layers/attention/flashmla_backend.py
+  FlashMLABackend: num_draft_tokens
+  FlashMLABackend.forward_extend(q, k, v, layer, forward_batch)
+    q.view(bs, -1, layer.tp_q_head_num, layer.head_dim)
 srt/speculative/dflash_info.py
   DFlashVerifyInput: draft_token, positions, draft_token_num, ragged_verify_layout
   DFlashVerifyInput.generate_attn_arg_prefill

@@ -104,7 +104,11 @@ def test_choice(wanted: str, backend: Any, expected: str | None):
         ({"enable_return_routed_experts": True}, {}, "routed experts"),
         ({"dcp_size": 2}, {}, "dcp_size"),
         ({}, {"mrope": True}, "three axes"),
-        ({}, {"use_mla_backend": True}, "latent keys are packed on fa3, trtllm_mla, cutedsl_mla, flashinfer only"),
+        (
+            {},
+            {"use_mla_backend": True},
+            "cutedsl_mla, flashinfer, flashmla only, and for",
+        ),
         ({}, {"attention_chunk_size": 8192}, "chunked"),
     ],
 )

@@ -183,3 +183,28 @@ class LatentWrapper:
                 asked = torch.cat([q[row], q_rope[row]], -1)
                 out[row], _ = _attend(asked, keys, values, last, -1, self.scale)
         return out
+
+
+def flash_mla_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    block_table: Tensor,
+    cache_seqlens: Tensor,
+    head_dim_v: int,
+    tile_scheduler_metadata: Tensor,
+    num_splits: Tensor,
+    softmax_scale: float,
+    causal: bool,
+) -> tuple[Tensor, None]:
+    """q: (requests, width, heads, rank + rope). k_cache: (pages, page, 1, rank + rope). Its schedule, made for other
+    lengths, would leave keys out: it is those lengths here."""
+    assert causal and torch.equal(tile_scheduler_metadata[: len(q), 0], cache_seqlens) and len(num_splits) == len(q) + 1
+    found = trtllm_decode_latent(
+        query=q,
+        kv_cache=k_cache.transpose(1, 2),
+        block_tables=block_table,
+        seq_lens=cache_seqlens,
+        bmm1_scale=softmax_scale,
+        kv_lora_rank=head_dim_v,
+    )
+    return found, None

@@ -17,11 +17,18 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import sgl_kernel
 import torch
 from attention_layer import attention_layer
-from attention_twins import LatentWrapper, flash_attn_with_kvcache, trtllm_decode, trtllm_decode_latent
+from attention_twins import (
+    LatentWrapper,
+    flash_attn_with_kvcache,
+    flash_mla_with_kvcache,
+    trtllm_decode,
+    trtllm_decode_latent,
+)
 from torch import Tensor
 
 WIDTH, MOST, HEADS, DIM, RANK, ROPE = 7, 5, 4, 16, 32, 16
@@ -62,7 +69,7 @@ from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCuda
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout, build_capture_verify_lens  # noqa: E402
 
 from c2t_kernels import pack_ragged  # noqa: E402
-from c2t_plugin.engines.sglang.verify.backends import packing_flashinfer  # noqa: E402
+from c2t_plugin.engines.sglang.verify.backends import packing_flashinfer, packing_flashmla  # noqa: E402
 from c2t_plugin.engines.sglang.verify.flashinfer_mla import PackedFlashInferMLABackend  # noqa: E402
 from c2t_plugin.engines.sglang.verify.layout import rows_to_compute  # noqa: E402
 
@@ -272,6 +279,8 @@ class Bench:
         own = captured.spec_info.ragged_verify_layout
         runner = SimpleNamespace(_captured_ragged_layouts={rows: own}, captured_req_width=WIDTH)
         DecodeCudaGraphRunner._stage_ragged_verify_layout(runner, batch.spec_info.ragged_verify_layout, rows)
+        # the runner's buffers
+        captured.seq_lens.copy_(batch.seq_lens)
         self.backend.init_forward_metadata_out_graph(batch)
         # what a graph has captured stays: only what lies behind its addresses is new
         self.keep(metadata)
@@ -398,6 +407,48 @@ class FlashInferMla(LatentFa3):
         return nope, {"q_rope": rope}
 
 
+class FlashMla(LatentFa3):
+    """FlashMLA, through our backend, which pads to a window around the kernel."""
+
+    windowed = True
+
+    def make(self) -> Any:
+        flash_mla = types.ModuleType("flash_mla")
+        interface = types.ModuleType("flash_mla.flash_mla_interface")
+        flash_mla.fused_norm_rope_attn_rope_cast = interface.FlashMLASchedMeta = None  # type: ignore[attr-defined]
+        sys.modules |= {"flash_mla": flash_mla, "flash_mla.flash_mla_interface": interface}
+        from sglang.srt.layers.attention import flashmla_backend as base
+
+        _latent_stand_ins(lambda *_, **__: SimpleNamespace())
+        base.get_parallel = flashinfer_mla_backend.get_parallel
+        base.get_spec = lambda: SimpleNamespace(speculative_num_draft_tokens=WIDTH)
+        base.flash_mla_with_kvcache, base.get_mla_metadata = flash_mla_with_kvcache, self.schedule
+        made = base.FlashMLABackend(self.runner)
+        self.runner.server_args = SimpleNamespace(_c2t={})
+        return packing_flashmla(lambda _: made)(self.runner)
+
+    @staticmethod
+    def schedule(lengths: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """For as many parts of the GPU as there can be requests; the lengths are what it is made of."""
+        made = torch.zeros(MOST, 8, dtype=torch.int32)
+        made[: len(lengths), 0] = lengths
+        return made, torch.arange(len(lengths) + 1, dtype=torch.int32)
+
+    def captures(self) -> None:
+        properties = SimpleNamespace(multi_processor_count=2 * MOST)
+        with (
+            patch.object(torch.cuda, "get_device_properties", lambda _: properties),
+            patch.object(torch, "full", on_the_cpu(torch.full)),
+            patch.object(torch, "empty", on_the_cpu(torch.empty)),
+            patch.object(torch, "ones", on_the_cpu(torch.ones)),
+        ):
+            super().captures()
+
+    def tables(self, metadata: Any) -> Tensor:
+        table: Tensor = metadata.block_kv_indices
+        return table
+
+
 def _latent_stand_ins(wrapper: Any) -> Any:
     """What SGLang's backends of latent keys have or inherit from FlashInfer's. Returns the places of ranks."""
     _flashinfer_stand_ins()
@@ -441,6 +492,7 @@ BENCHES: dict[str, tuple[type[Bench], int, int]] = {
     "trtllm_mha": (TrtllmMha, 16, 96),
     "trtllm_mla": (TrtllmMla, 64, 128),
     "flashinfer_mla": (FlashInferMla, 1, 96),
+    "flashmla": (FlashMla, 64, 128),
 }
 FAULTS = {
     "left_over_rows_to_the_last": "spare_rows",

@@ -20,7 +20,7 @@ from c2t_plugin.engines.sglang.verify.choice import verifier
 # Tokens before the windows: few, so that one wrong key weighs, and more than a page of 16.
 PREFIXES = (1, 2, 3, 5, 8, 13, 21, 34)
 # Backends whose kernel gets a window of each request, however many of its places have a row.
-WINDOWED = ("trtllm_mla", "cutedsl_mla")
+WINDOWED = ("trtllm_mla", "cutedsl_mla", "flashmla")
 # What stands in for NaN where that spreads from what is weighed with 0.
 LOUD = 256.0
 # NaN in both formats of 8 bits.

@@ -47,6 +47,21 @@ def packing_flashinfer(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return create
 
 
+def packing_flashmla(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same for FlashMLA's."""
+
+    @functools.wraps(stock)
+    def create(runner: Any) -> Any:
+        backend, config = stock(runner), args.config_of(runner.server_args)
+        if config.mode == "chain" and config.ragged in ("auto", "flashmla") and not runner.is_draft_worker:
+            from c2t_plugin.engines.sglang.verify.flashmla import PackedFlashMLABackend
+
+            backend.__class__ = PackedFlashMLABackend
+        return backend
+
+    return create
+
+
 def packing_fa3(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """SGLang's factory of FlashAttention 3 backends, which then makes ours where they pack trees; chains they pack as
     they are."""

@@ -33,7 +33,7 @@ _STOCK = {
     "CuteDslMLABackend": "cutedsl_mla",
 }
 # Those that verify latent keys, and sliding windows, by each request's own length.
-_LATENT = ("fa3", "trtllm_mla", "cutedsl_mla", "flashinfer")
+_LATENT = ("fa3", "trtllm_mla", "cutedsl_mla", "flashinfer", "flashmla")
 _SLIDING = ("fa3", "trtllm_mha", "triton")
 
 
