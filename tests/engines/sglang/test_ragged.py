@@ -257,3 +257,18 @@ def test_other_forwards_of_the_target_are_left_alone():
         assert target.forward_batch_generation is not own
     target.forward_batch_generation("prefill", capture_hidden_mode="full")
     assert calls == [(("prefill",), {"capture_hidden_mode": "full"})]
+
+
+@pytest.mark.parametrize(("nodes_alone", "changes", "again"), [(True, {"mrope": True}, 1), (False, {"mrope": True}, 0)])
+def test_masks_without_a_prefix_are_left_where_the_window_is_verified(
+    nodes_alone: bool, changes: dict[str, Any], again: int
+):
+    """SGLang's kernel would read other trees' bits in them."""
+    backend, made = PackedFa3(), []
+    backend.c2t_nodes_alone = nodes_alone
+    target = SimpleNamespace(model_runner=runner(backend, **changes), init_attention_backends=lambda: made.append(1))
+    target.model_runner.spec_algorithm = SimpleNamespace()
+    record = SimpleNamespace(_c2t={"mode": "tree"})
+    assert start(C2TConfig(mode="tree"), record, target) is None
+    assert len(made) == again
+    assert record._c2t == {"mode": "tree"} | ({"ragged": "off"} if again else {})

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
-from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from sglang.srt.speculative.eagle_worker_common import build_eagle_verify_input
 from torch import Tensor
 
@@ -159,7 +158,7 @@ class MadeUp:
         backend = verifier(self._runner.attn_backend)
         own = getattr(backend, "_verify_mask", None)
         # ours has no columns of the prefix, which SGLang's kernel reads
-        if own is not None and hasattr(backend, "c2t_ragged") and own.mode == TreeMaskMode.QLEN_ONLY:
+        if getattr(backend, "c2t_nodes_alone", False):
             backend._verify_mask = None
         try:
             forward_batch = self.uniform(self.batch(who, kept, prefixes=prefixes))

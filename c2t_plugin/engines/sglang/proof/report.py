@@ -112,11 +112,7 @@ def _shapes(worker: Any) -> Shapes:
 
 def _unpack(worker: Any, capture: Callable[[], None]) -> None:
     """Start over from the attention backends, with the uniform window in the place of packed rows."""
-    options = args.flags_of(worker.server_args)
-    if options is None:
-        options = {}
-        setattr(worker.server_args, args.ATTRIBUTE, options)
-    options["ragged"] = OFF
+    args.override(worker.server_args, "ragged", OFF)
     target = worker.target_worker
     target.model_runner.spec_algorithm.packing = None
     os.environ.pop("SGLANG_RAGGED_VERIFY_MODE", None)

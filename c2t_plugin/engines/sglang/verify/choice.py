@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from c2t_plugin.config import MASKED, TREE_ATTENTION, UNIFORM, C2TConfig
+from c2t_plugin.config import MASKED, OFF, TREE_ATTENTION, UNIFORM, C2TConfig
+from c2t_plugin.engines.sglang import args
 from c2t_plugin.engines.sglang.patches import PATCHES
 from c2t_plugin.engines.sglang.verify.packing import PackedVerify
 from c2t_plugin.errors import ConfigError
@@ -153,6 +154,10 @@ def start(config: C2TConfig, server_args: Any, target_worker: Any) -> PackedVeri
     prepare(runner.spec_algorithm, choice)
     if choice.backend is None:
         logger.info("C2T: verification over the uniform width (%s)", choice.reason)
+        if getattr(verifier(runner.attn_backend), "c2t_nodes_alone", False):
+            # SGLang's kernels would read the columns of the prefix that our backend's masks lack
+            args.override(server_args, "ragged", OFF)
+            target_worker.init_attention_backends()
         return None
     kernel = f", kernel {verifier(runner.attn_backend).c2t_kernel}" if choice.backend == "triton" else ""
     logger.info("C2T: verification of kept tokens only, ragged %s (%s%s)", choice.backend, choice.reason, kernel)

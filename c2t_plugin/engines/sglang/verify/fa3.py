@@ -29,6 +29,8 @@ class PackedFa3Backend(FlashAttentionBackend):
     """Packs trees where a verify input has a layout, and SGLang's own in everything else."""
 
     c2t_ragged = "fa3"
+    # its masks have no columns of the prefix
+    c2t_nodes_alone = True
 
     # (rows,) bool of the running verify forward, True for padding; None where nothing is packed.
     _padding: Tensor | None = None
