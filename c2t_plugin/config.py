@@ -25,8 +25,8 @@ MODES = ("chain", "tree")
 # Of RAGGED, those that verify the uniform window.
 UNIFORM = ("off", "full")
 # Of PACKING, those that take a mask for each request; the others pack chains only.
-MASKED = ("triton", "flashinfer", "cpu")
-PACKING = (*MASKED, "fa3", "trtllm_mha", "trtllm_mla", "cutedsl_mla")
+MASKED = ("triton", "flashinfer", "fa3", "cpu")
+PACKING = (*MASKED, "trtllm_mha", "trtllm_mla", "cutedsl_mla", "flashmla")
 RAGGED = ("auto", *PACKING, *UNIFORM)
 LAGGED = "lagged"
 PLANS = (AUTO, "sync", LAGGED)

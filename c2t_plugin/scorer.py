@@ -140,6 +140,10 @@ class ChainScorer(DraftScorer):
             return confidence
         return torch.stack([confidence, self._log_prob[:rows, : self._step]], dim=-1)
 
+    def joint_log_prob(self, rows: int) -> Tensor:
+        """(rows,) float32 view: the logarithm of the draft's own probability of each whole chain."""
+        return self._state.joint_log_prob[:rows]
+
     def stats(self, rows: int) -> Tensor | None:
         """(rows, steps scored, 4) of them."""
         return None if self._stats is None else self._stats[:rows, : self._step].clone()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import mean, median
@@ -19,7 +20,8 @@ WARM_UP = 2
 class CostProfile:
     """Has the first steps of every size of batch (up to 1 request, 2, 4, 8, ...) draft and verify chains of each length
     in turn, and measures them. A size between two that are known is not measured: the curve between their points is
-    good enough, and such batches are often the short end of a larger one.
+    good enough, and such batches are often the short end of a larger one. Passes larger than any that was measured go
+    on as those did that the server timed at start, if it did.
 
     The device is waited for in those steps only. Output does not depend on how much is verified.
 
@@ -34,6 +36,12 @@ class CostProfile:
         default_factory=lambda: {"verify": [], "draft": [], "draft_extend": []}
     )
     _measuring: bool = False
+    _at_start: Mapping[int, float] = field(default_factory=dict)
+
+    def seed(self, seconds: Mapping[int, float]) -> None:
+        """What verify passes of so many tokens took before there were requests. Only how they differ is used, since
+        steps do more than those passes did."""
+        self._at_start = dict(sorted(seconds.items()))
 
     def length(self, requests: int) -> int | None:
         """To be asked before each step: the length that all its chains are to have, or None."""
@@ -79,21 +87,41 @@ class CostProfile:
         if not known or not all(self._samples.values()):
             return None
         return CostCurve(
-            verify=_points(self._samples["verify"]),
-            draft=_points(self._samples["draft"]),
+            verify=_two(self._continued(_points(self._samples["verify"]))),
+            draft=_two(_points(self._samples["draft"])),
             draft_extend=median(seconds for _, seconds in self._samples["draft_extend"]),
         )
 
+    def _continued(self, points: dict[int, float]) -> dict[int, float]:
+        largest = max(points)
+        beyond = {count: seconds for count, seconds in self._at_start.items() if count > largest}
+        if beyond:
+            there = _between(self._at_start, largest)
+            points |= {count: max(points[largest], points[largest] + s - there) for count, s in beyond.items()}
+        return points
 
-def _points(samples: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+
+def _points(samples: Sequence[tuple[int, float]]) -> dict[int, float]:
     """One point of every REPEATS or more samples of neighbouring counts: a single odd measurement would bend all."""
     groups: list[list[tuple[int, float]]] = [[]]
     for sample in sorted(samples):
         if len(groups[-1]) >= REPEATS and sample[0] != groups[-1][-1][0]:
             groups.append([])
         groups[-1].append(sample)
-    points = {round(mean(count for count, _ in group)): median(s for _, s in group) for group in groups}
+    return {round(mean(count for count, _ in group)): median(s for _, s in group) for group in groups}
+
+
+def _two(points: dict[int, float]) -> tuple[tuple[int, float], ...]:
+    """At least two, rising: of one size only, no larger batch is known to cost more."""
     if len(points) == 1:
-        # of one size only: no larger batch is known to cost more
-        points |= {2 * count: seconds for count, seconds in points.items()}
+        points = points | {2 * count: seconds for count, seconds in points.items()}
     return tuple(sorted(points.items()))
+
+
+def _between(points: Mapping[int, float], at: int) -> float:
+    """On the line between two points, rising counts of which one is not below `at`; left of the first, as there."""
+    counts = list(points)
+    right = bisect_left(counts, at)
+    left = max(right - 1, 0)
+    share = (at - counts[left]) / (counts[right] - counts[left]) if right else 0.0
+    return points[counts[left]] + share * (points[counts[right]] - points[counts[left]])

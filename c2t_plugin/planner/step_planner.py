@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,6 +136,11 @@ class StepPlanner:
         """How many tokens the target's pass of the step at hand has."""
         if self._pace is not None:
             self._pace.verifies(rows)
+
+    def seed(self, seconds: Mapping[int, float]) -> None:
+        """See CostProfile.seed; a curve that is given holds."""
+        if self._profile is not None:
+            self._profile.seed(seconds)
 
     def took(self, part: str, count: int, seconds: float) -> None:
         """See CostProfile.took."""

@@ -82,7 +82,7 @@ def test_beta_inside_it(beta: object):
         ({"trace_share": "1.01"}, "trace_share must be a number above 0 and at most 1, got 1.01"),
         ({"trace_share": "some"}, "trace_share must be a number, got 'some'"),
         ({"mode": "forest"}, "mode must be one of chain, tree"),
-        ({"ragged": "fast"}, "ragged must be one of auto, triton, flashinfer, cpu, fa3, trtllm_mha, trtllm_mla"),
+        ({"ragged": "fast"}, "ragged must be one of auto, triton, flashinfer, fa3, cpu, trtllm_mha, trtllm_mla"),
         ({"plan": "late"}, "plan must be one of auto, sync, lagged, got 'late'"),
         ({"plan": "lagged", "mode": "tree"}, "plan lagged clips chains: set the mode to chain, or leave the plan out"),
         ({"request_settings": "some"}, "request_settings must be one of all, lower, none, got 'some'"),

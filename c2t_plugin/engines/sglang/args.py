@@ -102,6 +102,12 @@ def flags_of(server_args: Any) -> dict[str, Any] | None:
     return getattr(server_args, ATTRIBUTE, _parsed)
 
 
+def override(server_args: Any, name: str, value: Any) -> None:
+    """Have this record's C2T option say something else from now on."""
+    options = dict(flags_of(server_args) or {})
+    setattr(server_args, ATTRIBUTE, {**options, name: value})
+
+
 def asks_for_c2t(server_args: Any) -> bool:
     """Whether this record selects one of C2T's algorithms, be it resolved already or not."""
     return str(getattr(server_args, "speculative_algorithm", None)).upper().startswith("C2T")

@@ -120,6 +120,21 @@ srt/model_executor/model_runner.py
   ModelRunner: model, dtype, load_model, kv_cache_dtype, configure_kv_cache_dtype, device, is_draft_worker
 kernels/ops/attention/extend_attention.py
   extend_attention_fwd(q_extend, k_extend, v_extend, o_extend, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices)
+srt/layers/attention/flashinfer_mla_backend.py
+  FlashInferMLAAttnBackend.init_forward_metadata(forward_batch)
+  FlashInferMLAAttnBackend.init_forward_metadata_out_graph(forward_batch, in_capture)
+  FlashInferMLAAttnBackend._verify_graph_key
+    layout.graph_num_tokens
+srt/layers/attention/flashmla_backend.py
+  FlashMLABackend: num_draft_tokens
+  FlashMLABackend.forward_extend(q, k, v, layer, forward_batch)
+    q.view(bs, -1, layer.tp_q_head_num, layer.head_dim)
+srt/speculative/dflash_info.py
+  DFlashVerifyInput: draft_token, positions, draft_token_num, ragged_verify_layout
+  DFlashVerifyInput.generate_attn_arg_prefill
+    kv_indices_extra = layout.total_verify_tokens
+srt/speculative/ragged_verify.py
+  RaggedVerifyLayout: total_verify_tokens
 srt/layers/attention/flashinfer_backend.py
   FlashInferAttnBackend: workspace_buffer
   FlashInferAttnBackend.init_cuda_graph_state(max_bs, max_num_tokens)
@@ -241,6 +256,17 @@ srt/layers/attention/verify_mask.py
 srt/layers/attention/triton_backend.py
   TritonAttnBackend._update_target_verify_buffers
     self._verify_mask.buffer
+srt/layers/attention/flashattention_backend.py
+  FlashAttentionBackend: target_verify_metadata_topk_normal, target_verify_metadata_topk_expand, _verify_mask
+  FlashAttentionBackend: has_swa, has_local_attention, use_mla, req_to_token, max_context_len
+  FlashAttentionBackend.init_cuda_graph_state(max_bs, max_num_tokens)
+  FlashAttentionBackend.init_forward_metadata(forward_batch)
+  FlashAttentionBackend.init_forward_metadata_out_graph(forward_batch, in_capture)
+  FlashAttentionBackend.forward_extend
+    cache_seqlens=self.forward_metadata_spec_decode_expand.cache_seqlens_int32
+    o, _ = merge_state_v2_wrapper(
+  FlashAttentionMetadata: cache_seqlens_int32, max_seq_len_q, cu_seqlens_q, cu_seqlens_k, page_table
+  build_trtllm_mha_page_table
 srt/model_executor/forward_context.py
   ForwardContext: attn_backend
   forward_context

@@ -182,6 +182,20 @@ PATCHES = Table(
             ours=f"{_OURS}.verify.backends:packing_flashinfer",
         ),
         Patch(
+            "sglang.srt.layers.attention.attention_registry:ATTENTION_BACKENDS.fa3",
+            why="it verifies trees of different sizes, SGLang fills in one",
+            until="SGLang's FlashAttention backend reads a verify input's layout for trees too",
+            when=WORKER,
+            ours=f"{_OURS}.verify.backends:packing_fa3",
+        ),
+        Patch(
+            "sglang.srt.layers.attention.attention_registry:ATTENTION_BACKENDS.flashmla",
+            why="its kernel takes one length, around which packed rows can be padded",
+            until="SGLang's FlashMLA backend reads a verify input's layout",
+            when=WORKER,
+            ours=f"{_OURS}.verify.backends:packing_flashmla",
+        ),
+        Patch(
             f"{_RUNNER}.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.get_spec_info",
             why="target graphs are captured with a layout for SGLang's own algorithms only",
             until="SGLang asks supports_ragged_verify here too",

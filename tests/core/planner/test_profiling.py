@@ -103,3 +103,27 @@ def test_one_odd_measurement_bends_nothing(machine: Machine):
                 machine.now += 1000.0
         machine.step(1)
     assert max(seconds for _, seconds in machine.profile.curve().verify) < 2.0
+
+
+def test_passes_larger_than_any_measured_go_on_as_at_start(machine: Machine):
+    """Whose passes took less than those of steps, all by as much."""
+    sizes = (1, 2, 4, 8, 16, 32, 64)
+    machine.profile.seed({size: float(machine.curve.verify_s(torch.tensor(size))) - 0.5 for size in sizes})
+    for _ in range(machine.profile.steps_per_size):
+        machine.step(1)
+    found = machine.profile.curve()
+    assert [tokens for tokens, _ in found.verify] == [1, 2, 3, 4, 8, 16, 32, 64]
+    for tokens, seconds in found.verify:
+        assert seconds == pytest.approx(float(machine.curve.verify_s(torch.tensor(tokens))))
+
+
+def test_what_is_measured_counts_whatever_the_start_said(machine: Machine):
+    machine.profile.seed({1: 90.0, 2: 50.0, 3: 70.0, 4: 60.0, 64: 1.0})
+    for _ in range(machine.profile.steps_per_size):
+        machine.step(1)
+    found = dict(machine.profile.curve().verify)
+    assert {tokens: seconds for tokens, seconds in found.items() if tokens <= 4} == pytest.approx(
+        {tokens: float(machine.curve.verify_s(torch.tensor(tokens))) for tokens in (1, 2, 3, 4)}
+    )
+    # no larger pass is known to be quicker than a smaller one
+    assert found[64] == found[4]

@@ -121,6 +121,14 @@ def test_the_release_is_that_one(served: SimpleNamespace):
     assert served.version == RELEASE
 
 
+def test_what_is_served_was_proved_at_start(served: SimpleNamespace):
+    proved = served.state["configuration"]["self_check"]
+    assert (proved["failures"], proved["kernels"]) == ([], [])
+    # statistics are those of chains
+    assert proved["draft"] == {"compared": proved["draft"]["compared"]}
+    assert (proved["draft"]["compared"] > 1) == (served.mode != "tree")
+
+
 def test_output_is_plain_decodings(served: SimpleNamespace, setting: SimpleNamespace):
     plain = [list(setting.forest.plain(prompt)) for prompt in setting.prompts]
     assert [[each["output_ids"] for each in answers] for answers in served.answers.values()] == [plain, plain]

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,20 +17,31 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
 from tests.support.places import SGLANG  # noqa: E402
 
-BACKENDS = ("fa3", "fa3_pages_of_16", "fa3_latent", "trtllm_mha", "trtllm_mla")
+BACKENDS = ("fa3", "fa3_pages_of_16", "fa3_latent", "trtllm_mha", "trtllm_mla", "flashinfer_mla", "flashmla")
 CASES = ("pad_slots", "whole", "spare_rows", "one_request", "eager", "eager_of_all")
 FAULTS = ("left_over_rows_to_the_last", "a_stale_page_table", "lengths_of_another_step", "a_request_reads_slot_0")
+PAGES = ("1", "4")
+TREES = ("pad_slots", "whole", "spare_rows", "roots_only", "one_request", "eager", "eager_of_all")
+TREE_FAULTS = (
+    *("mask_offset_of_the_neighbour", "nodes_of_the_row_above", "a_stale_page_table", "lengths_of_another_step"),
+    *("a_request_reads_slot_0", "left_over_rows_to_the_last"),
+    *("mask_offset_of_the_neighbour_eager", "lengths_of_another_step_eager"),
+)
 # float32 sums of some tens of terms in another order
 TOLERANCE = 5e-6
 
 
+def run(program: str, folder: Path) -> Any:
+    """Triton reads the variable when a kernel is imported, hence a process of its own."""
+    output = folder / "found.json"
+    env = cpu_engine_env({**os.environ, "TRITON_INTERPRET": "1"})
+    subprocess.run([sys.executable, SGLANG / program, output], env=env, check=True, timeout=600)
+    return json.loads(output.read_text())
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float]]:
-    """Triton reads the variable when a kernel is imported, hence a process of its own."""
-    output = tmp_path_factory.mktemp("packed") / "found.json"
-    env = cpu_engine_env({**os.environ, "TRITON_INTERPRET": "1"})
-    subprocess.run([sys.executable, SGLANG / "packed_program.py", output], env=env, check=True, timeout=600)
-    loaded: dict[str, dict[str, float]] = json.loads(output.read_text())
+    loaded: dict[str, dict[str, float]] = run("packed_program.py", tmp_path_factory.mktemp("packed"))
     assert tuple(loaded) == BACKENDS and all(tuple(each) == (*CASES, *FAULTS) for each in loaded.values())
     return loaded
 
@@ -43,6 +56,40 @@ def test_each_request_attends_to_its_own_rows(found: dict[str, dict[str, float]]
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_planted_fault_is_seen(found: dict[str, dict[str, float]], backend: str, fault: str):
-    if (backend, fault) == ("trtllm_mla", "left_over_rows_to_the_last"):
-        pytest.skip("SGLang caps a request's rows at the window there, and drops the others")
+    if fault == "left_over_rows_to_the_last" and backend in ("trtllm_mla", "flashinfer_mla", "flashmla"):
+        pytest.skip("SGLang gives no request more rows there: it drops them, or they are nobody's")
     assert found[backend][fault] > 0.01
+
+
+@pytest.fixture(scope="module")
+def trees_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    loaded: dict[str, Any] = run("packed_trees_program.py", tmp_path_factory.mktemp("trees"))
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def trees(trees_run: dict[str, Any]) -> dict[str, dict[str, tuple[float, float]]]:
+    loaded: dict[str, dict[str, tuple[float, float]]] = trees_run["found"]
+    assert tuple(loaded) == PAGES and all(tuple(each) == (*TREES, *TREE_FAULTS) for each in loaded.values())
+    return loaded
+
+
+def test_fa3_is_ours_for_trees_alone(trees_run: dict[str, Any]):
+    """And where its metadata is what we fill."""
+    names = ("chains", "trees_off", "top_k_of_1", "latent", "sliding", "fa4")
+    assert trees_run["built"] == {"trees": "PackedFa3Backend", **dict.fromkeys(names, "FlashAttentionBackend")}
+
+
+@pytest.mark.parametrize("case", TREES)
+@pytest.mark.parametrize("page", PAGES)
+def test_each_node_of_fa3_attends_to_its_own_ancestors(trees: dict[str, Any], page: str, case: str):
+    """With NaN in every key that is no node's of the pass and behind no prefix; rows of nobody are 0."""
+    distance, padding = trees[page][case]
+    assert distance < TOLERANCE
+    assert padding == 0.0
+
+
+@pytest.mark.parametrize("fault", TREE_FAULTS)
+@pytest.mark.parametrize("page", PAGES)
+def test_a_planted_fault_of_trees_is_seen(trees: dict[str, Any], page: str, fault: str):
+    assert trees[page][fault][0] > 0.01

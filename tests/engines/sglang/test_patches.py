@@ -21,7 +21,7 @@ from c2t_plugin.errors import ContractError  # noqa: E402
 
 WHEELS = Path(__file__).resolve().parents[3] / ".venv" / "wheels"
 # An item of a dictionary is looked for by the dictionary's name.
-ITEMS = ("triton", "flashinfer")
+ITEMS = ("triton", "flashinfer", "fa3", "flashmla")
 
 
 def symbol_of(target: str) -> EngineSymbol:

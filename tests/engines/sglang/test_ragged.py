@@ -50,6 +50,10 @@ class RaggedFlashInfer:
     c2t_ragged = "flashinfer"
 
 
+class PackedFa3:
+    c2t_ragged = "fa3"
+
+
 class FlashInferAttnBackend:
     """By its name alone SGLang's own, which `install` replaces where it is asked to."""
 
@@ -100,7 +104,11 @@ def test_choice(wanted: str, backend: Any, expected: str | None):
         ({"enable_return_routed_experts": True}, {}, "routed experts"),
         ({"dcp_size": 2}, {}, "dcp_size"),
         ({}, {"mrope": True}, "three axes"),
-        ({}, {"use_mla_backend": True}, "latent keys are packed on fa3, trtllm_mla, cutedsl_mla only"),
+        (
+            {},
+            {"use_mla_backend": True},
+            "cutedsl_mla, flashinfer, flashmla only, and for",
+        ),
         ({}, {"attention_chunk_size": 8192}, "chunked"),
     ],
 )
@@ -145,8 +153,11 @@ def test_trees_are_packed_where_a_request_has_a_mask_of_its_own():
         "triton", "attention backend RaggedAttention", masked=True
     )
     assert not choose(C2TConfig(), record, runner(RaggedAttention())).masked
+    choice = choose(trees, record, runner(PackedFa3()))
+    assert (choice.backend, choice.masked) == ("fa3", True)
     choice = choose(trees, record, runner(FlashAttentionBackend(3)))
     assert (choice.backend, "fa3 packs chains only" in choice.reason) == (None, True)
+    assert "for chains" in choose(trees, record, runner(PackedFa3(), use_mla_backend=True)).reason
     with pytest.raises(ConfigError, match="ragged fa3 cannot be had: fa3 packs chains only"):
         choose(C2TConfig(mode="tree", ragged="fa3"), record, runner(FlashAttentionBackend(3)))
 
@@ -246,3 +257,18 @@ def test_other_forwards_of_the_target_are_left_alone():
         assert target.forward_batch_generation is not own
     target.forward_batch_generation("prefill", capture_hidden_mode="full")
     assert calls == [(("prefill",), {"capture_hidden_mode": "full"})]
+
+
+@pytest.mark.parametrize(("nodes_alone", "changes", "again"), [(True, {"mrope": True}, 1), (False, {"mrope": True}, 0)])
+def test_masks_without_a_prefix_are_left_where_the_window_is_verified(
+    nodes_alone: bool, changes: dict[str, Any], again: int
+):
+    """SGLang's kernel would read other trees' bits in them."""
+    backend, made = PackedFa3(), []
+    backend.c2t_nodes_alone = nodes_alone
+    target = SimpleNamespace(model_runner=runner(backend, **changes), init_attention_backends=lambda: made.append(1))
+    target.model_runner.spec_algorithm = SimpleNamespace()
+    record = SimpleNamespace(_c2t={"mode": "tree"})
+    assert start(C2TConfig(mode="tree"), record, target) is None
+    assert len(made) == again
+    assert record._c2t == {"mode": "tree"} | ({"ragged": "off"} if again else {})

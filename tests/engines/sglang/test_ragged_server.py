@@ -181,6 +181,7 @@ def test_the_server_says_which_one_runs(served: SimpleNamespace, setting: Simple
 def test_packed_rows_were_proved_at_start(served: SimpleNamespace):
     proved = served.state["auto"]["configuration"]["self_check"]
     assert (proved["failures"], proved["kernels"], proved["device"]) == ([], [], "cpu")
+    assert set(proved["draft"]) == {"compared"} and proved["draft"]["compared"] > 1
     assert proved["proved"] == proved["tiers"] > 1 and proved["poison"]
     assert 0.0 <= proved["worst"] <= proved["allowed"] < 0.01
     # nothing is packed over the uniform window, so the kernels alone are

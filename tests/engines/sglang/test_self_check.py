@@ -28,9 +28,9 @@ def proof(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The modules of the self-check, which import SGLang's."""
     monkeypatch.syspath_prepend(str(SITE))
     from c2t_plugin.engines.sglang import ranks, startup
-    from c2t_plugin.engines.sglang.proof import packed, report
+    from c2t_plugin.engines.sglang.proof import drafted, packed, report
 
-    return SimpleNamespace(packed=packed, report=report, ranks=ranks, startup=startup)
+    return SimpleNamespace(drafted=drafted, packed=packed, report=report, ranks=ranks, startup=startup)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,10 @@ def run(proof: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def at_start(config: C2TConfig, on: Any, failures: list[str], *kernels: Checked, **said: Any) -> bool:
         unpacked: list[Any] = []
-        everywhere = said.pop("everywhere", True)
+        everywhere, draft = said.pop("everywhere", True), said.pop("draft", lambda _: (None, 8))
         found = proof.packed.Findings(failures=failures, proved=3, tiers=4, poison=math.nan, **said)
         monkeypatch.setattr(proof.report, "prove", lambda _: found)
+        monkeypatch.setattr(proof.report, "compare", draft)
         monkeypatch.setattr(proof.report, "check", lambda *_, **__: iter(kernels))
         monkeypatch.setattr(proof.report, "_shapes", lambda _: None)
         monkeypatch.setattr(proof.report, "_unpack", lambda *given: unpacked.append(given))
@@ -100,6 +101,14 @@ def test_what_fails_is_the_uniform_window(run: Any, caplog: pytest.LogCaptureFix
     assert run(C2TConfig(), served, [OFF])
     assert f"self-check on cpu: packed verification on FlashAttentionBackend is wrong: {OFF}. The unif" in caplog.text
     assert served.c2t.configuration["self_check"]["failures"] == [OFF]
+
+
+@pytest.mark.parametrize(("failures", "expected"), [([], [{8: 5e-3, 16: 6e-3}]), ([OFF], [])])
+def test_times_of_packed_rows_that_hold_seed_the_planner(run: Any, failures: list[str], expected: list[Any]):
+    served, seeds = worker(), []
+    served.c2t.planner = SimpleNamespace(seed=seeds.append)
+    run(C2TConfig(), served, failures, microseconds={8: 5000.0, 16: 6000.0})
+    assert [pytest.approx(each) for each in seeds] == expected
 
 
 def test_what_fails_on_another_rank_fails_here(run: Any, caplog: pytest.LogCaptureFixture):
@@ -153,3 +162,61 @@ def test_what_cannot_be_tried_is_no_failure(proof: Any, run: Any, caplog: pytest
 def test_what_does_not_run_has_failed(proof: Any):
     found = proof.packed.prove(SimpleNamespace(target_worker=None))
     assert len(found.failures) == 1 and found.failures[0].startswith("it did not run (AttributeError")
+
+
+def drafts(proof: Any, **changes: Any) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    plain = {
+        "tokens": torch.arange(12).view(4, 3),
+        "confidence": torch.rand(4, 3, generator=generator),
+        "path": -9 * torch.rand(4, generator=generator),
+    }
+    return proof.drafted.Drafts(**{**plain, **changes})
+
+
+def differing(proof: Any, graph: Any, again: Any = None) -> str | None:
+    eager = drafts(proof)
+    found: str | None = proof.drafted.differing(graph, eager, again or drafts(proof), dtype=torch.float32)
+    return found
+
+
+def test_statistics_out_of_a_graph_are_eager_ones(proof: Any):
+    assert differing(proof, drafts(proof)) is None
+    # as far as eager passes in another order are apart
+    noise = drafts(proof).path + 0.01
+    assert differing(proof, drafts(proof, path=noise), drafts(proof, path=noise)) is None
+    # one request that drafts another token, as near a tie, may be anything
+    tokens, path = drafts(proof).tokens.clone(), drafts(proof).path.clone()
+    tokens[2, 2], path[2] = 99, 50.0
+    assert differing(proof, drafts(proof, tokens=tokens, path=path)) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"confidence": lambda each: each.flip(0)}, "confidence of a draft's graph is off its eager passes' by"),
+        ({"path": lambda each: each.roll(1, 0)}, "log probability of a draft's graph is off"),
+        ({"path": lambda each: each * torch.nan}, "by inf"),
+        ({"tokens": lambda each: each.roll(1, 0)}, "gives other tokens than eager passes: 4 of 4 requests"),
+    ],
+)
+def test_statistics_of_an_earlier_replay_are_seen(proof: Any, changes: dict[str, Any], said: str):
+    wrong = {name: change(getattr(drafts(proof), name)) for name, change in changes.items()}
+    assert said in (differing(proof, drafts(proof, **wrong)) or "")
+
+
+def test_statistics_that_are_off_are_said(run: Any, caplog: pytest.LogCaptureFixture):
+    served = worker(packing=False)
+    assert not run(C2TConfig(), served, [], draft=lambda _: ("confidence is off", 8))
+    assert "self-check on cpu: confidence is off. Drafts may be cut in the wrong places" in caplog.text
+
+
+def test_statistics_that_cannot_be_tried_are_no_failure(run: Any, caplog: pytest.LogCaptureFixture):
+    def untried(_: Any) -> None:
+        raise AttributeError("no sampling_info")
+
+    served = worker(packing=False)
+    with caplog.at_level(logging.INFO):
+        assert not run(C2TConfig(self_check="strict"), served, [], draft=untried)
+    assert "statistics out of the draft's graph were not tried: AttributeError: no sampling_info" in caplog.text
+    assert served.c2t.configuration["self_check"]["draft"]["untried"] == "AttributeError: no sampling_info"

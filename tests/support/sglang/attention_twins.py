@@ -2,7 +2,7 @@
 
 Each computes what its arguments say and nothing else: rows that no request owns stay NaN, and so do those beyond the
 most that a request is said to have. A key behind the mask weighs 0, which does not hide a NaN in its value. Row i of m
-sees keys up to i + n - m of n.
+sees keys up to i + n - m of n. Where there is none, the output is 0.
 """
 
 from __future__ import annotations
@@ -13,14 +13,23 @@ import torch
 from torch import Tensor
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, last: int, window: int, scale: float) -> Tensor:
-    """q: (heads, dim). keys, values: (n, heads, ...). Sees keys last - window to last, from the first if window < 0."""
+def _attend(q: Tensor, keys: Tensor, values: Tensor, last: int, window: int, scale: float) -> tuple[Tensor, Tensor]:
+    """q: (heads, dim). keys, values: (n, heads, ...). Sees keys last - window to last, from the first if window < 0.
+    The output, and the logarithm of the sum by which its weights were divided."""
     scores = torch.einsum("hd,khd->hk", q.float(), keys.float()) * scale
     places = torch.arange(len(keys))
     seen = places <= last
     if window >= 0:
         seen &= places >= last - window
-    return torch.einsum("hk,khd->hd", torch.softmax(scores.masked_fill(~seen, -torch.inf), -1), values.float())
+    scores = scores.masked_fill(~seen, -torch.inf)
+    return torch.einsum("hk,khd->hd", torch.softmax(scores, -1), values.float()), torch.logsumexp(scores, -1)
+
+
+def merge_state_v2(o: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Two passes over parts of the keys as one. o: (rows, heads, dim), lse: (rows, heads)."""
+    merged = torch.logaddexp(lse, other_lse)
+    mine, theirs = ((each - merged).exp()[..., None] for each in (lse, other_lse))
+    return mine * o + theirs * other, merged
 
 
 def flash_attn_with_kvcache(
@@ -45,12 +54,13 @@ def flash_attn_with_kvcache(
     sinks: Tensor | None = None,
     ver: int = 3,
     out: Tensor | None = None,
-) -> Tensor:
+) -> Any:
     """q: (rows, heads, dim), qv: (rows, heads, latent). k_cache, v_cache: (pages, page, kv_heads, ...)."""
-    assert causal and ver == 3 and not softcap and sinks is None and not return_softmax_lse
+    assert ver == 3 and not softcap and sinks is None
     rows, heads, _ = q.shape
     page, kv_heads = k_cache.shape[1:3]
     found = torch.full((rows, heads, v_cache.shape[-1]), torch.nan)
+    sums = torch.full((heads, rows), torch.nan)
     starts = cu_seqlens_q.tolist()
     for request, length in enumerate(cache_seqlens.tolist()):
         places = torch.arange(length)
@@ -65,8 +75,9 @@ def flash_attn_with_kvcache(
             # latent keys: what is looked at is also what is read
             asked = q[row] if qv is None else torch.cat([q[row], qv[row]], -1)
             keys = k if qv is None else torch.cat([k, v], -1)
-            found[row] = _attend(asked, keys, v, i + length - count, window_size[0], softmax_scale)
-    return found
+            last = i + length - count if causal else length - 1
+            found[row], sums[:, row] = _attend(asked, keys, v, last, window_size[0], softmax_scale)
+    return (found, sums) if return_softmax_lse else found
 
 
 def trtllm_decode(
@@ -96,7 +107,8 @@ def trtllm_decode(
         count = starts[request + 1] - starts[request]
         for i in range(min(count, max_q_len)):
             row = starts[request] + i
-            found[row] = _attend(query[row], k, v, i + length - count, window_left, bmm1_scale) * bmm2_scale
+            attended, _ = _attend(query[row], k, v, i + length - count, window_left, bmm1_scale)
+            found[row] = attended * bmm2_scale
     return found.to(out_dtype)
 
 
@@ -120,5 +132,79 @@ def trtllm_decode_latent(
         keys = kv_cache[block_tables[request, places // page].long(), 0, places % page][:, None].expand(-1, heads, -1)
         for i in range(width):
             values = keys[..., :kv_lora_rank]
-            found[request, i] = _attend(query[request, i], keys, values, i + length - width, -1, bmm1_scale)
+            found[request, i], _ = _attend(query[request, i], keys, values, i + length - width, -1, bmm1_scale)
     return found
+
+
+class LatentWrapper:
+    """FlashInfer's BatchMLAPagedAttentionWrapper for pages of one token. Where rows and keys begin it knows from its
+    own last plan, as FlashInfer keeps that in a workspace of each wrapper, and slots from a buffer that wrappers share.
+    """
+
+    def __init__(self, _workspace: Tensor, *, backend: str, use_cuda_graph: bool = False, **buffers: Tensor) -> None:
+        self.buffers = buffers if use_cuda_graph else {}
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor,
+        kv_indices: Tensor,
+        kv_len_arr: Tensor,
+        num_heads: int,
+        head_dim_ckv: int,
+        head_dim_kpe: int,
+        page_size: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+    ) -> None:
+        """The lengths of the buffers are checked as FlashInfer's copies into them do."""
+        assert page_size == 1 and causal and torch.equal(kv_indptr.diff(), kv_len_arr)
+        for name, given in {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr, "kv_len_arr": kv_len_arr}.items():
+            if name in self.buffers:
+                self.buffers[name].copy_(given)
+        self.indices = kv_indices
+        if "kv_indices" in self.buffers:
+            self.indices = self.buffers["kv_indices"]
+            self.indices[: len(kv_indices)].copy_(kv_indices)
+        self.starts, self.begun, self.scale = qo_indptr.tolist(), kv_indptr.tolist(), sm_scale
+
+    def run(self, q: Tensor, q_rope: Tensor, ckv: Tensor, kpe: Tensor, *, out: Tensor) -> Tensor:
+        """q: (rows, heads, rank), q_rope: (rows, heads, rope). ckv: (slots, 1, rank), kpe: (slots, 1, rope)."""
+        out.fill_(torch.nan)
+        for request, (first, end) in enumerate(zip(self.begun, self.begun[1:], strict=False)):
+            slots = self.indices[first:end].long()
+            values = ckv[slots].expand(-1, q.shape[1], -1)
+            keys = torch.cat([values, kpe[slots].expand(-1, q.shape[1], -1)], -1)
+            start, stop = self.starts[request : request + 2]
+            for row in range(start, stop):
+                last = row - start + end - first - (stop - start)
+                asked = torch.cat([q[row], q_rope[row]], -1)
+                out[row], _ = _attend(asked, keys, values, last, -1, self.scale)
+        return out
+
+
+def flash_mla_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    block_table: Tensor,
+    cache_seqlens: Tensor,
+    head_dim_v: int,
+    tile_scheduler_metadata: Tensor,
+    num_splits: Tensor,
+    softmax_scale: float,
+    causal: bool,
+) -> tuple[Tensor, None]:
+    """q: (requests, width, heads, rank + rope). k_cache: (pages, page, 1, rank + rope). Its schedule, made for other
+    lengths, would leave keys out: it is those lengths here."""
+    assert causal and torch.equal(tile_scheduler_metadata[: len(q), 0], cache_seqlens) and len(num_splits) == len(q) + 1
+    found = trtllm_decode_latent(
+        query=q,
+        kv_cache=k_cache.transpose(1, 2),
+        block_tables=block_table,
+        seq_lens=cache_seqlens,
+        bmm1_scale=softmax_scale,
+        kv_lora_rank=head_dim_v,
+    )
+    return found, None

@@ -17,11 +17,18 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import sgl_kernel
 import torch
 from attention_layer import attention_layer
-from attention_twins import flash_attn_with_kvcache, trtllm_decode, trtllm_decode_latent
+from attention_twins import (
+    LatentWrapper,
+    flash_attn_with_kvcache,
+    flash_mla_with_kvcache,
+    trtllm_decode,
+    trtllm_decode_latent,
+)
 from torch import Tensor
 
 WIDTH, MOST, HEADS, DIM, RANK, ROPE = 7, 5, 4, 16, 32, 16
@@ -62,6 +69,8 @@ from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCuda
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout, build_capture_verify_lens  # noqa: E402
 
 from c2t_kernels import pack_ragged  # noqa: E402
+from c2t_plugin.engines.sglang.verify.backends import packing_flashinfer, packing_flashmla  # noqa: E402
+from c2t_plugin.engines.sglang.verify.flashinfer_mla import PackedFlashInferMLABackend  # noqa: E402
 from c2t_plugin.engines.sglang.verify.layout import rows_to_compute  # noqa: E402
 
 UTILS = SimpleNamespace(get_device_sm_count=lambda _: 148, get_trtllm_gen_multi_ctas_kv_counter_bytes=lambda *_: 16)
@@ -92,7 +101,7 @@ class Bench:
     """One of SGLang's backends, captured for every tier. windowed: its kernel gets a window of each request, where
     places without a row weigh 0, and its forward reads the captured batch's layout, which SGLang's runner renews."""
 
-    kv_heads, latent, windowed = 2, False, False
+    kv_heads, latent, windowed, topk = 2, False, False, 1
     scale = DIM**-0.5
 
     def __init__(self, page: int, context: int) -> None:
@@ -270,6 +279,8 @@ class Bench:
         own = captured.spec_info.ragged_verify_layout
         runner = SimpleNamespace(_captured_ragged_layouts={rows: own}, captured_req_width=WIDTH)
         DecodeCudaGraphRunner._stage_ragged_verify_layout(runner, batch.spec_info.ragged_verify_layout, rows)
+        # the runner's buffers
+        captured.seq_lens.copy_(batch.seq_lens)
         self.backend.init_forward_metadata_out_graph(batch)
         # what a graph has captured stays: only what lies behind its addresses is new
         self.keep(metadata)
@@ -291,8 +302,8 @@ class Fa3(Bench):
         fa3.get_device_capability = lambda *_: (9, 0)
         parallel = {"attn_cp_size": 1, "attn_tp_size": 1, "enable_prefill_cp": False, "attn_dp_enabled": False}
         fa3.get_parallel = lambda: SimpleNamespace(**parallel)
-        spec = {"speculative_eagle_topk": 1, "speculative_num_draft_tokens": WIDTH, "speculative_algorithm": "EAGLE3"}
-        fa3.get_spec = lambda: SimpleNamespace(**spec)
+        spec = {"speculative_eagle_topk": self.topk, "speculative_num_draft_tokens": WIDTH}
+        fa3.get_spec = lambda: SimpleNamespace(speculative_algorithm="EAGLE3", **spec)
         deterministic = SimpleNamespace(enable_deterministic_inference=False)
         fa3.get_exec = lambda: SimpleNamespace(deterministic=deterministic)
         fa3.get_model = lambda: SimpleNamespace(is_embedding=False)
@@ -339,20 +350,11 @@ class TrtllmMla(LatentFa3):
     windowed = True
 
     def make(self) -> Any:
-        _flashinfer_stand_ins()
         decode = SimpleNamespace(trtllm_batch_decode_with_kv_cache_mla=trtllm_decode_latent)
         mla.flashinfer = SimpleNamespace(decode=decode, utils=UTILS)
-        parallel = SimpleNamespace(attn_tp_size=1, attn_dcp_size=1, dcp_enabled=False)
-        base = flashinfer_mla_backend
-        base.get_parallel = mla.get_parallel = lambda: parallel
-        base.get_schedule = mla.get_schedule = lambda: SimpleNamespace(disable_chunked_prefix_cache=True)
-        base.get_disagg = lambda: SimpleNamespace(disaggregation_mode="null")
-        base.get_exec = lambda: SimpleNamespace(kernel=SimpleNamespace(flashinfer_mla_disable_ragged=True))
-        base.get_platform = lambda: SimpleNamespace(is_sm100=True)
-        base.get_buffer = mla.get_buffer = lambda *_: torch.empty(1)
-        base.get_cuda_graph_max_batch_size = lambda size: size
-        for wrapper in ("BatchMLAPagedAttentionWrapper", "BatchPrefillWithRaggedKVCacheWrapper"):
-            setattr(base, wrapper, lambda *_, **__: SimpleNamespace())
+        mla.get_parallel = _latent_stand_ins(lambda *_, **__: SimpleNamespace())
+        mla.get_schedule = lambda: SimpleNamespace(disable_chunked_prefix_cache=True)
+        mla.get_buffer = lambda *_: torch.empty(1)
         mla.get_spec = lambda: SimpleNamespace(speculative_num_draft_tokens=WIDTH)
         mla._jit_fixup_module = lambda _: None
         mla.can_use_set_mla_kv_concat_q = mla.can_use_set_mla_kv_concat_q_fp8 = lambda *_: False
@@ -377,6 +379,90 @@ class TrtllmMla(LatentFa3):
     def queries(self, rows: int) -> tuple[Tensor, dict[str, Tensor]]:
         nope, rope = (torch.randn(rows, HEADS * size, generator=self.generator) for size in (RANK, ROPE))
         return nope, {"q_rope": rope}
+
+
+class FlashInferMla(LatentFa3):
+    """FlashInfer of latent keys, through our backend."""
+
+    def make(self) -> Any:
+        _latent_stand_ins(LatentWrapper)
+        made = flashinfer_mla_backend.FlashInferMLAAttnBackend(self.runner)
+        self.runner.server_args = SimpleNamespace(_c2t={})
+        made = packing_flashinfer(lambda _: made)(self.runner)
+        assert type(made) is PackedFlashInferMLABackend
+        return made
+
+    def view(self, layout: Any, rows: int, prefixes: list[int], slots: int) -> Any:
+        batch = super().view(layout, rows, prefixes, slots)
+        batch.seq_lens_cpu, batch.seq_lens_sum = batch.seq_lens, int(batch.seq_lens.sum())
+        batch.kv_loc_plan, batch.attn_dcp_metadata = self.translator.own_plan(batch), None
+        return batch
+
+    def tables(self, metadata: Any) -> Tensor:
+        slots: Tensor = metadata.prefill_wrapper.indices
+        return slots
+
+    def queries(self, rows: int) -> tuple[Tensor, dict[str, Tensor]]:
+        nope, rope = (torch.randn(rows, HEADS * size, generator=self.generator) for size in (RANK, ROPE))
+        return nope, {"q_rope": rope}
+
+
+class FlashMla(LatentFa3):
+    """FlashMLA, through our backend, which pads to a window around the kernel."""
+
+    windowed = True
+
+    def make(self) -> Any:
+        flash_mla = types.ModuleType("flash_mla")
+        interface = types.ModuleType("flash_mla.flash_mla_interface")
+        flash_mla.fused_norm_rope_attn_rope_cast = interface.FlashMLASchedMeta = None  # type: ignore[attr-defined]
+        sys.modules |= {"flash_mla": flash_mla, "flash_mla.flash_mla_interface": interface}
+        from sglang.srt.layers.attention import flashmla_backend as base
+
+        _latent_stand_ins(lambda *_, **__: SimpleNamespace())
+        base.get_parallel = flashinfer_mla_backend.get_parallel
+        base.get_spec = lambda: SimpleNamespace(speculative_num_draft_tokens=WIDTH)
+        base.flash_mla_with_kvcache, base.get_mla_metadata = flash_mla_with_kvcache, self.schedule
+        made = base.FlashMLABackend(self.runner)
+        self.runner.server_args = SimpleNamespace(_c2t={})
+        return packing_flashmla(lambda _: made)(self.runner)
+
+    @staticmethod
+    def schedule(lengths: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """For as many parts of the GPU as there can be requests; the lengths are what it is made of."""
+        made = torch.zeros(MOST, 8, dtype=torch.int32)
+        made[: len(lengths), 0] = lengths
+        return made, torch.arange(len(lengths) + 1, dtype=torch.int32)
+
+    def captures(self) -> None:
+        properties = SimpleNamespace(multi_processor_count=2 * MOST)
+        with (
+            patch.object(torch.cuda, "get_device_properties", lambda _: properties),
+            patch.object(torch, "full", on_the_cpu(torch.full)),
+            patch.object(torch, "empty", on_the_cpu(torch.empty)),
+            patch.object(torch, "ones", on_the_cpu(torch.ones)),
+        ):
+            super().captures()
+
+    def tables(self, metadata: Any) -> Tensor:
+        table: Tensor = metadata.block_kv_indices
+        return table
+
+
+def _latent_stand_ins(wrapper: Any) -> Any:
+    """What SGLang's backends of latent keys have or inherit from FlashInfer's. Returns the places of ranks."""
+    _flashinfer_stand_ins()
+    base, parallel = flashinfer_mla_backend, SimpleNamespace(attn_tp_size=1, attn_dcp_size=1, dcp_enabled=False)
+    base.get_parallel = lambda: parallel
+    base.get_schedule = lambda: SimpleNamespace(disable_chunked_prefix_cache=True)
+    base.get_disagg = lambda: SimpleNamespace(disaggregation_mode="null")
+    base.get_exec = lambda: SimpleNamespace(kernel=SimpleNamespace(flashinfer_mla_disable_ragged=True))
+    base.get_platform = lambda: SimpleNamespace(is_sm100=True)
+    base.get_buffer = lambda *_: torch.empty(1)
+    base.get_cuda_graph_max_batch_size = lambda size: size
+    base.BatchMLAPagedAttentionWrapper = wrapper
+    base.BatchPrefillWithRaggedKVCacheWrapper = lambda *_, **__: SimpleNamespace()
+    return base.get_parallel
 
 
 def _flashinfer_stand_ins() -> None:
@@ -405,6 +491,8 @@ BENCHES: dict[str, tuple[type[Bench], int, int]] = {
     "fa3_latent": (LatentFa3, 1, 96),
     "trtllm_mha": (TrtllmMha, 16, 96),
     "trtllm_mla": (TrtllmMla, 64, 128),
+    "flashinfer_mla": (FlashInferMla, 1, 96),
+    "flashmla": (FlashMla, 64, 128),
 }
 FAULTS = {
     "left_over_rows_to_the_last": "spare_rows",

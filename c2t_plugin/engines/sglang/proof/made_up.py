@@ -12,7 +12,6 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.speculative.eagle_worker_common import build_eagle_verify_input
 from torch import Tensor
 
-from c2t_plugin.config import TREE_ATTENTION
 from c2t_plugin.engines.sglang.drafters.tree_input import build_verify_input
 from c2t_plugin.engines.sglang.step import Step, attach, step_of
 from c2t_plugin.engines.sglang.verify.choice import verifier
@@ -20,7 +19,7 @@ from c2t_plugin.engines.sglang.verify.choice import verifier
 # Tokens before the windows: few, so that one wrong key weighs, and more than a page of 16.
 PREFIXES = (1, 2, 3, 5, 8, 13, 21, 34)
 # Backends whose kernel gets a window of each request, however many of its places have a row.
-WINDOWED = ("trtllm_mla", "cutedsl_mla")
+WINDOWED = ("trtllm_mla", "cutedsl_mla", "flashmla")
 # What stands in for NaN where that spreads from what is weighed with 0.
 LOUD = 256.0
 # NaN in both formats of 8 bits.
@@ -78,11 +77,9 @@ class MadeUp:
         for begun in range(1, PREFIXES[-1], width):
             self._window_pass(everyone, kept, torch.full((self.requests,), begun))
 
-    def batch(self, who: Tensor, kept: Tensor, *, packed: bool = False, prefixes: Tensor | None = None) -> Any:
-        """The scheduler's batch of these requests at the start of verification, with its Step.
-
-        who: (n,) int64 on the host. kept: (n,) int32 on the host, draft tokens to verify.
-        """
+    def scheduled(self, who: Tensor, prefixes: Tensor | None = None) -> Any:
+        """The scheduler's batch of these requests at the start of a step, without an input. who: (n,) int64 on the
+        host."""
         lengths = (self.prefixes if prefixes is None else prefixes)[who]
         made = ScheduleBatch(reqs=[])
         made.req_to_token_pool, made.token_to_kv_pool_allocator = self._runner.req_to_token_pool, self._allocator
@@ -92,6 +89,15 @@ class MadeUp:
         made.seq_lens_sum, made.orig_seq_lens = int(lengths.sum()), made.seq_lens.int()
         made.req_pool_indices = (who + 1).to(self.device)
         made.multimodal_inputs, made.return_logprob = [None] * len(who), False
+        return made
+
+    def batch(self, who: Tensor, kept: Tensor, *, packed: bool = False, prefixes: Tensor | None = None) -> Any:
+        """The scheduler's batch of these requests at the start of verification, with its Step.
+
+        who: (n,) int64 on the host. kept: (n,) int32 on the host, draft tokens to verify.
+        """
+        made = self.scheduled(who, prefixes)
+        lengths = made.seq_lens_cpu
         width = self._worker.speculative_num_draft_tokens
         at = lengths[:, None] + torch.arange(width)
         places = who[:, None].to(self.device), at.to(self.device)
@@ -151,8 +157,8 @@ class MadeUp:
         """Logits of SGLang's own pass over the whole window."""
         backend = verifier(self._runner.attn_backend)
         own = getattr(backend, "_verify_mask", None)
-        # our kernel's mask has no columns of the prefix, which SGLang's reads
-        if own is not None and getattr(backend, "c2t_kernel", None) == TREE_ATTENTION:
+        # ours has no columns of the prefix, which SGLang's kernel reads
+        if getattr(backend, "c2t_nodes_alone", False):
             backend._verify_mask = None
         try:
             forward_batch = self.uniform(self.batch(who, kept, prefixes=prefixes))

@@ -15,6 +15,7 @@ from c2t_kernels.attention.arguments import HEAD_DIMS
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.config import OFF, STRICT, C2TConfig
 from c2t_plugin.engines.sglang import args, ranks
+from c2t_plugin.engines.sglang.proof.drafted import compare
 from c2t_plugin.engines.sglang.proof.packed import Findings, prove
 from c2t_plugin.engines.sglang.verify.choice import verifier
 from c2t_plugin.errors import ConfigError
@@ -31,11 +32,13 @@ def at_start(worker: Any, config: C2TConfig, capture: Callable[[], None]) -> Non
     """
     place = device_name(worker.device)
     wrong = [f"{each.name} {each}" for each in check(_shapes(worker), trees=config.mode == "tree") if not each.ok]
+    draft = _drafted(worker)
+    wrong += [draft["off"]] if "off" in draft else []
     found = Findings() if worker.c2t.packing is None else prove(worker)
     failed = not ranks.all_hold(not found.failures)
     if failed and not found.failures:
         found.failures.append("another rank found a fault")
-    state = {**found.state(), "kernels": wrong, "device": place}
+    state = {**found.state(), "kernels": wrong, "draft": draft, "device": place}
     if (failed or wrong) and config.self_check == STRICT:
         raise ConfigError(
             f"self-check on {place}: {'; '.join(found.failures + wrong)}; start with --speculative-c2t-ragged off, "
@@ -62,9 +65,23 @@ def at_start(worker: Any, config: C2TConfig, capture: Callable[[], None]) -> Non
             "%d sizes%s, %.1f s",
             *(place, found.worst, found.allowed, found.proved, found.tiers, behind, found.seconds),
         )
+    if not failed and worker.c2t.planner is not None and found.microseconds:
+        worker.c2t.planner.seed({rows: 1e-6 * each for rows, each in found.microseconds.items()})
     worker.c2t.configuration["self_check"] = state
     if str(worker.device).startswith("cuda"):
         torch.cuda.empty_cache()
+
+
+def _drafted(worker: Any) -> dict[str, Any]:
+    """compared: drafts whose statistics out of a graph were compared with eager ones. off: what is wrong with them.
+    untried: why there was no draft, which is no fault: it would have been no request's."""
+    try:
+        off, compared = compare(worker)
+    except Exception as failure:  # whatever a draft of an unknown kind asks of its batch
+        untried = f"{type(failure).__name__}: {failure}"
+        logger.info("C2T: self-check: statistics out of the draft's graph were not tried: %s", untried)
+        return {"compared": 0, "untried": untried}
+    return {"compared": compared} | ({} if off is None else {"off": off})
 
 
 def device_name(device: str) -> str:
@@ -95,11 +112,7 @@ def _shapes(worker: Any) -> Shapes:
 
 def _unpack(worker: Any, capture: Callable[[], None]) -> None:
     """Start over from the attention backends, with the uniform window in the place of packed rows."""
-    options = args.flags_of(worker.server_args)
-    if options is None:
-        options = {}
-        setattr(worker.server_args, args.ATTRIBUTE, options)
-    options["ragged"] = OFF
+    args.override(worker.server_args, "ragged", OFF)
     target = worker.target_worker
     target.model_runner.spec_algorithm.packing = None
     os.environ.pop("SGLANG_RAGGED_VERIFY_MODE", None)

@@ -32,12 +32,48 @@ def packing_flashinfer(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
         backend = stock(runner)
         if args.config_of(runner.server_args).ragged not in ("auto", "flashinfer"):
             return backend
-        from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
+        # Which of the two, or neither, SGLang has imported with it. Their constructors ask for their own class alone.
+        name = f"{type(backend).__module__}.{type(backend).__qualname__}"
+        if name == "sglang.srt.layers.attention.flashinfer_backend.FlashInferAttnBackend":
+            from c2t_plugin.engines.sglang.verify.flashinfer import PackedFlashInferAttnBackend
 
-        from c2t_plugin.engines.sglang.verify.flashinfer import PackedFlashInferAttnBackend
+            return PackedFlashInferAttnBackend.of(backend)
+        if name == "sglang.srt.layers.attention.flashinfer_mla_backend.FlashInferMLAAttnBackend":
+            from c2t_plugin.engines.sglang.verify.flashinfer_mla import PackedFlashInferMLABackend
 
-        # The one for latent keys is another class, which `choose` leaves alone.
-        return PackedFlashInferAttnBackend.of(backend) if type(backend) is FlashInferAttnBackend else backend
+            backend.__class__ = PackedFlashInferMLABackend
+        return backend
+
+    return create
+
+
+def packing_flashmla(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same for FlashMLA's."""
+
+    @functools.wraps(stock)
+    def create(runner: Any) -> Any:
+        backend, config = stock(runner), args.config_of(runner.server_args)
+        if config.mode == "chain" and config.ragged in ("auto", "flashmla") and not runner.is_draft_worker:
+            from c2t_plugin.engines.sglang.verify.flashmla import PackedFlashMLABackend
+
+            backend.__class__ = PackedFlashMLABackend
+        return backend
+
+    return create
+
+
+def packing_fa3(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """SGLang's factory of FlashAttention 3 backends, which then makes ours where they pack trees; chains they pack as
+    they are."""
+
+    @functools.wraps(stock)
+    def create(runner: Any) -> Any:
+        backend, config = stock(runner), args.config_of(runner.server_args)
+        if config.mode != "tree" or config.ragged not in ("auto", "fa3") or runner.is_draft_worker:
+            return backend
+        from c2t_plugin.engines.sglang.verify.fa3 import PackedFa3Backend
+
+        return PackedFa3Backend.of(backend)
 
     return create
 

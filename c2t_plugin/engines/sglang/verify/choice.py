@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from c2t_plugin.config import MASKED, TREE_ATTENTION, UNIFORM, C2TConfig
+from c2t_plugin.config import MASKED, OFF, TREE_ATTENTION, UNIFORM, C2TConfig
+from c2t_plugin.engines.sglang import args
 from c2t_plugin.engines.sglang.patches import PATCHES
 from c2t_plugin.engines.sglang.verify.packing import PackedVerify
 from c2t_plugin.errors import ConfigError
@@ -33,7 +34,7 @@ _STOCK = {
     "CuteDslMLABackend": "cutedsl_mla",
 }
 # Those that verify latent keys, and sliding windows, by each request's own length.
-_LATENT = ("fa3", "trtllm_mla", "cutedsl_mla")
+_LATENT = ("fa3", "trtllm_mla", "cutedsl_mla", "flashinfer", "flashmla")
 _SLIDING = ("fa3", "trtllm_mha", "triton")
 
 
@@ -61,10 +62,10 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
     obstacle: str | None
     if found is None:
         obstacle = f"{kind} verifies requests of one length only"
-    elif masked and found not in MASKED:
-        obstacle = f"{found} packs chains only: it takes no mask for each request"
     else:
         obstacle = _obstacle(server_args, runner, found, masked)
+        if masked and obstacle is None and (found not in MASKED or not hasattr(backend, "c2t_ragged")):
+            obstacle = f"{found} packs chains only: it takes no mask for each request"
     if wanted != "auto" and (obstacle is not None or found != wanted):
         raise ConfigError(
             f"--speculative-c2t-ragged {wanted} cannot be had: {obstacle or f'the attention backend is {kind}'}; "
@@ -104,8 +105,8 @@ def _obstacle(server_args: Any, runner: Any, backend: str, masked: bool) -> str 
         return "dcp_size: each rank holds a part of the window"
     if runner.model_config.model_is_mrope:
         return "positions of three axes are laid out for the uniform window"
-    if runner.use_mla_backend and backend not in _LATENT:
-        return f"latent keys are packed on {', '.join(_LATENT)} only"
+    if runner.use_mla_backend and (masked or backend not in _LATENT):
+        return f"latent keys are packed on {', '.join(_LATENT)} only, and for chains"
     if (runner.sliding_window_size or 0) > 0 and (masked or backend not in _SLIDING):
         return f"sliding windows are packed on {', '.join(_SLIDING)} only, and for chains"
     if runner.attention_chunk_size is not None:
@@ -153,6 +154,10 @@ def start(config: C2TConfig, server_args: Any, target_worker: Any) -> PackedVeri
     prepare(runner.spec_algorithm, choice)
     if choice.backend is None:
         logger.info("C2T: verification over the uniform width (%s)", choice.reason)
+        if getattr(verifier(runner.attn_backend), "c2t_nodes_alone", False):
+            # SGLang's kernels would read the columns of the prefix that our backend's masks lack
+            args.override(server_args, "ragged", OFF)
+            target_worker.init_attention_backends()
         return None
     kernel = f", kernel {verifier(runner.attn_backend).c2t_kernel}" if choice.backend == "triton" else ""
     logger.info("C2T: verification of kept tokens only, ragged %s (%s%s)", choice.backend, choice.reason, kernel)

@@ -46,12 +46,14 @@ class TreeTritonAttnBackend(PackedTritonAttnBackend):
     chosen by `auto`, which leaves chains of a layer that it cannot compute to SGLang's kernel."""
 
     c2t_kernel = TREE_ATTENTION
+    # whether its masks have no columns of the prefix
+    c2t_nodes_alone = False
     _masked, _asked_for = False, True
     extend_attention_fwd: Any
 
     def __init__(self, runner: Any, *, masked: bool, asked_for: bool = True) -> None:
         super().__init__(runner)
-        self._masked, self._asked_for = masked, asked_for
+        self._masked, self._asked_for, self.c2t_nodes_alone = masked, asked_for, masked
         self._stock_kernel = self.extend_attention_fwd
         self.extend_attention_fwd = torch.compiler.disable(self._attend)
         if masked:
