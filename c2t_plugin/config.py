@@ -69,7 +69,7 @@ class C2TConfig:
     trace_precision: of their statistics: coarse is what a fit needs, exact float32, to compare servers by.
     request_settings: what requests may set of their own; lower: only what is less work than the server's own.
     learn: CALIBRATE: a planner of chains takes confidences for what they turn out to mean; OFF: as they are; AUTO: for
-        what they turn out to mean unless the classifier was fitted on the very pair, where that is only watched.
+        what they turn out to mean; where the classifier was fitted on the very pair, once that has predicted better.
     learned: file that what is learnt is written to, and read from at start.
     request_tiers: ON tells each request how many rows its steps had, its neighbours' among them.
     """

@@ -79,7 +79,7 @@ def calibration(
     applies = config.learn != AUTO or not same(classifier.spec.pair, pair())
     if not applies:
         logger.info(
-            "C2T: the classifier was fitted on this very pair: what is accepted is watched, and changes nothing"
+            "C2T: the classifier was fitted on this very pair: what is accepted is watched, used if it predicts better"
         )
     return Calibration(d_max, applies=applies, start=start)
 

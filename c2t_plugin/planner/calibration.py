@@ -53,9 +53,10 @@ class Calibration:
     """
 
     def __init__(self, d_max: int, *, applies: bool = True, start: Learnt | None = None) -> None:
-        """applies: whether confidences are taken for what is learnt; without that it is only watched. start: what an
-        earlier server has learnt, of as many depths."""
-        self.applies = applies
+        """applies: whether confidences are taken for what is learnt from the first fit on; without that it is watched,
+        until it has predicted the window better than the classifier by more than chance. start: what an earlier server
+        has learnt, of as many depths."""
+        self.applies, self._proven = applies, False
         self.fits = self.discarded = 0
         self._plain = Learnt.nothing(d_max)
         self.learnt = self._before = start or self._plain
@@ -76,9 +77,14 @@ class Calibration:
         self._entered: deque[Hashable] = deque()
 
     @property
+    def applied(self) -> bool:
+        """Whether confidences are taken for what is learnt."""
+        return self.applies or self._proven
+
+    @property
     def in_force(self) -> Learnt | None:
         """What confidences are taken for; None: for what they say."""
-        return self.learnt if self.applies and self.learnt is not self._plain else None
+        return self.learnt if self.applied and self.learnt is not self._plain else None
 
     def __call__(self, confidence: Tensor, log_prob: Tensor | None = None) -> Tensor:
         """(requests, drafted) float64 in [0, 1] of (requests, drafted) confidences, and of the logarithm of the
@@ -149,7 +155,7 @@ class Calibration:
         ]
         joint = self.joint()
         return {
-            "applied": self.applies,
+            "applied": self.applied,
             "seen": self.seen,
             "slope": self.learnt.slope,
             "own": self.learnt.own,
@@ -183,6 +189,7 @@ class Calibration:
         reached, hit = self._reached(), self._hits()
         now, before = (self._losses(each, reached[newest], hit[newest], newest) for each in (self.learnt, self._before))
         plain, used = (torch.where(self._known, _nll(each, hit), 0.0).sum(1)[:size] for each in self._expected)
+        self._proven = _worse(plain - used)
         if self.learnt is not self._plain and _worse(used - plain):
             # nor does what an earlier server learnt hold here
             self.learnt = self._before = self._plain

@@ -16,8 +16,8 @@ from c2t_plugin.planner.step_costs import Step, StepCosts
 
 # Steps of a size of batch that are looked back on; contexts and the machine's load change.
 MEMORY = 512
-# New steps of a size after which its costs are worked out again, and steps below which every new one does it.
-RENEW_EVERY = 8
+# Costs of a size are worked out again when there are more by one in so many of its steps.
+RENEWED_BY = 16
 # Newest steps of a depth that `state` tells the median of.
 TOLD = 9
 
@@ -86,7 +86,7 @@ class Pace:
         asked = size_of(requests)
         size = min(self._seen, key=lambda one: (abs(one - asked), one))
         known = self._costs.get(size)
-        if known is None or known[1] is not curve or self._new[size] >= min(RENEW_EVERY, len(self._seen[size])):
+        if known is None or known[1] is not curve or self._new[size] > len(self._seen[size]) // RENEWED_BY:
             known = self._costs[size] = StepCosts.fit(curve, self._seen[size]), curve
             self._new[size] = 0
         return known[0]

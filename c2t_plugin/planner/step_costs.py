@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 # Draft tokens of a request in the target's pass at which the slope of its correction may change.
 KNOTS = (0, 1, 2, 3, 5)
@@ -17,8 +20,10 @@ KNOTS = (0, 1, 2, 3, 5)
 BELIEVED = (0.1, 0.03, *(0.1 for _ in KNOTS))
 # Steps before and after one by whose median the machine's speed at that time is told from what the step did.
 AROUND = 8
-# Rounds of fitting costs by speed and speed by costs; two steps of a hundred percent differ by less after them.
-ROUNDS = 4
+# No step is faster than a typical one by more than this: a clock that stood still has said nothing.
+FASTEST = 1000.0
+# Rounds of fitting costs by speed and speed by costs; more of them change nothing that matters.
+ROUNDS = 3
 # Relative errors up to which a step counts in full, near enough; further ones count by how far they are.
 NEAR = 0.1
 
@@ -48,8 +53,7 @@ class StepCosts(NamedTuple):
 
     def of_tokens(self, tokens: Tensor) -> Tensor:
         """Of a target's pass with so many draft tokens a request, any shape -> float64; 0 for none."""
-        slopes = torch.tensor(self.a_token, dtype=torch.float64)
-        return (_beyond_knots(tokens.double()) * slopes).sum(-1)
+        return torch.as_tensor(_beyond_knots(tokens.double().numpy()) @ np.array(self.a_token))
 
     @classmethod
     def fit(cls, curve: CostCurve, steps: Sequence[Step]) -> StepCosts:
@@ -59,23 +63,22 @@ class StepCosts(NamedTuple):
         all steps is taken out first: the depths of a slow while are not to look dear. A correction that has little
         evidence stays near zero.
         """
-        took = torch.tensor([step.seconds for step in steps], dtype=torch.float64).clamp_min(LEAST_SECONDS)
-        known = torch.tensor([_known(curve, step) for step in steps], dtype=torch.float64)
-        depths = torch.tensor([step.depth for step in steps], dtype=torch.float64)
-        tokens = torch.tensor([step.rows / step.requests - 1.0 for step in steps], dtype=torch.float64)
-        parts = [torch.ones_like(depths), (depths == 0).double(), depths, *_beyond_knots(tokens).unbind(-1)]
-        kinds = torch.stack(parts, dim=1)
-        typical = float(took.median())
-        pull = torch.tensor([0.0, *((NEAR / (reach * typical)) ** 2 for reach in BELIEVED)], dtype=torch.float64)
-        speed, near = torch.ones_like(took), torch.ones_like(took)
-        found = torch.zeros(len(parts), dtype=torch.float64)
+        took = np.maximum([step.seconds for step in steps], LEAST_SECONDS)
+        known = np.array([_known(curve, step) for step in steps])
+        depths = np.array([step.depth for step in steps])
+        tokens = np.array([step.rows / step.requests - 1.0 for step in steps])
+        kinds = np.column_stack([np.ones(len(steps)), depths == 0, depths, _beyond_knots(tokens)])
+        typical = float(np.median(took))
+        took = np.maximum(took, typical / FASTEST)
+        pull = np.diag([0.0, *((NEAR / (reach * typical)) ** 2 for reach in BELIEVED)])
+        speed, near = np.ones_like(took), np.ones_like(took)
+        found = np.zeros(kinds.shape[1])
         for _ in range(ROUNDS):
-            weight = near / (took / speed) ** 2
-            normal = (kinds.T * weight) @ kinds + torch.diag(pull)
-            found = torch.linalg.solve(normal, (kinds.T * weight) @ (took / speed - known))
-            expected = (known + kinds @ found).clamp_min(LEAST_SECONDS)
-            speed = _while_by_while((took / expected).log())
-            near = NEAR / ((took / (expected * speed)).log().abs() + NEAR)
+            weighted = kinds.T * (near / (took / speed) ** 2)
+            found = np.linalg.solve(weighted @ kinds + pull, weighted @ (took / speed - known))
+            expected = np.maximum(known + kinds @ found, LEAST_SECONDS)
+            speed = _while_by_while(np.log(took / expected))
+            near = NEAR / (np.abs(np.log(took / (expected * speed))) + NEAR)
         always, plain, a_depth, *a_token = found.tolist()
         return cls(always, plain, a_depth, tuple(a_token))
 
@@ -84,14 +87,14 @@ def _known(curve: CostCurve, step: Step) -> float:
     return curve.verify_one(step.rows) + step.passes * curve.draft_s(step.requests)
 
 
-def _beyond_knots(tokens: Tensor) -> Tensor:
+def _beyond_knots(tokens: Array) -> Array:
     """(...) -> (..., knots) how far beyond each knot."""
-    return (tokens[..., None] - torch.tensor(KNOTS, dtype=torch.float64)).clamp_min(0.0)
+    return np.maximum(tokens[..., None] - np.array(KNOTS), 0.0)
 
 
-def _while_by_while(drift: Tensor) -> Tensor:
-    """(steps,) float64 speed at each step, 1 in the geometric mean. drift: (steps,) logarithms of what came over what
-    was expected."""
-    windows = torch.nn.functional.pad(drift, (AROUND, AROUND), value=torch.nan).unfold(0, 2 * AROUND + 1, 1)
-    level = windows.nanmedian(1).values
-    return (level - level.mean()).exp()
+def _while_by_while(drift: Array) -> Array:
+    """(steps,) speed at each step, 1 in the geometric mean. drift: (steps,) logarithms of what came over what was
+    expected."""
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(drift, AROUND, constant_values=np.nan), 2 * AROUND + 1)
+    level = np.nanmedian(windows, axis=1)
+    return np.exp(level - level.mean())

@@ -72,13 +72,13 @@ def test_arms_change_places_and_rounds_their_prompts(stage: Stage, tmp_path: Pat
     # each was let go on once to warm up; at the end plain is asked and C2T streams, then all are let go on to end
     rounds = turns[5:15]
     assert rounds[:5] == rounds[5:][::-1] and len(set(rounds[:5])) == 5
-    first, second = (f"run {list(range(start, start + 8))} 4 0" for start in (0, 8))
+    first, second = (f"run {list(range(start, start + 4))} 4 0" for start in (0, 4))
     assert [event for event in stage.events if event in (first, second)] == [first] * 5 + [second] * 5
 
 
 def test_only_an_arm_that_plans_has_passes_before(stage: Stage, tmp_path: Path) -> None:
     run(tmp_path, "--concurrency", "4")
-    last = f"run {list(range(92, 100))} 4 0"
+    last = f"run {list(range(96, 100))} 4 0"
     assert stage.events.count(last) == 1
     assert stage.events.index(last) > stage.events.index("start C2T")
 
@@ -87,7 +87,7 @@ def test_a_tie_is_shown_and_is_no_failure(stage: Stage, tmp_path: Path, capsys: 
     stage.odd, stage.gap = 1, 0.0002
     status, rows = run(tmp_path, "--concurrency", "4")
     text = capsys.readouterr().out
-    assert status == 0 and "15 of 16" in text
+    assert status == 0 and "7 of 8" in text
     assert "an answer differs from token 3 on" in text and "are 0.00020 apart: a tie" in text
     # asked about the prompt and what both answers begin with
     assert "gap [1, 0, 1, 1]" in stage.events
@@ -126,7 +126,7 @@ def test_no_round_begins_that_would_end_too_late(stage: Stage, tmp_path: Path) -
 
 
 def test_a_round_takes_about_as_long_at_every_concurrency() -> None:
-    assert [prompts_of_a_pass(load) for load in (1, 4, 16, 7)] == [3, 8, 16, 7]
+    assert [prompts_of_a_pass(load) for load in (1, 4, 16, 7)] == [2, 4, 16, 7]
 
 
 def test_the_last_token_of_a_piece_is_the_targets_own() -> None:

@@ -206,13 +206,26 @@ def test_the_one_before_holds_again_where_it_predicted_better():
     assert calibration.discarded == 1 and calibration.learnt is before
 
 
-def test_watching_changes_nothing():
-    calibration = Calibration(D_MAX, applies=False)
-    for _ in range(200):
-        calibration.observe(torch.full((8, D_MAX), 0.5), torch.full((8,), D_MAX), torch.zeros(8, dtype=torch.long))
+def watched(chance: float) -> Calibration:
+    """After 300 steps of confidences of a half, where a token is accepted with this chance."""
+    calibration, drawn = Calibration(1, applies=False), torch.Generator().manual_seed(0)
+    for _ in range(300):
+        accepted = (torch.rand(8, generator=drawn) < chance).long()
+        calibration.observe(torch.full((8, 1), 0.5), torch.ones(8, dtype=torch.long), accepted)
+    return calibration
+
+
+def test_watching_changes_nothing_where_the_classifier_predicts_as_well():
+    calibration = watched(0.5)
     assert calibration(torch.tensor([[0.5]])).tolist() == [[0.5]]
+    assert not calibration.state()["applied"] and calibration.fits > 10
+
+
+def test_watching_ends_where_what_was_learnt_predicts_better():
+    calibration = watched(0.1)
+    assert float(calibration(torch.tensor([[0.5]]))) == pytest.approx(0.1, abs=0.05)
     state = calibration.state()
-    assert not state["applied"] and state["nll"][1] < state["nll"][0]
+    assert state["applied"] and state["nll"][1] < state["nll"][0]
 
 
 def test_no_request_has_more_than_its_share_of_the_window():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from c2t_plugin.planner import CostCurve, Planner
-from c2t_plugin.planner.pace import MEMORY, RENEW_EVERY, Pace
+from c2t_plugin.planner.pace import MEMORY, RENEWED_BY, Pace
 
 CURVE = CostCurve(verify=((1, 1.0), (101, 11.0)), draft=((1, 0.5), (2, 0.5)), fixed=9.0)
 
@@ -122,10 +122,10 @@ def test_another_curve_leaves_another_rest(clock: Clock):
 
 def test_costs_are_worked_out_again_after_some_steps_only(clock: Clock):
     pace = Pace(clock=clock)
-    for _ in range(2 * RENEW_EVERY):
+    for _ in range(4 * RENEWED_BY + 1):
         run(pace, clock, 3.0)
     before = pace.costs(CURVE, 1)
-    for _ in range(RENEW_EVERY - 1):
+    for _ in range(4):
         run(pace, clock, 5.0)
         assert pace.costs(CURVE, 1) is before
     run(pace, clock, 5.0)
@@ -135,7 +135,7 @@ def test_costs_are_worked_out_again_after_some_steps_only(clock: Clock):
 def test_steps_of_other_batches_make_nothing_forgotten(clock: Clock):
     """Traffic that swings comes back to what it knew of a batch of that size."""
     pace = Pace(clock=clock)
-    for _ in range(RENEW_EVERY):
+    for _ in range(8):
         run(pace, clock, 9.0, depth=4, rows=5)
     before = known(pace, depth=4)
     for _ in range(2 * MEMORY):
