@@ -157,6 +157,9 @@ def _planner(
     leads: bool,
 ) -> StepPlanner:
     learns = config.learn != OFF and config.mode == "chain"
+    if learns and getattr(server_args, "enable_deterministic_inference", False):
+        logger.warning("C2T: learns nothing: enable_deterministic_inference, and what is learnt is other requests'")
+        learns = False
     if config.policy == "c2t" and not learns and classifier.spec.training.get("calibrated") != config.mode:
         logger.warning(
             "C2T: the planner takes confidences for probabilities, and this classifier's were not made that on %ss: "

@@ -36,13 +36,16 @@ def no_options_of_the_person_who_runs_this(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delenv(f"C2T_{name}", raising=False)
 
 
-def prepare(draft: Path, revision: str | None = None, *, leads: bool = True, **flags: Any) -> Any:
+def prepare(
+    draft: Path, revision: str | None = None, *, leads: bool = True, deterministic: bool = False, **flags: Any
+) -> Any:
     server_args = SimpleNamespace(
         model_path=str(pair_dir() / "target"),
         speculative_draft_model_path=str(draft),
         speculative_draft_model_revision=revision,
         served_model_name="m",
         enable_metrics=False,
+        enable_deterministic_inference=deterministic,
         _c2t=flags,
     )
 
@@ -216,6 +219,13 @@ def test_auto_has_one_and_says_what_it_takes_confidences_for(tmp_path: Path, cap
     assert "c2t calibrate --on chain" not in caplog.text
     prepare(pair_dir() / "eagle3", **other, learn="off")
     assert "c2t calibrate --on chain" in caplog.text
+
+
+@pytest.mark.parametrize("learn", ["auto", "calibrate"])
+def test_nothing_is_learnt_where_inference_is_deterministic(learn: str, caplog: pytest.LogCaptureFixture):
+    made = prepare(pair_dir() / "eagle3", planner="on", learn=learn, deterministic=True)
+    assert made.planner is not None and not made.planner.learns
+    assert "C2T: learns nothing: enable_deterministic_inference" in caplog.text
 
 
 @pytest.mark.parametrize(
