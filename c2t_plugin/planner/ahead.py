@@ -150,10 +150,11 @@ def _pays(prices: Prices, chances: Sequence[Sequence[float]]) -> bool:
 def _rate(prices: Prices, gains: Sequence[float], depth: int, verify: Sequence[float]) -> float:
     """The most output tokens per second of a step, whose likeliest draft tokens are verified. verify: seconds of the
     target's pass by their number, rising."""
-    other = prices.drafting(depth)
     # whatever was measured beside the passes, a step takes some time
-    other = max(other, LEAST_SECONDS - verify[0])
+    other = max(prices.drafting(depth), LEAST_SECONDS - verify[0])
+    whole = (prices.requests + sum(gains)) / (verify[len(gains)] + other)
     if not prices.packed:
-        return (prices.requests + sum(gains)) / (verify[len(gains)] + other)
-    expected = accumulate(gains, initial=float(prices.requests))
-    return max(tokens / (took + other) for tokens, took in zip(expected, verify, strict=False))
+        return whole
+    cut = other + (0.0 if prices.costs is None else prices.costs.a_cut)
+    expected = accumulate(gains[:-1], initial=float(prices.requests))
+    return max(whole, *(tokens / (took + cut) for tokens, took in zip(expected, verify, strict=False)))

@@ -74,8 +74,11 @@ def share(
     expected = requests + sums(gains)
     other = drafted * curve.draft_s(requests) + (curve.beside if costs is None else costs.beside(depth))
     passes = pass_seconds(curve, requests, requests * depth, tuple(sizes), costs).numpy()
+    seconds = passes[: len(expected)] + other
+    if costs is not None:
+        seconds[: requests * depth] += costs.a_cut
     # a step never costs nothing, whatever was measured beside its passes
-    seconds = np.maximum(passes[: len(expected)] + other, LEAST_SECONDS)
+    seconds = np.maximum(seconds, LEAST_SECONDS)
     rates = expected / seconds
     first = int(np.count_nonzero(taken > 1.0))
     count = first + int(rates[first:].argmax())

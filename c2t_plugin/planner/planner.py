@@ -116,6 +116,8 @@ class Planner:
         costs = self.costs(requests)
         whole = pass_seconds(self.curve, requests, requests * self.d_max, (), costs).numpy()
         seconds = whole[rows] + passes * self.curve.draft_s(requests)
+        if costs is not None:
+            seconds = seconds + costs.a_cut * (rows < window)
         beside = np.array(self.beside(costs, self.depths))[:, None]
         rates = expected / np.maximum(seconds + beside, LEAST_SECONDS)
         impossible = counts > most if self.packed else counts != most
@@ -164,6 +166,8 @@ class Planner:
         run, costs = padded(requests + torch.arange(len(gains)), sizes), self.costs(requests)
         expected = requests + gains[(run - requests).clamp(max=len(gains) - 1)]
         seconds = pass_seconds(self.curve, requests, len(gains) - 1, tuple(sizes), costs)
+        if costs is not None:
+            seconds = seconds + costs.a_cut * (run < requests * (depth + 1))
         other = draft_passes(depth) * self.curve.draft_s(requests) + self.beside(costs, [depth])[0]
         rates = expected / (seconds + other).clamp_min(LEAST_SECONDS)
         return int(run[rates.argmax()])

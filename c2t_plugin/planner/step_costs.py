@@ -16,8 +16,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 # Draft tokens of a request in the target's pass at which the slope of its correction may change.
 KNOTS = (0, 1, 2, 3, 5)
 # How far corrections are believed to reach without evidence, as shares of a typical step: for plain decoding, for each
-# depth, and for each draft token in the target's pass, from each knot on.
-BELIEVED = (0.1, 0.03, *(0.1 for _ in KNOTS))
+# depth, for a cut, and for each draft token in the target's pass, from each knot on.
+BELIEVED = (0.1, 0.03, 0.1, *(0.1 for _ in KNOTS))
 # Steps before and after one by whose median the machine's speed at that time is told from what the step did.
 AROUND = 8
 # No step is faster than a typical one by more than this: a clock that stood still has said nothing.
@@ -45,6 +45,7 @@ class StepCosts(NamedTuple):
     always: float
     plain: float
     a_depth: float
+    a_cut: float
     a_token: tuple[float, ...]
 
     def beside(self, depth: int) -> float:
@@ -67,7 +68,7 @@ class StepCosts(NamedTuple):
         known = np.array([_known(curve, step) for step in steps])
         depths = np.array([step.depth for step in steps])
         tokens = np.array([step.rows / step.requests - 1.0 for step in steps])
-        kinds = np.column_stack([np.ones(len(steps)), depths == 0, depths, _beyond_knots(tokens)])
+        kinds = np.column_stack([np.ones(len(steps)), depths == 0, depths, tokens < depths, _beyond_knots(tokens)])
         typical = float(np.median(took))
         took = np.maximum(took, typical / FASTEST)
         pull = np.diag([0.0, *((NEAR / (reach * typical)) ** 2 for reach in BELIEVED)])
@@ -79,8 +80,8 @@ class StepCosts(NamedTuple):
             expected = np.maximum(known + kinds @ found, LEAST_SECONDS)
             speed = _while_by_while(np.log(took / expected))
             near = NEAR / (np.abs(np.log(took / (expected * speed))) + NEAR)
-        always, plain, a_depth, *a_token = found.tolist()
-        return cls(always, plain, a_depth, tuple(a_token))
+        always, plain, a_depth, a_cut, *a_token = found.tolist()
+        return cls(always, plain, a_depth, max(0.0, a_cut), tuple(a_token))
 
 
 def _known(curve: CostCurve, step: Step) -> float:

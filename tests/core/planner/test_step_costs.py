@@ -12,13 +12,13 @@ from c2t_plugin.planner import CostCurve
 from c2t_plugin.planner.step_costs import Step, StepCosts
 
 CURVE = CostCurve(verify=((1, 0.05), (101, 0.15)), draft=((1, 0.005), (2, 0.005)))
-TRUTH = StepCosts(0.02, 0.004, 0.002, (0.003, 0.0, 0.0, 0.0, 0.0))
+TRUTH = StepCosts(0.02, 0.004, 0.002, 0.003, (0.003, 0.0, 0.0, 0.0, 0.0))
 
 
 def seconds(depth: int, tokens: int, costs: StepCosts = TRUTH) -> float:
     """Of a step of one request."""
     known = CURVE.verify_one(1 + tokens) + max(0, depth - 1) * CURVE.draft_s(1)
-    return known + costs.beside(depth) + float(costs.of_tokens(torch.tensor(tokens)))
+    return known + costs.beside(depth) + costs.a_cut * (tokens < depth) + float(costs.of_tokens(torch.tensor(tokens)))
 
 
 def steps(count: int, factor: list[float] | None = None, seed: int = 0) -> list[Step]:
@@ -41,6 +41,16 @@ def furthest(costs: StepCosts) -> float:
 
 def test_what_a_steady_machine_takes_is_found():
     assert furthest(StepCosts.fit(CURVE, steps(256))) < 0.01
+
+
+def test_what_a_cut_costs_is_found():
+    assert StepCosts.fit(CURVE, steps(256)).a_cut == pytest.approx(TRUTH.a_cut, rel=0.3)
+
+
+def test_no_cut_is_cheaper_than_none():
+    cheaper = TRUTH._replace(a_cut=-0.01)
+    made = [step._replace(seconds=seconds(step.depth, step.rows - 1, cheaper)) for step in steps(256)]
+    assert StepCosts.fit(CURVE, made).a_cut == 0.0
 
 
 def test_slow_whiles_make_no_depth_look_dear():
@@ -78,5 +88,5 @@ def test_times_that_no_machine_takes_stay_numbers(took: float):
 
 
 def test_a_batch_costs_by_draft_tokens_of_a_request():
-    found = StepCosts(0.0, 0.0, 0.0, (1.0, 1.0, 0.0, 2.0, 0.0))
+    found = StepCosts(0.0, 0.0, 0.0, 0.0, (1.0, 1.0, 0.0, 2.0, 0.0))
     assert found.of_tokens(torch.tensor([0.0, 0.5, 1.0, 2.0, 4.0])).tolist() == [0.0, 0.5, 1.0, 3.0, 9.0]
