@@ -126,7 +126,11 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
         {},
         "ragged flashinfer cannot be had: .* or start with --attention-backend flashinfer",
     ),
-    "ragged_trees_on_fa3": ([*TREE, "--speculative-c2t-ragged", "fa3"], {}, "fa3 packs chains only; .* in mode tree"),
+    "ragged_trees_on_flashmla": (
+        [*TREE, "--speculative-c2t-ragged", "flashmla"],
+        {},
+        "flashmla packs chains only; .* in mode tree",
+    ),
     "tree_attention_on_a_cpu": (
         ["--speculative-c2t-attention", "tree"],
         {},
