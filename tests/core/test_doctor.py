@@ -273,6 +273,7 @@ def test_this_environment_is_sound() -> None:
     assert {"sglang contract", "sglang plugin", "classifier draft", "classifier eagle3"} <= {f.name for f in findings}
 
 
+@pytest.mark.slow
 def test_kernels_are_tried_where_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ def checked(device: str, *, trees: bool = False) -> dict[str, Checked]:
     return {each.name: each for each in check(shapes, trees=trees)}
 
 
+@pytest.mark.slow
 def test_right_kernels_pass(device: str):
     found = checked(device, trees=True)
     assert list(found) == NAMES
