@@ -15,7 +15,8 @@ from torch import Tensor
 
 from c2t_kernels import early_stop
 from c2t_plugin.planner import CostCurve, Planner, draft_passes, switched_depths
-from c2t_plugin.planner.ahead import DraftEnd
+from c2t_plugin.planner.ahead import DraftEnd, Prices
+from c2t_plugin.planner.budget import falling
 from c2t_plugin.traces.file import Traces
 
 
@@ -66,7 +67,10 @@ def ending(curve: CostCurve, d_max: int) -> Policy:
     def depth(requests: int) -> int:
         return d_max if planner.depth(requests) else 0
 
-    return Policy("planned, drafts end", depth, planner.keep, lambda acceptance: end.goes_on(planner, acceptance))
+    def goes_on(acceptance: Tensor) -> bool:
+        return end.pays(Prices.of(planner, len(acceptance)), falling(acceptance).tolist())
+
+    return Policy("planned, drafts end", depth, planner.keep, goes_on)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from torch import Tensor
-
-from c2t_plugin.planner.budget import falling, pass_seconds
+from c2t_plugin.planner.budget import pass_seconds
 from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
 from c2t_plugin.planner.learnt import FURTHEST, NEAREST, Learnt
 from c2t_plugin.planner.planner import PROBE_EVERY, WHOLE_FIRST, Planner, draft_passes
@@ -34,8 +32,7 @@ class Prices(NamedTuple):
     """What the drafts of a step of so many requests end by. Numbers alone, so that it is soon pickled.
 
     whole: too few drafts are known for one to end. packed: see Planner. ratios: (d_max,) how likely a token of each
-    depth is accepted if the one before it is. costs: what steps turned out to cost beside the curve's passes; None: as
-    the curve has it. meaning: None: confidences are what they say.
+    depth is accepted if the one before it is. costs: see Planner.costs. meaning: None: confidences are what they say.
     """
 
     requests: int
@@ -43,7 +40,7 @@ class Prices(NamedTuple):
     packed: bool
     whole: bool
     ratios: tuple[float, ...]
-    costs: StepCosts | None
+    costs: StepCosts
     meaning: Meaning | None = None
     version: int = VERSION
 
@@ -56,8 +53,7 @@ class Prices(NamedTuple):
 
     def drafting(self, depth: int) -> float:
         """Seconds of a step that drafts so deep beside the target's pass."""
-        beside = self.curve.beside if self.costs is None else self.costs.beside(depth)
-        return draft_passes(depth) * self.curve.draft_s(self.requests) + beside
+        return draft_passes(depth) * self.curve.draft_s(self.requests) + self.costs.beside(depth)
 
 
 class DraftEnd:
@@ -66,22 +62,35 @@ class DraftEnd:
     A token that is not drafted yet is as likely as the planner's means make it after the one before it. All depths that
     may follow are looked at: the next pass alone may not pay where two do. One answer of `probe_every` is yes where no
     seems best, so that a change for the better is noticed.
+
+    Called in this order: `begin` for each draft, and `goes_on` after each of its tokens, in whichever process drafts.
     """
 
     def __init__(self, probe_every: int = PROBE_EVERY) -> None:
         self._probe_every = probe_every
         self._ended = 0
+        self._prices: Prices | None = None
+        self._chances = Chances(0)
 
     def prices(self, planner: Planner, requests: int, learnt: Learnt | None) -> Prices:
-        """For another process, which asks `pays`."""
+        """See Prices.of."""
         return Prices.of(planner, requests, learnt)
 
-    def goes_on(self, planner: Planner, acceptance: Tensor) -> bool:
-        """Whether to draft one more token, by the (requests, drafted) acceptance of those that there are."""
-        return self.pays(Prices.of(planner, len(acceptance)), falling(acceptance).tolist())
+    def begin(self, prices: Prices | None) -> None:
+        """None: this draft is as deep as it may be."""
+        self._prices = prices
+        if prices is not None:
+            self._chances = Chances(prices.requests, prices.meaning)
+
+    def goes_on(self, confidence: Iterable[float], log_prob: Iterable[float]) -> bool:
+        """Whether to draft one more token. Of each request's newest token: see Chances.add."""
+        if self._prices is None:
+            return True
+        self._chances.add(confidence, log_prob)
+        return self.pays(self._prices, self._chances.rows)
 
     def pays(self, prices: Prices, chances: Sequence[Sequence[float]]) -> bool:
-        """The same by what a planner has sent. chances: of each request, of its tokens, falling."""
+        """Whether one more token does. chances: of each request, of its tokens, falling."""
         drafted, most = len(chances[0]), len(prices.ratios)
         if prices.whole or drafted >= most:
             return drafted < most
@@ -155,6 +164,6 @@ def _rate(prices: Prices, gains: Sequence[float], depth: int, verify: Sequence[f
     whole = (prices.requests + sum(gains)) / (verify[len(gains)] + other)
     if not prices.packed:
         return whole
-    cut = other + (0.0 if prices.costs is None else prices.costs.a_cut)
+    other += prices.costs.a_cut
     expected = accumulate(gains[:-1], initial=float(prices.requests))
-    return max(whole, *(tokens / (took + cut) for tokens, took in zip(expected, verify, strict=False)))
+    return max(whole, *(tokens / (took + other) for tokens, took in zip(expected, verify, strict=False)))

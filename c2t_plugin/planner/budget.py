@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from c2t_plugin.planner.arrays import Array
 from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
 from c2t_plugin.planner.step_costs import StepCosts
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Budget(NamedTuple):
@@ -47,19 +46,9 @@ def spend(
     kept tokens together. As many are taken as make expected output tokens (the accepted ones and one bonus token a
     request) per second most; the fewest, if several counts do.
     """
-    return share(falling(acceptance).numpy(), curve, drafted, longest, at_least, sizes, costs)
-
-
-def share(
-    chain: Array,
-    curve: CostCurve,
-    drafted: int,
-    longest: Tensor | None = None,
-    at_least: Tensor | None = None,
-    sizes: Sequence[int] = (),
-    costs: StepCosts | None = None,
-) -> Budget:
-    """`spend` of chances that fall, float64. In numpy: on so few numbers an operation of torch costs three of its."""
+    costs = costs or StepCosts(curve.beside)
+    # in numpy: on so few numbers an operation of torch costs three of its
+    chain = falling(acceptance).numpy()
     requests, depth = chain.shape
     depths = np.arange(depth)
     # what has to be taken comes first
@@ -72,11 +61,10 @@ def share(
     taken = flat[order]
     gains = chain.T.ravel()[order][taken >= 0]
     expected = requests + sums(gains)
-    other = drafted * curve.draft_s(requests) + (curve.beside if costs is None else costs.beside(depth))
+    other = drafted * curve.draft_s(requests) + costs.beside(depth)
     passes = pass_seconds(curve, requests, requests * depth, tuple(sizes), costs).numpy()
     seconds = passes[: len(expected)] + other
-    if costs is not None:
-        seconds[: requests * depth] += costs.a_cut
+    seconds[: requests * depth] += costs.a_cut
     # a step never costs nothing, whatever was measured beside its passes
     seconds = np.maximum(seconds, LEAST_SECONDS)
     rates = expected / seconds
@@ -107,14 +95,10 @@ def sums(values: Array) -> Array:
 
 # Asked for in every step, and the same as long as requests, curve and costs are.
 @functools.lru_cache(maxsize=256)
-def pass_seconds(
-    curve: CostCurve, requests: int, most: int, sizes: tuple[int, ...] = (), costs: StepCosts | None = None
-) -> Tensor:
+def pass_seconds(curve: CostCurve, requests: int, most: int, sizes: tuple[int, ...], costs: StepCosts) -> Tensor:
     """(most + 1,) float64 seconds of target passes over the roots of so many requests and 0, 1, 2, ... draft tokens;
     more tokens never take less. sizes, costs: see `spend`. Not to be written to."""
     run = padded(requests + torch.arange(most + 1), sizes)
-    if costs is None:
-        return curve.verify_s(run)
     return (curve.verify_s(run) + costs.of_tokens(run / requests - 1.0)).cummax(0).values
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from c2t_plugin.planner.budget import Array, falling_of
+from c2t_plugin.planner.arrays import Array
+from c2t_plugin.planner.budget import falling_of
 
 # Chances are taken no nearer to 0 and 1, and the draft's own logit no further from 0.
 NEAREST, FURTHEST = 1e-2, 20.0

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.planner.budget import Array, falling, padded, pass_seconds, share, sums
+from c2t_plugin.planner.arrays import Array
+from c2t_plugin.planner.budget import falling, padded, pass_seconds, spend, sums
 from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
 from c2t_plugin.planner.gains import RecentGains
 from c2t_plugin.planner.pace import Pace
@@ -115,10 +116,8 @@ class Planner:
         rows = np.minimum(sums(taken)[drafted] + counts, window) if self.packed else window
         costs = self.costs(requests)
         whole = pass_seconds(self.curve, requests, requests * self.d_max, (), costs).numpy()
-        seconds = whole[rows] + passes * self.curve.draft_s(requests)
-        if costs is not None:
-            seconds = seconds + costs.a_cut * (rows < window)
-        beside = np.array(self.beside(costs, self.depths))[:, None]
+        seconds = whole[rows] + passes * self.curve.draft_s(requests) + costs.a_cut * (rows < window)
+        beside = np.array([costs.beside(depth) for depth in self.depths])[:, None]
         rates = expected / np.maximum(seconds + beside, LEAST_SECONDS)
         impossible = counts > most if self.packed else counts != most
         best = int(np.where(impossible, -1.0, rates).max(1).argmax())
@@ -136,14 +135,14 @@ class Planner:
     ) -> Tensor:
         """(requests,) int64 draft tokens to verify; see `spend`. acceptance: (requests, drafted) of this step."""
         drafted, self.promised_s = acceptance.shape[1], None
-        chain = falling(acceptance).numpy()
-        if chain.size:
-            self._observe(chain.mean(0))
+        chain = falling(acceptance)
+        if chain.numel():
+            self._observe(chain.mean(0).numpy())
         if not self.packed:
             whole = torch.full((len(acceptance),), drafted)
             return whole if longest is None else longest.clamp(max=drafted)
         costs = self.costs(len(acceptance))
-        found = share(chain, self.curve, draft_passes(drafted), longest, at_least, sizes, costs)
+        found = spend(chain, self.curve, draft_passes(drafted), longest, at_least, sizes, costs)
         self.promised_s = found.seconds
         return found.kept
 
@@ -165,20 +164,16 @@ class Planner:
             return requests * (depth + 1)
         run, costs = padded(requests + torch.arange(len(gains)), sizes), self.costs(requests)
         expected = requests + gains[(run - requests).clamp(max=len(gains) - 1)]
-        seconds = pass_seconds(self.curve, requests, len(gains) - 1, tuple(sizes), costs)
-        if costs is not None:
-            seconds = seconds + costs.a_cut * (run < requests * (depth + 1))
-        other = draft_passes(depth) * self.curve.draft_s(requests) + self.beside(costs, [depth])[0]
+        cut = costs.a_cut * (run < requests * (depth + 1))
+        seconds = pass_seconds(self.curve, requests, len(gains) - 1, tuple(sizes), costs) + cut
+        other = draft_passes(depth) * self.curve.draft_s(requests) + costs.beside(depth)
         rates = expected / (seconds + other).clamp_min(LEAST_SECONDS)
         return int(run[rates.argmax()])
 
-    def costs(self, requests: int) -> StepCosts | None:
-        """What steps of so many requests turned out to cost beside the curve's passes; None if that is not known."""
-        return None if self._pace is None else self._pace.costs(self.curve, requests)
-
-    def beside(self, costs: StepCosts | None, depths: Sequence[int]) -> list[float]:
-        """Seconds of steps of these depths beside their passes. costs: see `costs`."""
-        return [self.curve.beside if costs is None else costs.beside(depth) for depth in depths]
+    def costs(self, requests: int) -> StepCosts:
+        """What steps of so many requests cost beside the curve's passes: what they turned out to, else as it says."""
+        measured = None if self._pace is None else self._pace.costs(self.curve, requests)
+        return measured or StepCosts(self.curve.beside)
 
     def _observe(self, chain: Array) -> None:
         """chain: (drafted,) mean acceptance by depth."""

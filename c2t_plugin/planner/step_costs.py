@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from c2t_plugin.planner.arrays import Array
 from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 # Draft tokens of a request in the target's pass at which the slope of its correction may change.
 KNOTS = (0, 1, 2, 3, 5)
@@ -39,14 +38,15 @@ class Step(NamedTuple):
 
 
 class StepCosts(NamedTuple):
-    """Seconds beside the curve's. always: of every step. plain: of one that drafts nothing, besides. a_depth: of each
-    depth. a_token: of a draft token a request in the target's pass, from each knot on."""
+    """Seconds beside a curve's for the passes. always: of every step. plain: of one that drafts nothing, besides.
+    a_depth: of each depth. a_cut: of a step that verifies less than it drafted, and has to pack rows for that; 0 or
+    more. a_token: of a draft token a request in the target's pass, from each knot on."""
 
     always: float
-    plain: float
-    a_depth: float
-    a_cut: float
-    a_token: tuple[float, ...]
+    plain: float = 0.0
+    a_depth: float = 0.0
+    a_cut: float = 0.0
+    a_token: tuple[float, ...] = (0.0,) * len(KNOTS)
 
     def beside(self, depth: int) -> float:
         """Of a step that drafts so deep, whatever it verifies."""

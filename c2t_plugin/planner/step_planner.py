@@ -211,13 +211,17 @@ class StepPlanner:
                 self.depth = self._steps
 
     def goes_on(self, sure: Tensor) -> bool:
-        """Whether the step at hand drafts one more token. sure: see `keep`, of those that it has."""
-        if not self._open or self._planner is None or self.draft_end is None:
+        """Whether the step at hand drafts one more token, asked after each. sure: see `keep`, of those that it has."""
+        if self.draft_end is None:
             return True
-        return self.draft_end.goes_on(self._planner, self._meant(sure))
+        if sure.shape[1] == 1:
+            self.draft_end.begin(self.prices(len(sure)))
+        confidence, log_prob = _confidence_of(sure[:, -1:])
+        own = torch.full_like(confidence, math.nan) if log_prob is None else log_prob
+        return self.draft_end.goes_on(confidence.flatten().tolist(), own.flatten().tolist())
 
     def prices(self, requests: int) -> Prices | None:
-        """What drafts of the step at hand end by in another process; None: they are as deep as `depth`."""
+        """What drafts of the step at hand end by, in whichever process; None: they are as deep as `depth`."""
         if not self._open or self._planner is None or self.draft_end is None:
             return None
         learnt = None if self._calibration is None else self._calibration.in_force

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from c2t_plugin.engines.host_scorer import HostScorer
-from c2t_plugin.planner.ahead import VERSION, Chances, DraftEnd, Prices
+from c2t_plugin.planner.ahead import VERSION, DraftEnd, Prices
 
 # Attribute of vLLM's SchedulerOutput.
 SENT = "c2t_sent"
@@ -26,24 +26,19 @@ class Ending:
         # with the step at hand; None: its drafts are as deep as vLLM was told
         self.sent: Sent | None = None
         self._end = DraftEnd()
-        self._chances: Chances | None = None
         self._rows: Sequence[int] = ()
 
     def begin(self, names: Sequence[str], *, alike: bool) -> None:
         """names: of the batch's requests, by row. alike: whether none of them has limits of its own."""
-        self._chances = None
+        self._end.begin(None)
         if self.sent is None or not alike or self.sent.prices.version != VERSION:
             return
         prices, reading = self.sent
         self._rows = [row for row, name in enumerate(names) if name not in reading]
         if len(self._rows) == prices.requests:
-            self._chances = Chances(prices.requests, prices.meaning)
+            self._end.begin(prices)
 
     def goes_on(self, scorer: HostScorer) -> bool:
         """Whether the draft, whose newest token was just scored, gets one more."""
-        if self.sent is None or self._chances is None:
-            return True
         confidence, log_prob = scorer.newest()
-        rows = self._rows
-        self._chances.add((confidence[row] for row in rows), (log_prob[row] for row in rows))
-        return self._end.pays(self.sent.prices, self._chances.rows)
+        return self._end.goes_on((confidence[row] for row in self._rows), (log_prob[row] for row in self._rows))

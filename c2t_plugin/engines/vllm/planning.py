@@ -18,7 +18,7 @@ import torch
 from c2t_plugin.engines.vllm.ending import Sent
 from c2t_plugin.planner import CostCurve, OwnLimits, draft_passes, switched_depths
 from c2t_plugin.planner.ahead import DraftEnd
-from c2t_plugin.planner.budget import Array
+from c2t_plugin.planner.arrays import Array
 from c2t_plugin.planner.calibration import Calibration
 from c2t_plugin.planner.step_planner import StepPlanner
 

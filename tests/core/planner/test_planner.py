@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import PROBE_EVERY, CostCurve, OwnLimits, Planner, draft_passes, spend
 from c2t_plugin.planner.gains import MEMORY, RecentGains
-from c2t_plugin.planner.step_costs import KNOTS, StepCosts
+from c2t_plugin.planner.step_costs import StepCosts
 
 FREE = CostCurve(verify=((1, 1.0), (1000, 1.0)), draft=((1, 1e-6), (1000, 1e-6)))
 # every token costs the same, nothing else costs anything to speak of
@@ -288,13 +288,13 @@ def test_a_curve_is_the_nearest_that_never_falls(seconds: list[float]):
 def test_what_was_measured_beside_the_passes_counts_in_the_place_of_the_curves():
     acceptance, curve = torch.tensor([[0.3, 0.1]]), CostCurve(((1, 1.0), (2, 1.4), (3, 1.8)), ((1, 0.1), (2, 0.1)))
     assert spend(acceptance, curve, 0).kept.tolist() == [0]
-    dearer = StepCosts(0.6, 0.0, 0.0, 0.0, (0.0,) * len(KNOTS))
+    dearer = StepCosts(0.6)
     assert spend(acceptance, curve, 0, costs=dearer).kept.tolist() == [1]
 
 
 def test_a_cut_that_costs_more_than_it_saves_is_not_made():
     acceptance, curve = torch.tensor([[0.9, 0.1]]), CostCurve(((1, 1.0), (2, 1.1), (3, 1.3)), ((1, 0.1), (2, 0.1)))
-    free = StepCosts(0.0, 0.0, 0.0, 0.0, (0.0,) * len(KNOTS))
+    free = StepCosts(0.0)
     assert spend(acceptance, curve, 0, costs=free).kept.tolist() == [1]
     dear = spend(acceptance, curve, 0, costs=free._replace(a_cut=0.3))
     assert dear.kept.tolist() == [2] and dear.seconds == pytest.approx(1.3)
