@@ -42,7 +42,19 @@ CONTESTANTS: Mapping[str, Mapping[str, Arm]] = {
     "vllm": {
         **{name: ARMS[name] for name in (PLAIN, "static 2", "static 4")},
         BY_BATCH: Arm(BY_BATCH, {"vllm": lambda on: {**ARMS["static 4"].options("vllm", on), **SCHEDULE}}),
-        AS_IT_COMES: ARMS[AS_IT_COMES],
+        AS_IT_COMES: Arm(
+            AS_IT_COMES,
+            {
+                "vllm": lambda on: {
+                    "method": f"c2t:{on.method}",
+                    "model": on.draft,
+                    "num_speculative_tokens": on.d_max,
+                    "c2t_classifier": on.classifier,
+                }
+            },
+            c2t=True,
+            planned=True,
+        ),
     },
 }
 # An engine's own that may refuse a CPU, which is then said and is no failure of the demo.

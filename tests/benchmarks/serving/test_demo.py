@@ -60,10 +60,16 @@ def test_what_it_prints(stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "a[c]d[e]f" in text.replace("\n", "") and "3 of 6 tokens came from the draft" in text
 
 
-def test_c2t_gets_no_options_but_the_draft() -> None:
-    arm = CONTESTANTS["sglang"]["C2T"]
-    filled: Any = type("On", (), {"draft": Path("draft")})()
-    assert dict(arm.options("sglang", filled)) == {"algorithm": "C2T", "draft_model_path": Path("draft")}
+@pytest.mark.parametrize("engine", ENGINES)
+def test_c2t_gets_no_options_of_its_own_but_its_files(engine: str) -> None:
+    arm = CONTESTANTS[engine]["C2T"]
+    filled: Any = type("On", (), {"draft": "draft", "method": "eagle3", "d_max": 6, "classifier": "file"})()
+    expected = {
+        "sglang": {"algorithm": "C2T", "draft_model_path": "draft"},
+        # vLLM has to be told of a length, and would load a classifier beside the draft as part of it
+        "vllm": {"method": "c2t:eagle3", "model": "draft", "num_speculative_tokens": 6, "c2t_classifier": "file"},
+    }
+    assert dict(arm.options(engine, filled)) == expected[engine] and arm.planned
 
 
 def test_arms_change_places_and_rounds_their_prompts(stage: Stage, tmp_path: Path) -> None:
