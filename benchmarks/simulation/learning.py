@@ -7,8 +7,9 @@ The recorded states of some prompts are served in their order, 8 prompts at a ti
 chains are accepted; when all have been served they are again, from another state. The planner's calibration starts from
 classifiers of other pairs, from the draft's own probabilities ("nothing") and from one that was fitted offline on the
 very pair. vLLM's estimator reads the same stream. At some numbers of states both stand still and judge the recorded
-chains of other prompts: nats per draft token, AUC, and verified draft tokens at the accept lengths of static chains,
-over those of the static chains. A poisoned stream says the contrary in every tenth prompt.
+chains of other prompts: nats per draft token, AUC, verified draft tokens at the accept lengths of static chains over
+those of the static chains, and the output tokens per second that a planner gets with these chances on a GPU's data
+sheet. A poisoned stream says the contrary in every tenth prompt.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ from torch import Tensor
 
 from benchmarks.command import run
 from benchmarks.report.rows import BenchRow, append_rows
+from benchmarks.simulation.roofline import GPUS, MODELS, Machine, draft_of
+from benchmarks.simulation.setting import Setting
+from benchmarks.simulation.steps import planned, serve
 from benchmarks.simulation.vllm_rival import LEAST
 from c2t_plugin.classifier import load_classifier
 from c2t_plugin.errors import C2TError
@@ -43,13 +47,16 @@ MARKS = (0, 100, 500, 2_000, 10_000, 50_000)
 NOTHING, RIVAL, OFFLINE = "nothing", "vLLM's estimator", "offline fit"
 # Every so many prompts say the contrary in a poisoned stream.
 POISONED = 10
+# Where a planner is judged: a GPU, a target, and requests at once.
+GPU, TARGET, LOADS = "L40", "llama-3.1-8b", (1, 8, 64)
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Other prompts' chains, all of their recorded states."""
+    """Other prompts' chains, all of their recorded states. traces: the same, as a server walks through them."""
 
     chain: Forest
+    traces: Traces
 
     def figures(self, survival: Tensor) -> dict[str, float]:
         """survival: (chains, D_MAX) chance that a chain is accepted up to each token."""
@@ -68,7 +75,15 @@ class Judge:
             "nll": float(-np.log(np.where(hits, chance, 1 - chance)).mean()),
             "auc": float(auc),
             "gamma_ratio": float((verified / (lengths * len(self.chain))).mean()),
+            **{f"tokens_per_s_{load}": self.planned(survival, load) for load in LOADS},
         }
+
+    def planned(self, survival: Tensor, requests: int) -> float:
+        """Output tokens per second of a planner that takes these for chances, so many requests at once."""
+        target, machine = MODELS[TARGET], Machine(GPUS[GPU])
+        draft = draft_of(self.traces.header["pair"].get("kind", ""), target)
+        curve = Setting(machine, target, draft, requests, D_MAX).curve(scored=True)
+        return serve(self.traces, survival, curve, planned(curve, D_MAX), requests).tokens_per_s
 
 
 def visits(traces: Traces, accepted: Tensor) -> Iterator[int]:
@@ -130,7 +145,7 @@ def rows_of(options: argparse.Namespace, record: Mapping[str, Any]) -> Iterator[
     if stream.header["pair"] != held_out.header["pair"]:
         raise C2TError(f"{options.learn} and {options.judge} are of different pairs; collect again")
     chains = truncate(stream.chain, D_MAX), truncate(held_out.chain, D_MAX)
-    true, judge = chains[0].accepted.long().sum(1), Judge(chains[1])
+    true, judge = chains[0].accepted.long().sum(1), Judge(chains[1], replace(held_out, chain=chains[1], tree=chains[1]))
     walk = visits(stream, true)
     order = [next(walk) for _ in range(MARKS[-1])]
     files = dict(each.split("=", 1) for each in options.start)
@@ -144,7 +159,7 @@ def rows_of(options: argparse.Namespace, record: Mapping[str, Any]) -> Iterator[
         found[RIVAL] = rival(chains, outcome, order, judge)
         for arm, figures in found.items():
             for mark, metrics in zip(MARKS, figures, strict=True):
-                label = {"stream": options.name, "states": mark, "poisoned": poisoned}
+                label = {"stream": options.name, "states": mark, "poisoned": poisoned, "gpu": GPU, "target": TARGET}
                 yield BenchRow(SCENARIO, "simulated", arm, label, metrics, "", record)
 
 
@@ -158,7 +173,7 @@ def table(rows: list[BenchRow], metric: str = "nll") -> list[str]:
         for arm in dict.fromkeys(row.arm for row in rows):
             cells = [row for row in rows if (row.arm, row.setting["poisoned"]) == (arm, poisoned)]
             name = f"{arm}{', a tenth poisoned' if poisoned else ''}"
-            lines.append(f"| {name} | {' | '.join(f'{row.metrics[metric]:.4f}' for row in cells)} |")
+            lines.append(f"| {name} | {' | '.join(f'{row.metrics[metric]:.4g}' for row in cells)} |")
     return lines
 
 
@@ -185,7 +200,7 @@ def main(argv: list[str]) -> int:
     except C2TError as error:
         print(f"learning: {error}", file=sys.stderr)
         return 2
-    for metric in ("nll", "gamma_ratio", "auc"):
+    for metric in ("nll", "gamma_ratio", "auc", *(f"tokens_per_s_{load}" for load in LOADS)):
         print("\n".join(table(rows, metric)), end="\n\n")
     append_rows(options.out, rows)
     return 0
