@@ -72,6 +72,7 @@ report: venv-sglang
 	@$(PY) -m benchmarks.report
 	@$(PY) -m benchmarks.report.training_tables
 	@$(PY) -m benchmarks.report.fleet_tables
+	@$(PY) -m benchmarks.report.learning_table
 
 venv-sglang: $(STAMP)
 

@@ -1,0 +1,95 @@
+"""The table of docs/training.md on what is learnt without training, from rows of `benchmarks.simulation.learning`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from benchmarks.report.command import RESULTS, ROOT
+from benchmarks.report.pictures import learning_blocks
+from benchmarks.report.rows import BenchRow, read_rows
+from benchmarks.report.sections import source_line
+from benchmarks.report.tables import filled, latest_blocks, table
+from c2t_plugin.errors import C2TError
+from c2t_plugin.output import write_text
+
+PAGE = ROOT / "docs/training.md"
+NAME, SOURCES = "learning", "learning-sources"
+STATES, AFTER = (0, 500, 2_000, 10_000, 50_000), 10_000
+LOADS = (1, 8, 64)
+OFFLINE = "from offline fit"
+
+
+def learning(rows: Sequence[BenchRow]) -> str:
+    """A line a stream and start: nats by states, then figures after AFTER, of a poisoned stream beside them."""
+    head = ["stream", "starts from", *(f"{states:,}" for states in STATES)]
+    head += [f"gamma ratio after {AFTER:,}", "a tenth poisoned"]
+    head += [f"tokens/s at {load}" for load in LOADS] + ["a tenth poisoned"]
+    return table(head, (line for block in _streams(rows) for line in _lines(block)))
+
+
+def _streams(rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
+    """Newest rows by stream, those of poisoned streams too."""
+    of = {block[0].setting["stream"]: list(block) for block in learning_blocks(rows)}
+    poisoned = [row for row in rows if row.scenario == "learning" and row.setting["poisoned"]]
+    for block in latest_blocks(poisoned, lambda row: (("stream", row.setting["stream"]),)).values():
+        of[block[0].setting["stream"]] += block
+    return list(of.values())
+
+
+def _lines(block: Sequence[BenchRow]) -> list[list[str]]:
+    at = {(row.arm, row.setting["states"], row.setting["poisoned"]): row.metrics for row in block}
+    # a planner with the offline fit as it was at first
+    goal = at[OFFLINE, 0, 0]
+
+    def share(arm: str, poisoned: int, load: int) -> str:
+        name = f"tokens_per_s_{load}"
+        return f"{at[arm, AFTER, poisoned][name] / goal[name]:.3f}" if name in goal else ""
+
+    return [
+        [
+            str(block[0].setting["stream"]),
+            arm.removeprefix("from "),
+            *(_short(at[arm, states, 0]["nll"]) for states in STATES),
+            *(_short(at[arm, AFTER, poisoned]["gamma_ratio"]) for poisoned in (0, 1)),
+            *(share(arm, 0, load) for load in LOADS),
+            share(arm, 1, LOADS[1]),
+        ]
+        for arm in dict.fromkeys(row.arm for row in block)
+    ]
+
+
+def _short(figure: float) -> str:
+    return f"{figure:.3f}".removeprefix("0")
+
+
+def sources(rows: Sequence[BenchRow]) -> str:
+    """The runs that these rows come from."""
+    runs = {row.run["utc"]: row.run for block in _streams(rows) for row in block}
+    return "\n\n".join(source_line(run) for run in runs.values())
+
+
+def render(page: str, rows: Sequence[BenchRow]) -> str:
+    """The page with the table and its sources made anew. C2TError without their markers."""
+    for name, made in ((NAME, learning(rows)), (SOURCES, sources(rows))):
+        page = filled(page, name, f"\n\n{made}\n\n", PAGE.name)
+    return page
+
+
+def main(argv: list[str]) -> int:
+    """Write the table of docs/training.md anew."""
+    argparse.ArgumentParser(prog="python -m benchmarks.report.learning_table", description=main.__doc__).parse_args(
+        argv
+    )
+    try:
+        rows = read_rows(RESULTS / "simulated.jsonl", BenchRow)
+        write_text(PAGE, render(PAGE.read_text(encoding="utf-8"), rows))
+    except C2TError as error:
+        print(f"learning_table: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,65 @@
+"""The table of docs/training.md on learning is that of the rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.report import learning_table
+from benchmarks.report.command import RESULTS
+from benchmarks.report.learning_table import LOADS, PAGE, learning, main, render
+from benchmarks.report.rows import BenchRow, read_rows
+from c2t_plugin.errors import C2TError
+
+STATES = (0, 500, 2_000, 10_000, 50_000)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[BenchRow]:
+    return read_rows(RESULTS / "simulated.jsonl", BenchRow)
+
+
+def made_up(arm: str, states: int, poisoned: int, speed: float) -> BenchRow:
+    metrics: dict[str, float | None] = {"nll": 0.5 - states / 1e6, "gamma_ratio": 0.7 + poisoned / 10, "auc": 0.9}
+    metrics |= {f"tokens_per_s_{load}": speed * load for load in LOADS}
+    label = {"stream": "made up", "states": states, "poisoned": poisoned}
+    run = {
+        "utc": "2026-01-01T00:00:00+00:00",
+        "command": "c",
+        "machine": "m",
+        "git_sha": "0" * 40,
+        "dirty": False,
+        "seed": 0,
+        "versions": {},
+    }
+    return BenchRow("learning", "simulated", arm, label, metrics, "", run)
+
+
+def test_the_page_shows_the_committed_rows(rows: list[BenchRow]) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert render(text, rows) == text
+
+
+def test_speeds_are_over_those_of_the_offline_fit_before_it_learnt() -> None:
+    arms = {"from offline fit": 100.0, "from nothing": 80.0}
+    made = [
+        made_up(arm, states, bad, speed - bad) for arm, speed in arms.items() for states in STATES for bad in (0, 1)
+    ]
+    offline, nothing = learning(made).splitlines()[-2:]
+    assert offline.endswith("| .500 | .499 | .498 | .490 | .450 | .700 | .800 | 1.000 | 1.000 | 1.000 | 0.990 |")
+    assert nothing.startswith("| made up | nothing |") and nothing.endswith("| 0.800 | 0.800 | 0.800 | 0.790 |")
+
+
+def test_the_command_writes_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = tmp_path / "training.md"
+    names = (learning_table.NAME, learning_table.SOURCES)
+    page.write_text("".join(f"<!-- table:{name} -->\nold\n<!-- /table:{name} -->\n" for name in names))
+    monkeypatch.setattr(learning_table, "PAGE", page)
+    assert main([]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert "old" not in text and "| vLLM's estimator |" in text
+    with pytest.raises(C2TError, match="markers"):
+        render("", [])
+    page.write_text("", encoding="utf-8")
+    assert main([]) == 2
