@@ -56,7 +56,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
         *("--speculative-c2t-planner", str(folder / "curve.json"), "--speculative-c2t-plan", "lagged"),
         # the rule reads confidences as they are
         *("--speculative-c2t-learn", "off"),
-        *("--disable-radix-cache", "--skip-server-warmup"),
+        "--skip-server-warmup",
         log=folder / "server.log",
         env={
             **os.environ,
@@ -70,13 +70,22 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
         for what in (*CONCURRENCIES, *planned_log.FAULTS):
             planted.write_text(str(what))
             log.write_text("")
+            running.flush_cache()
             answers[what] = vc.answers(running, prompts, what if isinstance(what, int) else FEW)
             steps[what] = [json.loads(line) for line in log.read_text().splitlines()]
         planted.write_text("")
-        plain_steps = {fault: forced_plan.answered(running, prompts, forced, drafts, fault) for fault in FORCED}
+        plain_steps = {}
+        for fault in FORCED:
+            running.flush_cache()
+            plain_steps[fault] = forced_plan.answered(running, prompts, forced, drafts, fault)
+        continued = {
+            fault: forced_plan.continued(running, prompts, forced, drafts, fault) for fault in ("", forced_plan.HOLES)
+        }
     plain = [tuple(target.greedy(prompt, vc.NEW_TOKENS)) for prompt in prompts]
     judge = forced_plan.Judge(target, load_draft(pair_dir(), "eagle3", target), vc.Rule(classifier, 0.0))
-    yield SimpleNamespace(answers=answers, steps=steps, plain=plain, plain_steps=plain_steps, judge=judge)
+    yield SimpleNamespace(
+        answers=answers, steps=steps, plain=plain, plain_steps=plain_steps, continued=continued, judge=judge
+    )
 
 
 def expected(served: SimpleNamespace, last: Any) -> list[tuple[int, int, list[int]]]:
@@ -128,3 +137,12 @@ def test_drafts_behind_plain_steps_are_those_of_a_draft_that_has_read_each(serve
     found = served.plain_steps[fault]
     assert [tuple(answer["output_ids"][: vc.NEW_TOKENS]) for answer in found.answers] == served.plain
     served.judge.judge(found, fault)
+
+
+@pytest.mark.parametrize("fault", ["", forced_plan.HOLES])
+def test_drafts_behind_texts_of_plain_steps_that_the_cache_has_kept(served: SimpleNamespace, fault: str):
+    found = served.continued[fault]
+    cached = [answer["meta_info"]["cached_tokens"] for answer in found.answers]
+    assert all(cached) and all(tokens < len(text) for tokens, text in zip(cached, found.prompts, strict=True))
+    differing, seen = served.judge.wrong(found)
+    assert seen > 20 and (differing > 0) == bool(fault)

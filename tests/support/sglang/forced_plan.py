@@ -29,18 +29,21 @@ FAULTS = (
     "the_seed_is_as_before",
     "at_the_bound_the_newest_token_is_forgotten",
 )
+# Of a text that has ended, keys that the draft has not written are a prefix for others.
+HOLES = "keys_that_are_not_there_are_kept"
 # Numbers summed in another order; a choice of the draft this near to another one may fall either way.
 NEAR, CLOSE = 1e-3, 2e-3
 
 
 def register() -> None:
-    from c2t_plugin.engines.sglang import behind, worker
+    from c2t_plugin.engines.sglang import behind, results, worker
 
     path, log, most = Path(os.environ["FORCED_PLAN"]), Path(os.environ["FORCED_LOG"]), behind.MOST_STEPS
     now: dict[str, Any] = {"text": "", "fault": ""}
     mixin, kept = worker.DraftMixin, behind.Behind
     plan, draft, catch_up, seeds_of = worker.StepMixin.planned_depth, mixin.draft, mixin._catch_up, mixin._seeds_of
     late, skip, prefill, put = kept.late, kept.skip, kept._prefill, behind.Late.put
+    read_by_the_draft = results.read_by_the_draft
 
     def write(**line: Any) -> None:
         with log.open("a") as file:
@@ -100,7 +103,11 @@ def register() -> None:
         catch_up(self, batch, draft_input, ended and now["fault"] != FAULTS[5])
         now["catching_up"] = False
 
-    worker.StepMixin.planned_depth = planned
+    def with_holes(original: Any) -> Any:
+        ours = read_by_the_draft(original)
+        return lambda self: (original if now["fault"] == HOLES else ours)(self)
+
+    worker.StepMixin.planned_depth, results.read_by_the_draft = planned, with_holes
     mixin.draft, mixin._catch_up, mixin._seeds_of = drafted, caught_up, seeded
     kept.late, kept.skip, kept._prefill, behind.Late.put = handed_over, skipped, made, begun
 
@@ -115,17 +122,35 @@ class Answered:
     caught_up: Sequence[Mapping[str, Any]]
 
 
-def answered(running: Any, prompts: Sequence[Sequence[int]], plan: Path, log: Path, fault: str = "") -> Answered:
+def answered(
+    running: Any,
+    prompts: Sequence[Sequence[int]],
+    plan: Path,
+    log: Path,
+    fault: str = "",
+    depths: Sequence[int] = DEPTHS,
+    most: int = MOST,
+) -> Answered:
     """Prompts answered, AT_ONCE at a time, by a server with this plugin."""
     from tests.support.sglang import verify_counts
 
-    plan.write_text(json.dumps({"depths": DEPTHS, "most": MOST, "fault": fault}))
+    plan.write_text(json.dumps({"depths": depths, "most": most, "fault": fault}))
     log.write_text("")
     answers = verify_counts.answers(running, prompts, AT_ONCE, new_tokens=NEW_TOKENS)
     plan.write_text("")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     steps, caught_up = ([line for line in lines if name in line] for name in ("rids", "caught_up"))
     return Answered(prompts, answers, steps, caught_up)
+
+
+def continued(running: Any, prompts: Sequence[Sequence[int]], plan: Path, log: Path, fault: str = "") -> Answered:
+    """Texts that plain steps have given, as prompts of drafted ones, which find them in the server's cache."""
+    running.flush_cache()
+    plain = answered(running, prompts, plan, log, fault, depths=(0,), most=2 * NEW_TOKENS)
+    texts = [[*prompt, *answer["output_ids"][:-1]] for prompt, answer in zip(prompts, plain.answers, strict=True)]
+    found = answered(running, texts, plan, log, fault, depths=(2, 4, 1))
+    running.flush_cache()
+    return found
 
 
 @dataclasses.dataclass
