@@ -55,9 +55,10 @@ class Late(NamedTuple):
 class Behind:
     """What the draft has not read of the running requests: at most MOST_STEPS steps, or MOST_BYTES."""
 
-    def __init__(self, requests: int) -> None:
-        """requests: of the largest batch."""
-        self._requests = requests
+    def __init__(self, requests: int, reads_states: bool = True) -> None:
+        """requests: of the largest batch. reads_states: whether the draft reads the target's hidden states, which are
+        sometimes there for others."""
+        self._requests, self._reads_states = requests, reads_states
         # one tensor a step; on a GPU hidden states are in a graph's memory, which the next step overwrites
         self._tokens: list[Tensor] = []
         self._hidden: Tensor | None = None
@@ -70,14 +71,15 @@ class Behind:
 
     def skip(self, batch: Any, result: Any) -> None:
         """Instead of the draft extend of that step. result: SGLang's, of its target pass."""
-        hidden, requests = result.logits_output.hidden_states, len(batch.reqs)
+        hidden = result.logits_output.hidden_states if self._reads_states else None
+        requests = len(batch.reqs)
         if not self._room:
             self._room = MOST_STEPS * self._requests
             if hidden is not None:
                 held = MOST_BYTES // (hidden[0].numel() * hidden.element_size())
                 self._room = max(min(self._room, held), self._requests)
                 self._hidden = hidden.new_empty((self._room, hidden.shape[1]))
-        if self._hidden is not None:
+        if self._hidden is not None and hidden is not None:
             self._hidden[self._rows : self._rows + requests] = hidden
         self._tokens.append(result.next_token_ids)
         for row, req in enumerate(batch.reqs, start=self._rows):
@@ -175,7 +177,7 @@ def start(worker: Any) -> Behind | None:
         logger.info("C2T: the draft reads every plain step at once: %s", reason)
         return None
     PATCHES.apply(PLAIN)
-    return Behind(worker.req_to_token_pool.size)
+    return Behind(worker.req_to_token_pool.size, not worker.speculative_algorithm.is_standalone())
 
 
 def _reason(server_args: Any, draft: Any) -> str:
@@ -185,7 +187,7 @@ def _reason(server_args: Any, draft: Any) -> str:
 
     broken = contract.missing_for_plain_steps()
     for found, reason in (
-        (bool(broken), f"this release of SGLang is not as it takes to do that later ({'; '.join(broken)})"),
+        (bool(broken), f"this release of SGLang lacks what it takes to do that later ({''.join(broken[:1])})"),
         (getattr(server_args, "disaggregation_mode", "null") not in (None, "null"), "disaggregation"),
         (getattr(server_args, "enable_mixed_chunk", False), "chunks of prompts run together with steps"),
         (getattr(server_args, "enable_streaming_session", False), "sessions keep the slots of texts that have ended"),

@@ -118,8 +118,9 @@ def test_the_batch_at_hand_is_left_as_it_is(behind: Any):
 
 
 def test_drafts_that_read_no_states_need_none(behind: Any):
-    kept, reqs = behind.Behind(SLOTS), requests(2)
-    step(kept, reqs, [10, 20], hidden=False)
+    """A client may have asked for those of some steps."""
+    kept, reqs = behind.Behind(SLOTS, reads_states=False), requests(2)
+    step(kept, reqs, [10, 20], hidden=True)
     step(kept, reqs, [11, 21], hidden=False)
     late = kept.late(batch_of(reqs, [5, 6]), ended=False)
     assert late.hidden is None and late.batch.extend_lens == [2, 2]
