@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
@@ -124,6 +125,23 @@ def test_drafts_that_read_no_states_need_none(behind: Any):
     step(kept, reqs, [11, 21], hidden=False)
     late = kept.late(batch_of(reqs, [5, 6]), ended=False)
     assert late.hidden is None and late.batch.extend_lens == [2, 2]
+
+
+@pytest.mark.parametrize(("reads_states", "most"), [(True, ["copy_", "slice"]), (False, [])])
+def test_a_plain_step_copies_its_states_and_launches_nothing_else(behind: Any, reads_states: bool, most: list[str]):
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, called: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(called.overloadpacket.__name__)
+            return called(*args, **kwargs or {})
+
+    names: list[str] = []
+    kept, reqs = behind.Behind(SLOTS, reads_states), requests(3)
+    step(kept, reqs, [1, 2, 3])
+    kept.begin(input_of(3))
+    batch, result = SimpleNamespace(reqs=reqs), result_of([4, 5, 6])
+    with Seen():
+        kept.skip(batch, result)
+    assert sorted(names) == most
 
 
 def test_nothing_is_read_twice(behind: Any):
