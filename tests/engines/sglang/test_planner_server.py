@@ -133,13 +133,15 @@ def state(running: CpuServer) -> dict[str, Any]:
     return running.request("/get_server_info")["internal_states"][0]["c2t"]
 
 
-def together(running: CpuServer, prompts: list[list[int]], new: list[int]) -> list[dict[str, Any]]:
-    """Answers of so many tokens to requests that all start in one step: they arrive while a long prompt is read."""
+def together(running: CpuServer, prompts: list[list[int]], new: list[int] | None = None) -> list[dict[str, Any]]:
+    """Answers to requests that all start in one step: they arrive while a long prompt is read. new: tokens of each."""
     blocker = [7 + i % 900 for i in range(1900)]
     reading = threading.Thread(target=lambda: running.generate(blocker, max_new_tokens=1))
     reading.start()
     time.sleep(0.2)
-    params = [{"temperature": 0.0, "max_new_tokens": own, "ignore_eos": True} for own in new]
+    params = [
+        {"temperature": 0.0, "max_new_tokens": own, "ignore_eos": True} for own in new or [vc.NEW_TOKENS] * len(prompts)
+    ]
     found = running.request("/generate", {"input_ids": prompts, "sampling_params": params})
     reading.join()
     return found
