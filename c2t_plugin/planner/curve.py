@@ -32,7 +32,7 @@ class CostCurve:
     verify: (tokens, seconds) of the target's forward pass over so many tokens in all, roots included; at least two
     points. draft: (requests, seconds) of one draft forward pass. fixed: seconds of a step that depend on neither.
     draft_extend: seconds that a step costs for the draft to read what was accepted, without which it cannot draft
-    later; spent in plain decoding too.
+    later; spent in plain decoding too, unless the engine does without it there.
 
     Points are joined by straight lines, and continued by the last one. Where a larger pass measured faster than a
     smaller one, both count as their mean: that much is noise, or a size that the machine computes badly.

@@ -42,23 +42,24 @@ class Pace:
         self._new: dict[int, int] = {}
         # size of the batch and depth of the step at hand
         self._kind: tuple[int, int] | None = None
-        self._alike = 0
+        self._alike, self._broken = 0, False
         self._began = 0.0
         self._requests = self._passes = self._rows = 0
 
     def interrupt(self) -> None:
-        """Between two steps was something else, such as a prefill: their distance is not a step's cost."""
-        self._kind = None
+        """Before the next step begins, something else runs, such as a prefill: that distance is not a step's cost."""
+        self._kind, self._broken = None, True
 
     def begin(self, requests: int) -> float | None:
         """A step begins, with which the one before has ended. Returns the seconds of that, None where it counts not."""
         now, took = self._clock(), None
-        if self._kind is not None and requests == self._requests and self._rows and self._alike >= self._settled:
+        settled = self._alike >= self._settled and not self._broken
+        if self._kind is not None and requests == self._requests and self._rows and settled:
             took = now - self._began
             self._note(Step(took, requests, self._kind[1], self._rows, self._passes))
         if requests != self._requests:
             self._alike = -1
-        self._began, self._requests, self._rows = now, requests, 0
+        self._began, self._requests, self._rows, self._broken = now, requests, 0, False
         return took
 
     def _note(self, step: Step) -> None:
@@ -76,8 +77,8 @@ class Pace:
         """How many tokens the target's pass of that step has."""
         self._rows = rows
 
-    def costs(self, curve: CostCurve, requests: int) -> StepCosts | None:
-        """Of steps of so many requests, beside the curve's; None if nothing is known.
+    def costs(self, curve: CostCurve, requests: int, skips: bool = False) -> StepCosts | None:
+        """Of steps of so many requests, beside the curve's; None if nothing is known. skips: see StepCosts.fit.
 
         Batches of a size that was not seen count as those of the nearest one.
         """
@@ -87,7 +88,7 @@ class Pace:
         size = min(self._seen, key=lambda one: (abs(one - asked), one))
         known = self._costs.get(size)
         if known is None or known[1] is not curve or self._new[size] > len(self._seen[size]) // RENEWED_BY:
-            known = self._costs[size] = StepCosts.fit(curve, self._seen[size]), curve
+            known = self._costs[size] = StepCosts.fit(curve, self._seen[size], skips), curve
             self._new[size] = 0
         return known[0]
 

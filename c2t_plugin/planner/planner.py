@@ -25,6 +25,9 @@ from c2t_plugin.planner.step_costs import StepCosts
 PROBE_EVERY = 64
 # Weight of the newest step in the running means of acceptance by depth.
 FORGET = 0.1
+# Steps that share the price of the pass with which a draft reads what plain steps have left it behind with. Paid by the
+# first one alone, it would keep a gain away that is smaller in each step.
+HOLDS = 16
 # Drafts that go as deep as they may before one ends on its way: what nobody has seen looks like nothing.
 WHOLE_FIRST = 4
 
@@ -86,6 +89,8 @@ class Planner:
         self.probe_every = probe_every
         self.forget = forget
         self.packed = packed
+        # whether plain steps do without draft extend, and the newest step was one
+        self.skips = self._behind = False
         self._pace = pace
         # (depths, 1) each: draft tokens of a request, and draft passes
         self._drafted = np.array([(depth, draft_passes(depth)) for depth in self.depths]).T[..., None]
@@ -104,6 +109,11 @@ class Planner:
     def depth(self, requests: int, own: Sequence[OwnLimits] = ()) -> int:
         """How deep to draft in the next step of so many requests; 0 is plain decoding. own: of those among them that
         set something for themselves, the rest is planned around."""
+        chosen = self._best_depth(requests, own)
+        self._behind = self.skips and chosen == 0
+        return chosen
+
+    def _best_depth(self, requests: int, own: Sequence[OwnLimits]) -> int:
         if not self._seen:
             return self.d_max
         chain = self.accepted.cumprod()
@@ -117,7 +127,8 @@ class Planner:
         costs = self.costs(requests)
         whole = pass_seconds(self.curve, requests, requests * self.d_max, (), costs).numpy()
         seconds = whole[rows] + passes * self.curve.draft_s(requests) + costs.a_cut * (rows < window)
-        beside = np.array([costs.beside(depth) for depth in self.depths])[:, None]
+        catching_up = self.curve.draft_extend / HOLDS if self._behind else 0.0
+        beside = np.array([costs.beside(depth) + catching_up * (depth > 0) for depth in self.depths])[:, None]
         rates = expected / np.maximum(seconds + beside, LEAST_SECONDS)
         impossible = counts > most if self.packed else counts != most
         best = int(np.where(impossible, -1.0, rates).max(1).argmax())
@@ -172,8 +183,8 @@ class Planner:
 
     def costs(self, requests: int) -> StepCosts:
         """What steps of so many requests cost beside the curve's passes: what they turned out to, else as it says."""
-        measured = None if self._pace is None else self._pace.costs(self.curve, requests)
-        return measured or StepCosts(self.curve.beside)
+        measured = None if self._pace is None else self._pace.costs(self.curve, requests, self.skips)
+        return measured or StepCosts.before(self.curve, self.skips)
 
     def _observe(self, chain: Array) -> None:
         """chain: (drafted,) mean acceptance by depth."""

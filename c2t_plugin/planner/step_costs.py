@@ -57,15 +57,16 @@ class StepCosts(NamedTuple):
         return torch.as_tensor(_beyond_knots(tokens.double().numpy()) @ np.array(self.a_token))
 
     @classmethod
-    def fit(cls, curve: CostCurve, steps: Sequence[Step]) -> StepCosts:
-        """Of one or more steps of batches of about one size, in their order.
+    def fit(cls, curve: CostCurve, steps: Sequence[Step], skips: bool = False) -> StepCosts:
+        """Of one or more steps of batches of about one size, in their order. skips: see `before`.
 
         Least absolute errors, relative to what a step takes. What a machine is slower for a while than in the mean of
         all steps is taken out first: the depths of a slow while are not to look dear. A correction that has little
         evidence stays near zero.
         """
         took = np.maximum([step.seconds for step in steps], LEAST_SECONDS)
-        known = np.array([_known(curve, step) for step in steps])
+        first = cls.before(curve, skips)
+        known = np.array([_known(curve, step) + (0.0 if step.depth else first.plain) for step in steps])
         depths = np.array([step.depth for step in steps])
         tokens = np.array([step.rows / step.requests - 1.0 for step in steps])
         kinds = np.column_stack([np.ones(len(steps)), depths == 0, depths, tokens < depths, _beyond_knots(tokens)])
@@ -81,7 +82,12 @@ class StepCosts(NamedTuple):
             speed = _while_by_while(np.log(took / expected))
             near = NEAR / (np.abs(np.log(took / (expected * speed))) + NEAR)
         always, plain, a_depth, a_cut, *a_token = found.tolist()
-        return cls(always, plain, a_depth, max(0.0, a_cut), tuple(a_token))
+        return cls(always, plain + first.plain, a_depth, max(0.0, a_cut), tuple(a_token))
+
+    @classmethod
+    def before(cls, curve: CostCurve, skips: bool = False) -> StepCosts:
+        """As long as no step is known. skips: whether plain steps do without draft extend."""
+        return cls(curve.beside, plain=-curve.draft_extend if skips else 0.0)
 
 
 def _known(curve: CostCurve, step: Step) -> float:

@@ -64,6 +64,8 @@ class StepPlanner:
         self.packed = False
         # Whether the step at hand decodes alone, so that its time says what decoding costs.
         self.measurable = True
+        # Whether plain steps do without draft extend.
+        self.skips = False
         # Where a draft can end between any two of its passes.
         self.draft_end: DraftEnd | None = None
         self._open = False
@@ -204,7 +206,7 @@ class StepPlanner:
         if self.depths and self._forced is not None:
             self.depth = self._forced
         elif self.depths and self._planner is not None:
-            self._planner.packed = self.packed
+            self._planner.packed, self._planner.skips = self.packed, self.skips
             self.depth = self._planner.depth(requests, own)
             self._open = self.draft_end is not None and self.depth > 0 and not own and self._unread is None
             if self._open:

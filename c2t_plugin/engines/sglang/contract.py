@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import re
 
-from c2t_plugin.engines.contract import EngineSymbol, check_contract, listed, require_tested
+from c2t_plugin.engines.contract import (
+    EngineSymbol,
+    broken_symbols,
+    check_contract,
+    listed,
+    package_root,
+    require_tested,
+)
 
 OLDEST, NEWEST = (0, 5, 17), (0, 5, 23)
 SUPPORTED = "SGLang 0.5.17 to 0.5.23"
@@ -210,6 +217,38 @@ srt/managers/io_struct.py
   GetInternalStateReqOutput: internal_state
 """)
 
+# What it takes for the draft to read plain steps later. Where it is not there, each of them is read at once.
+PLAIN_SYMBOLS: tuple[EngineSymbol, ...] = listed("""
+srt/speculative/eagle_worker_v2.py
+  EAGLEWorkerV2.forward_batch_generation
+    elif self.speculative_num_steps == 0:
+  EagleDraftWorker: seed_dsa_topk_from_draft_extend
+  EagleDraftWorker._draft_extend_for_prefill(batch, target_hidden_states, next_token_ids)
+    torch.cat((input_ids[1:], tail_tokens[i].reshape(1)))
+    return EagleDraftInput(
+srt/speculative/eagle_utils.py
+  _eagle_prefill_tail_tokens
+    batch.chunked_req_next_prompt_token
+srt/speculative/eagle_info.py
+  EagleDraftInput: topk_p, topk_index, hidden_states
+srt/model_executor/forward_batch_info.py
+  ForwardMode: EXTEND
+srt/managers/utils.py
+  GenerationBatchResult: next_draft_input, next_token_ids, logits_output
+srt/managers/schedule_batch.py
+  Req: kv
+  Req.owned_kv_len
+  ReqKvInfo: cache_protected_len
+  ScheduleBatch: req_to_token_pool, req_pool_indices_cpu, prefix_lens, extend_lens, extend_num_tokens, sampling_info
+  ScheduleBatch: chunked_req, chunked_req_next_prompt_token, decoding_reqs, extend_logprob_start_lens, has_grammar
+  ScheduleBatch: extend_input_logprob_token_ids, input_embeds, replace_embeds, replace_positions
+srt/mem_cache/common.py
+  release_kv_cache
+    owned_kv_len = req.owned_kv_len()
+    tree_cache.checkpoint(req, up_to=owned_kv_len)
+    _release_overallocated_kv_indices( req, owned_kv_len, req.kv.kv_allocated_len, tree_cache
+""")
+
 # What trees need further, checked when they are selected.
 SUPPORTED_TREES = f"{SUPPORTED} for trees"
 
@@ -284,3 +323,9 @@ def check(version: str | None) -> None:
     found = tuple(int(number) for number in re.findall(r"\d+", version or "")[:3])
     require_tested(OLDEST <= found <= NEWEST, f"SGLang {version}", SUPPORTED)
     check_contract("sglang", SYMBOLS, SUPPORTED)
+
+
+def missing_for_plain_steps() -> list[str]:
+    """What the installed release lacks of PLAIN_SYMBOLS."""
+    root = package_root("sglang")
+    return [] if root is None else broken_symbols(root, PLAIN_SYMBOLS)

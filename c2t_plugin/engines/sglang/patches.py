@@ -17,7 +17,8 @@ _RUNNER = "sglang.srt.model_executor"
 _OURS = "c2t_plugin.engines.sglang"
 
 # Occasions. Every process of a server loads plugins; those that have a model choose a worker; some pack rows.
-LOAD, WORKER, PACKING = "load", "worker", "packing"
+# Some, of a release that has what that takes, let the draft read plain steps later.
+LOAD, WORKER, PACKING, PLAIN = "load", "worker", "packing", "plain"
 
 _OPTIONS = "SGLang lets a plugin add options to its command line"
 _BLOCK = "the end of the block"
@@ -201,6 +202,13 @@ PATCHES = Table(
             until="SGLang asks supports_ragged_verify here too",
             when=PACKING,
             ours=f"{_OURS}.verify.backends:with_capture_layout",
+        ),
+        Patch(
+            "sglang.srt.managers.schedule_batch:Req.owned_kv_len",
+            why="what the draft has not read of a text that has ended is no prefix for others",
+            until="SGLang's own skipped draft extend leaves no holes in the draft's keys",
+            when=PLAIN,
+            ours=f"{_OURS}.results:read_by_the_draft",
         ),
         EAGLE_DRAFT_WORKER,
         STANDALONE_DRAFT_WORKER,

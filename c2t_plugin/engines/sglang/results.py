@@ -140,6 +140,19 @@ def finishing(original: Callable[..., Any]) -> Callable[..., Any]:
     return process_batch_result
 
 
+def read_by_the_draft(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Over how much of a request's keys SGLang keeps when it ends: what the draft has not read is freed."""
+
+    @functools.wraps(original)
+    def owned_kv_len(self: Any) -> int:
+        owned: int = original(self)
+        missed = record_of(self).missed
+        # the prompt's may be the cache's already
+        return owned if missed is None else max(owned - len(missed.rows), min(owned, self.kv.cache_protected_len))
+
+    return owned_kv_len
+
+
 def any_chosen(reqs: Sequence[Any], recorder: TraceRecorder) -> bool:
     """Whether a request of the batch belongs to the recorded share; each is decided on once."""
     records = [record_of(req) for req in reqs]

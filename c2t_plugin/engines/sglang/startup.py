@@ -127,6 +127,10 @@ def complete(worker: Any, config: C2TConfig) -> Any:
             from c2t_plugin.planner.ahead import DraftEnd
 
             planner.draft_end, parts.end_draft = DraftEnd(), controller.switch
+        from c2t_plugin.engines.sglang import behind
+
+        parts.behind = behind.start(worker)
+        planner.skips = parts.behind is not None
     else:
         controller = parts.windows = windows.start(config, worker.server_args, worker, packed=packing is not None)
         parts.configuration["widths"] = None if parts.windows is None else parts.windows.widths

@@ -60,15 +60,23 @@ def step_of(holder: Any) -> Step | None:
     return getattr(holder, NAME, None)
 
 
+class Missed(NamedTuple):
+    """What a request's draft has not read. log: which one keeps it. rows: in that, oldest first."""
+
+    log: int
+    rows: list[int]
+
+
 @dataclasses.dataclass
 class RequestRecord:
     """What belongs to one request, as long as SGLang has it. options: its own, None before they are read. counts: of
     its steps, None before the first. trace: its number with the recorder, 0 if it is not recorded, None before that is
-    decided."""
+    decided. missed: None where its draft has read all."""
 
     options: RequestOptions | None = None
     counts: RequestCounts | None = None
     trace: int | None = None
+    missed: Missed | None = None
 
     @property
     def own_beta(self) -> bool:

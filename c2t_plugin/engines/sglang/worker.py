@@ -9,7 +9,8 @@ One decoding step, in the order in which SGLang calls it, which is that of the m
     verify    `verify`: the target computes what was decided (verify/)
     report    `verify` again: the `Step`, now complete, goes onto the result, which results.py reads on the host
     extend    `_draft_extend_for_decode`: the draft reads what was accepted. Its logits are what the first token of the
-              next draft is the argmax of, so their statistics are kept for that, the seed of each request's slot
+              next draft is the argmax of, so their statistics are kept for that, the seed of each request's slot.
+              Plain steps do without: what they gave is read in one pass, before the next draft (behind.py)
 
 Links behind a request's cut are taken out, so that acceptance never passes it. Output is what the target alone would
 give; only which candidates are tried changes.
@@ -125,6 +126,8 @@ class StepMixin(_StockWorker):
         """SGLang's, of a step that drafts nothing."""
         verify_input = super()._build_trivial_verify_input(batch)
         if not batch.forward_mode.is_idle():
+            if self.c2t.behind is not None:
+                self.c2t.behind.begin(batch.spec_info)
             if self.speculative_algorithm.is_standalone():
                 # It drafts without the target's hidden states, for which the stock method asks.
                 verify_input.capture_hidden_mode = CaptureHiddenMode.NULL
@@ -186,6 +189,7 @@ class DraftMixin(_StockDraftWorker):
         planner = self.c2t.planner
         if planner is not None and not planner.depths:
             planner.begin(len(batch.reqs))
+        self._catch_up(batch, batch.spec_info)
         with self.c2t.timed("draft", lambda: len(batch.reqs)), self.drafter.drafting():
             drafted = super().draft(batch, *positional, **keyword)
         return self.drafter.decide(batch, drafted)
@@ -195,9 +199,15 @@ class DraftMixin(_StockDraftWorker):
             return super().draft_forward(forward_batch)
         return self.drafter.loop(forward_batch, super().draft_forward)
 
-    def _draft_extend_for_decode(self, batch: Any, *positional: Any, **keyword: Any) -> None:
+    def _draft_extend_for_decode(self, batch: Any, result: Any, *positional: Any, **keyword: Any) -> None:
+        behind = self.c2t.behind
+        if behind is not None and not self.speculative_num_steps and not batch.forward_mode.is_idle():
+            behind.skip(batch, result)
+            if behind.full:
+                self._catch_up(batch, result.next_draft_input, ended=True)
+            return
         with self._seeds_of(batch), self.c2t.timed("draft_extend", lambda: len(batch.reqs)):
-            super()._draft_extend_for_decode(batch, *positional, **keyword)
+            super()._draft_extend_for_decode(batch, result, *positional, **keyword)
         if self.c2t.windows is not None:
             self.c2t.windows.leave()
 
@@ -206,7 +216,22 @@ class DraftMixin(_StockDraftWorker):
             result = super()._draft_extend_for_prefill(batch, *positional, **keyword)
         if not batch.forward_mode.is_idle():
             set_options(self.c2t, batch.req_pool_indices, batch.reqs)
+            for req in batch.reqs:
+                record_of(req).missed = None
         return result
+
+    def _catch_up(self, batch: Any, draft_input: Any, ended: bool = False) -> None:
+        """Have the draft read what plain steps gave, before it is asked. draft_input: the next draft's. ended: see
+        Behind.late."""
+        late = None if self.c2t.behind is None else self.c2t.behind.late(batch, ended)
+        if late is None:
+            return
+        if self.c2t.planner is not None:
+            # what this step takes is no step's price
+            self.c2t.planner.interrupt()
+        with self._seeds_of(late.batch):
+            found = super()._draft_extend_for_prefill(late.batch, late.hidden, late.tails)
+        late.put(found, draft_input)
 
     @contextlib.contextmanager
     def _seeds_of(self, batch: Any) -> Iterator[None]:

@@ -166,3 +166,18 @@ def test_a_planner_believes_it_more_than_the_curve(clock: Clock):
         run(pace, clock, 1.0, depth=0, rows=1)
         run(pace, clock, 5.0, depth=2, rows=3)
     assert planner.depth(1) == 0
+
+
+def test_a_step_in_which_a_draft_caught_up_counts_not(clock: Clock):
+    """Its depth may be told again while it drafts, when it ends on its way."""
+    pace = Pace(clock=clock)
+    for _ in range(3):
+        run(pace, clock, 3.0)
+        pace.begin(1)
+        pace.drafts(4, 3)
+        pace.interrupt()
+        pace.drafts(2, 1)
+        pace.verifies(3)
+        clock.now += 50.0
+    assert pace.begin(1) is None
+    assert pace.state() == {"1": {"2": 3.0}}

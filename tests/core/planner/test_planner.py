@@ -251,6 +251,29 @@ def test_it_comes_back_from_plain_decoding():
     assert planner.depth(4) >= 4
 
 
+def test_draft_extend_is_no_price_of_plain_steps_that_do_without():
+    curve = CostCurve(verify=((1, 1.0), (2, 1.4)), draft=((1, 0.1), (2, 0.1)), draft_extend=0.3)
+    for skips, expected in ((False, 1), (True, 0)):
+        planner = Planner(curve, 1)
+        planner.skips = skips
+        # 1.5 tokens in 1.7 seconds, or one in 1.3 or 1.0
+        planner.keep(torch.tensor([[0.5]]))
+        assert planner.depth(1) == expected
+
+
+def test_what_a_draft_has_to_read_first_is_shared_by_some_steps():
+    """A gain of .3% a step is not worth going back and forth; one of 3% is."""
+    curve = CostCurve(verify=((1, 1.0), (2, 1.4)), draft=((1, 0.1), (2, 0.1)), draft_extend=0.3)
+    for skips, acceptance, expected in ((True, 0.705, 0), (True, 0.75, 1), (False, 0.705, 1)):
+        planner = Planner(curve, 1)
+        planner.skips = skips
+        planner.keep(torch.tensor([[acceptance]]))
+        assert planner.depth(1) == 1
+        # plain decoding is best for so many
+        assert planner.depth(100) == 0
+        assert planner.depth(1) == expected
+
+
 def test_depths_that_were_never_drafted_are_forecast_from_the_last_ratio():
     """At .8 and then .9 of what is left, drafting four pays; at .8 and then .1, one does."""
     curve = CostCurve(verify=((1, 1.0), (64, 1.0)), draft=((1, 0.2), (64, 0.2)))

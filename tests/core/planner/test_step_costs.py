@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
@@ -90,3 +91,17 @@ def test_times_that_no_machine_takes_stay_numbers(took: float):
 def test_a_batch_costs_by_draft_tokens_of_a_request():
     found = StepCosts(0.0, 0.0, 0.0, 0.0, (1.0, 1.0, 0.0, 2.0, 0.0))
     assert found.of_tokens(torch.tensor([0.0, 0.5, 1.0, 2.0, 4.0])).tolist() == [0.0, 0.5, 1.0, 3.0, 9.0]
+
+
+def test_plain_steps_without_draft_extend_are_cheaper_before_and_after_they_are_measured():
+    """As much as it takes, which is more than a correction without evidence may be."""
+    curve = dataclasses.replace(CURVE, draft_extend=0.04)
+    assert StepCosts.before(curve, skips=True).beside(0) == pytest.approx(curve.fixed)
+    assert StepCosts.before(curve, skips=True).beside(1) == StepCosts.before(curve).beside(0) == curve.beside
+    skipping = TRUTH._replace(plain=-0.04)
+    made = [step._replace(seconds=seconds(step.depth, step.rows - 1, skipping)) for step in steps(256)]
+    found = StepCosts.fit(curve, made, skips=True)
+    assert found.beside(0) - found.always == pytest.approx(-0.04, rel=0.1)
+    few = [step for step in made if step.depth][:16] + [step for step in made if not step.depth][:1]
+    errors = [abs(StepCosts.fit(curve, few, skips).plain + 0.04) for skips in (True, False)]
+    assert errors[0] < errors[1]

@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
 
-# The worker of a mode, what is bound to SGLang's names, the attention that packs rows on a GPU, and the kernels that a
-# GPU loads when it first needs them, which a process on a CPU would never show.
+# The worker of a mode, what chains have beside their drafter, what is bound to SGLang's names, the attention that packs
+# rows on a GPU, and the kernels that a GPU loads when it first needs them, which a process on a CPU would never show.
 PROGRAM = """
 import importlib, json, pkgutil, sys
 from c2t_plugin.engines.sglang import plugin
@@ -25,6 +25,8 @@ for name in ("worker", "verify.triton", "verify.tree_attention"):
     importlib.import_module(f"c2t_plugin.engines.sglang.{name}")
 from c2t_plugin.engines.sglang.drafters import drafter_class
 drafter_class(sys.argv[1])
+if sys.argv[1] == "chain":
+    importlib.import_module("c2t_plugin.engines.sglang.behind")
 from c2t_plugin.engines.sglang.patches import PATCHES
 handlers = [patch.handler for patch in PATCHES.patches if patch.ours]
 import c2t_kernels

@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.sglang, pytest.mark.server]
 from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
-from tests.support.sglang import faults, lagged_rule, planned_log, planned_rule  # noqa: E402
+from tests.support.sglang import faults, forced_plan, lagged_rule, planned_log, planned_rule  # noqa: E402
 from tests.support.sglang import verify_counts as vc  # noqa: E402
-from tests.support.sglang.simulate import Target  # noqa: E402
+from tests.support.sglang.simulate import Target, load_draft  # noqa: E402
 
 FULL = 8
 CONCURRENCIES = (1, FULL)
@@ -28,6 +28,7 @@ CURVE = CostCurve(
 )
 # Requests at once under a fault: the fewer there are, the more do decisions change from step to step.
 FEW = 3
+FORCED = ("", *forced_plan.FAULTS)
 # The rule reads the confidences that the server had, so that sums of float64 in another order are all that differs.
 UNDECIDED = 1e-9
 
@@ -44,6 +45,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     planted.write_text("")
     (folder / "plugins").mkdir()
     plugins = str(faults.install(folder / "plugins", planned_log.__file__))
+    faults.install(folder / "plugins", forced_plan.__file__)
+    forced, drafts = folder / "forced", folder / "drafts"
+    forced.write_text("")
     running = CpuServer(
         pair_dir() / "target",
         *("--speculative-algorithm", "C2T", "--speculative-c2t-base", "eagle3"),
@@ -52,9 +56,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
         *("--speculative-c2t-planner", str(folder / "curve.json"), "--speculative-c2t-plan", "lagged"),
         # the rule reads confidences as they are
         *("--speculative-c2t-learn", "off"),
-        *("--disable-radix-cache", "--skip-server-warmup"),
+        "--skip-server-warmup",
         log=folder / "server.log",
-        env={**os.environ, "PYTHONPATH": plugins, "STEP_LOG": str(log), "PLANTED_FAULT_FILE": str(planted)},
+        env={
+            **os.environ,
+            **{"PYTHONPATH": plugins, "STEP_LOG": str(log), "PLANTED_FAULT_FILE": str(planted)},
+            **{"FORCED_PLAN": str(forced), "FORCED_LOG": str(drafts)},
+        },
     )
     answers: dict[Any, list[dict[str, Any]]] = {}
     steps: dict[Any, list[dict[str, Any]]] = {}
@@ -62,15 +70,27 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
         for what in (*CONCURRENCIES, *planned_log.FAULTS):
             planted.write_text(str(what))
             log.write_text("")
+            running.flush_cache()
             answers[what] = vc.answers(running, prompts, what if isinstance(what, int) else FEW)
             steps[what] = [json.loads(line) for line in log.read_text().splitlines()]
+        planted.write_text("")
+        plain_steps = {}
+        for fault in FORCED:
+            running.flush_cache()
+            plain_steps[fault] = forced_plan.answered(running, prompts, forced, drafts, fault)
+        continued = {
+            fault: forced_plan.continued(running, prompts, forced, drafts, fault) for fault in ("", forced_plan.HOLES)
+        }
     plain = [tuple(target.greedy(prompt, vc.NEW_TOKENS)) for prompt in prompts]
-    yield SimpleNamespace(answers=answers, steps=steps, plain=plain)
+    judge = forced_plan.Judge(target, load_draft(pair_dir(), "eagle3", target), vc.Rule(classifier, 0.0))
+    yield SimpleNamespace(
+        answers=answers, steps=steps, plain=plain, plain_steps=plain_steps, continued=continued, judge=judge
+    )
 
 
 def expected(served: SimpleNamespace, last: Any) -> list[tuple[int, int, list[int]]]:
     """(depth, rows, draft tokens kept of each request) of the steps of `last`, after those before it."""
-    plan = planned_rule.LaggedPlan(curve=CURVE)
+    plan = planned_rule.LaggedPlan(curve=CURVE, skips=True)
     found: list[tuple[int, int, list[int]]] = []
     for what, steps in served.steps.items():
         found = []
@@ -109,3 +129,20 @@ def test_every_step_has_the_depth_rows_and_lengths_of_the_rule(served: SimpleNam
 @pytest.mark.parametrize("fault", planned_log.FAULTS)
 def test_fault_is_caught(served: SimpleNamespace, fault: str):
     assert seen(served, fault) != expected(served, fault)
+
+
+@pytest.mark.parametrize("fault", FORCED)
+def test_drafts_behind_plain_steps_are_those_of_a_draft_that_has_read_each(served: SimpleNamespace, fault: str):
+    """Of requests that come and go; and where one pass does not read what it should, they are not."""
+    found = served.plain_steps[fault]
+    assert [tuple(answer["output_ids"][: vc.NEW_TOKENS]) for answer in found.answers] == served.plain
+    served.judge.judge(found, fault)
+
+
+@pytest.mark.parametrize("fault", ["", forced_plan.HOLES])
+def test_drafts_behind_texts_of_plain_steps_that_the_cache_has_kept(served: SimpleNamespace, fault: str):
+    found = served.continued[fault]
+    cached = [answer["meta_info"]["cached_tokens"] for answer in found.answers]
+    assert all(cached) and all(tokens < len(text) for tokens, text in zip(cached, found.prompts, strict=True))
+    differing, seen = served.judge.wrong(found)
+    assert seen > 20 and (differing > 0) == bool(fault)

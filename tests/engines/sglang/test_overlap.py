@@ -22,10 +22,10 @@ pytestmark = [pytest.mark.sglang, pytest.mark.server]
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from tests.engines.sglang import test_lagged_server, test_planner_server, test_sampled  # noqa: E402
 from tests.support.engines.distribution import ALPHA, most_varied_prompt, p_value  # noqa: E402
-from tests.support.sglang import faults, lagged_faults, overlap_on, step_log  # noqa: E402
+from tests.support.sglang import faults, forced_plan, lagged_faults, overlap_on, step_log  # noqa: E402
 from tests.support.sglang import tree_simulate as ts  # noqa: E402
 from tests.support.sglang import verify_counts as vc  # noqa: E402
-from tests.support.sglang.simulate import Target  # noqa: E402
+from tests.support.sglang.simulate import Target, load_draft  # noqa: E402
 
 CONCURRENCIES = (1, 8)
 LENGTHS = (2, 3, 9, 17, 33, 64, 81, 96)
@@ -43,27 +43,36 @@ TREE = (
 def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     folder = tmp_path_factory.mktemp("overlap")
     target = Target(pair_dir() / "target")
+    classifier = vc.save_hand_made_classifier(folder / "hand.safetensors")
     prompts = [p[:n] for p, n in zip(held_out_prompts(len(LENGTHS), min_tokens=96, seed=7), LENGTHS, strict=True)]
     steps, nothing, curve = folder / "steps.log", folder / "nothing", folder / "curve.json"
+    forced, drafts = folder / "forced", folder / "drafts.log"
     nothing.write_text("")
+    forced.write_text("")
     test_planner_server.CURVE.save(curve)
     plain = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "TRITON_INTERPRET": "1"}
     plain |= {"STEP_LOG": str(steps), "PLANTED_FAULT_FILE": str(nothing)}
+    plain |= {"FORCED_PLAN": str(forced), "FORCED_LOG": str(drafts)}
     env = {**os.environ, **with_plugin(folder / "overlap", overlap_on, plain)}
+    logging = {
+        name: with_plugin(folder / name, module, env)
+        for name, module in (("lagged", lagged_faults), ("auto", step_log))
+    }
+    logging["auto"] = with_plugin(folder / "forced-plan", forced_plan, logging["auto"])
     return SimpleNamespace(
         folder=folder,
         steps=steps,
         prompts=prompts,
         plain=[tuple(target.greedy(prompt, vc.NEW_TOKENS)) for prompt in prompts],
-        classifier=vc.save_hand_made_classifier(folder / "hand.safetensors"),
+        classifier=classifier,
         oracle=vc.Oracle(pair_dir(), target),
         forest=ts.Forest(pair_dir(), target),
         curve=curve,
+        judge=forced_plan.Judge(target, load_draft(pair_dir(), vc.DRAFTS["eagle3"], target), vc.Rule(classifier, 0.0)),
+        forced=forced,
+        drafts=drafts,
         env=env,
-        logging={
-            name: with_plugin(folder / name, module, env)
-            for name, module in (("lagged", lagged_faults), ("auto", step_log))
-        },
+        logging=logging,
     )
 
 
@@ -97,8 +106,18 @@ def served(request: pytest.FixtureRequest, setting: SimpleNamespace) -> Iterator
         at_once = () if name == "lagged" else test_sampled.COUNTS
         samples = {n: test_sampled.sample_at(running, prompt, n) for n in at_once}
         state = running.request("/get_server_info")
+        files = (setting.forced, setting.drafts)
+        forced = forced_plan.answered(running, setting.prompts, *files) if name == "auto" else None
     yield SimpleNamespace(
-        name=name, base=base, answers=answers, counts=counts, steps=steps, samples=samples, probs=probs, state=state
+        name=name,
+        base=base,
+        answers=answers,
+        counts=counts,
+        steps=steps,
+        samples=samples,
+        probs=probs,
+        state=state,
+        forced=forced,
     )
 
 
@@ -137,7 +156,7 @@ def test_each_draft_is_what_the_classifier_says(served: SimpleNamespace, setting
 def check_plan(served: SimpleNamespace, concurrency: int) -> None:
     """Each step is as deep, and has as many tokens of each request verified, as the simulated planner says of the
     confidences in the steps so far; and requests report so. With overlap one runs a step more than it counts."""
-    plan = test_planner_server.Plan(packed=True, ends=True)
+    plan = test_planner_server.Plan(packed=True, ends=True, skips=True)
     verified: dict[str, list[int]] = {}
     for n in CONCURRENCIES[: CONCURRENCIES.index(concurrency) + 1]:
         for step in served.steps[n]:
@@ -155,6 +174,16 @@ def check_plan(served: SimpleNamespace, concurrency: int) -> None:
         assert len(lengths) - found.verify_count in (0, 1)
         assert found.draft_lengths == tuple(sorted(Counter(lengths[: found.verify_count]).items()))
     assert len(set(plan.depths)) > 1, "the planner had nothing to decide"
+
+
+def test_drafts_behind_plain_steps_are_those_of_a_draft_that_has_read_each(
+    served: SimpleNamespace, setting: SimpleNamespace
+):
+    if served.forced is None:
+        pytest.skip("no plain steps")
+    answers = served.forced.answers
+    assert [tuple(answer["output_ids"][: vc.NEW_TOKENS]) for answer in answers] == setting.plain
+    setting.judge.judge(served.forced)
 
 
 def test_samples_have_the_targets_distribution(served: SimpleNamespace):

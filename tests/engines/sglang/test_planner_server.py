@@ -33,8 +33,9 @@ from tests.support.sglang import verify_counts as vc  # noqa: E402
 from tests.support.sglang.planned_rule import CURVE, D_MAX, Plan  # noqa: E402
 from tests.support.sglang.simulate import Draft, Target, load_draft  # noqa: E402
 
-# Numbers of requests that start in one step.
-GROUPS = (1, 1, 4, 8, 1)
+# Numbers of requests that start in one step. Of the last ones all but two end early.
+GROUPS = (1, 1, 4, 8, 1, 8)
+EARLY = 10
 # Two choices whose output per second is so near that the rounding of sums decides.
 UNDECIDED = 1e-5
 
@@ -64,25 +65,28 @@ class Request:
 
     prompt: list[int]
     text: list[int]
+    new: int = vc.NEW_TOKENS
     lengths: list[int] = field(default_factory=list)
     depths: Counter[int] = field(default_factory=Counter)
     dropped: int = 0
 
     @property
     def ended(self) -> bool:
-        return len(self.text) - len(self.prompt) >= vc.NEW_TOKENS
+        return len(self.text) - len(self.prompt) >= self.new
 
     def counts(self) -> vc.Counts:
-        output = self.text[len(self.prompt) :][: vc.NEW_TOKENS]
+        output = self.text[len(self.prompt) :][: self.new]
         lengths = Counter(self.lengths)
         return vc.Counts(tuple(output), len(self.lengths), tuple(sorted(lengths.items())))
 
 
 def in_step(
-    target: Target, draft: Draft, rule: vc.Rule, prompts: list[list[int]], plan: Plan
+    target: Target, draft: Draft, rule: vc.Rule, prompts: list[list[int]], new: list[int], plan: Plan
 ) -> tuple[list[Request], int]:
-    """All requests decoded together, step by step, and the number of target rows needed."""
-    requests = [Request(prompt, [*prompt, target.run(prompt)[0][-1]]) for prompt in prompts]
+    """All requests decoded together, step by step, and the number of target rows needed. new: tokens of each."""
+    requests = [
+        Request(prompt, [*prompt, target.run(prompt)[0][-1]], own) for prompt, own in zip(prompts, new, strict=True)
+    ]
     rows = 0
     while running := [request for request in requests if not request.ended]:
         depth = plan.depth(len(running))
@@ -129,13 +133,15 @@ def state(running: CpuServer) -> dict[str, Any]:
     return running.request("/get_server_info")["internal_states"][0]["c2t"]
 
 
-def together(running: CpuServer, prompts: list[list[int]]) -> list[dict[str, Any]]:
-    """Answers to requests that all start in one step: they arrive while a long prompt is read."""
+def together(running: CpuServer, prompts: list[list[int]], new: list[int] | None = None) -> list[dict[str, Any]]:
+    """Answers to requests that all start in one step: they arrive while a long prompt is read. new: tokens of each."""
     blocker = [7 + i % 900 for i in range(1900)]
     reading = threading.Thread(target=lambda: running.generate(blocker, max_new_tokens=1))
     reading.start()
     time.sleep(0.2)
-    params = {"temperature": 0.0, "max_new_tokens": vc.NEW_TOKENS, "ignore_eos": True}
+    params = [
+        {"temperature": 0.0, "max_new_tokens": own, "ignore_eos": True} for own in new or [vc.NEW_TOKENS] * len(prompts)
+    ]
     found = running.request("/generate", {"input_ids": prompts, "sampling_params": params})
     reading.join()
     return found
@@ -147,14 +153,18 @@ def groups(prompts: list[list[int]]) -> list[list[list[int]]]:
 
 def served_as_simulated(running: CpuServer, setting: SimpleNamespace, base: str, *, packed: bool) -> Plan:
     """Every group as simulated: texts, verify steps, how many drafts of each were verified, steps and their depths."""
-    plan = Plan(packed, ends=True)
-    for group in groups(setting.prompts):
+    plan = Plan(packed, ends=True, skips=True)
+    for at, group in enumerate(groups(setting.prompts)):
         before, decided = state(running), len(plan.depths)
-        answers = together(running, group)
+        new = [vc.NEW_TOKENS] * len(group)
+        if at == len(GROUPS) - 1:
+            new[:-2] = [EARLY] * (len(group) - 2)
+        answers = together(running, group, new)
         found = [vc.Counts.of_answer(answer) for answer in answers]
-        expected, rows = in_step(setting.target, setting.drafts[base], setting.rule, group, plan)
+        expected, rows = in_step(setting.target, setting.drafts[base], setting.rule, group, new, plan)
         after = state(running)
-        assert [each.output_ids for each in found] == [setting.plain[setting.prompts.index(each)] for each in group]
+        plain = [setting.plain[setting.prompts.index(prompt)] for prompt in group]
+        assert [each.output_ids for each in found] == [whole[:own] for whole, own in zip(plain, new, strict=True)]
         assert found == [request.counts() for request in expected]
         for answer, request in zip(answers, expected, strict=True):
             (told,) = answer["meta_info"]["c2t"]
@@ -166,6 +176,9 @@ def served_as_simulated(running: CpuServer, setting: SimpleNamespace, base: str,
         if not packed:
             assert after["rows_computed"] - before["rows_computed"] == rows
     assert plan.margin > UNDECIDED, "a decision is too near to call: choose other prompts"
+    # of the two that are left a draft has plain steps to catch up with
+    last = plan.depths[decided:]
+    assert 0 in last and last[-1] > 0 and sum(last[last.index(0) :]) > 0
     return plan
 
 

@@ -110,7 +110,7 @@ class Worker:
         runner = SimpleNamespace(attn_backend=SimpleNamespace(), decode_cuda_graph_runner=None)
         self.target_worker = SimpleNamespace(model_runner=runner)
         self.draft_runner = SimpleNamespace(attn_backend="own")
-        own = {"draft_runner": self.draft_runner, "c2t": SimpleNamespace(packing=None)}
+        own = {"draft_runner": self.draft_runner, "c2t": SimpleNamespace(packing=None, behind=None)}
         self._draft_worker = SimpleNamespace(speculative_num_draft_tokens=WIDTH, **own)
         self.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros(8, 32))
 

@@ -16,7 +16,7 @@ from c2t_plugin.planner import CostCurve
 
 D_MAX = 4
 DEPTHS = (0, 1, 2, 4)
-PROBE_EVERY, FORGET, WHOLE_FIRST = 64, 0.1, 4
+PROBE_EVERY, FORGET, WHOLE_FIRST, HOLDS = 64, 0.1, 4, 16
 MEMORY, ROW_STEP = 8, 4
 # Cheap for one request, dear for eight, for which plain decoding is faster.
 CURVE = CostCurve(verify=((1, 1.0), (4, 1.2), (64, 16.0)), draft=((1, 0.05), (64, 0.1)), fixed=0.1, draft_extend=0.1)
@@ -25,12 +25,14 @@ CURVE = CostCurve(verify=((1, 1.0), (4, 1.2), (64, 16.0)), draft=((1, 0.05), (64
 @dataclass
 class Plan:
     """What the server should decide, step by step. packed: whether tokens behind a cut cost nothing. ends: whether a
-    draft can end on its way. margin: how near the nearest decision was to another one. tokens, above: running means of
-    a depth's acceptance, and of the one before it where that depth was drafted."""
+    draft can end on its way. skips: whether the draft reads plain steps in one pass, when it is asked again. margin:
+    how near the nearest decision was to another one. tokens, above: running means of a depth's acceptance, and of the
+    one before it where that depth was drafted."""
 
     packed: bool
     curve: CostCurve = CURVE
     ends: bool = False
+    skips: bool = False
     tokens: list[float] = field(default_factory=list)
     above: list[float] = field(default_factory=list)
     short_steps: int = 0
@@ -77,6 +79,11 @@ class Plan:
         return max((requests + sum(gains[:n])) / self.seconds(requests, n, depth) for n in counts)
 
     @property
+    def behind(self) -> bool:
+        """Whether the draft has not read the newest step."""
+        return self.skips and bool(self.depths) and not self.depths[-1]
+
+    @property
     def ratios(self) -> list[float]:
         """How likely each depth's token is accepted if the one before it is."""
         known = [token / above for token, above in zip(self.tokens, self.above, strict=True)]
@@ -90,7 +97,10 @@ class Plan:
         choices = {}
         for depth in DEPTHS:
             counts = range(depth * requests + 1) if self.packed else [depth * requests]
-            choices[depth] = max((requests + sum(gains[:n])) / self.seconds(requests, n, depth) for n in counts)
+            catching_up = self.curve.draft_extend / HOLDS if depth and self.behind else 0.0
+            choices[depth] = max(
+                (requests + sum(gains[:n])) / (self.seconds(requests, n, depth) + catching_up) for n in counts
+            )
         best = self.best(list(choices.values()), ties=True)
         if best == len(DEPTHS) - 1:
             return D_MAX
@@ -129,7 +139,8 @@ class Plan:
     def seconds(self, requests: int, count: int, depth: int) -> float:
         curve = self.curve
         draft = max(0, depth - 1) * curve.draft_s(requests)
-        return float(curve.verify_s(torch.tensor(requests + count))) + draft + curve.fixed + curve.draft_extend
+        extend = 0.0 if self.skips and not depth else curve.draft_extend
+        return float(curve.verify_s(torch.tensor(requests + count))) + draft + curve.fixed + extend
 
     def best(self, rates: list[float], ties: bool = False) -> int:
         """ties: may be, as the same choice twice is none: at depth 1 as at 0 nothing may be verified, and neither has a

@@ -14,8 +14,8 @@ _CHANGE = "Switch adaptive runtime state"
 
 class DepthSwitch:
     """In the place of the controller of SGLang's `--speculative-adaptive`, whose states it has the worker build: one
-    for each depth, with attention backends and CUDA graphs of its own. SGLang's draft extend follows every step, that
-    of depth 0 too, so that the draft has read all tokens when it is wanted again."""
+    for each depth, with attention backends and CUDA graphs of its own. How the draft has read all tokens when it is
+    wanted again, after steps of depth 0: see behind.py."""
 
     def __init__(self, worker: Any, depths: Sequence[int]) -> None:
         """worker: SGLang's EAGLEWorkerV2. depths: rising; the last one is that which the server starts with."""
