@@ -1,0 +1,42 @@
+"""The table of what each mode's step dispatches, part by part. In a process with Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from benchmarks.operations import chains, trees
+from benchmarks.operations.counter import OperationCounter
+
+TREES = "trees"
+# How often each operation is dispatched, by mode and part; the same of waits.
+Counted = dict[str, dict[str, dict[str, dict[str, int]]]]
+
+
+def counts() -> Counted:
+    """{mode: {part: {"operations": {name: times}, "waits": {name: times}}}}"""
+    found = {mode: chains.counted(mode) for mode in chains.MODES} | {TREES: trees.counted()}
+    return {mode: as_json(counter) for mode, counter in found.items()}
+
+
+def as_json(counter: OperationCounter) -> dict[str, dict[str, dict[str, int]]]:
+    return {
+        part: {"operations": dict(counter.counts[part]), "waits": dict(counter.waits[part])} for part in counter.counts
+    }
+
+
+def outside_of_graphs(parts: Mapping[str, Mapping[str, Mapping[str, int]]]) -> int:
+    """Operations of a step that the host dispatches itself."""
+    return sum(sum(of["operations"].values()) for part, of in parts.items() if part not in chains.IN_GRAPHS)
+
+
+def printed(found: Counted) -> str:
+    """As a table of Markdown."""
+    lines = ["| mode | part | operations | waits | which |", "| --- | --- | --- | --- | --- |"]
+    for mode, parts in found.items():
+        for part, of in parts.items():
+            operations, waits = (sum(of[kind].values()) for kind in ("operations", "waits"))
+            which = ", ".join(f"{name} {times}" for name, times in {**of["operations"], **of["waits"]}.items())
+            lines.append(f"| {mode} | {part} | {operations} | {waits} | {which} |")
+        waits = sum(sum(of["waits"].values()) for of in parts.values())
+        lines.append(f"| {mode} | **outside of graphs** | {outside_of_graphs(parts)} | {waits} | |")
+    return "\n".join(lines)

@@ -1,0 +1,125 @@
+"""One decoding step of trees, as chains.py has it of chains.
+
+The draft's graph holds SGLang's own part of the loop too: positions, slots and hidden states of the branches.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.speculative.eagle_utils import TreeMaskMode
+
+from benchmarks.operations.chains import (
+    BEFORE,
+    DEPTH,
+    HIDDEN,
+    IN_DRAFT_GRAPH,
+    REQUESTS,
+    VOCABULARY,
+    Target,
+    batch_of,
+    classifier,
+    stand_ins,
+)
+from benchmarks.operations.counter import GPU, OperationCounter
+from c2t_plugin.engines.sglang.drafters.tree import Grown, TreeDrafter
+from c2t_plugin.engines.sglang.metrics import Counts
+from c2t_plugin.engines.sglang.parts import Parts
+from c2t_plugin.engines.sglang.step import step_of
+from c2t_plugin.engines.sglang.verify.packing import PackedVerify
+from c2t_plugin.trees.grower import TreeGrower
+from c2t_plugin.trees.policies import slot_policy
+
+TOP_K, NODES, PREFIX, SLOTS = 3, 7, 20, 1000
+
+
+def pool() -> MHATokenToKVPool:
+    """The draft's keys and values: one layer."""
+    made = object.__new__(MHATokenToKVPool)
+    made.k_buffer, made.v_buffer = ([torch.zeros(SLOTS, 1, HIDDEN, device=GPU)] for _ in range(2))
+    return made
+
+
+class TreeSteps:
+    """A server's steps of trees, one after the other."""
+
+    def __init__(self, counter: OperationCounter) -> None:
+        self._counter, self._target = counter, Target(counter)
+        room = REQUESTS * NODES * (PREFIX + NODES)
+        buffer = torch.zeros(room, dtype=torch.uint8, device=GPU)
+        self._target.model_runner.attn_backend = SimpleNamespace(
+            verify_mask=SimpleNamespace(buffer=buffer, mode=TreeMaskMode.FULL_MASK, fits=lambda _: True)
+        )
+        self._logits = torch.randn(REQUESTS, VOCABULARY, device=GPU)
+        self._slots = torch.arange(1, REQUESTS + 1, device=GPU)
+        self._scorer = TreeGrower(
+            slot_policy("c2t", classifier(), TOP_K, GPU),
+            top_m=1000,
+            slots=REQUESTS + 1,
+            max_depth=DEPTH,
+            max_nodes=NODES - 1,
+            beta=0.4,
+            device=GPU,
+        )
+        self._packing = PackedVerify(self._target, masked=True, backend="triton")
+        parts = Parts(self._scorer, Counts(DEPTH), None, None, {"policy": "c2t"}, packing=self._packing)
+        self._drafter = TreeDrafter(self._worker(), parts)
+
+    def _worker(self) -> SimpleNamespace:
+        logits = torch.randn(REQUESTS * TOP_K, VOCABULARY, device=GPU)
+        hidden = torch.randn(REQUESTS * TOP_K, HIDDEN, device=GPU)
+        output = SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=logits, hidden_states=hidden))
+        return SimpleNamespace(
+            topk=TOP_K,
+            speculative_num_steps=DEPTH,
+            speculative_num_draft_tokens=NODES,
+            tree_mask_mode=TreeMaskMode.FULL_MASK,
+            target_worker=self._target,
+            draft_attn_backend=SimpleNamespace(attn_backends=[None] * DEPTH),
+            draft_runner=SimpleNamespace(
+                token_to_kv_pool=pool(),
+                model_config=SimpleNamespace(model_is_mrope=False),
+                forward=lambda _: output,
+            ),
+        )
+
+    def step(self) -> None:
+        """See ChainSteps.step."""
+        counter, branches = self._counter, REQUESTS * TOP_K
+        batch = batch_of(self._slots)
+        batch.seq_lens_sum = REQUESTS * PREFIX
+        counter.next_step()
+        forward_batch = SimpleNamespace(
+            out_cache_loc=torch.arange(branches * DEPTH, device=GPU),
+            positions=torch.zeros(branches, dtype=torch.int64, device=GPU),
+            req_pool_indices=self._slots,
+            spec_info=SimpleNamespace(hidden_states=torch.zeros(REQUESTS, HIDDEN, device=GPU)),
+            moe_num_token_non_padded=None,
+        )
+        with counter.part(IN_DRAFT_GRAPH):
+            trees = self._drafter.loop(forward_batch, lambda _: None)
+        draft_input = SimpleNamespace(bonus_tokens=torch.arange(REQUESTS, device=GPU))
+        with counter.part("cut"):
+            batch.spec_info = self._drafter.decide(batch, Grown(draft_input, trees))
+        step = step_of(batch.spec_info)
+        assert step is not None
+        with self._packing.verifying(batch, step), counter.part("pack and scatter"):
+            self._target.forward_batch_generation(None, forward_batch=SimpleNamespace(capture_hidden_mode=None))
+        with counter.part("report"):
+            step.kept + 1
+            step.to_host()
+        with counter.part("seeds"):
+            self._scorer.write_seed(self._slots, self._logits)
+
+
+def counted() -> OperationCounter:
+    """What one step, in full swing, dispatches."""
+    with OperationCounter() as counter, stand_ins():
+        steps = TreeSteps(counter)
+        for _ in range(BEFORE):
+            steps.step()
+        counter.forget()
+        steps.step()
+    return counter

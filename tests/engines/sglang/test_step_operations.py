@@ -1,0 +1,92 @@
+"""What a decoding step dispatches to a GPU beside its base algorithm's, and that it waits for nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+
+from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
+from tests.support.places import SGLANG  # noqa: E402
+
+# Each number has no slack: whoever takes an operation away writes the new one here.
+OPERATIONS = {
+    "sync": {"cut": 13, "pack and scatter": 6, "attention metadata": 10, "report": 1, "seeds": 4},
+    "lagged": {"cut": 25, "pack and scatter": 5, "attention metadata": 10, "report": 2, "seeds": 4},
+    "planned": {"cut": 27, "pack and scatter": 5, "attention metadata": 10, "report": 3, "seeds": 4},
+    "trees": {"cut": 4, "pack and scatter": 6, "attention metadata": 10, "report": 1, "seeds": 6},
+}
+IN_GRAPHS = {
+    "sync": {"draft graph": 18, "target graph, one layer": 1},
+    "lagged": {"draft graph": 18, "target graph, one layer": 1},
+    "planned": {"draft graph": 24, "target graph, one layer": 1},
+    "trees": {"draft graph": 214, "target graph, one layer": 1},
+}
+WAITS: dict[str, dict[str, dict[str, int]]] = {
+    # the host counts the rows
+    "sync": {"pack and scatter": {"__int__": 1}},
+    "lagged": {},
+    "planned": {},
+    "trees": {"pack and scatter": {"__int__": 1}},
+}
+WAITING = {
+    "number": "__int__",
+    "truth": "__bool__",
+    "mask": "__getitem__",
+    "list index": "__getitem__",
+    "copy": "cpu",
+    "copy by to": "to",
+    "list": "tolist",
+    "tensor of a list": "tensor",
+    "event of this step": "event",
+}
+DISPATCHED = {"full": "full", "cast": "_to_copy", "copy without a wait": "copy over the bus", "number": "sum"}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Triton reads the variable when a kernel is imported, hence a process of its own."""
+    output = tmp_path_factory.mktemp("operations") / "found.json"
+    env = cpu_engine_env({**os.environ, "TRITON_INTERPRET": "1"})
+    subprocess.run([sys.executable, SGLANG / "operations_program.py", output], env=env, check=True, timeout=900)
+    loaded: dict[str, Any] = json.loads(output.read_text())
+    return loaded
+
+
+def totals(parts: dict[str, Any], names: dict[str, int]) -> dict[str, int]:
+    return {part: sum(parts[part]["operations"].values()) for part in names}
+
+
+@pytest.mark.parametrize("mode", OPERATIONS)
+def test_a_step_dispatches_no_more_than_it_is_known_to(found: dict[str, Any], mode: str):
+    parts, expected = found["counts"][mode], OPERATIONS[mode] | IN_GRAPHS[mode]
+    assert totals(parts, expected) == expected
+    assert not any(parts[part]["operations"] for part in parts.keys() - expected.keys())
+
+
+@pytest.mark.parametrize("mode", WAITS)
+def test_a_step_waits_where_it_is_known_to(found: dict[str, Any], mode: str):
+    waits = {part: of["waits"] for part, of in found["counts"][mode].items() if of["waits"]}
+    assert waits == WAITS[mode]
+
+
+@pytest.mark.parametrize("fault", WAITING)
+def test_a_wait_in_a_step_is_seen(found: dict[str, Any], fault: str):
+    assert found["faults"][fault]["waits"] == {WAITING[fault]: 1}
+
+
+@pytest.mark.parametrize("fault", DISPATCHED)
+def test_an_operation_too_many_is_seen(found: dict[str, Any], fault: str):
+    assert found["faults"][fault]["operations"] == {DISPATCHED[fault]: 1}
+
+
+@pytest.mark.parametrize("free", ["view", "new memory"])
+def test_what_dispatches_nothing_is_not_counted(found: dict[str, Any], free: str):
+    assert found["faults"][free] == {"operations": {}, "waits": {}}
