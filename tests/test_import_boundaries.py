@@ -35,6 +35,8 @@ FORBIDDEN = {
     # plugins of SGLang
     "benchmarks/gpu/float32.py": ("tests", "vllm"),
     "benchmarks/cpu_engine/site/": ("tests", "vllm"),
+    # what a step of SGLang's dispatches
+    "benchmarks/operations/": ("tests", "vllm"),
     # SGLang's own tests of a server
     "benchmarks/serving/kits_inside.py": ("tests", "vllm"),
     # vLLM writes the real target's own text

@@ -44,8 +44,8 @@ def _lines(block: Sequence[BenchRow]) -> list[list[str]]:
     goal = at[OFFLINE, 0, 0]
 
     def share(arm: str, poisoned: int, load: int) -> str:
-        name = f"tokens_per_s_{load}"
-        return f"{at[arm, AFTER, poisoned][name] / goal[name]:.3f}" if name in goal else ""
+        found, best = (of.get(f"tokens_per_s_{load}") for of in (at[arm, AFTER, poisoned], goal))
+        return f"{found / best:.3f}" if found and best else ""
 
     return [
         [
@@ -60,8 +60,8 @@ def _lines(block: Sequence[BenchRow]) -> list[list[str]]:
     ]
 
 
-def _short(figure: float) -> str:
-    return f"{figure:.3f}".removeprefix("0")
+def _short(figure: float | None) -> str:
+    return "" if figure is None else f"{figure:.3f}".removeprefix("0")
 
 
 def sources(rows: Sequence[BenchRow]) -> str:
