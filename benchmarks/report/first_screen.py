@@ -72,8 +72,7 @@ def speed_sentence(rows: Sequence[BenchRow]) -> str:
             (number(found.static[load], 2) for load in found.ours),
         )
     )
-    engine = ENGINES.get(str(setting.get("engine")), setting.get("engine"))
-    where = f"{setting.get('target')} on {engine}, {setting['cores']} cores"
+    where = f"{setting.get('target')} on {_engine(rows)}, {setting['cores']} cores"
     return (
         f"C2T makes {ours} of plain decoding's tokens/s at {loads} requests at once, the best static chain {static}: "
         f"it is ahead of plain decoding at {found.ahead_of_plain} of {len(found.ours)} loads and of the best static "
@@ -118,12 +117,24 @@ def first_screen(rows: Sequence[BenchRow], evaluation: Part) -> str:
         return ""
     shown = "\n".join(f"![{text}](results/{name})" for name, text in ALTERNATIVES.items())
     said = {
-        "Tokens/s": speed_sentence(real),
+        **{f"Tokens/s on {_engine(found)}": speed_sentence(found) for found in _by_engine(rows)},
         "Accept length": lengths_sentence(evaluation),
         "A step": step_sentence(real),
     }
     lines = "\n".join(f"- **{name}.** {text}" for name, text in said.items())
     return f"{shown}\n\n{lines}\n"
+
+
+def _engine(rows: Sequence[BenchRow]) -> str:
+    found = str(rows[0].setting.get("engine"))
+    return ENGINES.get(found, found)
+
+
+def _by_engine(rows: Sequence[BenchRow]) -> Iterable[list[BenchRow]]:
+    """`real_rows` of each engine."""
+    for engine in dict.fromkeys(row.setting.get("engine") for row in rows):
+        if found := real_rows([row for row in rows if row.setting.get("engine") == engine]):
+            yield found
 
 
 def _list(texts: Iterable[str]) -> str:

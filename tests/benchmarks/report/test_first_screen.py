@@ -93,7 +93,9 @@ def test_the_page_begins_with_three_pictures_and_a_sentence_of_each() -> None:
     assert rest.startswith("What the papers claim")
     shown = re.findall(r"!\[([^]]+)\]\((results/[^)]+)\)", head)
     assert len(shown) == 3 and all((PAGE.parent / path).is_file() for _, path in shown)
-    assert len(re.findall(r"^- \*\*", head, re.MULTILINE)) == 3
+    # tokens/s of each engine
+    told = re.findall(r"^- \*\*(.+?)\.\*\*", head, re.MULTILINE)
+    assert sorted(told[:-2]) == ["Tokens/s on SGLang", "Tokens/s on vLLM"] and told[-2:] == ["Accept length", "A step"]
 
 
 def test_the_same_rows_give_the_same_pictures_and_others_other_ones(tmp_path: Path) -> None:
