@@ -14,7 +14,7 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
-from tests.support.places import SGLANG  # noqa: E402
+from tests.support.places import SUPPORT  # noqa: E402
 
 # Each number has no slack: whoever takes an operation away writes the new one here.
 OPERATIONS = {
@@ -55,7 +55,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Triton reads the variable when a kernel is imported, hence a process of its own."""
     output = tmp_path_factory.mktemp("operations") / "found.json"
     env = cpu_engine_env({**os.environ, "TRITON_INTERPRET": "1"})
-    subprocess.run([sys.executable, SGLANG / "operations_program.py", output], env=env, check=True, timeout=900)
+    # as a module from the checkout, where it finds the benchmarks
+    program = [sys.executable, "-m", "tests.support.sglang.operations_program", output]
+    subprocess.run(program, env=env, cwd=SUPPORT.parents[1], check=True, timeout=900)
     loaded: dict[str, Any] = json.loads(output.read_text())
     return loaded
 
