@@ -7,9 +7,9 @@ attention metadata and attention, and sampling. Counted as C2T's is what it call
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 from unittest.mock import patch
 
 import torch
@@ -179,23 +179,34 @@ class ChainSteps:
                 self.scorer.step(self._logits)
         with counter.part("cut"):
             drafted = self._drafter.decide(batch, batch.spec_info)
-        step = step_of(drafted)
-        assert step is not None
-        with self._packing.verifying(batch, step), counter.part("pack and scatter"):
-            uniform = SimpleNamespace(capture_hidden_mode=None)
-            self._target.forward_batch_generation(None, forward_batch=uniform)
-        with counter.part("report"):
-            # as C2TEagleWorker.verify and the copy of a result to the host do
-            step.kept + 1
-            step.to_host()
+        finish(counter, batch, drafted, self._packing)
         with counter.part("seeds"):
             self.scorer.write_seed(self._slots, self._logits)
 
 
-def counted(mode: str, **changes: Any) -> OperationCounter:
-    """What one step of this mode, in full swing, dispatches."""
+def finish(counter: OperationCounter, batch: Any, drafted: Any, packing: PackedVerify) -> None:
+    """Verify and report what was decided."""
+    step = step_of(drafted)
+    assert step is not None
+    with packing.verifying(batch, step), counter.part("pack and scatter"):
+        uniform = SimpleNamespace(capture_hidden_mode=None)
+        packing.target_worker.forward_batch_generation(None, forward_batch=uniform)
+    with counter.part("report"):
+        # as C2TEagleWorker.verify and the copy of a result to the host do
+        step.kept + 1
+        step.to_host()
+
+
+class Steps(Protocol):
+    """A server's steps, one after the other."""
+
+    def step(self) -> None: ...
+
+
+def counted(begun: Callable[[OperationCounter], Steps]) -> OperationCounter:
+    """What one step, in full swing, dispatches. begun: makes the server."""
     with OperationCounter() as counter, stand_ins():
-        steps = ChainSteps(counter, mode, **changes)
+        steps = begun(counter)
         for _ in range(BEFORE):
             steps.step()
         counter.forget()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from benchmarks.operations import chains, trees
 from benchmarks.operations.counter import OperationCounter
@@ -14,7 +15,8 @@ Counted = dict[str, dict[str, dict[str, dict[str, int]]]]
 
 def counts() -> Counted:
     """{mode: {part: {"operations": {name: times}, "waits": {name: times}}}}"""
-    found = {mode: chains.counted(mode) for mode in chains.MODES} | {TREES: trees.counted()}
+    found = {mode: chains.counted(partial(chains.ChainSteps, mode=mode)) for mode in chains.MODES}
+    found[TREES] = chains.counted(trees.TreeSteps)
     return {mode: as_json(counter) for mode, counter in found.items()}
 
 

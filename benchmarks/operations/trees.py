@@ -12,7 +12,6 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
 from benchmarks.operations.chains import (
-    BEFORE,
     DEPTH,
     HIDDEN,
     IN_DRAFT_GRAPH,
@@ -21,13 +20,12 @@ from benchmarks.operations.chains import (
     Target,
     batch_of,
     classifier,
-    stand_ins,
+    finish,
 )
 from benchmarks.operations.counter import GPU, OperationCounter
 from c2t_plugin.engines.sglang.drafters.tree import Grown, TreeDrafter
 from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.parts import Parts
-from c2t_plugin.engines.sglang.step import step_of
 from c2t_plugin.engines.sglang.verify.packing import PackedVerify
 from c2t_plugin.trees.grower import TreeGrower
 from c2t_plugin.trees.policies import slot_policy
@@ -103,23 +101,6 @@ class TreeSteps:
         draft_input = SimpleNamespace(bonus_tokens=torch.arange(REQUESTS, device=GPU))
         with counter.part("cut"):
             batch.spec_info = self._drafter.decide(batch, Grown(draft_input, trees))
-        step = step_of(batch.spec_info)
-        assert step is not None
-        with self._packing.verifying(batch, step), counter.part("pack and scatter"):
-            self._target.forward_batch_generation(None, forward_batch=SimpleNamespace(capture_hidden_mode=None))
-        with counter.part("report"):
-            step.kept + 1
-            step.to_host()
+        finish(counter, batch, batch.spec_info, self._packing)
         with counter.part("seeds"):
             self._scorer.write_seed(self._slots, self._logits)
-
-
-def counted() -> OperationCounter:
-    """What one step, in full swing, dispatches."""
-    with OperationCounter() as counter, stand_ins():
-        steps = TreeSteps(counter)
-        for _ in range(BEFORE):
-            steps.step()
-        counter.forget()
-        steps.step()
-    return counter

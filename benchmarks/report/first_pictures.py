@@ -18,6 +18,7 @@ from benchmarks.report.first_screen import (
     SHIPPED,
     SPEEDS,
     STEPS,
+    engine_of,
     pass_ms,
     real_rows,
 )
@@ -54,7 +55,7 @@ def draw_first(rows: Sequence[BenchRow], evaluation: Part, folder: Path) -> None
 
 
 def _speeds(rows: Sequence[BenchRow], path: Path) -> None:
-    figure, axes = _panel("tokens/s, real model on a CPU", "requests at once", "output tokens/s")
+    figure, axes = _panel(f"tokens/s, real model on a CPU, {engine_of(rows)}", "requests at once", "output tokens/s")
     for arm in dict.fromkeys(row.arm for row in rows):
         points = sorted((row for row in rows if row.arm == arm), key=load_of)
         shown, low, high = (

@@ -72,7 +72,7 @@ def speed_sentence(rows: Sequence[BenchRow]) -> str:
             (number(found.static[load], 2) for load in found.ours),
         )
     )
-    where = f"{setting.get('target')} on {_engine(rows)}, {setting['cores']} cores"
+    where = f"{setting.get('target')} on {engine_of(rows)}, {setting['cores']} cores"
     return (
         f"C2T makes {ours} of plain decoding's tokens/s at {loads} requests at once, the best static chain {static}: "
         f"it is ahead of plain decoding at {found.ahead_of_plain} of {len(found.ours)} loads and of the best static "
@@ -117,7 +117,7 @@ def first_screen(rows: Sequence[BenchRow], evaluation: Part) -> str:
         return ""
     shown = "\n".join(f"![{text}](results/{name})" for name, text in ALTERNATIVES.items())
     said = {
-        **{f"Tokens/s on {_engine(found)}": speed_sentence(found) for found in _by_engine(rows)},
+        **{f"Tokens/s on {engine_of(found)}": speed_sentence(found) for found in _by_engine(rows)},
         "Accept length": lengths_sentence(evaluation),
         "A step": step_sentence(real),
     }
@@ -125,7 +125,8 @@ def first_screen(rows: Sequence[BenchRow], evaluation: Part) -> str:
     return f"{shown}\n\n{lines}\n"
 
 
-def _engine(rows: Sequence[BenchRow]) -> str:
+def engine_of(rows: Sequence[BenchRow]) -> str:
+    """The name of the engine that all these rows are of."""
     found = str(rows[0].setting.get("engine"))
     return ENGINES.get(found, found)
 

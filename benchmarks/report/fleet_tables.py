@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.report.command import RESULTS, ROOT
-from benchmarks.report.rows import BenchRow, read_rows
+from benchmarks.report.command import ROOT
+from benchmarks.report.page import write_page
+from benchmarks.report.rows import BenchRow
 from benchmarks.report.sections import source_line
 from benchmarks.report.tables import filled, latest_blocks, table
-from c2t_plugin.errors import C2TError
-from c2t_plugin.output import write_text
 
 PAGE = ROOT / "docs/distributed.md"
 FLEET, LEARNING = "fleet", "fleet-learning"
@@ -124,14 +122,7 @@ def render(page: str, rows: Sequence[BenchRow]) -> str:
 
 def main(argv: list[str]) -> int:
     """Write the tables of docs/distributed.md anew."""
-    argparse.ArgumentParser(prog="python -m benchmarks.report.fleet_tables", description=main.__doc__).parse_args(argv)
-    try:
-        rows = read_rows(RESULTS / "simulated.jsonl", BenchRow)
-        write_text(PAGE, render(PAGE.read_text(encoding="utf-8"), rows))
-    except C2TError as error:
-        print(f"fleet_tables: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return write_page("fleet_tables", argv, PAGE, render)
 
 
 if __name__ == "__main__":

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
-from benchmarks.report.command import RESULTS, ROOT
-from benchmarks.report.pictures import learning_blocks
-from benchmarks.report.rows import BenchRow, read_rows
+from benchmarks.report.command import ROOT
+from benchmarks.report.page import write_page
+from benchmarks.report.rows import BenchRow
 from benchmarks.report.sections import source_line
 from benchmarks.report.tables import filled, latest_blocks, table
-from c2t_plugin.errors import C2TError
-from c2t_plugin.output import write_text
+from benchmarks.simulation.learning import LOADS, OFFLINE, SCENARIO
 
 PAGE = ROOT / "docs/training.md"
 NAME, SOURCES = "learning", "learning-sources"
 STATES, AFTER = (0, 500, 2_000, 10_000, 50_000), 10_000
-LOADS = (1, 8, 64)
-OFFLINE = "from offline fit"
 
 
 def learning(rows: Sequence[BenchRow]) -> str:
@@ -31,17 +27,14 @@ def learning(rows: Sequence[BenchRow]) -> str:
 
 def _streams(rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
     """Newest rows by stream, those of poisoned streams too."""
-    of = {block[0].setting["stream"]: list(block) for block in learning_blocks(rows)}
-    poisoned = [row for row in rows if row.scenario == "learning" and row.setting["poisoned"]]
-    for block in latest_blocks(poisoned, lambda row: (("stream", row.setting["stream"]),)).values():
-        of[block[0].setting["stream"]] += block
-    return list(of.values())
+    mine = [row for row in rows if row.scenario == SCENARIO]
+    return list(latest_blocks(mine, lambda row: (("stream", row.setting["stream"]),)).values())
 
 
 def _lines(block: Sequence[BenchRow]) -> list[list[str]]:
     at = {(row.arm, row.setting["states"], row.setting["poisoned"]): row.metrics for row in block}
     # a planner with the offline fit as it was at first
-    goal = at[OFFLINE, 0, 0]
+    goal = at[f"from {OFFLINE}", 0, 0]
 
     def share(arm: str, poisoned: int, load: int) -> str:
         found, best = (of.get(f"tokens_per_s_{load}") for of in (at[arm, AFTER, poisoned], goal))
@@ -79,16 +72,7 @@ def render(page: str, rows: Sequence[BenchRow]) -> str:
 
 def main(argv: list[str]) -> int:
     """Write the table of docs/training.md anew."""
-    argparse.ArgumentParser(prog="python -m benchmarks.report.learning_table", description=main.__doc__).parse_args(
-        argv
-    )
-    try:
-        rows = read_rows(RESULTS / "simulated.jsonl", BenchRow)
-        write_text(PAGE, render(PAGE.read_text(encoding="utf-8"), rows))
-    except C2TError as error:
-        print(f"learning_table: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return write_page("learning_table", argv, PAGE, render)
 
 
 if __name__ == "__main__":

@@ -156,12 +156,13 @@ def _vllm(on: Speculation, method: str, steps: int, **more: object) -> Options:
     return {"method": method, "model": on.draft, "num_speculative_tokens": steps, **more}
 
 
-def _vllm_c2t(on: Speculation, beta: float | None, classifier: Path | None, **more: object) -> Options:
+def vllm_c2t(on: Speculation, beta: float | None, classifier: Path | None, **more: object) -> Options:
+    """C2T on vLLM. beta: None leaves it open. more: options beside it."""
     return _vllm(on, f"c2t:{on.method}", on.d_max, c2t_beta=beta, **more, c2t_classifier=classifier)
 
 
 def _vllm_rule(on: Speculation, rule: Path | None) -> Options:
-    return _vllm_c2t(on, on.threshold, _known(rule), c2t_planner="off")
+    return vllm_c2t(on, on.threshold, _known(rule), c2t_planner="off")
 
 
 def _static(length: int) -> Arm:
@@ -215,17 +216,17 @@ ARMS: Mapping[str, Arm] = {
             "C2T",
             {
                 "sglang": lambda on: _sglang_c2t(on, c2t_planner="off", c2t_beta=on.beta),
-                "vllm": lambda on: _vllm_c2t(on, on.beta, on.classifier, c2t_planner="off"),
+                "vllm": lambda on: vllm_c2t(on, on.beta, on.classifier, c2t_planner="off"),
             },
             c2t=True,
         ),
         # its own threshold would cut before the manager does
-        Arm("C2T adaptive", {"vllm": lambda on: _vllm_c2t(on, 0, on.classifier, **_ADAPTIVE)}, c2t=True),
+        Arm("C2T adaptive", {"vllm": lambda on: vllm_c2t(on, 0, on.classifier, **_ADAPTIVE)}, c2t=True),
         Arm(
             "C2T auto",
             {
                 "sglang": lambda on: _sglang_c2t(on, c2t_planner="on"),
-                "vllm": lambda on: _vllm_c2t(on, None, on.classifier, c2t_planner="on"),
+                "vllm": lambda on: vllm_c2t(on, None, on.classifier, c2t_planner="on"),
             },
             c2t=True,
             planned=True,

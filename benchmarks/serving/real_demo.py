@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.progress import Progress
 
 from benchmarks.report.rows import MEASURED_CPU, BenchRow
-from benchmarks.serving.arms import ARMS, Arm
+from benchmarks.serving.arms import ARMS, Arm, vllm_c2t
 from benchmarks.serving.cells import figures
 from benchmarks.serving.engines import Engine
 from benchmarks.serving.host import Host
@@ -44,14 +44,7 @@ CONTESTANTS: Mapping[str, Mapping[str, Arm]] = {
         BY_BATCH: Arm(BY_BATCH, {"vllm": lambda on: {**ARMS["static 4"].options("vllm", on), **SCHEDULE}}),
         AS_IT_COMES: Arm(
             AS_IT_COMES,
-            {
-                "vllm": lambda on: {
-                    "method": f"c2t:{on.method}",
-                    "model": on.draft,
-                    "num_speculative_tokens": on.d_max,
-                    "c2t_classifier": on.classifier,
-                }
-            },
+            {"vllm": lambda on: vllm_c2t(on, None, on.classifier)},
             c2t=True,
             planned=True,
         ),

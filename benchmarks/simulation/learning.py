@@ -15,6 +15,7 @@ sheet. A poisoned stream says the contrary in every tenth prompt.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from c2t_plugin.classifier import load_classifier
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.rivals import OnlineLogistic
 from c2t_plugin.lab.sweeps import truncate
+from c2t_plugin.planner import CostCurve
 from c2t_plugin.planner.budget import falling
 from c2t_plugin.planner.calibration import Calibration
 from c2t_plugin.provenance import RunRecord
@@ -80,10 +82,15 @@ class Judge:
 
     def planned(self, survival: Tensor, requests: int) -> float:
         """Output tokens per second of a planner that takes these for chances, so many requests at once."""
-        target, machine = MODELS[TARGET], Machine(GPUS[GPU])
-        draft = draft_of(self.traces.header["pair"].get("kind", ""), target)
-        curve = Setting(machine, target, draft, requests, D_MAX).curve(scored=True)
+        curve = curve_of(self.traces.header["pair"].get("kind", ""), requests)
         return serve(self.traces, survival, curve, planned(curve, D_MAX), requests).tokens_per_s
+
+
+@functools.cache
+def curve_of(kind: str, requests: int) -> CostCurve:
+    """What steps of so many requests cost there, with a draft of this kind."""
+    target = MODELS[TARGET]
+    return Setting(Machine(GPUS[GPU]), target, draft_of(kind, target), requests, D_MAX).curve(scored=True)
 
 
 def visits(traces: Traces, accepted: Tensor) -> Iterator[int]:
@@ -159,7 +166,7 @@ def rows_of(options: argparse.Namespace, record: Mapping[str, Any]) -> Iterator[
         found[RIVAL] = rival(chains, outcome, order, judge)
         for arm, figures in found.items():
             for mark, metrics in zip(MARKS, figures, strict=True):
-                label = {"stream": options.name, "states": mark, "poisoned": poisoned, "gpu": GPU, "target": TARGET}
+                label = {"stream": options.name, "states": mark, "poisoned": poisoned}
                 yield BenchRow(SCENARIO, "simulated", arm, label, metrics, "", record)
 
 
