@@ -67,13 +67,7 @@ def test_c2t_gets_no_options_of_its_own_but_its_files(engine: str) -> None:
     expected = {
         "sglang": {"algorithm": "C2T", "draft_model_path": "draft"},
         # vLLM has to be told of a length, and would load a classifier beside the draft as part of it
-        "vllm": {
-            "method": "c2t:eagle3",
-            "model": "draft",
-            "num_speculative_tokens": 6,
-            "c2t_beta": None,
-            "c2t_classifier": "file",
-        },
+        "vllm": {"method": "c2t:eagle3", "model": "draft", "num_speculative_tokens": 6, "c2t_classifier": "file"},
     }
     assert dict(arm.options(engine, filled)) == expected[engine] and arm.planned
 
