@@ -146,21 +146,21 @@ def check_registration() -> Finding:
 
 
 def check_sgl_kernel() -> Finding:
-    """Whether SGLang would import its own kernel package or the CPU stand-in."""
+    """Whether SGLang would import its own kernel package or the CPU stub."""
     name = "sgl_kernel"
     spec = importlib.util.find_spec("sgl_kernel")
     stand_in = spec is not None and spec.origin is not None and "cpu_engine" in Path(spec.origin).parts
     if stand_in and has_gpu():
-        return Finding(name, False, "stand-in on a machine with a GPU: take its directory off PYTHONPATH")
+        return Finding(name, False, "stub on a machine with a GPU: take its directory off PYTHONPATH")
     if stand_in:
-        return Finding(name, True, "stand-in, pure PyTorch")
+        return Finding(name, True, "stub, pure PyTorch")
     if spec is not None:
         version = installed("sglang-kernel") or installed("sgl-kernel")
         return Finding(name, True, f"real, {version or 'version unknown'}")
     if has_gpu():
         return Finding(name, False, "absent: SGLang on a GPU needs it, pip install 'c2t-plugin[sglang]'")
     return Finding(
-        name, True, "absent; `python -m benchmarks.cpu_engine -- COMMAND` supplies a stand-in on a machine without GPU"
+        name, True, "absent; `python -m benchmarks.cpu_engine -- COMMAND` supplies a stub on a machine without GPU"
     )
 
 
@@ -191,7 +191,7 @@ def check_classifier(name: str, classifier: Path | None, draft: str | None) -> F
         return Finding(name, False, f"{draft} is no directory here, and a hub id needs an engine's packages: {error}")
     fitted_vocab = spec.pair.get("draft_vocab_size")
     if None not in (fitted_vocab, vocab) and fitted_vocab != vocab:
-        text = f"fitted on a draft with {fitted_vocab} words, {draft} has {vocab}: fit one for it with `c2t fit`"
+        text = f"fitted on a draft with {fitted_vocab} tokens, {draft} has {vocab}: fit one for it with `c2t fit`"
         return Finding(name, False, text)
     fits = "" if draft is None else "fits the draft, " if fitted_vocab else "names no draft that it was fitted on, "
     return Finding(name, True, f"loads, {fits}suggested beta {spec.suggested_beta:g}")

@@ -167,10 +167,7 @@ def _stop(shapes: Shapes) -> _Run:
     budget = torch.tensor([shapes.requests * drafted // 2], dtype=torch.int32, device=shapes.device)
 
     def run(side: Callable[[str, str], Any]) -> Sequence[Tensor]:
-        links = torch.arange(1, drafted + 2, device=shapes.device).repeat(shapes.requests, 1)
-        links[:, -1] = -1
-        kept = side("stop", "early_stop")(confidence, beta, longest, budget=budget, next_token=links)
-        return kept, links
+        return (side("stop", "early_stop")(confidence, beta, longest, budget=budget),)
 
     return run
 

@@ -131,3 +131,27 @@ def test_documented_commands_are_make_targets(target: str) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert re.search(rf"^{target}:", makefile, re.MULTILINE)
     assert f"make {target}" in makefile
+
+
+def walks() -> dict[str, str]:
+    """The first sentence under each question of docs/internals.md."""
+    page = (ROOT / "docs/internals.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^\*\*(.*\?)\*\*\n(.*?\.)(?=\s)", page, re.MULTILINE | re.DOTALL))
+
+
+def source_of(name: str) -> Path:
+    """A file of a walk; those of the SGLang adapter are named without their folders."""
+    places = [ROOT / "c2t_plugin" / folder / name for folder in ("engines/sglang", ".")]
+    return next((place for place in places if place.is_file()), places[0])
+
+
+@pytest.mark.parametrize("question", ["classifier applied", "packed verification", "planner pick the depth"])
+def test_a_walk_goes_through_three_files_that_have_what_it_names(question: str) -> None:
+    (walk,) = [text for asked, text in walks().items() if question in asked]
+    # in brackets: others that may stand in the same place
+    named = re.findall(r"`([\w./]+)`", re.sub(r"\(.*?\)", "", walk))
+    files = [name for name in named if name.endswith(".py")]
+    assert 2 <= len(files) <= 3 and walk.count("→") == len(files) - 1
+    sources = "\n".join(source_of(name).read_text(encoding="utf-8") for name in files)
+    gone = [name for name in named if name not in files and not re.search(rf"\b{name.split('.')[-1]}\b", sources)]
+    assert gone == []

@@ -41,28 +41,24 @@ def chain_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
 
             state = ChainState.create(batch, D_MAX, device)
             state.confidence.copy_(random(batch, D_MAX))
-            links = torch.arange(1, D_MAX + 2, device=device).repeat(batch, 1)
-            links[:, -1] = -1
             stats = (-random(batch), 8 * random(batch), random(batch))
             beta = torch.full((batch,), 0.4, device=device)
             longest = torch.full((batch,), D_MAX, dtype=torch.int32, device=device)
             buffers = {} if ours == "reference" else {"out": spoiled(longest)}
-            return state, network_of(generator, device), *stats, beta, longest, links, buffers
+            return state, network_of(generator, device), *stats, beta, longest, buffers
 
         def both(kind: str) -> Any:
             score, stop = operation(kind, "score", "score_chain"), operation(kind, "stop", "early_stop")
 
-            def run(
-                state: Any, network: Any, p: Any, h: Any, m: Any, beta: Any, longest: Any, links: Any, buffers: Any
-            ) -> Any:
+            def run(state: Any, network: Any, p: Any, h: Any, m: Any, beta: Any, longest: Any, buffers: Any) -> Any:
                 score(state, network, p, h, m, 1)
-                lengths = stop(state.confidence, beta, longest, next_token=links, **(buffers if kind == ours else {}))
-                return state.confidence, state.joint_log_prob, lengths, links
+                lengths = stop(state.confidence, beta, longest, **(buffers if kind == ours else {}))
+                return state.confidence, state.joint_log_prob, lengths
 
             return run
 
         # docs/kernels.md counts them: 24 a request for score_chain, the rest for early_stop, and the network once
-        size = batch * (24 + 4 * D_MAX + 12 + 8 * (D_MAX + 1)) + 4 * (HIDDEN * (len(FEATURES) + 2) + 1)
+        size = batch * (24 + 4 * D_MAX + 12) + 4 * (HIDDEN * (len(FEATURES) + 2) + 1)
         yield Case(
             shape={"bs": batch, "d_max": D_MAX, "hidden": HIDDEN},
             device=device,

@@ -1,6 +1,6 @@
 """One decoding step of chains, as a GPU server takes it: what it dispatches beside its base algorithm.
 
-SGLang's own parts are stand-ins, not counted: both models, `ForwardBatch.init_new` of the packed rows, the base class'
+SGLang's own parts are stubs, not counted: both models, `ForwardBatch.init_new` of the packed rows, the base class'
 attention metadata and attention, and sampling. Counted as C2T's is what it calls of SGLang's besides.
 """
 

@@ -1,18 +1,18 @@
 """What traces of served requests give away: sampled answers, recovered from statistics by who has models and prompt.
 
     python -m benchmarks.simulation.recovery
+    python -m benchmarks.simulation.recovery --draft smollm2/eagle3
 
-Answers are drawn at temperature 1, since greedy ones follow from the prompt without any trace. A stand-alone draft
-drafts as a server does, and the recorder that servers use writes a file, once for each precision. The attacker has
-that file, both models and the prompts, no answer and no seed. Each recorded state says how many draft tokens the
-answer went on with; the token after those is unknown, and is looked for among all words: as the target's, and by what
-the draft would then have said, against what the next state has recorded.
+Answers are drawn at temperature 1, since greedy ones follow from the prompt without any trace. A draft of the toy pair,
+or the real pair's head, drafts as a server does, and the recorder that servers use writes a file, once for each
+precision. The attacker has that file, both models and the prompts, no answer and no seed. Each recorded state says how
+many draft tokens the answer went on with; the token after those is unknown, and is looked for in the vocabulary: as the
+target's, and by what the draft would then have said, against what the next state has recorded.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,12 +22,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from benchmarks.command import run
+from benchmarks.pairs.smollm2.commands import write_pair
 from benchmarks.pairs.toy import held_out_prompts, pair_dir
 from benchmarks.report.rows import BenchRow, append_rows
-from c2t_kernels import draft_stats
+from benchmarks.serving.real_pair import BASE, WORK, chat_prompts
+from benchmarks.simulation.reading import D_MAX, TOP_M, Guesses, next_token
+from c2t_plugin.lab.drafts import TreeDraft
 from c2t_plugin.lab.pairs import load_pair
 from c2t_plugin.provenance import RunRecord
 from c2t_plugin.traces import coarse
@@ -35,19 +37,19 @@ from c2t_plugin.traces.file import SUFFIX, Traces, load_traces
 from c2t_plugin.traces.recorder import TraceRecorder
 
 SCENARIO = "traces-recovery"
-D_MAX, TOP_M = 4, 1000
-DRAFT = "draft"
+REAL = f"smollm2/{BASE}"
+DRAFTS = ("draft", "eagle3", "eagle1", "mtp", REAL)
 PRECISIONS = ("exact", "coarse")
 LABELS = "labels alone"
 # Texts that are followed at a time, if none is so much likelier, in nats.
 BEAM, BEHIND = 8, 30.0
-# Words that are tried: so many of the target's likeliest and, if none of them fits so well, in tolerances, all. The
+# Tokens that are tried: so many of the target's likeliest and, if none of them fits so well, in tolerances, MOST. The
 # whole chain is looked at of those that fit best.
-LIKELIEST, FITS, LOOKED_AT = 256, 8.0, 32
-# Words that one pass reads side by side.
-TOGETHER = 256
+LIKELIEST, FITS, LOOKED_AT, MOST = 256, 8.0, 32, 8192
 # A difference that floats may have between two machines, in nats, and one step of a coarse code.
 TOLERANCE = {"exact": 1e-3, "coarse": 0.5}
+# Of the real pair, tokens: a text is read anew for every guess.
+LONGEST_PROMPT = 96
 # Beyond so many tolerances a difference is as good as any.
 LARGEST = 20.0
 LIMIT_MB = 1000.0
@@ -55,92 +57,36 @@ LIMIT_MB = 1000.0
 
 @dataclass(frozen=True)
 class Plan:
-    """prompts: of the held-out ones. new: tokens of each answer."""
+    """prompts: of the held-out ones. new: tokens of each answer. draft: one of DRAFTS."""
 
     prompts: int
     new: int
     seed: int = 0
+    draft: str = DRAFTS[0]
 
 
-class Chains(NamedTuple):
-    """stats: (texts, D_MAX, 4), see ChainScorer.stats. tokens: (texts, D_MAX) int64."""
+class Setting(NamedTuple):
+    """What the attacker has beside a trace. prompts: token ids."""
 
-    stats: Tensor
-    tokens: Tensor
-
-
-class Reader:
-    """A causal LM that has read a text, and may go on in several ways."""
-
-    def __init__(self, model: Any, tokens: Sequence[int]) -> None:
-        """tokens: one at least; the last one is read anew with each question."""
-        self._model, self._tokens = model, list(tokens)
-        self._cache = DynamicCache()
-        if len(tokens) > 1:
-            model(torch.tensor([tokens[:-1]]), past_key_values=self._cache)
-
-    def next(self) -> Tensor:
-        """(vocabulary,) log probabilities of the token after the text."""
-        return self._logits(torch.tensor([self._tokens[-1:]])).log_softmax(-1)[0]
-
-    def _logits(self, tokens: Tensor, cache: DynamicCache | None = None) -> Tensor:
-        """(texts, vocabulary) after one more token of each text, (texts, 1)."""
-        if cache is None:
-            cache = copy.deepcopy(self._cache)
-        found: Tensor = self._model(tokens, past_key_values=cache).logits[:, -1]
-        return found
-
-    def chains(self, last: Tensor) -> Chains:
-        """The greedy chains of a draft whose text has each of these last tokens, (texts,), in place of its own."""
-        cache, tokens, stats, drafted = copy.deepcopy(self._cache), last[:, None], [], []
-        cache.batch_repeat_interleave(len(last))
-        joint = torch.zeros(len(last))
-        for _ in range(D_MAX):
-            found = draft_stats(self._logits(tokens, cache), TOP_M)
-            joint = joint + found.log_probs[:, 0]
-            stats.append(torch.stack([joint, found.log_probs[:, 0], found.entropy, found.margin], dim=-1))
-            tokens = found.token_ids
-            drafted.append(tokens[:, 0])
-        return Chains(torch.stack(stats, dim=1), torch.stack(drafted, dim=1))
-
-    def tops(self, last: Tensor) -> Tensor:
-        """(texts, 1, 4) as the front of the chains' statistics, but for the entropies, which take longest: zeros."""
-        best = self._side_by_side(last).log_softmax(-1).topk(2).values
-        first, margin = best[:, 0], best[:, 0] - best[:, 1]
-        return torch.stack([first, first, torch.zeros(len(last)), margin], dim=-1)[:, None]
-
-    def _side_by_side(self, last: Tensor) -> Tensor:
-        """(texts, vocabulary) after each of these last tokens, (texts,), none of which sees the others."""
-        before, found = len(self._tokens) - 1, []
-        for some in last.split(TOGETHER):
-            seen = torch.cat([torch.ones(len(some), before), torch.eye(len(some))], dim=1).bool()
-            mask = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
-            found.append(
-                self._model(
-                    some[None],
-                    past_key_values=copy.deepcopy(self._cache),
-                    attention_mask=mask[None, None],
-                    position_ids=torch.full((1, len(some)), before),
-                ).logits[0]
-            )
-        return torch.cat(found)
+    target: Any
+    draft: TreeDraft
+    prompts: Sequence[list[int]]
 
 
 def draw(target: Any, prompt: Sequence[int], new: int, chance: torch.Generator) -> list[int]:
     """An answer of the target alone at temperature 1."""
     answer: list[int] = []
     while len(answer) < new:
-        likely = Reader(target, [*prompt, *answer]).next().exp()
+        likely = next_token(target, [*prompt, *answer]).exp()
         answer.append(int(torch.multinomial(likely, 1, generator=chance)))
     return answer
 
 
-def record(recorder: TraceRecorder, draft: Any, prompt: list[int], answer: list[int]) -> None:
+def record(recorder: TraceRecorder, draft: TreeDraft, prompt: list[int], answer: list[int]) -> None:
     """Draft along an answer as a server does, one step after the other."""
     number, step = recorder.admit(str(prompt)), 0
     while step < len(answer):
-        text = [*prompt, *answer[: step + 1]]
-        chain = Reader(draft, text).chains(torch.tensor(text[-1:]))
+        chain = Guesses(draft, [*prompt, *answer[:step]]).chains(torch.tensor(answer[step : step + 1]))
         drafted = chain.tokens[0].tolist()
         recorder.add(number, step, chain.stats[0], drafted)
         following = answer[step + 1 : step + 1 + D_MAX]
@@ -159,7 +105,7 @@ class Text(NamedTuple):
 class Attack:
     """Reads one request's states, in their order, and says what its answer was."""
 
-    def __init__(self, target: Any, draft: Any, precision: str | None) -> None:
+    def __init__(self, target: Any, draft: TreeDraft, precision: str | None) -> None:
         """precision: of the recorded statistics; None does without them."""
         self._target, self._draft, self._precision = target, draft, precision
 
@@ -176,23 +122,22 @@ class Attack:
     def _go_on(self, prompt: Sequence[int], text: Text, state: Traces) -> Iterator[Text]:
         """The text with a root of the state, and with what was accepted of its draft."""
         known = [*prompt, *text.answer]
-        unlikely, words = (-Reader(self._target, known).next()).sort()
-        # the draft's own reading of the text with any last token
-        reader = Reader(self._draft, [*known, 0])
-        tries = (1,) if self._precision is None else (LIKELIEST, len(words))
+        unlikely, tokens = (-next_token(self._target, known)).sort()
+        guesses = Guesses(self._draft, known)
+        tries = (1,) if self._precision is None else (LIKELIEST, MOST)
         for tried in tries:
-            some, costs = words[:tried], unlikely[:tried]
+            some, costs = tokens[:tried], unlikely[:tried]
             if tried > LOOKED_AT:
-                costs = costs + self._difference(reader.tops(some), state, ("log_prob", "margin"))
+                costs = costs + self._difference(guesses.tops(some), state, ("log_prob", "margin"))
                 first = costs.topk(LOOKED_AT, largest=False).indices
                 some, costs = some[first], unlikely[first]
-            chains = reader.chains(some)
+            chains = guesses.chains(some)
             difference = self._difference(chains.stats, state)
             if difference.min() <= FITS:
                 break
         hits, costs = int(state.chain.accepted[0].sum()), text.cost + costs + difference
-        for word, cost, drafted in zip(some.tolist(), costs.tolist(), chains.tokens.tolist(), strict=True):
-            yield Text([*text.answer, word, *drafted[:hits]], cost)
+        for token, cost, drafted in zip(some.tolist(), costs.tolist(), chains.tokens.tolist(), strict=True):
+            yield Text([*text.answer, token, *drafted[:hits]], cost)
 
     def _difference(self, stats: Tensor, state: Traces, names: Sequence[str] = tuple(coarse.TOP)) -> Tensor:
         """(texts,) in tolerances, between these of what the draft says and what was recorded, as deep as the former
@@ -214,16 +159,26 @@ def _tables(stats: Tensor) -> dict[str, Tensor]:
     return {"log_prob": stats[..., 1], "entropy": stats[..., 2], "margin": stats[..., 3]}
 
 
-def recover(plan: Plan, folder: Path) -> dict[str, dict[str, float | None]]:
+def setting_of(plan: Plan, work: Path = WORK) -> Setting:
+    """Models and prompts. work: where the real pair is, or is written."""
+    if plan.draft == REAL:
+        pair, kind = write_pair(work), BASE
+        asked = chat_prompts(pair / "target", "development", plan.seed)
+        prompts = [list(ids) for ids in asked.ids if len(ids) <= LONGEST_PROMPT][: plan.prompts]
+    else:
+        pair, kind, prompts = pair_dir(), plan.draft, held_out_prompts(plan.prompts, seed=plan.seed)
+    target, draft = load_pair(pair, kind)
+    return Setting(target, draft, prompts)  # type: ignore[arg-type]
+
+
+def recover(plan: Plan, setting: Setting, folder: Path) -> dict[str, dict[str, float | None]]:
     """Metrics by arm. folder: for the traces."""
-    target, model = load_pair(pair_dir(), DRAFT)
-    draft: Any = model.model  # type: ignore[attr-defined]
+    target, draft, prompts = setting
     chance = torch.Generator().manual_seed(plan.seed)
-    prompts = held_out_prompts(plan.prompts, seed=plan.seed)
     answers = [draw(target, prompt, plan.new, chance) for prompt in prompts]
     found: dict[str, dict[str, float | None]] = {}
     for precision in PRECISIONS:
-        header = {"pair": {"kind": DRAFT}, "top_m": TOP_M, "prompts": "served", "new_tokens": None}
+        header = {"pair": {"kind": plan.draft}, "top_m": TOP_M, "prompts": "served", "new_tokens": None}
         here = folder / precision
         recorder = TraceRecorder(here, 1.0, D_MAX, header, LIMIT_MB, exact=precision == "exact")
         for prompt, answer in zip(prompts, answers, strict=True):
@@ -264,17 +219,19 @@ def main(argv: list[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )
+    parser.add_argument("--draft", choices=DRAFTS, default=DRAFTS[0], help=f"(default: {DRAFTS[0]}, stand-alone)")
+    parser.add_argument("--work", type=Path, default=WORK, help=f"directory of the real pair (default: {WORK})")
     parser.add_argument("--prompts", type=int, default=4, help="answers to recover (default: 4)")
     parser.add_argument("--new", type=int, default=24, help="tokens of each (default: 24)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build/recovery/rows.jsonl"), help="rows are appended here")
     options = parser.parse_args(argv)
-    plan = Plan(options.prompts, options.new, options.seed)
+    plan = Plan(options.prompts, options.new, options.seed, options.draft)
     record_of_run = RunRecord.capture(seed=plan.seed).to_json()
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-        found = recover(plan, Path(folder))
+        found = recover(plan, setting_of(plan, options.work), Path(folder))
     setting: dict[str, Any] = {
-        "draft": DRAFT,
+        "draft": plan.draft,
         "d_max": D_MAX,
         "temperature": 1.0,
         "requests": plan.prompts,

@@ -101,7 +101,7 @@ def host_stats(logits: Array, top_m: int, room: Array | None = None) -> HostStat
     ids = logits.argmax(axis=-1)
     top = logits[np.arange(rows), ids]
     many = min(top_m, vocab)
-    # how far below the largest; partitioned from the small end, since the other is slow where many words are -inf
+    # how far below the largest; partitioned from the small end, since the other is slow where many tokens are -inf
     np.subtract(top[:, None], logits, out=below)
     below.partition(many - 1, axis=-1)
     np.exp(np.negative(below, out=weights), out=weights)
@@ -116,7 +116,7 @@ def host_stats(logits: Array, top_m: int, room: Array | None = None) -> HostStat
 
 
 def _margin(below: Array) -> Array:
-    """(rows,) of the second smallest of (rows, n) distances, the smallest being 0; 0 of one word."""
+    """(rows,) of the second smallest of (rows, n) distances, the smallest being 0; 0 of one token."""
     rows = np.arange(len(below))
     first = below.argmin(axis=-1)
     zero = below[rows, first]

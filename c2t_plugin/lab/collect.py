@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from c2t_plugin.traces.file import Traces
     from c2t_plugin.traces.forest import Forest
 
-# About 1,600 distributions over the shipped pair's words at a time: their logits stay near the cache, and matrix
+# About 1,600 distributions over the shipped pair's tokens at a time: their logits stay near the cache, and matrix
 # products are large enough.
 TEXTS_PER_BATCH = 4
 WORDS_PER_BATCH = TEXTS_PER_BATCH * 4096

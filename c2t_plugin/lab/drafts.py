@@ -169,7 +169,7 @@ class HeadDraft(TreeDraft):
     """An EAGLE-3, EAGLE-1 or MTP head on the target's embedding."""
 
     def __init__(self, head: EagleHead, target: PreTrainedModel, token_ids: Tensor | None = None) -> None:
-        """token_ids: (draft_vocab,) int64, the target's id of each word of the head; None where they are the same."""
+        """token_ids: (draft_vocab,) int64, the target's id of each token of the head; None where they are the same."""
         self.head, self.target, self.token_ids = head, target, token_ids
         embedding: Any = target.get_input_embeddings()
         lm_head: Any = target.get_output_embeddings()
@@ -194,7 +194,7 @@ class HeadDraft(TreeDraft):
         own = self.head.logits(hidden, self.lm_head)
         if self.token_ids is None:
             return own
-        # a word that the head does not have is impossible
+        # a token that the head does not have is impossible
         return own.new_full((*own.shape[:-1], len(self.lm_head)), -torch.inf).index_copy_(-1, self.token_ids, own)
 
     def rotary(self, slots: int) -> tuple[Tensor, Tensor]:

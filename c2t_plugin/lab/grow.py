@@ -243,7 +243,7 @@ def grow_tree(
     """Grow one tree per decoding state of the drafter, as the policy wants it.
 
     generator: where a policy that samples takes its randomness from. keep_distributions: verification by rejection
-    needs them afterwards; of a live draft they are one logit per word for every node drafted from.
+    needs them afterwards; of a live draft they are one logit per token for every node drafted from.
     """
     distributions = drafter.root()
     growth = Growth.at_root(distributions, generator, keep_distributions)

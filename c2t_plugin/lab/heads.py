@@ -19,7 +19,7 @@ from c2t_plugin.lab.layers import RMS_EPS, Chain, ChainAttention, GatedMLP, RMSN
 
 @dataclass(frozen=True, eq=False)
 class HeadShape:
-    """What a head is built from. vocab: words that it chooses from.
+    """What a head is built from. vocab: tokens that it chooses from.
 
     rates: rotary angle per position of each pair of dimensions, (head_dim / 2,) float32. captured: target layers whose
     inputs it reads (EAGLE-3). eps: of its norms.

@@ -29,8 +29,8 @@ _NOT_THE_HEADS = ("t2d", "embed_tokens.weight", "model.embed_tokens.weight")
 def load_pair(directory: Path, kind: str) -> tuple[PreTrainedModel, DraftModel]:
     """Target and draft in float32. kind: draft (stand-alone), eagle3, eagle1 or mtp.
 
-    A head may choose from a part of the target's words (EAGLE-3's d2t). C2TError if a checkpoint is missing or does not
-    fit the target.
+    A head may choose from a part of the target's tokens (EAGLE-3's d2t). C2TError if a checkpoint is missing or does
+    not fit the target.
     """
     target_config, config = _config(directory / "target"), _config(directory / kind)
     _check_vocabulary(directory, kind, target_config, config)
@@ -82,7 +82,7 @@ def _head(directory: Path, kind: str, config: dict[str, Any], target: PreTrained
 
 
 def describe_pair(directory: Path, kind: str) -> dict[str, Any]:
-    """What a classifier file says about its pair: architectures, hashes of the weights, words of the draft."""
+    """What a classifier file says about its pair: architectures, hashes of the weights, tokens of the draft."""
     config = _config(directory / kind)
     return {
         "target": fingerprint(directory / "target", _config(directory / "target")),
@@ -93,7 +93,7 @@ def describe_pair(directory: Path, kind: str) -> dict[str, Any]:
 
 
 def draft_vocab_size(config: dict[str, Any]) -> int:
-    """How many words a draft chooses from."""
+    """How many tokens a draft chooses from."""
     return int(config.get("draft_vocab_size") or config["vocab_size"])
 
 

@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="a preset of c2t_plugin.lab.policies.presets, in place of the usual four; repeatable",
     )
-    parser.add_argument("--pair", type=Path, help="pair directory, for the words (default: C2T_PAIR)")
+    parser.add_argument("--pair", type=Path, help="pair directory, for the tokens (default: C2T_PAIR)")
     parser.add_argument(
         "--cut", type=int, default=2, help="cut nodes to show beside kept ones, per parent (default: 2)"
     )

@@ -18,7 +18,7 @@ from c2t_plugin.traces.forest import DTYPES, Forest
 
 @dataclass(frozen=True, kw_only=True)
 class WholeTree(Eagle2):
-    """EAGLE-2's tree in the fixed shape of a Forest: words of probability 0 have columns too, none is reranked away,
+    """EAGLE-2's tree in the fixed shape of a Forest: tokens of probability 0 have columns too, none is reranked away,
     and the distributions stand in the order of their nodes' joint probability."""
 
     max_nodes: int = sys.maxsize

@@ -67,7 +67,7 @@ class TreeGrower(RequestLimits):
 
         max_depth: draft steps. max_nodes: of a tree, the root not counted.
 
-        vocabulary: (draft_vocab,) int64, the target's id of each word of the draft; None where they are the same.
+        vocabulary: (draft_vocab,) int64, the target's id of each token of the draft; None where they are the same.
         """
         self.policy = policy
         super().__init__(slots=slots, max_depth=max_depth, beta=beta, device=device)
@@ -76,7 +76,7 @@ class TreeGrower(RequestLimits):
         self.non_finite = torch.zeros(1, dtype=torch.int64, device=device)
         self._vocabulary = vocabulary
         shape = (slots, policy.width)
-        # A slot without a seed has no possible word, so its tree is the root alone.
+        # A slot without a seed has no possible token, so its tree is the root alone.
         self._seeds = DraftStats(
             token_ids=torch.zeros(shape, dtype=torch.int64, device=device),
             log_probs=torch.full(shape, -math.inf, dtype=torch.float32, device=device),

@@ -86,7 +86,7 @@ class Eagle2Slots:
 
 @dataclass(frozen=True)
 class DySpecSlots:
-    """DySpec's with the most probable words in place of drawn ones, at temperature 1 (its algorithms 1 and 2).
+    """DySpec's with the most probable tokens in place of drawn ones, at temperature 1 (its algorithms 1 and 2).
 
     A child's value is the probability that its sampling is made: that its parent is accepted and its more probable
     siblings are not. The nodes of highest value are verified, as in its greedy construction.

@@ -97,11 +97,11 @@ def test_triton_is_needed_on_a_gpu_only(
     [
         (None, False, True, "absent"),
         (None, True, False, "absent"),
-        ("/x/c2t_plugin/engines/sglang/cpu_engine/site/sgl_kernel/__init__.py", False, True, "stand-in"),
-        ("/x/c2t_plugin/engines/sglang/cpu_engine/site/sgl_kernel/__init__.py", True, False, "stand-in"),
+        ("/x/c2t_plugin/engines/sglang/cpu_engine/site/sgl_kernel/__init__.py", False, True, "stub"),
+        ("/x/c2t_plugin/engines/sglang/cpu_engine/site/sgl_kernel/__init__.py", True, False, "stub"),
         ("/x/site-packages/sgl_kernel/__init__.py", True, True, "real, 0.4.2"),
     ],
-    ids=["none", "none on a GPU", "stand-in", "stand-in on a GPU", "real"],
+    ids=["none", "none on a GPU", "stub", "stub on a GPU", "real"],
 )
 def test_sgl_kernel(
     origin: str | None, present: bool, ok: bool, word: str, monkeypatch: pytest.MonkeyPatch, versions: Versions
@@ -182,7 +182,7 @@ def test_a_draft_without_a_classifier_says_what_a_server_would_take_and_how_to_f
 
 @pytest.fixture
 def hub(draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for the hub, which has one repository, someone/draft: that directory."""
+    """A stub for the hub, which has one repository, someone/draft: that directory."""
     huggingface_hub = pytest.importorskip("huggingface_hub")
 
     def download(repo: str, name: str, revision: str | None) -> str:

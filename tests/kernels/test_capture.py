@@ -98,14 +98,13 @@ def early_stop(device: str) -> Launch:
         (torch.tensor([0.2]), [0.5]),
         (torch.full((6,), 4, dtype=int32), [3, 2, 4, 0, 1, 4]),
         (torch.tensor([9], dtype=int32), [5]),
-        (torch.tensor([4, 12], dtype=int32), [3, 7]),
     )
-    confidence, beta, longest, budget, tiers = (tensor for tensor, _ in inputs)
+    confidence, beta, longest, budget = (tensor for tensor, _ in inputs)
     out = torch.empty(6, dtype=int32, device=device)
     return Launch(
         inputs,
-        lambda: fused.early_stop(confidence, beta, longest, budget=budget, tiers=tiers, out=out),
-        lambda: reference.early_stop(confidence, beta, longest, budget=budget, tiers=tiers),
+        lambda: fused.early_stop(confidence, beta, longest, budget=budget, out=out),
+        lambda: reference.early_stop(confidence, beta, longest, budget=budget),
     )
 
 

@@ -135,6 +135,7 @@ except ModuleNotFoundError as error:
 """
 
 
+@pytest.mark.slow
 def test_everything_but_the_kernels_works_without_triton():
     done = subprocess.run([sys.executable, "-c", BLOCKED], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]

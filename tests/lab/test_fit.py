@@ -175,6 +175,7 @@ def test_from_a_pair_to_a_classifier_by_command(tiny_pair, tmp_path, capsys) -> 
     assert "suggested beta" in printed and "static" in printed
 
 
+@pytest.mark.slow
 def test_fine_tuning_by_command(make_traces, tmp_path) -> None:
     save_traces(make_traces(prompts=20), tmp_path / "t")
     first, second = tmp_path / "first", tmp_path / "second"

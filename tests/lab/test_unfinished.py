@@ -70,6 +70,7 @@ def test_a_collection_goes_on_bit_for_bit(tiny_pair, tmp_path, same_run, batches
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith("x.")] == ["x.traces"]
 
 
+@pytest.mark.slow
 def test_a_fit_goes_on_bit_for_bit(make_traces, tmp_path, same_run, monkeypatch) -> None:
     save_traces(make_traces(prompts=20), tmp_path / "t")
     whole, out = tmp_path / "whole", tmp_path / "c"

@@ -24,7 +24,7 @@ HOST = Host("a CPU", 2, 2, 10.0, {tokens: 50.0 + tokens for tokens in CURVE})
 
 @dataclass
 class Stage:
-    """What stand-ins do. refused: a word of the flags of servers that do not start. dead: of those that have died, by
+    """What stubs do. refused: a word of the flags of servers that do not start. dead: of those that have died, by
     the number of turns that they get. odd: a prompt's first token whose answers differ under speculation. events:
     what happened, in order."""
 
@@ -37,7 +37,7 @@ class Stage:
     events: list[str] = field(default_factory=list)
 
 
-class StandInServer:
+class StubServer:
     """Its address is its flags."""
 
     stage: ClassVar[Stage] = Stage()
@@ -46,7 +46,7 @@ class StandInServer:
         self.base_url = " ".join(launch.flags)
         self.name = log.stem
 
-    def __enter__(self) -> StandInServer:
+    def __enter__(self) -> StubServer:
         self.stage.events.append(f"start {self.name}")
         if self.stage.refused and self.stage.refused in self.base_url:
             raise C2TError("the server did not start: ValueError: no such option\nmore of the log")
@@ -69,14 +69,14 @@ class StandInServer:
             self.stage.dead[self.name] = left - 1
 
 
-class StandInClient:
+class StubClient:
     """Twice as fast with speculation; an answer is its prompt's first token, three times."""
 
     def __init__(self, url: str, max_tokens: int) -> None:
-        self.stage = StandInServer.stage
+        self.stage = StubServer.stage
         self.speculates = "--speculative" in url
 
-    def __enter__(self) -> StandInClient:
+    def __enter__(self) -> StubClient:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -111,15 +111,15 @@ class StandInClient:
 
 
 def set_up(monkeypatch: pytest.MonkeyPatch, command: ModuleType, pair: Path, prompts: ChatPrompts) -> Stage:
-    """The stage of a command whose servers and clients are stand-ins from here on."""
-    monkeypatch.setattr(serving_server, "Server", StandInServer)
-    monkeypatch.setattr(StandInServer, "stage", Stage())
+    """The stage of a command whose servers and clients are stubs from here on."""
+    monkeypatch.setattr(serving_server, "Server", StubServer)
+    monkeypatch.setattr(StubServer, "stage", Stage())
     monkeypatch.setattr(interleaved, "SETTLE_S", 0.0)
     for engine in ENGINES.values():
-        monkeypatch.setattr(type(engine), "client", StandInClient)
+        monkeypatch.setattr(type(engine), "client", StubClient)
     monkeypatch.setattr(command, "write_pair", lambda work: pair)
     monkeypatch.setattr(command, "chat_prompts", lambda target, part: prompts)
     monkeypatch.setattr(command, "measure_host", lambda target, threads: HOST)
     for name in (THREADS, BINDING):
         monkeypatch.setenv(name, "as before")
-    return StandInServer.stage
+    return StubServer.stage

@@ -62,7 +62,7 @@ def check_draft_loop(server_args: Any, base: str) -> None:
 
 
 def check_vocabulary(server_args: Any, base: str) -> None:
-    """A stand-alone draft must use the target's words."""
+    """A stand-alone draft must use the target's tokens."""
     if base != "STANDALONE":
         return
     draft = server_args.speculative_draft_model_path

@@ -63,7 +63,7 @@ _REFUSED: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
     (lambda spec: spec.use_gemma4_mtp(), "a Gemma 4 draft", "its drafts bypass the logits that C2T scores"),
     (lambda spec: spec.use_step3p5_mtp(), "a Step 3.5 draft", "its drafts bypass the logits that C2T scores"),
     (lambda spec: spec.use_multi_module_mtp(), "an MTP draft of several modules", "it has one head per draft step"),
-    (lambda spec: spec.use_heterogeneous_vocab, "use_heterogeneous_vocab", "words are dropped after the scoring"),
+    (lambda spec: spec.use_heterogeneous_vocab, "use_heterogeneous_vocab", "tokens are dropped after the scoring"),
     (
         lambda spec: spec.rejection_sample_method != "standard",
         "rejection_sample_method other than standard",

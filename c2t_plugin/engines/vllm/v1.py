@@ -123,7 +123,7 @@ class _ChainMixin(_StockProposer):
             return super()._greedy_sample(hidden_states)
         model, words = self.model, self._words
         if words is not None and isinstance(model, Eagle3LlamaForCausalLM):
-            # vLLM would scatter these among all words of the target, to look there for the largest
+            # vLLM would scatter these among all tokens of the target, to look there for the largest
             self._score(model.logits_processor(model.lm_head, hidden_states))
         else:
             model.compute_logits(hidden_states)

@@ -79,7 +79,7 @@ class LayerPolicy:
 
     @property
     def drafting(self) -> Drafting:
-        """Most probable words, cut by anything: nothing but the target's own choice may decide about them."""
+        """Most probable tokens, cut by anything: nothing but the target's own choice may decide about them."""
         return Drafting(Draw.TOP_K, Pruning.OWN_DRAW)
 
     def branch(self, growth: Growth, distributions: Distributions) -> TokenTree:
@@ -106,7 +106,7 @@ def sampled_children(
 ) -> TokenTree:
     """k children of every node of the frontier, drawn from softmax(logits / temperature), in the order drawn.
 
-    replacement: independent draws, so that siblings may be equal; else fewer than k where words run out. Probabilities
+    replacement: independent draws, so that siblings may be equal; else fewer than k where tokens run out. Probabilities
     and statistics are those of the distribution at that temperature. Randomness comes from the growth's generator.
     """
     logits = distributions.logits().float() / temperature

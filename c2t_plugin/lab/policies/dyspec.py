@@ -51,9 +51,9 @@ class Position:
 
     column: the node, -1 the root. depth, path: of that node. reach: v of algorithm 1, the estimated
     probability that the next sampling here is made: the path to the node is accepted, the siblings so far rejected.
-    tokens: (words,) int64 and probs: (words,) float64, D after the node, None until it is drafted from. left: (words,)
-    R of algorithm 1, D without the siblings so far, renormalised. beyond: R's mass on words that are not listed.
-    shared: statistics of D. taken: siblings so far.
+    tokens: (listed,) int64 and probs: (listed,) float64, D after the node, None until it is drafted from. left:
+    (listed,) R of algorithm 1, D without the siblings so far, renormalised. beyond: R's mass on tokens that are not
+    listed. shared: statistics of D. taken: siblings so far.
     """
 
     column: int
@@ -71,7 +71,7 @@ class Position:
 class Known(NamedTuple):
     """Distributions of a frontier at the draft's temperature, listed in part or whole.
 
-    tokens: (batch, width, words) int64. probs: (batch, width, words) float64. shared: (batch, width) float32 each.
+    tokens: (batch, width, listed) int64. probs: (batch, width, listed) float64. shared: (batch, width) float32 each.
     """
 
     tokens: Tensor
@@ -79,7 +79,7 @@ class Known(NamedTuple):
     shared: SiblingStats
 
     def fill(self, position: Position, row: int, branch: int) -> None:
-        """Give a position its distribution; one that is not finite leaves no word to take."""
+        """Give a position its distribution; one that is not finite leaves no token to take."""
         position.tokens = self.tokens[row, branch]
         position.probs = self.probs[row, branch].nan_to_num(0.0)
         position.left = position.probs
@@ -93,12 +93,12 @@ class DySpec:
 
     temperature: of the draft; 0.6 in the paper's experiments. Probabilities and statistics are those at it.
     sampled: children are drawn without replacement, from the growth's generator, for verify_without_replacement; else
-        the next child is the most probable word left (ties: the lower id), for verify_greedy and verify_target_only.
+        the next child is the most probable token left (ties: the lower id), for verify_greedy and verify_target_only.
     reading: what a node's value is. "reach" (appendix D, algorithms 1 and 2): v, how likely its sampling is to be made,
         whatever token comes of it. "joint" (appendix D.1): its joint probability v * R[y], which a tree of most
-        probable words may look at; a sampled one may not, or the output would be biased.
+        probable tokens may look at; a sampled one may not, or the output would be biased.
     d_max: depth of the deepest nodes; None is no limit, as in the paper. top_m: as for every policy's entropy.
-    max_children: most siblings below one node; None is no limit, as in the paper. With it, most probable words at
+    max_children: most siblings below one node; None is no limit, as in the paper. With it, most probable tokens at
         temperature 1 need nothing but statistics, so that a record without logits can be replayed.
 
     Scores of the nodes are their values. Siblings stand in the order they were taken in.
@@ -138,7 +138,7 @@ class DySpec:
         return Sampler(growth.generator)
 
     def ask(self, distributions: Distributions) -> Known:
-        """The distributions of the frontier, all words of them or as many as a node may have children."""
+        """The distributions of the frontier, all tokens of them or as many as a node may have children."""
         if self.max_children is not None and not self.sampled and self.temperature == 1:
             stats = distributions.stats(self.top_m, self.max_children)
             return Known(stats.token_ids, stats.log_probs.double().exp(), SiblingStats.of(stats))
@@ -151,7 +151,7 @@ class DySpec:
         return self.d_max is not None and depth >= self.d_max
 
     def value(self, position: Position) -> float:
-        """Of the next sampling; before the distribution is known, the most that it can be. 0 if no word is left."""
+        """Of the next sampling; before the distribution is known, the most that it can be. 0 if no token is left."""
         if position.left is None:
             return position.reach
         if position.taken == self.max_children:
@@ -162,12 +162,12 @@ class DySpec:
     def take(self, position: Position, chance: Chance | None) -> tuple[Node, float]:
         """The next sibling (lines 6-11 of algorithm 1, with the token sampled before it is added), and v of its child.
 
-        There is no sampling where no word is left: its value is 0 then.
+        There is no sampling where no token is left: its value is 0 then.
         """
         assert position.tokens is not None and position.probs is not None and position.left is not None
         assert position.shared is not None
         value, left = self.value(position), position.left
-        # argmax does not promise the first of several equal words
+        # argmax does not promise the first of several equal tokens
         word = int((left == left.max()).nonzero()[0]) if chance is None else chance.draw(left)
         log_prob, accepted = float(position.probs[word].log()), float(left[word])
         child_reach = position.reach * accepted

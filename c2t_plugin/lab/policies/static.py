@@ -31,7 +31,7 @@ class StaticTree(LayerPolicy):
 
     paths: one per node, in any order, parents included; d_max follows. temperature: 0 takes the most probable
     children; above 0 siblings are drawn without replacement from softmax(logits / temperature), rank by order drawn.
-    A place whose word has no probability stays empty, with all below it.
+    A place whose token has no probability stays empty, with all below it.
     """
 
     paths: tuple[RankPath, ...]
@@ -72,7 +72,7 @@ class StaticTree(LayerPolicy):
             block = sampled_children(growth, distributions, self.top_m, widest, self.temperature, replacement=False)
         else:
             block = top_children(growth, distributions, self.top_m, widest)
-        # a vocabulary may have fewer words than a node has children
+        # a vocabulary may have fewer tokens than a node has children
         growth.memory = self._places[at][..., : block.nodes // at.shape[1]].flatten(1)
         return alive_where(block, growth.memory >= 0)
 

@@ -14,7 +14,7 @@ from c2t_plugin.trees.nodes import ROOT
 def one_tree(grown: Grown, row: int, temperature: float, verification: Verification) -> tuple[DraftTree, Tensor]:
     """One tree without its dead nodes, and the distributions that its children were drawn from, for a verification.
 
-    temperature: the draft's when it drew, 0 for the most likely word. verification: the one that it will be given to.
+    temperature: the draft's when it drew, 0 for the most likely token. verification: the one that it will be given to.
     Returns the tree and draft_probs (nodes + 1, vocab) float64; rows of nodes without children are zeros, nothing was
     drawn from them. Raises ConfigError if that verification is not exact for a tree drafted this way, C2TError if the
     drafter knows statistics only.

@@ -12,7 +12,7 @@ BRACKET = 1e-9
 
 
 def overlap(draft: Tensor, target: Tensor, factor: float) -> Tensor:
-    """beta(factor) = sum over words of min(D, T / factor): how likely one draw is selected."""
+    """beta(factor) = sum over tokens of min(D, T / factor): how likely one draw is selected."""
     return (target / factor).minimum(draft).sum()
 
 
@@ -42,7 +42,7 @@ def select(tokens: list[int], draft: Tensor, target: Tensor, chance: Chance) -> 
     for token in tokens:
         if chance.accepts(ratio(target, draft, token) / factor):
             return token, True
-    # p_acc / beta as a finite sum, which also holds where draft and target share no word (beta = 0)
+    # p_acc / beta as a finite sum, which also holds where draft and target share no token (beta = 0)
     rejected = 1 - overlap(draft, target, factor)
     tried = sum(rejected**turn for turn in range(k))
     return chance.draw(residual(target, (target / factor).minimum(draft) * tried)), False

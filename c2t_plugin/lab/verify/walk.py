@@ -90,7 +90,7 @@ def check_probs(name: str, probs: Tensor, tree: DraftTree, rows: list[int]) -> N
         wrong = [rows[index] for index in (~right).nonzero().flatten().tolist()]
         raise C2TError(f"{name}: rows {wrong} are no probability distributions")
     if len(tree) and not 0 <= int(tree.token_ids.min()) <= int(tree.token_ids.max()) < probs.shape[1]:
-        raise C2TError(f"{name} has {probs.shape[1]} words, token_ids {tree.token_ids.tolist()} do not fit")
+        raise C2TError(f"{name} has {probs.shape[1]} tokens, token_ids {tree.token_ids.tolist()} do not fit")
 
 
 def check_target(tree: DraftTree, target_probs: Tensor) -> None:
@@ -105,7 +105,7 @@ def check_pair(tree: DraftTree, draft_probs: Tensor, target_probs: Tensor) -> No
     if draft_probs.shape != target_probs.shape:
         raise C2TError(
             f"draft_probs {tuple(draft_probs.shape)} and target_probs {tuple(target_probs.shape)} must be over one "
-            "vocabulary: give words that the draft lacks probability 0"
+            "vocabulary: give tokens that the draft lacks probability 0"
         )
 
 

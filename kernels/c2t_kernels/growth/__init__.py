@@ -38,7 +38,7 @@ def grow_layer(
     prune: cut by beta (4.2.1). select: of what is left, only the `width` children of highest confidence belong to the
         tree (the second topK, 4.2.2). Without it all of them do, and the frontier holds the `width` best.
 
-    Of equal confidences the lower column is better; an unknown one is better than all. A word of probability 0 is no
+    Of equal confidences the lower column is better; an unknown one is better than all. A token of probability 0 is no
     child. The probability of an unscored child counts as 1, its entropy as 0.
     Raises ValueError or TypeError for a Python number beta that is not in [0, 1].
 

@@ -17,7 +17,7 @@ class GrownLayer(NamedTuple):
     """Children of a frontier of `slots` nodes, k each, and the next frontier of `width` places, best child first.
 
     confidence: (bs, slots * k) float32, of child rank j of slot i in column i * k + j; NaN where the statistics are not
-        finite, the word is impossible or the slot is dead.
+        finite, the token is impossible or the slot is dead.
     kept: (bs, slots * k) bool, children that belong to the tree. `kept & confidence.isnan()` are those kept unscored.
     children: (bs, width) int32, column of each frontier node above; -1 in a dead place.
     parents: (bs, width) int32, slot of its parent; -1 in a dead place.

@@ -15,7 +15,7 @@ from torch.nn.functional import softplus
 
 from c2t_kernels.stats import DraftStats
 
-# exp(-50) is far below what float32 softmax resolves; a draft word of probability 0 gets this instead of -inf.
+# exp(-50) is far below what float32 softmax resolves; a draft token of probability 0 gets this instead of -inf.
 MIN_LOG_PROB = -50.0
 Number = TypeVar("Number", Tensor, float)
 

@@ -13,7 +13,7 @@ __all__ = ["DraftStats", "draft_stats"]
 def draft_stats(logits: Tensor, top_m: int | Tensor, k: int = 1) -> DraftStats:
     """Entropy, most probable tokens and margin of each row's softmax at temperature 1 (C2T 4.1, equations 2-3).
 
-    logits: (rows, vocab) any float dtype; -inf marks words that the draft vocabulary lacks.
+    logits: (rows, vocab) any float dtype; -inf marks tokens that the draft vocabulary lacks.
     top_m: how many of the largest probabilities the entropy sums over, an int or one int32 in a tensor; >= vocab
         means the full entropy.
     k: how many tokens to return, 1 <= k <= vocab. The order of equal logits is not defined here; the kernel's is that

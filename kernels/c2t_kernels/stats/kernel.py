@@ -12,7 +12,7 @@ logits:
    reach L are packed: with M = 1000 and 8,000 groups about 1,070 of them, if large logits are spread over the row,
    and a tenth more for the bound's coarseness.
 4. Select (largest.py). Halving an interval of the logits' bits finds, by counting, the threshold that the M
-   largest reach; a value that several words share at the threshold counts as often as is left of M. The top k follow
+   largest reach; a value that several tokens share at the threshold counts as often as is left of M. The top k follow
    one by one.
 
 A row whose packed logits would exceed 4,096 (many equal logits, M above about 3,500 and below vocab) takes step 4 over
@@ -127,7 +127,7 @@ def select_kernel(
     if (top == top) & (finite > 0):
         b_at = tl.arange(0, _GROUPS)
         b_group_max = tl.load(p_group_max + row * _GROUPS + b_at, mask=b_at < tl.cdiv(vocab, GROUP), other=-_INFINITY)
-        # the entropy of all finite words came with the scan; then the bound is for the top k alone
+        # the entropy of all finite tokens came with the scan; then the bound is for the top k alone
         wanted = tl.minimum(tl.where(m >= finite, TOP, tl.maximum(m, TOP)), finite)
         bound = _bound(b_group_max, top, wanted)
         packed = _gather(p_row, p_hits, p_packed, p_packed_ids, b_group_max, bound, vocab, GROUP)

@@ -14,7 +14,7 @@ class DraftStats(NamedTuple):
     token_ids: (rows, k) int64, the k most probable ids of the draft vocabulary, most probable first.
     log_probs: (rows, k) float32, their natural-log probabilities.
     entropy: (rows,) float32, nats, over the top_m probabilities, not renormalised.
-    margin: (rows,) float32, difference of the two largest log probabilities (0 if the vocabulary has one word).
+    margin: (rows,) float32, difference of the two largest log probabilities (0 if the vocabulary has one token).
 
     A row with NaN or +inf, or without a finite entry, has NaN in every float field.
     """

@@ -1,4 +1,4 @@
-"""Where each chain of a batch ends: by confidence, by a budget of tokens, by the size of a captured graph."""
+"""Where each chain of a batch ends: by confidence, by a budget of tokens."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ def early_stop(
     max_depth: Tensor | int,
     *,
     budget: Tensor | int | None = None,
-    tiers: Tensor | None = None,
-    next_token: Tensor | None = None,
 ) -> Tensor:
     """How many draft tokens of each chain the target verifies (C2T 5.5).
 
@@ -24,11 +22,6 @@ def early_stop(
     beta: one number, or (bs,) float32: below it a token is dropped; equality keeps, and so does NaN.
     max_depth: one int, or (bs,) int32, longest chain of each request; 0 for a request that verifies its root alone.
     budget: draft tokens of the whole batch, roots not counted. The tokens of lowest confidence are dropped.
-    tiers: (n,) int32 ascending, totals of draft tokens that cost the same as anything between them and the tier before.
-        Chains are extended past beta, most confident token first, until the total is the next tier (or the budget or
-        every max_depth is reached). Not the paper's rule: it spends rows that would be padding.
-    next_token: (bs, width) int, width > d_max, links of the engine's chain, node i -> i + 1 with node 0 the root. The
-        links of the last kept node and of all after it become -1, in place.
     Returns (bs,) int32 in [0, max_depth].
 
     Raises ValueError or TypeError for a Python number beta that is not in [0, 1].
@@ -42,5 +35,5 @@ def early_stop(
     if confidence.is_cuda:
         from c2t_kernels.stop import kernel
 
-        return kernel.early_stop(confidence, beta, max_depth, budget=budget, tiers=tiers, next_token=next_token)
-    return reference.early_stop(confidence, beta, max_depth, budget=budget, tiers=tiers, next_token=next_token)
+        return kernel.early_stop(confidence, beta, max_depth, budget=budget)
+    return reference.early_stop(confidence, beta, max_depth, budget=budget)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from c2t_kernels.checks import INTEGERS, check_tensor, output, per_request
+from c2t_kernels.checks import check_tensor, output, per_request
 
 MAX_TOKENS = 8192  # slots of one batch that one program can order, both sides rounded up to a power of two
 ROWS_ALONE = 32  # rows of one program where no request depends on another
@@ -48,21 +48,14 @@ def early_stop_kernel(
     p_beta,
     p_max_depth,
     p_budget,
-    p_tiers,
-    p_next_token,
     p_lengths,
     bs,
     confidence_stride,
     beta_stride,
     max_depth_stride,
-    next_token_stride,
     D_MAX: tl.constexpr,
-    WIDTH: tl.constexpr,
-    N_TIERS: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-    BLOCK_T: tl.constexpr,
 ):
     b_row = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     b_live = b_row < bs
@@ -78,32 +71,15 @@ def early_stop_kernel(
     b_dropped = tl.where(b_inside & (b_confidence < b_beta[:, None]), b_depth[None, :], D_MAX)
     b_kept = b_allowed & (b_depth[None, :] < tl.min(b_dropped, axis=1)[:, None])
 
-    if p_budget is not None or p_tiers is not None:
+    if p_budget is not None:
         b_confidence = tl.where(b_confidence != b_confidence, float("inf"), b_confidence)
         # The bits of floats that are not negative grow with the floats.
         b_key = tl.associative_scan(b_confidence.to(tl.int32, bitcast=True), 1, _smaller)
-        total = _count(b_kept)
-        room = BLOCK_B * BLOCK_D
-        if p_budget is not None:
-            room = tl.maximum(tl.load(p_budget), 0).to(tl.int32)
-            if total > room:
-                b_kept = _best(b_key, b_kept, room)
-                total = room
-        if p_tiers is not None:
-            b_at = tl.arange(0, BLOCK_T)
-            b_tier = tl.load(p_tiers + b_at, mask=b_at < N_TIERS, other=-1)
-            target = tl.min(tl.where(b_tier >= total, b_tier, 2147483647), axis=0)
-            target = tl.minimum(tl.where(target == 2147483647, total, target), room)
-            if target > total:
-                b_kept = b_kept | _best(b_key, b_allowed & (b_kept == 0), target - total)
+        room = tl.maximum(tl.load(p_budget), 0).to(tl.int32)
+        if _count(b_kept) > room:
+            b_kept = _best(b_key, b_kept, room)
 
-    b_lengths = tl.sum(b_kept.to(tl.int32), axis=1)
-    tl.store(p_lengths + b_row64, b_lengths, mask=b_live)
-    if p_next_token is not None:
-        b_node = tl.arange(0, BLOCK_W)
-        b_cut = b_live[:, None] & (b_node[None, :] >= b_lengths[:, None]) & (b_node[None, :] < WIDTH)
-        b_end = tl.full((BLOCK_B, BLOCK_W), -1, p_next_token.dtype.element_ty)
-        tl.store(p_next_token + b_row64[:, None] * next_token_stride + b_node[None, :], b_end, mask=b_cut)
+    tl.store(p_lengths + b_row64, tl.sum(b_kept.to(tl.int32), axis=1), mask=b_live)
 
 
 def early_stop(
@@ -112,16 +88,14 @@ def early_stop(
     max_depth: Tensor | int,
     *,
     budget: Tensor | int | None = None,
-    tiers: Tensor | None = None,
-    next_token: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """As c2t_kernels.early_stop, in one launch.
 
     beta, max_depth, budget: also 1-element tensors of the device (float32, int32, int32), read at run time.
-    out: (bs,) int32. next_token: rows of any stride, int32 or int64.
+    out: (bs,) int32.
     Raises ValueError or TypeError for wrong shapes, dtypes, devices and strides, and for more slots than one program
-    can order (MAX_TOKENS, only with a budget or tiers).
+    can order (MAX_TOKENS, only with a budget).
     """
     check_tensor("early_stop: confidence", confidence, dtype=torch.float32, shape=(None, None))
     bs, d_max = confidence.shape
@@ -132,50 +106,27 @@ def early_stop(
     max_depth, max_depth_stride = per_request("early_stop: max_depth", max_depth, bs, torch.int32, device)
     if budget is not None:
         budget, _ = per_request("early_stop: budget", budget, 1, torch.int32, device)
-    if tiers is not None:
-        check_tensor("early_stop: tiers", tiers, dtype=torch.int32, shape=(None,), device=device)
-        tiers = tiers if len(tiers) else None
-    width = _check_links(next_token, bs, d_max, device)
     out = output("early_stop: out", out, (bs,), torch.int32, device)
     if bs == 0:
         return out
     block_d = triton.next_power_of_2(d_max)
-    together = budget is not None or tiers is not None
-    block_b, num_warps = _block(bs, block_d, together)
+    block_b, num_warps = _block(bs, block_d, budget is not None)
     early_stop_kernel[(triton.cdiv(bs, block_b),)](
         confidence,
         beta,
         max_depth,
         budget,
-        tiers,
-        next_token,
         out,
         bs,
         confidence.stride(0),
         beta_stride,
         max_depth_stride,
-        next_token.stride(0) if next_token is not None else 0,
         D_MAX=d_max,
-        WIDTH=width,
-        N_TIERS=len(tiers) if tiers is not None else 0,
         BLOCK_B=block_b,
         BLOCK_D=block_d,
-        BLOCK_W=triton.next_power_of_2(max(width, 1)),
-        BLOCK_T=triton.next_power_of_2(len(tiers)) if tiers is not None else 1,
         num_warps=num_warps,
     )
     return out
-
-
-def _check_links(next_token: Tensor | None, bs: int, d_max: int, device: torch.device) -> int:
-    if next_token is None:
-        return 0
-    name = "early_stop: next_token"
-    check_tensor(name, next_token, dtype=INTEGERS, shape=(bs, None), device=device)
-    width = next_token.shape[1]
-    if width <= d_max:
-        raise ValueError(f"{name} must have a column for the root and {d_max} draft tokens, got {width}")
-    return width
 
 
 def _block(bs: int, block_d: int, together: bool) -> tuple[int, int]:
@@ -185,7 +136,7 @@ def _block(bs: int, block_d: int, together: bool) -> tuple[int, int]:
     block_b = triton.next_power_of_2(bs)
     if block_b * block_d > MAX_TOKENS:
         raise ValueError(
-            f"early_stop: confidence with a budget or tiers can have at most {MAX_TOKENS} elements, rows and columns "
+            f"early_stop: confidence with a budget can have at most {MAX_TOKENS} elements, rows and columns "
             f"rounded up to powers of two; got {block_b} * {block_d}"
         )
     elements = block_b * block_d

@@ -1,4 +1,4 @@
-"""Where each chain of a batch ends: by confidence, by a budget of tokens, by the size of a captured graph."""
+"""Where each chain of a batch ends: by confidence, by a budget of tokens."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ def early_stop(
     max_depth: Tensor | int,
     *,
     budget: Tensor | int | None = None,
-    tiers: Tensor | None = None,
-    next_token: Tensor | None = None,
 ) -> Tensor:
     """c2t_kernels.early_stop, which says what it computes, in float32 torch."""
     if not isinstance(beta, Tensor):
@@ -28,19 +26,10 @@ def early_stop(
     depth = torch.arange(d_max, device=device)
     allowed = (depth < max_depth).expand(bs, d_max)
     kept = allowed & (~(confidence < beta)).int().cumprod(dim=1).bool()
-    if budget is not None or tiers is not None:
+    if budget is not None:
         key = confidence.nan_to_num(nan=math.inf, posinf=math.inf).cummin(dim=1).values
-        room = bs * d_max if budget is None else int(budget)
-        kept = _best(key, kept, room)
-        if tiers is not None:
-            total = int(kept.sum())
-            target = min([tier for tier in tiers.tolist() if tier >= total], default=total)
-            kept = kept | _best(key, allowed & ~kept, min(target, room) - total)
-    lengths = kept.sum(dim=1).int()
-    if next_token is not None:
-        node = torch.arange(next_token.shape[1], device=next_token.device)
-        next_token.masked_fill_(node >= lengths[:, None], -1)
-    return lengths
+        kept = _best(key, kept, int(budget))
+    return kept.sum(dim=1).int()
 
 
 def _best(key: Tensor, candidate: Tensor, wanted: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The stand-in's attention ops against attention written out per query and head in float64."""
+"""The stub's attention ops against attention written out per query and head in float64."""
 
 from __future__ import annotations
 

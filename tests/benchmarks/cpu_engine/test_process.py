@@ -1,4 +1,4 @@
-"""Starting and ending servers of the CPU engine, with small stand-ins for the server itself."""
+"""Starting and ending servers of the CPU engine, with small stubs for the server itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stand-in's slot bookkeeping, seed hash and import guard, on examples worked out by hand."""
+"""The stub's slot bookkeeping, seed hash and import guard, on examples worked out by hand."""
 
 from __future__ import annotations
 
@@ -129,14 +129,14 @@ def test_seed_hash(sgl_kernel: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_stand_in_refuses_unless_asked_for() -> None:
+def test_stub_refuses_unless_asked_for() -> None:
     env = cpu_engine_env({**os.environ, "PYTHONPATH": ""}) | {"SGLANG_USE_CPU_ENGINE": "0"}
     done = subprocess.run([sys.executable, "-c", "import sgl_kernel"], env=env, capture_output=True, text=True)
     assert done.returncode != 0
-    assert "ImportError: this sgl_kernel is C2T's stand-in" in done.stderr.splitlines()[-1]
+    assert "ImportError: this sgl_kernel is C2T's stub" in done.stderr.splitlines()[-1]
 
 
-def test_stand_in_refuses_beside_cuda(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stub_refuses_beside_cuda(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ImportError, match="CUDA is available here"):

@@ -1,4 +1,4 @@
-"""The stand-in's tree build and greedy verification, on a hand-written tree and against slow definitions of both."""
+"""The stub's tree build and greedy verification, on a hand-written tree and against slow definitions of both."""
 
 from __future__ import annotations
 

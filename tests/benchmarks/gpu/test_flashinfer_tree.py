@@ -1,4 +1,4 @@
-"""The packed mask bit by bit; the FlashInfer adapter on a stand-in that reads buffers as FlashInfer's kernel does."""
+"""The packed mask bit by bit; the FlashInfer adapter on a stub that reads buffers as FlashInfer's kernel does."""
 
 from __future__ import annotations
 

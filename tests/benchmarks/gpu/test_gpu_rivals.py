@@ -1,4 +1,4 @@
-"""The GPU run's rivals, on stand-ins that read their arguments as the libraries' documentation says."""
+"""The GPU run's rivals, on stubs that read their arguments as the libraries' documentation says."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The GPU run's serving part with servers that answer by rule, and its server with a stand-in for SGLang.
+"""The GPU run's serving part with servers that answer by rule, and its server with a stub for SGLang.
 
-Longer than most files, as the stand-ins for servers are in it.
+Longer than most files, as the stubs for servers are in it.
 """
 
 from __future__ import annotations

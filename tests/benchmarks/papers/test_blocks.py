@@ -59,6 +59,7 @@ def agrees(row: blocks.Row) -> bool:
     return abs(row["paper"] - row["ours"]) <= 4 * error
 
 
+@pytest.mark.slow
 def test_uniform_attachment_gives_table_5(uniform_rows) -> None:
     rows = [row for row in uniform_rows if row["order"] != "heavy-path"]
     assert len(rows) == 8

@@ -124,6 +124,7 @@ def nodes_by_path(tree: TokenTree, row: int) -> dict[tuple[int, ...], tuple[floa
     return found
 
 
+@pytest.mark.slow
 @given(st.lists(trees(12), min_size=1, max_size=3), st.randoms(use_true_random=False))
 def test_a_batch_is_reordered_row_by_row(rows, random) -> None:
     made = [TokenTree.from_parents(range(len(row)), row.tolist(), [random.uniform(-3, 0) for _ in row]) for row in rows]

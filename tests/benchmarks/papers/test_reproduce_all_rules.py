@@ -21,6 +21,8 @@ from c2t_plugin.lab.plans import CollectPlan, TreeShape
 from c2t_plugin.lab.policies.eagle2 import Eagle2
 from c2t_plugin.lab.sweeps import eagle2_sweep, truncate
 
+pytestmark = pytest.mark.slow
+
 NEW = 4
 
 

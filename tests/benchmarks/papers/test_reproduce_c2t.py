@@ -28,6 +28,8 @@ from c2t_plugin.lab.report import score_trees
 from c2t_plugin.lab.sweeps import Sweep
 from c2t_plugin.traces.file import save_traces
 
+pytestmark = pytest.mark.slow
+
 TABLES = [name for name in REGISTRY.experiments if name.startswith("c2t-")]
 # these draft live, which toy traces cannot
 LIVE = ("c2t-v1-table-4",)

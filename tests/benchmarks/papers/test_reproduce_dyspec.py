@@ -15,6 +15,8 @@ from c2t_plugin.lab.replay import Outcomes
 from c2t_plugin.lab.verify import Verification, compatible
 from c2t_plugin.traces.file import Traces
 
+pytestmark = pytest.mark.slow
+
 PARENTS = torch.tensor([-1, 0, 0, 1])
 
 

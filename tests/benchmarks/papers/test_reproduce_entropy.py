@@ -26,6 +26,8 @@ from c2t_plugin.lab.replay import Outcomes
 from c2t_plugin.lab.verify import Sampler, Verification
 from c2t_plugin.traces.file import Traces
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def bench(tmp_path: Path, tiny_pair: Path, make_traces: Callable[..., Traces]) -> Bench:

@@ -15,7 +15,7 @@ from benchmarks.serving.arms import ARMS, PLANNED_WARM_UPS
 from benchmarks.serving.cells import cell_of, group
 from benchmarks.serving.engines import ENGINES
 from benchmarks.serving.real_pair import BINDING, THREADS, ChatPrompts
-from tests.support.turns import HOST, Stage, StandInServer, set_up
+from tests.support.turns import HOST, Stage, StubServer, set_up
 
 PROMPTS = ChatPrompts("development", [[number, 0] for number in range(20)], "d" * 64)
 ARMS_MEASURED = ("plain", "static 2", "C2T auto")
@@ -90,8 +90,8 @@ def test_a_server_that_dies_costs_its_cell_and_the_rest_goes_on(
     stage.dead = {"static-2": 2}
     starts: list[Any] = []
 
-    class Reborn(StandInServer):
-        def __enter__(self) -> StandInServer:
+    class Reborn(StubServer):
+        def __enter__(self) -> StubServer:
             starts.append(self.name)
             if starts.count("static-2") > 1:
                 stage.dead = {}
@@ -138,7 +138,7 @@ def test_the_real_pairs_servers_have_room_for_every_request(
 ) -> None:
     flags: list[str] = []
     monkeypatch.setattr(type(ENGINES[engine]), "layout", lambda self, pair, out: pair)
-    monkeypatch.setattr(StandInServer, "__enter__", lambda self: flags.append(self.base_url) or self)
+    monkeypatch.setattr(StubServer, "__enter__", lambda self: flags.append(self.base_url) or self)
     run(tmp_path, "--engine", engine, "--arms", "plain", "static 2", "--concurrency", "8")
     room = {
         "sglang": "--max-running-requests 8 --max-total-tokens 8192 --context-length 1024",

@@ -32,7 +32,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
-class StandIn(ServerProcess):
+class Stub(ServerProcess):
     def command(self, port: int) -> list[str]:
         return [sys.executable, "-c", PROGRAM, str(port)]
 
@@ -59,12 +59,12 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> dict[str, StandIn]:
-    return {name: StandIn(log=tmp_path / name) for name in ("plain", "other")}
+def pair(tmp_path: Path) -> dict[str, Stub]:
+    return {name: Stub(log=tmp_path / name) for name in ("plain", "other")}
 
 
 @pytest.fixture
-def contest(pair: dict[str, StandIn]) -> Iterator[Interleaved]:
+def contest(pair: dict[str, Stub]) -> Iterator[Interleaved]:
     with Interleaved(lambda url: NativeClient(url, 1)) as contest:
         for name, server in pair.items():
             contest.start(name, server)
@@ -82,7 +82,7 @@ def settled(server: ServerProcess, stopped: bool) -> bool:
     return False
 
 
-def test_only_the_one_whose_turn_it_is_runs(contest: Interleaved, pair: dict[str, StandIn]) -> None:
+def test_only_the_one_whose_turn_it_is_runs(contest: Interleaved, pair: dict[str, Stub]) -> None:
     assert contest.names == ["plain", "other"]
     assert settled(pair["plain"], True) and settled(pair["other"], True)
     with contest.turn("other"):
@@ -90,13 +90,13 @@ def test_only_the_one_whose_turn_it_is_runs(contest: Interleaved, pair: dict[str
     assert settled(pair["other"], True)
 
 
-def test_the_supervisor_is_never_stopped(contest: Interleaved, pair: dict[str, StandIn]) -> None:
+def test_the_supervisor_is_never_stopped(contest: Interleaved, pair: dict[str, Stub]) -> None:
     process = pair["plain"].process
     assert process is not None and settled(pair["plain"], True)
     assert Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
 
 
-def test_a_server_that_has_died_is_one_line_that_names_it(contest: Interleaved, pair: dict[str, StandIn]) -> None:
+def test_a_server_that_has_died_is_one_line_that_names_it(contest: Interleaved, pair: dict[str, Stub]) -> None:
     process = pair["other"].process
     assert isinstance(process, subprocess.Popen)
     os.killpg(process.pid, signal.SIGKILL)
@@ -107,7 +107,7 @@ def test_a_server_that_has_died_is_one_line_that_names_it(contest: Interleaved, 
 
 
 def test_one_that_dies_in_its_turn_is_named_by_its_end_and_not_by_the_refused_request(
-    contest: Interleaved, pair: dict[str, StandIn]
+    contest: Interleaved, pair: dict[str, Stub]
 ) -> None:
     process = pair["other"].process
     assert isinstance(process, subprocess.Popen)
@@ -119,7 +119,7 @@ def test_one_that_dies_in_its_turn_is_named_by_its_end_and_not_by_the_refused_re
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, C2TError])
-def test_nothing_is_left_after_an_error(error: type[BaseException], pair: dict[str, StandIn]) -> None:
+def test_nothing_is_left_after_an_error(error: type[BaseException], pair: dict[str, Stub]) -> None:
     leaders = []
     with pytest.raises(error), Interleaved(lambda url: NativeClient(url, 1)) as contest:
         for name, server in pair.items():
@@ -136,8 +136,8 @@ def test_stopped_servers_end_with_an_owner_that_is_killed(tmp_path: Path) -> Non
     owner = (
         "import sys, time; sys.path[:0] = sys.argv[1:2]\n"
         "from pathlib import Path\n"
-        "from tests.benchmarks.serving.test_interleaved import StandIn\n"
-        "with StandIn(log=Path(sys.argv[2])) as server:\n"
+        "from tests.benchmarks.serving.test_interleaved import Stub\n"
+        "with Stub(log=Path(sys.argv[2])) as server:\n"
         "    server.halt(); print(server.process.pid, flush=True); time.sleep(600)\n"
     )
     root = Path(__file__).resolve().parents[3]
@@ -157,7 +157,7 @@ def test_stopped_servers_end_with_an_owner_that_is_killed(tmp_path: Path) -> Non
 def test_a_server_is_let_go_on_before_it_is_ended(tmp_path: Path) -> None:
     told: list[str] = []
 
-    class Asked(StandIn):
+    class Asked(Stub):
         def resume(self) -> None:
             told.append("resume")
             super().resume()

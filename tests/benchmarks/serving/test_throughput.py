@@ -1,6 +1,6 @@
 """The throughput benchmark with servers that answer by rule: which rows, which ratios, and what a failure leaves.
 
-Longer than 300 lines because all of it follows the same stand-ins for servers.
+Longer than 300 lines because all of it follows the same stubs for servers.
 """
 
 from __future__ import annotations

@@ -153,6 +153,7 @@ def test_plain_decoding_has_no_flags(engine: str, client: type[FakeClient], tmp_
     assert plain.in_table.options(engine, on) == {}
 
 
+@pytest.mark.slow
 def test_a_second_run_replaces_the_rows(client: type[FakeClient], tmp_path: Path) -> None:
     _, first = run(tmp_path)
     _, second = run(tmp_path)

@@ -238,6 +238,7 @@ def test_together_replicas_learn_as_many_times_sooner(published: list[BenchRow])
     assert seconds[TOGETHER, 10] == pytest.approx(seconds[ALONE, 1] / 10)
 
 
+@pytest.mark.slow
 def test_the_command_writes_rows_of_every_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "rows.jsonl"
     small = ["--replicas", "1", "2", "--fleet", "2", "--seconds", "20", "--out", str(out)]

@@ -67,6 +67,7 @@ def test_figures_of_those_who_know(traces: Traces):
         assert contrary[speed] < found[speed]
 
 
+@pytest.mark.slow
 def test_the_command_writes_every_contestant_at_every_number_of_states(
     traces: Traces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -251,6 +251,7 @@ def test_changed_tensors_under_a_right_checksum(
     read(kind, sealed(kind, tensors, metadata, data), tmp_path)
 
 
+@pytest.mark.slow
 @FUZZED
 @given(data=st.data())
 def test_changed_curves(files: dict[str, bytes], tmp_path: Path, data: st.DataObject) -> None:

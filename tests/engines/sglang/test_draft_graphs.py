@@ -1,4 +1,4 @@
-"""What chains take from CUDA graphs of the draft, over stand-ins for graphs: the seed of the next draft, and depths."""
+"""What chains take from CUDA graphs of the draft, over stubs for graphs: the seed of the next draft, and depths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SGLang's FlashInfer backend on ragged verify forwards, with a stand-in for FlashInfer, against the reference."""
+"""SGLang's FlashInfer backend on ragged verify forwards, with a stub for FlashInfer, against the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compact verification and narrower windows through real servers: which rows the target computes, and what for."""
+"""Packed verification and narrower windows through real servers: which rows the target computes, and what for."""
 
 from __future__ import annotations
 
@@ -89,17 +89,17 @@ def told(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("concurrency", CONCURRENCIES)
-def test_compact_equals_uniform(served: SimpleNamespace, setting: SimpleNamespace, concurrency: int):
+def test_packed_equals_uniform(served: SimpleNamespace, setting: SimpleNamespace, concurrency: int):
     """Token for token, and in every accept length and verified length."""
-    compact, uniform = ([told(a) for a in served.answers[how, concurrency]] for how in ("auto", "off"))
-    assert [tuple(answer["ids"]) for answer in compact] == setting.plain
-    assert compact == uniform
+    packed, uniform = ([told(a) for a in served.answers[how, concurrency]] for how in ("auto", "off"))
+    assert [tuple(answer["ids"]) for answer in packed] == setting.plain
+    assert packed == uniform
 
 
 def test_penalties_reach_the_rows_that_they_are_for(served: SimpleNamespace):
-    compact, uniform = ([told(answer) for answer in served.penalised[how]] for how in ("auto", "off"))
-    assert compact == uniform
-    assert [answer["ids"] for answer in compact] != [answer["output_ids"] for answer in served.answers["auto", 8]]
+    packed, uniform = ([told(answer) for answer in served.penalised[how]] for how in ("auto", "off"))
+    assert packed == uniform
+    assert [answer["ids"] for answer in packed] != [answer["output_ids"] for answer in served.answers["auto", 8]]
 
 
 @pytest.mark.parametrize("concurrency", CONCURRENCIES)
@@ -118,8 +118,8 @@ def test_the_target_computes_kept_rows_only(served: SimpleNamespace, concurrency
     """Counted where the target is called: roots and kept tokens, rounded up to the next tier. Whole chains have no
     lengths of their own, since SGLang's own pass computes them."""
     counts = [vc.Counts.of_answer(answer) for answer in served.answers["auto", concurrency]]
-    compact = served.rows["auto", concurrency]
-    for forward in compact:
+    packed = served.rows["auto", concurrency]
+    for forward in packed:
         own = [kept + 1 for kept in forward["kept"]]
         needed, window = sum(own), forward["requests"] * WIDTH
         assert len(own) == forward["requests"]
@@ -130,10 +130,10 @@ def test_the_target_computes_kept_rows_only(served: SimpleNamespace, concurrency
         assert sum(given) == forward["rows"]
         assert all(least <= length <= WIDTH for least, length in zip(own, given, strict=True))
     kept = sum((length + 1) * steps for count in counts for length, steps in count.draft_lengths)
-    assert sum(kept + 1 for forward in compact for kept in forward["kept"]) == kept
-    assert max(forward["requests"] for forward in compact) == concurrency
-    window = sum(forward["requests"] for forward in compact) * WIDTH
-    assert sum(forward["rows"] for forward in compact) < window * 0.9
+    assert sum(kept + 1 for forward in packed for kept in forward["kept"]) == kept
+    assert max(forward["requests"] for forward in packed) == concurrency
+    window = sum(forward["requests"] for forward in packed) * WIDTH
+    assert sum(forward["rows"] for forward in packed) < window * 0.9
 
 
 @pytest.mark.parametrize("concurrency", CONCURRENCIES)

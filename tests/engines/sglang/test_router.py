@@ -34,7 +34,7 @@ ROUTER_FLAGS = (
 
 
 # Speaks as much of a server's language as the router asks for; an answer repeats its prompt and takes .3 s.
-STAND_IN = """
+STUB = """
 import json, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -128,11 +128,11 @@ def merged(router: Router) -> float:
 
 @pytest.mark.slow
 def test_the_router_loses_no_request_of_a_killed_server(tmp_path: Path):
-    """The router's own part, with stand-ins for the servers."""
+    """The router's own part, with stubs for the servers."""
     ports = [free_port(), free_port()]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     prompts = [[number] for number in range(12)]
-    workers = [subprocess.Popen([sys.executable, "-c", STAND_IN, str(port)]) for port in ports]
+    workers = [subprocess.Popen([sys.executable, "-c", STUB, str(port)]) for port in ports]
     try:
         with Router(urls, tmp_path / "router.log") as router, ThreadPoolExecutor(6) as pool:
             assert list(pool.map(router.complete, prompts)) == prompts

@@ -142,7 +142,7 @@ def test_triton_verifies_the_same(setting: SimpleNamespace, served: SimpleNamesp
 
 
 def test_flashinfer_verifies_the_same(setting: SimpleNamespace, served: SimpleNamespace, tmp_path: Path):
-    """On a stand-in for FlashInfer's wrapper, in eager mode: neither FlashInfer nor a GPU has seen this."""
+    """On a stub for FlashInfer's wrapper, in eager mode: neither FlashInfer nor a GPU has seen this."""
     chosen = slice(1, 3)
     prompts = setting.prompts[chosen]
     plugin = faults.install(tmp_path, flashinfer_verify.__file__)
@@ -151,6 +151,6 @@ def test_flashinfer_verifies_the_same(setting: SimpleNamespace, served: SimpleNa
         vc.control(running, beta=BETA)
         answers = vc.answers(running, prompts, len(prompts))
     text = (setting.folder / "flashinfer.log").read_text(errors="replace")
-    assert "planted: the target verifies on a stand-in for FlashInfer" in text
+    assert "planted: the target verifies on a stub for FlashInfer" in text
     assert "C2T: verification of kept tokens only, ragged flashinfer" in text
     assert [told(a) for a in answers] == [told(a) for a in served.answers["off", PROMPTS][chosen]]

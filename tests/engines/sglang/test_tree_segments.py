@@ -1,6 +1,6 @@
-"""The captured draft loop in segments: SGLang's own capture and replay, over stand-ins for CUDA's graphs and events.
+"""The captured draft loop in segments: SGLang's own capture and replay, over stubs for CUDA's graphs and events.
 
-Longer than most files, as the stand-in for a captured graph is in it.
+Longer than most files, as the stub for a captured graph is in it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What our worker does around vLLM's own, as far as it takes no model: over a stand-in for that."""
+"""What our worker does around vLLM's own, as far as it takes no model: over a stub for that."""
 
 from __future__ import annotations
 

@@ -58,9 +58,9 @@ def rows(n: int, vocab: int, dtype: torch.dtype, device: str) -> torch.Tensor:
         (32_000, torch.bfloat16, 1000, 8),
         (128_256, torch.float32, 1000, 1),
         (128_256, torch.float16, 10**9, 1),
-        (262_144, torch.bfloat16, 1000, 32),
-        (262_208, torch.float32, 1000, 1),
-        (524_288, torch.bfloat16, 1000, 2),
+        pytest.param(262_144, torch.bfloat16, 1000, 32, marks=pytest.mark.slow),
+        pytest.param(262_208, torch.float32, 1000, 1, marks=pytest.mark.slow),
+        pytest.param(524_288, torch.bfloat16, 1000, 2, marks=pytest.mark.slow),
     ],
 )
 def test_matches_the_definition(vocab: int, dtype: torch.dtype, top_m: int, k: int, device: str):

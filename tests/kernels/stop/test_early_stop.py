@@ -25,13 +25,6 @@ def table(rows: list[list[float]]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float32)
 
 
-def links(bs: int, width: int) -> Tensor:
-    """The engine's chain: node i leads to i + 1, the last to nothing."""
-    chain = torch.arange(1, width + 1)
-    chain[-1] = -1
-    return chain.repeat(bs, 1)
-
-
 def running_minimum(row: list[float]) -> list[float]:
     smallest = math.inf
     keys = []
@@ -68,13 +61,6 @@ def test_numbers_meet_confidences_on_any_device():
     assert early_stop(torch.zeros(2, 3, device="meta"), 0.5, 3).device.type == "meta"
 
 
-def test_links_end_at_the_last_kept_node():
-    next_token = links(3, 4)
-    lengths = early_stop(table([[0.9, 0.9, 0.9], [0.9, 0.1, 0.9], [0.1, 0.1, 0.1]]), 0.5, 3, next_token=next_token)
-    assert lengths.tolist() == [3, 1, 0]
-    assert next_token.tolist() == [[1, 2, 3, -1], [1, -1, -1, -1], [-1, -1, -1, -1]]
-
-
 def test_budget_drops_the_tail_of_lowest_confidence():
     # running minima .9 .6 .6 and .8 .7 .7: the first row's last token is worth .6, whatever its own confidence
     confidence = table([[0.9, 0.6, 0.99], [0.8, 0.7, 0.9]])
@@ -88,18 +74,6 @@ def test_equals_fall_deepest_and_last_first():
     confidence = torch.full((3, 2), 0.7)
     shapes = [early_stop(confidence, 0.5, 2, budget=budget).tolist() for budget in range(7)]
     assert shapes == [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1], [2, 1, 1], [2, 2, 1], [2, 2, 2]]
-
-
-def test_a_tier_is_filled_with_the_most_confident_of_the_cut_tokens():
-    confidence = table([[0.9, 0.3, 0.9], [0.4, 0.35, 0.9], [0.9, 0.9, 0.1]])
-    tiers = torch.tensor([2, 6, 9], dtype=torch.int32)
-    # kept 1 + 0 + 2 = 3, three more to 6: .4 and then .35 twice
-    assert early_stop(confidence, 0.5, 3).tolist() == [1, 0, 2]
-    assert early_stop(confidence, 0.5, 3, tiers=tiers).tolist() == [1, 3, 2]
-    # the budget also holds for tokens that only fill
-    assert early_stop(confidence, 0.5, 3, tiers=tiers, budget=4).tolist() == [1, 1, 2]
-    # above the last tier nothing is filled
-    assert early_stop(confidence, 0.5, 3, tiers=tiers[:1]).tolist() == [1, 0, 2]
 
 
 @QUIET
@@ -128,33 +102,14 @@ def test_budget_is_met_exactly_and_drops_nothing_better_than_it_keeps(batch: tup
     assert max(dropped, default=-1.0) <= min(kept, default=math.inf)
 
 
-@QUIET
-@given(batch=batches(), tiers=st.lists(st.integers(0, 60), min_size=1, max_size=4, unique=True))
-def test_fill_reaches_the_tier_or_every_depth(batch: tuple, tiers: list[int]):
-    free = early_stop(*batch)
-    filled = early_stop(*batch, tiers=torch.tensor(sorted(tiers), dtype=torch.int32))
-    total, capacity = int(free.sum()), int(batch[2].sum())
-    target = min([tier for tier in tiers if tier >= total], default=total)
-    assert filled.sum() == min(target, capacity)
-    assert (filled >= free).all() and (filled <= batch[2]).all()
-
-
 @INTERPRETED
-@given(
-    batch=batches(),
-    budget=st.none() | st.integers(0, 40),
-    tiers=st.none() | st.lists(st.integers(0, 60), max_size=4, unique=True),
-)
-def test_kernel_equals_reference(batch: tuple, budget: int | None, tiers: list[int] | None, device: str):
+@given(batch=batches(), budget=st.none() | st.integers(0, 40))
+def test_kernel_equals_reference(batch: tuple, budget: int | None, device: str):
     confidence, beta, depth = (tensor.to(device) for tensor in batch)
-    levels = None if tiers is None else torch.tensor(sorted(tiers), dtype=torch.int32, device=device)
-    bs, d_max = confidence.shape
-    expected_links, found_links = links(bs, d_max + 1).to(device), links(bs, d_max + 1).to(device)
-    expected = early_stop(confidence, beta, depth, budget=budget, tiers=levels, next_token=expected_links)
+    expected = early_stop(confidence, beta, depth, budget=budget)
     room = None if budget is None else torch.tensor([budget], dtype=torch.int32, device=device)
-    found = fused.early_stop(confidence, beta, depth, budget=room, tiers=levels, next_token=found_links)
+    found = fused.early_stop(confidence, beta, depth, budget=room)
     assert found.dtype == torch.int32 and torch.equal(found, expected)
-    assert torch.equal(found_links, expected_links)
 
 
 @pytest.mark.parametrize("budget", range(7))
@@ -174,15 +129,11 @@ def test_kernel_on_real_valued_confidences(bs: int, budget: int | None, device: 
     assert bs == 1 or budget is None or expected.sum() == budget
 
 
-def test_kernel_reads_strided_rows_and_writes_the_given_buffers(device: str):
+def test_kernel_reads_strided_rows_and_writes_the_given_buffer(device: str):
     confidence = torch.rand(5, 12, generator=torch.Generator().manual_seed(0)).to(device)
-    wide = torch.full((5, 9), 77, dtype=torch.int32, device=device)
     out = torch.empty(5, dtype=torch.int32, device=device)
-    found = fused.early_stop(confidence[:, 3:7], 0.4, 4, next_token=wide[:, 1:6], out=out)
+    found = fused.early_stop(confidence[:, 3:7], 0.4, 4, out=out)
     assert found is out and torch.equal(out, early_stop(confidence[:, 3:7], 0.4, 4))
-    assert (wide[:, 0] == 77).all() and (wide[:, 6:] == 77).all()
-    cut = torch.arange(5, device=device) >= out[:, None]
-    assert torch.equal(wide[:, 1:6] == -1, cut)
 
 
 def test_limits_of_requests_may_lie_apart(device: str):
@@ -209,8 +160,6 @@ def test_an_empty_batch_is_no_error(device: str):
         ({"max_depth": torch.zeros(2)}, TypeError, "max_depth"),
         ({"max_depth": -1}, ValueError, "max_depth"),
         ({"budget": torch.zeros(2, dtype=torch.int32)}, ValueError, "budget"),
-        ({"tiers": torch.zeros(2)}, TypeError, "tiers"),
-        ({"next_token": torch.zeros(2, 3, dtype=torch.int64)}, ValueError, "next_token"),
         ({"out": torch.zeros(3, dtype=torch.int32)}, ValueError, "out"),
         ({"confidence": torch.zeros(1025, 5), "budget": 3}, ValueError, "8192"),
     ],

@@ -58,6 +58,7 @@ def test_a_rank_that_is_never_accepted_gets_no_node() -> None:
     assert plan_paths([0.5, 0.0, 0.0], 6, 2) == ((0,), (0, 0))
 
 
+@pytest.mark.slow
 def test_the_papers_sizes_are_used_to_the_full() -> None:
     rates = [0.55, 0.15, 0.07, 0.04, 0.03, 0.02, 0.02, 0.01]
     small, large = (plan_paths(rates, size, 20) for size in (64, 768))

@@ -163,7 +163,7 @@ def test_a_fork_is_no_chain() -> None:
         (probs([0.5, 0.5], [0.5, 0.5]), probs([0.5, 0.5], [1.5, -0.5]), r"target_probs: rows \[1\]"),
         (probs([math.nan, 0.5], [0.5, 0.5]), probs([0.5, 0.5], [0.5, 0.5]), r"draft_probs: rows \[0\]"),
         (probs([0.5, 0.5, 0.0], [1.0, 0.0, 0.0]), probs([0.5, 0.5], [0.5, 0.5]), "one vocabulary"),
-        (probs([1.0], [1.0]), probs([1.0], [1.0]), "has 1 words"),
+        (probs([1.0], [1.0]), probs([1.0], [1.0]), "has 1 tokens"),
     ],
 )
 def test_wrong_distributions_are_refused(draft: Tensor, target: Tensor, message: str) -> None:

@@ -1,4 +1,4 @@
-"""A plugin for tests only: on the CPU engine, the target verifies on the FlashInfer backend, with a stand-in wrapper.
+"""A plugin for tests only: on the CPU engine, the target verifies on the FlashInfer backend, with a stub wrapper.
 
 Prefill, and all of the draft's, stay on the CPU engine's own attention. flashinfer_wrapper.py has to lie beside it.
 """
@@ -14,7 +14,7 @@ def register() -> None:
 
     # Whichever plugin SGLang loads first, this name is looked up last.
     patches.ragged_attention = _create
-    print("planted: the target verifies on a stand-in for FlashInfer", flush=True)
+    print("planted: the target verifies on a stub for FlashInfer", flush=True)
 
 
 def _create(runner: Any) -> Any:

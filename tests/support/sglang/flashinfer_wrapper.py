@@ -1,4 +1,4 @@
-"""A stand-in for FlashInfer's paged prefill wrapper, which needs CUDA: it plans as FlashInfer's does and runs in torch.
+"""A stub for FlashInfer's paged prefill wrapper, which needs CUDA: it plans as FlashInfer's does and runs in torch.
 
 What it computes it knows from its arguments alone: which request owns which rows from its own last plan, as FlashInfer
 keeps that in a workspace of each wrapper, and where keys and mask bits are from the buffers, which wrappers share.

@@ -332,7 +332,7 @@ class TrtllmMha(Bench):
     """TensorRT-LLM's for SM100."""
 
     def make(self) -> Any:
-        _flashinfer_stand_ins()
+        _flashinfer_stubs()
         mha.flashinfer = SimpleNamespace(decode=SimpleNamespace(trtllm_batch_decode_with_kv_cache=trtllm_decode))
         # whose buffers it makes
         mla.flashinfer = SimpleNamespace(utils=UTILS)
@@ -352,7 +352,7 @@ class TrtllmMla(LatentFa3):
     def make(self) -> Any:
         decode = SimpleNamespace(trtllm_batch_decode_with_kv_cache_mla=trtllm_decode_latent)
         mla.flashinfer = SimpleNamespace(decode=decode, utils=UTILS)
-        mla.get_parallel = _latent_stand_ins(lambda *_, **__: SimpleNamespace())
+        mla.get_parallel = _latent_stubs(lambda *_, **__: SimpleNamespace())
         mla.get_schedule = lambda: SimpleNamespace(disable_chunked_prefix_cache=True)
         mla.get_buffer = lambda *_: torch.empty(1)
         mla.get_spec = lambda: SimpleNamespace(speculative_num_draft_tokens=WIDTH)
@@ -385,7 +385,7 @@ class FlashInferMla(LatentFa3):
     """FlashInfer of latent keys, through our backend."""
 
     def make(self) -> Any:
-        _latent_stand_ins(LatentWrapper)
+        _latent_stubs(LatentWrapper)
         made = flashinfer_mla_backend.FlashInferMLAAttnBackend(self.runner)
         self.runner.server_args = SimpleNamespace(_c2t={})
         made = packing_flashinfer(lambda _: made)(self.runner)
@@ -419,7 +419,7 @@ class FlashMla(LatentFa3):
         sys.modules |= {"flash_mla": flash_mla, "flash_mla.flash_mla_interface": interface}
         from sglang.srt.layers.attention import flashmla_backend as base
 
-        _latent_stand_ins(lambda *_, **__: SimpleNamespace())
+        _latent_stubs(lambda *_, **__: SimpleNamespace())
         base.get_parallel = flashinfer_mla_backend.get_parallel
         base.get_spec = lambda: SimpleNamespace(speculative_num_draft_tokens=WIDTH)
         base.flash_mla_with_kvcache, base.get_mla_metadata = flash_mla_with_kvcache, self.schedule
@@ -449,9 +449,9 @@ class FlashMla(LatentFa3):
         return table
 
 
-def _latent_stand_ins(wrapper: Any) -> Any:
+def _latent_stubs(wrapper: Any) -> Any:
     """What SGLang's backends of latent keys have or inherit from FlashInfer's. Returns the places of ranks."""
-    _flashinfer_stand_ins()
+    _flashinfer_stubs()
     base, parallel = flashinfer_mla_backend, SimpleNamespace(attn_tp_size=1, attn_dcp_size=1, dcp_enabled=False)
     base.get_parallel = lambda: parallel
     base.get_schedule = lambda: SimpleNamespace(disable_chunked_prefix_cache=True)
@@ -465,7 +465,7 @@ def _latent_stand_ins(wrapper: Any) -> Any:
     return base.get_parallel
 
 
-def _flashinfer_stand_ins() -> None:
+def _flashinfer_stubs() -> None:
     """What SGLang's backends of TensorRT-LLM inherit from those of FlashInfer."""
     for wrapper in (
         "BatchPrefillWithPagedKVCacheWrapper",

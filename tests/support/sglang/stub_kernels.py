@@ -14,9 +14,9 @@ from benchmarks.cpu_engine import SITE
 
 @pytest.fixture(scope="session")
 def sgl_kernel() -> ModuleType:
-    """The stand-in for sgl_kernel, imported into this process without staying on sys.path."""
+    """The stub for sgl_kernel, imported into this process without staying on sys.path."""
     if torch.cuda.is_available():
-        pytest.skip("the stand-in refuses to load where CUDA is available")
+        pytest.skip("the stub refuses to load where CUDA is available")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SGLANG_USE_CPU_ENGINE", "1")
         patch.syspath_prepend(str(SITE))

@@ -60,7 +60,7 @@ def ragged_attention(runner: Any) -> Any:
 def _allow_intel_amx_backend() -> None:
     """Let `intel_amx` be the attention backend.
 
-    It is the one CPU backend that the draft workers can build, and its kernels are the ones that the stand-in has, but
+    It is the one CPU backend that the draft workers can build, and its kernels are the ones that the stub has, but
     on a CPU without AMX tiles SGLang replaces it with `torch_native`. Can go when `torch_native` drafts, or when the
     choice no longer asks for AMX.
     """

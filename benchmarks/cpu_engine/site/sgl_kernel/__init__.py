@@ -1,4 +1,4 @@
-"""Pure-PyTorch stand-in for the ops of `sgl_kernel` that SGLang 0.5.23 calls on a CPU.
+"""Pure-PyTorch stub for the ops of `sgl_kernel` that SGLang 0.5.23 calls on a CPU.
 
 SGLang's CPU engine needs the CPU build of `sgl_kernel`, which no wheel carries. This package has the same names and
 argument order, so the stock server, its scheduler, KV pools, draft workers, verification and HTTP API run on any CPU.

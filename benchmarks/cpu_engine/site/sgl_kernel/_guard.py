@@ -1,4 +1,4 @@
-"""Keeps the stand-in from ever shadowing a real `sgl_kernel`, and checks arguments as the real ops do."""
+"""Keeps the stub from ever shadowing a real `sgl_kernel`, and checks arguments as the real ops do."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def refuse_unless_asked_for() -> None:
     """Raise ImportError unless SGLANG_USE_CPU_ENGINE=1 and the machine has no CUDA device."""
     if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
         raise ImportError(
-            "this sgl_kernel is C2T's stand-in for CPU-only machines and SGLANG_USE_CPU_ENGINE is not 1: "
+            "this sgl_kernel is C2T's stub for CPU-only machines and SGLANG_USE_CPU_ENGINE is not 1: "
             "start the server with `python -m benchmarks.cpu_engine -- CMD`, or take its directory off PYTHONPATH"
         )
     if torch.cuda.is_available():
         raise ImportError(
-            "this sgl_kernel is C2T's stand-in for CPU-only machines and CUDA is available here: "
+            "this sgl_kernel is C2T's stub for CPU-only machines and CUDA is available here: "
             "take its directory off PYTHONPATH and use the sglang-kernel package, "
             "or hide the GPU with CUDA_VISIBLE_DEVICES=''"
         )
@@ -44,7 +44,7 @@ def check_size(name: str, tensor: torch.Tensor, numel: int) -> None:
 
 
 def refuse(op: str, **features: bool) -> None:
-    """Raise RuntimeError if any of `features` is in use: the stand-in leaves them out, the real op has them."""
+    """Raise RuntimeError if any of `features` is in use: the stub leaves them out, the real op has them."""
     used = [name for name, in_use in features.items() if in_use]
     if used:
-        raise RuntimeError(f"{op}: the CPU stand-in does not support {', '.join(used)}")
+        raise RuntimeError(f"{op}: the CPU stub does not support {', '.join(used)}")

@@ -79,7 +79,7 @@ def _check_pool(
     seq_lens: torch.Tensor,
 ) -> None:
     if k_scale != 1.0 or v_scale != 1.0:
-        raise RuntimeError(f"attention: got KV scales {k_scale} and {v_scale}, the CPU stand-in has only 1.0")
+        raise RuntimeError(f"attention: got KV scales {k_scale} and {v_scale}, the CPU stub has only 1.0")
     floats = (torch.float32, torch.bfloat16, torch.float16)
     check("k_buffer", k_buffer, floats, 3)
     check("v_buffer", v_buffer, (k_buffer.dtype,), 3)
@@ -190,7 +190,7 @@ def extend_attention_cpu(
     """
     _refuse_extras("extend_attention_cpu", logit_cap, is_cross_attn, sliding_window_size, encoder_lens, sinks)
     if k_extend is None or v_extend is None:
-        raise RuntimeError("extend_attention_cpu: the CPU stand-in needs k_extend and v_extend")
+        raise RuntimeError("extend_attention_cpu: the CPU stub needs k_extend and v_extend")
     _check_pool(k_buffer, v_buffer, k_scale, v_scale, req_to_token, req_pool_indices, seq_lens)
     check("q_extend", q_extend, (k_buffer.dtype,), 3)
     lengths = _check_extend(q_extend, o_extend, extend_seq_lens, extend_start_loc, max_len_extend, tree_mask)

@@ -13,7 +13,7 @@ from benchmarks.gpu.part import PARTS, measure_case
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning:triton")
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", [pytest.param(part, marks=[pytest.mark.slow] * (part == "table5")) for part in PARTS])
 def test_our_kernels_pass_the_checks_of_the_gpu_run(part: str, device: str):
     cases = list(PARTS[part](torch.device(device), True))
     assert cases

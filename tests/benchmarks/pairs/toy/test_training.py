@@ -148,6 +148,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
+@pytest.mark.slow
 def test_training_writes_a_pair_that_can_be_evaluated(trained: Path) -> None:
     from benchmarks.pairs.toy.evaluate import evaluate
 
@@ -165,6 +166,7 @@ def test_training_writes_a_pair_that_can_be_evaluated(trained: Path) -> None:
     assert provenance["weights"].keys() == {"target", "small_target", "draft", "eagle3", "eagle1", "mtp"}
 
 
+@pytest.mark.slow
 def test_an_evaluation_keeps_the_records_of_stages_trained_elsewhere(trained: Path, tmp_path: Path) -> None:
     from benchmarks.pairs.toy.evaluate import evaluate
 
