@@ -159,7 +159,8 @@ class ChainScorer(DraftScorer):
 
     def lengths(self, rows: int, budget: int | None = None) -> Tensor:
         """As `end`, which is to be called too; budget: draft tokens of all rows together, by c2t_kernels.early_stop."""
-        beta, depth = self.limits_of(self._slots[:rows])
+        # Not captured, so that seven small operations can be left out where nobody has limits of their own.
+        beta, depth = self.limits_of(self._slots[:rows]) if self._any_own else (self.beta, self.max_depth)
         return early_stop(self.confidence(rows), beta, depth, budget=budget)
 
     def any_alive(self) -> bool:

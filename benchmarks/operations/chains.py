@@ -66,6 +66,7 @@ class Target:
         self.backend = backend = object.__new__(PackedTritonAttnBackend)
         backend.qo_indptr = torch.zeros(REQUESTS + 1, dtype=torch.int32, device=GPU)
         backend.mask_indptr = torch.zeros(REQUESTS + 1, dtype=torch.int64, device=GPU)
+        backend._row_numbers = torch.arange(max(TIERS), dtype=torch.int32, device=GPU)
         backend._captured_padding = torch.zeros(max(TIERS), dtype=torch.bool, device=GPU)
 
     def forward_batch_generation(self, batch: Any, forward_batch: Any, **_: Any) -> Any:

@@ -19,7 +19,7 @@ from c2t_plugin.config import OFF, C2TConfig
 from c2t_plugin.engines.sglang import results
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.patches import DRAFT_FORWARD, PATCHES
-from c2t_plugin.engines.sglang.ranks import agree
+from c2t_plugin.engines.sglang.ranks import agree, alone
 from c2t_plugin.engines.sglang.step import Drafted, Step, attach, record_of
 from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan, PlannedRows
 from c2t_plugin.engines.sglang.verify.layout import cut_links, within_the_others
@@ -127,8 +127,10 @@ class ChainDrafter:
         """What would be verified of each request's draft, what is, and the rows that the target computes for that."""
         requests = len(batch.reqs)
         rows = plan.rows([req.rid for req in batch.reqs], width)
-        lengths = torch.stack([self._scorer.end(requests), self._scorer.lengths(requests, rows - requests)])
-        wanted, kept = agree(lengths)
+        wanted, kept = self._scorer.end(requests), self._scorer.lengths(requests, rows - requests)
+        if not alone():
+            # one broadcast of both
+            wanted, kept = agree(torch.stack([wanted, kept]))
         plan.note(wanted, self._scorer.sure(requests))
         return wanted, kept, rows
 

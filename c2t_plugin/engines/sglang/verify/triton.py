@@ -29,11 +29,13 @@ class PackedTritonAttnBackend(TritonAttnBackend):
     # (rows,) bool of the running verify forward, True for padding; None where nothing is packed.
     _padding: Tensor | None = None
     _captured_padding: Tensor
+    _row_numbers: Tensor
     forward_metadata: ForwardMetadata
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int, *positional: Any, **keyword: Any) -> None:
         super().init_cuda_graph_state(max_bs, max_num_tokens, *positional, **keyword)
         self._captured_padding = torch.zeros(max_num_tokens, dtype=torch.bool, device=self.device)
+        self._row_numbers = torch.arange(max_num_tokens, dtype=torch.int32, device=self.device)
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
@@ -41,7 +43,7 @@ class PackedTritonAttnBackend(TritonAttnBackend):
         layout = packed_layout(forward_batch)
         if layout is not None:
             requests, rows = forward_batch.batch_size, forward_batch.input_ids.shape[0]
-            self._fill(layout, requests, forward_batch.seq_lens)
+            self._fill(layout, requests, forward_batch)
             self._padding = padding_rows(rows, layout.qo_indptr_device)
             self.forward_metadata = dataclasses.replace(
                 self.forward_metadata,
@@ -54,9 +56,10 @@ class PackedTritonAttnBackend(TritonAttnBackend):
         self._padding = None
         layout = packed_layout(forward_batch)
         if layout is not None:
-            self._fill(layout, forward_batch.batch_size, forward_batch.seq_lens)
-            self._padding = self._captured_padding[: forward_batch.input_ids.shape[0]]
-            self._padding.copy_(padding_rows(len(self._padding), layout.qo_indptr_device))
+            self._fill(layout, forward_batch.batch_size, forward_batch)
+            rows = forward_batch.input_ids.shape[0]
+            self._padding = self._captured_padding[:rows]
+            torch.ge(self._row_numbers[:rows], layout.qo_indptr_device[-1], out=self._padding)
 
     def forward_extend(self, *positional: Any, **keyword: Any) -> Tensor:
         output: Tensor = super().forward_extend(*positional, **keyword)
@@ -65,14 +68,18 @@ class PackedTritonAttnBackend(TritonAttnBackend):
             output.view(len(output), -1).masked_fill_(self._padding[:, None], 0)
         return output
 
-    def _fill(self, layout: Any, requests: int, seq_lens: Tensor) -> None:
+    def _fill(self, layout: Any, requests: int, forward_batch: Any) -> None:
         """Write where each request's rows and mask begin; requests past the layout's are padding and have no rows."""
         real = layout.verify_lens.shape[0]
         starts = self.qo_indptr[: requests + 1]
         starts[: real + 1] = layout.qo_indptr_device
-        starts[real + 1 :] = layout.qo_indptr_device[-1]
-        rows = starts.diff()
-        self.mask_indptr[1 : requests + 1] = torch.cumsum(rows * self._mask_columns(seq_lens[:requests], rows), dim=0)
+        if real < requests:
+            starts[real + 1 :] = layout.qo_indptr_device[-1]
+        if forward_batch.spec_info.custom_mask is not None:
+            # without a mask no kernel asks where one begins
+            rows = starts.diff()
+            elements = rows * self._mask_columns(forward_batch.seq_lens[:requests], rows)
+            self.mask_indptr[1 : requests + 1] = torch.cumsum(elements, dim=0)
 
     def _mask_columns(self, prefix: Tensor, rows: Tensor) -> Tensor:
         """(requests,) how many elements of the mask each row of a request has."""
