@@ -45,6 +45,10 @@ v1/spec_decode/llm_base_proposer.py
     self.model.compute_logits(
   SpecDecodeBaseProposer: model
   SpecDecodeBaseProposer.load_model(target_model)
+  SpecDecodeBaseProposer.initialize_attn_backend
+  SpecDecodeBaseProposer: block_size, max_num_tokens
+  SpecDecodeBaseProposer.propose
+    if self.num_speculative_tokens == 0:
 model_executor/models/llama_eagle3.py
   Eagle3LlamaForCausalLM.compute_logits(hidden_states)
     self.logits_processor(self.lm_head, hidden_states)
@@ -60,6 +64,12 @@ v1/worker/gpu_model_runner.py
   GPUModelRunner: requests, input_batch
   GPUModelRunner.propose_draft_token_ids
     num_speculative_tokens=num_spec_tokens_to_schedule
+    target_token_ids=target_token_ids,
+    target_positions=target_positions,
+    target_hidden_states=target_hidden_states,
+    next_token_ids=next_token_ids,
+    num_rejected_tokens_gpu=num_rejected_tokens_gpu,
+    common_attn_metadata=common_attn_metadata,
   GPUModelRunner._get_spec_decode_draft_probs
     [row_idx, :num_draft]
   GPUModelRunner.__init__
@@ -67,6 +77,11 @@ v1/worker/gpu_model_runner.py
     = EagleProposer(
   GPUModelRunner._get_draft_token_ids_cpu
     isinstance(self._draft_token_ids, list)
+v1/worker/gpu_input_batch.py
+  InputBatch: req_ids, num_computed_tokens_cpu
+v1/attention/backend.py
+  CommonAttentionMetadata: query_start_loc_cpu, max_query_len, block_table_tensor, slot_mapping
+  CommonAttentionMetadata: seq_lens_cpu_upper_bound
 v1/metrics/loggers.py
   PrometheusStatLogger.__init__(vllm_config)
   PrometheusStatLogger.record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)

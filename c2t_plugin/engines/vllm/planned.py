@@ -11,6 +11,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from c2t_plugin.classifier import load_classifier
 from c2t_plugin.config import LOWER, C2TConfig
 from c2t_plugin.engines import learning
+from c2t_plugin.engines.vllm.behind import reads_later
 from c2t_plugin.engines.vllm.config import Settings, pair_of
 from c2t_plugin.engines.vllm.early_exit import may_leave
 from c2t_plugin.engines.vllm.ending import SENT
@@ -32,8 +33,8 @@ class PlanningScheduler(Scheduler):
         own = C2TConfig(learn=settings.learn, learned=settings.learned)
         classifier, pair = load_classifier(settings.classifier), pair_of(self.vllm_config, settings.base)
         found = learning.calibration(own, classifier, self.num_spec_tokens, pair)
-        ends = may_leave(self.vllm_config)
-        self.planning = Planning(curve, path, self.num_spec_tokens, calibration=found, ends=ends)
+        ends, skips = may_leave(self.vllm_config), reads_later(self.vllm_config)
+        self.planning = Planning(curve, path, self.num_spec_tokens, calibration=found, ends=ends, skips=skips)
         self.planning.own = self._limits
         if found is not None:
             learning.report(self.planning.planner, settings.learned, classifier, pair)

@@ -58,15 +58,16 @@ class Planning:
         *,
         calibration: Calibration | None = None,
         ends: bool = False,
+        skips: bool = False,
     ) -> None:
         """curve: None measures one on the first steps and, if there is a path, writes it there. calibration: see
-        StepPlanner. ends: whether workers can end a draft on its way."""
+        StepPlanner. ends: whether workers can end a draft on its way. skips: whether they read plain steps later."""
         cpu = torch.device("cpu")
         # a draft that can end is begun whole or not at all: no need to measure every depth
         depths = switched_depths(d_max) if ends else range(d_max + 1)
         shape: dict[str, Any] = {"steps": d_max, "most": d_max, "device": cpu, "depths": depths}
         self.planner = StepPlanner(curve, path, **shape, calibration=calibration, clock=clock)
-        self.planner.packed = True
+        self.planner.packed, self.planner.skips = True, skips
         self.planner.draft_end = DraftEnd() if ends else None
         # of those requests of the step at hand that set limits for themselves, as a planner counts them
         self.own: Callable[[], Sequence[OwnLimits]] = tuple

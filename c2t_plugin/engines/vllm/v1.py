@@ -23,6 +23,7 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from c2t_plugin.classifier import NodeClassifier, load_classifier
 from c2t_plugin.config import LOWER
 from c2t_plugin.engines.host_scorer import HostScorer
+from c2t_plugin.engines.vllm.behind import Behind, Late, Plain, reads_later
 from c2t_plugin.engines.vllm.config import Settings
 from c2t_plugin.engines.vllm.early_exit import AllCut, may_leave
 from c2t_plugin.engines.vllm.ending import Ending
@@ -89,6 +90,8 @@ class _ChainMixin(_StockProposer):
         # for the planner in the scheduler's process, until the scheduler takes the drafts
         self.drafted: Drafted | None = None
         self.ending = Ending()
+        # of plain steps, what was not read; None: each is read at once
+        self.behind: Behind | None = None
         self._recording = False
         self._scored = 0
         self._started = self._extend_s = 0.0
@@ -101,6 +104,12 @@ class _ChainMixin(_StockProposer):
         if offsets is not None:
             self._words = (torch.arange(len(offsets), device=offsets.device) + offsets).detach()
         PATCHES.on(COMPUTE_LOGITS, self.model, self._scoring)
+
+    def initialize_attn_backend(self, *positional: Any, **keyword: Any) -> None:
+        super().initialize_attn_backend(*positional, **keyword)
+        if self._planned and reads_later(self.vllm_config):
+            shares = self.vllm_config.cache_config.enable_prefix_caching
+            self.behind = Behind(self.block_size if shares else None, self.max_num_tokens)
 
     def _scoring(self, compute_logits: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(compute_logits)
@@ -168,7 +177,7 @@ class _ChainMixin(_StockProposer):
             self.ending.begin(names, alike=not limited)
         self._recording = self.traces is not None and self.traces.any_chosen(self._runner.input_batch.req_ids)
         try:
-            drafted = super().propose(num_speculative_tokens, *positional, **keyword)
+            drafted = self._drafted(num_speculative_tokens, *positional, **keyword)
         except AllCut:
             drafted = torch.stack([tokens for tokens, _ in self._sampled], dim=1)
             probs = [each for _, each in self._sampled if each is not None]
@@ -182,6 +191,50 @@ class _ChainMixin(_StockProposer):
             self.traces.keep(stats, drafted.tolist(), self._runner.input_batch.req_ids)
         kept = self.scorer.end(drafted.shape[0]).tolist()
         return [row[:length] for row, length in zip(drafted.tolist(), kept, strict=True)]
+
+    def _drafted(self, depth: int, *positional: Any, **given: Any) -> Tensor:
+        """As vLLM's `propose`, but that tokens of plain steps are kept, and read before the next draft."""
+        if self.behind is None:
+            return super().propose(depth, *positional, **given)
+        batch, running = given["common_attn_metadata"], self._runner.input_batch
+        names, starts = running.req_ids, running.num_computed_tokens_cpu[: batch.num_reqs].tolist()
+        self.behind.forget(self._runner.requests)
+        if depth == 0 and batch.max_query_len == 1:
+            return self._skip(dict(zip(names, starts, strict=True)), given)
+        first = batch.query_start_loc[:-1].long()
+        late = self.behind.late(names, dict(zip(names, starts, strict=True)))
+        self._catch_up(late, given["target_token_ids"][first], given)
+        # a draft is not said to have taken that too
+        self._started = time.perf_counter()
+        return super().propose(depth, *positional, **given)
+
+    def _skip(self, starts: dict[str, int], given: dict[str, Any]) -> Tensor:
+        """In the place of a draft pass of a plain step. starts: of each request, the position of its token."""
+        assert self.behind is not None
+        requests = len(starts)
+        states, slots = given["target_hidden_states"], given["common_attn_metadata"].slot_mapping[:requests]
+        step = Plain(given["target_token_ids"], given["target_positions"], states, slots)
+        now = self.behind.keep(list(starts), starts.values(), step)
+        if now:
+            late = self.behind.late(list(starts), {name: starts[name] + 1 for name in now})
+            self._catch_up(late, given["next_token_ids"], given)
+        return torch.empty(requests, 0, dtype=torch.int64, device=self.device)
+
+    def _catch_up(self, late: Late | None, following: Tensor, given: dict[str, Any]) -> None:
+        """following: (requests of the batch,) the token after what each has missed."""
+        if late is None:
+            return
+        tokens, positions, hidden, _ = late.missed
+        changed = {
+            "target_token_ids": tokens,
+            "target_positions": positions,
+            "target_hidden_states": hidden,
+            "next_token_ids": following[torch.tensor(late.rows).to(following.device)],
+            "token_indices_to_sample": None,
+            "num_rejected_tokens_gpu": None,
+            "common_attn_metadata": late.attention(given["common_attn_metadata"]),
+        }
+        super().propose(0, **(given | changed))
 
 
 class C2TEagleProposer(_ChainMixin, EagleProposer):

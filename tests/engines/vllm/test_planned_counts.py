@@ -30,6 +30,8 @@ from tests.support.vllm.verify_counts import Steps  # noqa: E402
 NEW_TOKENS = 24
 # Numbers of requests that start in one step.
 GROUPS = (1, 3, 2, 4, 8, 2)
+# Most of the largest group end soon, after which drafts of those that are left pay again.
+SOON, STAYING = 9, 2
 # Two choices whose output per second is so near that the rounding of sums decides.
 UNDECIDED = 1e-5
 
@@ -39,22 +41,26 @@ class Request:
     """One request of the simulation; text is prompt and output, waiting what the next step verifies of its draft."""
 
     prompt: list[int]
+    most: int
     text: list[int]
     waiting: list[int] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def ended(self) -> bool:
-        return len(self.text) - len(self.prompt) >= NEW_TOKENS
+        return len(self.text) - len(self.prompt) >= self.most
 
     def counts(self) -> Steps:
-        return Steps(tuple(self.text[len(self.prompt) :][:NEW_TOKENS]), tuple(self.steps))
+        return Steps(tuple(self.text[len(self.prompt) :][: self.most]), tuple(self.steps))
 
 
-def simulated(target: Target, draft: Draft, rule: Rule, prompts: list[list[int]], plan: Plan) -> list[Request]:
+Group = list[tuple[list[int], int]]
+
+
+def simulated(target: Target, draft: Draft, rule: Rule, group: Group, plan: Plan) -> list[Request]:
     """All requests decoded together. In a step of vLLM the target reads what is left of the drafts before, and then all
     its requests are drafted for, those that have ended with it too."""
-    requests = [Request(prompt, list(prompt)) for prompt in prompts]
+    requests = [Request(prompt, most, list(prompt)) for prompt, most in group]
     while running := [request for request in requests if not request.ended]:
         depth, chains = plan.depth(len(running)), []
         for request in running:
@@ -84,8 +90,13 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     target.run = cache_of(target.run)  # type: ignore[method-assign]
     classifier = save_hand_made_classifier(folder / "hand.safetensors")
     prompts = [ids[: 30 + 6 * i] for i, ids in enumerate(held_out_prompts(8, min_tokens=96, seed=21))]
-    groups = [prompts[:size] if size > 1 else [prompts[place]] for place, size in enumerate(GROUPS)]
-    plan, expected = Plan(packed=True, ends=True), []
+    groups = []
+    for place, size in enumerate(GROUPS):
+        own = prompts[:size] if size > 1 else [prompts[place]]
+        groups.append(
+            [(ids, NEW_TOKENS if row < STAYING or size < max(GROUPS) else SOON) for row, ids in enumerate(own)]
+        )
+    plan, expected = Plan(packed=True, ends=True, skips=True), []
     draft, rule = load_draft(pair_dir(), "eagle3", target), Rule(classifier, 0.0)
     for group in groups:
         before = len(plan.depths)
@@ -108,17 +119,17 @@ def planned(setting: SimpleNamespace, engine: Engine) -> Iterator[Any]:
         yield llm
 
 
-def served(llm: Any, groups: list[list[list[int]]]) -> list[tuple[list[Steps], int, int]]:
+def served(llm: Any, groups: list[Group]) -> list[tuple[list[Steps], int, int]]:
     """As the simulation's, of one engine whose planner has seen nothing yet."""
     from vllm import SamplingParams
 
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    scheduler.planning = scheduler.dynamic_sd_lookup = Planning(CURVE, None, D_MAX, ends=True)
-    sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    scheduler.planning = scheduler.dynamic_sd_lookup = Planning(CURVE, None, D_MAX, ends=True, skips=True)
     found = []
     for group in groups:
         (before,) = llm.collective_rpc("c2t_control")
-        outputs = llm.generate([{"prompt_token_ids": ids} for ids in group], sampling, use_tqdm=False)
+        sampling = [SamplingParams(temperature=0, max_tokens=most, ignore_eos=True) for _, most in group]
+        outputs = llm.generate([{"prompt_token_ids": ids} for ids, _ in group], sampling, use_tqdm=False)
         (after,) = llm.collective_rpc("c2t_control")
         new = [after[name] - before[name] for name in ("drafts", "draft_steps")]
         found.append(([Steps.of_output(output) for output in outputs], *new))
@@ -128,7 +139,8 @@ def served(llm: Any, groups: list[list[list[int]]]) -> list[tuple[list[Steps], i
 def test_each_step_drafts_and_verifies_as_simulated(planned: Any, setting: SimpleNamespace):
     found = served(planned, setting.groups)
     for (counts, _, _), group in zip(found, setting.groups, strict=True):
-        assert [each.output_ids for each in counts] == [setting.plain[setting.prompts.index(ids)] for ids in group]
+        plain = [setting.plain[setting.prompts.index(ids)][:most] for ids, most in group]
+        assert [each.output_ids for each in counts] == plain
     assert found == setting.expected
     # there was something to decide: plain decoding for many requests, and every depth for few
     assert set(setting.plan.depths) == set(range(D_MAX + 1))
@@ -175,6 +187,101 @@ def test_a_worker_that_ends_drafts_elsewhere_is_seen(planned: Any, setting: Simp
         fault(worker)
 
     planned.collective_rpc(plant)
+    found = served(planned, setting.groups)
+    assert [[each.output_ids for each in counts] for counts, _, _ in found] == [
+        [each.output_ids for each in counts] for counts, _, _ in setting.expected
+    ]
+    assert found != setting.expected
+
+
+@dataclass
+class Reading:
+    """What a worker's draft reads, pass by pass: after how many plain steps, and of how many tokens."""
+
+    kept: int = 0
+    passes: list[int] = field(default_factory=list)
+
+
+def watch(worker: Any) -> None:
+    drafter = worker.model_runner.drafter
+    behind, found = drafter.behind, Reading()
+    keep, attention = behind.keep, behind.late
+
+    def keeps(*given: Any) -> Any:
+        found.kept += 1
+        return keep(*given)
+
+    def late(*given: Any) -> Any:
+        missed = attention(*given)
+        found.passes += [] if missed is None else [sum(missed.lengths)]
+        return missed
+
+    behind.keep, behind.late, worker.reading = keeps, late, found
+
+
+def test_plain_steps_are_read_in_one_pass_before_the_next_draft(planned: Any, setting: SimpleNamespace):
+    planned.collective_rpc(of_nothing_yet)
+    planned.collective_rpc(watch)
+    assert served(planned, setting.groups) == setting.expected
+    ((kept, passes),) = planned.collective_rpc(lambda worker: (worker.reading.kept, worker.reading.passes))
+    assert kept > 4 and 0 < len(passes) < kept / 2 and max(passes) > 2
+
+
+def of_nothing_yet(worker: Any) -> None:
+    from c2t_plugin.engines.vllm.behind import Behind
+    from c2t_plugin.engines.vllm.ending import Ending
+
+    drafter = worker.model_runner.drafter
+    drafter.ending, drafter.behind = Ending(), Behind(drafter.block_size, drafter.max_num_tokens)
+
+
+def nothing_is_read(worker: Any) -> None:
+    worker.model_runner.drafter.behind.late = lambda *_: None
+
+
+def changed(worker: Any, what: str) -> None:
+    """Of what was missed, this is in the other order."""
+    behind = worker.model_runner.drafter.behind
+    late = behind.late
+
+    def lates(*given: Any) -> Any:
+        found = late(*given)
+        if found is None:
+            return None
+        return found._replace(missed=found.missed._replace(**{what: getattr(found.missed, what).flip(0)}))
+
+    behind.late = lates
+
+
+def slots_of_other_tokens(worker: Any) -> None:
+    changed(worker, "slots")
+
+
+def ids_of_other_tokens(worker: Any) -> None:
+    changed(worker, "tokens")
+
+
+def hidden_states_of_the_last_step(worker: Any) -> None:
+    behind = worker.model_runner.drafter.behind
+    late = behind.late
+
+    def lates(*given: Any) -> Any:
+        found = late(*given)
+        if found is None:
+            return None
+        hidden = found.missed.hidden[-1:].expand_as(found.missed.hidden)
+        return found._replace(missed=found.missed._replace(hidden=hidden))
+
+    behind.late = lates
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [nothing_is_read, slots_of_other_tokens, ids_of_other_tokens, hidden_states_of_the_last_step],
+)
+def test_a_worker_that_reads_plain_steps_wrongly_is_seen(planned: Any, setting: SimpleNamespace, fault: Any):
+    planned.collective_rpc(of_nothing_yet)
+    planned.collective_rpc(fault)
     found = served(planned, setting.groups)
     assert [[each.output_ids for each in counts] for counts, _, _ in found] == [
         [each.output_ids for each in counts] for counts, _, _ in setting.expected
