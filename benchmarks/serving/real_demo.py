@@ -25,8 +25,10 @@ AS_IT_COMES = "C2T"
 BY_BATCH = "vLLM by batch size"
 # vLLM's own dynamic arm is told by its user: [from, to, length of the chain] of requests at once
 SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, 2, 4], [3, 8, 2], [9, 1024, 1]]}
-# requests at once: prompts of a pass. Passes are short: a machine drifts, and what is compared is of one round
-LOADS: Mapping[int, int] = {1: 2, 4: 4, 16: 16}
+# Prompts of a pass for each request at once: with one, most of a pass is its end, where the slowest answer runs alone.
+# Passes are short nevertheless: a machine drifts, and what is compared is of one round.
+PROMPTS_A_PLACE = 2
+LOADS = (1, 4, 16)
 
 # By engine, names in the demo. SGLang finds the classifiers beside the draft; vLLM is told of one, and of a length.
 CONTESTANTS: Mapping[str, Mapping[str, Arm]] = {
@@ -56,7 +58,7 @@ MAY_REFUSE = ("SGLang adaptive", BY_BATCH)
 
 def prompts_of_a_pass(concurrency: int) -> int:
     """How many prompts a pass at this concurrency sends."""
-    return LOADS.get(concurrency, concurrency)
+    return PROMPTS_A_PLACE * concurrency
 
 
 class RealDemo:
