@@ -49,3 +49,11 @@ def test_the_curve_is_of_passes_of_that_many_tokens(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda path, dtype: Model())
     assert tuple(host.target_curve(Path("target"))) == CURVE
     assert seen == [tokens for tokens in CURVE for _ in range(host.REPEATS + 1)]
+
+
+@pytest.mark.parametrize(("there", "sglang", "vllm"), [(1, 1, 1), (2, 2, 1), (16, 16, 15)])
+def test_vllm_leaves_a_core_to_its_scheduler(
+    monkeypatch: pytest.MonkeyPatch, there: int, sglang: int, vllm: int
+) -> None:
+    monkeypatch.setattr(host, "cores", lambda: there)
+    assert (host.threads_of("sglang"), host.threads_of("vllm")) == (sglang, vllm)
