@@ -46,11 +46,19 @@ def contest(**change: Any) -> list[BenchRow]:
 def test_the_sentence_on_speed_is_what_the_rows_say() -> None:
     text = screen.speed_sentence(contest())
     assert "C2T makes 1.38 and 1.25 of plain decoding's tokens/s at 1 and 16 requests at once" in text
-    assert "the best static chain 1.50 and 1.20" in text
-    assert "ahead of plain decoding at 2 of 2 loads and of the best static chain at 1 (T on SGLang, 2 cores" in text
+    assert "the best other arm 1.50 (static 2) and 1.20 (static 2)" in text
+    assert "ahead of plain decoding at 2 of 2 loads and of every other arm at 1 (T on SGLang, 2 cores" in text
 
 
-def test_a_load_without_static_chains_says_nothing_of_them() -> None:
+def test_every_arm_that_ran_is_a_rival() -> None:
+    text = screen.speed_sentence([*contest(), row("SGLang adaptive", 16, 1.3), row("C2T beta .3", 1, 1.1)])
+    assert "the best other arm 1.50 (static 2) and 1.30 (SGLang adaptive)" in text
+    assert "of every other arm at 0" in text
+    slow = [each for each in contest() if each.arm in ("plain", "C2T")] + [row("static 2", 1, 0.9)]
+    assert "the best other arm 1.00 (plain): it is ahead" in screen.speed_sentence(slow)
+
+
+def test_a_load_without_other_arms_says_nothing_of_them() -> None:
     rows = [*contest(), row("C2T", 4, 9.0), row("plain", 4, 1.0)]
     assert "at 1 and 16 requests at once" in screen.speed_sentence(rows)
 
