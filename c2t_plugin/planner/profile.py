@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -87,8 +88,8 @@ class CostProfile:
         if not known or not all(self._samples.values()):
             return None
         return CostCurve(
-            verify=_two(self._continued(_points(self._samples["verify"]))),
-            draft=_two(_points(self._samples["draft"])),
+            verify=_two(self._continued(_least(_points(self._samples["verify"])))),
+            draft=_two(_least(_points(self._samples["draft"]))),
             draft_extend=median(seconds for _, seconds in self._samples["draft_extend"]),
         )
 
@@ -109,6 +110,15 @@ def _points(samples: Sequence[tuple[int, float]]) -> dict[int, float]:
             groups.append([])
         groups[-1].append(sample)
     return {round(mean(count for count, _ in group)): median(s for _, s in group) for group in groups}
+
+
+def _least(points: Mapping[int, float]) -> dict[int, float]:
+    """No point above one of a larger count: it was measured while something else slowed the machine. Pooled with its
+    neighbours it would make all of them alike, and drafting look free."""
+    found, least = {}, math.inf
+    for count in sorted(points, reverse=True):
+        found[count] = least = min(least, points[count])
+    return dict(sorted(found.items()))
 
 
 def _two(points: dict[int, float]) -> tuple[tuple[int, float], ...]:
