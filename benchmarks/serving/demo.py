@@ -22,7 +22,7 @@ from benchmarks.report.rows import append_rows
 from benchmarks.serving import toy_demo
 from benchmarks.serving.demo_page import STREAMED, table, tie_lines
 from benchmarks.serving.engines import ENGINES
-from benchmarks.serving.host import measure_host, threads_of
+from benchmarks.serving.host import add_threads, measure_host, threads_of
 from benchmarks.serving.interleaved import Interleaved
 from benchmarks.serving.real_demo import AS_IT_COMES, LOADS, PLAIN, RealDemo
 from benchmarks.serving.real_pair import WORK, chat_prompts, use_threads
@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--least", type=int, default=2, help="rounds of all arms in any case")
     parser.add_argument("--minutes", type=float, default=10.0, help="after which no round begins that would end later")
     parser.add_argument("--concurrency", type=int, nargs="+", default=list(LOADS), help="requests at once")
-    parser.add_argument("--threads", type=int, help="of each server's arithmetic (default: cores; on vLLM all but one)")
+    add_threads(parser)
     parser.add_argument("--work", type=Path, default=WORK, help="directory of the pair, prepared if it is not there")
     parser.add_argument("--out", type=Path, help="directory of rows, picture and server logs (default: build/demo)")
     return parser
@@ -58,7 +58,6 @@ def main(argv: list[str]) -> int:
     if chosen.pair == "toy":
         return toy_demo.main(rest)
     options = _parser().parse_args(argv)
-    options.threads = options.threads or threads_of(options.engine)
     options.out = options.out or Path("build/demo" if options.engine == "sglang" else f"build/demo-{options.engine}")
     (options.out / "logs").mkdir(parents=True, exist_ok=True)
     # a pipe has no width of its own, and 80 columns break words
@@ -72,10 +71,11 @@ def main(argv: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:
-    use_threads(options.threads)
+    threads = threads_of(options)
+    use_threads(threads)
     console.print("Preparing the model and measuring this processor.")
     pair = write_pair(options.work)
-    host = measure_host(pair / "target", options.threads)
+    host = measure_host(pair / "target", threads)
     engine = ENGINES[options.engine]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Interleaved(lambda url: engine.client(url, options.tokens)) as contest:

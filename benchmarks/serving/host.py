@@ -5,6 +5,7 @@ Both say where a processor changes from waiting for memory to computing, which d
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -58,13 +59,19 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def threads_of(engine: str) -> int:
-    """Of a server's arithmetic, by default: as many as cores. vLLM leaves one core free, as it does by itself.
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """The option of commands that serve on either engine; see `threads_of`."""
+    parser.add_argument("--threads", type=int, help="of each server's arithmetic (default: cores; on vLLM all but one)")
+
+
+def threads_of(options: argparse.Namespace) -> int:
+    """As `--threads` says, else as many as cores. vLLM leaves one core free, as it does by itself. options: with
+    engine.
 
     Its scheduler polls while it waits for the worker. With no core of its own it takes one from the worker's threads:
     single steps then took 200 ms more than others, and the same arm 1.7 times as long in one pass as in the next.
     """
-    return max(1, cores() - (engine == "vllm"))
+    return options.threads or max(1, cores() - (options.engine == "vllm"))
 
 
 def measure_host(target: Path, threads: int) -> Host:

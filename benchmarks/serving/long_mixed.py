@@ -26,7 +26,7 @@ from benchmarks.report.tables import listing
 from benchmarks.serving.answers import Ask, Pass
 from benchmarks.serving.arms import Arm
 from benchmarks.serving.engines import ENGINES
-from benchmarks.serving.host import Host, cores, measure_host
+from benchmarks.serving.host import Host, add_threads, measure_host, threads_of
 from benchmarks.serving.interleaved import Interleaved
 from benchmarks.serving.measuring import BUSY, one_line
 from benchmarks.serving.open_loop import Mix, figures
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tpot-ms", type=float, default=150.0, help="that an answer that counts as good keeps")
     parser.add_argument("--slots", type=int, default=8, help="requests at once, at most")
     parser.add_argument("--tokens", type=int, default=20_480, help="of all requests at once, at most")
-    parser.add_argument("--threads", type=int, default=cores(), help="of each server's arithmetic")
+    add_threads(parser)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=WORK, help="directory of the pair, prepared if it is not there")
     parser.add_argument("--out", type=Path, help="directory of rows and logs (default: build/long-ENGINE)")
@@ -123,11 +123,12 @@ def _measure(options: argparse.Namespace, out: Path) -> list[BenchRow]:
         tuple(options.contexts), tuple(options.outputs), options.arrivals, options.rate, options.seconds, options.seed
     )
     engine, arms = ENGINES[options.engine], contestants(options.engine, options.arms)
-    use_threads(options.threads)
+    threads = threads_of(options)
+    use_threads(threads)
     pair = write_pair(options.work)
     prompts = chat_prompts(pair / "target", "development")
     asks = mix.asks(prompts.ids)
-    host = measure_host(pair / "target", options.threads)
+    host = measure_host(pair / "target", threads)
     context = mix.contexts[1] + mix.outputs[1] + SPARE
     runner = real_runner(engine, pair, out, options.slots, context=context, tokens=max(options.tokens, context))
     on = real_speculation(engine, pair, out, None, 0.3)

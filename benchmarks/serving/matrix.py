@@ -23,7 +23,7 @@ from benchmarks.report.tables import listing
 from benchmarks.serving.arms import chosen
 from benchmarks.serving.cells import Matrix, fill
 from benchmarks.serving.engines import ENGINES
-from benchmarks.serving.host import cores, measure_host
+from benchmarks.serving.host import add_threads, measure_host, threads_of
 from benchmarks.serving.measuring import one_line
 from benchmarks.serving.real_pair import PARTS, WORK, chat_prompts, real_runner, real_speculation, use_threads
 from benchmarks.serving.scenarios import WHOLE
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--at-once", type=int, default=6, help="servers that are up together, 1.5 GB each")
     parser.add_argument("--beta", type=float, default=0.5, help="of the arm C2T")
     parser.add_argument("--threshold", type=float, default=0.3, help="of the arms threshold on P and closed form")
-    parser.add_argument("--threads", type=int, default=cores(), help="of each server's arithmetic")
+    add_threads(parser)
     parser.add_argument("--work", type=Path, default=WORK, help="directory of the pair, prepared if it is not there")
     parser.add_argument("--out", type=Path, help="directory of rows and logs (default: build/matrix-ENGINE)")
     return parser
@@ -61,10 +61,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _matrix(options: argparse.Namespace, out: Path) -> Matrix:
     engine = ENGINES[options.engine]
-    use_threads(options.threads)
+    threads = threads_of(options)
+    use_threads(threads)
     pair = write_pair(options.work)
     prompts = chat_prompts(pair / "target", options.part)
-    host = measure_host(pair / "target", options.threads)
+    host = measure_host(pair / "target", threads)
     on = real_speculation(engine, pair, out, options.beta, options.threshold)
     setting = {
         "engine": engine.name,

@@ -19,16 +19,12 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
 
+from c2t_plugin.engines.plain_steps import MOST_STEPS, room
 from c2t_plugin.engines.sglang.patches import PATCHES, PLAIN
 from c2t_plugin.engines.sglang.step import Missed, record_of
-from c2t_plugin.planner.planner import PROBE_EVERY
 
 logger = logging.getLogger(__name__)
 
-# As many plain steps as lie between two probes, which draft anyway.
-MOST_STEPS = PROBE_EVERY
-# Of hidden states that are kept, unless one step of the largest batch has more: 12 kB a token at a hidden size of 2048.
-MOST_BYTES = 64 * 2**20
 # What a draft begins with, as SGLang relays it from step to step.
 _RELAYED = ("topk_p", "topk_index", "hidden_states")
 
@@ -53,7 +49,7 @@ class Late(NamedTuple):
 
 
 class Behind:
-    """What the draft has not read of the running requests: at most MOST_STEPS steps, or MOST_BYTES."""
+    """What the draft has not read of the running requests: see `plain_steps` for how much at most."""
 
     def __init__(self, requests: int, reads_states: bool = True) -> None:
         """requests: of the largest batch. reads_states: whether the draft reads the target's hidden states, which are
@@ -74,10 +70,9 @@ class Behind:
         hidden = result.logits_output.hidden_states if self._reads_states else None
         requests = len(batch.reqs)
         if not self._room:
-            self._room = MOST_STEPS * self._requests
+            token_bytes = 0 if hidden is None else hidden[0].numel() * hidden.element_size()
+            self._room = room(self._requests, token_bytes)
             if hidden is not None:
-                held = MOST_BYTES // (hidden[0].numel() * hidden.element_size())
-                self._room = max(min(self._room, held), self._requests)
                 self._hidden = hidden.new_empty((self._room, hidden.shape[1]))
         if self._hidden is not None and hidden is not None:
             self._hidden[self._rows : self._rows + requests] = hidden

@@ -15,23 +15,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# Plain steps that are kept, and bytes of the target's hidden states, unless one step of the largest batch has more.
-MOST_STEPS = 64
-MOST_BYTES = 64 * 2**20
+from c2t_plugin.engines.plain_steps import MOST_STEPS, room
 
 
 class Plain(NamedTuple):
-    """One plain step, a token of each request in each: ids, positions, hidden states (requests, size) of the target,
-    and slots of the draft's keys."""
+    """Tokens of plain steps, (tokens,) each: ids, positions, hidden states (tokens, size) of the target, and slots of
+    the draft's keys."""
 
     tokens: Tensor
     positions: Tensor
     hidden: Tensor
     slots: Tensor
-
-    def copied(self) -> Plain:
-        """vLLM overwrites its own in the next step."""
-        return Plain(*(each.clone() for each in self))
 
 
 class Late(NamedTuple):
@@ -65,32 +59,40 @@ class Late(NamedTuple):
 class Behind:
     """What the draft has not read of running requests."""
 
-    def __init__(self, block_size: int | None, most_tokens: int) -> None:
-        """block_size: at whose end a request's tokens are read; None: no text is found by another's prompt.
-        most_tokens: that one pass can read."""
-        self._block_size, self._most_tokens = block_size, most_tokens
-        self._steps: list[Plain] = []
+    def __init__(self, block_size: int | None, requests: int, most_tokens: int) -> None:
+        """block_size: at whose end a request's tokens are read; None: no text is found by another's prompt. requests:
+        of the largest batch. most_tokens: that one pass can read, no fewer."""
+        self._block_size, self._requests, self._most_tokens = block_size, requests, most_tokens
+        # vLLM overwrites its own in the next step; made by the first one, and filled up to `_rows`
+        self._kept: Plain | None = None
+        self._rows = self._steps = 0
         # of each request, the position of the first token that it has missed, and where the kept ones are
         self._missed: dict[str, tuple[int, list[int]]] = {}
-        self._rows = 0
 
     def keep(self, names: Sequence[str], starts: Iterable[int], step: Plain) -> list[str]:
-        """A plain step's tokens, in the place of reading them. starts: their positions. Returns whose are to be read
-        now all the same."""
-        self._steps.append(step.copied())
-        full = []
+        """A plain step's tokens, one of each request, in the place of reading them. starts: their positions. Returns
+        whose are to be read now all the same."""
+        if self._kept is None:
+            tokens = min(room(self._requests, step.hidden[0].numel() * step.hidden.element_size()), self._most_tokens)
+            self._kept = Plain(*(each.new_empty((tokens, *each.shape[1:])) for each in step))
+        filled = []
         for row, (name, start) in enumerate(zip(names, starts, strict=True), start=self._rows):
             first, rows = self._missed.get(name, (start, []))
             if first + len(rows) != start:
                 # it was taken out of the batch, and what it had was read anew
                 first, rows = start, []
-            self._missed[name] = first, [*rows, row]
+            rows.append(row)
+            self._missed[name] = first, rows
             if self._block_size and (start + 1) % self._block_size == 0:
-                full.append(name)
-        self._rows += len(names)
-        held = sum(each.hidden.numel() * each.hidden.element_size() for each in self._steps)
-        no_room = self._rows + len(names) > self._most_tokens or held * (1 + 1 / len(self._steps)) > MOST_BYTES
-        return list(names) if no_room or len(self._steps) >= MOST_STEPS else full
+                filled.append(name)
+        for kept, new in zip(self._kept, step, strict=True):
+            kept[self._rows : self._rows + len(names)] = new
+        self._rows, self._steps = self._rows + len(names), self._steps + 1
+        if self._steps < MOST_STEPS and self._rows + self._requests <= len(self._kept.tokens):
+            return filled
+        # of others, which were taken out of the batch, nothing could be kept any longer
+        self._missed = {name: self._missed[name] for name in names}
+        return list(names)
 
     def late(self, names: Sequence[str], following: Mapping[str, int]) -> Late | None:
         """What these requests of the batch have missed; None: nothing. It is forgotten here. following: position of
@@ -103,9 +105,9 @@ class Behind:
         if not found:
             self._clear()
             return None
-        picks = torch.tensor([place for rows, _ in found.values() for place in rows])
-        whole = (torch.cat(each) for each in zip(*self._steps, strict=True))
-        missed = Plain(*(each[picks.to(each.device)] for each in whole))
+        assert self._kept is not None
+        picks = torch.tensor([place for rows, _ in found.values() for place in rows]).to(self._kept.tokens.device)
+        missed = Plain(*(each[picks] for each in self._kept))
         self._clear()
         lengths, ends = [len(rows) for rows, _ in found.values()], [end for _, end in found.values()]
         return Late(list(found), lengths, ends, missed)
@@ -118,7 +120,7 @@ class Behind:
 
     def _clear(self) -> None:
         if not self._missed:
-            self._steps, self._rows = [], 0
+            self._rows = self._steps = 0
 
 
 def reads_later(vllm_config: Any) -> bool:

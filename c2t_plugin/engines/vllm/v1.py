@@ -109,7 +109,8 @@ class _ChainMixin(_StockProposer):
         super().initialize_attn_backend(*positional, **keyword)
         if self._planned and reads_later(self.vllm_config):
             shares = self.vllm_config.cache_config.enable_prefix_caching
-            self.behind = Behind(self.block_size if shares else None, self.max_num_tokens)
+            requests = self.vllm_config.scheduler_config.max_num_seqs
+            self.behind = Behind(self.block_size if shares else None, requests, self.max_num_tokens)
 
     def _scoring(self, compute_logits: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(compute_logits)
@@ -201,9 +202,9 @@ class _ChainMixin(_StockProposer):
         self.behind.forget(self._runner.requests)
         if depth == 0 and batch.max_query_len == 1:
             return self._skip(dict(zip(names, starts, strict=True)), given)
-        first = batch.query_start_loc[:-1].long()
         late = self.behind.late(names, dict(zip(names, starts, strict=True)))
-        self._catch_up(late, given["target_token_ids"][first], given)
+        if late is not None:
+            self._catch_up(late, given["target_token_ids"][batch.query_start_loc[:-1].long()], given)
         # a draft is not said to have taken that too
         self._started = time.perf_counter()
         return super().propose(depth, *positional, **given)
@@ -215,15 +216,13 @@ class _ChainMixin(_StockProposer):
         states, slots = given["target_hidden_states"], given["common_attn_metadata"].slot_mapping[:requests]
         step = Plain(given["target_token_ids"], given["target_positions"], states, slots)
         now = self.behind.keep(list(starts), starts.values(), step)
-        if now:
-            late = self.behind.late(list(starts), {name: starts[name] + 1 for name in now})
+        late = self.behind.late(list(starts), {name: starts[name] + 1 for name in now}) if now else None
+        if late is not None:
             self._catch_up(late, given["next_token_ids"], given)
         return torch.empty(requests, 0, dtype=torch.int64, device=self.device)
 
-    def _catch_up(self, late: Late | None, following: Tensor, given: dict[str, Any]) -> None:
+    def _catch_up(self, late: Late, following: Tensor, given: dict[str, Any]) -> None:
         """following: (requests of the batch,) the token after what each has missed."""
-        if late is None:
-            return
         tokens, positions, hidden, _ = late.missed
         changed = {
             "target_token_ids": tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
@@ -56,4 +57,8 @@ def test_vllm_leaves_a_core_to_its_scheduler(
     monkeypatch: pytest.MonkeyPatch, there: int, sglang: int, vllm: int
 ) -> None:
     monkeypatch.setattr(host, "cores", lambda: there)
-    assert (host.threads_of("sglang"), host.threads_of("vllm")) == (sglang, vllm)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--engine")
+    host.add_threads(parser)
+    assert [host.threads_of(parser.parse_args(["--engine", name])) for name in ("sglang", "vllm")] == [sglang, vllm]
+    assert host.threads_of(parser.parse_args(["--engine", "vllm", "--threads", "3"])) == 3

@@ -14,6 +14,7 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 pytestmark = pytest.mark.sglang
 
 from benchmarks.cpu_engine import SITE  # noqa: E402
+from c2t_plugin.engines import plain_steps  # noqa: E402
 from c2t_plugin.engines.contract import broken_symbols, package_root  # noqa: E402
 from c2t_plugin.engines.sglang import contract  # noqa: E402
 from c2t_plugin.engines.sglang.step import Missed, record_of  # noqa: E402
@@ -173,16 +174,16 @@ def test_it_is_full_after_some_steps(behind: Any):
 
 
 def test_and_when_as_much_memory_is_used_as_may_be(behind: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(behind, "MOST_BYTES", 4 * SIZE * (SLOTS + 5))
+    monkeypatch.setattr(plain_steps, "MOST_BYTES", 4 * SIZE * (SLOTS + 5))
     kept, reqs = behind.Behind(SLOTS), requests(3)
     step(kept, reqs, [1, 2, 3])
-    assert kept._hidden.nbytes == behind.MOST_BYTES
+    assert kept._hidden.nbytes == plain_steps.MOST_BYTES
     assert not kept.full
     step(kept, reqs, [4, 5, 6])
     # one of the largest batch would not fit
     assert kept.full
     # and there is room for that in any case
-    monkeypatch.setattr(behind, "MOST_BYTES", 1)
+    monkeypatch.setattr(plain_steps, "MOST_BYTES", 1)
     small = behind.Behind(SLOTS)
     step(small, requests(SLOTS), list(range(SLOTS)))
     assert small.full

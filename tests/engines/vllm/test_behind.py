@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from c2t_plugin.engines import plain_steps
 from c2t_plugin.engines.vllm import behind as module
 from c2t_plugin.engines.vllm.behind import Behind, Late, Plain, reads_later
 
@@ -27,7 +28,7 @@ def read(late: Late | None) -> list[list[int]]:
 
 
 def test_each_request_has_missed_the_steps_that_it_was_in():
-    behind = Behind(None, 100)
+    behind = Behind(None, 3, 100)
     assert behind.keep(["a", "b"], [5, 9], step(1, 2)) == []
     assert behind.keep(["b", "a"], [10, 6], step(3, 4, at=1)) == []
     assert behind.keep(["a", "c", "b"], [7, 0, 11], step(5, 6, 7, at=2)) == []
@@ -39,14 +40,14 @@ def test_each_request_has_missed_the_steps_that_it_was_in():
 
 
 def test_what_vllm_overwrites_is_copied():
-    behind, one = Behind(None, 100), step(1)
+    behind, one = Behind(None, 3, 100), step(1)
     behind.keep(["a"], [0], one)
     one.tokens.add_(1)
     assert behind.late(["a"], {"a": 1}).missed.tokens.tolist() == [1]  # type: ignore[union-attr]
 
 
 def test_a_request_that_was_read_anew_has_missed_nothing():
-    behind = Behind(None, 100)
+    behind = Behind(None, 3, 100)
     behind.keep(["a", "b"], [5, 5], step(1, 2))
     # preempted, and read from its beginning on
     assert read(behind.late(["a", "b"], {"a": 0, "b": 6})) == [[2]]
@@ -56,18 +57,18 @@ def test_a_request_that_was_read_anew_has_missed_nothing():
 
 
 def test_of_requests_that_have_ended_nothing_is_left():
-    behind = Behind(None, 100)
+    behind = Behind(None, 3, 100)
     behind.keep(["a", "b"], [5, 5], step(1, 2))
     behind.forget({"b": None})
-    assert behind._steps
+    assert behind._rows == 2
     behind.forget({})
-    assert not behind._steps and behind._rows == 0
+    assert behind._rows == behind._steps == 0
     behind.keep(["b"], [6], step(3))
     assert read(behind.late(["b"], {"b": 7})) == [[3]]
 
 
 def test_a_block_that_is_full_is_read():
-    behind = Behind(4, 100)
+    behind = Behind(4, 2, 100)
     assert behind.keep(["a", "b"], [1, 2], step(1, 2)) == []
     assert behind.keep(["a", "b"], [2, 3], step(3, 4)) == ["b"]
     assert read(behind.late(["a", "b"], {"b": 4})) == [[2, 4]]
@@ -85,11 +86,31 @@ def test_no_more_is_kept_than_there_is_room_for(
     monkeypatch: pytest.MonkeyPatch, most_tokens: int, steps: int, most_bytes: int, after: int
 ):
     monkeypatch.setattr(module, "MOST_STEPS", steps)
-    monkeypatch.setattr(module, "MOST_BYTES", most_bytes)
-    behind = Behind(None, most_tokens)
+    monkeypatch.setattr(plain_steps, "MOST_BYTES", most_bytes)
+    behind = Behind(None, 2, most_tokens)
     for number in range(after):
         now = behind.keep(["a", "b"], [number, number], step(1, 2))
         assert now == (["a", "b"] if number == after - 1 else [])
+
+
+def test_a_batch_that_grows_finds_room():
+    behind = Behind(None, 3, 8)
+    assert behind.keep(["a"], [0], step(1)) == []
+    assert behind.keep(["a", "b", "c"], [1, 0, 0], step(2, 3, 4)) == []
+    # seven are kept, and three more would be ten
+    assert behind.keep(["a", "b", "c"], [2, 1, 1], step(5, 6, 7)) == ["a", "b", "c"]
+
+
+def test_what_waits_outside_of_the_batch_keeps_no_room():
+    """Preempted, it is read anew; until then it would have every step read at once."""
+    behind = Behind(None, 2, 4)
+    assert behind.keep(["waits", "a"], [5, 0], step(1, 2)) == []
+    for start in (1, 2):
+        now = behind.keep(["a"], [start], step(3 + start))
+    assert now == ["a"]
+    assert read(behind.late(["a"], {"a": 3})) == [[2, 4, 5]]
+    assert behind._rows == 0
+    assert behind.keep(["a"], [3], step(6)) == []
 
 
 class Metadata(SimpleNamespace):
@@ -97,7 +118,7 @@ class Metadata(SimpleNamespace):
 
 
 def test_the_pass_reads_them_where_their_keys_belong():
-    behind = Behind(None, 100)
+    behind = Behind(None, 3, 100)
     behind.keep(["a", "b", "c"], [5, 9, 2], step(1, 2, 3))
     behind.keep(["c", "a"], [3, 6], step(4, 5))
     late = behind.late(["a", "b", "c"], {"a": 7, "c": 4})

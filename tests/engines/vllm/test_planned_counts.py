@@ -205,18 +205,18 @@ class Reading:
 def watch(worker: Any) -> None:
     drafter = worker.model_runner.drafter
     behind, found = drafter.behind, Reading()
-    keep, attention = behind.keep, behind.late
+    keep, late = behind.keep, behind.late
 
     def keeps(*given: Any) -> Any:
         found.kept += 1
         return keep(*given)
 
-    def late(*given: Any) -> Any:
-        missed = attention(*given)
+    def lates(*given: Any) -> Any:
+        missed = late(*given)
         found.passes += [] if missed is None else [sum(missed.lengths)]
         return missed
 
-    behind.keep, behind.late, worker.reading = keeps, late, found
+    behind.keep, behind.late, worker.reading = keeps, lates, found
 
 
 def test_plain_steps_are_read_in_one_pass_before_the_next_draft(planned: Any, setting: SimpleNamespace):
@@ -232,15 +232,15 @@ def of_nothing_yet(worker: Any) -> None:
     from c2t_plugin.engines.vllm.ending import Ending
 
     drafter = worker.model_runner.drafter
-    drafter.ending, drafter.behind = Ending(), Behind(drafter.block_size, drafter.max_num_tokens)
+    drafter.ending, drafter.behind = Ending(), Behind(drafter.block_size, 8, drafter.max_num_tokens)
 
 
 def nothing_is_read(worker: Any) -> None:
     worker.model_runner.drafter.behind.late = lambda *_: None
 
 
-def changed(worker: Any, what: str) -> None:
-    """Of what was missed, this is in the other order."""
+def changed(worker: Any, what: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """One part of what was missed is wrong."""
     behind = worker.model_runner.drafter.behind
     late = behind.late
 
@@ -248,31 +248,21 @@ def changed(worker: Any, what: str) -> None:
         found = late(*given)
         if found is None:
             return None
-        return found._replace(missed=found.missed._replace(**{what: getattr(found.missed, what).flip(0)}))
+        return found._replace(missed=found.missed._replace(**{what: change(getattr(found.missed, what))}))
 
     behind.late = lates
 
 
 def slots_of_other_tokens(worker: Any) -> None:
-    changed(worker, "slots")
+    changed(worker, "slots", lambda slots: slots.flip(0))
 
 
 def ids_of_other_tokens(worker: Any) -> None:
-    changed(worker, "tokens")
+    changed(worker, "tokens", lambda tokens: tokens.flip(0))
 
 
 def hidden_states_of_the_last_step(worker: Any) -> None:
-    behind = worker.model_runner.drafter.behind
-    late = behind.late
-
-    def lates(*given: Any) -> Any:
-        found = late(*given)
-        if found is None:
-            return None
-        hidden = found.missed.hidden[-1:].expand_as(found.missed.hidden)
-        return found._replace(missed=found.missed._replace(hidden=hidden))
-
-    behind.late = lates
+    changed(worker, "hidden", lambda hidden: hidden[-1:].expand_as(hidden))
 
 
 @pytest.mark.parametrize(

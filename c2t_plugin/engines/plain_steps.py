@@ -1,0 +1,16 @@
+"""How much of plain steps is kept until a draft reads it, the same on both engines."""
+
+from __future__ import annotations
+
+from c2t_plugin.planner.planner import PROBE_EVERY
+
+# As many plain steps as lie between two probes, which draft anyway.
+MOST_STEPS = PROBE_EVERY
+# Of hidden states that are kept, unless one step of the largest batch has more: 12 kB a token at a hidden size of 2048.
+MOST_BYTES = 64 * 2**20
+
+
+def room(requests: int, token_bytes: int) -> int:
+    """Tokens that are kept at most. requests: of the largest batch. token_bytes: of a token's hidden state."""
+    most = MOST_STEPS * requests
+    return max(min(most, MOST_BYTES // token_bytes), requests) if token_bytes else most
