@@ -43,6 +43,8 @@ class Client(ABC):
     counting: ClassVar[Mapping[str, object]] = {}
     # how often a pass asks what runs, 0 for never
     watched_every_s: float = 0.05
+    # output tokens of the first, second, ... prompt of a pass, from the start again after the last; none: max_tokens
+    lengths: Sequence[int] = ()
 
     def __init__(self, url: str, max_tokens: int, whole: bool = True) -> None:
         self.max_tokens = max_tokens
@@ -124,7 +126,8 @@ class Client(ABC):
 
             async def one_after_the_other() -> None:
                 for place, prompt in left:
-                    found[place] = await self._answer(to, prompt, temperature)
+                    tokens = self.lengths[place % len(self.lengths)] if self.lengths else None
+                    found[place] = await self._answer(to, prompt, temperature, tokens)
                     advance()
 
             await asyncio.gather(*(one_after_the_other() for _ in range(min(concurrency, len(prompts)))))

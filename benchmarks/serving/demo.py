@@ -20,11 +20,12 @@ from benchmarks.pairs.smollm2.commands import write_pair
 from benchmarks.report.pictures import draw_speeds
 from benchmarks.report.rows import append_rows
 from benchmarks.serving import toy_demo
+from benchmarks.serving.client import Client
 from benchmarks.serving.demo_page import STREAMED, table, tie_lines
 from benchmarks.serving.engines import ENGINES
 from benchmarks.serving.host import add_threads, measure_host, threads_of
 from benchmarks.serving.interleaved import Interleaved
-from benchmarks.serving.real_demo import AS_IT_COMES, LOADS, PLAIN, RealDemo
+from benchmarks.serving.real_demo import AS_IT_COMES, LOADS, PLAIN, RealDemo, lengths_of
 from benchmarks.serving.real_pair import WORK, chat_prompts, use_threads
 from benchmarks.serving.streamed import question, show
 from c2t_plugin.errors import C2TError
@@ -39,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--pair", choices=PAIRS, default=PAIRS[0], help="toy: see --pair toy --help")
     parser.add_argument("--engine", choices=ENGINES, default="sglang", help="which one serves (default: sglang)")
-    parser.add_argument("--tokens", type=int, default=64, help="output tokens of an answer")
+    parser.add_argument("--tokens", type=int, default=64, help="output tokens of an answer, in the mean")
     parser.add_argument("--passes", type=int, default=5, help="rounds of all arms, if there is time")
     parser.add_argument("--least", type=int, default=2, help="rounds of all arms in any case")
     parser.add_argument("--minutes", type=float, default=10.0, help="after which no round begins that would end later")
@@ -78,15 +79,21 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     host = measure_host(pair / "target", threads)
     engine = ENGINES[options.engine]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Interleaved(lambda url: engine.client(url, options.tokens)) as contest:
+
+    def client(url: str) -> Client:
+        found = engine.client(url, options.tokens)
+        found.lengths = lengths_of(options.tokens)
+        return found
+
+    with Interleaved(client) as contest:
         with Progress(*columns, console=console) as progress:
             demo = RealDemo(
                 engine, pair, options.out, chat_prompts(pair / "target", "development"), contest, progress, host
             )
             demo.start(options.concurrency, options.passes)
             demo.measure(options.concurrency, options.passes, options.least, options.minutes)
-        with contest.turn(PLAIN) as client:
-            ties, wrong = tie_lines(demo.found, demo.asked, client)
+        with contest.turn(PLAIN) as plain:
+            ties, wrong = tie_lines(demo.found, demo.asked, plain)
         rows = demo.rows(options.tokens)
         console.print(table(rows, demo.found, engine.name, host))
         for line in [*demo.refused, *ties, *wrong]:
@@ -98,8 +105,8 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         console.print(f"rows: {path}; picture: {picture}")
         if AS_IT_COMES in contest.names:
             console.print(STREAMED, markup=False)
-            with contest.turn(AS_IT_COMES) as client:
-                show(client.pieces(question(pair / "target")), pair / "target", console)
+            with contest.turn(AS_IT_COMES) as served:
+                show(served.pieces(question(pair / "target")), pair / "target", console)
     return 1 if wrong or demo.missing else 0
 
 

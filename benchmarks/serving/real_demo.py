@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from benchmarks.serving.host import Host
 from benchmarks.serving.interleaved import Interleaved, turned
 from benchmarks.serving.measuring import Outcome, one_line
 from benchmarks.serving.real_pair import ChatPrompts, real_runner, real_speculation
-from benchmarks.serving.scenarios import WHOLE
+from benchmarks.serving.scenarios import DRAWN
 from c2t_plugin.errors import C2TError
 from c2t_plugin.provenance import RunRecord
 
@@ -29,6 +30,8 @@ SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, 2, 4], [3, 8, 2], [9, 
 # Passes are short nevertheless: a machine drifts, and what is compared is of one round.
 PROMPTS_A_PLACE = 2
 LOADS = (1, 4, 16)
+# how many lengths of answers are drawn
+LENGTHS = 64
 
 # By engine, names in the demo. SGLang finds the classifiers beside the draft; vLLM is told of one, and of a length.
 CONTESTANTS: Mapping[str, Mapping[str, Arm]] = {
@@ -59,6 +62,17 @@ MAY_REFUSE = ("SGLang adaptive", BY_BATCH)
 def prompts_of_a_pass(concurrency: int) -> int:
     """How many prompts a pass at this concurrency sends."""
     return PROMPTS_A_PLACE * concurrency
+
+
+def lengths_of(tokens: int, seed: int = 0) -> list[int]:
+    """Output tokens of a pass's answers in their order, the same for every arm; about `tokens` in the mean.
+
+    Of one length, answers that begin together end together where nothing is drafted, and only there. The next prompts
+    would then be read in one pass of the target by plain decoding, and one by one by every arm that drafts. Requests
+    that arrive by themselves are read one by one by all.
+    """
+    drawn = random.Random(seed)
+    return [drawn.randint(max(1, tokens // 2), tokens + tokens // 2) for _ in range(LENGTHS)]
 
 
 class RealDemo:
@@ -158,7 +172,7 @@ class RealDemo:
             "base": "eagle3",
             "prompts": f"{self.prompts.part} {self.prompts.digest[:12]}",
             "max_tokens": tokens,
-            "ends": WHOLE,
+            "ends": DRAWN,
             "temperature": 0.0,
             **self.host.setting,
         }

@@ -13,6 +13,7 @@ from c2t_plugin.lab.corpora import SOURCES
 
 # of a row, how its answers end
 WHOLE, OWN_END = "at max_tokens", "where the model ends them"
+DRAWN = "at lengths drawn between half and one and a half of max_tokens"
 CONCURRENCIES = (1, 4, 8, 32, 64, 128, 256)
 QUALITY_SETS = ("mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dailymail", "natural-questions")
 SERVING_SETS = ("gsm8k", "alpaca", "cnn-dailymail")

@@ -175,6 +175,13 @@ def test_a_pass_has_its_answers_in_order_and_what_the_server_ran(url: str, monke
     assert found.client_share > 0.0
 
 
+def test_answers_of_a_pass_may_have_lengths_of_their_own(url: str) -> None:
+    with SglangClient(url, max_tokens=5) as client:
+        client.lengths = (7, 3)
+        client.run([[1, 9], [2, 9], [3, 9]], 1, lambda: None)
+    assert [asked["max_tokens"] for asked in Stub.asked] == [7, 3, 7]
+
+
 def test_requests_are_sent_at_their_time_whatever_became_of_those_before(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,12 +148,21 @@ def _extend_uniform(
     mask: torch.Tensor,
     sm_scale: float,
 ) -> torch.Tensor:
-    """Attention of query [B, q, H, D] over each request's prefix in the pool and the q new positions."""
+    """Attention of query [B, q, H, D] over each request's prefix in the pool and the q new positions behind it.
+
+    slots: [B, L] of the first L positions, the new ones of the longest request included. Keys lie as `decode` has them,
+    by position, so that they are read in one piece and summed in one order.
+    """
     batch, length = query.shape[:2]
-    seen = (torch.arange(slots.shape[1]) < prefix_lens[:, None])[:, None].expand(batch, length, -1)
-    full_mask = torch.cat([seen, mask.expand(batch, length, length)], dim=2)
-    key, value = (torch.cat([_read(buffer, slots), new], dim=1) for buffer, new in zip(buffers, new_kv, strict=True))
-    return _attend(query, key, value, full_mask, sm_scale)
+    width = slots.shape[1]
+    new_at = prefix_lens[:, None] + torch.arange(length)
+    seen = (torch.arange(width) < prefix_lens[:, None])[:, None].expand(batch, length, width).clone()
+    seen.scatter_(2, new_at[:, None].expand(batch, length, length), mask.expand(batch, length, length))
+    flat = (torch.arange(batch)[:, None] * width + new_at).view(-1)
+    key, value = (_read(buffer, slots) for buffer in buffers)
+    for read, new in zip((key, value), new_kv, strict=True):
+        read.view(-1, *new.shape[2:]).index_copy_(0, flat, new.reshape(-1, *new.shape[2:]))
+    return _attend(query, key, value, seen, sm_scale)
 
 
 def extend_attention_cpu(
@@ -206,7 +215,7 @@ def extend_attention_cpu(
             q_extend[rows].view(count, length, *q_extend.shape[1:]),
             (key[rows].view(count, length, *key.shape[1:]), value[rows].view(count, length, *value.shape[1:])),
             (k_buffer, v_buffer),
-            _slots(req_to_token, req_pool_indices[some], int(prefix_lens[some].max())),
+            _slots(req_to_token, req_pool_indices[some], int(seq_lens[some].max())),
             prefix_lens[some],
             _extend_mask(length, tree, is_causal),
             sm_scale,
