@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -22,6 +23,8 @@ ROWS = "rows.jsonl"
 REAL_ROWS = "real-rows.jsonl"
 ON_REAL = "On [SmolLM2-135M and its EAGLE-3 head](smollm2.md), development prompts:"
 PIPE_WIDTH = 160
+# words of a remark that are read as a paragraph; of more, each sentence is an item of a list
+PARAGRAPH = 40
 COLOURS = 64
 INTRODUCTION = """# The papers' tables and figures, on our pair
 
@@ -103,7 +106,7 @@ def body(experiment: Experiment, record: Mapping[str, Any], real: bool = False) 
             raise C2TError(f"the rows of {experiment.name} have other columns than it has now; run it again")
         lines.append("| " + " | ".join(text_of(row[column]) for column in experiment.columns) + " |")
     if record["remark"]:
-        lines += ["", record["remark"]]
+        lines += ["", *laid_out(record["remark"])]
     state = " with uncommitted changes" if run["dirty"] else ""
     commit = (run["git_sha"] or "unknown")[:12]
     lines += [
@@ -113,6 +116,23 @@ def body(experiment: Experiment, record: Mapping[str, Any], real: bool = False) 
         "",
     ]
     return "\n".join(lines)
+
+
+def laid_out(remark: str) -> list[str]:
+    """Lines of Markdown of what an experiment says of its rows, word by word: a paragraph, or, of a long one, a list.
+
+    Of a long sentence that lists something after a colon, parts between semicolons are items below it.
+    """
+    if len(remark.split()) <= PARAGRAPH:
+        return [remark]
+    lines = []
+    for sentence in re.split(r"(?<=\.) ", remark):
+        head, colon, rest = sentence.partition(": ")
+        if colon and "; " in rest and len(sentence.split()) > PARAGRAPH:
+            lines += [f"- {head}:", *(f"  - {part}" for part in re.split(r"(?<=;) ", rest))]
+        else:
+            lines.append(f"- {sentence}")
+    return lines
 
 
 def _save_small(picture: Path, target: Path) -> None:

@@ -134,6 +134,17 @@ def test_the_published_page_is_that_of_the_published_rows(tmp_path: Path) -> Non
     assert (tmp_path / "reproduction.md").read_bytes() == (ROOT / "docs/reproduction.md").read_bytes()
 
 
+def test_a_long_remark_is_laid_out_word_by_word() -> None:
+    assert page.laid_out("Short. As it is; so.") == ["Short. As it is; so."]
+    words = " ".join(["word"] * page.PARAGRAPH)
+    assert page.laid_out(f"A tau of 0.5 first. Means: one {words}; two.") == [
+        "- A tau of 0.5 first.",
+        "- Means:",
+        f"  - one {words};",
+        "  - two.",
+    ]
+
+
 def test_the_list_says_where_each_is_from(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(main, ["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
