@@ -80,20 +80,20 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     engine = ENGINES[options.engine]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
-    def client(url: str) -> Client:
+    def client_of(url: str) -> Client:
         found = engine.client(url, options.tokens)
         found.lengths = lengths_of(options.tokens)
         return found
 
-    with Interleaved(client) as contest:
+    with Interleaved(client_of) as contest:
         with Progress(*columns, console=console) as progress:
             demo = RealDemo(
                 engine, pair, options.out, chat_prompts(pair / "target", "development"), contest, progress, host
             )
             demo.start(options.concurrency, options.passes)
             demo.measure(options.concurrency, options.passes, options.least, options.minutes)
-        with contest.turn(PLAIN) as plain:
-            ties, wrong = tie_lines(demo.found, demo.asked, plain)
+        with contest.turn(PLAIN) as client:
+            ties, wrong = tie_lines(demo.found, demo.asked, client)
         rows = demo.rows(options.tokens)
         console.print(table(rows, demo.found, engine.name, host))
         for line in [*demo.refused, *ties, *wrong]:
@@ -105,8 +105,8 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         console.print(f"rows: {path}; picture: {picture}")
         if AS_IT_COMES in contest.names:
             console.print(STREAMED, markup=False)
-            with contest.turn(AS_IT_COMES) as served:
-                show(served.pieces(question(pair / "target")), pair / "target", console)
+            with contest.turn(AS_IT_COMES) as client:
+                show(client.pieces(question(pair / "target")), pair / "target", console)
     return 1 if wrong or demo.missing else 0
 
 

@@ -64,14 +64,14 @@ def prompts_of_a_pass(concurrency: int) -> int:
     return PROMPTS_A_PLACE * concurrency
 
 
-def lengths_of(tokens: int, seed: int = 0) -> list[int]:
+def lengths_of(tokens: int) -> list[int]:
     """Output tokens of a pass's answers in their order, the same for every arm; about `tokens` in the mean.
 
     Of one length, answers that begin together end together where nothing is drafted, and only there. The next prompts
     would then be read in one pass of the target by plain decoding, and one by one by every arm that drafts. Requests
     that arrive by themselves are read one by one by all.
     """
-    drawn = random.Random(seed)
+    drawn = random.Random(0)
     return [drawn.randint(max(1, tokens // 2), tokens + tokens // 2) for _ in range(LENGTHS)]
 
 

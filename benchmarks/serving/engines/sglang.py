@@ -81,7 +81,10 @@ class SglangClient(Client):
 
 
 class NativeClient(SglangClient):
-    """Sends prompts to /generate, whose answers hold the counts on every supported SGLang, and as many at a time."""
+    """Sends prompts to /generate, whose answers hold the counts on every supported SGLang, and as many at a time.
+
+    All have max_tokens: it has no `lengths`.
+    """
 
     # its users read what ran off the server's log
     watched_every_s: float = 0.0
