@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -15,6 +16,7 @@ LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 TARGET = re.compile(r"\]\((?!https?://)([^)#\s]*)#([^)\s]+)\)")
 LONGEST_PARAGRAPH = 90
 LONGEST_README = 90
+LONGEST_FILE = 300
 ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 NO_PROSE = ("|", "#", "<!--", "![")
 
@@ -189,3 +191,11 @@ def test_the_recipe_of_a_feature_names_the_files_that_know_one() -> None:
     named = {name for name in re.findall(r"`([\w/]+\.py)`", recipe) if not name.startswith("tests/") and "/" in name}
     assert len(know) > 1 and know - named == set()
     assert len(named) <= 6
+
+
+def test_a_long_file_says_why_it_is_one() -> None:
+    sources = [path for folder in ("kernels", "c2t_plugin", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in sources}
+    long = [name for name, text in texts.items() if len(text.splitlines()) > LONGEST_FILE]
+    docstrings = {name: ast.get_docstring(ast.parse(texts[name])) or "" for name in long}
+    assert [name for name, says in docstrings.items() if "one file" not in says.lower()] == []

@@ -11,6 +11,8 @@ nodes only; padded trees), asks them the same, and writes a row per rung (rungs.
 was found and, if a rung does not hold, why, once the servers that it looks at have answered. Exit status 1: a rung does
 not hold, or could not be tried. Numbers of rungs stay when others are added; what the ladder leaves to other scripts or
 to more GPUs is in docs/benchmarking.md.
+
+One file, from the servers to the rows, since a rung is judged as soon as the last of its servers has answered.
 """
 
 from __future__ import annotations
