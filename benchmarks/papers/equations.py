@@ -62,7 +62,7 @@ def bias_as_printed(top: float) -> float:
 
 
 def bias(top: float, words: int) -> float:
-    """Lemma 3's bias, `top` less the least expected acceptance of an even rest: (words * top - 1) / (words - 1) >= 0."""
+    """Lemma 3's bias, `top` less the least expected acceptance of an even rest: (words * top - 1) / (words - 1)."""
     return top - (1.0 - largest_variation(top, words))
 
 

@@ -22,10 +22,10 @@ from c2t_plugin.config import (
     SELF_CHECKS,
     C2TConfig,
 )
+from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.errors import C2TError
 
 PREFIX = "speculative_c2t_"
-ATTRIBUTE = "_c2t"
 
 # On SGLang 0.5.17 arguments are resolved inside the record's constructor, before `_c2t` can be set on it.
 _parsed: dict[str, Any] | None = None

@@ -26,8 +26,6 @@ logger = logging.getLogger("vllm.c2t")
 METHOD = "c2t"
 PREFIX = "c2t_"
 KEY = "c2t"
-# Attribute of a step's output under adaptive verification, see verified.py.
-VERIFIED = "c2t_verified"
 # Stock methods whose drafts are scored, and the kind of draft a classifier is for.
 BASES = {"draft_model": "standalone", "eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp"}
 
