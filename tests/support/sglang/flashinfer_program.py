@@ -4,7 +4,7 @@ Usage: python flashinfer_program.py OUTPUT.json, in the CPU engine's environment
 case, the largest distance from c2t_kernels' reference attention, and what rows of nobody hold; and which backends
 SGLang's registry builds.
 
-Stand-ins are FlashInfer's wrappers and the model runner; the backend's constructor, its metadata of both modes, its
+Stubs are FlashInfer's wrappers and the model runner; the backend's constructor, its metadata of both modes, its
 indices updater and the kernel that lists the slots of keys are SGLang's.
 
 Longer than most files, as it runs in a process of its own.
