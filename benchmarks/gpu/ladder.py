@@ -64,13 +64,13 @@ TREE = (*C2T, "--speculative-c2t-mode", "tree", "--speculative-eagle-topk", str(
 SERVERS: dict[str, tuple[str, ...]] = {
     "plain": (),
     "kept": CHAIN,
-    "window": (*CHAIN, "--speculative-c2t-ragged", "off"),
+    "window": (*CHAIN, "--speculative-c2t-packing", "off"),
     "eager": (*CHAIN, "--disable-cuda-graph"),
     "auto": C2T,
     "rough": (*CHAIN, "--chunked-prefill-size", "32", "--enable-mixed-chunk"),
     "sync": (*CHAIN, "--disable-overlap-schedule"),
     "tree": TREE,
-    "padded tree": (*TREE, "--speculative-c2t-ragged", "off"),
+    "padded tree": (*TREE, "--speculative-c2t-packing", "off"),
 }
 RECORDED = ("kept", "eager", "rough")
 RECOMPUTED = ("kept", "rough")

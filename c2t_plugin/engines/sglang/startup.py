@@ -115,9 +115,9 @@ def complete(worker: Any, config: C2TConfig) -> Any:
     parts.configuration["attention"] = getattr(
         choice.verifier(worker.target_worker.model_runner.attn_backend), "c2t_kernel", "stock"
     )
-    parts.configuration["ragged"] = "off" if packing is None else packing.backend
+    parts.configuration["packing"] = "off" if packing is None else packing.backend
     parts.lagged = lagged.start(config, packing, parts.scorer, worker.req_to_token_pool.size, planner)
-    parts.configuration["plan"] = "sync" if parts.lagged is None else LAGGED
+    parts.configuration["rows"] = "sync" if parts.lagged is None else LAGGED
     controller: Any
     if planner is not None and planner.depths:
         # elsewhere a depth has graphs of its own

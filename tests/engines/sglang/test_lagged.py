@@ -269,31 +269,31 @@ class Scorer:
             raise ValueError("too many rows")
 
 
-def started(most: int = 100, ragged: Any = None, **options: str) -> LaggedPlan | None:
-    return lagged.start(C2TConfig(**options), ragged, Scorer(most), 48)  # type: ignore[arg-type]
+def started(most: int = 100, packing: Any = None, **options: str) -> LaggedPlan | None:
+    return lagged.start(C2TConfig(**options), packing, Scorer(most), 48)  # type: ignore[arg-type]
 
 
-RAGGED = SimpleNamespace(sizes=lambda: CAPTURED)
+PACKED = SimpleNamespace(sizes=lambda: CAPTURED)
 
 
 def test_sync_has_no_plan_of_its_own(caplog: pytest.LogCaptureFixture):
-    assert started(ragged=RAGGED) is None
-    assert started(ragged=RAGGED, plan="sync") is None
+    assert started(packing=PACKED) is None
+    assert started(packing=PACKED, rows="sync") is None
     assert not caplog.records
 
 
 def test_tiers_are_those_of_the_captured_graphs():
-    plan = started(ragged=RAGGED, plan="lagged")
+    plan = started(packing=PACKED, rows="lagged")
     assert plan is not None
     assert rows_of(plan, [("abc", [1, 1, 1])] * 3) == [20, 20, 10]
 
 
 def test_over_the_uniform_window_the_log_says_that_it_means_nothing(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
-        assert started(plan="lagged") is None
-    assert "plan lagged chooses nothing over the uniform window" in caplog.text
+        assert started(rows="lagged") is None
+    assert "rows lagged chooses nothing over the uniform window" in caplog.text
 
 
 def test_batches_that_cannot_be_clipped_are_refused():
-    with pytest.raises(ConfigError, match=r"plan lagged cannot clip 48 requests \(too many rows\): use sync"):
-        started(most=47, ragged=RAGGED, plan="lagged")
+    with pytest.raises(ConfigError, match=r"rows lagged cannot clip 48 requests \(too many rows\): use sync"):
+        started(most=47, packing=PACKED, rows="lagged")

@@ -97,8 +97,8 @@ def test_adaptive_verification_keeps_its_scheduling():
     [
         (arguments({"method": "c2t", **MODEL, "c2t_bta": 0.3}), "unknown option bta"),
         (arguments({"method": "c2t", **MODEL, "c2t_beta": 2}), r"beta must be a number in \[0, 1\], got 2"),
-        (arguments({"method": "c2t", **MODEL, "c2t_ragged": "fa3"}), "c2t_ragged is for SGLang: vLLM verifies"),
-        (arguments({"method": "c2t", **MODEL, "c2t_plan": "lagged"}), "c2t_plan is for SGLang: vLLM verifies"),
+        (arguments({"method": "c2t", **MODEL, "c2t_packing": "fa3"}), "c2t_packing is for SGLang: vLLM verifies"),
+        (arguments({"method": "c2t", **MODEL, "c2t_plan": "lagged"}), "c2t_rows is for SGLang: vLLM verifies"),
         (arguments({"method": "c2t", **MODEL, "c2t_policy": "prob"}), "c2t_policy is for SGLang"),
         (arguments({"method": "c2t", **MODEL, "c2t_request_tiers": "on"}), "tiers is for SGLang: on vLLM no answer"),
         (arguments({"method": "c2t", **MODEL, "c2t_mode": "tree"}), "no tree attention.*SGLang"),

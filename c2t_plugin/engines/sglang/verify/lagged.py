@@ -1,4 +1,4 @@
-"""`--speculative-c2t-plan lagged`, on a GPU the default: rows by the steps before, so that no step waits for a number.
+"""`--speculative-c2t-rows lagged`, on a GPU the default: rows by the steps before, so that no step waits for a number.
 
 The host chooses the target's graph, and only the device knows how many tokens a draft keeps. This predicts it from the
 numbers of earlier steps, which are on the host by then; what does not fit the graph is clipped on the device.
@@ -115,19 +115,19 @@ def start(
     """The plan, if it is the lagged one. packing: None where the uniform window is verified. requests: of the largest
     batch. Raises ConfigError where that is asked for and cannot be clipped."""
     device = scorer.beta.device
-    wanted = config.plan == LAGGED or (config.plan == AUTO and config.mode == "chain" and device.type != "cpu")
+    wanted = config.rows == LAGGED or (config.rows == AUTO and config.mode == "chain" and device.type != "cpu")
     if not wanted:
         return None
     if packing is None:
-        if config.plan == LAGGED:
-            logger.warning("C2T: plan lagged chooses nothing over the uniform window")
+        if config.rows == LAGGED:
+            logger.warning("C2T: rows lagged chooses nothing over the uniform window")
         return None
     scorer.drafted(scorer.d_max)
     try:
         scorer.lengths(requests, budget=0)
     except ValueError as error:
-        if config.plan == LAGGED:
-            raise ConfigError(f"plan {LAGGED} cannot clip {requests} requests ({error}): use sync") from error
+        if config.rows == LAGGED:
+            raise ConfigError(f"rows {LAGGED} cannot clip {requests} requests ({error}): use sync") from error
         logger.info("C2T: each step waits for its number of rows, since %d requests cannot be clipped", requests)
         return None
     if planner is None:
