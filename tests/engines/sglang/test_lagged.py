@@ -20,7 +20,7 @@ from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.step import step_of
 from c2t_plugin.engines.sglang.verify import lagged
-from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan
+from c2t_plugin.engines.sglang.verify.lagged import LaggedRows
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.planner.readback import Readback
@@ -49,7 +49,7 @@ def steps(draw: st.DrawFn) -> list[tuple[list[str], Tensor]]:
     return found
 
 
-def run(plan: LaggedPlan, taken: Iterable[tuple[Sequence[str], Tensor]]) -> list[tuple[int, Tensor, Tensor]]:
+def run(plan: LaggedRows, taken: Iterable[tuple[Sequence[str], Tensor]]) -> list[tuple[int, Tensor, Tensor]]:
     """Rows, what was wanted and what is kept of each step."""
     found = []
     for rids, confidence in taken:
@@ -60,11 +60,11 @@ def run(plan: LaggedPlan, taken: Iterable[tuple[Sequence[str], Tensor]]) -> list
     return found
 
 
-def plan_of(captured: Sequence[int] = ()) -> LaggedPlan:
-    return LaggedPlan(lambda: captured, "cpu")
+def plan_of(captured: Sequence[int] = ()) -> LaggedRows:
+    return LaggedRows(lambda: captured, "cpu")
 
 
-def rows_of(plan: LaggedPlan, wanted: Iterable[tuple[Sequence[str], Sequence[int]]]) -> list[int]:
+def rows_of(plan: LaggedRows, wanted: Iterable[tuple[Sequence[str], Sequence[int]]]) -> list[int]:
     found = []
     for rids, lengths in wanted:
         found.append(plan.rows(rids, WIDTH))
@@ -269,7 +269,7 @@ class Scorer:
             raise ValueError("too many rows")
 
 
-def started(most: int = 100, packing: Any = None, **options: str) -> LaggedPlan | None:
+def started(most: int = 100, packing: Any = None, **options: str) -> LaggedRows | None:
     return lagged.start(C2TConfig(**options), packing, Scorer(most), 48)  # type: ignore[arg-type]
 
 

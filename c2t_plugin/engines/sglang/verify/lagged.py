@@ -38,7 +38,7 @@ class _Step(NamedTuple):
     batch: int
 
 
-class LaggedPlan:
+class LaggedRows:
     """Rows of one step's pass after another.
 
     They hold the roots and, per request, as many draft tokens as the largest of the last MEMORY known steps wanted. In
@@ -94,14 +94,14 @@ class PlannedRows:
         self._planner = planner
 
     def rows(self, rids: Sequence[str], width: int) -> int:
-        """See LaggedPlan."""
+        """See LaggedRows."""
         window = len(rids) * width
         # roots have to be computed whatever was planned
         needed = min(max(self._planner.rows or window, len(rids)), window)
         return rows_to_compute(needed, window, self._planner.sizes())
 
     def note(self, _: Tensor, sure: Tensor) -> None:
-        """See LaggedPlan. sure: see ChainScorer.sure; the first rank's choices are everybody's."""
+        """See LaggedRows. sure: see ChainScorer.sure; the first rank's choices are everybody's."""
         self._planner.note(sure)
 
 
@@ -111,7 +111,7 @@ def start(
     scorer: ChainScorer,
     requests: int,
     planner: StepPlanner | None = None,
-) -> LaggedPlan | PlannedRows | None:
+) -> LaggedRows | PlannedRows | None:
     """The plan, if it is the lagged one. packing: None where the uniform window is verified. requests: of the largest
     batch. Raises ConfigError where that is asked for and cannot be clipped."""
     device = scorer.beta.device
@@ -131,6 +131,6 @@ def start(
         logger.info("C2T: each step waits for its number of rows, since %d requests cannot be clipped", requests)
         return None
     if planner is None:
-        return LaggedPlan(packing.sizes, device)
+        return LaggedRows(packing.sizes, device)
     planner.wait_for_nothing(requests, device)
     return PlannedRows(planner)
