@@ -1,4 +1,7 @@
-"""`--speculative-c2t-planner`: how deep each step drafts, and how much of that it verifies, all requests together."""
+"""`--speculative-c2t-planner`: how deep each step drafts, and how much of that it verifies, all requests together.
+
+One file, since each decision of a step reads what the others have left of it.
+"""
 
 from __future__ import annotations
 

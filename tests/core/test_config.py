@@ -26,6 +26,8 @@ def no_c2t_variables(monkeypatch: pytest.MonkeyPatch):
         "TRACE_LIMIT",
         "TRACE_PRECISION",
         "COST_CURVE",
+        "PACKING",
+        "ROWS",
         "RAGGED",
         "PLAN",
         "ATTENTION",
@@ -82,26 +84,49 @@ def test_beta_inside_it(beta: object):
         ({"trace_share": "1.01"}, "trace_share must be a number above 0 and at most 1, got 1.01"),
         ({"trace_share": "some"}, "trace_share must be a number, got 'some'"),
         ({"mode": "forest"}, "mode must be one of chain, tree"),
-        ({"ragged": "fast"}, "ragged must be one of auto, triton, flashinfer, fa3, cpu, trtllm_mha, trtllm_mla"),
-        ({"plan": "late"}, "plan must be one of auto, sync, lagged, got 'late'"),
-        ({"plan": "lagged", "mode": "tree"}, "plan lagged clips chains: set the mode to chain, or leave the plan out"),
+        ({"packing": "fast"}, "packing must be one of auto, triton, flashinfer, fa3, cpu, trtllm_mha, trtllm_mla"),
+        ({"rows": "late"}, "rows must be one of auto, sync, lagged, got 'late'"),
+        ({"rows": "lagged", "mode": "tree"}, "rows lagged clips chains: set the mode to chain, or leave rows out"),
         ({"request_settings": "some"}, "request_settings must be one of all, lower, none, got 'some'"),
         ({"learn": "on"}, "learn must be one of auto, calibrate, off, got 'on'"),
         ({"request_tiers": "yes"}, "request_tiers must be on or off, got 'yes'"),
         ({"attention": "flash"}, "attention must be one of auto, stock, tree, got 'flash'"),
-        ({"attention": "tree", "ragged": "fa3"}, "attention tree is a kernel of ragged triton, but ragged is fa3"),
-        ({"attention": "tree", "ragged": "off"}, "but ragged is off; leave one out"),
+        ({"attention": "tree", "packing": "fa3"}, "attention tree is a kernel of packing triton, packing is fa3"),
+        ({"attention": "tree", "packing": "off"}, "packing is off; leave one out"),
         ({"mode": "tree", "policy": "sequoia"}, "policy must be one of c2t, prob"),
         ({"policy": "eagle2"}, "policy eagle2 grows trees: set the mode to tree"),
         ({"mode": "tree", "policy": "prob"}, "policy prob has no suggested beta"),
         ({"mode": "tree", "policy": "static", "beta": 0.5}, "policy static has no beta"),
         ({"classifier": 3}, "wrong type"),
+        (
+            {"ragged": "off", "packing": "auto"},
+            "ragged off is the old name of packing, which is auto; leave ragged out",
+        ),
         ({"betta": 0.5}, "unknown option betta; known: attention, base, beta"),
     ],
 )
 def test_what_is_refused(values: dict, message: str):
     with pytest.raises(ConfigError, match=message):
         C2TConfig.from_mapping(values)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [({"ragged": "off"}, C2TConfig(packing="off")), ({"plan": "sync"}, C2TConfig(rows="sync"))],
+)
+def test_old_names_are_taken_with_a_line(
+    old: dict[str, str], new: C2TConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    assert C2TConfig.from_mapping(old) == C2TConfig.resolve(old) == new
+    ((name, value),) = old.items()
+    assert f"C2T: {name} is called" in caplog.text
+    monkeypatch.setenv(f"C2T_{name.upper()}", value)
+    assert C2TConfig.resolve({}) == new
+
+
+def test_a_flag_by_its_old_name_wins_over_a_variable(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("C2T_PACKING", "full")
+    assert C2TConfig.resolve({"ragged": "off"}).packing == "off"
 
 
 def test_flags_win_over_variables_over_json_over_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

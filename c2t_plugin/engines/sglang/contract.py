@@ -1,4 +1,7 @@
-"""Every SGLang symbol that the adapter relies on, checked when C2T is selected, before the server starts."""
+"""Every SGLang symbol that the adapter relies on, checked when C2T is selected, before the server starts.
+
+One file, so that whoever asks what a release may break reads one list.
+"""
 
 from __future__ import annotations
 

@@ -108,16 +108,19 @@ def complete(worker: Any, config: C2TConfig) -> Any:
     """
     from c2t_plugin.engines.sglang import ranks
     from c2t_plugin.engines.sglang.drafters.depths import DepthSwitch
-    from c2t_plugin.engines.sglang.verify import choice, lagged, windows
+    from c2t_plugin.engines.sglang.verify import choice
 
     parts, planner = worker.c2t, worker.c2t.planner
     packing = parts.packing = choice.start(config, worker.server_args, worker.target_worker)
     parts.configuration["attention"] = getattr(
         choice.verifier(worker.target_worker.model_runner.attn_backend), "c2t_kernel", "stock"
     )
-    parts.configuration["ragged"] = "off" if packing is None else packing.backend
-    parts.lagged = lagged.start(config, packing, parts.scorer, worker.req_to_token_pool.size, planner)
-    parts.configuration["plan"] = "sync" if parts.lagged is None else LAGGED
+    parts.configuration["packing"] = "off" if packing is None else packing.backend
+    if config.mode == "chain":
+        from c2t_plugin.engines.sglang.verify import lagged
+
+        parts.lagged = lagged.start(config, packing, parts.scorer, worker.req_to_token_pool.size, planner)
+    parts.configuration["rows"] = "sync" if parts.lagged is None else LAGGED
     controller: Any
     if planner is not None and planner.depths:
         # elsewhere a depth has graphs of its own
@@ -132,6 +135,8 @@ def complete(worker: Any, config: C2TConfig) -> Any:
         parts.behind = behind.start(worker)
         planner.skips = parts.behind is not None
     else:
+        from c2t_plugin.engines.sglang.verify import windows
+
         controller = parts.windows = windows.start(config, worker.server_args, worker, packed=packing is not None)
         parts.configuration["widths"] = None if parts.windows is None else parts.windows.widths
     if planner is not None and packing is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from c2t_plugin.classifier import ClassifierSpec
-from c2t_plugin.config import AUTO, NONE, OFF, C2TConfig
+from c2t_plugin.config import AUTO, NONE, OFF, OLD_NAMES, C2TConfig
 from c2t_plugin.engines import learning
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier, warn_of_kind
 from c2t_plugin.engines.served_traces import check_directory
@@ -26,8 +26,6 @@ logger = logging.getLogger("vllm.c2t")
 METHOD = "c2t"
 PREFIX = "c2t_"
 KEY = "c2t"
-# Attribute of a step's output under adaptive verification, see verified.py.
-VERIFIED = "c2t_verified"
 # Stock methods whose drafts are scored, and the kind of draft a classifier is for.
 BASES = {"draft_model": "standalone", "eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp"}
 
@@ -47,8 +45,8 @@ PLANNING = "c2t_plugin.engines.vllm.planned.PlanningScheduler"
 
 # Options of C2T that mean nothing here, and why.
 _OTHER_ENGINES = {
-    "ragged": "vLLM verifies chains of unequal length as they are",
-    "plan": "vLLM verifies chains of unequal length as they are",
+    "packing": "vLLM verifies chains of unequal length as they are",
+    "rows": "vLLM verifies chains of unequal length as they are",
     "attention": "vLLM verifies by its own attention backends",
     "self_check": "vLLM verifies by its own attention backends",
     "request_tiers": "on vLLM no answer tells rows",
@@ -119,7 +117,7 @@ def translate(arguments: Any) -> C2TConfig | None:
     options = _options(arguments)
     if options is None:
         return None
-    foreign = sorted(set(options) & set(_OTHER_ENGINES))
+    foreign = sorted({OLD_NAMES.get(name, name) for name in options} & set(_OTHER_ENGINES))
     if foreign:
         raise ConfigError(f"{PREFIX}{foreign[0]} is for SGLang: {_OTHER_ENGINES[foreign[0]]}; leave it out")
     C2TConfig.from_mapping(options)  # resolve asks for known options only

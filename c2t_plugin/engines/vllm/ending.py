@@ -8,12 +8,12 @@ from typing import NamedTuple
 from c2t_plugin.engines.host_scorer import HostScorer
 from c2t_plugin.planner.ahead import VERSION, DraftEnd, Prices
 
-# Attribute of vLLM's SchedulerOutput.
-SENT = "c2t_sent"
-
 
 class Sent(NamedTuple):
-    """reading: requests of the step that are still in their prompt, whose drafts nobody takes."""
+    """What travels on vLLM's SchedulerOutput.
+
+    reading: requests of the step that are still in their prompt, whose drafts nobody takes.
+    """
 
     prices: Prices
     reading: tuple[str, ...] = ()

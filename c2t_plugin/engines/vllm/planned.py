@@ -11,10 +11,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from c2t_plugin.classifier import load_classifier
 from c2t_plugin.config import LOWER, C2TConfig
 from c2t_plugin.engines import learning
+from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.engines.vllm.behind import reads_later
 from c2t_plugin.engines.vllm.config import Settings, pair_of
 from c2t_plugin.engines.vllm.early_exit import may_leave
-from c2t_plugin.engines.vllm.ending import SENT
 from c2t_plugin.engines.vllm.metrics import CARRIER, packed
 from c2t_plugin.engines.vllm.planning import Planning, cut
 from c2t_plugin.engines.vllm.requests import OwnSettings
@@ -55,7 +55,7 @@ class PlanningScheduler(Scheduler):
         reading = [name for name in names if self.requests[name].is_prefill_chunk]
         sent = self.planning.sent(len(names) - len(reading), reading)
         if sent is not None:
-            setattr(output, SENT, sent)
+            setattr(output, ATTRIBUTE, sent)
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from c2t_plugin.classifier import FILE_NAME
+from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.engines.vllm.config import Settings
-from c2t_plugin.engines.vllm.ending import SENT
 from c2t_plugin.engines.vllm.patches import PATCHES, WEIGHT_FILES, drafting_by
-from c2t_plugin.engines.vllm.planning import DRAFTED
 from c2t_plugin.engines.vllm.served import RequestsOfV2, ServedTraces
 from c2t_plugin.errors import ConfigError
 
@@ -69,7 +68,7 @@ class WorkerMixin(_StockWorker):
         if traces is not None:
             traces.finish(scheduler_output.finished_req_ids)
         if not self.use_v2_model_runner:
-            self._drafter().ending.sent = getattr(scheduler_output, SENT, None)
+            self._drafter().ending.sent = getattr(scheduler_output, ATTRIBUTE, None)
         return super().execute_model(scheduler_output, *positional, **keyword)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
@@ -89,7 +88,7 @@ class WorkerMixin(_StockWorker):
             traces.settle()
         drafts, drafter = super().take_draft_token_ids(), self._drafter()
         if drafts is not None and getattr(drafter, "drafted", None) is not None:
-            setattr(drafts, DRAFTED, drafter.drafted)
+            setattr(drafts, ATTRIBUTE, drafter.drafted)
             drafter.drafted = None
         return drafts
 
