@@ -137,7 +137,8 @@ def _causal_lm(checkpoint: Path) -> PreTrainedModel:
     logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, local_files_only=True)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:
+        # of many kinds, by what of a checkpoint is wrong
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise C2TError(f"{checkpoint} is not a causal LM that transformers can load: {reason}") from error
     return model.eval().requires_grad_(False)
