@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os.path
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -264,7 +265,7 @@ def _planned(vllm_config: Any, config: C2TConfig) -> C2TConfig:
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     if reason is None:
-        if config.curve is not None and config.curve.exists():
+        if config.curve is not None and os.path.exists(config.curve):
             CostCurve.load(config.curve)
         return config
     if config.planner == AUTO:
