@@ -55,11 +55,11 @@ def _is_prompt(found: Any) -> bool:
     return isinstance(ids, list) and bool(ids) and all(type(token) is int and 0 <= token < 2**31 for token in ids)
 
 
-def load_tokenizer(directory: Path) -> Tokenizer:
-    """The pair's tokenizer, from its target. C2TError if there is none that can be read."""
+def load_tokenizer(directory: Path, checkpoint: str = "target") -> Tokenizer:
+    """The pair's tokenizer, from its target or another checkpoint. C2TError if there is none that can be read."""
     from tokenizers import Tokenizer
 
-    path = directory / "target" / "tokenizer.json"
+    path = directory / checkpoint / "tokenizer.json"
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:
