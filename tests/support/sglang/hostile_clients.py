@@ -70,6 +70,7 @@ def _cases() -> dict[str, Sent]:
         "too long by what is asked for": Sent("/v1/completions", {"model": "m", "prompt": [7], "max_tokens": 10**9}),
         "id that is no text": Sent("/generate", {"text": "def f", "rid": {"a": 1}}),
         "no body": Sent("/generate", {}),
+        "embeddings of another width": Sent("/generate", {"input_embeds": [[0.0] * 3]}),
     }
     depth, beta = "speculative_c2t_max_depth", "speculative_c2t_beta"
     for value in ("nan", "inf", "1e999", 99, -1, 1.5, None, [], {}):
