@@ -19,7 +19,7 @@ from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.step import record_of
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import OwnLimits
-from c2t_plugin.request_options import KEYS, RequestOptions, shown
+from c2t_plugin.request_options import KEYS, MOST, RequestOptions, is_number, shown
 
 KEY = "c2t"
 
@@ -94,10 +94,25 @@ def check(_result: None, manager: Any, obj: Any, input_ids: Any, *_: Any, **__: 
     # with images or sound the tokens are SGLang's own, some of them outside; a model of text takes no notice of either
     if not (manager.mm_processor and obj.contains_mm_input()):
         _check_prompt(obj, input_ids, manager.model_config)
+    _check_fields(obj, manager.model_config.vocab_size)
     custom_params = obj.sampling_params.get("custom_params")
     if options_of(custom_params) != RequestOptions():
         config = args.config_of(server_args)
         granted(custom_params, config.request_settings, config.policy)
+
+
+def _check_fields(obj: Any, vocabulary: int) -> None:
+    """The same, of fields that a front end of SGLang's takes as they come; 0.5.17 has not all of them."""
+    hidden = getattr(obj, "return_hidden_states", None)
+    if hidden not in (None, True, False, "last"):
+        raise ConfigError(f'return_hidden_states must be true, false or "last", got {shown(hidden)}')
+    overrides = getattr(obj, "positional_embed_overrides", None)
+    if overrides is not None and not hasattr(overrides, "reconstruct"):
+        raise ConfigError(f"positional_embed_overrides takes what programs make, got {shown(overrides)}; leave it out")
+    for name, least, most in (("top_logprobs_num", 0, vocabulary), ("logprob_start_len", -1, MOST)):
+        value = getattr(obj, name, None)
+        if value is not None and not (is_number(value) and least <= value <= most):
+            raise ConfigError(f"{name} must be from {least} to {most}, got {shown(value)}")
 
 
 def _check_prompt(obj: Any, input_ids: Any, model: Any) -> None:

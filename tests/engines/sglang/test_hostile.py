@@ -233,6 +233,32 @@ def test_embeddings_that_the_model_cannot_read(serving: Any, rows: list[list[flo
         at_the_front(tokens=[], input_ids=None, input_embeds=rows, dtype=dtype)
 
 
+@pytest.mark.parametrize("name", ["return_hidden_states", "positional_embed_overrides"])
+@pytest.mark.parametrize("value", [[], {}, [1], 7, "x"])
+def test_fields_that_are_taken_as_they_come(serving: Any, name: str, value: Any):
+    """Plain SGLang's scheduler dies of some."""
+    for good in (True, False, "last", None):
+        at_the_front(return_hidden_states=good, positional_embed_overrides=None)
+    with pytest.raises(ConfigError, match=f"{name} (must be|takes)"):
+        at_the_front(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_logprobs_num", VOCABULARY + 1),
+        ("top_logprobs_num", -1),
+        ("logprob_start_len", -2),
+        ("logprob_start_len", "x"),
+    ],
+)
+def test_log_probabilities_of_more_than_there_is(serving: Any, name: str, value: Any):
+    """Of these too."""
+    at_the_front(top_logprobs_num=VOCABULARY, logprob_start_len=-1)
+    with pytest.raises(ConfigError, match=f"{name} must be from"):
+        at_the_front(**{name: value})
+
+
 def test_pictures_excuse_tokens_where_the_model_sees_them(serving: Any):
     for tokens in ([], [10**6]):
         at_the_front(tokens=tokens, processor=object(), contains_mm_input=lambda: True)
