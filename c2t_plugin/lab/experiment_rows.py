@@ -17,7 +17,7 @@ def latest(path: Path) -> dict[str, Mapping[str, Any]]:
     """The last record of every experiment of a rows file that was not `--quick`. C2TError if the file is not one."""
     if not path.is_file():
         raise C2TError(f"no rows in {path.parent}: run the experiments into that folder first")
-    found = {}
+    found: dict[str, Mapping[str, Any]] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         record = json_text.parse(line, f"{path.name}, line {number}")
         if not isinstance(record, dict) or any(not isinstance(record.get(name), kind) for name, kind in KINDS.items()):
