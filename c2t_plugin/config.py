@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from c2t_plugin import envs
 from c2t_plugin.errors import ConfigError
+from c2t_plugin.request_options import shown
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +171,7 @@ class C2TConfig:
         """Build from untyped values (flags, environment, JSON); an unknown key or a wrong type is an error."""
         values = _renamed(values)
         known = {field.name for field in fields(cls)}
-        unknown = sorted(set(values) - known)
+        unknown = sorted(shown(name).strip("'") for name in set(values) - known)
         if unknown:
             raise ConfigError(f"unknown option {', '.join(unknown)}; known: {', '.join(sorted(known))}")
         return cls(**{name: _typed(name, value) for name, value in values.items() if value is not None})
@@ -206,7 +208,8 @@ def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
         found.setdefault("planner", ON)
     if curve is not None:
         if found.get("planner", AUTO) in (AUTO, OFF):
-            raise ConfigError(f"{OLD_CURVE} is what a planner decides by; expected planner {curve} in its place")
+            named = ascii(curve).strip("'")
+            raise ConfigError(f"{OLD_CURVE} is what a planner decides by; expected planner {named} in its place")
         found["planner"] = curve
     if planned or curve is not None:
         logger.warning("C2T: beta %s and %s are called planner now: planner %s", AUTO, OLD_CURVE, found["planner"])
@@ -216,10 +219,23 @@ def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
 def _typed(name: str, value: Any) -> Any:
     convert = {"beta": float, "top_m": int, "trace_share": float, "trace_limit": float}.get(name, str)
     if isinstance(value, bool) or (convert is str and not isinstance(value, str)):
-        raise ConfigError(f"{name} has a value of the wrong type: {value!r}")
+        raise ConfigError(f"{name} has a value of the wrong type: {shown(value)}")
+    if convert is str and not _is_a_name(value):
+        raise ConfigError(f"{name} has characters that no name and no path has: {shown(value)}")
     try:
-        return convert(value)
-    except (TypeError, ValueError) as error:
+        found = convert(value)
+        if convert is int and isinstance(value, float) and found != value:
+            raise ValueError("a fraction")
+        return found
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(
-            f"{name} must be {'a number' if convert is float else 'an integer'}, got {value!r}"
+            f"{name} must be {'a number' if convert is float else 'an integer'}, got {shown(value)}"
         ) from error
+
+
+def _is_a_name(value: str) -> bool:
+    """Whether the system takes it for a path, which JSON has others than."""
+    try:
+        return b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False

@@ -39,7 +39,8 @@ def config() -> dict[str, Any]:
         return {}
     if not raw.lstrip().startswith("{"):
         path = Path(raw)
-        if not path.is_file():
+        # os.path, since Path raises where a name is too long
+        if not os.path.isfile(path):
             raise ConfigError(f"C2T_CONFIG must be a JSON object or the path of a JSON file, got {raw!r}")
         value = json_text.load(path, ConfigError)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os.path
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def check(config: C2TConfig, classifier: NodeClassifier, pair: Callable[[], dict
 
     check_file(path)
     # weights that have yet to be fetched are told apart when they are there
-    if path.exists() and known(pair()):
+    if os.path.exists(path) and known(pair()):
         from c2t_plugin.engines.learned import read
 
         read(path, classifier, pair(), 1)
@@ -58,7 +59,7 @@ def _weights(checkpoint: str, revision: str | None) -> str:
     except (C2TError, OSError, LookupError, TypeError) as error:
         logger.warning("C2T: the weights of %s cannot be told from others: %s", checkpoint, error)
     path = Path(checkpoint)
-    return path.resolve().name if path.exists() else checkpoint
+    return path.resolve().name if os.path.exists(path) else checkpoint
 
 
 def calibration(
@@ -71,7 +72,7 @@ def calibration(
     learned, start = config.learned, None
     if config.learn == OFF:
         return None
-    if learned is not None and Path(learned).exists():
+    if learned is not None and os.path.exists(learned):
         from c2t_plugin.engines.learned import read
 
         start = read(Path(learned), classifier, pair(), d_max)

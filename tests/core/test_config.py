@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.errors import ConfigError
@@ -74,6 +78,13 @@ def test_beta_inside_it(beta: object):
         ({"planner": "on", "beta": 0.5}, "planner on decides what beta 0.5 would; leave one out"),
         ({"beta": True}, "wrong type"),
         ({"top_m": "many"}, "top_m must be an integer"),
+        ({"top_m": math.inf}, "top_m must be an integer, got inf"),
+        ({"top_m": 1.5}, r"top_m must be an integer, got 1\.5"),
+        ({"beta": 10**400}, "beta must be a number, got 1000"),
+        ({"trace_share": [0.5]}, r"trace_share must be a number, got \[0\.5\]"),
+        ({"classifier": "a\0b"}, r"classifier has characters that no name and no path has: 'a\\\\x00b'"),
+        ({"learned": "\ud800"}, "learned has characters that no name"),
+        ({"a\nb": 1, "c": 2}, r"unknown option a\\\\nb, c; known"),
         ({"top_m": 0}, "top_m must be at least 1"),
         ({"trace_limit": "0.5"}, "trace_limit must be a number of MB, 1 or more, got 0.5"),
         ({"trace_limit": "inf"}, "trace_limit must be a number of MB"),
@@ -106,8 +117,32 @@ def test_beta_inside_it(beta: object):
     ],
 )
 def test_what_is_refused(values: dict, message: str):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as error:
         C2TConfig.from_mapping(values)
+    assert "\n" not in str(error.value)
+
+
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**400), 10**400),
+    st.floats(),
+    st.text(),
+    st.sampled_from(["nan", "1e999", "\ud800", "a\nb", "\0", "x" * 10_000]),
+    st.lists(st.integers()),
+    st.dictionaries(st.text(), st.integers()),
+)
+NAMES = st.sampled_from([field.name for field in fields(C2TConfig)]) | st.text()
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=500, derandomize=True)
+@given(values=st.dictionaries(NAMES, ODD, min_size=1, max_size=3))
+def test_any_options_are_taken_or_refused_in_one_line(values: dict[str, Any]):
+    try:
+        C2TConfig.from_mapping(values)
+    except ConfigError as error:
+        assert "\n" not in str(error)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +179,7 @@ def test_inline_json(monkeypatch: pytest.MonkeyPatch):
     assert C2TConfig.resolve({}).beta == 0.25
 
 
-@pytest.mark.parametrize("text", ["{beta: 1", "[1]", "no-such-file.json", '{"bete": 1}'])
+@pytest.mark.parametrize("text", ["{beta: 1", "[1]", "no-such-file.json", "x" * 300, '{"bete": 1}'])
 def test_a_bad_json_source_is_named(monkeypatch: pytest.MonkeyPatch, text: str):
     monkeypatch.setenv("C2T_CONFIG", text)
     with pytest.raises(ConfigError, match=r"C2T_CONFIG|unknown option"):

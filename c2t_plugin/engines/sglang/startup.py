@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import os.path
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,8 @@ def prepare(
             base=kind,
             target=server_args.model_path,
             draft=draft or server_args.model_path,
-            revision=revision,
+            # a draft that the target carries comes with it
+            revision=revision if draft else getattr(server_args, "revision", None),
             top_m=spec.top_m,
             d_max=d_max,
         )
@@ -213,12 +215,12 @@ def check_learned(server_args: Any, base: str, config: C2TConfig, classifier: No
 
 def load_curve(config: C2TConfig) -> CostCurve | None:
     """The cost curve of the options; None if there is none yet. Raises ConfigError for a file that is none."""
-    return None if config.curve is None or not config.curve.exists() else CostCurve.load(config.curve)
+    return None if config.curve is None or not os.path.exists(config.curve) else CostCurve.load(config.curve)
 
 
 def check_curve(config: C2TConfig) -> None:
     """Raises ConfigError if the cost curve can neither be read nor be made."""
-    if load_curve(config) is None and config.curve is not None and not config.curve.parent.is_dir():
+    if load_curve(config) is None and config.curve is not None and not os.path.isdir(config.curve.parent):
         raise ConfigError(
             f"planner {str(config.curve)!r} is not there, and neither is its directory to make it in; "
             "expected on, off, or a file in a directory that exists"

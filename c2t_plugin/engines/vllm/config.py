@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os.path
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classif
 from c2t_plugin.engines.served_traces import check_directory
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve
+from c2t_plugin.request_options import shown
 
 logger = logging.getLogger("vllm.c2t")
 
@@ -135,18 +137,26 @@ def translate(arguments: Any) -> C2TConfig | None:
 
 
 def _options(arguments: Any) -> dict[str, Any] | None:
-    spec = {name.replace("-", "_"): value for name, value in (arguments.speculative_config or {}).items()}
+    given, additional = arguments.speculative_config or {}, arguments.additional_config or {}
+    if not isinstance(given, Mapping):
+        return None  # which vLLM refuses
+    spec = {str(name).replace("-", "_"): value for name, value in given.items()}
     method, _, base = str(spec.get("method") or "").partition(":")
     named = method == METHOD
     own = {name.removeprefix(PREFIX): spec.pop(name) for name in list(spec) if name.startswith(PREFIX)}
     if own and not named:
-        raise ConfigError(f'{PREFIX}{next(iter(own))} is set, but the method is {spec.get("method")!r}, not "c2t"')
-    additional = dict(arguments.additional_config or {})
+        name = shown(PREFIX + next(iter(own))).strip("'")
+        raise ConfigError(f'{name} is set, but the method is {spec.get("method")!r}, not "c2t"')
+    if not isinstance(additional, Mapping):
+        if not named:
+            return None
+        raise ConfigError(f"additional_config must be an object, got {shown(additional)}")
+    additional = dict(additional)
     beside = additional.pop(KEY, None)
     if beside is None and not named:
         return None
     if not isinstance(beside, Mapping | None):
-        raise ConfigError(f'additional_config["{KEY}"] must be an object, got {beside!r}')
+        raise ConfigError(f'additional_config["{KEY}"] must be an object, got {shown(beside)}')
     if named:
         if base and base not in BASES:
             raise ConfigError(f"method is {spec['method']!r}; after the colon C2T knows {', '.join(BASES)}")
@@ -262,7 +272,7 @@ def _planned(vllm_config: Any, config: C2TConfig) -> C2TConfig:
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     if reason is None:
-        if config.curve is not None and config.curve.exists():
+        if config.curve is not None and os.path.exists(config.curve):
             CostCurve.load(config.curve)
         return config
     if config.planner == AUTO:

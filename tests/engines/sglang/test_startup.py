@@ -37,11 +37,18 @@ def no_options_of_the_person_who_runs_this(monkeypatch: pytest.MonkeyPatch):
 
 
 def prepare(
-    draft: Path, revision: str | None = None, *, leads: bool = True, deterministic: bool = False, **flags: Any
+    draft: Path | None,
+    revision: str | None = None,
+    *,
+    target_revision: str | None = None,
+    leads: bool = True,
+    deterministic: bool = False,
+    **flags: Any,
 ) -> Any:
     server_args = SimpleNamespace(
         model_path=str(pair_dir() / "target"),
-        speculative_draft_model_path=str(draft),
+        revision=target_revision,
+        speculative_draft_model_path=None if draft is None else str(draft),
         speculative_draft_model_revision=revision,
         served_model_name="m",
         enable_metrics=False,
@@ -52,7 +59,7 @@ def prepare(
     def make_scorer(classifier: NodeClassifier, beta: float, config: C2TConfig) -> ChainScorer:
         return ChainScorer(classifier, slots=8, rows=8, max_depth=4, beta=beta, device="cpu")
 
-    return startup.prepare(server_args, "EAGLE3", make_scorer, most=4, leads=leads)
+    return startup.prepare(server_args, "EAGLE" if draft is None else "EAGLE3", make_scorer, most=4, leads=leads)
 
 
 @pytest.fixture
@@ -184,6 +191,14 @@ def test_traces_name_the_vocabulary_of_the_draft_that_was_pinned(
     sizes = {"d1": 77, None: 99}
     monkeypatch.setattr(served_traces, "read_config", lambda _, revision=None: {"draft_vocab_size": sizes[revision]})
     recorder = prepare(bare_draft, revision="d1", trace_dir=str(tmp_path / "traces")).recorder
+    recorder.close()
+    assert recorder._header["pair"]["draft_vocab_size"] == 77
+
+
+def test_a_draft_that_the_target_carries_is_pinned_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sizes = {"t1": 77, None: 99}
+    monkeypatch.setattr(served_traces, "read_config", lambda _, revision=None: {"vocab_size": sizes[revision]})
+    recorder = prepare(None, target_revision="t1", trace_dir=str(tmp_path / "traces")).recorder
     recorder.close()
     assert recorder._header["pair"]["draft_vocab_size"] == 77
 

@@ -78,7 +78,7 @@ def test_additional_config_works_too():
     assert record.additional_config == {"c2t": {"beta": 0.2}, "other": 1}
 
 
-@pytest.mark.parametrize("spec", [None, {"method": "eagle3", **MODEL}, {"method": "ngram"}])
+@pytest.mark.parametrize("spec", [None, {"method": "eagle3", **MODEL}, {"method": "ngram"}, [1], "c2t", 7, True])
 def test_others_are_left_alone(spec: dict[str, Any] | None):
     record = arguments(spec, async_scheduling=True)
     before = dict(vars(record))
@@ -107,6 +107,9 @@ def test_adaptive_verification_keeps_its_scheduling():
         (arguments(None, additional_config={"c2t": {}}), "C2T needs a draft"),
         (arguments({"method": "c2t", "num_speculative_tokens": 4}), 'names no draft "model".*"c2t:mtp"'),
         (arguments({"method": "c2t", **MODEL}, additional_config={"c2t": 0.3}), "must be an object, got 0.3"),
+        (arguments({"method": "c2t", **MODEL}, additional_config=[1]), r"must be an object, got \[1\]"),
+        (arguments({"method": "c2t", **MODEL}, additional_config="c2t"), "additional_config must be an object"),
+        (arguments({"method": "eagle", "c2t_\n": 1}), r"^c2t_\\\\n is set, but the method is 'eagle'"),
         (arguments({"method": "c2t", **MODEL}, async_scheduling=True), "--async-scheduling fixes the number"),
         (arguments({"method": "c2t", **MODEL}, worker_cls="my.Worker"), "--worker-cls my.Worker cannot be combined"),
     ],
