@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from c2t_plugin.planner.planner import PROBE_EVERY
-
-# As many plain steps as lie between two probes, which draft anyway.
-MOST_STEPS = PROBE_EVERY
+# Plain steps. A planner's probes draft more often, as a rule.
+MOST_STEPS = 64
 # Of hidden states that are kept, unless one step of the largest batch has more: 12 kB a token at a hidden size of 2048.
 MOST_BYTES = 64 * 2**20
 

@@ -21,8 +21,8 @@ from c2t_plugin.planner.gains import RecentGains
 from c2t_plugin.planner.pace import Pace
 from c2t_plugin.planner.step_costs import StepCosts
 
-# Steps between two probes.
-PROBE_EVERY = 64
+# Steps between two probes at least, and the share of the time that all of them together may cost, as far as is known.
+PROBE_EVERY, PROBES_COST = 16, 0.01
 # Weight of the newest step in the running means of acceptance by depth, and of each of its drafts at most: what ten
 # drafts of one request say is mostly chance, and who stops drafting for it does not see it mended.
 FORGET, FORGET_ONE = 0.1, 0.02
@@ -62,8 +62,9 @@ class Planner:
     those of the other; `forget` is the newest step's weight in them, less where it has few drafts. The first step
     drafts as deep as it may, since a guess that is too low would be corrected by probes only.
 
-    One step of `probe_every` is a probe. The depths that do not seem best, plain decoding among them, take turns, and
-    all that is drafted is verified. So no depth whose price or acceptance has changed is lost from sight.
+    Some steps are probes, at least `probe_every` apart: of a depth that does not seem best, plain decoding among them,
+    and all that is drafted is verified. So no depth whose price or acceptance has changed is lost from sight. Each is
+    probed as often as its equal part of `PROBES_COST` pays for what that is expected to lose.
     """
 
     def __init__(
@@ -104,7 +105,9 @@ class Planner:
         # (d_max,) of the token at depth i + 1, given the one before it
         self.accepted = np.zeros(d_max)
         self._seen = 0
-        self._planned = self._probes = 0
+        # (depths,) what each has saved for its next probe, in steps
+        self._saved = np.zeros(len(self.depths))
+        self._since_probe = 0
         # whether the step at hand is a probe
         self.probing = False
         self._recent = RecentGains()
@@ -117,37 +120,50 @@ class Planner:
         """How deep to draft in the next step of so many requests; 0 is plain decoding. own: of those among them that
         set something for themselves, the rest is planned around."""
         self.probing = False
-        chosen = self.d_max
-        if self._seen:
-            chosen = self._best_depth(requests, own)
-            self._planned += 1
-            if self._planned % self.probe_every == 0:
-                chosen, self.probing = self._probed(chosen), True
+        chosen = self.d_max if not self._seen else self.depths[self._probed(*self._priced(requests, own))]
         self._behind = self.skips and chosen == 0
         return chosen
 
-    def _probed(self, best: int) -> int:
-        others = [depth for depth in self.depths if depth != best]
-        self._probes += 1
-        return others[self._probes % len(others)]
+    def _probed(self, best: int, lost: Array) -> int:
+        """The place of the depth to draft. lost: (depths,) steps that a probe of each would lose."""
+        self._saved += PROBES_COST / max(1, len(lost) - 1)
+        self._since_probe += 1
+        left = self._saved - lost
+        left[best] = -1.0
+        place = int(left.argmax())
+        if left[place] < 0.0 or self._since_probe < self.probe_every:
+            return best
+        self._saved[place], self._since_probe, self.probing = 0.0, 0, True
+        return place
 
-    def _best_depth(self, requests: int, own: Sequence[OwnLimits]) -> int:
+    def _priced(self, requests: int, own: Sequence[OwnLimits]) -> tuple[int, Array]:
+        """The place of the best depth, and (depths,) how many of its steps another one loses that is verified whole."""
+        expected, seconds, most = self._outcomes(requests, own)
+        counts = np.arange(expected.shape[1])
+        possible = counts <= most[:, None] if self.packed else counts == most[:, None]
+        rates = np.where(possible, expected / seconds, -1.0)
+        best, count = divmod(int(rates.argmax()), len(counts))
+        each = np.arange(len(most))
+        lost = seconds[each, most] - expected[each, most] / rates[best, count]
+        return best, lost / seconds[best, count]
+
+    def _outcomes(self, requests: int, own: Sequence[OwnLimits]) -> tuple[Array, Array, Array]:
+        """(depths, counts) output tokens and seconds of a step that verifies so many draft tokens beside those of
+        `own`, and (depths,) how many it can."""
         chain = self.accepted.cumprod()
         taken, free = _by_depth(chain, requests, own)
         gains = chain.repeat(free)
-        counts = np.arange(len(gains) + 1)
         drafted, passes = self._drafted
         expected = requests + sums(taken * chain)[drafted] + sums(gains)
-        window, most = drafted * requests, sums(free)[drafted]
-        rows = np.minimum(sums(taken)[drafted] + counts, window) if self.packed else window
+        window = drafted * requests
+        rows = np.minimum(sums(taken)[drafted] + np.arange(len(gains) + 1), window) if self.packed else window
         costs = self.costs(requests)
         whole = pass_seconds(self.curve, requests, requests * self.d_max, (), costs).numpy()
         seconds = whole[rows] + costs.scale * passes * self.curve.draft_s(requests) + costs.a_cut * (rows < window)
         catching_up = self.curve.draft_extend / HOLDS if self._behind else 0.0
         beside = np.array([costs.beside(depth) + catching_up * (depth > 0) for depth in self.depths])[:, None]
-        rates = expected / np.maximum(seconds + beside, LEAST_SECONDS)
-        impossible = counts > most if self.packed else counts != most
-        return self.depths[int(np.where(impossible, -1.0, rates).max(1).argmax())]
+        seconds = np.maximum(seconds + beside, LEAST_SECONDS)
+        return expected, np.broadcast_to(seconds, expected.shape), sums(free)[drafted][:, 0]
 
     def keep(
         self,

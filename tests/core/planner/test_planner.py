@@ -6,8 +6,10 @@ import itertools
 import json
 import math
 import os
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import PROBE_EVERY, CostCurve, OwnLimits, Planner, draft_passes, spend
 from c2t_plugin.planner.gains import MEMORY, RecentGains
-from c2t_plugin.planner.planner import FORGET, FORGET_ONE
+from c2t_plugin.planner.planner import FORGET, FORGET_ONE, PROBES_COST
 from c2t_plugin.planner.step_costs import StepCosts
 
 FREE = CostCurve(verify=((1, 1.0), (1000, 1.0)), draft=((1, 1e-6), (1000, 1e-6)))
@@ -236,26 +238,43 @@ def test_plain_decoding_looks_now_and_then_whether_drafting_would_pay():
     planner = Planner(PRICED, 6)
     for _ in range(40):
         planner.keep(torch.full((4, 6), 0.02))
-    depths = [planner.depth(4) for _ in range(2 * PROBE_EVERY)]
-    assert [step + 1 for step, depth in enumerate(depths) if depth] == [PROBE_EVERY, 2 * PROBE_EVERY]
+    depths = [planner.depth(4) for _ in range(500)]
+    assert {depth for depth in depths if depth} == {1, 2, 3, 4, 5, 6}
+    assert min(np.diff([step for step, depth in enumerate(depths) if depth])) >= PROBE_EVERY
 
 
-@pytest.mark.parametrize("best", [0, 2, 6])
-def test_every_other_depth_has_its_turn_and_is_verified_whole(best: int):
-    """Shallower ones too: their price may have fallen."""
-    planner, likely = Planner(DEAR, 6, probe_every=5, depths=(0, 1, 2, 4, 6)), torch.full((2, 6), 0.01)
-    planner.keep(likely)
-    planner._best_depth = lambda *_: best
-    found = [(planner.depth(2), planner.probing, planner.keep(likely).tolist()) for _ in range(20)]
-    probes = [(depth, kept) for depth, probing, kept in found if probing]
-    assert {depth for depth, _ in probes} == {0, 1, 2, 4, 6} - {best} and len(probes) == 4
-    assert all(kept == [6, 6] for _, kept in probes)
-    assert all(depth == best and kept == [0, 0] for depth, probing, kept in found if not probing)
+@pytest.mark.parametrize("best", [0, 2, 4])
+def test_every_other_depth_is_probed_and_verified_whole(best: int):
+    """Shallower ones too: their price may have fallen. What is dearer is probed less often."""
+    planner, unlikely = Planner(DEAR, 6, probe_every=5, depths=(0, 1, 2, 4, 6)), torch.full((2, 6), 0.01)
+    planner.keep(unlikely)
+    planner._priced = lambda *_: (best, np.array([0.1, 0.1, 0.2, 0.4, 0.4]))
+    found = [(planner.depth(2), planner.probing, planner.keep(unlikely).tolist()) for _ in range(1000)]
+    probes = Counter(depth for depth, probing, kept in found if probing)
+    assert set(probes) == {0, 1, 2, 4, 6} - {planner.depths[best]}
+    lost = {0: 0.1, 1: 0.1, 2: 0.2, 4: 0.4, 6: 0.4}
+    shares = {depth: lost[depth] * count / len(found) for depth, count in probes.items()}
+    assert all(share == pytest.approx(PROBES_COST / 4, rel=0.25) for share in shares.values())
+    assert all(kept == ([6, 6] if probing else [0, 0]) for _, probing, kept in found)
+
+
+def test_what_a_probe_loses_is_what_the_step_brings_less_than_the_best():
+    planner = Planner(USUAL, 6)
+    planner.keep(torch.tensor([[0.8, 0.5, 0.3, 0.1, 0.05, 0.01]]))
+    best, lost = planner._priced(1, ())
+    likely = planner.accepted.cumprod()
+    tokens = [1 + likely[:depth].sum() for depth in range(7)]
+    took = [1.0 + 0.05 * max(0, depth - 1) + 0.05 for depth in range(7)]
+    rates = [a / b for a, b in zip(tokens, took, strict=True)]
+    assert best == rates.index(max(rates)) and lost[best] == pytest.approx(0)
+    expected = [(b - a / max(rates)) / took[best] for a, b in zip(tokens, took, strict=True)]
+    assert lost.tolist() == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_probe_leaves_single_requests_their_limits():
     planner = Planner(USUAL, 6, probe_every=1)
     planner.keep(torch.full((2, 6), 0.5))
+    planner._saved += 100.0
     planner.depth(2)
     assert planner.probing
     assert planner.keep(torch.full((2, 6), 0.01), torch.tensor([2, 6])).tolist() == [2, 6]
@@ -280,7 +299,7 @@ def test_it_comes_back_from_plain_decoding():
     for _ in range(40):
         planner.keep(torch.full((4, 6), 0.02))
     assert planner.depth(4) == 0
-    for _ in range(12 * PROBE_EVERY):
+    for _ in range(600):
         depth = planner.depth(4)
         planner.keep(torch.full((4, 6), 0.95)[:, :depth])
     assert planner.depth(4) >= 4

@@ -26,8 +26,8 @@ CONCURRENCIES = (1, FULL)
 CURVE = CostCurve(
     verify=((1, 1.0), (4, 1.1), (5, 1.4), (64, 4.4)), draft=((1, 0.02), (64, 0.04)), fixed=0.1, draft_extend=0.1
 )
-# Requests at once under a fault: the fewer there are, the more do decisions change from step to step.
-FEW = 3
+# Requests at once under a fault: as many as make rows change from step to step.
+FEW = 5
 FORCED = ("", *forced_plan.FAULTS)
 # The rule reads the confidences that the server had, so that sums of float64 in another order are all that differs.
 UNDECIDED = 1e-9

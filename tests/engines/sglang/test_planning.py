@@ -122,12 +122,12 @@ def test_drafting_ends_where_it_loses_and_returns_where_it_wins(scorer: ChainSco
     assert planner.begin(ROWS) > 0
     planner.curve = NO_DRAFTS
     found = []
-    for _ in range(2 * PROBE_EVERY):
+    for _ in range(4 * PROBE_EVERY):
         found.append(planner.begin(ROWS))
         if found[-1]:
             observe(planner, scorer)
-    # but for the probes
-    assert found.count(0) == 2 * PROBE_EVERY - 2
+    # but for a probe now and then
+    assert found.count(0) >= 4 * PROBE_EVERY - 4
     assert planner.state()["depth"] == found[-1]
     planner.curve = CURVE
     assert planner.begin(ROWS) > 0

@@ -16,7 +16,8 @@ from c2t_plugin.planner import CostCurve
 
 D_MAX = 4
 DEPTHS = (0, 1, 2, 4)
-PROBE_EVERY, FORGET, FORGET_ONE, WHOLE_FIRST, HOLDS = 64, 0.1, 0.02, 4, 16
+PROBE_EVERY, PROBES_COST = 16, 0.01
+FORGET, FORGET_ONE, WHOLE_FIRST, HOLDS = 0.1, 0.02, 4, 16
 MEMORY, ROW_STEP = 8, 4
 # Cheap for one request, dear for eight, for which plain decoding is faster.
 CURVE = CostCurve(verify=((1, 1.0), (4, 1.2), (64, 16.0)), draft=((1, 0.05), (64, 0.1)), fixed=0.1, draft_extend=0.1)
@@ -28,7 +29,7 @@ class Plan:
     draft can end on its way. skips: whether the draft reads plain steps in one pass, when it is asked again. margin:
     how near the nearest decision was to another one. tokens, above: running means of a depth's acceptance, and of the
     one before it where that depth was drafted. counts: draft tokens that they come from. probing: whether the step is a
-    probe, of which all is verified."""
+    probe, of which all is verified. saved: what each depth has for its next one. since: steps since the last one."""
 
     packed: bool
     curve: CostCurve = CURVE
@@ -37,7 +38,8 @@ class Plan:
     tokens: list[float] = field(default_factory=list)
     above: list[float] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
-    planned: int = 0
+    saved: list[float] = field(default_factory=lambda: [0.0] * len(DEPTHS))
+    since: int = 0
     probing: bool = False
     whole: int = 0
     margin: float = math.inf
@@ -96,19 +98,34 @@ class Plan:
             return D_MAX
         ratios = self.ratios
         gains = [math.prod(ratios[: depth + 1]) for depth in range(D_MAX) for _ in range(requests)]
-        choices = {}
+        best_of, whole = [], []
         for depth in DEPTHS:
             counts = range(depth * requests + 1) if self.packed else [depth * requests]
             catching_up = self.curve.draft_extend / HOLDS if depth and self.behind else 0.0
-            choices[depth] = max(
-                (requests + sum(gains[:n])) / (self.seconds(requests, n, depth) + catching_up) for n in counts
-            )
-        best = self.best(list(choices.values()), ties=True)
-        self.planned += 1
-        if self.planned % PROBE_EVERY:
-            return DEPTHS[best]
-        self.probing = True
-        return [*DEPTHS[:best], *DEPTHS[best + 1 :]][self.planned // PROBE_EVERY % (len(DEPTHS) - 1)]
+            outcomes = [(requests + sum(gains[:n]), self.seconds(requests, n, depth) + catching_up) for n in counts]
+            best_of.append(max(outcomes, key=lambda outcome: outcome[0] / outcome[1]))
+            whole.append(outcomes[-1])
+        best = self.best([tokens / took for tokens, took in best_of], ties=True)
+        return DEPTHS[self._probed(best, *best_of[best], whole)]
+
+    def _probed(self, best: int, tokens: float, took: float, whole: list[tuple[float, float]]) -> int:
+        """The place of the depth to draft. whole: of each, output tokens and seconds if all of it is verified."""
+        self.saved = [saved + PROBES_COST / (len(DEPTHS) - 1) for saved in self.saved]
+        self.since += 1
+        left = {
+            place: self.saved[place] - (seconds - gained * took / tokens) / took
+            for place, (gained, seconds) in enumerate(whole)
+            if place != best
+        }
+        place = max(left, key=lambda one: left[one])
+        if self.since < PROBE_EVERY:
+            return best
+        self.margin = min([self.margin, abs(left[place])])
+        if left[place] < 0.0:
+            return best
+        self.margin = min([self.margin, *(left[place] - left[other] for other in left if other != place)])
+        self.saved[place], self.since, self.probing = 0.0, 0, True
+        return place
 
     def keep(self, chances: Sequence[Sequence[float]]) -> list[int]:
         """Kept tokens of each request, most likely ones first, as many as give most output per second."""
