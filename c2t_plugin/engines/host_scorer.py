@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from c2t_kernels.network import MIN_LOG_PROB
+from c2t_kernels.network import MIN_LOG_PROB, ScoringNetwork
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.limits import RequestLimits
@@ -63,21 +63,20 @@ VALUES: dict[str, Callable[[PathNode], Array] | None] = {
 class HostNetwork:
     """The classifier for chains: scale and shift folded into its weights, and what depth and rank add into its bias."""
 
-    def __init__(self, classifier: NodeClassifier, max_depth: int) -> None:
-        spec, network = classifier.spec, classifier.network("cpu")
+    def __init__(self, network: ScoringNetwork, max_depth: int) -> None:
         shift, scale, weight, bias = (
             each.double().numpy() for each in (network.shift, network.scale, network.hidden_weight, network.hidden_bias)
         )
         folded = weight / scale
-        constants = np.zeros((max_depth, len(spec.features)))
-        if "depth" in spec.features:
-            constants[:, spec.features.index("depth")] = np.arange(max_depth) + spec.depth_origin
+        constants = np.zeros((max_depth, len(network.features)))
+        if "depth" in network.features:
+            constants[:, network.features.index("depth")] = np.arange(max_depth) + network.depth_origin
         # of depth i + 1
         self._bias = ((constants - shift) @ folded.T + bias).astype(np.float32)
-        known = [(place, VALUES[name]) for place, name in enumerate(spec.features)]
+        known = [(place, VALUES[name]) for place, name in enumerate(network.features)]
         self._values = [value for _, value in known if value is not None]
         self._weight = folded.T[[place for place, value in known if value is not None]].astype(np.float32)
-        self._out, self._out_bias = network.out_weight.numpy(), network.out_bias.numpy()
+        self._out, self._out_bias = network.out_weight.numpy().copy(), network.out_bias.numpy().copy()
 
     def confidence(self, node: PathNode, column: int) -> Array:
         """(rows,) float32 of tokens at depth column + 1."""
@@ -175,7 +174,8 @@ class HostScorer(RequestLimits):
         self._rows = torch.arange(rows)
         self.non_finite = 0
         self._statistics = HostStatistics(rows, classifier.spec.top_m)
-        self._network = HostNetwork(classifier, max_depth)
+        self.network = classifier.network("cpu")
+        self._network = HostNetwork(self.network, max_depth)
         self._joint, self._path = np.zeros((2, rows), dtype=np.float32)
         self._confidence = np.full((rows, max_depth), np.nan, dtype=np.float32)
         self._log_prob = np.full((rows, max_depth), np.nan, dtype=np.float32)
@@ -187,6 +187,11 @@ class HostScorer(RequestLimits):
     def forget(self) -> None:
         """Count what has no confidence from here."""
         self.non_finite = 0
+
+    def take(self, parameters: Sequence[Tensor]) -> None:
+        """Score by these from the next draft on; see ScoringNetwork.take."""
+        self.network.take(parameters)
+        self._network = HostNetwork(self.network, self.d_max)
 
     def limit(self, betas: Sequence[float | None], depths: Sequence[int | None]) -> bool:
         """To be called before each draft: what its requests have set for themselves, None where nothing. Returns

@@ -101,16 +101,16 @@ class Calibration:
         accepted: Tensor,
         owners: Sequence[Hashable] = (),
         log_prob: Tensor | None = None,
-    ) -> None:
+    ) -> list[int]:
         """The outcome of a step. confidence, log_prob: (requests, drafted), as they were. verified, accepted:
         (requests,) int64 draft tokens of each. owners: which request each is; without them none has a share that it
-        may not pass."""
+        may not pass. Returns the rows of those that were taken."""
         depths = confidence.shape[1]
         known = (np.arange(depths) < verified.numpy()[:, None]) & np.isfinite(confidence.numpy())
         rows = known.any(1).nonzero()[0].tolist()
         rows = [row for row in rows if not owners or self._held[owners[row]] < MOST_OF_ONE]
         if not rows:
-            return
+            return []
         for row in rows if owners else ():
             self._enter(owners[row])
         features, known = features_of(confidence, log_prob)[rows], known[rows]
@@ -129,6 +129,18 @@ class Calibration:
         early = self._count < WINDOW
         if self._since >= min(FIT_EVERY, max(FIRST_FIT, self._count // 4)) and (early or self._steps >= STEPS):
             self._fit()
+        return rows
+
+    def lost(self, drafts: int) -> Tensor:
+        """(drafts,) nats of the outcome of each of the newest ones, as expected before it came; no more of them than
+        are in the window."""
+        newest = (self._count - drafts + torch.arange(drafts)) % WINDOW
+        return torch.where(self._known, _nll(self._expected[1], self._hits()), 0.0).sum(1)[newest]
+
+    def succeed(self, before: Calibration) -> None:
+        """Go on in the place of one that took the same drafts: counts, and whose drafts they were."""
+        self._held, self._entered = before._held, before._entered
+        self.fits, self.discarded, self.seen = before.fits + self.fits, before.discarded, before.seen
 
     def _enter(self, owner: Hashable) -> None:
         self._held[owner] += 1

@@ -26,6 +26,7 @@ from c2t_plugin.planner.readback import Readback
 if TYPE_CHECKING:
     from c2t_plugin.planner.ahead import DraftEnd, Prices
     from c2t_plugin.planner.calibration import Calibration
+    from c2t_plugin.planner.network_learner import NetworkLearner
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ class StepPlanner:
     How deep a step drafts follows from the steps before it; how much of that is verified, from its own confidences,
     or, once it has to `wait_for_nothing`, from the steps before too. Confidences say nothing about a token's own random
     draw, so neither does a choice.
+
+    network: learns the classifier itself too, in the place of a calibration.
 
     curve: None measures one on the first steps, writes it to the path if there is one, and goes on measuring what whole
     steps take; one that is given holds. calibration: what confidences turn out to mean; None: nothing is learnt.
@@ -56,6 +59,7 @@ class StepPlanner:
         device: torch.device,
         depths: Sequence[int] = (),
         calibration: Calibration | None = None,
+        network: NetworkLearner | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.active = True
@@ -81,7 +85,8 @@ class StepPlanner:
         self._early: deque[Tensor] = deque(maxlen=WHOLE_FIRST)
         self._profile: CostProfile | None = None
         self._pace: Pace | None = None
-        self._calibration = calibration
+        self.network = network
+        self._calibration = calibration if network is None else network
         # hear `state` where something was learnt, once a minute
         self.listeners: list[Callable[[dict[str, Any]], None]] = []
         self._clock, self._told = clock, (-math.inf, 0)
@@ -160,14 +165,18 @@ class StepPlanner:
         return self._calibration is not None
 
     def learn(self, sure: Tensor, verified: Tensor, accepted: Tensor, owners: Sequence[Hashable] = ()) -> None:
-        """What became of a step's drafts, on the host: see `keep`, and Calibration.observe."""
+        """What became of a step's drafts, on the host: see `keep`, and Calibration.observe. Where a network learns,
+        each token's entropy and margin stand behind its log probability: (requests, tokens, 4)."""
         if self._calibration is None:
             return
         tried = torch.arange(sure.shape[1]) < verified[:, None]
         hoped = (falling(self._meant(sure)) * tried).sum()
         self._ledger.add("tokens", len(verified) + float(hoped), len(verified) + float(accepted.sum()))
         confidence, log_prob = _confidence_of(sure)
-        self._calibration.observe(confidence, verified, accepted, owners, log_prob)
+        if self.network is not None:
+            self.network.observe(sure[..., 1:], verified, accepted, owners)
+        else:
+            self._calibration.observe(confidence, verified, accepted, owners, log_prob)
         when, fits = self._told
         if self._calibration.fits > fits and self._clock() >= when + TELL_EVERY_S:
             self._told = self._clock(), self._calibration.fits
@@ -182,6 +191,8 @@ class StepPlanner:
     def begin(self, requests: int, whole: bool = False, own: Sequence[OwnLimits] = ()) -> int:
         """How deep to draft, asked before each step. whole: a request of it needs all its drafts. own: see
         Planner.depth."""
+        if self.network is not None:
+            self.network.settle()
         before, self._forced = self._forced, None
         self.depth = self._steps
         if self._pace is not None:

@@ -86,7 +86,7 @@ def test_beta_inside_it(beta: object):
         ({"plan": "late"}, "plan must be one of auto, sync, lagged, got 'late'"),
         ({"plan": "lagged", "mode": "tree"}, "plan lagged clips chains: set the mode to chain, or leave the plan out"),
         ({"request_settings": "some"}, "request_settings must be one of all, lower, none, got 'some'"),
-        ({"learn": "on"}, "learn must be one of auto, calibrate, off, got 'on'"),
+        ({"learn": "on"}, "learn must be one of auto, calibrate, network, off, got 'on'"),
         ({"request_tiers": "yes"}, "request_tiers must be on or off, got 'yes'"),
         ({"attention": "flash"}, "attention must be one of auto, stock, tree, got 'flash'"),
         ({"attention": "tree", "ragged": "fa3"}, "attention tree is a kernel of ragged triton, but ragged is fa3"),

@@ -83,3 +83,17 @@ def test_half_precision(both: tuple[HostChainScorer, ChainScorer]):
         scorer.step(logits_of(8, 2).half())
         scorer.drafted(2)
     assert_agree(both, 2)
+
+
+def test_another_network_is_taken_between_two_drafts(both: tuple[HostChainScorer, ChainScorer]):
+    slots = torch.arange(3)
+    before = []
+    for scorer in both:
+        draft(scorer, slots, 0)
+        before.append(scorer.confidence(3).clone())
+        mine = scorer.network
+        shapes = (mine.hidden_weight, mine.hidden_bias, mine.out_weight, mine.out_bias)
+        scorer.take([torch.full_like(each, 0.1) * (1 + place) for place, each in enumerate(shapes)])
+        draft(scorer, slots, 0)
+    assert_agree(both, 3)
+    assert not torch.allclose(before[0], both[0].confidence(3), atol=1e-3)

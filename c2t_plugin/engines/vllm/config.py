@@ -208,6 +208,7 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     )
     classifier = load_fitting_classifier(path, config)
     learning.check(config, classifier, pair_of(vllm_config, base))
+    learning.warn_unless_trained(config, "vLLM's scheduler has no statistics of drafts")
     fitted, learns = classifier.spec, config.planned and config.learn != OFF
     _warn(path, fitted, base, probabilities=(adaptive or config.planned) and not learns)
     beta = fitted.suggested_beta if config.beta is None else config.beta
