@@ -85,7 +85,7 @@ class StepPlanner:
         self._early: deque[Tensor] = deque(maxlen=WHOLE_FIRST)
         self._profile: CostProfile | None = None
         self._pace: Pace | None = None
-        self.network = network
+        self.network, self._alone = network, calibration
         self._calibration = calibration if network is None else network
         # hear `state` where something was learnt, once a minute
         self.listeners: list[Callable[[dict[str, Any]], None]] = []
@@ -175,8 +175,8 @@ class StepPlanner:
         confidence, log_prob = _confidence_of(sure)
         if self.network is not None:
             self.network.observe(sure[..., 1:], verified, accepted, owners)
-        else:
-            self._calibration.observe(confidence, verified, accepted, owners, log_prob)
+        elif self._alone is not None:
+            self._alone.observe(confidence, verified, accepted, owners, log_prob)
         when, fits = self._told
         if self._calibration.fits > fits and self._clock() >= when + TELL_EVERY_S:
             self._told = self._clock(), self._calibration.fits
