@@ -1,8 +1,9 @@
 """Learning the classifier's network itself while it serves, beside what its confidences mean (calibration.py).
 
-In force is a pair: a network, and a calibration of its confidences. A candidate is trained on recent outcomes, gets a
-calibration of its own, and both pairs foretell the same later drafts before they learn from them. One that is better by
-more than chance is in force from the next step on.
+In force is a pair: a network, and a calibration of its confidences. A candidate is trained on recent outcomes. Its
+confidences mean what they say, so its calibration is watched, and applied where that foretells better by more than
+chance. Both pairs foretell the same later drafts. A candidate that is better by more than chance is in force from the
+next step on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 from c2t_kernels.network import NodeStats
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.planner.arrays import Array
-from c2t_plugin.planner.calibration import WINDOW, Calibration
+from c2t_plugin.planner.calibration import Calibration
 from c2t_plugin.planner.learnt import Learnt
 from c2t_plugin.planner.network import Adam, Network
 
@@ -28,12 +29,12 @@ logger = logging.getLogger(__name__)
 
 # Of the ring of outcomes.
 BYTES = 4 * 2**20
-# Drafts before the first round, and new ones between two; minibatches of a round, and drafts of a minibatch.
-FIRST, EVERY, BATCHES, ROWS = 256, 256, 64, 256
+# Drafts before the first round of training; minibatches of a round, and drafts of a minibatch.
+FIRST, BATCHES, ROWS = 256, 64, 256
 # Adam's, twice the offline fit's since minibatches are few. The classifier that it began from is so many tokens.
 RATE, PRIOR_TOKENS = 2e-3, 10.0
-# Later drafts that a candidate is tried on, and the newest of them, by which it is judged: its calibration begins anew.
-TRIAL, JUDGED = 768, 512
+# Later drafts that a candidate is tried on, no more than a calibration's window.
+TRIAL = 512
 # Standard errors by which it has to foretell better to be in force, or worse to be thrown away.
 BETTER, WORSE = 1.0, 1.0
 # Of the time of one core, what training may take; seconds after which the thread looks whether the server has ended.
@@ -125,7 +126,7 @@ class NetworkLearner:
         self._trained: Network | None = None
         self._trial: Trial | None = None
         self._settled: Trial | None = None
-        self._next, self._due = FIRST, threading.Event()
+        self._due = threading.Event()
         self._gain: float | None = None
         self.failed = False
         if background:
@@ -201,17 +202,16 @@ class NetworkLearner:
         """From training to a trial, from a trial to its end, and on."""
         count = self.outcomes.count
         if self._trained is not None:
-            self._trial = Trial(self._trained, Calibration(self._d_max), count)
+            self._trial = Trial(self._trained, Calibration(self._d_max, applies=False), count)
             self._trained = None
         elif self._trial is not None and count - self._trial.began >= TRIAL:
             self._judge(self._trial)
-        elif self._trial is None and count >= self._next and not self._due.is_set() and not self.failed:
-            self._next = count + EVERY
+        elif self._trial is None and count >= FIRST and not self.failed:
             self._due.set()
 
     def _judge(self, trial: Trial) -> None:
         self._trial = None
-        gain = self.calibration.lost(JUDGED) - trial.calibration.lost(JUDGED)
+        gain = self.calibration.lost(TRIAL) - trial.calibration.lost(TRIAL)
         self._gain = float(gain.mean())
         error = float(gain.std()) / len(gain) ** 0.5
         if self._gain > BETTER * error:
@@ -289,6 +289,3 @@ class NetworkLearner:
             "gain": self._gain,
         }
         return {**self.calibration.state(), "network": network}
-
-
-assert min(TRIAL, WINDOW) >= JUDGED

@@ -17,7 +17,7 @@ from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.planner import network_learner as learning
 from c2t_plugin.planner.calibration import MOST_OF_ONE, Calibration
 from c2t_plugin.planner.network import Adam, Network
-from c2t_plugin.planner.network_learner import EVERY, FIRST, TRIAL, NetworkLearner, Outcomes
+from c2t_plugin.planner.network_learner import FIRST, TRIAL, NetworkLearner, Outcomes
 
 D_MAX, REQUESTS = 4, 32
 FEATURES = ("joint_log_prob", "entropy", "depth", "margin")
@@ -36,9 +36,10 @@ def classifier() -> NodeClassifier:
 
 def drawn(step: int) -> tuple[Tensor, Tensor]:
     """(REQUESTS, D_MAX, 3) log probabilities, entropies and margins, and the chance of each token. It depends on the
-    entropy as no calibration of a probability can hold: what is neither low nor high is accepted."""
+    draft's entropy as no calibration of a probability can hold: what is neither low nor high is accepted."""
     chance = torch.Generator().manual_seed(step)
     stats = torch.rand(REQUESTS, D_MAX, 3, generator=chance) * torch.tensor([-1.0, 3.0, 3.0])
+    stats[..., 1] = stats[:, :1, 1]
     return stats, torch.where((stats[..., 1] - 1.5).abs() < 0.75, 0.9, 0.3)
 
 
@@ -293,11 +294,11 @@ def test_training_that_fails_says_so_once_and_serving_goes_on(
 ):
     learner = NetworkLearner(classifier, D_MAX, background=False)
     learner._candidate.out_bias[:] = np.nan
-    serve(learner, range(2 * (FIRST + EVERY) // REQUESTS))
+    serve(learner, range(4 * FIRST // REQUESTS))
     assert learner.failed and learner.swaps == 0
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert learner.confidence(drawn(0)[0]).isfinite().all()
-    assert learner.state()["seen"] == 2 * (FIRST + EVERY) * D_MAX
+    assert learner.state()["seen"] == 4 * FIRST * D_MAX
 
 
 def test_the_state_is_told_as_json(classifier: NodeClassifier):

@@ -33,10 +33,10 @@ def state(running: CpuServer) -> dict[str, Any]:
     return found
 
 
-def spoilt(classifier: NodeClassifier, path: Path) -> Path:
-    """Of a network that ranks drafts the wrong way round, which no calibration mends: its slope is not below 0."""
+def blind(classifier: NodeClassifier, path: Path) -> Path:
+    """With a network that is as sure of every token, from which much can be learnt."""
     network = Network.of(classifier)
-    save_classifier(with_network(classifier, network._replace(out_weight=-network.out_weight)), path)
+    save_classifier(with_network(classifier, network._replace(out_weight=0 * network.out_weight)), path)
     return path
 
 
@@ -45,7 +45,7 @@ def test_a_learnt_network_cuts_drafts_and_changes_no_output(tmp_path: Path):
     target = Target(pair_dir() / "target")
     prompts = [ids[: 30 + 6 * i] for i, ids in enumerate(held_out_prompts(CONCURRENCY, min_tokens=96, seed=21))]
     plain = [tuple(target.greedy(prompt, vc.NEW_TOKENS)) for prompt in prompts]
-    begun = spoilt(load_classifier(pair_dir() / "eagle3" / FILE_NAME), tmp_path / "spoilt.safetensors")
+    begun = blind(load_classifier(pair_dir() / "eagle3" / FILE_NAME), tmp_path / "blind.safetensors")
     PAYS.save(tmp_path / "curve.json")
     kept = tmp_path / "learned.safetensors"
     flags = (
