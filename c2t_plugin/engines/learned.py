@@ -92,7 +92,7 @@ def with_learnt(
     over = classifier if network is None else with_network(classifier, network)
     found = folded(over, slope, offsets)
     spec = found.spec
-    record = {
+    record: dict[str, Any] = {
         "version": VERSION,
         "over": digest(over),
         "utc": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -100,7 +100,11 @@ def with_learnt(
     }
     if network is not None:
         # folded there is no way back to it
-        record[FROM], record[NETWORK] = digest(classifier), [each.tolist() for each in network]
+        record |= {
+            FROM: digest(classifier),
+            NETWORK: [each.tolist() for each in network],
+            "networks": learnt["network"],
+        }
     beta, shift = spec.suggested_beta, sum(offsets) / len(offsets)
     if 0.0 < beta < 1.0:
         beta = float(torch.sigmoid(torch.logit(torch.tensor(beta, dtype=torch.float64)) * slope + shift))

@@ -227,6 +227,9 @@ def test_records_are_written_by_a_thread(classifier: NodeClassifier, tmp_path: P
     assert len(wrote) == 1 and wrote[0] != "MainThread"
 
 
+RETRAINED = {**STATE, "network": {"swaps": 3, "discarded": 1}}
+
+
 def trained(classifier: NodeClassifier) -> Network:
     return Network(*(1.5 * each for each in Network.of(classifier)))
 
@@ -239,10 +242,11 @@ def goes_on(path: Path, classifier: NodeClassifier, learn: str = "network") -> A
 def test_a_network_is_kept_too_and_the_next_server_goes_on_from_it(classifier: NodeClassifier, tmp_path: Path):
     path, network = tmp_path / "learned.safetensors", trained(classifier)
     file = LearnedFile(path, classifier, PAIR, lambda: network)
-    file.keep({"learnt": STATE})
-    file.close({"learnt": STATE})
+    file.keep({"learnt": RETRAINED})
+    file.close({"learnt": RETRAINED})
     assert file.failed == 0
     kept = load_classifier(path)
+    assert kept.spec.training["learned"]["networks"]["swaps"] == 3
     chain = torch.rand(50, len(kept.spec.features)) * 3
     expected = folded(learned.with_network(classifier, network), SLOPE, OFFSETS)
     assert torch.allclose(kept(chain), expected(chain), atol=1e-4)
@@ -277,6 +281,6 @@ def test_the_file_of_a_network_that_began_from_another_classifier_is_refused(
 ):
     other = learned.with_network(classifier, trained(classifier))
     path = tmp_path / "learned.safetensors"
-    save_classifier(with_learnt(other, STATE, PAIR, trained(other)), path)
+    save_classifier(with_learnt(other, RETRAINED, PAIR, trained(other)), path)
     with pytest.raises(ClassifierError, match="over another classifier"):
         goes_on(path, classifier)
