@@ -97,3 +97,14 @@ def test_another_network_is_taken_between_two_drafts(both: tuple[HostChainScorer
         draft(scorer, slots, 0)
     assert_agree(both, 3)
     assert not torch.allclose(before[0], both[0].confidence(3), atol=1e-3)
+
+
+def test_a_scorer_that_takes_another_network_leaves_the_classifier_as_it_is():
+    classifier = NodeClassifier(ClassifierSpec()).requires_grad_(False)
+    before = {name: value.clone() for name, value in classifier.state_dict().items()}
+    for kind in (HostChainScorer, ChainScorer):
+        scorer = kind(classifier, slots=1, rows=1, max_depth=D_MAX, beta=0.4, device="cpu")
+        network = scorer.network
+        mine = (network.hidden_weight, network.hidden_bias, network.out_weight, network.out_bias)
+        scorer.take([each + 1 for each in mine])
+    assert all(torch.equal(value, before[name]) for name, value in classifier.state_dict().items())
