@@ -18,6 +18,7 @@ from c2t_plugin.errors import C2TError
 from c2t_plugin.planner import CostCurve, OwnLimits, Planner, draft_passes, spend
 from c2t_plugin.planner.budget import falling
 from c2t_plugin.planner.ledger import Ledger
+from c2t_plugin.planner.network_learner import NetworkLearner
 from c2t_plugin.planner.pace import Pace
 from c2t_plugin.planner.planner import WHOLE_FIRST
 from c2t_plugin.planner.profile import CostProfile
@@ -26,7 +27,6 @@ from c2t_plugin.planner.readback import Readback
 if TYPE_CHECKING:
     from c2t_plugin.planner.ahead import DraftEnd, Prices
     from c2t_plugin.planner.calibration import Calibration
-    from c2t_plugin.planner.network_learner import NetworkLearner
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,6 @@ class StepPlanner:
     How deep a step drafts follows from the steps before it; how much of that is verified, from its own confidences,
     or, once it has to `wait_for_nothing`, from the steps before too. Confidences say nothing about a token's own random
     draw, so neither does a choice.
-
-    network: learns the classifier itself too, in the place of a calibration.
 
     curve: None measures one on the first steps, writes it to the path if there is one, and goes on measuring what whole
     steps take; one that is given holds. calibration: what confidences turn out to mean; None: nothing is learnt.
@@ -58,8 +56,7 @@ class StepPlanner:
         most: int,
         device: torch.device,
         depths: Sequence[int] = (),
-        calibration: Calibration | None = None,
-        network: NetworkLearner | None = None,
+        calibration: Calibration | NetworkLearner | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.active = True
@@ -85,8 +82,7 @@ class StepPlanner:
         self._early: deque[Tensor] = deque(maxlen=WHOLE_FIRST)
         self._profile: CostProfile | None = None
         self._pace: Pace | None = None
-        self.network, self._alone = network, calibration
-        self._calibration = calibration if network is None else network
+        self._calibration = calibration
         # hear `state` where something was learnt, once a minute
         self.listeners: list[Callable[[dict[str, Any]], None]] = []
         self._clock, self._told = clock, (-math.inf, 0)
@@ -164,6 +160,11 @@ class StepPlanner:
         """Whether it wants to know what became of the draft tokens."""
         return self._calibration is not None
 
+    @property
+    def network(self) -> NetworkLearner | None:
+        """What learns the classifier itself too, where that is learnt."""
+        return self._calibration if isinstance(self._calibration, NetworkLearner) else None
+
     def learn(self, sure: Tensor, verified: Tensor, accepted: Tensor, owners: Sequence[Hashable] = ()) -> None:
         """What became of a step's drafts, on the host: see `keep`, and Calibration.observe. Where a network learns,
         each token's entropy and margin stand behind its log probability: (requests, tokens, 4)."""
@@ -173,10 +174,10 @@ class StepPlanner:
         hoped = (falling(self._meant(sure)) * tried).sum()
         self._ledger.add("tokens", len(verified) + float(hoped), len(verified) + float(accepted.sum()))
         confidence, log_prob = _confidence_of(sure)
-        if self.network is not None:
-            self.network.observe(sure[..., 1:], verified, accepted, owners)
-        elif self._alone is not None:
-            self._alone.observe(confidence, verified, accepted, owners, log_prob)
+        if isinstance(self._calibration, NetworkLearner):
+            self._calibration.observe(sure[..., 1:], verified, accepted, owners)
+        else:
+            self._calibration.observe(confidence, verified, accepted, owners, log_prob)
         when, fits = self._told
         if self._calibration.fits > fits and self._clock() >= when + TELL_EVERY_S:
             self._told = self._clock(), self._calibration.fits

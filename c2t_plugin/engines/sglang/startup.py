@@ -194,7 +194,7 @@ def _planner(
     pair = pair_of(server_args, base)
     if learning.trains(config, scorer.beta.device, alone=alone):
         network = learning.network(config, classifier, scorer.d_max, pair)
-        planner = StepPlanner(curve, path, **shape, network=network)
+        planner = StepPlanner(curve, path, **shape, calibration=network)
         _follow(scorer, network)
     else:
         found = learning.calibration(config, classifier, scorer.d_max, pair)

@@ -6,11 +6,13 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from c2t_plugin.classifier import FILE_NAME
 from c2t_plugin.engines.vllm.config import Settings
 from c2t_plugin.engines.vllm.ending import SENT
 from c2t_plugin.engines.vllm.patches import PATCHES, WEIGHT_FILES, drafting_by
-from c2t_plugin.engines.vllm.planning import DRAFTED
+from c2t_plugin.engines.vllm.planning import DRAFTED, TAKEN
 from c2t_plugin.engines.vllm.served import RequestsOfV2, ServedTraces
 from c2t_plugin.errors import ConfigError
 
@@ -70,6 +72,8 @@ class WorkerMixin(_StockWorker):
             traces.finish(scheduler_output.finished_req_ids)
         if not self.use_v2_model_runner:
             self._drafter().ending.sent = getattr(scheduler_output, SENT, None)
+            if (taken := getattr(scheduler_output, TAKEN, None)) is not None:
+                self._drafter().scorer.take([torch.from_numpy(each) for each in taken])
         return super().execute_model(scheduler_output, *positional, **keyword)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
