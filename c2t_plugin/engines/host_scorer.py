@@ -6,17 +6,18 @@ to score it, and 60 us a row to find the M largest of 8,192 logits; numpy takes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from c2t_kernels.network import MIN_LOG_PROB, ScoringNetwork
+from c2t_kernels.network import ScoringNetwork
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.limits import RequestLimits
+from c2t_plugin.planner.features import VALUES, PathNode
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # Its negative's exp is 0 as float32, and 0 times it is 0, where 0 times inf would be NaN.
@@ -33,31 +34,6 @@ class HostStats(NamedTuple):
     log_prob: Array
     entropy: Array
     margin: Array
-
-
-class PathNode(NamedTuple):
-    """A chain's newest tokens, (rows,) float32 each; their rank is 0, and all have the same depth."""
-
-    joint_log_prob: Array
-    path_entropy: Array
-    log_prob: Array
-    entropy: Array
-    margin: Array
-
-
-# The twin of c2t_kernels.network.TABLE for a token of rank 0; None: the same for all rows.
-VALUES: dict[str, Callable[[PathNode], Array] | None] = {
-    "joint_prob": lambda node: np.exp(node.joint_log_prob),
-    "joint_log_prob": lambda node: np.maximum(node.joint_log_prob, MIN_LOG_PROB),
-    "entropy": lambda node: node.entropy,
-    "depth": None,
-    "prob": lambda node: np.exp(node.log_prob),
-    "log_prob": lambda node: np.maximum(node.log_prob, MIN_LOG_PROB),
-    "rank": None,
-    "margin": lambda node: np.minimum(node.margin, -MIN_LOG_PROB),
-    "path_entropy": lambda node: node.path_entropy,
-    "sibling_log_prob": lambda node: -np.log1p(np.exp(-node.margin)),
-}
 
 
 class HostNetwork:

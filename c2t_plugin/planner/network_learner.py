@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from c2t_kernels.network import NodeStats
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.planner.arrays import Array
 from c2t_plugin.planner.calibration import Calibration
+from c2t_plugin.planner.features import VALUES, PathNode
 from c2t_plugin.planner.learnt import Learnt
 from c2t_plugin.planner.network import Adam, Network
 
@@ -109,7 +109,6 @@ class NetworkLearner:
     ) -> None:
         """classifier: the prior, and where it begins without a network. start, network: what an earlier server has
         learnt. background: whether a thread trains; without it `train` is to be called."""
-        self._classifier = classifier
         self._prior = Network.of(classifier)
         self.network = self._prior.copy() if network is None else network
         self.calibration = Calibration(d_max, start=start)
@@ -119,6 +118,7 @@ class NetworkLearner:
         self.swaps = self.discarded = self.batches = 0
         self.outcomes = Outcomes(d_max, len(classifier.spec.features))
         spec = classifier.spec
+        self._names, self._depth_origin = spec.features, spec.depth_origin
         self._shift, self._scale = (np.array(each, dtype=np.float32) for each in (spec.shift, spec.scale))
         self._chance = np.random.default_rng(seed)
         # being trained, by whoever holds `_due`; then tried; then in force
@@ -180,22 +180,19 @@ class NetworkLearner:
 
     def _features(self, stats: Tensor) -> Array:
         """(requests, drafted, features) float32, scaled; NaN where statistics are not finite."""
-        log_prob, entropy, margin = stats.float().unbind(-1)
-        known = log_prob.isfinite() & entropy.isfinite()
-        joint, path = (torch.where(known, each, 0.0).cumsum(1) for each in (log_prob, entropy))
-        depth = torch.arange(1, 1 + stats.shape[1], dtype=torch.float32).expand_as(joint)
-        node = NodeStats(
-            joint_log_prob=joint,
-            log_prob=log_prob,
-            depth=depth,
-            rank=torch.zeros_like(joint),
-            path_entropy=path,
-            entropy=entropy,
-            margin=margin,
-            leading_log_prob=log_prob,
-        )
-        found: Array = (self._classifier.features_of(node).numpy() - self._shift) / self._scale
-        found[~known.numpy()] = np.nan
+        log_prob, entropy, margin = np.moveaxis(stats.float().numpy(), -1, 0)
+        known = np.isfinite(log_prob) & np.isfinite(entropy)
+        joint, path = (np.cumsum(np.where(known, each, np.float32(0.0)), axis=1) for each in (log_prob, entropy))
+        node = PathNode(joint, path, log_prob, entropy, margin)
+        found = np.zeros((*joint.shape, len(self._names)), dtype=np.float32)
+        for place, name in enumerate(self._names):
+            value = VALUES[name]
+            if value is not None:
+                found[..., place] = value(node)
+            elif name == "depth":
+                found[..., place] = np.arange(joint.shape[1]) + self._depth_origin
+        found = (found - self._shift) / self._scale
+        found[~known] = np.nan
         return found
 
     def _go_on(self) -> None:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
+from c2t_kernels.network import FEATURES as ALL
+from c2t_kernels.network import NodeStats
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.planner import network_learner as learning
 from c2t_plugin.planner.calibration import MOST_OF_ONE, Calibration
@@ -113,16 +115,27 @@ def test_adam_is_torchs(classifier: NodeClassifier):
         np.testing.assert_allclose(mine, twin.detach().numpy(), rtol=1e-4, atol=1e-6)
 
 
-def test_features_are_the_classifiers_own(classifier: NodeClassifier):
-    torch.nn.init.normal_(classifier.out.weight)
-    stats, _ = drawn(0)
-    learner = NetworkLearner(classifier, D_MAX, background=False)
-    from c2t_kernels.network import NodeStats
-
-    joint, path = stats[..., 0].cumsum(1), stats[..., 1].cumsum(1)
+@pytest.mark.parametrize("origin", [0, 1])
+def test_features_are_the_classifiers_own(origin: int):
+    torch.manual_seed(2)
+    n = len(ALL)
+    spec = ClassifierSpec(ALL, tuple(0.1 * i for i in range(n)), tuple(1.0 + i for i in range(n)), depth_origin=origin)
+    classifier, (stats, _) = NodeClassifier(spec).requires_grad_(False), drawn(0)
+    log_prob, entropy, margin = stats.unbind(-1)
     depth = torch.arange(1.0, 1 + D_MAX).expand(REQUESTS, -1)
-    node = NodeStats(joint, stats[..., 0], stats[..., 1], depth, 0 * depth, stats[..., 2], path, stats[..., 0])
-    assert learner.confidence(stats).numpy() == pytest.approx(classifier.confidence(node).numpy(), abs=1e-6)
+    node = NodeStats(
+        joint_log_prob=log_prob.cumsum(1),
+        log_prob=log_prob,
+        entropy=entropy,
+        depth=depth,
+        rank=torch.zeros_like(depth),
+        margin=margin,
+        path_entropy=entropy.cumsum(1),
+        # of distributions whose most probable tokens these are
+        leading_log_prob=log_prob,
+    )
+    found = NetworkLearner(classifier, D_MAX, background=False).confidence(stats)
+    torch.testing.assert_close(found, classifier.confidence(node), atol=1e-5, rtol=1e-5)
 
 
 def test_it_learns_what_no_calibration_can_hold(classifier: NodeClassifier):
