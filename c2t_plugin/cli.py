@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     module = COMMANDS[parsed.command][1]
     try:
         return int(import_module(module).main(arguments[1:]))
-    except C2TError as error:
+    # the system's too: names that are too long, folders that may not be searched, full disks
+    except (C2TError, OSError) as error:
         print(f"c2t {parsed.command}: {error}", file=sys.stderr)
         return USAGE_ERROR
     except ModuleNotFoundError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from c2t_plugin import envs
 from c2t_plugin.errors import ConfigError
+from c2t_plugin.request_options import shown
 
 logger = logging.getLogger(__name__)
 
@@ -21,15 +23,17 @@ ALL, LOWER, NONE = REQUEST_SETTINGS = ("all", "lower", "none")
 # What `planner on` was called for one release: beta AUTO, and a cost curve beside it.
 AUTO = "auto"
 OLD_CURVE = "cost_curve"
+# What options were called for one release, and what they are called.
+OLD_NAMES = {"ragged": "packing", "plan": "rows"}
 MODES = ("chain", "tree")
-# Of RAGGED, those that verify the uniform window.
+# Of PACKINGS, those that verify the uniform window.
 UNIFORM = ("off", "full")
 # Of PACKING, those that take a mask for each request; the others pack chains only.
 MASKED = ("triton", "flashinfer", "fa3", "cpu")
 PACKING = (*MASKED, "trtllm_mha", "trtllm_mla", "cutedsl_mla", "flashmla")
-RAGGED = ("auto", *PACKING, *UNIFORM)
+PACKINGS = ("auto", *PACKING, *UNIFORM)
 LAGGED = "lagged"
-PLANS = (AUTO, "sync", LAGGED)
+ROWS = (AUTO, "sync", LAGGED)
 TREE_ATTENTION = "tree"
 ATTENTIONS = (AUTO, "stock", TREE_ATTENTION)
 STRICT = "strict"
@@ -56,11 +60,11 @@ class C2TConfig:
     mode: how drafts are laid out; chain is one sequence per request, tree one tree.
     policy: the rule by which a tree grows; chain mode has c2t alone.
     top_m: how many probabilities the entropy sums over; it must be what the classifier was trained with.
-    ragged: attention that verifies kept tokens only; auto: the server's, where it can; off: the uniform window,
+    packing: attention by which packed rows are verified; auto: the server's, where it can; off: the uniform window,
         in a few widths; full: in one.
-    plan: how the rows of such a pass are chosen: sync waits for the number of kept tokens; lagged predicts it from
-        steps before, and clips what does not fit; auto: lagged for chains on a GPU.
-    attention: kernel of ragged verification on triton; stock: the engine's own, tree: c2t_kernels.tree_attention; auto:
+    rows: how many such a pass has: sync waits for the number of kept tokens; lagged predicts it from steps before, and
+        clips what does not fit; auto: lagged for chains on a GPU.
+    attention: kernel of packed verification on triton; stock: the engine's own, tree: c2t_kernels.tree_attention; auto:
         on a GPU whichever wins a contest at start.
     self_check: ON: once at start packed verification and kernels are compared with the uniform window and with float32,
         and packed rows that fail are not used; AUTO: that on a GPU; STRICT: what fails is an error; OFF: nothing.
@@ -86,8 +90,8 @@ class C2TConfig:
     trace_share: float = 0.05
     trace_limit: float = 1000.0
     trace_precision: str = "coarse"
-    ragged: str = "auto"
-    plan: str = AUTO
+    packing: str = "auto"
+    rows: str = AUTO
     attention: str = AUTO
     self_check: str = AUTO
     learn: str = AUTO
@@ -122,17 +126,17 @@ class C2TConfig:
             raise ConfigError(f"base must be one of {', '.join(BASES)}, got {self.base!r}")
         if self.mode not in MODES:
             raise ConfigError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
-        if self.ragged not in RAGGED:
-            raise ConfigError(f"ragged must be one of {', '.join(RAGGED)}, got {self.ragged!r}")
-        if self.plan not in PLANS:
-            raise ConfigError(f"plan must be one of {', '.join(PLANS)}, got {self.plan!r}")
-        if self.plan == LAGGED and self.mode != "chain":
-            raise ConfigError(f"plan {LAGGED} clips chains: set the mode to chain, or leave the plan out")
+        if self.packing not in PACKINGS:
+            raise ConfigError(f"packing must be one of {', '.join(PACKINGS)}, got {self.packing!r}")
+        if self.rows not in ROWS:
+            raise ConfigError(f"rows must be one of {', '.join(ROWS)}, got {self.rows!r}")
+        if self.rows == LAGGED and self.mode != "chain":
+            raise ConfigError(f"rows {LAGGED} clips chains: set the mode to chain, or leave rows out")
         if self.attention not in ATTENTIONS:
             raise ConfigError(f"attention must be one of {', '.join(ATTENTIONS)}, got {self.attention!r}")
-        if self.attention == TREE_ATTENTION and self.ragged not in ("auto", "triton"):
+        if self.attention == TREE_ATTENTION and self.packing not in ("auto", "triton"):
             raise ConfigError(
-                f"attention {TREE_ATTENTION} is a kernel of ragged triton, but ragged is {self.ragged}; leave one out"
+                f"attention {TREE_ATTENTION} is a kernel of packing triton, packing is {self.packing}; leave one out"
             )
         if self.self_check not in SELF_CHECKS:
             raise ConfigError(f"self_check must be one of {', '.join(SELF_CHECKS)}, got {self.self_check!r}")
@@ -168,7 +172,7 @@ class C2TConfig:
         """Build from untyped values (flags, environment, JSON); an unknown key or a wrong type is an error."""
         values = _renamed(values)
         known = {field.name for field in fields(cls)}
-        unknown = sorted(set(values) - known)
+        unknown = sorted(shown(name).strip("'") for name in set(values) - known)
         if unknown:
             raise ConfigError(f"unknown option {', '.join(unknown)}; known: {', '.join(sorted(known))}")
         return cls(**{name: _typed(name, value) for name, value in values.items() if value is not None})
@@ -176,24 +180,37 @@ class C2TConfig:
     @classmethod
     def resolve(cls, flags: Mapping[str, Any]) -> C2TConfig:
         """Merge by precedence: command-line flags, then C2T_<NAME> variables, then C2T_CONFIG, then defaults."""
-        merged = dict(envs.config())
-        for name in (*(field.name for field in fields(cls)), OLD_CURVE):
-            for value in (envs.option(name), flags.get(name)):
-                if value is not None:
-                    merged[name] = value
+        names = (*(field.name for field in fields(cls)), OLD_CURVE, *OLD_NAMES)
+        merged: dict[str, Any] = {}
+        for source in (envs.config(), {n: envs.option(n) for n in names}, {n: flags.get(n) for n in names}):
+            merged |= _current(source)
         return cls.from_mapping(merged)
+
+
+def _current(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is set, with today's names for OLD_NAMES. Raises ConfigError where both come."""
+    found = {name: value for name, value in values.items() if value is not None}
+    for old, new in OLD_NAMES.items():
+        if old not in found:
+            continue
+        if new in found:
+            raise ConfigError(f"{old} {found[old]} is the old name of {new}, which is {found[new]}; leave {old} out")
+        found[new] = found.pop(old)
+        logger.warning("C2T: %s is called %s now: %s %s", old, new, new, found[new])
+    return found
 
 
 def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     """With the planner under its own name. Raises ConfigError where a curve comes without a planner."""
-    found = {name: value for name, value in values.items() if value is not None}
+    found = _current(values)
     curve, planned = found.pop(OLD_CURVE, None), found.get("beta") == AUTO
     if planned:
         del found["beta"]
         found.setdefault("planner", ON)
     if curve is not None:
         if found.get("planner", AUTO) in (AUTO, OFF):
-            raise ConfigError(f"{OLD_CURVE} is what a planner decides by; expected planner {curve} in its place")
+            named = ascii(curve).strip("'")
+            raise ConfigError(f"{OLD_CURVE} is what a planner decides by; expected planner {named} in its place")
         found["planner"] = curve
     if planned or curve is not None:
         logger.warning("C2T: beta %s and %s are called planner now: planner %s", AUTO, OLD_CURVE, found["planner"])
@@ -203,10 +220,23 @@ def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
 def _typed(name: str, value: Any) -> Any:
     convert = {"beta": float, "top_m": int, "trace_share": float, "trace_limit": float}.get(name, str)
     if isinstance(value, bool) or (convert is str and not isinstance(value, str)):
-        raise ConfigError(f"{name} has a value of the wrong type: {value!r}")
+        raise ConfigError(f"{name} has a value of the wrong type: {shown(value)}")
+    if convert is str and not _is_a_name(value):
+        raise ConfigError(f"{name} has characters that no name and no path has: {shown(value)}")
     try:
-        return convert(value)
-    except (TypeError, ValueError) as error:
+        found = convert(value)
+        if convert is int and isinstance(value, float) and found != value:
+            raise ValueError("a fraction")
+        return found
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(
-            f"{name} must be {'a number' if convert is float else 'an integer'}, got {value!r}"
+            f"{name} must be {'a number' if convert is float else 'an integer'}, got {shown(value)}"
         ) from error
+
+
+def _is_a_name(value: str) -> bool:
+    """Whether the system takes it for a path, which JSON has others than."""
+    try:
+        return b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False

@@ -211,7 +211,7 @@ def classifier_beside(draft: str) -> Path:
 
 
 def draft_vocab_size(draft: str) -> int:
-    """Words that the draft of a checkpoint directory or hub repository can propose."""
+    """Tokens that the draft of a checkpoint directory or hub repository can propose."""
     values = import_module("c2t_plugin.engines.checkpoints").read_config(draft)
     size = values.get("draft_vocab_size") or values.get("vocab_size")
     if not isinstance(size, int):

@@ -18,9 +18,9 @@ def pair() -> Path | None:
 
 def option(name: str) -> str | None:
     """C2T_CLASSIFIER, C2T_BETA, C2T_BASE, C2T_MODE, C2T_POLICY, C2T_TOP_M, C2T_TRACE_DIR, C2T_TRACE_SHARE,
-    C2T_TRACE_LIMIT, C2T_TRACE_PRECISION, C2T_RAGGED, C2T_PLAN, C2T_ATTENTION, C2T_SELF_CHECK, C2T_PLANNER, C2T_LEARN,
-    C2T_LEARNED, C2T_REQUEST_SETTINGS, C2T_REQUEST_TIERS: one option of C2TConfig, None if not set; C2T_COST_CURVE, an
-    old name."""
+    C2T_TRACE_LIMIT, C2T_TRACE_PRECISION, C2T_PACKING, C2T_ROWS, C2T_ATTENTION, C2T_SELF_CHECK, C2T_PLANNER, C2T_LEARN,
+    C2T_LEARNED, C2T_REQUEST_SETTINGS, C2T_REQUEST_TIERS: one option of C2TConfig, None if not set; C2T_COST_CURVE,
+    C2T_RAGGED, C2T_PLAN, old names."""
     return os.environ.get(f"C2T_{name.upper()}") or None
 
 
@@ -39,7 +39,8 @@ def config() -> dict[str, Any]:
         return {}
     if not raw.lstrip().startswith("{"):
         path = Path(raw)
-        if not path.is_file():
+        # os.path, since Path raises where a name is too long
+        if not os.path.isfile(path):
             raise ConfigError(f"C2T_CONFIG must be a JSON object or the path of a JSON file, got {raw!r}")
         value = json_text.load(path, ConfigError)
     else:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from c2t_plugin.errors import C2TError
+from c2t_plugin.request_options import shown
 
 # No file of ours comes near; a checkpoint's index of weights may have some.
 MOST_BYTES = 64_000_000
@@ -32,8 +33,10 @@ def load(path: Path, error: type[C2TError] = C2TError, *, most: int = MOST_BYTES
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} comes twice")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        # by hash, since a file may have a million names
+        if name in found:
+            raise ValueError(f"the name {shown(name)} comes twice")
+        found[name] = value
     return found

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.errors import ConfigError
+from c2t_plugin.request_options import is_number, shown
 
 
 class RequestLimits:
@@ -33,14 +34,16 @@ class RequestLimits:
 
     def set_beta(self, beta: float) -> None:
         """Change the threshold from the next draft on. Raises ConfigError unless it is in [0, 1]."""
-        if not 0.0 <= beta <= 1.0:
-            raise ConfigError(f"beta must be a number in [0, 1], got {beta}")
+        if not (is_number(beta) and 0.0 <= beta <= 1.0):
+            raise ConfigError(f"beta must be a number in [0, 1], got {shown(beta)}")
         self.beta.fill_(beta)
 
     def set_max_depth(self, max_depth: int) -> None:
         """Verify no draft token deeper than this; 0 verifies none. Raises ConfigError above d_max."""
-        if not 0 <= max_depth <= self.d_max:
-            raise ConfigError(f"max_depth must be between 0 and the draft steps ({self.d_max}), got {max_depth}")
+        if not (is_number(max_depth) and 0 <= max_depth <= self.d_max and max_depth == int(max_depth)):
+            raise ConfigError(
+                f"max_depth must be a whole number from 0 to the draft steps ({self.d_max}), got {shown(max_depth)}"
+            )
         self.max_depth.fill_(max_depth)
 
     def set_requests(self, slots: Tensor, betas: Sequence[float | None], max_depths: Sequence[int | None]) -> None:

@@ -33,10 +33,10 @@ class RequestOptions:
         for name in ("enabled", "learn"):
             if not isinstance(getattr(found, name), bool):
                 raise ConfigError(f"{prefix}{name} must be true or false, got {shown(getattr(found, name))}")
-        if found.beta is not None and not (_is_number(found.beta) and 0.0 <= found.beta <= 1.0):
+        if found.beta is not None and not (is_number(found.beta) and 0.0 <= found.beta <= 1.0):
             raise ConfigError(f"{prefix}beta must be a number in [0, 1], got {shown(found.beta)}")
         depth = found.max_depth
-        if depth is not None and not (_is_number(depth) and 0 <= depth <= MOST and depth == int(depth)):
+        if depth is not None and not (is_number(depth) and 0 <= depth <= MOST and depth == int(depth)):
             raise ConfigError(f"{prefix}max_depth must be a whole number from 0 to {MOST}, got {shown(depth)}")
         if not found.enabled and found.beta is not None:
             raise ConfigError(f"{prefix}beta has no meaning with {prefix}enabled false; leave one of them out")
@@ -56,7 +56,8 @@ class RequestOptions:
 KEYS = tuple(item.name for item in fields(RequestOptions))
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Which true and false are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from pathlib import Path
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -14,6 +16,7 @@ LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 TARGET = re.compile(r"\]\((?!https?://)([^)#\s]*)#([^)\s]+)\)")
 LONGEST_PARAGRAPH = 90
 LONGEST_README = 90
+LONGEST_FILE = 300
 ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 NO_PROSE = ("|", "#", "<!--", "![")
 
@@ -146,3 +149,53 @@ def test_a_walk_goes_through_three_files_that_have_what_it_names(question: str) 
     sources = "\n".join(source_of(name).read_text(encoding="utf-8") for name in files)
     gone = [name for name in named if name not in files and not re.search(rf"\b{name.split('.')[-1]}\b", sources)]
     assert gone == []
+
+
+# Folders whose files are named one by one.
+BY_FILE = ("engines", "sglang", "vllm", "drafters", "verify")
+
+
+def rooms() -> dict[str, set[str]]:
+    """What each table of docs/internals.md names, by the folder below c2t_plugin/ that it is about."""
+    page = (ROOT / "docs/internals.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^(?:## Rooms|Inside `([\w/]+)/`:)\n\n((?:\|.*\n)+)", page, re.MULTILINE)
+    return {folder: set(re.findall(r"`([\w./]+)`", table)) for folder, table in tables}
+
+
+def unnamed(path: PurePosixPath, tables: Mapping[str, set[str]]) -> bool:
+    """Whether the table of a module's folder names neither the module nor a room within it that is named as a whole."""
+    folder = next(each for each in map(str, path.parents) if each in tables or each == ".")
+    named = tables["" if folder == "." else folder]
+    whole = {f"{part}/" for part in path.parent.parts if part not in BY_FILE}
+    return path.name != "__init__.py" and not ({path.name} | whole) & named
+
+
+def test_every_module_has_its_room() -> None:
+    package = ROOT / "c2t_plugin"
+    modules = [PurePosixPath(path.relative_to(package)) for path in sorted(package.rglob("*.py"))]
+    assert set(rooms()) == {"", "engines", "engines/sglang", "engines/vllm"}
+    assert [str(path) for path in modules if unnamed(path, rooms())] == []
+
+
+@pytest.mark.parametrize("path", ["new.py", "engines/new.py", "engines/vllm/ranks.py", "engines/sglang/verify/new.py"])
+def test_a_module_without_a_room_is_seen(path: str) -> None:
+    assert unnamed(PurePosixPath(path), rooms())
+
+
+def test_the_recipe_of_a_feature_names_the_files_that_know_one() -> None:
+    page = (ROOT / "docs/adding.md").read_text(encoding="utf-8")
+    recipe = page.partition("## A feature")[2].partition("\n## ")[0]
+    newest = re.findall(r'Feature\("(\w+)"', (ROOT / "kernels/c2t_kernels/network/features.py").read_text())[-1]
+    sources = [path for folder in ("kernels", "c2t_plugin", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    know = {str(path.relative_to(ROOT)) for path in sources if f'"{newest}"' in path.read_text(encoding="utf-8")}
+    named = {name for name in re.findall(r"`([\w/]+\.py)`", recipe) if not name.startswith("tests/") and "/" in name}
+    assert len(know) > 1 and know - named == set()
+    assert len(named) <= 6
+
+
+def test_a_long_file_says_why_it_is_one() -> None:
+    sources = [path for folder in ("kernels", "c2t_plugin", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in sources}
+    long = [name for name, text in texts.items() if len(text.splitlines()) > LONGEST_FILE]
+    docstrings = {name: ast.get_docstring(ast.parse(texts[name])) or "" for name in long}
+    assert [name for name, says in docstrings.items() if "one file" not in says.lower()] == []

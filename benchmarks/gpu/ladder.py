@@ -11,6 +11,8 @@ nodes only; padded trees), asks them the same, and writes a row per rung (rungs.
 was found and, if a rung does not hold, why, once the servers that it looks at have answered. Exit status 1: a rung does
 not hold, or could not be tried. Numbers of rungs stay when others are added; what the ladder leaves to other scripts or
 to more GPUs is in docs/benchmarking.md.
+
+One file, from the servers to the rows, since a rung is judged as soon as the last of its servers has answered.
 """
 
 from __future__ import annotations
@@ -62,13 +64,13 @@ TREE = (*C2T, "--speculative-c2t-mode", "tree", "--speculative-eagle-topk", str(
 SERVERS: dict[str, tuple[str, ...]] = {
     "plain": (),
     "kept": CHAIN,
-    "window": (*CHAIN, "--speculative-c2t-ragged", "off"),
+    "window": (*CHAIN, "--speculative-c2t-packing", "off"),
     "eager": (*CHAIN, "--disable-cuda-graph"),
     "auto": C2T,
     "rough": (*CHAIN, "--chunked-prefill-size", "32", "--enable-mixed-chunk"),
     "sync": (*CHAIN, "--disable-overlap-schedule"),
     "tree": TREE,
-    "padded tree": (*TREE, "--speculative-c2t-ragged", "off"),
+    "padded tree": (*TREE, "--speculative-c2t-packing", "off"),
 }
 RECORDED = ("kept", "eager", "rough")
 RECOMPUTED = ("kept", "rough")

@@ -68,7 +68,7 @@ def _buffers(layer: tuple[Any, ...], tree: tuple[Any, ...], nodes: int) -> tuple
     """What the kernels write into, with nothing in it that could be right."""
     grown = operation("fused", "growth", "grow_layer")(*layer, 2, width=WIDTH)
     built = operation("fused", "tree_layout", "build_tree")(*tree, bucket=nodes + 1)
-    scratch = torch.zeros(len(tree[1]), nodes + 4 * (nodes + 1), dtype=torch.int32, device=built.mask.device)
+    scratch = torch.zeros(len(tree[1]), nodes, dtype=torch.int32, device=built.mask.device)
     return {"out": spoiled(grown)}, {"out": spoiled(built), "scratch": spoiled(scratch)}
 
 

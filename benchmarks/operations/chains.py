@@ -24,7 +24,7 @@ from c2t_plugin.engines.sglang.drafters.chain import ChainDrafter
 from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.step import step_of
-from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan, PlannedRows
+from c2t_plugin.engines.sglang.verify.lagged import LaggedRows, PlannedRows
 from c2t_plugin.engines.sglang.verify.packing import PackedVerify
 from c2t_plugin.engines.sglang.verify.triton import PackedTritonAttnBackend
 from c2t_plugin.planner import CostCurve
@@ -153,9 +153,9 @@ class ChainSteps:
         self._parts = Parts(self.scorer, Counts(DEPTH), None, self._planner, {}, packing=self._packing, lagged=lagged)
         self._drafter = drafter(SimpleNamespace(speculative_num_steps=DEPTH), self._parts)
 
-    def _plan(self, mode: str) -> tuple[StepPlanner | None, LaggedPlan | PlannedRows | None]:
+    def _plan(self, mode: str) -> tuple[StepPlanner | None, LaggedRows | PlannedRows | None]:
         if mode != "planned":
-            return None, LaggedPlan(self._packing.sizes, GPU) if mode == "lagged" else None
+            return None, LaggedRows(self._packing.sizes, GPU) if mode == "lagged" else None
         planner = StepPlanner(
             CURVE, None, steps=DEPTH, most=DEPTH, device=GPU, depths=(0, DEPTH), calibration=Calibration(DEPTH)
         )

@@ -19,7 +19,7 @@ from benchmarks.papers import c2t_v1_common as common
 from benchmarks.papers.experiment import Bench, Cell, Experiment, Findings, Row
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.collect import run_live
-from c2t_plugin.lab.curves import REPLICATES, Served, bootstrap_unit, bootstrap_weights, compare, gamma_at, serve
+from c2t_plugin.lab.curves import REPLICATES, PromptSums, bootstrap_unit, bootstrap_weights, compare, gamma_at, serve
 from c2t_plugin.lab.grow import TreePolicy
 from c2t_plugin.lab.plans import CollectPlan, TreeShape
 from c2t_plugin.lab.policies.dyspec import DySpecGreedy, DySpecThreshold
@@ -63,7 +63,7 @@ class Rule:
     shape: str
     paper: str
     varied: str
-    curve: Served
+    curve: PromptSums
 
     def reaches(self, tau: float) -> bool:
         """Whether some setting accepts at least tau and some at most: no cheaper setting is made up."""

@@ -163,10 +163,10 @@ C2T: Sequence[Claim] = (
     Claim(
         "C2T",
         "v1 table 6",
-        "the entropy of the 1,000 most probable words is as good as that of all",
+        "the entropy of the 1,000 most probable tokens is as good as that of all",
         (
             toy(
-                "candidates over those with all words",
+                "candidates over those with all tokens",
                 "c2t-v1-table-6",
                 lambda book: same(by_row("c2t-v1-table-6", "gamma / all", {"M": 1000}, "")(book)),
             ),
@@ -225,7 +225,7 @@ C2T: Sequence[Claim] = (
     Claim(
         "C2T",
         "v1 figure 2, v2 figure 1",
-        "the first word is overestimated where entropy is low",
+        "the first token is overestimated where entropy is low",
         both("probability less accepted share", "c2t-v1-figure-2", partial(bias, lowest=True)),
     ),
     Claim(

@@ -21,14 +21,6 @@ from c2t_plugin.traces.forest import node_count
 Row = dict[str, Any]
 
 
-def even_rest(top: float, words: int) -> Tensor:
-    """Lemma 1's distribution: one word of probability `top`, the others even. (words,) float64."""
-    _check_top(top, words)
-    rest = torch.full((words,), (1.0 - top) / (words - 1), dtype=torch.float64)
-    rest[0] = top
-    return rest
-
-
 def entropy_of_even_rest(top: float, words: int) -> float:
     """Equation 1, nats. The paper calls it the least entropy for this largest probability; it is the largest one."""
     rest = 1.0 - top
@@ -70,7 +62,7 @@ def bias_as_printed(top: float) -> float:
 
 
 def bias(top: float, words: int) -> float:
-    """Lemma 3's bias, `top` less the least expected acceptance of `even_rest`: (words * top - 1) / (words - 1) >= 0."""
+    """Lemma 3's bias, `top` less the least expected acceptance of an even rest: (words * top - 1) / (words - 1)."""
     return top - (1.0 - largest_variation(top, words))
 
 

@@ -1,21 +1,18 @@
 """Node orders of a draft tree, and how many blocks of its attention mask they leave non-zero (DySpec appendix C).
 
-All but `reorder_tree` take one tree as `parent_ids`: (nodes,) int64, the column of each node's parent, -1 below the
-root, parents before children. The root is no node. An order is a (nodes,) int64 permutation, parents before children
+All take one tree as `parent_ids`: (nodes,) int64, the column of each node's parent, -1 below the root, parents before
+children. The root is no node. An order is a (nodes,) int64 permutation, parents before children
 as well: position i of the reordered tree holds node `order[i]`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.lab.token_tree import TokenTree
 
 # of the Triton kernel that DySpec measured (its C.1)
 PAPER_BLOCK = 32
@@ -55,41 +52,13 @@ def reorder(parent_ids: Tensor, order: Tensor) -> Tensor:
     return _checked(moved)
 
 
-def reorder_tree(tree: TokenTree, order: Callable[[Tensor], Tensor]) -> TokenTree:
-    """The live nodes of every tree of a batch in an order from ORDERS, at the left; dead columns behind them.
-
-    As wide as the largest tree.
-    """
-    tree = tree.compact()
-    columns = torch.arange(tree.nodes).repeat(tree.batch, 1)
-    parent_ids = tree.parent_ids.cpu().clone()
-    for row, size in enumerate(tree.sizes().tolist()):
-        parents = parent_ids[row, :size].clone()
-        columns[row, :size] = order(parents)
-        parent_ids[row, :size] = reorder(parents, columns[row, :size])
-    columns = columns.to(tree.alive.device)
-    moved = {item.name: getattr(tree, item.name).gather(1, columns) for item in fields(tree)}
-    return TokenTree(**{**moved, "parent_ids": parent_ids.to(tree.alive.device)})
-
-
-def with_root(parent_ids: Tensor) -> Tensor:
-    """The tree with its root as a node of its own, in column 0: (nodes + 1,) int64, for counts with the root."""
-    return torch.cat([torch.tensor([-1]), _checked(parent_ids) + 1])
-
-
-def subtree_sizes(parent_ids: Tensor) -> Tensor:
-    """Nodes at or below each node: (nodes,) int64."""
-    return torch.tensor(_sizes(_checked(parent_ids).tolist()), dtype=torch.int64)
-
-
 def attention_blocks(parent_ids: Tensor, order: Tensor | None = None, block: int = PAPER_BLOCK, prefix: int = 0) -> int:
     """Blocks of the tree's attention mask that hold at least one entry to compute.
 
     The mask has a row per node, which is set on the node itself, its ancestors and the whole prefix.
     order: insertion order if None; here it need not keep parents first.
     block: side of a block, in tokens; the last row and column of blocks may be cut.
-    prefix: tokens in front of the nodes, the root included; 0 counts the tree's own part alone, without the root
-    (`with_root` makes it a row and a column of the tree's part).
+    prefix: tokens in front of the nodes, the root included; 0 counts the tree's own part alone, without the root.
     """
     if block < 1 or prefix < 0:
         raise C2TError(f"attention blocks need block >= 1 and prefix >= 0, got block {block} and prefix {prefix}")

@@ -23,7 +23,7 @@ from benchmarks.pairs.toy import pair_dir
 from benchmarks.report.rows import BenchRow, append_rows
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.lab.collect import collect
-from c2t_plugin.lab.curves import Served, bootstrap_weights, compare, serve
+from c2t_plugin.lab.curves import PromptSums, bootstrap_weights, compare, serve
 from c2t_plugin.lab.fit import fit
 from c2t_plugin.lab.plans import CollectPlan, EvaluatePlan, FitPlan, TreeShape
 from c2t_plugin.lab.scores import auc
@@ -55,7 +55,7 @@ class Plan:
 class Judged:
     """One classifier on the held-out chains."""
 
-    served: Served
+    served: PromptSums
     auc: float
 
 

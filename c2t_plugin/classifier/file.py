@@ -42,7 +42,8 @@ def load_classifier(path: str | os.PathLike[str]) -> NodeClassifier:
     that overflow.
     """
     path = Path(path)
-    if not path.is_file():
+    # os.path, since Path raises where a name is too long or a folder may not be searched
+    if not os.path.isfile(path):
         raise ClassifierError(f"classifier file not found: {path}; fit one with `c2t fit` or name another")
     if path.stat().st_size > MOST_BYTES:
         raise ClassifierError(f"{path} has more than {MOST_BYTES} bytes, no classifier does; name another")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os.path
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ def fetch(repo: str, name: str, revision: str | None = None) -> Path | None:
     revision: of a hub repository, None is its main branch. Raises HubError where nobody can say whether there is one.
     """
     local = Path(repo)
-    if local.exists():
-        return local / name if (local / name).is_file() else None
+    # os.path, here and below, since Path raises where a name is too long or a folder may not be searched
+    if os.path.exists(local):
+        return local / name if os.path.isfile(local / name) else None
     if not _is_hub_id(repo):
         raise ConfigError(f"{repo!r} is neither a directory here nor a hub id of the form owner/name")
     from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
@@ -89,12 +91,12 @@ def find_classifier(
     names = (CALIBRATED_NAME, FILE_NAME) if probabilities else (FILE_NAME,)
     if config.classifier is not None:
         named = Path(config.classifier)
-        if named.is_file():
+        if os.path.isfile(named):
             return named, "named"
         # in a directory that is here, what is not there is no hub id either
-        on_hub = _is_hub_id(config.classifier) and len(named.parts) == 2 and not named.parent.is_dir()
+        on_hub = _is_hub_id(config.classifier) and len(named.parts) == 2 and not os.path.isdir(named.parent)
         pinned = revision if config.classifier == draft else None
-        found = _first(config.classifier, names, pinned) if on_hub or named.is_dir() else None
+        found = _first(config.classifier, names, pinned) if on_hub or os.path.isdir(named) else None
         if found is None:
             raise ClassifierError(
                 f"classifier {config.classifier!r} is neither a file nor a directory or hub repository with {FILE_NAME}"

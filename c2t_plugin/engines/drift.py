@@ -3,10 +3,10 @@
     python -m c2t_plugin.engines.drift vllm WHEEL_OR_DIRECTORY
     python -m c2t_plugin.engines.drift vllm WHEEL_OR_DIRECTORY --since OLDER     what changed in the classes that we use
 
-prints a line for each symbol that has drifted, or that none has. With --since also one for each base, abstract method,
-signature or number of returned values that the contract's classes had otherwise: a subclass of ours may lack a method
-that has become abstract while every name that it uses is still there. Exit status 1: some have drifted or changed. A
-release without drift is not thereby supported: the tests have to pass on it too.
+prints a line for each symbol that has drifted, and for each abstract method that a subclass of ours lacks, or that
+there are none. With --since also one for each base, abstract method, signature or number of returned values that the
+contract's classes had otherwise. Exit status 1: some have drifted or changed. A release without drift is not thereby
+supported: the tests have to pass on it too.
 """
 
 from __future__ import annotations
@@ -53,10 +53,24 @@ def package_of(source: Path, package: str, symbols: Iterable[EngineSymbol]) -> I
 
 
 def drifted(source: Path, package: str, symbols: Iterable[EngineSymbol]) -> list[str]:
-    """One line per symbol that is not as the adapter needs it. source: see package_of."""
+    """One line per symbol that is not as the adapter needs it, and per abstract method that a subclass of ours lacks.
+    source: see package_of."""
     symbols = tuple(symbols)
     with package_of(source, package, symbols) as root:
-        return broken_symbols(root, symbols)
+        return broken_symbols(root, symbols) + list(_lacking(root, package, symbols))
+
+
+def _lacking(root: Path, package: str, symbols: Iterable[EngineSymbol]) -> Iterator[str]:
+    named = {(symbol.file, symbol.name.partition(".")[0]) for symbol in symbols}
+    theirs = {name: (file, found) for file, name in sorted(named) if (found := _classes(root / file).get(name))}
+    for path in sorted((Path(__file__).parent / package).rglob("*.py")):
+        for ours in _classes(path).values():
+            base = ast.unparse(ours.bases[0]) if len(ours.bases) == 1 else ""  # of several, another may have the method
+            if base in theirs:
+                file, found = theirs[base]
+                lacking = [name for name, each in _methods(found).items() if _abstract(each)]
+                for name in (name for name in lacking if name not in _methods(ours)):
+                    yield f"{file}: {base} has the abstract method {name}, which {ours.name} lacks"
 
 
 def changed(older: Path, newer: Path, package: str, symbols: Iterable[EngineSymbol]) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +24,7 @@ from c2t_plugin.classifier import NodeClassifier, load_classifier, save_classifi
 from c2t_plugin.errors import ClassifierError
 from c2t_plugin.planner.learnt import Learnt
 from c2t_plugin.planner.network import Network
+from c2t_plugin.request_options import is_number, shown
 from c2t_plugin.weights import same
 
 logger = logging.getLogger(__name__)
@@ -184,8 +184,10 @@ def read(path: Path, classifier: NodeClassifier, pair: Mapping[str, Any], d_max:
     numbers: list[Any] = [record.get(name) for name in ("slope", "own", "offsets", "seen")]
     slope, own, offsets, seen = numbers
     listed = isinstance(offsets, list) and 1 <= len(offsets) <= DEEPEST and all(map(_is_number, offsets))
-    if not (listed and _is_number(slope) and _is_number(own) and isinstance(seen, int) and seen >= 0):
-        raise ClassifierError(f"{path} holds slopes of {slope!r} and {own!r}, offsets of {offsets!r}; {remedy}")
+    if not (listed and _is_number(slope) and _is_number(own) and type(seen) is int and 0 <= seen < 2**63):
+        raise ClassifierError(
+            f"{path} holds slopes of {shown(slope)} and {shown(own)}, offsets of {shown(offsets)}; {remedy}"
+        )
     # of another longest chain: deeper tokens are taken as the deepest that is known
     deep = [*offsets, *[offsets[-1]] * d_max][:d_max]
     return Learnt(float(slope), float(own), torch.tensor(deep, dtype=torch.float64), seen)
@@ -201,9 +203,4 @@ def digest(classifier: NodeClassifier) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and abs(value) <= LARGEST
-    )
+    return is_number(value) and abs(value) <= LARGEST

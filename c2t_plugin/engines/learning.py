@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os.path
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ def check(config: C2TConfig, classifier: NodeClassifier, pair: Callable[[], dict
 
     check_file(path)
     # weights that have yet to be fetched are told apart when they are there
-    if path.exists() and known(pair()):
+    if os.path.exists(path) and known(pair()):
         _earlier(config, classifier, pair, 1)
 
 
@@ -62,7 +63,7 @@ def _weights(checkpoint: str, revision: str | None) -> str:
     except (C2TError, OSError, LookupError, TypeError) as error:
         logger.warning("C2T: the weights of %s cannot be told from others: %s", checkpoint, error)
     path = Path(checkpoint)
-    return path.resolve().name if path.exists() else checkpoint
+    return path.resolve().name if os.path.exists(path) else checkpoint
 
 
 def calibration(
@@ -120,7 +121,7 @@ def _earlier(
     """What an earlier server learnt, over which classifier: of `learned`, if it is there. Raises ClassifierError for a
     file that is no good here."""
     path = None if config.learned is None else Path(config.learned)
-    if path is None or not path.exists():
+    if path is None or not os.path.exists(path):
         return classifier, None
     from c2t_plugin.engines.learned import read, with_network_of
 

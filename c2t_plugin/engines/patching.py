@@ -17,6 +17,9 @@ from typing import Any
 
 from c2t_plugin.errors import ContractError
 
+# The one attribute that an adapter sets on objects of its engine, whatever it has to say there.
+ATTRIBUTE = "_c2t"
+
 _ABSENT = object()
 # Whose wrappers say nothing: what engines decorate their own functions with.
 _DECORATORS = ("contextlib", "functools", "torch", "c2t_plugin")

@@ -94,11 +94,15 @@ def file_prompts(pair: Path, path: Path) -> list[Prompt]:
     if not path.is_file():
         raise C2TError(f"prompt file not found: {path}; it holds a JSON object with a `text` per line")
     tokenizer, prompts = load_tokenizer(pair), []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise C2TError(f"{path} is no text in UTF-8: {error}") from error
+    for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
             ids = tokenizer.encode(entry["text"]).ids
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise C2TError(f"{path}, line {number}: a JSON object with a `text` is expected ({error})") from error
         if len(ids) < 2:
             raise C2TError(f"{path}, line {number}: the text has {len(ids)} tokens, at least 2 are needed")

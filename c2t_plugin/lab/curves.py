@@ -19,7 +19,7 @@ LEVEL = 0.95
 
 
 @dataclass(frozen=True)
-class Served:
+class PromptSums:
     """Sums over the verifications of each prompt, (settings, prompts) float64 each."""
 
     settings: np.ndarray
@@ -38,7 +38,7 @@ class Served:
         return accepted / steps, verified / steps
 
 
-def serve(traces: Traces, sweep: Sweep, every_state: bool = False, starts: int = 1) -> Served:
+def serve(traces: Traces, sweep: Sweep, every_state: bool = False, starts: int = 1) -> PromptSums:
     """Replay the prompts: after a verification that accepts a, the state a + 1 tokens later is the next (ChainReplay).
 
     starts: replay from so many of a prompt's first states and add up; one replay is a small sample of what is visited.
@@ -55,7 +55,7 @@ def serve(traces: Traces, sweep: Sweep, every_state: bool = False, starts: int =
     else:
         replays = [_visit(traces, sweep, first + start, end) for start in range(starts)]
         parts = [torch.stack(part).sum(0) for part in zip(*replays, strict=True)]
-    return Served(sweep.settings.numpy(), *(part.numpy() for part in parts))
+    return PromptSums(sweep.settings.numpy(), *(part.numpy() for part in parts))
 
 
 def _visit(traces: Traces, sweep: Sweep, first: Tensor, end: Tensor) -> list[Tensor]:
@@ -123,7 +123,7 @@ class Compared:
     mean_interval: tuple[float, float]
 
 
-def compare(rule: Served, baseline: Served, taus: Sequence[float], weights: np.ndarray) -> Compared:
+def compare(rule: PromptSums, baseline: PromptSums, taus: Sequence[float], weights: np.ndarray) -> Compared:
     """Both at the same tau. The replicates are paired: each draws the same groups for rule and baseline."""
     wanted = np.asarray(taus)
     point = [gamma_at(*each.curve(), wanted) for each in (rule, baseline)]
@@ -147,6 +147,6 @@ def _row_means(values: np.ndarray) -> np.ndarray:
     return np.divide(np.where(known, values, 0.0).sum(1), counts, out=np.full(len(values), np.nan), where=counts > 0)
 
 
-def _replicates(served: Served, wanted: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def _replicates(served: PromptSums, wanted: np.ndarray, weights: np.ndarray) -> np.ndarray:
     tau, gamma = served.curve(weights)
     return np.stack([gamma_at(t, g, wanted) for t, g in zip(tau, gamma, strict=True)])

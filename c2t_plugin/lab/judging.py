@@ -13,7 +13,7 @@ from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.lab.calibration import calibration
-from c2t_plugin.lab.curves import Served, bootstrap_weights, compare, gamma_at, interval, serve
+from c2t_plugin.lab.curves import PromptSums, bootstrap_weights, compare, gamma_at, interval, serve
 from c2t_plugin.lab.plans import EvaluatePlan
 from c2t_plugin.lab.rivals import CHAIN_FORMS, CHAIN_RIVALS, TREE_FORMS, OnlineLogistic
 from c2t_plugin.lab.scores import auc, weighted_auc
@@ -156,7 +156,7 @@ def evaluate_trees(classifiers: Mapping[str, NodeClassifier], traces: Traces, pl
     return Evaluation(taus, {"EAGLE-2": gamma_at(*baseline.curve(), np.asarray(taus)).tolist()}, rules)
 
 
-def _spread(curves: list[Served]) -> list[float]:
+def _spread(curves: list[PromptSums]) -> list[float]:
     reached = min(float(curve.curve()[0].max()) for curve in curves)
     return sorted({round(float(tau), 2) for tau in np.linspace(0.2, 0.9, 8) * reached})
 
@@ -184,7 +184,7 @@ def _calibration(confidence: Tensor | None, accepted: Tensor) -> dict[str, Any] 
     return asdict(calibration(confidence.flatten(), accepted.flatten()))
 
 
-def _censored(forest: Forest, confidence: Tensor, curve: Served, tau: float) -> dict[str, float]:
+def _censored(forest: Forest, confidence: Tensor, curve: PromptSums, tau: float) -> dict[str, float]:
     """At the largest threshold that reaches tau."""
     fitting = curve.settings[curve.curve()[0] >= tau]
     beta = float(fitting.max()) if len(fitting) else float(curve.settings.min())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
@@ -43,16 +43,29 @@ def load_prompts(directory: Path) -> list[dict]:
         raise C2TError(f"{path} is missing: expected the pair's held-out prompts there; give --prompts a file instead")
     found = json_text.load(path)
     prompts = found.get("prompts") if isinstance(found, dict) else None
-    if not isinstance(prompts, list):
+    if not isinstance(prompts, list) or not all(map(_is_prompt, prompts)):
         raise C2TError(f"{path} has no list of prompts; give --prompts a file instead")
     return prompts
 
 
-def load_tokenizer(directory: Path) -> Tokenizer:
-    """The pair's tokenizer, from its target."""
+def _is_prompt(found: Any) -> bool:
+    if not isinstance(found, dict) or not isinstance(found.get("file"), str):
+        return False
+    ids = found.get("ids")
+    return isinstance(ids, list) and bool(ids) and all(type(token) is int and 0 <= token < 2**31 for token in ids)
+
+
+def load_tokenizer(directory: Path, checkpoint: str = "target") -> Tokenizer:
+    """The pair's tokenizer, from its target or another checkpoint. C2TError if there is none that can be read."""
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(str(directory / "target" / "tokenizer.json"))
+    path = directory / checkpoint / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:
+        # which it raises none more special than
+        said = " ".join(str(error).split())
+        raise C2TError(f"{path} is no tokenizer that can be read ({said}); name a whole checkpoint") from error
 
 
 def file_hash(path: Path) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils import logging
@@ -20,7 +19,7 @@ from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.causal import CausalDraft
 from c2t_plugin.lab.drafts import DraftModel, HeadDraft, StandaloneDraft
 from c2t_plugin.lab.heads import HEADS, HeadShape
-from c2t_plugin.lab.pair_files import read_weights
+from c2t_plugin.lab.pair_files import load_tokenizer, read_weights
 from c2t_plugin.weights import fingerprint
 
 _NOT_THE_HEADS = ("t2d", "embed_tokens.weight", "model.embed_tokens.weight")
@@ -68,13 +67,21 @@ def _head(directory: Path, kind: str, config: dict[str, Any], target: PreTrained
     hidden, layers = target.config.hidden_size, target.config.num_hidden_layers
     if config["hidden_size"] != hidden:
         raise C2TError(f"{directory / kind} has hidden states of {config['hidden_size']}, the target of {hidden}")
-    head = HEADS[kind](head_shape(kind, config, layers))
     # The engines draft with the target's embedding; t2d is d2t the other way.
     weights = {name: value for name, value in read_weights(directory / kind).items() if name not in _NOT_THE_HEADS}
     offsets = weights.pop("d2t", None)
     try:
+        shape = head_shape(kind, config, layers)
+        if not all(type(layer) is int and 0 <= layer <= layers for layer in shape.captured):
+            raise ValueError(f"it reads the layers {shape.captured}, the target has {layers}")
+        # before there is one, which may not fit into memory
+        largest = shape.hidden * max(shape.intermediate, shape.kv_heads * (shape.hidden // shape.heads))
+        if largest > sum(value.numel() for value in weights.values()):
+            raise ValueError("config.json says more weights than there are")
+        head = HEADS[kind](shape)
         head.load_state_dict({name: value.float() for name, value in weights.items()})
-    except RuntimeError as error:
+    except Exception as error:
+        # of many kinds, by what is wrong
         reason = " ".join(str(error).split())
         raise C2TError(f"{directory / kind} is not an {kind} head of the layout that is read here: {reason}") from error
     token_ids = None if offsets is None else torch.arange(len(offsets)) + offsets
@@ -100,9 +107,9 @@ def draft_vocab_size(config: dict[str, Any]) -> int:
 def _check_vocabulary(directory: Path, kind: str, target_config: dict[str, Any], config: dict[str, Any]) -> None:
     """Token ids must mean the same to both. Sizes may differ where the tokenizers agree: some models are padded."""
     vocab, wanted = draft_vocab_size(config), target_config["vocab_size"]
-    paths = [directory / name / "tokenizer.json" for name in ("target", kind)]
-    if kind == "draft" and all(path.is_file() for path in paths):
-        own, other = (Tokenizer.from_file(str(path)).get_vocab() for path in paths)
+    checkpoints = ("target", kind)
+    if kind == "draft" and all((directory / name / "tokenizer.json").is_file() for name in checkpoints):
+        own, other = (load_tokenizer(directory, name).get_vocab() for name in checkpoints)
         if own != other:
             odd = len(own.items() ^ other.items())
             raise C2TError(
@@ -137,7 +144,8 @@ def _causal_lm(checkpoint: Path) -> PreTrainedModel:
     logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, local_files_only=True)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:
+        # of many kinds, by what of a checkpoint is wrong
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise C2TError(f"{checkpoint} is not a causal LM that transformers can load: {reason}") from error
     return model.eval().requires_grad_(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from c2t_plugin.errors import ConfigError
@@ -17,6 +18,12 @@ def _at_least_one(plan: object, *names: str) -> None:
     for name in names:
         if getattr(plan, name) < 1:
             raise ConfigError(f"{name.replace('_', '-')} must be at least 1, got {getattr(plan, name)}")
+
+
+def check_seed(seed: int) -> None:
+    """ConfigError for one that some generator does not take."""
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"seed must be from 0 to {2**63 - 1}, got {seed}")
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ class CollectPlan:
 
     def __post_init__(self) -> None:
         _at_least_one(self, "trees", "new_tokens")
+        check_seed(self.seed)
         if self.draft not in DRAFTS:
             raise ConfigError(f"draft must be one of {', '.join(DRAFTS)}, got {self.draft!r}")
         if self.prompts not in PROMPT_SOURCES and not self.prompts.endswith(PROMPT_FILE):
@@ -78,6 +86,7 @@ class FitPlan:
     calibrate: str = CALIBRATIONS[0]
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         if self.depth_origin not in (0, 1):
             raise ConfigError(f"depth-origin must be 0 or 1, got {self.depth_origin}")
         if not 1 <= self.static <= self.d_max:
@@ -112,9 +121,10 @@ class EvaluatePlan:
         for name in ("tree_depth", "replicates", "starts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        check_seed(self.seed)
         if self.d_max < 2:
             raise ConfigError(f"d-max must be at least 2, got {self.d_max}")
         if self.second_top_k is not None and self.second_top_k < 1:
             raise ConfigError(f"second-top-k must be at least 1, got {self.second_top_k}")
-        if self.taus is not None and not (self.taus and all(tau > 0.0 for tau in self.taus)):
+        if self.taus is not None and not (self.taus and all(0.0 < tau < math.inf for tau in self.taus)):
             raise ConfigError(f"taus must be positive numbers, got {self.taus}")

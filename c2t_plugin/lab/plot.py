@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from c2t_plugin import json_text
 from c2t_plugin.errors import C2TError
 from c2t_plugin.output import check_file
+from c2t_plugin.request_options import is_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ACCEPTS = "trace files, the JSON of `c2t evaluate --json`, and the rows.jsonl of `python -m benchmarks.papers`"
+
+Drawn = TypeVar("Drawn")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -37,7 +41,8 @@ def main(argv: list[str]) -> int:
 
     run = RunRecord.capture()
     for path, figure in drawn.items():
-        save_png(figure, path, run)
+        # some of what a file lacks turns up here
+        _drawn(arguments.file, partial(save_png, figure, path, run))
         print(path)
     return 0
 
@@ -58,8 +63,19 @@ def figures(arguments: argparse.Namespace) -> dict[Path, Figure]:
         raise C2TError(f"{file} holds no traces, so a classifier cannot be judged on it; leave --classifier out")
     if (evaluation := _evaluation(text)) is not None:
         check_file(out)
-        return {out: evaluation_figure(evaluation)}
-    return _of_rows(file, arguments.experiment, arguments.out)
+        return {out: _drawn(file, lambda: evaluation_figure(evaluation))}
+    return _drawn(file, lambda: _of_rows(file, arguments.experiment, arguments.out))
+
+
+def _drawn(file: Path, draw: Callable[[], Drawn]) -> Drawn:
+    """What it draws. C2TError for a file that lacks something, or has it in another shape."""
+    try:
+        return draw()
+    except C2TError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise C2TError(f"{file} does not hold what is drawn ({type(error).__name__}: {said}); make it again") from error
 
 
 def _text(file: Path) -> str | None:
@@ -88,8 +104,8 @@ def _evaluation(text: str) -> Mapping[str, Any] | None:
     from c2t_plugin.lab.evaluate import FORMAT, VERSION
 
     try:
-        record = json.loads(text)
-    except json.JSONDecodeError:
+        record = json_text.parse(text, "the file")
+    except C2TError:
         return None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         return None
@@ -113,6 +129,8 @@ def _of_rows(file: Path, experiment: str | None, out: Path | None) -> dict[Path,
         gamma = _gamma_column(record["rows"])
         if gamma is not None and experiment in (None, name):
             drawn = [row for row in record["rows"] if row["tau"] is not None and row[gamma] is not None]
+            if not all(is_number(row[column]) for row in drawn for column in ("tau", gamma)):
+                raise TypeError(f"{name} has something else than numbers as tau or {gamma}")
             path = out if experiment and out else (out or file.parent) / f"{name}-rows.png"
             check_file(path)
             found[path] = rows_figure(name, drawn, gamma)

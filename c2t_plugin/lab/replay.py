@@ -212,7 +212,7 @@ def _labels(forest: Forest, tree: TokenTree, asked: list[tuple[Tensor, Tensor]])
 
 
 @dataclass(frozen=True)
-class Served:
+class Visited:
     """Over the states that serving visits. steps: verifications. tau: accepted draft tokens per verification, bonus
     excluded. gamma: verified draft tokens per verification. gamma_per_token: verified draft tokens per output token,
     bonus tokens counted as output. passes, wasted: draft forward passes per verification. missing: share of the
@@ -246,7 +246,7 @@ def visited(prompt: Tensor, accept_len: Tensor) -> Tensor:
     return mask
 
 
-def serve(outcomes: Outcomes, prompt: Tensor) -> Served:
+def serve(outcomes: Outcomes, prompt: Tensor) -> Visited:
     """Serve the recorded prompts again. prompt: (states,) as in visited(). Raises C2TError without states."""
     if not len(prompt) or len(prompt) != len(outcomes.gamma):
         raise C2TError(f"{len(outcomes.gamma)} outcomes and {len(prompt)} states; one each is needed, and at least one")
@@ -256,7 +256,7 @@ def serve(outcomes: Outcomes, prompt: Tensor) -> Served:
         int(value[mask].sum()) for value in (outcomes.gamma, outcomes.accept_len, outcomes.passes, outcomes.wasted)
     )
     missing = float((outcomes.missing[mask] > 0).float().mean())
-    return Served(
+    return Visited(
         steps=steps,
         tau=accepted / steps,
         gamma=gamma / steps,

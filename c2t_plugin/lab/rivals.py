@@ -60,8 +60,8 @@ def tempered(forest: Forest) -> Tensor:
 
 def sharpened(forest: Forest, temperature: float = TEMPERATURE) -> Tensor:
     """(trees, nodes) log of the product, from the root, of p^(1/T) over its sum with the node's recorded siblings."""
-    words = forest.log_prob.view(len(forest), -1, forest.k) / temperature
-    own = words.log_softmax(dim=2)
+    listed = forest.log_prob.view(len(forest), -1, forest.k) / temperature
+    own = listed.log_softmax(dim=2)
     joint = torch.zeros_like(own)
     for column in range(own.shape[1]):
         parent = forest.parent_ids[:, column].long()

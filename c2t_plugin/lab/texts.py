@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from c2t_plugin import json_text
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.causal import check_positions
 from c2t_plugin.lab.corpus import HELD_OUT_ONE_IN, cut_prompts, read_corpus, standard_library
@@ -64,7 +64,10 @@ def held_out_paths(pair: Path) -> frozenset[str]:
     listing = pair / "held_out_files.json"
     if not listing.is_file():
         raise C2TError(f"{listing} is missing: expected a JSON list of files to keep out of training")
-    return frozenset(json.loads(listing.read_text(encoding="utf-8")))
+    found = json_text.load(listing)
+    if not isinstance(found, list) or not all(isinstance(path, str) for path in found):
+        raise C2TError(f"{listing} is no list of files to keep out of training")
+    return frozenset(found)
 
 
 def training_prompts(pair: Path, count: int, seed: int) -> list[Prompt]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from c2t_kernels.network import NodeStats, PathSums, SiblingStats, extend_path
+from c2t_kernels.network import NodeStats, SiblingStats
 from c2t_plugin.errors import C2TError
 from c2t_plugin.trees.nodes import ROOT
 
@@ -165,42 +165,6 @@ class TokenTree:
         width = max(tree.nodes for tree in trees)
         filled = [cls.join([tree, _dead(tree.batch, width - tree.nodes, tree.alive.device)]) for tree in trees]
         return cls(**{name: torch.cat([getattr(tree, name) for tree in filled]) for name in DTYPES})
-
-    @classmethod
-    def from_parents(
-        cls, token_ids: Sequence[int], parent_ids: Sequence[int], log_probs: Sequence[float] | None = None
-    ) -> TokenTree:
-        """One tree written by hand, as a batch of one, validated.
-
-        log_probs: natural log of each node's own probability, 0 if not given. Entropies and margin are 0, ranks count
-        siblings in their order, scores are joint probabilities.
-        """
-        own = [0.0] * len(token_ids) if log_probs is None else log_probs
-        if not len(token_ids) == len(parent_ids) == len(own):
-            counts = f"{len(token_ids)} token_ids, {len(parent_ids)} parent_ids, {len(own)} log_probs"
-            raise C2TError(f"{counts}; every node needs one of each")
-        depths: list[int] = []
-        paths: list[PathSums[float]] = []
-        for column, parent in enumerate(parent_ids):
-            if not ROOT <= parent < column:
-                raise C2TError(
-                    f"node {column} has parent {parent}; a parent stands before its children, -1 is the root"
-                )
-            depths.append(1 + (depths[parent] if parent >= 0 else 0))
-            paths.append(extend_path(paths[parent] if parent >= 0 else PathSums(0.0, 0.0), own[column], 0.0))
-        values = {
-            "token_ids": token_ids,
-            "parent_ids": parent_ids,
-            "depths": depths,
-            "alive": [True] * len(depths),
-            "log_probs": own,
-            "joint_log_probs": [path.joint_log_prob for path in paths],
-            "path_entropy": [path.path_entropy for path in paths],
-            **{name: [0.0] * len(depths) for name in SiblingStats._fields},
-            "rank": [list(parent_ids[:column]).count(parent) for column, parent in enumerate(parent_ids)],
-        }
-        tensors = {name: torch.tensor([value], dtype=DTYPES[name]) for name, value in values.items()}
-        return cls(**tensors, scores=tensors["joint_log_probs"].exp()).validate()
 
 
 DTYPES = {

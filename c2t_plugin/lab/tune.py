@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from c2t_plugin.errors import C2TError, ConfigError
+from c2t_plugin.lab.plans import check_seed
 from c2t_plugin.output import check_file
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class TunePlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         if self.tau is not None and not self.tau > 0.0:
             raise ConfigError(f"tau must be a positive number, got {self.tau}")
         if not 1 <= self.static <= self.depth:

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from c2t_plugin.planner.budget import pass_seconds
 from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
 from c2t_plugin.planner.learnt import FURTHEST, NEAREST, Learnt
-from c2t_plugin.planner.planner import PROBE_EVERY, WHOLE_FIRST, Planner, draft_passes
+from c2t_plugin.planner.planner import WHOLE_FIRST, Planner, draft_passes
 from c2t_plugin.planner.step_costs import StepCosts
 
 # Of Prices, as processes send them to each other.
-VERSION = 1
+VERSION = 2
 
 
 class Meaning(NamedTuple):
@@ -53,22 +53,20 @@ class Prices(NamedTuple):
 
     def drafting(self, depth: int) -> float:
         """Seconds of a step that drafts so deep beside the target's pass."""
-        return draft_passes(depth) * self.curve.draft_s(self.requests) + self.costs.beside(depth)
+        passes = self.costs.scale * draft_passes(depth) * self.curve.draft_s(self.requests)
+        return passes + self.costs.beside(depth)
 
 
 class DraftEnd:
     """Has each draft go on as long as that is expected to bring more output tokens per second than ending it.
 
     A token that is not drafted yet is as likely as the planner's means make it after the one before it. All depths that
-    may follow are looked at: the next pass alone may not pay where two do. One answer of `probe_every` is yes where no
-    seems best, so that a change for the better is noticed.
+    may follow are looked at: the next pass alone may not pay where two do.
 
     Called in this order: `begin` for each draft, and `goes_on` after each of its tokens, in whichever process drafts.
     """
 
-    def __init__(self, probe_every: int = PROBE_EVERY) -> None:
-        self._probe_every = probe_every
-        self._ended = 0
+    def __init__(self) -> None:
         self._prices: Prices | None = None
         self._chances = Chances(0)
 
@@ -94,10 +92,7 @@ class DraftEnd:
         drafted, most = len(chances[0]), len(prices.ratios)
         if prices.whole or drafted >= most:
             return drafted < most
-        if _pays(prices, chances):
-            return True
-        self._ended += 1
-        return self._ended % self._probe_every == 0
+        return _pays(prices, chances)
 
 
 class Chances:

@@ -61,7 +61,7 @@ def spend(
     taken = flat[order]
     gains = chain.T.ravel()[order][taken >= 0]
     expected = requests + sums(gains)
-    other = drafted * curve.draft_s(requests) + costs.beside(depth)
+    other = costs.scale * drafted * curve.draft_s(requests) + costs.beside(depth)
     passes = pass_seconds(curve, requests, requests * depth, tuple(sizes), costs).numpy()
     seconds = passes[: len(expected)] + other
     seconds[: requests * depth] += costs.a_cut
@@ -96,10 +96,10 @@ def sums(values: Array) -> Array:
 # Asked for in every step, and the same as long as requests, curve and costs are.
 @functools.lru_cache(maxsize=256)
 def pass_seconds(curve: CostCurve, requests: int, most: int, sizes: tuple[int, ...], costs: StepCosts) -> Tensor:
-    """(most + 1,) float64 seconds of target passes over the roots of so many requests and 0, 1, 2, ... draft tokens;
-    more tokens never take less. sizes, costs: see `spend`. Not to be written to."""
+    """(most + 1,) float64 seconds of target passes over the roots of so many requests and 0, 1, 2, ... draft tokens.
+    sizes, costs: see `spend`. Not to be written to."""
     run = padded(requests + torch.arange(most + 1), sizes)
-    return (curve.verify_s(run) + costs.of_tokens(run / requests - 1.0)).cummax(0).values
+    return costs.scale * curve.verify_s(run) + costs.of_tokens(run / requests - 1.0)
 
 
 def padded(tokens: Tensor, sizes: Sequence[int]) -> Tensor:

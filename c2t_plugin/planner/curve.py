@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,8 @@ class CostCurve:
     draft_extend: seconds that a step costs for the draft to read what was accepted, without which it cannot draft
     later; spent in plain decoding too, unless the engine does without it there.
 
-    Points are joined by straight lines, and continued by the last one. Where a larger pass measured faster than a
-    smaller one, both count as their mean: that much is noise, or a size that the machine computes badly.
+    Points are joined by straight lines, and continued by the last one. A larger pass may take less than a smaller one:
+    processors compute some sizes badly.
     """
 
     verify: tuple[tuple[int, float], ...]
@@ -111,19 +111,7 @@ def _number(value: Any, kinds: Any = (int, float)) -> Any:
 @functools.lru_cache(maxsize=16)
 def _table(points: tuple[tuple[int, float], ...]) -> tuple[Tensor, Tensor]:
     counts = torch.tensor([count for count, _ in points], dtype=torch.float64)
-    return counts, torch.tensor(_rising([seconds for _, seconds in points]), dtype=torch.float64)
-
-
-def _rising(values: Sequence[float]) -> list[float]:
-    """The nearest list that never falls: neighbours that do become their mean."""
-    pools: list[tuple[float, int]] = []
-    for value in values:
-        pool = (value, 1)
-        while pools and pools[-1][0] > pool[0]:
-            mean, size = pools.pop()
-            pool = ((mean * size + pool[0] * pool[1]) / (size + pool[1]), size + pool[1])
-        pools.append(pool)
-    return [mean for mean, size in pools for _ in range(size)]
+    return counts, torch.tensor([seconds for _, seconds in points], dtype=torch.float64)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -138,4 +126,6 @@ def _interpolate(points: tuple[tuple[int, float], ...], at: Tensor) -> Tensor:
     left = right - 1
     slope = (seconds[right] - seconds[left]) / (counts[right] - counts[left])
     # below the first point a pass costs what the first one does: weights have to be read anyway
-    return torch.where(x < counts[0], seconds[0], seconds[left] + slope * (x - counts[left]))
+    found = torch.where(x < counts[0], seconds[0], seconds[left] + slope * (x - counts[left]))
+    # what fell from the last point but one to the last does not go on falling
+    return torch.where(x > counts[-1], found.clamp_min(float(seconds[-1])), found)

@@ -21,10 +21,11 @@ from c2t_plugin.planner.gains import RecentGains
 from c2t_plugin.planner.pace import Pace
 from c2t_plugin.planner.step_costs import StepCosts
 
-# Steps between two looks at what one more draft token would bring.
+# Steps between two probes.
 PROBE_EVERY = 64
-# Weight of the newest step in the running means of acceptance by depth.
-FORGET = 0.1
+# Weight of the newest step in the running means of acceptance by depth, and of each of its drafts at most: what ten
+# drafts of one request say is mostly chance, and who stops drafting for it does not see it mended.
+FORGET, FORGET_ONE = 0.1, 0.02
 # Steps that share the price of the pass with which a draft reads what plain steps have left it behind with. Paid by the
 # first one alone, it would keep a gain away that is smaller in each step.
 HOLDS = 16
@@ -58,9 +59,11 @@ class Planner:
     """Chooses each step's draft depth before it drafts, and each request's kept tokens after.
 
     The depth comes from how often a token is accepted if the one before it is, by depth: running means of the one over
-    those of the other; `forget` is the newest step's weight in them. The first step drafts as deep as it may, since a
-    guess that is too low would be corrected by probes only. One step of `probe_every` drafts one depth more than seems
-    best, so that a change for the better is noticed; from depth 0, plain decoding, too.
+    those of the other; `forget` is the newest step's weight in them, less where it has few drafts. The first step
+    drafts as deep as it may, since a guess that is too low would be corrected by probes only.
+
+    One step of `probe_every` is a probe. The depths that do not seem best, plain decoding among them, take turns, and
+    all that is drafted is verified. So no depth whose price or acceptance has changed is lost from sight.
     """
 
     def __init__(
@@ -96,10 +99,14 @@ class Planner:
         self._drafted = np.array([(depth, draft_passes(depth)) for depth in self.depths]).T[..., None]
         # running means of the token at depth i + 1, and of the one before it where that was drafted
         self._means = np.zeros((2, d_max))
+        # (d_max,) draft tokens that they come from
+        self._drafts = np.zeros(d_max)
         # (d_max,) of the token at depth i + 1, given the one before it
         self.accepted = np.zeros(d_max)
         self._seen = 0
-        self._short_steps = 0
+        self._planned = self._probes = 0
+        # whether the step at hand is a probe
+        self.probing = False
         self._recent = RecentGains()
         # whole drafts that it has learnt from
         self.whole_drafts = 0
@@ -109,13 +116,22 @@ class Planner:
     def depth(self, requests: int, own: Sequence[OwnLimits] = ()) -> int:
         """How deep to draft in the next step of so many requests; 0 is plain decoding. own: of those among them that
         set something for themselves, the rest is planned around."""
-        chosen = self._best_depth(requests, own)
+        self.probing = False
+        chosen = self.d_max
+        if self._seen:
+            chosen = self._best_depth(requests, own)
+            self._planned += 1
+            if self._planned % self.probe_every == 0:
+                chosen, self.probing = self._probed(chosen), True
         self._behind = self.skips and chosen == 0
         return chosen
 
+    def _probed(self, best: int) -> int:
+        others = [depth for depth in self.depths if depth != best]
+        self._probes += 1
+        return others[self._probes % len(others)]
+
     def _best_depth(self, requests: int, own: Sequence[OwnLimits]) -> int:
-        if not self._seen:
-            return self.d_max
         chain = self.accepted.cumprod()
         taken, free = _by_depth(chain, requests, own)
         gains = chain.repeat(free)
@@ -126,16 +142,12 @@ class Planner:
         rows = np.minimum(sums(taken)[drafted] + counts, window) if self.packed else window
         costs = self.costs(requests)
         whole = pass_seconds(self.curve, requests, requests * self.d_max, (), costs).numpy()
-        seconds = whole[rows] + passes * self.curve.draft_s(requests) + costs.a_cut * (rows < window)
+        seconds = whole[rows] + costs.scale * passes * self.curve.draft_s(requests) + costs.a_cut * (rows < window)
         catching_up = self.curve.draft_extend / HOLDS if self._behind else 0.0
         beside = np.array([costs.beside(depth) + catching_up * (depth > 0) for depth in self.depths])[:, None]
         rates = expected / np.maximum(seconds + beside, LEAST_SECONDS)
         impossible = counts > most if self.packed else counts != most
-        best = int(np.where(impossible, -1.0, rates).max(1).argmax())
-        if best == len(self.depths) - 1:
-            return self.d_max
-        self._short_steps += 1
-        return self.depths[best + (self._short_steps % self.probe_every == 0)]
+        return self.depths[int(np.where(impossible, -1.0, rates).max(1).argmax())]
 
     def keep(
         self,
@@ -148,8 +160,8 @@ class Planner:
         drafted, self.promised_s = acceptance.shape[1], None
         chain = falling(acceptance)
         if chain.numel():
-            self._observe(chain.mean(0).numpy())
-        if not self.packed:
+            self._observe(chain.mean(0).numpy(), len(chain))
+        if not self.packed or self.probing:
             whole = torch.full((len(acceptance),), drafted)
             return whole if longest is None else longest.clamp(max=drafted)
         costs = self.costs(len(acceptance))
@@ -162,7 +174,7 @@ class Planner:
         if acceptance.numel():
             chain = falling(acceptance)
             self._recent.note(chain)
-            self._observe(chain.mean(0).numpy())
+            self._observe(chain.mean(0).numpy(), len(chain))
 
     def rows(self, requests: int, depth: int, sizes: Sequence[int] = ()) -> int:
         """Tokens of the target's pass, roots included, of a step whose acceptance is not known yet.
@@ -170,14 +182,14 @@ class Planner:
         As many as make expected output tokens per second most, where the best draft tokens fill what `sizes` (see
         `spend`) leave; the fewest, if several do. All of them as long as no step of this depth is known.
         """
-        gains = self._recent.expected(requests, depth) if self.packed else None
+        gains = self._recent.expected(requests, depth) if self.packed and not self.probing else None
         if gains is None:
             return requests * (depth + 1)
         run, costs = padded(requests + torch.arange(len(gains)), sizes), self.costs(requests)
         expected = requests + gains[(run - requests).clamp(max=len(gains) - 1)]
         cut = costs.a_cut * (run < requests * (depth + 1))
         seconds = pass_seconds(self.curve, requests, len(gains) - 1, tuple(sizes), costs) + cut
-        other = draft_passes(depth) * self.curve.draft_s(requests) + costs.beside(depth)
+        other = costs.scale * draft_passes(depth) * self.curve.draft_s(requests) + costs.beside(depth)
         rates = expected / (seconds + other).clamp_min(LEAST_SECONDS)
         return int(run[rates.argmax()])
 
@@ -186,14 +198,16 @@ class Planner:
         measured = None if self._pace is None else self._pace.costs(self.curve, requests, self.skips)
         return measured or StepCosts.before(self.curve, self.skips)
 
-    def _observe(self, chain: Array) -> None:
+    def _observe(self, chain: Array, requests: int) -> None:
         """chain: (drafted,) mean acceptance by depth."""
         drafted, seen = len(chain), self._seen
         found = np.ones((2, drafted))
         found[0], found[1, 1:] = chain, chain[:-1]
         means = self._means[:, :drafted]
-        means[:, :seen] += self.forget * (found - means)[:, :seen]
-        means[:, seen:] = found[:, seen:]
+        # the mean of all drafts as long as they are few
+        self._drafts[:drafted] += requests
+        weight = np.maximum(min(self.forget, requests * FORGET_ONE), requests / self._drafts[:drafted])
+        means += weight * (found - means)
         self._seen = max(seen, drafted)
         self.whole_drafts += int(drafted == self.d_max)
         token, above = self._means[:, : self._seen]

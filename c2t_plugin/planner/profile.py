@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import mean, median
+from typing import NamedTuple
 
 from c2t_plugin.planner.curve import CostCurve
 
 # Steps of each length in each size of batch; before them so many that only warm up.
 REPEATS = 4
 WARM_UP = 2
+# Rounds of telling a cycle's speed by what each length usually takes, and that by the speeds.
+ROUNDS = 3
+
+
+class Sample(NamedTuple):
+    """One pass. tokens: of a verify pass, else requests. kind: size of the batch and length of its chains. cycle: that
+    size, and which round of all lengths."""
+
+    tokens: int
+    seconds: float
+    kind: tuple[int, int]
+    cycle: tuple[int, int]
 
 
 @dataclass
@@ -33,9 +45,10 @@ class CostProfile:
     synchronise: Callable[[], None]
     clock: Callable[[], float] = time.perf_counter
     _steps: dict[int, int] = field(default_factory=dict)
-    _samples: dict[str, list[tuple[int, float]]] = field(
-        default_factory=lambda: {"verify": [], "draft": [], "draft_extend": []}
-    )
+    _samples: dict[str, list[Sample]] = field(default_factory=lambda: {"verify": [], "draft": [], "draft_extend": []})
+    # of the step that is measured
+    _kind: tuple[int, int] = (0, 0)
+    _cycle: tuple[int, int] = (0, 0)
     _measuring: bool = False
     _at_start: Mapping[int, float] = field(default_factory=dict)
 
@@ -54,7 +67,9 @@ class CostProfile:
             return None
         self._measuring = done >= WARM_UP
         self._steps[size] = done + 1
-        return self.lengths[done % len(self.lengths)]
+        length = self.lengths[done % len(self.lengths)]
+        self._kind, self._cycle = (size, length), (size, (done - WARM_UP) // len(self.lengths))
+        return length
 
     @property
     def steps_per_size(self) -> int:
@@ -80,17 +95,21 @@ class CostProfile:
     def took(self, part: str, count: int, seconds: float) -> None:
         """As `timed`, of one pass that somebody else has measured."""
         if self._measuring:
-            self._samples[part].append((count, seconds))
+            self._samples[part].append(Sample(count, seconds, self._kind, self._cycle))
 
     def curve(self) -> CostCurve | None:
         """What is known so far; None until a size of batch is."""
         known = any(done >= self.steps_per_size for done in self._steps.values())
         if not known or not all(self._samples.values()):
             return None
+        speeds = _speeds(self._samples["verify"])
+        verify, draft, extend = (
+            [(each.tokens, each.seconds / speeds[each.cycle]) for each in self._samples[part]] for part in self._samples
+        )
         return CostCurve(
-            verify=_two(self._continued(_least(_points(self._samples["verify"])))),
-            draft=_two(_least(_points(self._samples["draft"]))),
-            draft_extend=median(seconds for _, seconds in self._samples["draft_extend"]),
+            verify=_two(self._continued(_points(verify))),
+            draft=_two(_points(draft)),
+            draft_extend=median(seconds for _, seconds in extend),
         )
 
     def _continued(self, points: dict[int, float]) -> dict[int, float]:
@@ -112,13 +131,28 @@ def _points(samples: Sequence[tuple[int, float]]) -> dict[int, float]:
     return {round(mean(count for count, _ in group)): median(s for _, s in group) for group in groups}
 
 
-def _least(points: Mapping[int, float]) -> dict[int, float]:
-    """No point above one of a larger count: it was measured while something else slowed the machine. Pooled with its
-    neighbours it would make all of them alike, and drafting look free."""
-    found, least = {}, math.inf
-    for count in sorted(points, reverse=True):
-        found[count] = least = min(least, points[count])
-    return dict(sorted(found.items()))
+def _speeds(samples: Sequence[Sample]) -> dict[tuple[int, int], float]:
+    """How much slower the machine was in each cycle than in the middle one of its size of batch.
+
+    Every cycle has every length once, so a cycle in which something else kept the machine busy makes no length look
+    dear beside another.
+    """
+    cycles = _by(samples, lambda each: each.cycle)
+    speeds = dict.fromkeys(cycles, 1.0)
+    for _ in range(ROUNDS):
+        usual = {
+            kind: median(each.seconds / speeds[each.cycle] for each in alike)
+            for kind, alike in _by(samples, lambda each: each.kind).items()
+        }
+        speeds = {cycle: median(each.seconds / usual[each.kind] for each in those) for cycle, those in cycles.items()}
+    return speeds
+
+
+def _by(samples: Sequence[Sample], key: Callable[[Sample], tuple[int, int]]) -> dict[tuple[int, int], list[Sample]]:
+    found: dict[tuple[int, int], list[Sample]] = {}
+    for each in samples:
+        found.setdefault(key(each), []).append(each)
+    return found
 
 
 def _two(points: dict[int, float]) -> tuple[tuple[int, float], ...]:

@@ -12,11 +12,13 @@ from torch import Tensor
 from c2t_plugin.planner.arrays import Array
 from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
 
-# Draft tokens of a request in the target's pass at which the slope of its correction may change.
-KNOTS = (0, 1, 2, 3, 5)
+# Draft tokens of a request in the target's pass of which each has a correction of its own. Between two of them it is on
+# the line, beyond the last as there, of none nothing.
+KNOTS = (1, 2, 3, 4, 6)
 # How far corrections are believed to reach without evidence, as shares of a typical step: for plain decoding, for each
-# depth, for a cut, and for each draft token in the target's pass, from each knot on.
-BELIEVED = (0.1, 0.03, 0.1, *(0.1 for _ in KNOTS))
+# depth, for a cut, and at each knot. What a pass of one size takes says nothing of another size: a processor computes
+# two rows worse than eight, and who took the two rows' price for the eight's would never run those.
+BELIEVED = (0.1, 0.03, 0.1, *(0.3 for _ in KNOTS))
 # Steps before and after one by whose median the machine's speed at that time is told from what the step did.
 AROUND = 8
 # No step is faster than a typical one by more than this: a clock that stood still has said nothing.
@@ -40,13 +42,15 @@ class Step(NamedTuple):
 class StepCosts(NamedTuple):
     """Seconds beside a curve's for the passes. always: of every step. plain: of one that drafts nothing, besides.
     a_depth: of each depth. a_cut: of a step that verifies less than it drafted, and has to pack rows for that; 0 or
-    more. a_token: of a draft token a request in the target's pass, from each knot on."""
+    more. a_knot: of so many draft tokens a request in the target's pass; see KNOTS. scale: what a second of the curve's
+    passes takes, 1 at most."""
 
     always: float
     plain: float = 0.0
     a_depth: float = 0.0
     a_cut: float = 0.0
-    a_token: tuple[float, ...] = (0.0,) * len(KNOTS)
+    a_knot: tuple[float, ...] = (0.0,) * len(KNOTS)
+    scale: float = 1.0
 
     def beside(self, depth: int) -> float:
         """Of a step that drafts so deep, whatever it verifies."""
@@ -54,7 +58,7 @@ class StepCosts(NamedTuple):
 
     def of_tokens(self, tokens: Tensor) -> Tensor:
         """Of a target's pass with so many draft tokens a request, any shape -> float64; 0 for none."""
-        return torch.as_tensor(_beyond_knots(tokens.double().numpy()) @ np.array(self.a_token))
+        return torch.as_tensor(_near_knots(tokens.double().numpy()) @ np.array(self.a_knot))
 
     @classmethod
     def fit(cls, curve: CostCurve, steps: Sequence[Step], skips: bool = False) -> StepCosts:
@@ -62,27 +66,31 @@ class StepCosts(NamedTuple):
 
         Least absolute errors, relative to what a step takes. What a machine is slower for a while than in the mean of
         all steps is taken out first: the depths of a slow while are not to look dear. A correction that has little
-        evidence stays near zero.
+        evidence stays near zero. Steps that take less than their passes say that the curve was measured in a slow
+        while, all of it: what lies between its prices shrinks with them.
         """
         took = np.maximum([step.seconds for step in steps], LEAST_SECONDS)
-        first = cls.before(curve, skips)
-        known = np.array([_known(curve, step) + (0.0 if step.depth else first.plain) for step in steps])
-        depths = np.array([step.depth for step in steps])
-        tokens = np.array([step.rows / step.requests - 1.0 for step in steps])
-        kinds = np.column_stack([np.ones(len(steps)), depths == 0, depths, tokens < depths, _beyond_knots(tokens)])
         typical = float(np.median(took))
         took = np.maximum(took, typical / FASTEST)
+        first = cls.before(curve, skips)
+        passes = np.array([_passes(curve, step) for step in steps])
+        plain_s = np.array([0.0 if step.depth else first.plain for step in steps])
+        scale = min(1.0, float(np.median(took / np.maximum(passes + first.always + plain_s, LEAST_SECONDS))))
+        said = scale * (passes + plain_s)
+        depths = np.array([step.depth for step in steps])
+        tokens = np.array([step.rows / step.requests - 1.0 for step in steps])
+        kinds = np.column_stack([np.ones(len(steps)), depths == 0, depths, tokens < depths, _near_knots(tokens)])
         pull = np.diag([0.0, *((NEAR / (reach * typical)) ** 2 for reach in BELIEVED)])
         speed, near = np.ones_like(took), np.ones_like(took)
         found = np.zeros(kinds.shape[1])
         for _ in range(ROUNDS):
             weighted = kinds.T * (near / (took / speed) ** 2)
-            found = np.linalg.solve(weighted @ kinds + pull, weighted @ (took / speed - known))
-            expected = np.maximum(known + kinds @ found, LEAST_SECONDS)
+            found = np.linalg.solve(weighted @ kinds + pull, weighted @ (took / speed - said))
+            expected = np.maximum(said + kinds @ found, LEAST_SECONDS)
             speed = _while_by_while(np.log(took / expected))
             near = NEAR / (np.abs(np.log(took / (expected * speed))) + NEAR)
-        always, plain, a_depth, a_cut, *a_token = found.tolist()
-        return cls(always, plain + first.plain, a_depth, max(0.0, a_cut), tuple(a_token))
+        always, plain, a_depth, a_cut, *a_knot = found.tolist()
+        return cls(always, plain + scale * first.plain, a_depth, max(0.0, a_cut), tuple(a_knot), scale)
 
     @classmethod
     def before(cls, curve: CostCurve, skips: bool = False) -> StepCosts:
@@ -90,13 +98,14 @@ class StepCosts(NamedTuple):
         return cls(curve.beside, plain=-curve.draft_extend if skips else 0.0)
 
 
-def _known(curve: CostCurve, step: Step) -> float:
+def _passes(curve: CostCurve, step: Step) -> float:
     return curve.verify_one(step.rows) + step.passes * curve.draft_s(step.requests)
 
 
-def _beyond_knots(tokens: Array) -> Array:
-    """(...) -> (..., knots) how far beyond each knot."""
-    return np.maximum(tokens[..., None] - np.array(KNOTS), 0.0)
+def _near_knots(tokens: Array) -> Array:
+    """(...) -> (..., knots) weights of the knots around it."""
+    places = np.concatenate([[0.0], KNOTS])
+    return np.stack([np.interp(tokens, places, one) for one in np.eye(len(places))[1:]], axis=-1)
 
 
 def _while_by_while(drift: Array) -> Array:

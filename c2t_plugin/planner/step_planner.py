@@ -1,4 +1,7 @@
-"""`--speculative-c2t-planner`: how deep each step drafts, and how much of that it verifies, all requests together."""
+"""`--speculative-c2t-planner`: how deep each step drafts, and how much of that it verifies, all requests together.
+
+One file, since each decision of a step reads what the others have left of it.
+"""
 
 from __future__ import annotations
 
@@ -201,6 +204,8 @@ class StepPlanner:
             if took is not None and self._promised_s is not None:
                 self._ledger.add("seconds", self._promised_s, took)
         self._promised_s, self._open = None, False
+        if self._planner is not None:
+            self._planner.probing = False
         if self._unread is not None and self._unread.full and self._planner is not None:
             self._planner.observe(self._meant(self._unread.read()))
         self._whole = whole
@@ -220,7 +225,8 @@ class StepPlanner:
         elif self.depths and self._planner is not None:
             self._planner.packed, self._planner.skips = self.packed, self.skips
             self.depth = self._planner.depth(requests, own)
-            self._open = self.draft_end is not None and self.depth > 0 and not own and self._unread is None
+            ends = self.draft_end is not None and not self._planner.probing
+            self._open = ends and self.depth > 0 and not own and self._unread is None
             if self._open:
                 self.depth = self._steps
 

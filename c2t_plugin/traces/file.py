@@ -221,12 +221,13 @@ def load_traces(path: str | os.PathLike[str]) -> Traces:
     C2TError if a file is missing, damaged or of another format.
     """
     path = Path(path)
-    if path.is_dir():
+    # os.path, since Path raises where a name is too long or a folder may not be searched
+    if os.path.isdir(path):
         files = sorted(path.glob(f"*{SUFFIX}"))
         if not files:
             raise C2TError(f"{path} holds no trace file (*{SUFFIX})")
         return merge_traces([load_traces(file) for file in files])
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise C2TError(f"trace file not found: {path}; write one with `c2t collect`")
     tensors, metadata = read_tensors(path, FORMAT, READABLE, REMEDY)
     shapes, header = check(path, tensors, metadata)

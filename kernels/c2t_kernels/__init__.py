@@ -7,7 +7,7 @@ both sides take. A kernel.py takes more, mostly buffers to write into, as a capt
 Triton is imported only where a tensor on a GPU arrives.
 """
 
-from c2t_kernels.attention import nonempty_blocks, tree_attention
+from c2t_kernels.attention import tree_attention
 from c2t_kernels.growth import GrownLayer, grow_layer
 from c2t_kernels.masks import full_mask
 from c2t_kernels.network import ScoringNetwork
@@ -29,7 +29,6 @@ __all__ = [
     "early_stop",
     "full_mask",
     "grow_layer",
-    "nonempty_blocks",
     "pack_ragged",
     "scatter_ragged",
     "score_chain",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -54,6 +55,15 @@ def test_our_error_is_one_line_and_status_2(
     use(monkeypatch, fail)
     assert cli.main(["fit"]) == 2
     assert capsys.readouterr().err == "c2t fit: no traces in x; run `c2t collect`\n"
+
+
+def test_so_is_what_the_system_refuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(argv: list[str]) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", "out.traces")
+
+    use(monkeypatch, fail)
+    assert cli.main(["collect"]) == 2
+    assert capsys.readouterr().err == "c2t collect: [Errno 28] No space left on device: 'out.traces'\n"
 
 
 def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,6 +109,10 @@ def written(path: Path, classifier: NodeClassifier, **changed: Any) -> Path:
         ({"offsets": [1e9]}, "offsets of"),
         ({"offsets": None}, "offsets of None"),
         ({"seen": 0.5}, "slopes of"),
+        ({"seen": True}, "slopes of"),
+        ({"seen": 10**400}, "slopes of"),
+        ({"offsets": [0.0, 10**400]}, "offsets of"),
+        ({"slope": -(10**400)}, "slopes of -1000"),
     ],
 )
 def test_a_file_that_is_no_good_is_refused_in_a_line(

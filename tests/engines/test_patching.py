@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from c2t_plugin.engines.patching import Patch, Table, layers, replaced
+from c2t_plugin.engines.patching import ATTRIBUTE, Patch, Table, layers, replaced
 
 ENGINE = """
 class Scheduler:
@@ -231,3 +232,29 @@ def test_an_adapter_binds_names_by_its_table_alone(engine: str, path: Path):
 def test_a_planted_binding_is_seen(source: str):
     assert bound_beside("sglang", source)
     assert not bound_beside("vllm", source)
+
+
+# --- nor sets an attribute on one of its objects but that which both adapters know
+
+
+def set_on_objects(source: str) -> list[str]:
+    """Attributes of ours, by their names, that a file sets on what is not its own `self`."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr":
+            found.append(ast.unparse(node.args[1]).strip("'\""))
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found += [node.attr] if ast.unparse(node.value) != "self" else []
+    return [name for name in found if re.match("_?c2t_", name)]
+
+
+@pytest.mark.parametrize(("engine", "path"), FILES, ids=lambda value: getattr(value, "name", value))
+def test_an_adapter_sets_one_attribute_on_its_engines_objects(engine: str, path: Path):
+    source = path.read_text(encoding="utf-8")
+    assert set_on_objects(source) == [] and f'"{ATTRIBUTE}"' not in source
+
+
+@pytest.mark.parametrize("source", ["setattr(req, 'c2t_counts', 1)", "req._c2t_own, b = 1, 2"])
+def test_a_planted_attribute_is_seen(source: str):
+    assert set_on_objects(source)
+    assert not set_on_objects("self.c2t_rows = 1; setattr(req, ATTRIBUTE, 1); worker.c2t")

@@ -177,11 +177,11 @@ def build_tree(device: str) -> Launch:
     tokens, roots = torch.arange(8, device=device).view(2, 4), torch.arange(2, device=device)
     arguments = (parents, keep, tokens, roots, prefix)
     out = empty_like(reference.build_tree(*arguments, bucket=6))
-    scratch = torch.empty(2, 4 + 4 * 6, dtype=torch.int32, device=device)
+    scratch = torch.empty(2, 4, dtype=torch.int32, device=device)
     return Launch(
         inputs,
-        lambda: fused.build_tree(*arguments, bucket=6, order="heavy_path", out=out, scratch=scratch),
-        lambda: reference.build_tree(*arguments, bucket=6, order="heavy_path"),
+        lambda: fused.build_tree(*arguments, bucket=6, out=out, scratch=scratch),
+        lambda: reference.build_tree(*arguments, bucket=6),
     )
 
 

@@ -153,11 +153,14 @@ def test_own_prompts_by_command(foreign_pair, tmp_path, capsys) -> None:
         ('["x"]', "line 2"),
         ('{"text": 5}', "line 2"),
         ('{"text": ""}', "0 tokens, at least 2"),
+        ("[" * 100_000, "line 2: .*maximum recursion"),
+        ("1" * 5_000, "line 2: .*Exceeds the limit"),
+        ("\udcff", "is no text in UTF-8"),
     ],
 )
 def test_a_prompt_file_with_a_bad_line_is_refused(tiny_pair, tmp_path, line, message) -> None:
     path = tmp_path / "own.jsonl"
-    path.write_text(json.dumps(PROMPTS[0]) + "\n" + line + "\n", encoding="utf-8")
+    path.write_text(json.dumps(PROMPTS[0]) + "\n" + line + "\n", encoding="utf-8", errors="surrogateescape")
     with pytest.raises(C2TError, match=message) as error:
         collect(tiny_pair, CollectPlan("draft", SHAPE, trees=1, prompts=str(path)))
     assert "\n" not in str(error.value)

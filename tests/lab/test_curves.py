@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.lab.curves import Served, bootstrap_unit, bootstrap_weights, compare, gamma_at, interval, serve
+from c2t_plugin.lab.curves import PromptSums, bootstrap_unit, bootstrap_weights, compare, gamma_at, interval, serve
 from c2t_plugin.lab.sweeps import static_sweep, threshold_sweep
 from c2t_plugin.traces.file import Traces
 
@@ -84,7 +84,7 @@ def test_replicates_draw_whole_prompts(make_traces) -> None:
     assert (weights.sum(1) == 5).all()
     # the mean of 2,000 draws of variance 0.8 has a standard deviation of 0.02; five of them
     assert np.abs(weights.mean(0) - 1).max() < 0.1
-    served = Served(np.array([1.0]), *(np.array([[2.0, 1.0]]), np.array([[4.0, 6.0]]), np.array([[2.0, 1.0]])))
+    served = PromptSums(np.array([1.0]), *(np.array([[2.0, 1.0]]), np.array([[4.0, 6.0]]), np.array([[2.0, 1.0]])))
     tau, gamma = served.curve(np.array([[2.0, 0.0], [1.0, 1.0]]))
     assert tau.tolist() == [[1.0], [1.0]] and gamma.tolist() == [[2.0], [10 / 3]]
 
@@ -125,7 +125,7 @@ def test_an_interval_that_is_mostly_out_of_reach_is_none() -> None:
 def test_replicates_that_reach_no_tau_are_left_out_without_a_warning() -> None:
     """One setting of tau 1 on average, .5 and 1.5 by prompt: a replicate of the first prompt alone does not reach 1."""
     steps, verified, accepted = (np.array([part]) for part in ([2.0, 2.0], [4.0, 4.0], [1.0, 3.0]))
-    served = Served(np.array([4.0]), steps, verified, accepted)
+    served = PromptSums(np.array([4.0]), steps, verified, accepted)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = compare(served, served, [1.0], np.array([[1.0, 1.0], [2.0, 0.0], [0.0, 2.0]]))

@@ -153,7 +153,17 @@ def test_rivals_from_another_draft_are_refused(traces, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"d_max": 1}, {"tree_depth": 0}, {"taus": ()}, {"taus": (0.0,)}, {"second_top_k": 0}], ids=str
+    "values",
+    [
+        {"d_max": 1},
+        {"tree_depth": 0},
+        {"taus": ()},
+        {"taus": (0.0,)},
+        {"taus": (float("inf"),)},
+        {"second_top_k": 0},
+        {"seed": -1},
+    ],
+    ids=str,
 )
 def test_a_senseless_plan_is_refused(values) -> None:
     with pytest.raises(ConfigError):

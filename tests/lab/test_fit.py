@@ -128,6 +128,7 @@ def test_rows_that_are_not_finite_are_dropped(make_traces) -> None:
         {"share": 1.1},
         {"learning_rate": 0.0},
         {"calibrate": "all"},
+        {"seed": 2**64},
     ],
     ids=str,
 )
@@ -141,7 +142,7 @@ def test_chains_longer_than_the_traces_are_refused(make_traces) -> None:
         fit.fit(make_traces(layers=3), FIT_RECIPES["default"], FitPlan(d_max=4))
 
 
-@pytest.mark.parametrize("values", [{"trees": 0}, {"draft": "medusa"}, {"prompts": "test"}], ids=str)
+@pytest.mark.parametrize("values", [{"trees": 0}, {"draft": "medusa"}, {"prompts": "test"}, {"seed": -1}], ids=str)
 def test_a_senseless_collection_is_refused(values) -> None:
     with pytest.raises(ConfigError):
         CollectPlan(**{"draft": "draft", **values})

@@ -12,6 +12,7 @@ import pytest
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.pair_files import load_prompts, read_weights
 from c2t_plugin.lab.pairs import load_pair
+from c2t_plugin.lab.texts import held_out_paths
 
 
 @pytest.fixture
@@ -59,3 +60,62 @@ def test_prompts_that_are_none_are_one_line(pair: Path, text: str) -> None:
     (pair / "held_out_prompts.json").write_text(text, encoding="utf-8")
     with pytest.raises(C2TError, match="no list of prompts"):
         load_prompts(pair)
+
+
+PROMPTS = {
+    "a prompt that is none": [3],
+    "no file": [{"ids": [1, 2]}],
+    "ids that are text": [{"file": "a", "ids": ["1"]}],
+    "no ids": [{"file": "a", "ids": []}],
+    "ids below 0": [{"file": "a", "ids": [-1]}],
+}
+
+
+@pytest.mark.parametrize("prompts", PROMPTS.values(), ids=PROMPTS)
+def test_prompts_of_another_kind_are_one_line(pair: Path, prompts: Any) -> None:
+    (pair / "held_out_prompts.json").write_text(json.dumps({"prompts": prompts}), encoding="utf-8")
+    with pytest.raises(C2TError, match="no list of prompts"):
+        load_prompts(pair)
+
+
+@pytest.mark.parametrize("text", ["{}", "[3]", "[" * 100_000, "1" * 5_000], ids=["object", "number", "deep", "digits"])
+def test_held_out_files_that_are_none_are_one_line(pair: Path, text: str) -> None:
+    (pair / "held_out_files.json").write_text(text, encoding="utf-8")
+    with pytest.raises(C2TError, match=r"is no list of files|not valid JSON"):
+        held_out_paths(pair)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff"])
+@pytest.mark.parametrize("which", ["target", "draft"])
+def test_a_tokenizer_that_is_none_is_one_line(pair: Path, which: str, content: bytes) -> None:
+    (pair / which / "tokenizer.json").write_bytes(content)
+    with pytest.raises(C2TError, match="is no tokenizer that can be read") as error:
+        load_pair(pair, "draft")
+    assert "\n" not in str(error.value)
+
+
+HEADS = {
+    "a size of text": {"intermediate_size": "many"},
+    "more weights than there are": {"intermediate_size": 10**9},
+    "layers that are not there": {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 99]}},
+    "layers of text": {"eagle_config": {"eagle_aux_hidden_state_layer_ids": ["1"]}},
+    "no object of layers": {"eagle_config": 3},
+    "heads of none": {"num_attention_heads": 0},
+}
+
+
+@pytest.mark.parametrize("changes", HEADS.values(), ids=HEADS)
+def test_a_head_that_cannot_be_is_one_line(pair: Path, changes: dict[str, Any]) -> None:
+    path = pair / "eagle3" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}), encoding="utf-8")
+    with pytest.raises(C2TError, match="is not an eagle3 head of the layout that is read here") as error:
+        load_pair(pair, "eagle3")
+    assert "\n" not in str(error.value)
+
+
+def test_a_target_that_cannot_be_is_one_line(pair: Path) -> None:
+    path = pair / "target" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_attention_heads": "x"}), encoding="utf-8")
+    with pytest.raises(C2TError, match="is not a causal LM that transformers can load") as error:
+        load_pair(pair, "eagle3")
+    assert "\n" not in str(error.value)

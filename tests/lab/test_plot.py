@@ -116,6 +116,14 @@ EMPTY = json.dumps({"experiment": "no-tau", "rows": [{"gamma": 1.0}], "quick": F
         (EMPTY, ["--classifier", "x"], "leave --classifier out"),
         ('{"format": "c2t-evaluation", "version": 1}', [], "version 1, 2 is drawn"),
         (b"\xff\xfe\x00", [], "not a readable safetensors file"),
+        ('{"format": "c2t-evaluation", "version": 2}', [], r"does not hold what is drawn \(KeyError: 'chains'\)"),
+        ('{"format": "c2t-evaluation", "version": 2, "chains": 3}', [], r"does not hold what is drawn \(TypeError"),
+        ("[1]", [], "is none of trace files"),
+        ("[" * 100_000, [], "is none of trace files"),
+        ("1" * 5_000, [], "is none of trace files"),
+        (json.dumps({"experiment": ["a"], "rows": [], "quick": False}), [], "is none of trace files"),
+        (json.dumps({"experiment": "a", "rows": [3], "quick": False}), [], r"does not hold what is drawn \(Attribute"),
+        (json.dumps({"experiment": "a", "rows": [{"tau": 1, "gamma": 2}, {"tau": 1}], "quick": False}), [], "KeyError"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(tmp_path, content, arguments, message) -> None:

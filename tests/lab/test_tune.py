@@ -63,7 +63,9 @@ def test_another_top_m_is_refused(make_traces) -> None:
         tune.tune(follows_the_draft(), replace(traces, header={**traces.header, "top_m": 7}), TunePlan(depth=4))
 
 
-@pytest.mark.parametrize("values", [{"tau": 0.0}, {"static": 7}, {"static": 0}, {"replicates": 0}], ids=str)
+@pytest.mark.parametrize(
+    "values", [{"tau": 0.0}, {"static": 7}, {"static": 0}, {"replicates": 0}, {"seed": -1}], ids=str
+)
 def test_a_senseless_plan_is_refused(values) -> None:
     with pytest.raises(ConfigError):
         TunePlan(**values)

@@ -1,4 +1,4 @@
-"""Stand-ins for servers that take turns: started, halted and asked without a process, with answers by rule."""
+"""Stubs for servers that take turns: started, halted and asked without a process, with answers by rule."""
 
 from __future__ import annotations
 

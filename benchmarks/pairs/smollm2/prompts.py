@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pairs.smollm2.sources import FROZEN, Passage
+from benchmarks.pairs.smollm2.sources import Passage
 from c2t_plugin.errors import C2TError
 
 Message = dict[str, str]
@@ -207,8 +207,3 @@ def read_split(path: Path) -> list[Prompt]:
 def content_hash(prompts: list[Prompt]) -> str:
     """SHA-256 of prompts, whatever the file's layout."""
     return hashlib.sha256(json.dumps(prompts, ensure_ascii=False, sort_keys=True).encode()).hexdigest()
-
-
-def is_frozen(prompt: Prompt) -> bool:
-    """Whether a prompt comes from a source that only final tables may read."""
-    return prompt["source"].split(":")[0] in FROZEN

@@ -14,18 +14,19 @@ from c2t_plugin.config import (
     BASES,
     LEARNING,
     MODES,
-    PLANS,
+    OLD_NAMES,
+    PACKINGS,
     POLICIES,
     PRECISIONS,
-    RAGGED,
     REQUEST_SETTINGS,
+    ROWS,
     SELF_CHECKS,
     C2TConfig,
 )
+from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.errors import C2TError
 
 PREFIX = "speculative_c2t_"
-ATTRIBUTE = "_c2t"
 
 # On SGLang 0.5.17 arguments are resolved inside the record's constructor, before `_c2t` can be set on it.
 _parsed: dict[str, Any] | None = None
@@ -49,15 +50,17 @@ def add_cli_args(_result: None, parser: argparse.ArgumentParser, *_: Any, **__: 
     group.add_argument("--speculative-c2t-trace-share", help="Share of the requests that is recorded, default 0.05.")
     group.add_argument("--speculative-c2t-trace-limit", help="MB that all recordings may take, default 1000.")
     group.add_argument("--speculative-c2t-trace-precision", help=f"Of statistics: {', '.join(PRECISIONS)}.")
-    group.add_argument("--speculative-c2t-ragged", help=f"Verify kept tokens only, by: {', '.join(RAGGED)}.")
-    group.add_argument("--speculative-c2t-plan", help=f"How many rows that takes is known by: {', '.join(PLANS)}.")
-    group.add_argument("--speculative-c2t-attention", help=f"Kernel of ragged triton: {', '.join(ATTENTIONS)}.")
+    group.add_argument("--speculative-c2t-packing", help=f"Verify packed rows, by: {', '.join(PACKINGS)}.")
+    group.add_argument("--speculative-c2t-rows", help=f"How many rows that takes is known by: {', '.join(ROWS)}.")
+    group.add_argument("--speculative-c2t-attention", help=f"Kernel of packing triton: {', '.join(ATTENTIONS)}.")
     group.add_argument("--speculative-c2t-self-check", help=f"At start, of what it computes: {', '.join(SELF_CHECKS)}.")
     group.add_argument(
         "--speculative-c2t-learn", help=f"From what is accepted, for the planner: {', '.join(LEARNING)}."
     )
     group.add_argument("--speculative-c2t-learned", help="Keep that in this file, a classifier, and go on from it.")
     group.add_argument("--speculative-c2t-request-settings", help=f"Requests may set: {', '.join(REQUEST_SETTINGS)}.")
+    for old, name in OLD_NAMES.items():
+        group.add_argument(f"--speculative-c2t-{old}", help=f"Old name of --speculative-c2t-{name}.")
     group.add_argument("--speculative-c2t-request-tiers", help="on: each answer tells the rows of its whole batch.")
 
 
@@ -104,7 +107,7 @@ def flags_of(server_args: Any) -> dict[str, Any] | None:
 
 def override(server_args: Any, name: str, value: Any) -> None:
     """Have this record's C2T option say something else from now on."""
-    options = dict(flags_of(server_args) or {})
+    options = {each: said for each, said in (flags_of(server_args) or {}).items() if OLD_NAMES.get(each) != name}
     setattr(server_args, ATTRIBUTE, {**options, name: value})
 
 

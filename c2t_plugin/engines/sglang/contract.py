@@ -1,4 +1,7 @@
-"""Every SGLang symbol that the adapter relies on, checked when C2T is selected, before the server starts."""
+"""Every SGLang symbol that the adapter relies on, checked when C2T is selected, before the server starts.
+
+One file, so that whoever asks what a release may break reads one list.
+"""
 
 from __future__ import annotations
 
@@ -194,6 +197,8 @@ srt/managers/tokenizer_manager.py
     self._validate_one_request(obj, input_ids)
   TokenizerManager._batch_tokenize_and_process
     self._validate_one_request(obj[i], input_ids_list[i])
+srt/configs/model_config.py
+  ModelConfig: vocab_size, hidden_size, dtype
 srt/managers/io_struct.py
   GenerateReqInput: input_ids, input_embeds, sampling_params, contains_mm_input
 srt/managers/scheduler.py

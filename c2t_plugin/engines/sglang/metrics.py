@@ -21,7 +21,7 @@ COUNTERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("steps", "Steps of the batch, by the depth that they drafted to.", ("depth",)),
     ("tiers", "Steps of the batch, by the rows of the target's verify pass, padding included.", ("rows",)),
     ("draft_tokens_clipped", "Draft tokens that were drafted and not verified.", ()),
-    ("draft_tokens_over_budget", "Draft tokens that beta left, and the planner or plan lagged dropped.", ()),
+    ("draft_tokens_over_budget", "Draft tokens that beta left, and the planner or lagged rows dropped.", ()),
     ("draft_tokens_verified", "Draft tokens that the target verified.", ()),
     ("draft_tokens_accepted", "Draft tokens that the target accepted, bonus tokens excluded.", ()),
     ("rows_computed", "Rows of the target's verify passes: roots, draft tokens and padding.", ()),
@@ -139,7 +139,7 @@ class Counts:
     """Since the server started. verified, accepted: steps of single requests by how many draft tokens the target
     verified and accepted, 0 to `most`. depths, tiers: steps of the batch by drafted depth, and by rows of the target's
     verify pass. clipped: draft tokens that were drafted and not verified. over_budget: those that beta left, and beta
-    auto or plan lagged dropped. settings_ignored: requests whose own did not hold. classifier_s: None where only the
+    auto or lagged rows dropped. settings_ignored: requests whose own did not hold. classifier_s: None where only the
     device's clock would know."""
 
     most: int

@@ -14,7 +14,7 @@ from c2t_plugin.planner.step_planner import StepPlanner
 
 if TYPE_CHECKING:
     from c2t_plugin.engines.sglang.behind import Behind
-    from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan, PlannedRows
+    from c2t_plugin.engines.sglang.verify.lagged import LaggedRows, PlannedRows
     from c2t_plugin.engines.sglang.verify.packing import PackedVerify
     from c2t_plugin.engines.sglang.verify.windows import Windows
     from c2t_plugin.scorer import ChainScorer
@@ -51,7 +51,7 @@ class Parts:
     planner: StepPlanner | None
     configuration: dict[str, Any]
     packing: PackedVerify | None = None
-    lagged: LaggedPlan | PlannedRows | None = None
+    lagged: LaggedRows | PlannedRows | None = None
     windows: Windows | None = None
     end_draft: Callable[[int], None] | None = None
     behind: Behind | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from c2t_plugin.config import LOWER, NONE, THRESHOLDS
@@ -18,7 +19,7 @@ from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.step import record_of
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import OwnLimits
-from c2t_plugin.request_options import KEYS, RequestOptions, shown
+from c2t_plugin.request_options import KEYS, MOST, RequestOptions, is_number, shown
 
 KEY = "c2t"
 
@@ -92,18 +93,38 @@ def check(_result: None, manager: Any, obj: Any, input_ids: Any, *_: Any, **__: 
         return
     # with images or sound the tokens are SGLang's own, some of them outside; a model of text takes no notice of either
     if not (manager.mm_processor and obj.contains_mm_input()):
-        _check_prompt(obj, input_ids, manager.model_config.vocab_size)
+        _check_prompt(obj, input_ids, manager.model_config)
+    _check_fields(obj, manager.model_config.vocab_size)
     custom_params = obj.sampling_params.get("custom_params")
     if options_of(custom_params) != RequestOptions():
         config = args.config_of(server_args)
         granted(custom_params, config.request_settings, config.policy)
 
 
-def _check_prompt(obj: Any, input_ids: Any, vocabulary: int) -> None:
-    """What plain SGLang's scheduler dies of."""
-    prompt = input_ids if obj.input_embeds is None else obj.input_embeds
+def _check_fields(obj: Any, vocabulary: int) -> None:
+    """The same, of fields that a front end of SGLang's takes as they come; 0.5.17 has not all of them."""
+    hidden = getattr(obj, "return_hidden_states", None)
+    if hidden not in (None, True, False, "last"):
+        raise ConfigError(f'return_hidden_states must be true, false or "last", got {shown(hidden)}')
+    overrides = getattr(obj, "positional_embed_overrides", None)
+    if overrides is not None and not hasattr(overrides, "reconstruct"):
+        raise ConfigError(f"positional_embed_overrides takes what programs make, got {shown(overrides)}; leave it out")
+    for name, least, most in (("top_logprobs_num", 0, vocabulary), ("logprob_start_len", -1, MOST)):
+        value = getattr(obj, name, None)
+        if value is not None and not (is_number(value) and least <= value <= most):
+            raise ConfigError(f"{name} must be from {least} to {most}, got {shown(value)}")
+
+
+def _check_prompt(obj: Any, input_ids: Any, model: Any) -> None:
+    """What plain SGLang's scheduler dies of. model: SGLang's ModelConfig."""
+    vocabulary, prompt = model.vocab_size, input_ids if obj.input_embeds is None else obj.input_embeds
     if prompt is not None and not len(prompt):
         raise ConfigError("the prompt has no tokens; send one at least")
+    if obj.input_embeds is not None and (model.dtype != torch.bfloat16 or {*map(len, prompt)} != {model.hidden_size}):
+        raise ConfigError(
+            f"input_embeds takes rows of {model.hidden_size} numbers, of a model in bfloat16, which SGLang makes of "
+            f"them (this one is in {model.dtype}); send text or input_ids"
+        )
     if obj.input_ids is not None and input_ids and not (min(input_ids) >= 0 and max(input_ids) < vocabulary):
         outside = next(token for token in input_ids if not 0 <= token < vocabulary)
         raise ConfigError(f"input_ids has the token {outside}; expected 0 to {vocabulary - 1}")

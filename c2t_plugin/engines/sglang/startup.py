@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import os.path
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,8 @@ def prepare(
             base=kind,
             target=server_args.model_path,
             draft=draft or server_args.model_path,
-            revision=revision,
+            # a draft that the target carries comes with it
+            revision=revision if draft else getattr(server_args, "revision", None),
             top_m=spec.top_m,
             d_max=d_max,
         )
@@ -119,16 +121,19 @@ def complete(worker: Any, config: C2TConfig) -> Any:
     """
     from c2t_plugin.engines.sglang import ranks
     from c2t_plugin.engines.sglang.drafters.depths import DepthSwitch
-    from c2t_plugin.engines.sglang.verify import choice, lagged, windows
+    from c2t_plugin.engines.sglang.verify import choice
 
     parts, planner = worker.c2t, worker.c2t.planner
     packing = parts.packing = choice.start(config, worker.server_args, worker.target_worker)
     parts.configuration["attention"] = getattr(
         choice.verifier(worker.target_worker.model_runner.attn_backend), "c2t_kernel", "stock"
     )
-    parts.configuration["ragged"] = "off" if packing is None else packing.backend
-    parts.lagged = lagged.start(config, packing, parts.scorer, worker.req_to_token_pool.size, planner)
-    parts.configuration["plan"] = "sync" if parts.lagged is None else LAGGED
+    parts.configuration["packing"] = "off" if packing is None else packing.backend
+    if config.mode == "chain":
+        from c2t_plugin.engines.sglang.verify import lagged
+
+        parts.lagged = lagged.start(config, packing, parts.scorer, worker.req_to_token_pool.size, planner)
+    parts.configuration["rows"] = "sync" if parts.lagged is None else LAGGED
     controller: Any
     if planner is not None and planner.depths:
         # elsewhere a depth has graphs of its own
@@ -143,6 +148,8 @@ def complete(worker: Any, config: C2TConfig) -> Any:
         parts.behind = behind.start(worker)
         planner.skips = parts.behind is not None
     else:
+        from c2t_plugin.engines.sglang.verify import windows
+
         controller = parts.windows = windows.start(config, worker.server_args, worker, packed=packing is not None)
         parts.configuration["widths"] = None if parts.windows is None else parts.windows.widths
     if planner is not None and packing is not None:
@@ -234,12 +241,12 @@ def check_learned(server_args: Any, base: str, config: C2TConfig, classifier: No
 
 def load_curve(config: C2TConfig) -> CostCurve | None:
     """The cost curve of the options; None if there is none yet. Raises ConfigError for a file that is none."""
-    return None if config.curve is None or not config.curve.exists() else CostCurve.load(config.curve)
+    return None if config.curve is None or not os.path.exists(config.curve) else CostCurve.load(config.curve)
 
 
 def check_curve(config: C2TConfig) -> None:
     """Raises ConfigError if the cost curve can neither be read nor be made."""
-    if load_curve(config) is None and config.curve is not None and not config.curve.parent.is_dir():
+    if load_curve(config) is None and config.curve is not None and not os.path.isdir(config.curve.parent):
         raise ConfigError(
             f"planner {str(config.curve)!r} is not there, and neither is its directory to make it in; "
             "expected on, off, or a file in a directory that exists"

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.engines.sglang.metrics import RequestCounts
 
 if TYPE_CHECKING:
     from c2t_plugin.request_options import RequestOptions
-
-# The one attribute that is set on objects of SGLang's: verify inputs, results and requests.
-NAME = "_c2t"
 
 
 class Drafted(NamedTuple):
@@ -52,12 +50,12 @@ class Step:
 
 def attach(holder: Any, step: Step) -> None:
     """Have a verify input or a result carry this step."""
-    setattr(holder, NAME, step)
+    setattr(holder, ATTRIBUTE, step)
 
 
 def step_of(holder: Any) -> Step | None:
     """The step that a verify input or a result carries; None for those of idle steps and of prefills."""
-    return getattr(holder, NAME, None)
+    return getattr(holder, ATTRIBUTE, None)
 
 
 class Missed(NamedTuple):
@@ -86,10 +84,10 @@ class RequestRecord:
 
 def record_of(req: Any) -> RequestRecord:
     """The record of one of SGLang's requests, made when it is first asked for."""
-    found: RequestRecord | None = getattr(req, NAME, None)
+    found: RequestRecord | None = getattr(req, ATTRIBUTE, None)
     if found is None:
         found = RequestRecord()
-        setattr(req, NAME, found)
+        setattr(req, ATTRIBUTE, found)
     return found
 
 

@@ -60,8 +60,8 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ("enable_unified_memory", bool, "--enable-unified-memory", "SGLang supports it for its built-in algorithms only"),
 )
 
-# What --speculative-c2t-ragged names, as SGLang's options name it.
-_RAGGED_ATTENTION = {name: {"cpu": "intel_amx"}.get(name, name) for name in PACKING}
+# What --speculative-c2t-packing names, as SGLang's options name it.
+_ATTENTION_OF = {name: {"cpu": "intel_amx"}.get(name, name) for name in PACKING}
 _BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
@@ -96,7 +96,7 @@ def _resolve(server_args: Any) -> None:
     check_directory(config)
     startup.check_curve(config)
     startup.check_learned(server_args, base, config, classifier)
-    _check_ragged(server_args, config)
+    _check_packing(server_args, config)
     server_args.speculative_algorithm = f"C2T_{base}"
     _shape(server_args, config)
 
@@ -134,15 +134,15 @@ def _check_disaggregation(server_args: Any, base: str, config: C2TConfig) -> Non
             raise ConfigError(f"--disaggregation-mode {mode} cannot be combined with {found}: {reason}; leave it out")
 
 
-def _check_ragged(server_args: Any, config: C2TConfig) -> None:
-    """What can be known of a named ragged attention before there is a model; ragged.choose knows the rest."""
-    wanted, flag = _RAGGED_ATTENTION.get(config.ragged), f"--speculative-c2t-ragged {config.ragged}"
+def _check_packing(server_args: Any, config: C2TConfig) -> None:
+    """What can be known of a named packing attention before there is a model; verify/choice knows the rest."""
+    wanted, flag = _ATTENTION_OF.get(config.packing), f"--speculative-c2t-packing {config.packing}"
     remedy = "use auto"
     if config.attention == TREE_ATTENTION:
         wanted, flag, remedy = "triton", f"--speculative-c2t-attention {config.attention}", "leave it out"
     if wanted is None:
         return
-    if config.mode == "tree" and config.ragged in PACKING and config.ragged not in MASKED:
+    if config.mode == "tree" and config.packing in PACKING and config.packing not in MASKED:
         raise ConfigError(f"{flag} packs chains only; leave it out in mode tree")
     for field in _BACKENDS:
         # SGLang has chosen one where the command line has not.

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import functools
 import logging
+import os.path
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from c2t_plugin.classifier import ClassifierSpec
-from c2t_plugin.config import AUTO, CALIBRATE, NETWORK, NONE, OFF, C2TConfig
+from c2t_plugin.config import AUTO, CALIBRATE, NETWORK, NONE, OFF, OLD_NAMES, C2TConfig
 from c2t_plugin.engines import learning
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier, warn_of_kind
 from c2t_plugin.engines.served_traces import check_directory
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve
+from c2t_plugin.request_options import shown
 
 logger = logging.getLogger("vllm.c2t")
 
 METHOD = "c2t"
 PREFIX = "c2t_"
 KEY = "c2t"
-# Attribute of a step's output under adaptive verification, see verified.py.
-VERIFIED = "c2t_verified"
 # Stock methods whose drafts are scored, and the kind of draft a classifier is for.
 BASES = {"draft_model": "standalone", "eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp"}
 
@@ -47,8 +47,8 @@ PLANNING = "c2t_plugin.engines.vllm.planned.PlanningScheduler"
 
 # Options of C2T that mean nothing here, and why.
 _OTHER_ENGINES = {
-    "ragged": "vLLM verifies chains of unequal length as they are",
-    "plan": "vLLM verifies chains of unequal length as they are",
+    "packing": "vLLM verifies chains of unequal length as they are",
+    "rows": "vLLM verifies chains of unequal length as they are",
     "attention": "vLLM verifies by its own attention backends",
     "self_check": "vLLM verifies by its own attention backends",
     "request_tiers": "on vLLM no answer tells rows",
@@ -119,7 +119,7 @@ def translate(arguments: Any) -> C2TConfig | None:
     options = _options(arguments)
     if options is None:
         return None
-    foreign = sorted(set(options) & set(_OTHER_ENGINES))
+    foreign = sorted({OLD_NAMES.get(name, name) for name in options} & set(_OTHER_ENGINES))
     if foreign:
         raise ConfigError(f"{PREFIX}{foreign[0]} is for SGLang: {_OTHER_ENGINES[foreign[0]]}; leave it out")
     C2TConfig.from_mapping(options)  # resolve asks for known options only
@@ -137,18 +137,26 @@ def translate(arguments: Any) -> C2TConfig | None:
 
 
 def _options(arguments: Any) -> dict[str, Any] | None:
-    spec = {name.replace("-", "_"): value for name, value in (arguments.speculative_config or {}).items()}
+    given, additional = arguments.speculative_config or {}, arguments.additional_config or {}
+    if not isinstance(given, Mapping):
+        return None  # which vLLM refuses
+    spec = {str(name).replace("-", "_"): value for name, value in given.items()}
     method, _, base = str(spec.get("method") or "").partition(":")
     named = method == METHOD
     own = {name.removeprefix(PREFIX): spec.pop(name) for name in list(spec) if name.startswith(PREFIX)}
     if own and not named:
-        raise ConfigError(f'{PREFIX}{next(iter(own))} is set, but the method is {spec.get("method")!r}, not "c2t"')
-    additional = dict(arguments.additional_config or {})
+        name = shown(PREFIX + next(iter(own))).strip("'")
+        raise ConfigError(f'{name} is set, but the method is {spec.get("method")!r}, not "c2t"')
+    if not isinstance(additional, Mapping):
+        if not named:
+            return None
+        raise ConfigError(f"additional_config must be an object, got {shown(additional)}")
+    additional = dict(additional)
     beside = additional.pop(KEY, None)
     if beside is None and not named:
         return None
     if not isinstance(beside, Mapping | None):
-        raise ConfigError(f'additional_config["{KEY}"] must be an object, got {beside!r}')
+        raise ConfigError(f'additional_config["{KEY}"] must be an object, got {shown(beside)}')
     if named:
         if base and base not in BASES:
             raise ConfigError(f"method is {spec['method']!r}; after the colon C2T knows {', '.join(BASES)}")
@@ -265,7 +273,7 @@ def _planned(vllm_config: Any, config: C2TConfig) -> C2TConfig:
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     if reason is None:
-        if config.curve is not None and config.curve.exists():
+        if config.curve is not None and os.path.exists(config.curve):
             CostCurve.load(config.curve)
         return config
     if config.planner == AUTO:

@@ -4,7 +4,7 @@
     vllm:c2t_accepted_tokens_total            draft tokens accepted, bonus tokens excluded
     vllm:c2t_learnt_tokens, ...               what a planner has learnt, see engines/figures.py
 
-gamma is the mean of `length` over the steps, tau (bonus excluded) is accepted tokens per step. vLLM's own
+Verified tokens a step are the mean of `length`, the accept length is accepted tokens a step and one. vLLM's own
 vllm:spec_decode_num_drafts leaves out the steps of requests without a draft, so its means are those of the requests
 that had one. Draft tokens are those that were verified: what the scheduler scheduled, less what adaptive verification
 cut on the device (verified.py).

@@ -6,12 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.engines.vllm import config, contract, requests
 from c2t_plugin.engines.vllm.patches import ENGINE, PATCHES
 from c2t_plugin.errors import C2TError
-
-# Set on the argument record of a command line: its errors end the process with one line instead of a traceback.
-COMMAND_LINE = "_c2t_command_line"
 
 
 def creating(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -22,7 +20,7 @@ def creating(stock: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return _create(stock, self, *positional, **keyword)
         except C2TError as error:
-            if getattr(self, COMMAND_LINE, False):
+            if getattr(self, ATTRIBUTE, False):
                 raise SystemExit(f"C2T: {error}") from error
             raise
 
@@ -30,12 +28,15 @@ def creating(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def marking(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """EngineArgs.from_cli_args, which marks its records as those of a command line."""
+    """EngineArgs.from_cli_args, which marks its records as those of a command line.
+
+    Their errors end the process with one line instead of a traceback.
+    """
 
     @functools.wraps(stock)
     def from_cli_args(cls: Any, *positional: Any, **keyword: Any) -> Any:
         arguments = stock(cls, *positional, **keyword)
-        setattr(arguments, COMMAND_LINE, True)
+        setattr(arguments, ATTRIBUTE, True)
         return arguments
 
     return from_cli_args

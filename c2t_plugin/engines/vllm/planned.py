@@ -11,12 +11,13 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from c2t_plugin.classifier import load_classifier
 from c2t_plugin.config import LOWER, NETWORK, C2TConfig
 from c2t_plugin.engines import learning
+from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.engines.vllm.behind import reads_later
 from c2t_plugin.engines.vllm.config import Settings, pair_of
 from c2t_plugin.engines.vllm.early_exit import may_leave
-from c2t_plugin.engines.vllm.ending import SENT
+from c2t_plugin.engines.vllm.ending import Sent
 from c2t_plugin.engines.vllm.metrics import CARRIER, packed
-from c2t_plugin.engines.vllm.planning import TAKEN, Planning, cut
+from c2t_plugin.engines.vllm.planning import Planning, cut
 from c2t_plugin.engines.vllm.requests import OwnSettings
 from c2t_plugin.planner import CostCurve, OwnLimits
 from c2t_plugin.planner.network import Network
@@ -62,11 +63,11 @@ class PlanningScheduler(Scheduler):
         names = output.num_scheduled_tokens
         reading = [name for name in names if self.requests[name].is_prefill_chunk]
         sent = self.planning.sent(len(names) - len(reading), reading)
-        if sent is not None:
-            setattr(output, SENT, sent)
         if self._taken is not None:
-            setattr(output, TAKEN, tuple(self._taken))
+            sent = (sent or Sent(None))._replace(taken=tuple(self._taken))
             self._taken = None
+        if sent is not None:
+            setattr(output, ATTRIBUTE, sent)
         return output
 
     def _take(self, network: Network) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.engines.vllm.ending import Sent
 from c2t_plugin.planner import CostCurve, OwnLimits, draft_passes, switched_depths
 from c2t_plugin.planner.ahead import DraftEnd
@@ -23,13 +24,9 @@ from c2t_plugin.planner.calibration import Calibration
 from c2t_plugin.planner.network_learner import NetworkLearner
 from c2t_plugin.planner.step_planner import StepPlanner
 
-# Attributes of the drafts that a worker hands to the scheduler, and of vLLM's SchedulerOutput: parameters that drafts
-# are scored by from this step on.
-DRAFTED, TAKEN = "c2t_drafted", "c2t_taken"
-
 
 class Drafted(NamedTuple):
-    """What a worker says of a draft.
+    """What a worker says of a draft, set on the drafts that it hands to the scheduler.
 
     confidence: of each request its tokens', in the order of the drafts; NaN where it is not known. extend_s: seconds
     until the first token. seconds: of the whole draft. log_prob: as confidence, the logarithm of the draft's own
@@ -161,7 +158,7 @@ class Planning:
 
 def cut(planning: Planning, drafts: Any, takes: Callable[[str], bool], own: Sequence[bool]) -> None:
     """Shorten vLLM's DraftTokenIds in place. takes: whether a request takes a draft in its next step. own: see kept."""
-    drafted: Drafted | None = getattr(drafts, DRAFTED, None)
+    drafted: Drafted | None = getattr(drafts, ATTRIBUTE, None)
     if drafted is None or not drafted.confidence or len(drafted.confidence) != len(drafts.req_ids):
         return
     lengths = [

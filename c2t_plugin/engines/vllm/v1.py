@@ -81,7 +81,7 @@ class _ChainMixin(_StockProposer):
             else DeviceScorer(classifier, **sizes, beta=settings.beta, device=device, keep_stats=keep_stats)
         )
         # of the target's vocabulary, those that the draft's head has; None: all
-        self._words: Tensor | None = None
+        self._vocabulary: Tensor | None = None
         self._chosen: Tensor | None = None
         # set by the worker where requests are recorded
         self.traces: ServedTraces | None = None
@@ -104,7 +104,7 @@ class _ChainMixin(_StockProposer):
         super().load_model(*positional, **keyword)
         offsets = getattr(self.model, "draft_id_to_target_id", None)
         if offsets is not None:
-            self._words = (torch.arange(len(offsets), device=offsets.device) + offsets).detach()
+            self._vocabulary = (torch.arange(len(offsets), device=offsets.device) + offsets).detach()
         PATCHES.on(COMPUTE_LOGITS, self.model, self._scoring)
 
     def initialize_attn_backend(self, *positional: Any, **keyword: Any) -> None:
@@ -119,7 +119,7 @@ class _ChainMixin(_StockProposer):
         def scored(*positional: Any, **keyword: Any) -> Any:
             logits = compute_logits(*positional, **keyword)
             # At once: probabilistic drafting divides these logits by the temperature in place.
-            self._score(logits if self._words is None else logits[:, self._words])
+            self._score(logits if self._vocabulary is None else logits[:, self._vocabulary])
             return logits
 
         return scored
@@ -133,14 +133,14 @@ class _ChainMixin(_StockProposer):
     def _greedy_sample(self, hidden_states: Tensor) -> Tensor:
         if not isinstance(self.scorer, HostScorer):
             return super()._greedy_sample(hidden_states)
-        model, words = self.model, self._words
-        if words is not None and isinstance(model, Eagle3LlamaForCausalLM):
+        model, vocabulary = self.model, self._vocabulary
+        if vocabulary is not None and isinstance(model, Eagle3LlamaForCausalLM):
             # vLLM would scatter these among all tokens of the target, to look there for the largest
             self._score(model.logits_processor(model.lm_head, hidden_states))
         else:
             model.compute_logits(hidden_states)
         assert self._chosen is not None
-        return self._chosen if words is None else words[self._chosen]
+        return self._chosen if vocabulary is None else vocabulary[self._chosen]
 
     def _sample_draft_tokens(self, *positional: Any, **keyword: Any) -> tuple[Tensor, Tensor | None]:
         sampled = super()._sample_draft_tokens(*positional, **keyword)

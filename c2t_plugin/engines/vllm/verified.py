@@ -15,7 +15,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.async_utils import AsyncOutput, async_copy_to_np, stream
 
-from c2t_plugin.engines.vllm.config import VERIFIED
+from c2t_plugin.engines.patching import ATTRIBUTE
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _StockScheduler
@@ -24,7 +24,7 @@ else:
 
 
 class VerifiedOutput(AsyncModelRunnerOutput):
-    """Around a step's output: its result gets the attribute VERIFIED, {request: draft tokens verified}."""
+    """Around a step's output: its result gets ATTRIBUTE, {request: draft tokens verified}."""
 
     def __init__(self, output: AsyncOutput, copy_stream: torch.cuda.Stream, main_stream: torch.cuda.Stream) -> None:
         self._output = output
@@ -37,7 +37,7 @@ class VerifiedOutput(AsyncModelRunnerOutput):
         found = self._output.get_output()
         accepted = (max(len(tokens) - 1, 0) for tokens in found.sampled_token_ids)
         verified = (kept + lost for kept, lost in zip(accepted, self._rejected.tolist(), strict=True))
-        setattr(found, VERIFIED, dict(zip(found.req_ids, verified, strict=True)))
+        setattr(found, ATTRIBUTE, dict(zip(found.req_ids, verified, strict=True)))
         return found
 
     def get_kv_connector_output(self) -> Any:
@@ -49,7 +49,7 @@ class _CountingMixin(_StockScheduler):
     """Over a stock scheduler; its statistics are all that changes."""
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        verified = getattr(model_runner_output, VERIFIED, None)
+        verified = getattr(model_runner_output, ATTRIBUTE, None)
         if verified is not None:
             scheduled = scheduler_output.scheduled_spec_decode_tokens
             scheduler_output.num_invalid_spec_tokens = {

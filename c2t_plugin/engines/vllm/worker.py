@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from c2t_plugin.classifier import FILE_NAME
+from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.engines.vllm.config import Settings
-from c2t_plugin.engines.vllm.ending import SENT
 from c2t_plugin.engines.vllm.patches import PATCHES, WEIGHT_FILES, drafting_by
-from c2t_plugin.engines.vllm.planning import DRAFTED, TAKEN
 from c2t_plugin.engines.vllm.served import RequestsOfV2, ServedTraces
 from c2t_plugin.errors import ConfigError
 
@@ -71,9 +70,9 @@ class WorkerMixin(_StockWorker):
         if traces is not None:
             traces.finish(scheduler_output.finished_req_ids)
         if not self.use_v2_model_runner:
-            self._drafter().ending.sent = getattr(scheduler_output, SENT, None)
-            if (taken := getattr(scheduler_output, TAKEN, None)) is not None:
-                self._drafter().scorer.take([torch.from_numpy(each) for each in taken])
+            sent = self._drafter().ending.sent = getattr(scheduler_output, ATTRIBUTE, None)
+            if sent is not None and sent.taken is not None:
+                self._drafter().scorer.take([torch.from_numpy(each) for each in sent.taken])
         return super().execute_model(scheduler_output, *positional, **keyword)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
@@ -93,7 +92,7 @@ class WorkerMixin(_StockWorker):
             traces.settle()
         drafts, drafter = super().take_draft_token_ids(), self._drafter()
         if drafts is not None and getattr(drafter, "drafted", None) is not None:
-            setattr(drafts, DRAFTED, drafter.drafted)
+            setattr(drafts, ATTRIBUTE, drafter.drafted)
             drafter.drafted = None
         return drafts
 

@@ -168,11 +168,11 @@ class DySpec:
         assert position.shared is not None
         value, left = self.value(position), position.left
         # argmax does not promise the first of several equal tokens
-        word = int((left == left.max()).nonzero()[0]) if chance is None else chance.draw(left)
-        log_prob, accepted = float(position.probs[word].log()), float(left[word])
+        at = int((left == left.max()).nonzero()[0]) if chance is None else chance.draw(left)
+        log_prob, accepted = float(position.probs[at].log()), float(left[at])
         child_reach = position.reach * accepted
         node = Node(
-            token_ids=int(position.tokens[word]),
+            token_ids=int(position.tokens[at]),
             parent_ids=position.column,
             depths=position.depth + 1,
             log_probs=log_prob,
@@ -183,7 +183,7 @@ class DySpec:
         )
         position.reach *= 1 - accepted
         rest = left.clone()
-        rest[word] = 0
+        rest[at] = 0
         total = float(rest.sum()) + position.beyond
         if total > 0:
             rest, position.beyond = rest / total, position.beyond / total

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,12 +21,6 @@ class Sequoia(StaticTree):
     def plan(cls, acceptance: Sequence[float], max_nodes: int, d_max: int, temperature: float = 0.0) -> Sequoia:
         """The best tree for an acceptance vector; see plan_paths."""
         return cls(paths=plan_paths(acceptance, max_nodes, d_max), temperature=temperature)
-
-
-def expected_accept_len(paths: Sequence[RankPath], acceptance: Sequence[float]) -> float:
-    """Accepted draft tokens per verification, bonus excluded, if a child of rank r is accepted with acceptance[r]
-    whenever its parent is, at every place of the tree (Sequoia's positional acceptance assumption)."""
-    return float(sum(math.prod(acceptance[rank] for rank in path) for path in paths))
 
 
 def plan_paths(acceptance: Sequence[float], max_nodes: int, d_max: int) -> tuple[RankPath, ...]:

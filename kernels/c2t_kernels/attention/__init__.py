@@ -5,9 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from c2t_kernels.attention import reference
-from c2t_kernels.attention.reference import nonempty_blocks
 
-__all__ = ["nonempty_blocks", "tree_attention"]
+__all__ = ["tree_attention"]
 
 
 def tree_attention(

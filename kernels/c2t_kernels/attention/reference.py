@@ -53,14 +53,3 @@ def _seen_nodes(i: int, nodes: int, device: torch.device, mask: Tensor | None, m
     if len(part) != nodes * nodes:
         raise ValueError(f"tree_attention: request {i} has {nodes} nodes and {len(part)} mask elements, not {nodes**2}")
     return part.reshape(nodes, nodes) != 0
-
-
-def nonempty_blocks(mask: Tensor, block_nodes: int = 32, block_keys: int = 32) -> int:
-    """How many blocks of a tree's mask hold anything (DySpec appendix C, definition 1 and the last column of table 5).
-
-    mask: (nodes, nodes) bool or uint8. The last block of each direction may be partial.
-    """
-    nodes = mask.shape[0]
-    fill = (0, -nodes % block_keys, 0, -nodes % block_nodes)
-    blocks = pad(mask != 0, fill).unflatten(0, (-1, block_nodes)).unflatten(2, (-1, block_keys))
-    return int(blocks.any(dim=3).any(dim=1).sum())

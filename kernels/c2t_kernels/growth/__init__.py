@@ -22,8 +22,6 @@ def grow_layer(
     depth: int,
     *,
     width: int,
-    prune: bool = True,
-    select: bool = True,
 ) -> GrownLayer:
     """Grow one layer of a batch of trees.
 
@@ -35,8 +33,6 @@ def grow_layer(
     beta: one number, or (bs,) float32: a child below it is cut; equality keeps, and so does an unknown confidence.
     depth: of the children, 1 below the root.
     width: places of the next frontier.
-    prune: cut by beta (4.2.1). select: of what is left, only the `width` children of highest confidence belong to the
-        tree (the second topK, 4.2.2). Without it all of them do, and the frontier holds the `width` best.
 
     Of equal confidences the lower column is better; an unknown one is better than all. A token of probability 0 is no
     child. The probability of an unscored child counts as 1, its entropy as 0.
@@ -48,9 +44,5 @@ def grow_layer(
     if joint_log_prob.is_cuda:
         from c2t_kernels.growth import kernel
 
-        return kernel.grow_layer(
-            network, joint_log_prob, path_entropy, alive, stats, beta, depth, width=width, prune=prune, select=select
-        )
-    return reference.grow_layer(
-        network, joint_log_prob, path_entropy, alive, stats, beta, depth, width=width, prune=prune, select=select
-    )
+        return kernel.grow_layer(network, joint_log_prob, path_entropy, alive, stats, beta, depth, width=width)
+    return reference.grow_layer(network, joint_log_prob, path_entropy, alive, stats, beta, depth, width=width)

@@ -58,8 +58,6 @@ def grow_layer_kernel(
     CODES: tl.constexpr,
     N_FEATURES: tl.constexpr,
     HIDDEN: tl.constexpr,
-    PRUNE: tl.constexpr,
-    SELECT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_W: tl.constexpr,
@@ -97,10 +95,8 @@ def grow_layer_kernel(
     )
     b_confidence = tl.where(b_finite & b_possible, b_confidence, float("nan"))
 
-    b_passing = b_possible
-    if PRUNE:
-        beta = tl.load(p_beta + i_request * beta_stride)
-        b_passing = b_possible & ((b_confidence < beta) == 0)
+    beta = tl.load(p_beta + i_request * beta_stride)
+    b_passing = b_possible & ((b_confidence < beta) == 0)
     # Confidence, then the lower column, in one integer: the bits of floats that are not negative grow with the floats.
     b_bits = tl.where(b_confidence != b_confidence, float("inf"), b_confidence).to(tl.int32, bitcast=True)
     b_key = tl.where(b_passing, b_bits.to(tl.int64) * 4294967296 + (BLOCK_N - 1 - b_child), -1)
@@ -111,9 +107,7 @@ def grow_layer_kernel(
         child = BLOCK_N - 1 - (best & 4294967295).to(tl.int32)
         b_best = tl.where((b_place == i) & (best >= 0), child, b_best)
         b_key = tl.where(b_key == best, -1, b_key)
-    b_kept = b_passing
-    if SELECT:
-        b_kept = b_passing & (b_key == -1)
+    b_kept = b_passing & (b_key == -1)
 
     tl.store(p_confidence + i_request * N + b_child, b_confidence, mask=b_inside)
     tl.store(p_kept + i_request * N + b_child, b_kept.to(tl.uint8), mask=b_inside)
@@ -150,8 +144,6 @@ def grow_layer(
     depth: int,
     *,
     width: int,
-    prune: bool = True,
-    select: bool = True,
     out: GrownLayer | None = None,
 ) -> GrownLayer:
     """As c2t_kernels.grow_layer, in one launch.
@@ -209,8 +201,6 @@ def grow_layer(
         stats.margin.stride(0),
         beta_stride,
         depth + network.depth_origin - 1,
-        PRUNE=prune,
-        SELECT=select,
         **blocks,
         num_warps=num_warps,
     )

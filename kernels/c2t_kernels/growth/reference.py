@@ -47,8 +47,6 @@ def grow_layer(
     depth: int,
     *,
     width: int,
-    prune: bool = True,
-    select: bool = True,
 ) -> GrownLayer:
     """c2t_kernels.grow_layer, which says what it computes, in float32 torch."""
     if not isinstance(beta, Tensor):
@@ -58,7 +56,7 @@ def grow_layer(
     node = children(PathSums(joint_log_prob, path_entropy), stats, depth, known=known)
     confidence = confidence_of(network, node).flatten(1)
     confidence = torch.where(possible & known.flatten(1), confidence, torch.nan)
-    kept, chosen = select_children(confidence, possible, beta, width, prune=prune, select=select)
+    kept, chosen = select_children(confidence, possible, beta, width)
     live, column = chosen >= 0, chosen.clamp_min(0).long()
     return GrownLayer(
         confidence=confidence,

@@ -8,51 +8,11 @@ import triton.language as tl
 from torch import Tensor
 
 from c2t_kernels.checks import INTEGERS, check_int, check_tensor, output
-from c2t_kernels.tree_layout.reference import ORDERS, TreeLayout
+from c2t_kernels.tree_layout.reference import TreeLayout
 
 MAX_BUCKET = 1024
 MAX_SLOTS = 4096
 BLOCK_FILL = 1024
-
-
-@triton.jit
-def _depth_first(
-    p_parent, p_size, p_start, p_place, count, HEAVY: tl.constexpr, BLOCK_N: tl.constexpr, TILE: tl.constexpr
-):
-    """Place of every node in a depth-first walk, from the parents' places in slot order."""
-    b_node = tl.arange(0, BLOCK_N)
-    b_real = (b_node > 0) & (b_node < count)
-    tl.store(p_size + b_node, 0, mask=b_node < count)
-    tl.debug_barrier()
-    b_current = tl.where(b_real, b_node, 0)
-    while tl.max(b_current, axis=0) > 0:
-        tl.atomic_add(p_size + b_current, 1, mask=b_current > 0)
-        b_current = tl.load(p_parent + b_current, mask=b_current > 0, other=0)
-    tl.debug_barrier()
-    b_parent = tl.load(p_parent + b_node, mask=b_real, other=-1)
-    b_size = tl.load(p_size + b_node, mask=b_real, other=0)
-    b_before = tl.zeros((BLOCK_N,), tl.int32)
-    for first in range(0, count, TILE):
-        b_other = first + tl.arange(0, TILE)
-        b_other_real = (b_other > 0) & (b_other < count)
-        b_other_parent = tl.load(p_parent + b_other, mask=b_other_real, other=-2)
-        b_other_size = tl.load(p_size + b_other, mask=b_other_real, other=0)
-        b_first = b_other[None, :] < b_node[:, None]
-        if HEAVY:
-            b_equal = b_other_size[None, :] == b_size[:, None]
-            b_first = (b_other_size[None, :] > b_size[:, None]) | (b_equal & b_first)
-        b_sibling = b_other_parent[None, :] == b_parent[:, None]
-        b_before += tl.sum(tl.where(b_sibling & b_first, b_other_size[None, :], 0), axis=1)
-    # Steps from the parent's place: the parent itself and the subtrees of the siblings in front.
-    tl.store(p_start + b_node, b_before + 1, mask=b_real)
-    tl.debug_barrier()
-    b_place = tl.zeros((BLOCK_N,), tl.int32)
-    b_current = tl.where(b_real, b_node, 0)
-    while tl.max(b_current, axis=0) > 0:
-        b_place += tl.load(p_start + b_current, mask=b_current > 0, other=0)
-        b_current = tl.load(p_parent + b_current, mask=b_current > 0, other=0)
-    tl.store(p_place + b_node, b_place, mask=b_node < count)
-    tl.debug_barrier()
 
 
 @triton.jit
@@ -77,15 +37,13 @@ def build_tree_kernel(
     token_stride,
     SLOTS: tl.constexpr,
     BUCKET: tl.constexpr,
-    ORDER: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_N: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_FILL: tl.constexpr,
 ):
     i_request = tl.program_id(0).to(tl.int64)
-    p_place_of = p_scratch + i_request * (SLOTS + 4 * BUCKET)
-    p_parent = p_place_of + SLOTS
+    p_place_of = p_scratch + i_request * SLOTS
     p_tree_mask = p_mask + i_request * BUCKET * BUCKET
     row = i_request * BUCKET
 
@@ -106,12 +64,6 @@ def build_tree_kernel(
     b_parent_slot = tl.load(p_parent_ids + i_request * parent_stride + b_slot, mask=b_taken, other=-1)
     b_linked = b_taken & (b_parent_slot >= 0) & (b_parent_slot < b_slot)
     b_above = tl.load(p_place_of + b_parent_slot, mask=b_linked, other=0)
-    if ORDER != 0:
-        tl.store(p_parent + b_at, b_above, mask=b_taken)
-        p_place = p_parent + 3 * BUCKET
-        _depth_first(p_parent, p_parent + BUCKET, p_parent + 2 * BUCKET, p_place, count, ORDER == 2, BLOCK_N, TILE)
-        b_at = tl.load(p_place + b_at, mask=b_taken, other=0)
-        b_above = tl.load(p_place + b_above, mask=b_taken, other=0)
     b_token = tl.load(p_token_ids + i_request * token_stride + b_slot, mask=b_taken, other=0)
     tl.store(p_draft_tokens + row + b_at, b_token, mask=b_taken)
     tl.store(p_slots + row + b_at, b_slot, mask=b_taken)
@@ -158,14 +110,13 @@ def build_tree(
     prefix_lens: Tensor,
     *,
     bucket: int,
-    order: str = "insertion",
     out: TreeLayout | None = None,
     scratch: Tensor | None = None,
 ) -> TreeLayout:
     """As c2t_kernels.build_tree, in one launch.
 
     parent_ids, token_ids, root_tokens, prefix_lens: int32 or int64. Tables may have rows of any stride.
-    scratch: (bs, slots + 4 * bucket) int32 of no meaning afterwards.
+    scratch: (bs, slots) int32 of no meaning afterwards.
     Raises ValueError or TypeError for wrong shapes, dtypes, devices and strides, a bucket above MAX_BUCKET or more than
     MAX_SLOTS slots. A keep that is not closed under ancestors is not detected, and its layout has no meaning.
     """
@@ -173,14 +124,12 @@ def build_tree(
     (bs, slots), device = keep.shape, keep.device
     check_int("build_tree: slots of keep", slots, 1, MAX_SLOTS)
     check_int("build_tree: bucket", bucket, 1, MAX_BUCKET)
-    if order not in ORDERS:
-        raise ValueError(f"build_tree: order must be one of {', '.join(ORDERS)}, got {order!r}")
     for name, table in (("parent_ids", parent_ids), ("token_ids", token_ids)):
         check_tensor(f"build_tree: {name}", table, dtype=INTEGERS, shape=(bs, slots), device=device)
     for name, column in (("root_tokens", root_tokens), ("prefix_lens", prefix_lens)):
         check_tensor(f"build_tree: {name}", column, dtype=INTEGERS, shape=(bs,), device=device)
     made = _layout(out, bs, bucket, device)
-    scratch = output("build_tree: scratch", scratch, (bs, slots + 4 * bucket), torch.int32, device)
+    scratch = output("build_tree: scratch", scratch, (bs, slots), torch.int32, device)
     if bs == 0:
         return made
     build_tree_kernel[(bs,)](
@@ -195,7 +144,7 @@ def build_tree(
         parent_ids.stride(0),
         keep.stride(0),
         token_ids.stride(0),
-        **_blocks(slots, bucket, order),
+        **_blocks(slots, bucket),
         num_warps=_warps(bucket),
     )
     return made
@@ -219,11 +168,10 @@ def _layout(out: TreeLayout | None, bs: int, bucket: int, device: torch.device) 
     )
 
 
-def _blocks(slots: int, bucket: int, order: str) -> dict[str, int]:
+def _blocks(slots: int, bucket: int) -> dict[str, int]:
     return {
         "SLOTS": slots,
         "BUCKET": bucket,
-        "ORDER": ORDERS.index(order),
         "BLOCK_S": triton.next_power_of_2(slots),
         "BLOCK_N": triton.next_power_of_2(bucket),
         # Nodes that all others are compared with at a time: the table of both has to fit in registers.

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ORDERS = ("insertion", "depth_first", "heavy_path")
 ROOT, PAD = -1, -2  # what TreeLayout.slots says of nodes that are no slot
 
 
@@ -46,7 +45,6 @@ def build_tree(
     prefix_lens: Tensor,
     *,
     bucket: int,
-    order: str = "insertion",
 ) -> TreeLayout:
     """c2t_kernels.build_tree, which says what it computes, in float32 torch."""
     bs, device = len(keep), keep.device
@@ -65,7 +63,7 @@ def build_tree(
     for i in range(bs):
         kept = keep[i].nonzero().flatten().tolist()[: bucket - 1]
         parent_of = {slot: max(int(parent_ids[i, slot]), ROOT) for slot in kept}
-        nodes = [ROOT, *_ordered(parent_of, order)]
+        nodes = [ROOT, *kept]
         place_of = {slot: place for place, slot in enumerate(nodes)}
         layout.counts[i] = len(nodes)
         for place, slot in enumerate(nodes):
@@ -78,29 +76,6 @@ def build_tree(
                 layout.mask[i, place] |= layout.mask[i, parent]
         _link(layout, i, len(nodes))
     return TreeLayout(*(tensor.to(device) for tensor in layout))
-
-
-def _ordered(parent_of: dict[int, int], order: str) -> list[int]:
-    """Slots of the kept nodes in the order of their places."""
-    if order == "insertion":
-        return list(parent_of)
-    children: dict[int, list[int]] = {slot: [] for slot in (ROOT, *parent_of)}
-    for slot, parent in parent_of.items():
-        children[parent].append(slot)
-    size = {slot: 1 for slot in children}
-    for slot in reversed(parent_of):
-        size[parent_of[slot]] += size[slot]
-    if order == "heavy_path":
-        for siblings in children.values():
-            siblings.sort(key=lambda slot: -size[slot])
-
-    found: list[int] = []
-    waiting = children[ROOT][::-1]
-    while waiting:
-        slot = waiting.pop()
-        found.append(slot)
-        waiting += children[slot][::-1]
-    return found
 
 
 def _link(layout: TreeLayout, i: int, count: int) -> None:

@@ -18,12 +18,8 @@ from benchmarks.papers.ordering import (
     heavy_path_order,
     insertion_order,
     reorder,
-    reorder_tree,
-    subtree_sizes,
-    with_root,
 )
 from c2t_plugin.errors import C2TError
-from c2t_plugin.lab.token_tree import TokenTree
 
 # root -> 0, 1; 0 -> 2; 1 -> 3, 4; 4 -> 5, 6
 TREE = torch.tensor([-1, -1, 0, 1, 1, 4, 4])
@@ -57,7 +53,6 @@ def counted(table: np.ndarray, block: int) -> int:
 def test_orders_by_hand() -> None:
     assert insertion_order(TREE).tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert depth_first_order(TREE).tolist() == [0, 2, 1, 3, 4, 5, 6]
-    assert subtree_sizes(TREE).tolist() == [2, 5, 1, 1, 3, 1, 1]
     assert heavy_path_order(TREE).tolist() == [1, 4, 5, 6, 3, 0, 2]
 
 
@@ -81,8 +76,8 @@ def test_an_order_is_a_permutation_with_parents_first(parents) -> None:
 
 @given(trees())
 def test_depth_first_keeps_each_subtree_together(parents) -> None:
-    sizes = subtree_sizes(parents).tolist()
     below = mask(parents)
+    sizes = below.sum(axis=0).tolist()
     for order in (depth_first_order, heavy_path_order):
         place = order(parents).argsort()
         for node in range(len(parents)):
@@ -93,8 +88,9 @@ def test_depth_first_keeps_each_subtree_together(parents) -> None:
 @given(trees())
 def test_heavy_paths_are_unbroken_and_light_edges_few(parents) -> None:
     """Sleator and Tarjan: the heavy child comes next, and a path to the root has at most log2(nodes) other edges."""
-    whole = with_root(parents)
-    sizes, place = subtree_sizes(whole).tolist(), heavy_path_order(whole).argsort().tolist()
+    # the root as a node of its own
+    whole = torch.cat([torch.tensor([-1]), parents + 1])
+    sizes, place = mask(whole).sum(axis=0).tolist(), heavy_path_order(whole).argsort().tolist()
     light = [0] * len(whole)
     for node, parent in enumerate(whole.tolist()):
         if parent < 0:
@@ -114,35 +110,6 @@ def test_reordering_keeps_the_tree(parents, random) -> None:
         assert torch.equal(reorder(moved, order.argsort()), parents)
 
 
-def nodes_by_path(tree: TokenTree, row: int) -> dict[tuple[int, ...], tuple[float, ...]]:
-    """Every live node's other fields under its path of tokens."""
-    paths, found = {-1: ()}, {}
-    for node in tree.alive[row].nonzero().flatten().tolist():
-        paths[node] = (*paths[int(tree.parent_ids[row, node])], int(tree.token_ids[row, node]))
-        names = ("depths", "log_probs", "joint_log_probs", "entropy", "margin", "rank", "scores")
-        found[paths[node]] = tuple(float(getattr(tree, name)[row, node]) for name in names)
-    return found
-
-
-@pytest.mark.slow
-@given(st.lists(trees(12), min_size=1, max_size=3), st.randoms(use_true_random=False))
-def test_a_batch_is_reordered_row_by_row(rows, random) -> None:
-    made = [TokenTree.from_parents(range(len(row)), row.tolist(), [random.uniform(-3, 0) for _ in row]) for row in rows]
-    batch = TokenTree.stack(made)
-    batch = batch.keep(
-        batch.closed(torch.tensor([random.random() < 0.8 for _ in range(batch.nodes)], dtype=torch.bool)[None])
-    )
-    for order in ORDERS.values():
-        moved = reorder_tree(batch, order).validate()
-        assert moved.sizes().tolist() == batch.sizes().tolist()
-        for row, size in enumerate(batch.sizes().tolist()):
-            assert nodes_by_path(moved, row) == nodes_by_path(batch, row)
-            live = moved.parent_ids[row, :size]
-            # it is in that order already, up to siblings of equal size
-            assert attention_blocks(live, order(live), 3) == attention_blocks(live, block=3)
-            assert moved.alive[row].tolist() == [column < size for column in range(moved.nodes)]
-
-
 @given(trees(), st.integers(1, 9), st.integers(0, 20))
 def test_blocks_are_those_of_the_full_mask(parents, block, prefix) -> None:
     for order in ORDERS.values():
@@ -157,13 +124,6 @@ def test_any_permutation_can_be_counted(parents, random) -> None:
     random.shuffle(order)
     table = mask(parents)[np.ix_(order, order)]
     assert attention_blocks(parents, torch.tensor(order, dtype=torch.int64), block=3) == counted(table, 3)
-
-
-@given(trees())
-def test_the_root_as_a_node_is_seen_by_all(parents) -> None:
-    table = np.pad(mask(parents), ((1, 0), (1, 0)))
-    table[:, 0] = True
-    np.testing.assert_array_equal(mask(with_root(parents)), table)
 
 
 def test_a_chain_fills_the_lower_triangle() -> None:
@@ -182,7 +142,6 @@ def test_an_empty_tree() -> None:
     assert all(order(nothing).tolist() == [] for order in ORDERS.values())
     assert reorder(nothing, nothing).tolist() == []
     assert attention_blocks(nothing, prefix=100) == 0
-    assert with_root(nothing).tolist() == [-1]
 
 
 def test_numpy_is_read_too() -> None:

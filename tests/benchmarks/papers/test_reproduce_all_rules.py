@@ -16,7 +16,7 @@ from benchmarks.papers.experiment import Bench
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.collect import collect, run_live
-from c2t_plugin.lab.curves import Served
+from c2t_plugin.lab.curves import PromptSums
 from c2t_plugin.lab.plans import CollectPlan, TreeShape
 from c2t_plugin.lab.policies.eagle2 import Eagle2
 from c2t_plugin.lab.sweeps import eagle2_sweep, truncate
@@ -31,7 +31,7 @@ def rule(taus: list[float], gammas: list[float], shape: str = TREE) -> Rule:
     steps, verified, accepted = (
         np.array([[each, each] for each in part]) for part in ([1.0] * len(taus), gammas, taus)
     )
-    return Rule(shape, "a paper", "nodes", Served(np.arange(len(taus)), steps, verified, accepted))
+    return Rule(shape, "a paper", "nodes", PromptSums(np.arange(len(taus)), steps, verified, accepted))
 
 
 @pytest.fixture(scope="module")

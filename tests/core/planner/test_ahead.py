@@ -36,7 +36,7 @@ def knowing(**how: bool) -> Planner:
 
 
 def goes_on(planner: Planner, *rows: list[float]) -> bool:
-    return pays(DraftEnd(10**6), planner, torch.tensor(rows, dtype=torch.float64))
+    return pays(DraftEnd(), planner, torch.tensor(rows, dtype=torch.float64))
 
 
 def pays(end: DraftEnd, planner: Planner, so_far: torch.Tensor) -> bool:
@@ -72,11 +72,6 @@ def test_the_first_drafts_are_whole_and_none_is_longer():
         assert not goes_on(planner, unlikely)
         planner.keep(torch.tensor([unlikely]))
     assert not goes_on(planner, unlikely[:1])
-
-
-def test_now_and_then_a_draft_that_would_end_goes_on():
-    planner, end = knowing(), DraftEnd(probe_every=5)
-    assert [pays(end, planner, torch.tensor([[0.01]])) for _ in range(10)] == [False, False, False, False, True] * 2
 
 
 def test_where_the_whole_window_is_computed_an_unlikely_neighbour_counts():
@@ -157,8 +152,8 @@ def test_who_is_sent_the_prices_decides_as_the_planner(rows: list[list[float]], 
     planner, so_far = knowing(packed=packed), torch.tensor(rows, dtype=torch.float64)
     sent = pickle.dumps(Prices.of(planner, len(rows)))
     assert len(sent) < 1500
-    there = DraftEnd(10**6).pays(pickle.loads(sent), falling(so_far).tolist())
-    assert there == pays(DraftEnd(10**6), planner, so_far)
+    there = DraftEnd().pays(pickle.loads(sent), falling(so_far).tolist())
+    assert there == pays(DraftEnd(), planner, so_far)
 
 
 confidences = st.one_of(st.floats(0, 1, width=32), st.just(float("nan")))

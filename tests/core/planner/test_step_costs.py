@@ -13,13 +13,18 @@ from c2t_plugin.planner import CostCurve
 from c2t_plugin.planner.step_costs import Step, StepCosts
 
 CURVE = CostCurve(verify=((1, 0.05), (101, 0.15)), draft=((1, 0.005), (2, 0.005)))
-TRUTH = StepCosts(0.02, 0.004, 0.002, 0.003, (0.003, 0.0, 0.0, 0.0, 0.0))
+TRUTH = StepCosts(0.02, 0.004, 0.002, 0.003, (0.003, 0.006, 0.009, 0.012, 0.018))
 
 
 def seconds(depth: int, tokens: int, costs: StepCosts = TRUTH) -> float:
     """Of a step of one request."""
     known = CURVE.verify_one(1 + tokens) + max(0, depth - 1) * CURVE.draft_s(1)
-    return known + costs.beside(depth) + costs.a_cut * (tokens < depth) + float(costs.of_tokens(torch.tensor(tokens)))
+    return (
+        costs.scale * known
+        + costs.beside(depth)
+        + costs.a_cut * (tokens < depth)
+        + float(costs.of_tokens(torch.tensor(tokens)))
+    )
 
 
 def steps(count: int, factor: list[float] | None = None, seed: int = 0) -> list[Step]:
@@ -41,7 +46,7 @@ def furthest(costs: StepCosts) -> float:
 
 
 def test_what_a_steady_machine_takes_is_found():
-    assert furthest(StepCosts.fit(CURVE, steps(256))) < 0.01
+    assert furthest(StepCosts.fit(CURVE, steps(256))) < 0.02
 
 
 def test_what_a_cut_costs_is_found():
@@ -58,7 +63,7 @@ def test_slow_whiles_make_no_depth_look_dear():
     """Half of the time the machine is slower by half. Without looking at whiles the error is several times as large."""
     whiles = [1.5 if at // 24 % 2 else 1.0 for at in range(256)]
     worst = max(furthest(StepCosts.fit(CURVE, steps(256, whiles, seed))) for seed in range(5))
-    assert worst < 0.03
+    assert worst < 0.04
 
 
 def test_single_odd_steps_bend_little():
@@ -71,26 +76,51 @@ def test_a_curve_with_a_dent_is_straightened():
     """A point that a bad moment made half as dear again; the steps tell."""
     dented = CostCurve(verify=((1, 0.05), (3, 0.052), (4, 0.09), (5, 0.09), (7, 0.09)), draft=CURVE.draft)
     found = StepCosts.fit(dented, steps(256))
-    passes = dented.verify_s(torch.tensor([3, 4])) + found.of_tokens(torch.tensor([2, 3]))
-    assert float(passes[1] - passes[0]) < 0.5 * (0.09 - 0.052)
+    passes = found.scale * dented.verify_s(torch.tensor([3, 4])) + found.of_tokens(torch.tensor([2, 3]))
+    assert float(passes[1] - passes[0]) < 0.6 * (0.09 - 0.052)
+
+
+def test_a_curve_that_was_measured_in_a_slow_second_is_scaled():
+    """By plain steps alone: a draft's price falls with theirs."""
+    slow = CostCurve(
+        tuple((count, 2 * seconds) for count, seconds in CURVE.verify),
+        tuple((count, 2 * seconds) for count, seconds in CURVE.draft),
+        fixed=0.02,
+    )
+    plain = seconds(0, 0, StepCosts(0.02))
+    found = StepCosts.fit(slow, [Step(plain, 1, 0, 1, 0)] * 50)
+    drafted = found.scale * (slow.verify_one(5) + 3 * slow.draft_s(1)) + found.beside(4)
+    assert drafted == pytest.approx(seconds(4, 4, StepCosts(0.02)), rel=0.15)
+    assert plain == pytest.approx(found.scale * slow.verify_one(1) + found.beside(0), rel=0.02)
+
+
+def test_what_one_size_takes_says_nothing_of_another():
+    """Two rows are computed badly, and nothing else was run: eight may still be as the curve has it."""
+    plain, one = Step(seconds(0, 0), 1, 0, 1, 0), Step(seconds(1, 1) + 0.04, 1, 1, 2, 0)
+    found = StepCosts.fit(CURVE, [plain, one] * 64)
+    bump, further = found.of_tokens(torch.tensor([1, 4])).tolist()
+    assert bump > 0.02
+    assert abs(further) < 0.1 * bump
 
 
 def test_what_has_no_evidence_stays_the_curves():
     one_kind = [Step(0.1, 1, 2, 3, 1)] * 50
     found = StepCosts.fit(CURVE, one_kind)
-    assert found.a_depth == pytest.approx(0, abs=1e-9) and found.plain == pytest.approx(0, abs=1e-9)
-    assert found.always == pytest.approx(0.1 - CURVE.verify_one(3) - CURVE.draft_s(1))
+    said = CURVE.verify_one(3) + CURVE.draft_s(1)
+    assert found.plain == 0 and [found.a_knot[place] for place in (0, 2, 3, 4)] == pytest.approx([0.0] * 4, abs=1e-9)
+    assert found.scale * said + found.beside(2) + found.a_knot[1] == pytest.approx(0.1, rel=0.01)
 
 
 @pytest.mark.parametrize("took", [0.0, 1e-12, 1e6])
 def test_times_that_no_machine_takes_stay_numbers(took: float):
     found = StepCosts.fit(CURVE, [Step(took, 1, 2, 3, 1), Step(0.1, 1, 0, 1, 0)])
-    assert all(map(math.isfinite, (found.always, found.plain, found.a_depth, *found.a_token)))
+    assert all(map(math.isfinite, (found.always, found.plain, found.a_depth, *found.a_knot, found.scale)))
 
 
 def test_a_batch_costs_by_draft_tokens_of_a_request():
-    found = StepCosts(0.0, 0.0, 0.0, 0.0, (1.0, 1.0, 0.0, 2.0, 0.0))
-    assert found.of_tokens(torch.tensor([0.0, 0.5, 1.0, 2.0, 4.0])).tolist() == [0.0, 0.5, 1.0, 3.0, 9.0]
+    found = StepCosts(0.0, 0.0, 0.0, 0.0, (1.0, 3.0, 0.0, 0.0, 2.0))
+    tokens = torch.tensor([0.0, 0.5, 1.0, 2.0, 2.5, 5.0, 6.0, 9.0])
+    assert found.of_tokens(tokens).tolist() == [0.0, 0.5, 1.0, 3.0, 1.5, 1.0, 2.0, 2.0]
 
 
 def test_plain_steps_without_draft_extend_are_cheaper_before_and_after_they_are_measured():

@@ -14,7 +14,7 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
-from c2t_plugin.config import RAGGED  # noqa: E402
+from c2t_plugin.config import PACKINGS  # noqa: E402
 from tests.support.places import SGLANG  # noqa: E402
 
 CASES = ("chains", "trees", "trees_larger_tier", "one_chain", "one_tree", "roots_only", "every_slot_and_row")
@@ -61,14 +61,14 @@ def test_sglangs_plan_for_one_width_is_kept_away(found: dict[str, dict[str, floa
 
 @pytest.mark.parametrize("how", ["eager", "graph"])
 def test_padded_trees_attend_to_what_is_above_them(ran: dict[str, Any], how: str):
-    """Of one width, as without `--speculative-c2t-ragged flashinfer`."""
+    """Of one width, as without `--speculative-c2t-packing flashinfer`."""
     assert ran["uniform"][f"padded-{how}"]["distance"] < TOLERANCE
     assert ran["uniform"][f"padded_bit_off-{how}"]["distance"] > 0.01
 
 
 def test_what_may_pack_rows_is_replaced_and_nothing_else(ran: dict[str, Any]):
     own = {"auto": ["triton", "flashinfer"], "triton": ["triton"], "flashinfer": ["flashinfer"]}
-    assert ran["registry"]["replaced"] == {wanted: own.get(wanted, []) for wanted in RAGGED}
+    assert ran["registry"]["replaced"] == {wanted: own.get(wanted, []) for wanted in PACKINGS}
 
 
 def test_sglangs_backend_is_made_ragged_and_the_one_for_latent_keys_is_not(ran: dict[str, Any]):

@@ -23,7 +23,7 @@ from c2t_plugin.engines.sglang.metrics import Counts  # noqa: E402
 from c2t_plugin.engines.sglang.parts import Parts  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
 from c2t_plugin.scorer import ChainScorer  # noqa: E402
-from tests.support.sglang.front import VOCABULARY, at_the_front  # noqa: E402
+from tests.support.sglang.front import VOCABULARY, WIDTH, at_the_front  # noqa: E402
 
 BETA, D_MAX = 0.25, 4
 SCALARS = st.one_of(
@@ -215,6 +215,48 @@ def test_a_prompt_without_tokens(serving: Any):
         at_the_front(tokens=[])
     with pytest.raises(ConfigError, match="the prompt has no tokens"):
         at_the_front(tokens=[], input_ids=None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    [
+        ([[0.0] * (WIDTH - 1)], torch.bfloat16),
+        ([[0.0] * WIDTH, []], torch.bfloat16),
+        ([[0.0] * WIDTH], torch.float32),
+        ([[0.0] * WIDTH], torch.float16),
+    ],
+)
+def test_embeddings_that_the_model_cannot_read(serving: Any, rows: list[list[float]], dtype: torch.dtype):
+    """Plain SGLang's scheduler dies of them."""
+    at_the_front(tokens=[], input_ids=None, input_embeds=[[0.0] * WIDTH] * 2)
+    with pytest.raises(ConfigError, match=f"input_embeds takes rows of {WIDTH} numbers, of a model in bfloat16"):
+        at_the_front(tokens=[], input_ids=None, input_embeds=rows, dtype=dtype)
+
+
+@pytest.mark.parametrize("name", ["return_hidden_states", "positional_embed_overrides"])
+@pytest.mark.parametrize("value", [[], {}, [1], 7, "x"])
+def test_fields_that_are_taken_as_they_come(serving: Any, name: str, value: Any):
+    """Plain SGLang's scheduler dies of some."""
+    for good in (True, False, "last", None):
+        at_the_front(return_hidden_states=good, positional_embed_overrides=None)
+    with pytest.raises(ConfigError, match=f"{name} (must be|takes)"):
+        at_the_front(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_logprobs_num", VOCABULARY + 1),
+        ("top_logprobs_num", -1),
+        ("logprob_start_len", -2),
+        ("logprob_start_len", "x"),
+    ],
+)
+def test_log_probabilities_of_more_than_there_is(serving: Any, name: str, value: Any):
+    """Of these too."""
+    at_the_front(top_logprobs_num=VOCABULARY, logprob_start_len=-1)
+    with pytest.raises(ConfigError, match=f"{name} must be from"):
+        at_the_front(**{name: value})
 
 
 def test_pictures_excuse_tokens_where_the_model_sees_them(serving: Any):

@@ -15,23 +15,15 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
 
-# The worker of a mode, what chains have beside their drafter, what is bound to SGLang's names, the attention that packs
-# rows on a GPU, and the kernels that a GPU loads when it first needs them, which a process on a CPU would never show.
+# Named: what a server on a GPU with packed rows on Triton loads when it needs it, which no process on a CPU would show.
 PROGRAM = """
-import importlib, json, pkgutil, sys
+import importlib, json, sys
 from c2t_plugin.engines.sglang import plugin
 plugin.register()
-for name in ("worker", "verify.triton", "verify.tree_attention"):
-    importlib.import_module(f"c2t_plugin.engines.sglang.{name}")
-from c2t_plugin.engines.sglang.drafters import drafter_class
-drafter_class(sys.argv[1])
-if sys.argv[1] == "chain":
-    importlib.import_module("c2t_plugin.engines.sglang.behind")
+for name in sys.argv[1:]:
+    importlib.import_module(name)
 from c2t_plugin.engines.sglang.patches import PATCHES
 handlers = [patch.handler for patch in PATCHES.patches if patch.ours]
-import c2t_kernels
-for found in pkgutil.walk_packages(c2t_kernels.__path__, "c2t_kernels."):
-    importlib.import_module(found.name)
 ours = {name: module.__file__ for name, module in sys.modules.items() if name.partition(".")[0].startswith("c2t_")}
 others = [name for name in ("benchmarks", "tests", "hypothesis", "matplotlib") if name in sys.modules]
 print(json.dumps([ours, others]))
@@ -39,18 +31,38 @@ print(json.dumps([ours, others]))
 MOST_LINES = 9_500
 NEVER = (
     *("c2t_plugin.lab", "c2t_plugin.provenance", "c2t_plugin.doctor", "c2t_plugin.cli"),
-    # a server that records loads what records, and one that proves itself what does that, once at start
+    # a server that records loads what records
     *("c2t_plugin.traces", "c2t_plugin.engines.served_traces"),
-    *("c2t_plugin.engines.sglang.proof", "c2t_plugin.kernel_checks"),
+    # what looks once, at start: at arguments, in another process, at SGLang's names, at kernels
+    *("c2t_plugin.engines.sglang.validate", "c2t_plugin.engines.sglang.contract"),
+    *("c2t_plugin.engines.sglang.verify.contest", "c2t_plugin.engines.sglang.proof", "c2t_plugin.kernel_checks"),
 )
+ADAPTER = "c2t_plugin.engines.sglang"
+VERIFY = tuple(f"{ADAPTER}.verify.{name}" for name in ("choice", "triton", "tree_attention"))
 
 
-DRAFTERS = {"chain": "c2t_plugin.engines.sglang.drafters.chain", "tree": "c2t_plugin.engines.sglang.drafters.tree"}
+def kernels(*operations: str) -> tuple[str, ...]:
+    return tuple(f"c2t_kernels.{name}.kernel" for name in ("stats", "pack", "attention", *operations))
 
 
-@pytest.fixture(scope="module", params=DRAFTERS)
+# by the mode, what it serves with; chains with the planner that they have by default
+MODES = {
+    "chain": (
+        *(f"{ADAPTER}.{name}" for name in ("worker", "drafters.chain", "drafters.depths", "behind", "verify.lagged")),
+        *("c2t_plugin.engines.learning", "c2t_plugin.engines.figures"),
+        *(*VERIFY, *kernels("score", "stop")),
+    ),
+    "tree": (
+        *(f"{ADAPTER}.{name}" for name in ("worker", "drafters.tree", "drafters.segments")),
+        *(*VERIFY, *kernels("growth", "tree_layout", "masks")),
+    ),
+}
+DRAFTERS = {f"{ADAPTER}.drafters.{mode}" for mode in MODES}
+
+
+@pytest.fixture(scope="module", params=MODES)
 def imported(request: pytest.FixtureRequest) -> tuple[dict[str, str], list[str]]:
-    program = [sys.executable, "-c", PROGRAM, request.param]
+    program = [sys.executable, "-c", PROGRAM, *MODES[request.param]]
     done = subprocess.run(program, env=cpu_engine_env(os.environ), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     ours, others = json.loads(done.stdout.splitlines()[-1])
@@ -61,8 +73,8 @@ def test_a_server_loads_few_lines(imported: tuple[dict[str, str], list[str]]) ->
     lines = {name: len(Path(file).read_text(encoding="utf-8").splitlines()) for name, file in imported[0].items()}
     largest = sorted(lines, key=lines.__getitem__)[-5:]
     assert sum(lines.values()) <= MOST_LINES, f"{sum(lines.values())} lines, most in {', '.join(largest)}"
-    assert "c2t_kernels.score.kernel" in lines
-    assert len(set(DRAFTERS.values()) & lines.keys()) == 1
+    assert "c2t_kernels.pack.kernel" in lines
+    assert len(DRAFTERS & lines.keys()) == 1
 
 
 def test_a_server_loads_nothing_of_lab_and_benchmarks(imported: tuple[dict[str, str], list[str]]) -> None:

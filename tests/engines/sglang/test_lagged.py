@@ -20,7 +20,7 @@ from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.step import step_of
 from c2t_plugin.engines.sglang.verify import lagged
-from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan
+from c2t_plugin.engines.sglang.verify.lagged import LaggedRows
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.planner.readback import Readback
@@ -49,7 +49,7 @@ def steps(draw: st.DrawFn) -> list[tuple[list[str], Tensor]]:
     return found
 
 
-def run(plan: LaggedPlan, taken: Iterable[tuple[Sequence[str], Tensor]]) -> list[tuple[int, Tensor, Tensor]]:
+def run(plan: LaggedRows, taken: Iterable[tuple[Sequence[str], Tensor]]) -> list[tuple[int, Tensor, Tensor]]:
     """Rows, what was wanted and what is kept of each step."""
     found = []
     for rids, confidence in taken:
@@ -60,11 +60,11 @@ def run(plan: LaggedPlan, taken: Iterable[tuple[Sequence[str], Tensor]]) -> list
     return found
 
 
-def plan_of(captured: Sequence[int] = ()) -> LaggedPlan:
-    return LaggedPlan(lambda: captured, "cpu")
+def plan_of(captured: Sequence[int] = ()) -> LaggedRows:
+    return LaggedRows(lambda: captured, "cpu")
 
 
-def rows_of(plan: LaggedPlan, wanted: Iterable[tuple[Sequence[str], Sequence[int]]]) -> list[int]:
+def rows_of(plan: LaggedRows, wanted: Iterable[tuple[Sequence[str], Sequence[int]]]) -> list[int]:
     found = []
     for rids, lengths in wanted:
         found.append(plan.rows(rids, WIDTH))
@@ -269,31 +269,31 @@ class Scorer:
             raise ValueError("too many rows")
 
 
-def started(most: int = 100, ragged: Any = None, **options: str) -> LaggedPlan | None:
-    return lagged.start(C2TConfig(**options), ragged, Scorer(most), 48)  # type: ignore[arg-type]
+def started(most: int = 100, packing: Any = None, **options: str) -> LaggedRows | None:
+    return lagged.start(C2TConfig(**options), packing, Scorer(most), 48)  # type: ignore[arg-type]
 
 
-RAGGED = SimpleNamespace(sizes=lambda: CAPTURED)
+PACKED = SimpleNamespace(sizes=lambda: CAPTURED)
 
 
 def test_sync_has_no_plan_of_its_own(caplog: pytest.LogCaptureFixture):
-    assert started(ragged=RAGGED) is None
-    assert started(ragged=RAGGED, plan="sync") is None
+    assert started(packing=PACKED) is None
+    assert started(packing=PACKED, rows="sync") is None
     assert not caplog.records
 
 
 def test_tiers_are_those_of_the_captured_graphs():
-    plan = started(ragged=RAGGED, plan="lagged")
+    plan = started(packing=PACKED, rows="lagged")
     assert plan is not None
     assert rows_of(plan, [("abc", [1, 1, 1])] * 3) == [20, 20, 10]
 
 
 def test_over_the_uniform_window_the_log_says_that_it_means_nothing(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
-        assert started(plan="lagged") is None
-    assert "plan lagged chooses nothing over the uniform window" in caplog.text
+        assert started(rows="lagged") is None
+    assert "rows lagged chooses nothing over the uniform window" in caplog.text
 
 
 def test_batches_that_cannot_be_clipped_are_refused():
-    with pytest.raises(ConfigError, match=r"plan lagged cannot clip 48 requests \(too many rows\): use sync"):
-        started(most=47, ragged=RAGGED, plan="lagged")
+    with pytest.raises(ConfigError, match=r"rows lagged cannot clip 48 requests \(too many rows\): use sync"):
+        started(most=47, packing=PACKED, rows="lagged")

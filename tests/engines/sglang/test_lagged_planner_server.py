@@ -53,7 +53,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
         *("--speculative-algorithm", "C2T", "--speculative-c2t-base", "eagle3"),
         *("--speculative-draft-model-path", str(pair_dir() / vc.DRAFTS["eagle3"])),
         *("--speculative-num-steps", str(planned_rule.D_MAX), "--speculative-c2t-classifier", str(classifier)),
-        *("--speculative-c2t-planner", str(folder / "curve.json"), "--speculative-c2t-plan", "lagged"),
+        *("--speculative-c2t-planner", str(folder / "curve.json"), "--speculative-c2t-rows", "lagged"),
         # the rule reads confidences as they are
         *("--speculative-c2t-learn", "off"),
         "--skip-server-warmup",

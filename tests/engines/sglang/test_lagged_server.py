@@ -46,7 +46,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     answers: dict[Any, list[dict[str, Any]]] = {}
     steps: dict[Any, list[dict[str, Any]]] = {}
     text = folder / "server.log"
-    with vc.server(pair_dir(), BASE, D_MAX, classifier, text, "--speculative-c2t-plan", "lagged", env=env) as running:
+    with vc.server(pair_dir(), BASE, D_MAX, classifier, text, "--speculative-c2t-rows", "lagged", env=env) as running:
         for what in (*CONCURRENCIES, *lagged_faults.FAULTS):
             planted.write_text("" if what == 1 else f"quiet {what}")
             log.write_text("")
@@ -150,7 +150,7 @@ def test_alone_a_request_is_verified_as_a_simulation_without_a_server_has_it(ser
 
 def test_the_server_says_what_runs_and_counts_it(served: SimpleNamespace):
     before, after = served.state
-    assert after["configuration"]["plan"] == "lagged"
+    assert after["configuration"]["rows"] == "lagged"
     steps = served.steps[PROMPTS]
     expected = by_the_rule(steps)
     drafted = sum(len(step["rids"]) for step in steps) * D_MAX

@@ -84,7 +84,7 @@ def start(mode: str, setting: SimpleNamespace, release: dict[str, str]) -> Any:
         beta = ("--speculative-c2t-beta", str(BETAS[mode]))
         return tree_server("eagle3", TOPK, D_MAX, NODES, setting.classifier, log, *beta, env=release)
     # one of them over uniform windows
-    more = {"auto": ("--speculative-c2t-planner", "on"), "standalone": ("--speculative-c2t-ragged", "off")}
+    more = {"auto": ("--speculative-c2t-planner", "on"), "standalone": ("--speculative-c2t-packing", "off")}
     base = "standalone" if mode == "standalone" else "eagle3"
     return vc.server(pair_dir(), base, D_MAX, setting.classifier, log, *more.get(mode, ()), env=release)
 

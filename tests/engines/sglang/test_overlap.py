@@ -30,7 +30,7 @@ from tests.support.sglang.simulate import Target, load_draft  # noqa: E402
 CONCURRENCIES = (1, 8)
 LENGTHS = (2, 3, 9, 17, 33, 64, 81, 96)
 TREE_BETA, TOPK, DEPTH = 0.15, 4, 3
-LAGGED = ("--speculative-c2t-plan", "lagged")
+LAGGED = ("--speculative-c2t-rows", "lagged")
 # a simulation reads confidences as they are
 AUTO = ("--skip-server-warmup", "--speculative-c2t-learn", "off", "--speculative-c2t-planner")
 TREE = (

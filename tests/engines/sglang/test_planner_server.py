@@ -207,7 +207,7 @@ def test_where_the_window_is_computed_whole_it_is_as_wide_as_the_draft_is_deep(s
     CURVE.save(curve)
     options = {"base": "standalone"}
     with server(
-        setting.folder, setting.classifier, curve, "uniform", "--speculative-c2t-ragged", "off", **options
+        setting.folder, setting.classifier, curve, "uniform", "--speculative-c2t-packing", "off", **options
     ) as one:
         plan = served_as_simulated(one, setting, "standalone", packed=False)
     assert {0, D_MAX} < set(plan.depths)

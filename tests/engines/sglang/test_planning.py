@@ -126,9 +126,8 @@ def test_drafting_ends_where_it_loses_and_returns_where_it_wins(scorer: ChainSco
         found.append(planner.begin(ROWS))
         if found[-1]:
             observe(planner, scorer)
-    # but for the probes, of the next depth only
+    # but for the probes
     assert found.count(0) == 2 * PROBE_EVERY - 2
-    assert set(found) == {0, DEPTHS[1]}
     assert planner.state()["depth"] == found[-1]
     planner.curve = CURVE
     assert planner.begin(ROWS) > 0

@@ -49,7 +49,7 @@ def kept_for_want_of_statistics(decode: CpuServer) -> int:
 def test_first_tokens_are_kept_and_options_are_followed(plan: str, tmp_path: Path):
     """The synthetic transfer brings no keys: what is drafted is noise, what is kept is not."""
     classifier = vc.save_hand_made_classifier(tmp_path / "hand.safetensors")
-    flags = (*DECODE, "--disaggregation-transfer-backend", "fake", "--speculative-c2t-plan", plan)
+    flags = (*DECODE, "--disaggregation-transfer-backend", "fake", "--speculative-c2t-rows", plan)
     prompts = held_out_prompts(REQUESTS, min_tokens=64, seed=5)
 
     def lengths(options: dict[str, Any]) -> list[dict[int, int]]:

@@ -16,7 +16,7 @@ from c2t_plugin.errors import ConfigError
 
 
 class RaggedAttention:
-    c2t_ragged = "triton"
+    c2t_packing = "triton"
 
 
 class FlashAttentionBackend:
@@ -47,11 +47,11 @@ class HybridAttnBackend:
 
 
 class RaggedFlashInfer:
-    c2t_ragged = "flashinfer"
+    c2t_packing = "flashinfer"
 
 
 class PackedFa3:
-    c2t_ragged = "fa3"
+    c2t_packing = "fa3"
 
 
 class FlashInferAttnBackend:
@@ -91,7 +91,7 @@ def runner(backend: Any, **changes: Any) -> SimpleNamespace:
     ],
 )
 def test_choice(wanted: str, backend: Any, expected: str | None):
-    choice = choose(C2TConfig(ragged=wanted), SimpleNamespace(), runner(backend))
+    choice = choose(C2TConfig(packing=wanted), SimpleNamespace(), runner(backend))
     assert choice.backend == expected
     assert choice.reason
 
@@ -117,8 +117,8 @@ def test_what_keeps_the_uniform_window(server_args: dict[str, Any], changes: dic
     choice = choose(C2TConfig(), record, model)
     assert choice.backend is None
     assert reason in choice.reason
-    with pytest.raises(ConfigError, match=f"--speculative-c2t-ragged triton cannot be had: .*{reason}"):
-        choose(C2TConfig(ragged="triton"), record, model)
+    with pytest.raises(ConfigError, match=f"--speculative-c2t-packing triton cannot be had: .*{reason}"):
+        choose(C2TConfig(packing="triton"), record, model)
 
 
 @pytest.mark.parametrize("backend", [FlashAttentionBackend(3), TRTLLMMLABackend()])
@@ -158,29 +158,29 @@ def test_trees_are_packed_where_a_request_has_a_mask_of_its_own():
     choice = choose(trees, record, runner(FlashAttentionBackend(3)))
     assert (choice.backend, "fa3 packs chains only" in choice.reason) == (None, True)
     assert "for chains" in choose(trees, record, runner(PackedFa3(), use_mla_backend=True)).reason
-    with pytest.raises(ConfigError, match="ragged fa3 cannot be had: fa3 packs chains only"):
-        choose(C2TConfig(mode="tree", ragged="fa3"), record, runner(FlashAttentionBackend(3)))
+    with pytest.raises(ConfigError, match="packing fa3 cannot be had: fa3 packs chains only"):
+        choose(C2TConfig(mode="tree", packing="fa3"), record, runner(FlashAttentionBackend(3)))
 
 
 def test_flashinfer_packs_by_our_backend_alone():
     stock, record = runner(FlashInferAttnBackend()), SimpleNamespace()
-    trees = C2TConfig(mode="tree", ragged="flashinfer")
+    trees = C2TConfig(mode="tree", packing="flashinfer")
     assert choose(trees, record, runner(RaggedFlashInfer())).masked
-    with pytest.raises(ConfigError, match=r"ragged flashinfer cannot be had: .*latent"):
+    with pytest.raises(ConfigError, match=r"packing flashinfer cannot be had: .*latent"):
         choose(trees, record, runner(RaggedFlashInfer(), use_mla_backend=True))
     # not ours: it would ignore the layout
-    with pytest.raises(ConfigError, match="ragged flashinfer cannot be had: FlashInferAttnBackend verifies requests"):
+    with pytest.raises(ConfigError, match="packing flashinfer cannot be had: FlashInferAttnBackend verifies requests"):
         choose(trees, record, stock)
-    with pytest.raises(ConfigError, match="ragged triton cannot be had: the attention backend is RaggedFlashInfer"):
-        choose(C2TConfig(ragged="triton"), record, runner(RaggedFlashInfer()))
+    with pytest.raises(ConfigError, match="packing triton cannot be had: the attention backend is RaggedFlashInfer"):
+        choose(C2TConfig(packing="triton"), record, runner(RaggedFlashInfer()))
 
 
 def test_a_backend_that_the_server_does_not_run():
-    with pytest.raises(ConfigError, match="ragged triton cannot be had: TorchNativeAttnBackend verifies"):
-        choose(C2TConfig(ragged="triton"), SimpleNamespace(), runner(TorchNativeAttnBackend()))
-    with pytest.raises(ConfigError, match="ragged fa3 cannot be had: the attention backend is RaggedAttention"):
-        choose(C2TConfig(ragged="fa3"), SimpleNamespace(), runner(RaggedAttention()))
-    assert choose(C2TConfig(ragged="off"), SimpleNamespace(), runner(TorchNativeAttnBackend())) == Choice(
+    with pytest.raises(ConfigError, match="packing triton cannot be had: TorchNativeAttnBackend verifies"):
+        choose(C2TConfig(packing="triton"), SimpleNamespace(), runner(TorchNativeAttnBackend()))
+    with pytest.raises(ConfigError, match="packing fa3 cannot be had: the attention backend is RaggedAttention"):
+        choose(C2TConfig(packing="fa3"), SimpleNamespace(), runner(RaggedAttention()))
+    assert choose(C2TConfig(packing="off"), SimpleNamespace(), runner(TorchNativeAttnBackend())) == Choice(
         None, "as asked for"
     )
 
@@ -189,7 +189,7 @@ def test_a_backend_that_the_server_does_not_run():
 def test_tree_attention_is_for_ragged_triton(backend: Any):
     record, model = SimpleNamespace(), runner(backend)
     for config in (C2TConfig(attention="tree"), C2TConfig(attention="tree", mode="tree")):
-        with pytest.raises(ConfigError, match="--speculative-c2t-attention tree is a kernel of ragged triton, which"):
+        with pytest.raises(ConfigError, match="--speculative-c2t-attention tree is a kernel of packing triton, which"):
             start(config, record, SimpleNamespace(model_runner=model))
 
 
@@ -271,4 +271,4 @@ def test_masks_without_a_prefix_are_left_where_the_window_is_verified(
     record = SimpleNamespace(_c2t={"mode": "tree"})
     assert start(C2TConfig(mode="tree"), record, target) is None
     assert len(made) == again
-    assert record._c2t == {"mode": "tree"} | ({"ragged": "off"} if again else {})
+    assert record._c2t == {"mode": "tree"} | ({"packing": "off"} if again else {})

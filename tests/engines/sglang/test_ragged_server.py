@@ -67,7 +67,7 @@ def served(request: pytest.FixtureRequest, setting: SimpleNamespace) -> Iterator
     planted.write_text("")
     for how in ("off", "auto"):
         name = f"{base}-{how}"
-        started = {"C2T_RAGGED": how, "C2T_SELF_CHECK": "strict", "PLANTED_FAULT_FILE": str(planted)}
+        started = {"C2T_PACKING": how, "C2T_SELF_CHECK": "strict", "PLANTED_FAULT_FILE": str(planted)}
         with serve(setting, base, name, **started) as running:
             log = setting.folder / f"{name}.rows"
             for concurrency in CONCURRENCIES:
@@ -170,9 +170,9 @@ def test_the_server_says_which_one_runs(served: SimpleNamespace, setting: Simple
     assert "C2T: uniform width in buckets 1, 2, 3, 5" in logs["off"]
     assert "C2T: uniform width" not in logs["auto"]
     assert served.state["off"]["configuration"]["widths"] == list(WIDTHS)
-    assert "C2T: verification of kept tokens only, ragged cpu (attention backend RaggedCpuAttnBackend)" in logs["auto"]
+    assert "C2T: packed verification by cpu (attention backend RaggedCpuAttnBackend)" in logs["auto"]
     for how, ragged in (("off", "off"), ("auto", "cpu")):
-        assert served.state[how]["configuration"]["ragged"] == ragged
+        assert served.state[how]["configuration"]["packing"] == ragged
         own = sum(forward["rows"] for c in CONCURRENCIES for forward in served.rows[how, c])
         # SGLang warms itself up with a request of its own, and there are those with penalties
         assert served.state[how]["rows_computed"] >= own
@@ -238,7 +238,7 @@ def test_triton_verifies_the_same(setting: SimpleNamespace, tmp_path: Path):
         found = [vc.Counts.of_answer(answer) for answer in vc.answers(running, prompts, len(prompts))]
     text = log.read_text(errors="replace")
     assert "planted: the target verifies in Triton's interpreter" in text
-    assert "C2T: verification of kept tokens only, ragged triton" in text
+    assert "C2T: packed verification by triton" in text
     assert found == [setting.oracle.counts("standalone", prompt, D_MAX, setting.classifier) for prompt in prompts]
     assert [count.output_ids for count in found] == setting.plain[chosen]
 
@@ -258,4 +258,4 @@ def test_packed_rows_that_are_wrong_at_start_are_not_used(setting: SimpleNamespa
     log = (setting.folder / "fallback.log").read_text(errors="replace")
     assert "C2T: self-check on cpu: packed verification on RaggedCpuAttnBackend is wrong: " in log
     assert "C2T: uniform width in buckets 1, 2, 3, 5" in log
-    assert state["ragged"] == "off" and state["widths"] == list(WIDTHS) and state["self_check"]["failures"]
+    assert state["packing"] == "off" and state["widths"] == list(WIDTHS) and state["self_check"]["failures"]

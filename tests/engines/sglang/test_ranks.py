@@ -31,7 +31,7 @@ from c2t_kernels import early_stop
 from c2t_plugin.engines.sglang import ranks, worker
 from c2t_plugin.engines.sglang.drafters.chain import ChainDrafter
 from c2t_plugin.engines.sglang.parts import Parts
-from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan
+from c2t_plugin.engines.sglang.verify.lagged import LaggedRows
 
 job = json.loads(sys.argv[1])
 rank = job["rank"]
@@ -49,7 +49,7 @@ step = SimpleNamespace(c2t=parts, device="cpu")
 depth = worker.StepMixin.planned_depth(step, [])
 worker.StepMixin.plan_rows(step, 0)
 assert planner.depth == depth
-lagged = LaggedPlan(tuple, "cpu")
+lagged = LaggedRows(tuple, "cpu")
 parts.scorer = SimpleNamespace(
     end=lambda requests: kept,
     sure=lambda requests: None,

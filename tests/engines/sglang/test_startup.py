@@ -40,9 +40,10 @@ def no_options_of_the_person_who_runs_this(monkeypatch: pytest.MonkeyPatch):
 
 
 def prepare(
-    draft: Path,
+    draft: Path | None,
     revision: str | None = None,
     *,
+    target_revision: str | None = None,
     leads: bool = True,
     alone: bool = True,
     deterministic: bool = False,
@@ -50,7 +51,8 @@ def prepare(
 ) -> Any:
     server_args = SimpleNamespace(
         model_path=str(pair_dir() / "target"),
-        speculative_draft_model_path=str(draft),
+        revision=target_revision,
+        speculative_draft_model_path=None if draft is None else str(draft),
         speculative_draft_model_revision=revision,
         served_model_name="m",
         enable_metrics=False,
@@ -61,7 +63,8 @@ def prepare(
     def make_scorer(classifier: NodeClassifier, beta: float, config: C2TConfig) -> ChainScorer:
         return ChainScorer(classifier, slots=8, rows=8, max_depth=4, beta=beta, device="cpu")
 
-    return startup.prepare(server_args, "EAGLE3", make_scorer, most=4, leads=leads, alone=alone)
+    base = "EAGLE" if draft is None else "EAGLE3"
+    return startup.prepare(server_args, base, make_scorer, most=4, leads=leads, alone=alone)
 
 
 @pytest.fixture
@@ -193,6 +196,14 @@ def test_traces_name_the_vocabulary_of_the_draft_that_was_pinned(
     sizes = {"d1": 77, None: 99}
     monkeypatch.setattr(served_traces, "read_config", lambda _, revision=None: {"draft_vocab_size": sizes[revision]})
     recorder = prepare(bare_draft, revision="d1", trace_dir=str(tmp_path / "traces")).recorder
+    recorder.close()
+    assert recorder._header["pair"]["draft_vocab_size"] == 77
+
+
+def test_a_draft_that_the_target_carries_is_pinned_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sizes = {"t1": 77, None: 99}
+    monkeypatch.setattr(served_traces, "read_config", lambda _, revision=None: {"vocab_size": sizes[revision]})
+    recorder = prepare(None, target_revision="t1", trace_dir=str(tmp_path / "traces")).recorder
     recorder.close()
     assert recorder._header["pair"]["draft_vocab_size"] == 77
 

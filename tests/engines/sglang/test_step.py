@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.engines.sglang.metrics import RequestCounts
-from c2t_plugin.engines.sglang.step import NAME, Drafted, Step, attach, record_of, step_of
+from c2t_plugin.engines.sglang.step import Drafted, Step, attach, record_of, step_of
 from c2t_plugin.request_options import RequestOptions
 
 KEPT = torch.tensor([2, 0], dtype=torch.int32)
@@ -21,7 +22,7 @@ def test_a_step_is_carried_under_one_name_and_no_other_is_set():
     assert step_of(holder) is None
     step = Step(KEPT, rows=4)
     attach(holder, step)
-    assert vars(holder) == {NAME: step}
+    assert vars(holder) == {ATTRIBUTE: step}
     # a shallow copy, as packing makes of a verify input, carries it too
     assert step_of(copy.copy(holder)) is step
 
@@ -48,4 +49,4 @@ def test_a_request_has_one_record_for_its_life():
     record.options, record.counts = RequestOptions(enabled=False), RequestCounts()
     assert record.own_beta
     assert record_of(req) is record
-    assert vars(req) == {"rid": "a", NAME: record}
+    assert vars(req) == {"rid": "a", ATTRIBUTE: record}

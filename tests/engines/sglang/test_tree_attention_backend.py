@@ -1,4 +1,4 @@
-"""Which kernel ragged triton verifies by, and what `tree_attention` is refused for."""
+"""Which kernel packing triton verifies by, and what `tree_attention` is refused for."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def served(setting: SimpleNamespace) -> Iterator[SimpleNamespace]:
             answers[how, concurrency] = vc.answers(running, setting.prompts, concurrency)
             rows[how, concurrency] = forwards(log)
 
-    with serve(setting, "off", C2T_RAGGED="off") as running:
+    with serve(setting, "off", C2T_PACKING="off") as running:
         ask(running, "off")
     with serve(setting, "auto", PLANTED_FAULT_FILE=str(switch), C2T_SELF_CHECK="strict") as running:
         ask(running, "auto")
@@ -111,7 +111,7 @@ def test_the_target_computes_the_nodes_of_each_tree_only(served: SimpleNamespace
 def test_the_log_says_which_one_runs(served: SimpleNamespace, setting: SimpleNamespace):
     logs = {how: (setting.folder / f"{how}.log").read_text(errors="replace") for how in ("off", "auto")}
     assert "C2T: verification over the uniform width (as asked for)" in logs["off"]
-    assert "C2T: verification of kept tokens only, ragged cpu (attention backend RaggedCpuAttnBackend)" in logs["auto"]
+    assert "C2T: packed verification by cpu (attention backend RaggedCpuAttnBackend)" in logs["auto"]
 
 
 @pytest.mark.parametrize("fault", ragged_faults.TREE_FAULTS)
@@ -136,7 +136,7 @@ def test_triton_verifies_the_same(setting: SimpleNamespace, served: SimpleNamesp
         answers = vc.answers(running, prompts, len(prompts))
     text = (setting.folder / f"triton-{kernel}.log").read_text(errors="replace")
     assert "planted: the target verifies in Triton's interpreter" in text
-    assert "C2T: verification of kept tokens only, ragged triton" in text
+    assert "C2T: packed verification by triton" in text
     assert f"kernel {kernel})" in text and f'"attention": "{kernel}"' in text
     assert [told(a) for a in answers] == [told(a) for a in served.answers["off", PROMPTS][chosen]]
 
@@ -152,5 +152,5 @@ def test_flashinfer_verifies_the_same(setting: SimpleNamespace, served: SimpleNa
         answers = vc.answers(running, prompts, len(prompts))
     text = (setting.folder / "flashinfer.log").read_text(errors="replace")
     assert "planted: the target verifies on a stub for FlashInfer" in text
-    assert "C2T: verification of kept tokens only, ragged flashinfer" in text
+    assert "C2T: packed verification by flashinfer" in text
     assert [told(a) for a in answers] == [told(a) for a in served.answers["off", PROMPTS][chosen]]

@@ -67,9 +67,9 @@ def worker_of(topk: int = 1, device: str = "cpu", widest: int = WIDTH) -> Simple
     ("options", "server_args", "worker", "said"),
     [
         ({}, {}, worker_of(), "uniform width in buckets 1, 2, 3, 5, 7"),
-        ({"ragged": "off"}, {}, worker_of(device="cuda"), "uniform width in buckets 1, 2, 3, 5, 7"),
+        ({"packing": "off"}, {}, worker_of(device="cuda"), "uniform width in buckets 1, 2, 3, 5, 7"),
         ({"mode": "tree"}, {}, worker_of(4, widest=17), "uniform width in buckets 3, 5, 9, 17"),
-        ({"ragged": "full"}, {}, worker_of(), "uniform width 7 in every step (as asked for)"),
+        ({"packing": "full"}, {}, worker_of(), "uniform width 7 in every step (as asked for)"),
         ({"mode": "tree"}, {}, worker_of(), "uniform width 7 in every step (at top-k 1 SGLang's draft fixes it)"),
         ({"mode": "tree"}, {}, worker_of(2, widest=2), "uniform width 2 in every step (there is no narrower one)"),
         ({}, {}, worker_of(device="npu"), "uniform width 7 in every step (narrower ones have not been tried on npu)"),

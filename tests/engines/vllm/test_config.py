@@ -19,8 +19,8 @@ from benchmarks.pairs.toy import SHIPPED  # noqa: E402
 from c2t_plugin.classifier import FILE_NAME, ClassifierSpec, NodeClassifier, save_classifier  # noqa: E402
 from c2t_plugin.engines.checkpoints import CLASSIFIERS, find_classifier  # noqa: E402
 from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, package_root  # noqa: E402
+from c2t_plugin.engines.patching import ATTRIBUTE  # noqa: E402
 from c2t_plugin.engines.vllm import config, contract, plugin  # noqa: E402
-from c2t_plugin.engines.vllm.options import COMMAND_LINE  # noqa: E402
 from c2t_plugin.errors import C2TError, ClassifierError, ConfigError, ContractError  # noqa: E402
 
 MODEL = {"model": "draft", "num_speculative_tokens": 4}
@@ -78,7 +78,7 @@ def test_additional_config_works_too():
     assert record.additional_config == {"c2t": {"beta": 0.2}, "other": 1}
 
 
-@pytest.mark.parametrize("spec", [None, {"method": "eagle3", **MODEL}, {"method": "ngram"}])
+@pytest.mark.parametrize("spec", [None, {"method": "eagle3", **MODEL}, {"method": "ngram"}, [1], "c2t", 7, True])
 def test_others_are_left_alone(spec: dict[str, Any] | None):
     record = arguments(spec, async_scheduling=True)
     before = dict(vars(record))
@@ -97,8 +97,8 @@ def test_adaptive_verification_keeps_its_scheduling():
     [
         (arguments({"method": "c2t", **MODEL, "c2t_bta": 0.3}), "unknown option bta"),
         (arguments({"method": "c2t", **MODEL, "c2t_beta": 2}), r"beta must be a number in \[0, 1\], got 2"),
-        (arguments({"method": "c2t", **MODEL, "c2t_ragged": "fa3"}), "c2t_ragged is for SGLang: vLLM verifies"),
-        (arguments({"method": "c2t", **MODEL, "c2t_plan": "lagged"}), "c2t_plan is for SGLang: vLLM verifies"),
+        (arguments({"method": "c2t", **MODEL, "c2t_packing": "fa3"}), "c2t_packing is for SGLang: vLLM verifies"),
+        (arguments({"method": "c2t", **MODEL, "c2t_plan": "lagged"}), "c2t_rows is for SGLang: vLLM verifies"),
         (arguments({"method": "c2t", **MODEL, "c2t_policy": "prob"}), "c2t_policy is for SGLang"),
         (arguments({"method": "c2t", **MODEL, "c2t_request_tiers": "on"}), "tiers is for SGLang: on vLLM no answer"),
         (arguments({"method": "c2t", **MODEL, "c2t_mode": "tree"}), "no tree attention.*SGLang"),
@@ -107,6 +107,9 @@ def test_adaptive_verification_keeps_its_scheduling():
         (arguments(None, additional_config={"c2t": {}}), "C2T needs a draft"),
         (arguments({"method": "c2t", "num_speculative_tokens": 4}), 'names no draft "model".*"c2t:mtp"'),
         (arguments({"method": "c2t", **MODEL}, additional_config={"c2t": 0.3}), "must be an object, got 0.3"),
+        (arguments({"method": "c2t", **MODEL}, additional_config=[1]), r"must be an object, got \[1\]"),
+        (arguments({"method": "c2t", **MODEL}, additional_config="c2t"), "additional_config must be an object"),
+        (arguments({"method": "eagle", "c2t_\n": 1}), r"^c2t_\\\\n is set, but the method is 'eagle'"),
         (arguments({"method": "c2t", **MODEL}, async_scheduling=True), "--async-scheduling fixes the number"),
         (arguments({"method": "c2t", **MODEL}, worker_cls="my.Worker"), "--worker-cls my.Worker cannot be combined"),
     ],
@@ -288,7 +291,7 @@ def test_an_engine_checks_the_contract_first(
 ):
     plugin.register()
     record = engine_arguments(layout)
-    setattr(record, COMMAND_LINE, True)
+    setattr(record, ATTRIBUTE, True)
     monkeypatch.setattr(*planted)
     with pytest.raises(SystemExit, match=rf"^C2T: {message}[^\n]*$"):
         record.create_engine_config()
@@ -361,7 +364,7 @@ def test_a_command_line_ends_with_one_line_and_a_program_gets_the_error(layout: 
     with pytest.raises(ConfigError, match="no tree attention"):
         engine_arguments(layout, c2t_mode="tree").create_engine_config()
     record = engine_arguments(layout, c2t_mode="tree")
-    setattr(record, COMMAND_LINE, True)
+    setattr(record, ATTRIBUTE, True)
     with pytest.raises(SystemExit, match=r"^C2T: c2t_mode is 'tree': vLLM has no tree attention[^\n]*$"):
         record.create_engine_config()
 

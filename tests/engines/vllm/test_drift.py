@@ -68,6 +68,17 @@ def test_what_has_drifted_is_named(copy: Path, packed: bool, capsys: pytest.Capt
     assert second == f"{PROPOSER}: SpecDecodeBaseProposer._greedy_sample (not found)"
 
 
+def test_an_abstract_method_that_a_subclass_of_ours_lacks_is_named(copy: Path, capsys: pytest.CaptureFixture[str]):
+    """Of the release alone, without an older one to compare with; of methods that ours has nothing is said."""
+    path, at = copy / "vllm" / "v1/outputs.py", "    def get_output("
+    source = path.read_text()
+    new = "".join(f"    @abstractmethod\n    def {name}(self): ...\n\n" for name in ("get_kv_connector_output", "wait"))
+    path.write_text(source.replace(at, new + at, 1))
+    assert drift.main(["vllm", str(copy)]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == "v1/outputs.py: AsyncModelRunnerOutput has the abstract method wait, which VerifiedOutput lacks"
+
+
 @pytest.mark.parametrize("packed", [False, True], ids=["directory", "wheel"])
 def test_nothing_of_it_is_imported(copy: Path, packed: bool):
     (copy / "vllm" / "__init__.py").write_text("raise RuntimeError('imported')")

@@ -17,11 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
 from vllm.v1.metrics.stats import SchedulerStats  # noqa: E402
 
+from c2t_plugin.engines.patching import ATTRIBUTE  # noqa: E402
 from c2t_plugin.engines.vllm import config  # noqa: E402
 from c2t_plugin.engines.vllm.ending import Ending, Sent  # noqa: E402
 from c2t_plugin.engines.vllm.metrics import packed  # noqa: E402
 from c2t_plugin.engines.vllm.planned import PlanningScheduler  # noqa: E402
-from c2t_plugin.engines.vllm.planning import DRAFTED, Drafted, Planning, cut  # noqa: E402
+from c2t_plugin.engines.vllm.planning import Drafted, Planning, cut  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
 from c2t_plugin.planner import CostCurve, OwnLimits  # noqa: E402
 from c2t_plugin.planner.calibration import Calibration  # noqa: E402
@@ -63,7 +64,7 @@ class Machine:
         self.planning.ran(tokens, drafts)
         handed = types.SimpleNamespace(req_ids=names, draft_token_ids=[[7] * depth for _ in names])
         chances = [self.confidence ** (place + 1) for place in range(depth)]
-        setattr(handed, DRAFTED, Drafted([chances for _ in names], EXTEND * bool(depth), drafting))
+        setattr(handed, ATTRIBUTE, Drafted([chances for _ in names], EXTEND * bool(depth), drafting))
         cut(self.planning, handed, lambda name: True, [False] * requests)
         self.waiting = dict(zip(names, handed.draft_token_ids, strict=True))
         return [len(row) for row in handed.draft_token_ids]
@@ -168,7 +169,7 @@ def test_a_worker_that_cannot_tell_goes_on(unlike: str):
 def test_it_learns_what_became_of_its_drafts():
     planning = Planning(CURVE, None, D_MAX, calibration=Calibration(D_MAX))
     handed = types.SimpleNamespace(req_ids=["a", "b", "c"], draft_token_ids=[[7, 7], [7, 7], [7, 7]])
-    setattr(handed, DRAFTED, Drafted([[0.9, 0.8], [0.7, 0.6], [0.5, 0.4]], 1.0, 1.0))
+    setattr(handed, ATTRIBUTE, Drafted([[0.9, 0.8], [0.7, 0.6], [0.5, 0.4]], 1.0, 1.0))
     planning.begin(decoding=True)
     cut(planning, handed, lambda name: True, [False] * 3)
     # one that wants nothing learnt is left out, and one that nobody knows
@@ -254,7 +255,7 @@ def test_drafts_of_which_nothing_is_said_stay_as_they_are():
     drafts = types.SimpleNamespace(req_ids=["a", "b"], draft_token_ids=[[1, 2], [3]])
     cut(planning, drafts, lambda name: True, [False] * 2)
     assert drafts.draft_token_ids == [[1, 2], [3]]
-    setattr(drafts, DRAFTED, Drafted([[]], 0.0, 0.0))
+    setattr(drafts, ATTRIBUTE, Drafted([[]], 0.0, 0.0))
     cut(planning, drafts, lambda name: True, [False] * 2)
     assert drafts.draft_token_ids == [[1, 2], [3]]
 

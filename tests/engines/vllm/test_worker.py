@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from c2t_plugin.classifier import ClassifierSpec, NodeClassifier  # noqa: E402
 from c2t_plugin.engines.vllm.adaptive import StepScorer  # noqa: E402
 from c2t_plugin.engines.vllm.served import ServedTraces  # noqa: E402
 from c2t_plugin.engines.vllm.worker import WorkerMixin  # noqa: E402
+from c2t_plugin.errors import ConfigError  # noqa: E402
 from c2t_plugin.traces.file import load_traces  # noqa: E402
 from c2t_plugin.traces.recorder import TraceRecorder  # noqa: E402
 
@@ -67,6 +69,22 @@ def test_what_vllm_warmed_up_with_is_forgotten(worker: Worker):
     assert [state[name] for name in counted] == [0, 0, 0, 0] and sum(state["verified"]) == 0
     # else it looks for a request that never was
     assert worker.take_draft_token_ids() == "drafts"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({"beta": value} for value in (2, -0.5, math.nan, math.inf, "0.5", True, [], 10**400)),
+        *({"max_depth": value} for value in (5, -1, 1.5, math.nan, math.inf, "1", True, [], 10**400)),
+    ],
+    ids=str,
+)
+def test_a_control_message_that_does_not_hold_changes_nothing(worker: Worker, asked: dict[str, Any]):
+    before = worker.c2t_control()
+    with pytest.raises(ConfigError, match=r"^(beta|max_depth) must be a (whole )?number"):
+        worker.c2t_control(**{"beta": 0.5, "max_depth": 1, **asked})
+    assert worker.c2t_control() == before
+    assert worker.c2t_control(beta=0.5, max_depth=1)["max_depth"] == 1
 
 
 def test_a_recorder_that_cannot_close_does_not_keep_the_worker_up(worker: Worker):

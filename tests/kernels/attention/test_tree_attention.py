@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from c2t_kernels.attention import split as attention_split
 from c2t_kernels.attention.kernel import tree_attention
-from c2t_kernels.attention.reference import nonempty_blocks
 from c2t_kernels.attention.reference import tree_attention as reference
 from c2t_kernels.attention.split import Launch, default_launch
 
@@ -254,6 +253,17 @@ def test_pool_slots_outside_the_prefix_do_not_matter(device: str):
     free[case.kv_indices.long()] = False
     case.k_pool[free] = case.v_pool[free] = torch.nan
     assert torch.equal(tree_attention(*case, launch=SMALL)[:10], before[:10])
+
+
+def nonempty_blocks(mask: Tensor, block_nodes: int = 32, block_keys: int = 32) -> int:
+    """How many blocks of a tree's mask hold anything (DySpec appendix C, definition 1 and the last column of table 5).
+
+    mask: (nodes, nodes) bool or uint8. The last block of each direction may be partial.
+    """
+    nodes = mask.shape[0]
+    fill = (0, -nodes % block_keys, 0, -nodes % block_nodes)
+    blocks = pad(mask != 0, fill).unflatten(0, (-1, block_nodes)).unflatten(2, (-1, block_keys))
+    return int(blocks.any(dim=3).any(dim=1).sum())
 
 
 def made_and_depth_first(nodes: int, seed: int) -> tuple[Tensor, Tensor]:

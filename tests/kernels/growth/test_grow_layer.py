@@ -112,12 +112,9 @@ def test_a_number_for_beta_meets_confidences_on_any_device():
 
 
 def test_switches_of_the_two_prunings():
-    stats = statistics(torch.tensor([[-0.5, -1.0, -2.0]]), torch.tensor([0.5]))
-    root = (torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool))
+    confidence = torch.tensor([[0.6, 0.5, 0.4]])
     kept = {
-        (prune, select): grow_layer(
-            exact_network("cpu"), *root, stats, 0.5, 1, width=1, prune=prune, select=select
-        ).kept.tolist()[0]
+        (prune, select): select_children(confidence, confidence > 0, 0.5, 1, prune=prune, select=select)[0].tolist()[0]
         for prune in (True, False)
         for select in (True, False)
     }
@@ -147,31 +144,29 @@ def test_kernel_keeps_a_confidence_of_just_beta(device: str):
 
 
 @QUIET
-@given(layer=exact_layers(), width=st.integers(1, 18), prune=st.booleans(), select=st.booleans())
-def test_pruning_keeps_the_best_that_pass(layer: tuple, width: int, prune: bool, select: bool):
+@given(layer=exact_layers(), width=st.integers(1, 18))
+def test_pruning_keeps_the_best_that_pass(layer: tuple, width: int):
     *_, alive, stats, beta = layer
-    grown = grow_layer(exact_network("cpu"), *layer, 1, width=width, prune=prune, select=select)
+    grown = grow_layer(exact_network("cpu"), *layer, 1, width=width)
     k = stats.log_probs.shape[1]
     possible = (stats.log_probs != -INF).view(len(beta), -1) & alive.repeat_interleave(k, dim=1)
     for i in range(len(beta)):
         confidence = grown.confidence[i].tolist()
-        passing = [
-            c for c in range(len(confidence)) if possible[i, c] and not (prune and confidence[c] < float(beta[i]))
-        ]
+        passing = [c for c in range(len(confidence)) if possible[i, c] and not confidence[c] < float(beta[i])]
         best = sorted(passing, key=lambda c: -INF if math.isnan(confidence[c]) else -confidence[c])[:width]
         assert [c for c in grown.children[i].tolist() if c >= 0] == best
         assert grown.children[i].tolist()[len(best) :] == [-1] * (width - len(best))
-        assert grown.kept[i].nonzero().flatten().tolist() == (sorted(best) if select else passing)
+        assert grown.kept[i].nonzero().flatten().tolist() == sorted(best)
 
 
 @INTERPRETED
-@given(layer=exact_layers(), width=st.integers(1, 18), prune=st.booleans(), select=st.booleans())
-def test_kernel_equals_reference_where_sums_are_exact(layer: tuple, width: int, prune: bool, select: bool, device: str):
+@given(layer=exact_layers(), width=st.integers(1, 18))
+def test_kernel_equals_reference_where_sums_are_exact(layer: tuple, width: int, device: str):
     joint, path, alive, beta = (layer[i].to(device) for i in (0, 1, 2, 4))
     stats = DraftStats(*(tensor.to(device) for tensor in layer[3]))
     arguments = (exact_network(device), joint, path, alive, stats, beta, 1)
-    expected = grow_layer(*arguments, width=width, prune=prune, select=select)
-    found = fused.grow_layer(*arguments, width=width, prune=prune, select=select)
+    expected = grow_layer(*arguments, width=width)
+    found = fused.grow_layer(*arguments, width=width)
     assert close(found.confidence, expected.confidence)
     for name in GrownLayer._fields[1:]:
         assert same(getattr(found, name), getattr(expected, name)), name

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from c2t_kernels.tree_layout import kernel as fused
-from c2t_kernels.tree_layout.reference import ORDERS, TreeLayout, build_tree
+from c2t_kernels.tree_layout.reference import TreeLayout, build_tree
 from tests.support.kernels.forests import HAND, INTERPRETED, QUIET, Trees, forests, trees
 from tests.support.kernels.strided import apart
 
@@ -47,14 +46,8 @@ def test_a_tree_worked_by_hand():
     assert tree.mask[0, 9].nonzero().flatten().tolist() == [9]
 
 
-def test_orders_worked_by_hand():
-    assert build_tree(*HAND, bucket=8, order="depth_first").slots.tolist() == [[-1, 0, 3, 1, 5, 2, 6, 7]]
-    # the subtree of 2 has three nodes, those of 0 and 1 have two each
-    assert build_tree(*HAND, bucket=8, order="heavy_path").slots.tolist() == [[-1, 2, 6, 7, 0, 3, 1, 5]]
-
-
 def test_a_full_bucket_drops_the_last_slots():
-    tree = build_tree(*HAND, bucket=4, order="heavy_path")
+    tree = build_tree(*HAND, bucket=4)
     assert tree.slots.tolist() == [[-1, 0, 1, 2]] and tree.counts.tolist() == [4]
 
 
@@ -66,16 +59,16 @@ def test_a_tree_without_nodes_is_its_root():
 
 
 @QUIET
-@given(forest=forests(), order=st.sampled_from(ORDERS))
-def test_links_mask_and_positions_say_the_same_tree(forest: tuple[Trees, int], order: str):
+@given(forest=forests())
+def test_links_mask_and_positions_say_the_same_tree(forest: tuple[Trees, int]):
     given_trees, bucket = forest
     parent_ids, keep, token_ids, root_tokens, prefix_lens = given_trees
-    tree = build_tree(*given_trees, bucket=bucket, order=order)
+    tree = build_tree(*given_trees, bucket=bucket)
     for i in range(len(keep)):
         count = int(tree.counts[i])
         assert count == min(bucket, 1 + int(keep[i].sum()))
         slots = tree.slots[i].tolist()
-        assert sorted(slots[1:count]) == keep[i].nonzero().flatten().tolist()[: count - 1]
+        assert slots[1:count] == keep[i].nonzero().flatten().tolist()[: count - 1]
         assert tree.draft_tokens[i, 0] == root_tokens[i]
         walked = reachable(tree, i)
         # each node but the root once, and never a pad
@@ -88,30 +81,15 @@ def test_links_mask_and_positions_say_the_same_tree(forest: tuple[Trees, int], o
         depth = tree.mask[i].sum(dim=1) - 1
         assert torch.equal(tree.positions[i], prefix_lens[i] + depth)
         assert torch.equal(tree.mask[i, count:], torch.eye(bucket, dtype=torch.bool)[count:])
-        if order != "insertion":
-            # depth first: a subtree is one run of places
-            assert [place for place, _ in walked] == list(range(1, count))
-
-
-@QUIET
-@given(forest=forests())
-def test_heavy_path_visits_larger_subtrees_first(forest: tuple[Trees, int]):
-    given_trees, bucket = forest
-    tree = build_tree(*given_trees, bucket=bucket, order="heavy_path")
-    for i in range(len(tree.counts)):
-        size = tree.mask[i].sum(dim=0).tolist()
-        for place in range(1, int(tree.counts[i])):
-            sibling = int(tree.retrieve_next_sibling[i, place])
-            assert sibling < 0 or size[place] >= size[sibling]
 
 
 @INTERPRETED
-@given(forest=forests(), order=st.sampled_from(ORDERS))
-def test_kernel_equals_reference(forest: tuple[Trees, int], order: str, device: str):
+@given(forest=forests())
+def test_kernel_equals_reference(forest: tuple[Trees, int], device: str):
     given_trees, bucket = forest[0].to(device), forest[1]
     assert equal(
-        fused.build_tree(*given_trees, bucket=bucket, order=order),
-        build_tree(*given_trees, bucket=bucket, order=order),
+        fused.build_tree(*given_trees, bucket=bucket),
+        build_tree(*given_trees, bucket=bucket),
     )
 
 
@@ -131,16 +109,15 @@ def test_tables_of_several_requests_may_lie_apart(device: str):
 
 
 # 70 places: several tiles of nodes, a bucket that is no power of two; 90 slots do not all fit
-@pytest.mark.parametrize("order", ORDERS)
-def test_kernel_on_a_large_tree_with_strided_tables(order: str, device: str):
+def test_kernel_on_a_large_tree_with_strided_tables(device: str):
     generator = torch.Generator().manual_seed(3)
     parents = [[int(torch.randint(-1, s, (1,), generator=generator)) if s else -1 for s in range(90)]]
     large = trees(parents, [[True] * 90], [1000])
     wide = [torch.cat([table, table], dim=1)[:, :90].to(device) for table in large[:3]]
     arguments = Trees((*wide, *large.to(device)[3:]))
-    expected = build_tree(*arguments, bucket=70, order=order)
+    expected = build_tree(*arguments, bucket=70)
     out = TreeLayout(*(torch.empty_like(tensor) for tensor in expected))
-    found = fused.build_tree(*arguments, bucket=70, order=order, out=out)
+    found = fused.build_tree(*arguments, bucket=70, out=out)
     assert found.mask is out.mask and equal(found, expected)
 
 
@@ -169,7 +146,7 @@ def test_build_tree_refuses_what_it_cannot_take(place: int, value: Tensor, error
         fused.build_tree(*arguments, bucket=8)
 
 
-@pytest.mark.parametrize("change", [{"bucket": 0}, {"bucket": 2000}, {"bucket": 8, "order": "breadth_first"}])
-def test_build_tree_refuses_what_it_does_not_know(change: dict):
-    with pytest.raises(ValueError, match=r"build_tree: (bucket|order)"):
-        fused.build_tree(*HAND, **change)
+@pytest.mark.parametrize("bucket", [0, 2000])
+def test_build_tree_refuses_such_a_bucket(bucket: int):
+    with pytest.raises(ValueError, match="build_tree: bucket"):
+        fused.build_tree(*HAND, bucket=bucket)

@@ -8,13 +8,11 @@ from types import SimpleNamespace
 
 import c2t_kernels
 
-# counts blocks for tables, on the host
-WITHOUT_A_KERNEL = {"nonempty_blocks"}
 # each function's own package: c2t_kernels.<package>
 PACKAGES = {
     name: getattr(c2t_kernels, name).__module__
     for name in c2t_kernels.__all__
-    if inspect.isfunction(getattr(c2t_kernels, name)) and name not in WITHOUT_A_KERNEL
+    if inspect.isfunction(getattr(c2t_kernels, name))
 }
 OPERATIONS = tuple(sorted(PACKAGES))
 

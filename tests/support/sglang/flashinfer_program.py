@@ -4,7 +4,7 @@ Usage: python flashinfer_program.py OUTPUT.json, in the CPU engine's environment
 case, the largest distance from c2t_kernels' reference attention, and what rows of nobody hold; and which backends
 SGLang's registry builds.
 
-Stand-ins are FlashInfer's wrappers and the model runner; the backend's constructor, its metadata of both modes, its
+Stubs are FlashInfer's wrappers and the model runner; the backend's constructor, its metadata of both modes, its
 indices updater and the kernel that lists the slots of keys are SGLang's.
 
 Longer than most files, as it runs in a process of its own.
@@ -31,7 +31,7 @@ from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout, build_capture_verify_lens
 
 from c2t_kernels.attention.reference import tree_attention
-from c2t_plugin.config import RAGGED
+from c2t_plugin.config import PACKINGS
 from c2t_plugin.engines.sglang import algo
 from c2t_plugin.engines.sglang.drafters.tree_input import build_verify_input
 from c2t_plugin.engines.sglang.patches import PATCHES
@@ -391,12 +391,12 @@ def registry() -> dict[str, Any]:
     """replaced: names whose backends are ours, by option; built: what the one for FlashInfer makes of two of SGLang's;
     modes: what the registry's factory for FlashInfer makes, by mode."""
     ours: dict[str, list[str]] = {}
-    for wanted in RAGGED:
+    for wanted in PACKINGS:
         flashinfer = backends.packing_flashinfer(lambda runner: runner.kind.__new__(runner.kind))
         kinds = flashinfer_backend.FlashInferAttnBackend, ForLatentKeys
-        made = [flashinfer(runner_of(ragged=wanted, kind=kind)) for kind in kinds]
+        made = [flashinfer(runner_of(packing=wanted, kind=kind)) for kind in kinds]
         with patch.object(backends, "packed_triton", lambda *_: "ours"):
-            triton = backends.packing_triton(lambda _: "stock")(runner_of(ragged=wanted))
+            triton = backends.packing_triton(lambda _: "stock")(runner_of(packing=wanted))
         ours[wanted] = ["triton"] * (triton == "ours") + ["flashinfer"] * (type(made[0]) is not kinds[0])
         if wanted == "flashinfer":
             built = [type(each).__name__ for each in made]
@@ -404,7 +404,7 @@ def registry() -> dict[str, Any]:
     for mode in ("chain", "tree"):
         now = {**attention_registry.ATTENTION_BACKENDS, "flashinfer": lambda runner: runner.kind.__new__(runner.kind)}
         with patch.object(attention_registry, "ATTENTION_BACKENDS", now):
-            runner = runner_of(mode=mode, ragged="flashinfer", kind=flashinfer_backend.FlashInferAttnBackend)
+            runner = runner_of(mode=mode, packing="flashinfer", kind=flashinfer_backend.FlashInferAttnBackend)
             algo._worker_class("EAGLE3", runner.server_args)
             modes[mode] = type(now["flashinfer"](runner)).__name__
             PATCHES.undo()

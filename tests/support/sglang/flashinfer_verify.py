@@ -33,7 +33,7 @@ def _create(runner: Any) -> Any:
     flashinfer_backend.BatchDecodeWithPagedKVCacheWrapper = nothing
 
     class FlashInferVerifies(RaggedCpuAttnBackend):
-        c2t_ragged = "flashinfer"
+        c2t_packing = "flashinfer"
         # On a CPU SGLang's masks have the rows' own columns only, which is not what FlashInfer reads.
         verify_mask = SimpleNamespace(buffer=None, mode=TreeMaskMode.FULL_MASK, fits=lambda _: False)
 

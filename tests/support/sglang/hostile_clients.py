@@ -27,6 +27,7 @@ BAD_SETTINGS: dict[str, tuple[Any, str]] = {
     "not_an_object": (0.3, "must be an object"),
     "off_with_a_beta": ({"enabled": False, "beta": 0.3}, "no meaning"),
 }
+LOGPROBS = {"text": "def f", "return_logprob": True}
 ROUTES = ("/generate", "/v1/completions", "/v1/chat/completions")
 
 
@@ -70,6 +71,12 @@ def _cases() -> dict[str, Sent]:
         "too long by what is asked for": Sent("/v1/completions", {"model": "m", "prompt": [7], "max_tokens": 10**9}),
         "id that is no text": Sent("/generate", {"text": "def f", "rid": {"a": 1}}),
         "no body": Sent("/generate", {}),
+        "hidden states of a list": Sent("/generate", {"text": "def f", "return_hidden_states": []}),
+        "overrides of a number": Sent("/generate", {"text": "def f", "positional_embed_overrides": 7}),
+        "more logprobs than tokens": Sent("/generate", {**LOGPROBS, "top_logprobs_num": 10**6}),
+        "more logprobs for OpenAI": Sent("/v1/completions", {"model": "m", "prompt": "def f", "logprobs": 10**6}),
+        "logprobs from before the text": Sent("/generate", {**LOGPROBS, "logprob_start_len": -5}),
+        "embeddings of another width": Sent("/generate", {"input_embeds": [[0.0] * 3]}),
     }
     depth, beta = "speculative_c2t_max_depth", "speculative_c2t_beta"
     for value in ("nan", "inf", "1e999", 99, -1, 1.5, None, [], {}):

@@ -4,7 +4,7 @@ Usage: python packed_program.py OUTPUT.json, in the CPU engine's environment wit
 backend and case, how far the real rows are from attention as it is defined, with NaN in every key that nobody of the
 pass has written, and how far they are with a fault planted.
 
-Stand-ins are the kernels and the model runner. The backends' constructors, their metadata of both modes and the kernels
+Stubs are the kernels and the model runner. The backends' constructors, their metadata of both modes and the kernels
 that list pages are SGLang's; where each request's rows begin comes of `pack_ragged`, as in verify/packing.py.
 """
 

@@ -160,7 +160,7 @@ def built() -> dict[str, str]:
     return {
         "trees": of({}, mode="tree"),
         "chains": of({}, mode="chain"),
-        "trees_off": of({}, mode="tree", ragged="off"),
+        "trees_off": of({}, mode="tree", packing="off"),
         "top_k_of_1": of({"topk": 1}, mode="tree"),
         "latent": of({"use_mla": True}, mode="tree"),
         "sliding": of({"has_swa": True}, mode="tree"),

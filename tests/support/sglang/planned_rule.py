@@ -16,7 +16,7 @@ from c2t_plugin.planner import CostCurve
 
 D_MAX = 4
 DEPTHS = (0, 1, 2, 4)
-PROBE_EVERY, FORGET, WHOLE_FIRST, HOLDS = 64, 0.1, 4, 16
+PROBE_EVERY, FORGET, FORGET_ONE, WHOLE_FIRST, HOLDS = 64, 0.1, 0.02, 4, 16
 MEMORY, ROW_STEP = 8, 4
 # Cheap for one request, dear for eight, for which plain decoding is faster.
 CURVE = CostCurve(verify=((1, 1.0), (4, 1.2), (64, 16.0)), draft=((1, 0.05), (64, 0.1)), fixed=0.1, draft_extend=0.1)
@@ -27,7 +27,8 @@ class Plan:
     """What the server should decide, step by step. packed: whether tokens behind a cut cost nothing. ends: whether a
     draft can end on its way. skips: whether the draft reads plain steps in one pass, when it is asked again. margin:
     how near the nearest decision was to another one. tokens, above: running means of a depth's acceptance, and of the
-    one before it where that depth was drafted."""
+    one before it where that depth was drafted. counts: draft tokens that they come from. probing: whether the step is a
+    probe, of which all is verified."""
 
     packed: bool
     curve: CostCurve = CURVE
@@ -35,22 +36,25 @@ class Plan:
     skips: bool = False
     tokens: list[float] = field(default_factory=list)
     above: list[float] = field(default_factory=list)
-    short_steps: int = 0
+    counts: list[int] = field(default_factory=list)
+    planned: int = 0
+    probing: bool = False
     whole: int = 0
-    ended: int = 0
     margin: float = math.inf
     depths: list[int] = field(default_factory=list)
 
     def depth(self, requests: int) -> int:
         """How deep a step begins to draft."""
         found = self._depth(requests)
-        self.depths.append(D_MAX if found and self.ends else found)
+        self.depths.append(D_MAX if found and self.ends and not self.probing else found)
         return self.depths[-1]
 
     def drafted(self, chances: Sequence[Sequence[float]]) -> int:
         """How deep it drafts, by the confidences of its tokens, of which those that it should not have do not count.
         More than there are, if there should be more."""
         depth, there = 1, len(chances[0])
+        if self.probing:
+            return self.depths[-1]
         while depth <= there and depth < D_MAX and self._goes_on([list(row[:depth]) for row in chances]):
             depth += 1
         self.depths[-1] = depth
@@ -67,10 +71,7 @@ class Plan:
             found.append(self._most(falling, deeper + 1))
         best = max(found[1:])
         self.margin = min(self.margin, abs(best / found[0] - 1))
-        if best > found[0]:
-            return True
-        self.ended += 1
-        return self.ended % PROBE_EVERY == 0
+        return best > found[0]
 
     def _most(self, falling: list[list[float]], depth: int) -> float:
         """The most output per second that a step of these brings."""
@@ -90,6 +91,7 @@ class Plan:
         return known + known[-1:] * (D_MAX - len(known))
 
     def _depth(self, requests: int) -> int:
+        self.probing = False
         if not self.tokens:
             return D_MAX
         ratios = self.ratios
@@ -102,17 +104,18 @@ class Plan:
                 (requests + sum(gains[:n])) / (self.seconds(requests, n, depth) + catching_up) for n in counts
             )
         best = self.best(list(choices.values()), ties=True)
-        if best == len(DEPTHS) - 1:
-            return D_MAX
-        self.short_steps += 1
-        return DEPTHS[best + (self.short_steps % PROBE_EVERY == 0)]
+        self.planned += 1
+        if self.planned % PROBE_EVERY:
+            return DEPTHS[best]
+        self.probing = True
+        return [*DEPTHS[:best], *DEPTHS[best + 1 :]][self.planned // PROBE_EVERY % (len(DEPTHS) - 1)]
 
     def keep(self, chances: Sequence[Sequence[float]]) -> list[int]:
         """Kept tokens of each request, most likely ones first, as many as give most output per second."""
         requests, depth = len(chances), len(chances[0])
         falling = [[min(row[: n + 1]) for n in range(depth)] for row in chances]
-        self._see([sum(row[n] for row in falling) / requests for n in range(depth)])
-        return self.spend(falling, depth) if self.packed else [depth] * requests
+        self._see([sum(row[n] for row in falling) / requests for n in range(depth)], requests)
+        return self.spend(falling, depth) if self.packed and not self.probing else [depth] * requests
 
     def spend(self, falling: Sequence[Sequence[float]], depth: int) -> list[int]:
         """As keep, of chances that fall already and need not be equally many."""
@@ -125,15 +128,18 @@ class Plan:
         taken = Counter(-row for _, _, row in found[:best])
         return [taken[row] for row in range(requests)]
 
-    def _see(self, means: list[float]) -> None:
+    def _see(self, means: list[float], requests: int) -> None:
         for n, mean in enumerate(means):
             above = means[n - 1] if n else 1.0
             if n < len(self.tokens):
-                self.tokens[n] += FORGET * (mean - self.tokens[n])
-                self.above[n] += FORGET * (above - self.above[n])
+                self.counts[n] += requests
+                weight = max(min(FORGET, FORGET_ONE * requests), requests / self.counts[n])
+                self.tokens[n] += weight * (mean - self.tokens[n])
+                self.above[n] += weight * (above - self.above[n])
             else:
                 self.tokens.append(mean)
                 self.above.append(above)
+                self.counts.append(requests)
         self.whole += len(means) == D_MAX
 
     def seconds(self, requests: int, count: int, depth: int) -> float:
@@ -173,7 +179,7 @@ class LaggedPlan(Plan):
 
     def _learn(self, falling: list[list[float]]) -> None:
         requests, depth = len(falling), len(falling[0])
-        self._see([sum(row[n] for row in falling) / requests for n in range(depth)])
+        self._see([sum(row[n] for row in falling) / requests for n in range(depth)], requests)
         best = sorted((p for row in falling for p in row), reverse=True)
         sums = [math.fsum(best[:n]) for n in range(len(best) + 1)]
         self.known.setdefault(depth, deque(maxlen=MEMORY)).append((requests, sums))
@@ -181,7 +187,7 @@ class LaggedPlan(Plan):
     def _rows(self, requests: int, depth: int) -> int:
         window = requests * (depth + 1)
         steps = self.known.get(depth)
-        if depth and steps:
+        if depth and steps and not self.probing:
             rates = []
             for count in range(requests * depth + 1):
                 gains = [requests / then * at(sums, count * then / requests) for then, sums in steps]

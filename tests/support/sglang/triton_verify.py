@@ -37,7 +37,7 @@ def _create(runner: Any) -> Any:
     attention_split.WANTED_PROGRAMS = 16
 
     class TritonVerifies(RaggedCpuAttnBackend):
-        c2t_ragged = "triton"
+        c2t_packing = "triton"
 
         def __init__(self, runner: Any) -> None:
             super().__init__(runner)

@@ -12,7 +12,7 @@ class RaggedCpuAttnBackend(IntelAMXAttnBackend):
     """SGLang's CPU backend, which passes lengths per request to its kernel but fills in one for all."""
 
     supports_ragged_verify_graph = True
-    c2t_ragged = "cpu"
+    c2t_packing = "cpu"
 
     def _build_extend_metadata(self, forward_batch: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         uniform: tuple[Tensor, Tensor, Tensor, Tensor | None] = super()._build_extend_metadata(forward_batch)

@@ -22,7 +22,7 @@ from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.patches import DRAFT_FORWARD, PATCHES
 from c2t_plugin.engines.sglang.ranks import agree, alone
 from c2t_plugin.engines.sglang.step import Drafted, Step, attach, record_of
-from c2t_plugin.engines.sglang.verify.lagged import LaggedPlan, PlannedRows
+from c2t_plugin.engines.sglang.verify.lagged import LaggedRows, PlannedRows
 from c2t_plugin.engines.sglang.verify.layout import cut_links, within_the_others
 from c2t_plugin.scorer import ChainScorer
 
@@ -126,7 +126,7 @@ class ChainDrafter:
             return None, kept
         return kept, within_the_others(kept, own(requests))
 
-    def _clipped(self, batch: Any, width: int, plan: LaggedPlan | PlannedRows) -> tuple[Tensor, Tensor, int]:
+    def _clipped(self, batch: Any, width: int, plan: LaggedRows | PlannedRows) -> tuple[Tensor, Tensor, int]:
         """What would be verified of each request's draft, what is, and the rows that the target computes for that."""
         requests = len(batch.reqs)
         rows = plan.rows([req.rid for req in batch.reqs], width)

@@ -41,7 +41,7 @@ def at_start(worker: Any, config: C2TConfig, capture: Callable[[], None]) -> Non
     state = {**found.state(), "kernels": wrong, "draft": draft, "device": place}
     if (failed or wrong) and config.self_check == STRICT:
         raise ConfigError(
-            f"self-check on {place}: {'; '.join(found.failures + wrong)}; start with --speculative-c2t-ragged off, "
+            f"self-check on {place}: {'; '.join(found.failures + wrong)}; start with --speculative-c2t-packing off, "
             "or with --speculative-c2t-self-check auto, which does so by itself"
         )
     if wrong:
@@ -112,7 +112,7 @@ def _shapes(worker: Any) -> Shapes:
 
 def _unpack(worker: Any, capture: Callable[[], None]) -> None:
     """Start over from the attention backends, with the uniform window in the place of packed rows."""
-    args.override(worker.server_args, "ragged", OFF)
+    args.override(worker.server_args, "packing", OFF)
     target = worker.target_worker
     target.model_runner.spec_algorithm.packing = None
     os.environ.pop("SGLANG_RAGGED_VERIFY_MODE", None)

@@ -17,7 +17,7 @@ def packing_triton(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def create(runner: Any) -> Any:
         config = args.config_of(runner.server_args)
         # An encoder-decoder is refused by SGLang's own, with its reason.
-        if config.ragged not in ("auto", "triton") or runner.model_config.is_encoder_decoder:
+        if config.packing not in ("auto", "triton") or runner.model_config.is_encoder_decoder:
             return stock(runner)
         return packed_triton(config, runner)
 
@@ -30,7 +30,7 @@ def packing_flashinfer(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(stock)
     def create(runner: Any) -> Any:
         backend = stock(runner)
-        if args.config_of(runner.server_args).ragged not in ("auto", "flashinfer"):
+        if args.config_of(runner.server_args).packing not in ("auto", "flashinfer"):
             return backend
         # Which of the two, or neither, SGLang has imported with it. Their constructors ask for their own class alone.
         name = f"{type(backend).__module__}.{type(backend).__qualname__}"
@@ -53,7 +53,7 @@ def packing_flashmla(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(stock)
     def create(runner: Any) -> Any:
         backend, config = stock(runner), args.config_of(runner.server_args)
-        if config.mode == "chain" and config.ragged in ("auto", "flashmla") and not runner.is_draft_worker:
+        if config.mode == "chain" and config.packing in ("auto", "flashmla") and not runner.is_draft_worker:
             from c2t_plugin.engines.sglang.verify.flashmla import PackedFlashMLABackend
 
             backend.__class__ = PackedFlashMLABackend
@@ -69,7 +69,7 @@ def packing_fa3(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(stock)
     def create(runner: Any) -> Any:
         backend, config = stock(runner), args.config_of(runner.server_args)
-        if config.mode != "tree" or config.ragged not in ("auto", "fa3") or runner.is_draft_worker:
+        if config.mode != "tree" or config.packing not in ("auto", "fa3") or runner.is_draft_worker:
             return backend
         from c2t_plugin.engines.sglang.verify.fa3 import PackedFa3Backend
 

@@ -48,11 +48,11 @@ class Choice:
 
 
 def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
-    """What `--speculative-c2t-ragged` comes to on the target's model runner, whose attention backend exists already.
+    """What `--speculative-c2t-packing` comes to on the target's model runner, whose attention backend exists already.
 
     Raises ConfigError if a backend is named that cannot be had.
     """
-    wanted = config.ragged
+    wanted = config.packing
     if wanted in UNIFORM:
         return Choice(None, "as asked for")
     backend = verifier(runner.attn_backend)
@@ -64,11 +64,11 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
         obstacle = f"{kind} verifies requests of one length only"
     else:
         obstacle = _obstacle(server_args, runner, found, masked)
-        if masked and obstacle is None and (found not in MASKED or not hasattr(backend, "c2t_ragged")):
+        if masked and obstacle is None and (found not in MASKED or not hasattr(backend, "c2t_packing")):
             obstacle = f"{found} packs chains only: it takes no mask for each request"
     if wanted != "auto" and (obstacle is not None or found != wanted):
         raise ConfigError(
-            f"--speculative-c2t-ragged {wanted} cannot be had: {obstacle or f'the attention backend is {kind}'}; "
+            f"--speculative-c2t-packing {wanted} cannot be had: {obstacle or f'the attention backend is {kind}'}; "
             "use auto, or start with the attention backend of that name"
         )
     if obstacle is not None:
@@ -85,7 +85,7 @@ def verifier(attn_backend: Any) -> Any:
 
 
 def _packing_attention(backend: Any) -> str | None:
-    own: str | None = getattr(backend, "c2t_ragged", None)
+    own: str | None = getattr(backend, "c2t_packing", None)
     if own is not None:
         return own
     found = _STOCK.get(type(backend).__name__)
@@ -128,7 +128,7 @@ def _check_attention(config: C2TConfig, choice: Choice, runner: Any) -> None:
         return
     if choice.backend != "triton":
         raise ConfigError(
-            f"--speculative-c2t-attention {TREE_ATTENTION} is a kernel of ragged triton, which this server does not "
+            f"--speculative-c2t-attention {TREE_ATTENTION} is a kernel of packing triton, which this server does not "
             f"verify by: {choice.reason}; leave it out"
         )
     from c2t_plugin.engines.sglang.verify.tree_attention import refuse_unfit
@@ -156,9 +156,9 @@ def start(config: C2TConfig, server_args: Any, target_worker: Any) -> PackedVeri
         logger.info("C2T: verification over the uniform width (%s)", choice.reason)
         if getattr(verifier(runner.attn_backend), "c2t_nodes_alone", False):
             # SGLang's kernels would read the columns of the prefix that our backend's masks lack
-            args.override(server_args, "ragged", OFF)
+            args.override(server_args, "packing", OFF)
             target_worker.init_attention_backends()
         return None
     kernel = f", kernel {verifier(runner.attn_backend).c2t_kernel}" if choice.backend == "triton" else ""
-    logger.info("C2T: verification of kept tokens only, ragged %s (%s%s)", choice.backend, choice.reason, kernel)
+    logger.info("C2T: packed verification by %s (%s%s)", choice.backend, choice.reason, kernel)
     return PackedVerify(target_worker, choice.masked, choice.backend)

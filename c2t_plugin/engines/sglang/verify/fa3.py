@@ -28,7 +28,7 @@ from c2t_plugin.engines.sglang.verify.layout import packed_layout, padding_rows
 class PackedFa3Backend(FlashAttentionBackend):
     """Packs trees where a verify input has a layout, and SGLang's own in everything else."""
 
-    c2t_ragged = "fa3"
+    c2t_packing = "fa3"
     # its masks have no columns of the prefix
     c2t_nodes_alone = True
 

@@ -26,7 +26,7 @@ class PackedFlashInferAttnBackend(FlashInferAttnBackend):
     """Packs rows where a verify input has a layout, and SGLang's own in everything else."""
 
     supports_ragged_verify_graph = True
-    c2t_ragged = "flashinfer"
+    c2t_packing = "flashinfer"
 
     # Of the running verify forward, None where nothing is packed. Eager: rows that belong to requests.
     _used: int | None = None

@@ -19,7 +19,7 @@ from c2t_plugin.engines.sglang.verify.layout import packed_layout
 class PackedFlashInferMLABackend(FlashInferMLAAttnBackend):
     """Packs chains where a verify input has a layout, and SGLang's own in everything else."""
 
-    c2t_ragged = "flashinfer"
+    c2t_packing = "flashinfer"
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(_shown(forward_batch))

@@ -20,7 +20,7 @@ class PackedFlashMLABackend(FlashMLABackend):
     """Packs chains where a verify input has a layout, and SGLang's own in everything else."""
 
     supports_ragged_verify_graph = True
-    c2t_ragged = "flashmla"
+    c2t_packing = "flashmla"
 
     def forward_extend(
         self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, *positional: Any, **keyword: Any

@@ -1,4 +1,4 @@
-"""`--speculative-c2t-plan lagged`, on a GPU the default: rows by the steps before, so that no step waits for a number.
+"""`--speculative-c2t-rows lagged`, on a GPU the default: rows by the steps before, so that no step waits for a number.
 
 The host chooses the target's graph, and only the device knows how many tokens a draft keeps. This predicts it from the
 numbers of earlier steps, which are on the host by then; what does not fit the graph is clipped on the device.
@@ -38,7 +38,7 @@ class _Step(NamedTuple):
     batch: int
 
 
-class LaggedPlan:
+class LaggedRows:
     """Rows of one step's pass after another.
 
     They hold the roots and, per request, as many draft tokens as the largest of the last MEMORY known steps wanted. In
@@ -94,14 +94,14 @@ class PlannedRows:
         self._planner = planner
 
     def rows(self, rids: Sequence[str], width: int) -> int:
-        """See LaggedPlan."""
+        """See LaggedRows."""
         window = len(rids) * width
         # roots have to be computed whatever was planned
         needed = min(max(self._planner.rows or window, len(rids)), window)
         return rows_to_compute(needed, window, self._planner.sizes())
 
     def note(self, _: Tensor, sure: Tensor) -> None:
-        """See LaggedPlan. sure: see ChainScorer.sure; the first rank's choices are everybody's."""
+        """See LaggedRows. sure: see ChainScorer.sure; the first rank's choices are everybody's."""
         self._planner.note(sure)
 
 
@@ -111,26 +111,26 @@ def start(
     scorer: ChainScorer,
     requests: int,
     planner: StepPlanner | None = None,
-) -> LaggedPlan | PlannedRows | None:
+) -> LaggedRows | PlannedRows | None:
     """The plan, if it is the lagged one. packing: None where the uniform window is verified. requests: of the largest
     batch. Raises ConfigError where that is asked for and cannot be clipped."""
     device = scorer.beta.device
-    wanted = config.plan == LAGGED or (config.plan == AUTO and config.mode == "chain" and device.type != "cpu")
+    wanted = config.rows == LAGGED or (config.rows == AUTO and config.mode == "chain" and device.type != "cpu")
     if not wanted:
         return None
     if packing is None:
-        if config.plan == LAGGED:
-            logger.warning("C2T: plan lagged chooses nothing over the uniform window")
+        if config.rows == LAGGED:
+            logger.warning("C2T: rows lagged chooses nothing over the uniform window")
         return None
     scorer.drafted(scorer.d_max)
     try:
         scorer.lengths(requests, budget=0)
     except ValueError as error:
-        if config.plan == LAGGED:
-            raise ConfigError(f"plan {LAGGED} cannot clip {requests} requests ({error}): use sync") from error
+        if config.rows == LAGGED:
+            raise ConfigError(f"rows {LAGGED} cannot clip {requests} requests ({error}): use sync") from error
         logger.info("C2T: each step waits for its number of rows, since %d requests cannot be clipped", requests)
         return None
     if planner is None:
-        return LaggedPlan(packing.sizes, device)
+        return LaggedRows(packing.sizes, device)
     planner.wait_for_nothing(requests, device)
     return PlannedRows(planner)

@@ -22,7 +22,7 @@ class PackedTritonAttnBackend(TritonAttnBackend):
     """Packs rows where a verify input has a layout, and SGLang's own in everything else."""
 
     supports_ragged_verify_graph = True
-    c2t_ragged = "triton"
+    c2t_packing = "triton"
     # which attention kernel verifies packed rows
     c2t_kernel = "stock"
 

@@ -151,7 +151,7 @@ def start(config: C2TConfig, server_args: Any, worker: Any, packed: bool) -> Win
 
 
 def _obstacle(config: C2TConfig, server_args: Any, worker: Any) -> str | None:
-    if config.ragged == "full":
+    if config.packing == "full":
         return "as asked for"
     if config.mode == "tree" and worker.topk == 1:
         return "at top-k 1 SGLang's draft fixes it"

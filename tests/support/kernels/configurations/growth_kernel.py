@@ -9,13 +9,12 @@ from tests.support.kernels.configuration import Configuration, signature_of
 
 def _configuration(name: str, slots: int, k: int, features: tuple[str, ...], hidden: int) -> Configuration:
     blocks, num_warps = _blocks(slots, k, k, features, hidden)
-    constants = {**blocks, "PRUNE": True, "SELECT": True}
     kinds = {
         **{"p_alive": "*u8", "p_token_ids": "*i64", "p_kept": "*u8", "p_children": "*i32", "p_parents": "*i32"},
         **{"p_next_token_ids": "*i64", "p_next_alive": "*u8"},
     }
-    signature = signature_of(grow_layer_kernel, constants, kinds)
-    return Configuration(grow_layer_kernel, name, signature, constants, num_warps)
+    signature = signature_of(grow_layer_kernel, blocks, kinds)
+    return Configuration(grow_layer_kernel, name, signature, blocks, num_warps)
 
 
 PAPER = ("joint_prob", "entropy", "depth")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from c2t_kernels.tree_layout.kernel import _blocks, _warps, build_tree_kernel
-from c2t_kernels.tree_layout.reference import ORDERS
 from tests.support.kernels.configuration import Configuration
 
 
-def _tree(name: str, slots: int, bucket: int, order: str) -> Configuration:
+def _tree(name: str, slots: int, bucket: int) -> Configuration:
     words = ("p_draft_tokens", "p_positions", "p_retrieve_index", "p_next_token", "p_next_sibling")
-    blocks = _blocks(slots, bucket, order)
+    blocks = _blocks(slots, bucket)
     signature = {
         **{"p_parent_ids": "*i32", "p_keep": "*u8", "p_token_ids": "*i64", "p_root_tokens": "*i64"},
         **{"p_prefix_lens": "*i64", "p_scratch": "*i32"},
@@ -22,9 +21,9 @@ def _tree(name: str, slots: int, bucket: int, order: str) -> Configuration:
 
 
 CONFIGURATIONS = (
-    *(_tree(f"tree_64_{order}", 510, 64, order) for order in ORDERS),
-    _tree("tree_8", 30, 8, "insertion"),
-    _tree("tree_256_heavy_path", 1024, 256, "heavy_path"),
-    _tree("tree_512_heavy_path", 2048, 512, "heavy_path"),
-    _tree("tree_1024_heavy_path", 4096, 1024, "heavy_path"),
+    _tree("tree_8", 30, 8),
+    _tree("tree_64", 510, 64),
+    _tree("tree_256", 1024, 256),
+    _tree("tree_512", 2048, 512),
+    _tree("tree_1024", 4096, 1024),
 )
