@@ -41,7 +41,8 @@ SELF_CHECKS = (AUTO, ON, STRICT, OFF)
 POLICIES = ("c2t", "prob", "eagle2", "dyspec", "entropy", "static")
 PRECISIONS = ("coarse", "exact")
 CALIBRATE = "calibrate"
-LEARNING = (AUTO, CALIBRATE, OFF)
+NETWORK = "network"
+LEARNING = (AUTO, CALIBRATE, NETWORK, OFF)
 # The policies that cut below beta.
 THRESHOLDS = ("c2t", "prob")
 

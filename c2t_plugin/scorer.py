@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -88,6 +88,10 @@ class ChainScorer(DraftScorer):
         self._state = ChainState.create(rows, max_depth, device)
         self._step = 0
         self._batch = 0
+
+    def take(self, parameters: Sequence[Tensor]) -> None:
+        """Score by these from the next draft on; see ScoringNetwork.take."""
+        self.network.take(parameters)
 
     def write_seed(self, slots: Tensor, logits: Tensor) -> None:
         """Keep the statistics of the first token of each request's next draft.

@@ -6,9 +6,10 @@
 The recorded states of some prompts are served in their order, 8 prompts at a time, each from state to state as its
 chains are accepted; when all have been served they are again, from another state. The planner's calibration starts from
 classifiers of other pairs, from the draft's own probabilities ("nothing") and from one that was fitted offline on the
-very pair. vLLM's estimator reads the same stream. At some numbers of states both stand still and judge the recorded
-chains of other prompts: nats per draft token, AUC, verified draft tokens at the accept lengths of static chains over
-those of the static chains, and the output tokens per second that a planner gets with these chances on a GPU's data
+very pair; from each classifier once more with its network learnt too ("network"), trained between two states. vLLM's
+estimator reads the same stream. At some numbers of states both stand still and judge the recorded chains of other
+prompts: nats per draft token, AUC, verified draft tokens at the accept lengths of static chains over those of the
+static chains, and the output tokens per second that a planner gets with these chances on a GPU's data
 sheet. A poisoned stream says the contrary in every tenth prompt.
 """
 
@@ -32,13 +33,15 @@ from benchmarks.simulation.roofline import GPUS, MODELS, Machine, draft_of
 from benchmarks.simulation.setting import Setting
 from benchmarks.simulation.steps import planned, serve
 from benchmarks.simulation.vllm_rival import LEAST
-from c2t_plugin.classifier import load_classifier
+from c2t_plugin.classifier import NodeClassifier, load_classifier
+from c2t_plugin.config import NETWORK
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.rivals import OnlineLogistic
 from c2t_plugin.lab.sweeps import truncate
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.planner.budget import falling
 from c2t_plugin.planner.calibration import Calibration
+from c2t_plugin.planner.network_learner import NetworkLearner
 from c2t_plugin.provenance import RunRecord
 from c2t_plugin.traces.file import Traces, load_traces
 from c2t_plugin.traces.forest import Forest
@@ -134,6 +137,22 @@ def learnt(
         yield judge.figures(falling(calibration(confidence[1], chains[1].log_prob)))
 
 
+def retrained(
+    classifier: NodeClassifier, chains: tuple[Forest, Forest], outcome: Tensor, order: list[int], judge: Judge
+) -> Iterator[dict[str, float]]:
+    """The same where the network is learnt too: `--speculative-c2t-learn network`."""
+    learner, whole = NetworkLearner(classifier, D_MAX, background=False), torch.tensor([D_MAX])
+    served, judged = (torch.stack([each.log_prob, each.entropy, each.margin], dim=-1) for each in chains)
+    for before, mark in zip((0, *MARKS), MARKS, strict=False):
+        for start in range(before, mark, CONCURRENT):
+            rows = order[start : min(mark, start + CONCURRENT)]
+            learner.observe(served[rows], whole.expand(len(rows)), outcome[rows])
+            learner.train()
+            learner.settle()
+        found = judge.figures(falling(learner(learner.confidence(judged), chains[1].log_prob)))
+        yield {**found, "networks": learner.swaps, "networks_discarded": learner.discarded}
+
+
 def rival(chains: tuple[Forest, Forest], outcome: Tensor, order: list[int], judge: Judge) -> Iterator[dict[str, float]]:
     """The same of vLLM's estimator, which fits after every 100 drafts of one request at a time."""
     model, done = OnlineLogistic(D_MAX), 0
@@ -163,6 +182,8 @@ def rows_of(options: argparse.Namespace, record: Mapping[str, Any]) -> Iterator[
     contrary = torch.where(stream.prompt % POISONED == 0, D_MAX - true, true)
     for poisoned, outcome in ((0, true), (1, contrary)):
         found = {f"from {name}": learnt(each, chains, outcome, order, judge) for name, each in sure.items()}
+        for name, each in classifiers.items():
+            found[f"from {name}, {NETWORK}"] = retrained(each, chains, outcome, order, judge)
         found[RIVAL] = rival(chains, outcome, order, judge)
         for arm, figures in found.items():
             for mark, metrics in zip(MARKS, figures, strict=True):

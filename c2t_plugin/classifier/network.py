@@ -45,7 +45,8 @@ class NodeClassifier(nn.Module):
         return counted_features(self.spec.features, stats, self.spec.depth_origin)
 
     def network(self, device: torch.device | str) -> ScoringNetwork:
-        """This classifier as the kernels take it, on that device. Raises ClassifierError if it is too wide for them."""
+        """A copy of this classifier as the kernels take it, on that device. Raises ClassifierError if that is too
+        wide."""
         if self.spec.hidden > MAX_HIDDEN:
             raise ClassifierError(
                 f"the classifier has {self.spec.hidden} hidden units, an engine takes at most {MAX_HIDDEN}: "
@@ -53,7 +54,7 @@ class NodeClassifier(nn.Module):
             )
 
         def as_tensor(weight: Tensor) -> Tensor:
-            return weight.detach().float().contiguous().to(device)
+            return weight.detach().float().contiguous().to(device, copy=True)
 
         return ScoringNetwork(
             self.spec.features,

@@ -14,6 +14,8 @@ GAUGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("learnt_slope", "What the confidences' logits are multiplied by.", ()),
     ("learnt_own", "What the draft's own logits are multiplied by.", ()),
     ("learnt_offset", "What is added to them, by depth.", ("depth",)),
+    ("learnt_networks", "Networks that were learnt and put in force.", ()),
+    ("learnt_networks_discarded", "Networks that were learnt, predicted worse, and were thrown away.", ()),
     ("expected_nll", "Nats per draft token between expected and actual acceptance.", ("by",)),
     ("expected_auc", "Chance that an accepted draft token was expected to be likelier than a rejected one.", ("by",)),
     ("expected_acceptance", "Expected share of verified draft tokens that is accepted.", ("by", "depth")),
@@ -30,6 +32,9 @@ def figures(state: dict[str, Any]) -> Iterator[tuple[str, float, dict[str, str]]
     yield "learnt_discarded", learnt["discarded"], {}
     yield "learnt_slope", learnt["slope"], {}
     yield "learnt_own", learnt["own"], {}
+    if network := learnt.get("network"):
+        yield "learnt_networks", network["swaps"], {}
+        yield "learnt_networks_discarded", network["discarded"], {}
     for depth, (offset, here) in enumerate(zip(learnt["offsets"], learnt["depths"], strict=True), 1):
         yield "learnt_offset", offset, {"depth": str(depth)}
         if here["tokens"]:

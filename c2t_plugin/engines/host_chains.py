@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,9 +21,13 @@ class HostChainScorer(ChainScorer):
         """how: as ChainScorer takes it; the device is the CPU."""
         super().__init__(classifier, **how)
         self._host_stats = HostStatistics(how["rows"], classifier.spec.top_m)
-        self._host_network = HostNetwork(classifier, how["max_depth"])
+        self._host_network = HostNetwork(self.network, how["max_depth"])
         # views: what is written here is read there
         self._joint, self._path, self._confidence = (each.numpy() for each in self._state)
+
+    def take(self, parameters: Sequence[Tensor]) -> None:
+        super().take(parameters)
+        self._host_network = HostNetwork(self.network, self.d_max)
 
     def _statistics_of(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         stats = self._host_stats(logits)

@@ -6,17 +6,18 @@ to score it, and 60 us a row to find the M largest of 8,192 logits; numpy takes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from c2t_kernels.network import MIN_LOG_PROB
+from c2t_kernels.network import ScoringNetwork
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.limits import RequestLimits
+from c2t_plugin.planner.features import VALUES, PathNode
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # Its negative's exp is 0 as float32, and 0 times it is 0, where 0 times inf would be NaN.
@@ -35,49 +36,23 @@ class HostStats(NamedTuple):
     margin: Array
 
 
-class PathNode(NamedTuple):
-    """A chain's newest tokens, (rows,) float32 each; their rank is 0, and all have the same depth."""
-
-    joint_log_prob: Array
-    path_entropy: Array
-    log_prob: Array
-    entropy: Array
-    margin: Array
-
-
-# The twin of c2t_kernels.network.TABLE for a token of rank 0; None: the same for all rows.
-VALUES: dict[str, Callable[[PathNode], Array] | None] = {
-    "joint_prob": lambda node: np.exp(node.joint_log_prob),
-    "joint_log_prob": lambda node: np.maximum(node.joint_log_prob, MIN_LOG_PROB),
-    "entropy": lambda node: node.entropy,
-    "depth": None,
-    "prob": lambda node: np.exp(node.log_prob),
-    "log_prob": lambda node: np.maximum(node.log_prob, MIN_LOG_PROB),
-    "rank": None,
-    "margin": lambda node: np.minimum(node.margin, -MIN_LOG_PROB),
-    "path_entropy": lambda node: node.path_entropy,
-    "sibling_log_prob": lambda node: -np.log1p(np.exp(-node.margin)),
-}
-
-
 class HostNetwork:
     """The classifier for chains: scale and shift folded into its weights, and what depth and rank add into its bias."""
 
-    def __init__(self, classifier: NodeClassifier, max_depth: int) -> None:
-        spec, network = classifier.spec, classifier.network("cpu")
+    def __init__(self, network: ScoringNetwork, max_depth: int) -> None:
         shift, scale, weight, bias = (
             each.double().numpy() for each in (network.shift, network.scale, network.hidden_weight, network.hidden_bias)
         )
         folded = weight / scale
-        constants = np.zeros((max_depth, len(spec.features)))
-        if "depth" in spec.features:
-            constants[:, spec.features.index("depth")] = np.arange(max_depth) + spec.depth_origin
+        constants = np.zeros((max_depth, len(network.features)))
+        if "depth" in network.features:
+            constants[:, network.features.index("depth")] = np.arange(max_depth) + network.depth_origin
         # of depth i + 1
         self._bias = ((constants - shift) @ folded.T + bias).astype(np.float32)
-        known = [(place, VALUES[name]) for place, name in enumerate(spec.features)]
+        known = [(place, VALUES[name]) for place, name in enumerate(network.features)]
         self._values = [value for _, value in known if value is not None]
         self._weight = folded.T[[place for place, value in known if value is not None]].astype(np.float32)
-        self._out, self._out_bias = network.out_weight.numpy(), network.out_bias.numpy()
+        self._out, self._out_bias = network.out_weight.numpy().copy(), network.out_bias.numpy().copy()
 
     def confidence(self, node: PathNode, column: int) -> Array:
         """(rows,) float32 of tokens at depth column + 1."""
@@ -175,7 +150,8 @@ class HostScorer(RequestLimits):
         self._rows = torch.arange(rows)
         self.non_finite = 0
         self._statistics = HostStatistics(rows, classifier.spec.top_m)
-        self._network = HostNetwork(classifier, max_depth)
+        self.network = classifier.network("cpu")
+        self._network = HostNetwork(self.network, max_depth)
         self._joint, self._path = np.zeros((2, rows), dtype=np.float32)
         self._confidence = np.full((rows, max_depth), np.nan, dtype=np.float32)
         self._log_prob = np.full((rows, max_depth), np.nan, dtype=np.float32)
@@ -187,6 +163,11 @@ class HostScorer(RequestLimits):
     def forget(self) -> None:
         """Count what has no confidence from here."""
         self.non_finite = 0
+
+    def take(self, parameters: Sequence[Tensor]) -> None:
+        """Score by these from the next draft on; see ScoringNetwork.take."""
+        self.network.take(parameters)
+        self._network = HostNetwork(self.network, self.d_max)
 
     def limit(self, betas: Sequence[float | None], depths: Sequence[int | None]) -> bool:
         """To be called before each draft: what its requests have set for themselves, None where nothing. Returns

@@ -10,24 +10,27 @@ import hashlib
 import itertools
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from c2t_kernels.network import MAX_HIDDEN
 from c2t_plugin.classifier import NodeClassifier, load_classifier, save_classifier
 from c2t_plugin.errors import ClassifierError
 from c2t_plugin.planner.learnt import Learnt
+from c2t_plugin.planner.network import Network
 from c2t_plugin.request_options import is_number, shown
 from c2t_plugin.weights import same
 
 logger = logging.getLogger(__name__)
 
 KEY, VERSION = "learned", 1
+FROM, NETWORK = "network_from", "network"
 DEPTH = "depth"
 # Of slopes, offsets and their number: what lies beyond was not learnt.
 LARGEST, DEEPEST = 100.0, 64
@@ -38,18 +41,25 @@ LAST_S = 10.0
 class LearnedFile:
     """Written whole, by a thread, when it is told of something new. No failure reaches who tells it."""
 
-    def __init__(self, path: Path, classifier: NodeClassifier, pair: Mapping[str, Any]) -> None:
-        """classifier: what the server serves with. pair: what it serves, see learning.pair_of."""
+    def __init__(
+        self,
+        path: Path,
+        classifier: NodeClassifier,
+        pair: Mapping[str, Any],
+        network: Callable[[], Network] | None = None,
+    ) -> None:
+        """classifier: what the server began with. pair: what it serves, see learning.pair_of. network: the one in
+        force, where that is learnt too."""
         self.path = path
         self.failed = 0
-        self._classifier, self._pair = classifier, pair
+        self._classifier, self._pair, self._network = classifier, pair, network
         self._thread: threading.Thread | None = None
         self._seen = 0
 
     def keep(self, state: Mapping[str, Any]) -> None:
         """Write what a planner has learnt, if the time before has come to its end. state: see StepPlanner.state."""
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._write, args=(state["learnt"],), daemon=True)
+            self._thread = threading.Thread(target=self._write, args=(state["learnt"], self._now()), daemon=True)
             self._thread.start()
 
     def close(self, state: Mapping[str, Any]) -> None:
@@ -57,11 +67,15 @@ class LearnedFile:
         if self._thread is not None:
             self._thread.join(LAST_S)
         if state["learnt"]["seen"] != self._seen:
-            self._write(state["learnt"])
+            self._write(state["learnt"], self._now())
 
-    def _write(self, learnt: Mapping[str, Any]) -> None:
+    def _now(self) -> Network | None:
+        """The network that a state is over; it is replaced, never changed."""
+        return None if self._network is None else self._network()
+
+    def _write(self, learnt: Mapping[str, Any], network: Network | None) -> None:
         try:
-            save_classifier(with_learnt(self._classifier, learnt, self._pair), self.path)
+            save_classifier(with_learnt(self._classifier, learnt, self._pair, network), self.path)
             self._seen = learnt["seen"]
         except Exception as error:  # a server that cannot write what it learnt serves on
             self.failed += 1
@@ -69,17 +83,28 @@ class LearnedFile:
                 logger.error("C2T: what was learnt cannot be written to %s: %s", self.path, error)
 
 
-def with_learnt(classifier: NodeClassifier, learnt: Mapping[str, Any], pair: Mapping[str, Any]) -> NodeClassifier:
-    """A copy whose confidences are those that were learnt, of this pair. learnt: see Calibration.state."""
+def with_learnt(
+    classifier: NodeClassifier, learnt: Mapping[str, Any], pair: Mapping[str, Any], network: Network | None = None
+) -> NodeClassifier:
+    """A copy whose confidences are those that were learnt, of this pair. learnt: see Calibration.state. network: what
+    the classifier's own was trained into, if it was."""
     slope, offsets = learnt["joint"]["slope"], learnt["joint"]["offsets"]
-    found = folded(classifier, slope, offsets)
+    over = classifier if network is None else with_network(classifier, network)
+    found = folded(over, slope, offsets)
     spec = found.spec
-    record = {
+    record: dict[str, Any] = {
         "version": VERSION,
-        "over": digest(classifier),
+        "over": digest(over),
         "utc": datetime.now(UTC).isoformat(timespec="seconds"),
         **{name: learnt[name] for name in ("slope", "own", "offsets", "joint", "seen", "nll", "auc", "applied")},
     }
+    if network is not None:
+        # folded there is no way back to it
+        record |= {
+            FROM: digest(classifier),
+            NETWORK: [each.tolist() for each in network],
+            "networks": learnt["network"],
+        }
     beta, shift = spec.suggested_beta, sum(offsets) / len(offsets)
     if 0.0 < beta < 1.0:
         beta = float(torch.sigmoid(torch.logit(torch.tensor(beta, dtype=torch.float64)) * slope + shift))
@@ -114,6 +139,33 @@ def folded(classifier: NodeClassifier, slope: float, offsets: Sequence[float]) -
     found = NodeClassifier(replace(spec, hidden=len(state["hidden.bias"])))
     found.load_state_dict(state)
     return found.eval().requires_grad_(False)
+
+
+def with_network(classifier: NodeClassifier, network: Network) -> NodeClassifier:
+    """A copy with these parameters."""
+    found = NodeClassifier(classifier.spec)
+    hidden_weight, hidden_bias, out_weight, out_bias = (torch.from_numpy(each).clone() for each in network)
+    state = {"hidden.weight": hidden_weight, "hidden.bias": hidden_bias}
+    found.load_state_dict({**state, "out.weight": out_weight[None], "out.bias": out_bias})
+    return found.eval().requires_grad_(False)
+
+
+def with_network_of(path: Path, classifier: NodeClassifier) -> NodeClassifier:
+    """What `read` takes as the classifier where the network is learnt: with the one of this file, if that was trained
+    from this classifier. Raises ClassifierError for a network that is none."""
+    record: Any = load_classifier(path).spec.training.get(KEY)
+    if not isinstance(record, Mapping) or record.get(FROM) != digest(classifier):
+        return classifier
+    now = Network.of(classifier)
+    try:
+        parameters = [np.array(each, dtype=np.float32) for each in record[NETWORK]]
+        good = [each.shape for each in parameters] == [each.shape for each in now]
+        good = good and all(bool(np.isfinite(each).all()) for each in parameters)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        good = False
+    if not good:
+        raise ClassifierError(f"{path} holds no network of this classifier's shape; name another file, or remove it")
+    return with_network(classifier, Network(*parameters))
 
 
 def read(path: Path, classifier: NodeClassifier, pair: Mapping[str, Any], d_max: int) -> Learnt:

@@ -7,15 +7,21 @@ import logging
 import os.path
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.config import AUTO, OFF, C2TConfig
+from c2t_plugin.config import AUTO, CALIBRATE, NETWORK, OFF, C2TConfig
 from c2t_plugin.engines.checkpoints import SHIPPED_DRAFTS, fetch, read_config
 from c2t_plugin.errors import C2TError, ConfigError
 from c2t_plugin.planner.calibration import Calibration
+from c2t_plugin.planner.learnt import Learnt
 from c2t_plugin.planner.step_planner import StepPlanner
 from c2t_plugin.weights import fingerprint, known, same
+
+if TYPE_CHECKING:
+    from c2t_plugin.planner.network_learner import NetworkLearner
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +38,7 @@ def check(config: C2TConfig, classifier: NodeClassifier, pair: Callable[[], dict
     check_file(path)
     # weights that have yet to be fetched are told apart when they are there
     if os.path.exists(path) and known(pair()):
-        from c2t_plugin.engines.learned import read
-
-        read(path, classifier, pair(), 1)
+        _earlier(config, classifier, pair, 1)
 
 
 def pair_of(base: str, target: tuple[str, str | None], draft: tuple[str | None, str | None]) -> dict[str, Any]:
@@ -69,20 +73,62 @@ def calibration(
 
     Raises C2TError for a file of what another server has learnt that is no good here.
     """
-    learned, start = config.learned, None
     if config.learn == OFF:
         return None
-    if learned is not None and os.path.exists(learned):
-        from c2t_plugin.engines.learned import read
-
-        start = read(Path(learned), classifier, pair(), d_max)
-        logger.info("C2T: goes on with what was learnt from %d draft tokens, from %s", start.seen, learned)
+    _, start = _earlier(config, classifier, pair, d_max)
     applies = config.learn != AUTO or not same(classifier.spec.pair, pair())
     if not applies:
         logger.info(
             "C2T: the classifier was fitted on this very pair: what is accepted is watched, used if it predicts better"
         )
     return Calibration(d_max, applies=applies, start=start)
+
+
+def unfit(device: torch.device, *, alone: bool) -> str | None:
+    """Why a server does not learn the network itself; None: it can. alone: it is one rank."""
+    if not alone:
+        return "several ranks would train networks of their own"
+    return None if device.type == "cpu" else f"it was never tried on {device.type}, only on the CPU engine"
+
+
+def warn_unless_trained(config: C2TConfig, reason: str | None) -> None:
+    """Say in one line that the network is not learnt though that was asked for. reason: see `unfit`."""
+    if config.learn == NETWORK and not config.plans_chains:
+        logger.warning("C2T: learn %s is for a planner of chains, and there is none: nothing is learnt", NETWORK)
+    elif config.learn == NETWORK and reason is not None:
+        logger.warning("C2T: learn %s is %s here, what confidences mean: %s", NETWORK, CALIBRATE, reason)
+
+
+def trains(config: C2TConfig, device: torch.device, *, alone: bool) -> bool:
+    """Whether the network itself is learnt."""
+    return config.learn == NETWORK and config.plans_chains and unfit(device, alone=alone) is None
+
+
+def network(
+    config: C2TConfig, classifier: NodeClassifier, d_max: int, pair: Callable[[], dict[str, Any]]
+) -> NetworkLearner:
+    """As `calibration`, of one that learns the network too."""
+    from c2t_plugin.planner.network import Network
+    from c2t_plugin.planner.network_learner import NetworkLearner
+
+    begun, start = _earlier(config, classifier, pair, d_max)
+    return NetworkLearner(classifier, d_max, start=start, network=Network.of(begun))
+
+
+def _earlier(
+    config: C2TConfig, classifier: NodeClassifier, pair: Callable[[], dict[str, Any]], d_max: int
+) -> tuple[NodeClassifier, Learnt | None]:
+    """What an earlier server learnt, over which classifier: of `learned`, if it is there. Raises ClassifierError for a
+    file that is no good here."""
+    path = None if config.learned is None else Path(config.learned)
+    if path is None or not os.path.exists(path):
+        return classifier, None
+    from c2t_plugin.engines.learned import read, with_network_of
+
+    over = with_network_of(path, classifier) if config.learn == NETWORK else classifier
+    start = read(path, over, pair(), d_max)
+    logger.info("C2T: goes on with what was learnt from %d draft tokens, from %s", start.seen, path)
+    return over, start
 
 
 def report(
@@ -93,7 +139,8 @@ def report(
     if learned is not None:
         from c2t_plugin.engines.learned import LearnedFile
 
-        file = LearnedFile(Path(learned), classifier, pair())
+        network = planner.network
+        file = LearnedFile(Path(learned), classifier, pair(), None if network is None else lambda: network.network)
         planner.listeners.append(file.keep)
         atexit.register(lambda: file.close(planner.state()))
 
@@ -111,3 +158,9 @@ def tell(state: dict[str, Any]) -> None:
         ", ".join(f"{each:+.2f}" for each in learnt["offsets"]),
         learnt["discarded"],
     )
+    if network := learnt.get("network"):
+        logger.info(
+            "C2T: learnt networks: %d put in force, %d thrown away; the last trial gained %s nats a draft",
+            *(network["swaps"], network["discarded"]),
+            "?" if network["gain"] is None else f"{network['gain']:+.4f}",
+        )

@@ -66,11 +66,13 @@ class Calibration:
         # a row per draft: see `_features`; what was expected of it by the classifier and by what was learnt until then
         self._features = torch.zeros((WINDOW, d_max, 2), dtype=torch.float64)
         self._expected = torch.zeros((2, WINDOW, d_max), dtype=torch.float64)
+        # whichever of the two was applied
+        self._foretold = torch.zeros((WINDOW, d_max), dtype=torch.float64)
         # of each draft's tokens, whether it has a confidence and was verified, and how many were accepted
         self._known = torch.zeros((WINDOW, d_max), dtype=torch.bool)
         self._accepted = torch.zeros(WINDOW, dtype=torch.int64)
         # the same memory, written to in every step, which on so few numbers torch takes three times as long for
-        window = (self._features, self._expected, self._known, self._accepted)
+        window = (self._features, self._expected, self._foretold, self._known, self._accepted)
         self._written = tuple(each.numpy() for each in window)
         # whose drafts are in the window, in their order
         self._held: Counter[Hashable] = Counter()
@@ -101,24 +103,25 @@ class Calibration:
         accepted: Tensor,
         owners: Sequence[Hashable] = (),
         log_prob: Tensor | None = None,
-    ) -> None:
+    ) -> list[int]:
         """The outcome of a step. confidence, log_prob: (requests, drafted), as they were. verified, accepted:
         (requests,) int64 draft tokens of each. owners: which request each is; without them none has a share that it
-        may not pass."""
+        may not pass. Returns the rows of those that were taken."""
         depths = confidence.shape[1]
         known = (np.arange(depths) < verified.numpy()[:, None]) & np.isfinite(confidence.numpy())
         rows = known.any(1).nonzero()[0].tolist()
         rows = [row for row in rows if not owners or self._held[owners[row]] < MOST_OF_ONE]
         if not rows:
-            return
+            return []
         for row in rows if owners else ():
             self._enter(owners[row])
         features, known = features_of(confidence, log_prob)[rows], known[rows]
         place = (self._count + np.arange(len(rows))) % WINDOW
-        all_features, expected, all_known, all_accepted = self._written
+        all_features, expected, foretold, all_known, all_accepted = self._written
         all_features[place, :depths] = features
         for column, each in enumerate((self._plain, self.learnt)):
             expected[column, place, :depths] = chance(each, features)
+        foretold[place] = expected[int(self.applied), place]
         all_known[place] = False
         all_known[place, :depths] = known
         all_accepted[place] = accepted.numpy()[rows]
@@ -129,6 +132,18 @@ class Calibration:
         early = self._count < WINDOW
         if self._since >= min(FIT_EVERY, max(FIRST_FIT, self._count // 4)) and (early or self._steps >= STEPS):
             self._fit()
+        return rows
+
+    def lost(self, drafts: int) -> Tensor:
+        """(drafts,) nats of the outcome of each of the newest ones, as it was foretold; no more of them than are in the
+        window."""
+        newest = (self._count - drafts + torch.arange(drafts)) % WINDOW
+        return torch.where(self._known, _nll(self._foretold, self._hits()), 0.0).sum(1)[newest]
+
+    def succeed(self, before: Calibration) -> None:
+        """Go on in the place of one that took the same drafts: counts, and whose drafts they were."""
+        self._held, self._entered = before._held, before._entered
+        self.fits, self.discarded, self.seen = before.fits + self.fits, before.discarded, before.seen
 
     def _enter(self, owner: Hashable) -> None:
         self._held[owner] += 1

@@ -21,6 +21,7 @@ from c2t_plugin.errors import C2TError
 from c2t_plugin.planner import CostCurve, OwnLimits, Planner, draft_passes, spend
 from c2t_plugin.planner.budget import falling
 from c2t_plugin.planner.ledger import Ledger
+from c2t_plugin.planner.network_learner import NetworkLearner
 from c2t_plugin.planner.pace import Pace
 from c2t_plugin.planner.planner import WHOLE_FIRST
 from c2t_plugin.planner.profile import CostProfile
@@ -58,7 +59,7 @@ class StepPlanner:
         most: int,
         device: torch.device,
         depths: Sequence[int] = (),
-        calibration: Calibration | None = None,
+        calibration: Calibration | NetworkLearner | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.active = True
@@ -162,15 +163,24 @@ class StepPlanner:
         """Whether it wants to know what became of the draft tokens."""
         return self._calibration is not None
 
+    @property
+    def network(self) -> NetworkLearner | None:
+        """What learns the classifier itself too, where that is learnt."""
+        return self._calibration if isinstance(self._calibration, NetworkLearner) else None
+
     def learn(self, sure: Tensor, verified: Tensor, accepted: Tensor, owners: Sequence[Hashable] = ()) -> None:
-        """What became of a step's drafts, on the host: see `keep`, and Calibration.observe."""
+        """What became of a step's drafts, on the host: see `keep`, and Calibration.observe. Where a network learns,
+        each token's entropy and margin stand behind its log probability: (requests, tokens, 4)."""
         if self._calibration is None:
             return
         tried = torch.arange(sure.shape[1]) < verified[:, None]
         hoped = (falling(self._meant(sure)) * tried).sum()
         self._ledger.add("tokens", len(verified) + float(hoped), len(verified) + float(accepted.sum()))
         confidence, log_prob = _confidence_of(sure)
-        self._calibration.observe(confidence, verified, accepted, owners, log_prob)
+        if isinstance(self._calibration, NetworkLearner):
+            self._calibration.observe(sure[..., 1:], verified, accepted, owners)
+        else:
+            self._calibration.observe(confidence, verified, accepted, owners, log_prob)
         when, fits = self._told
         if self._calibration.fits > fits and self._clock() >= when + TELL_EVERY_S:
             self._told = self._clock(), self._calibration.fits
@@ -185,6 +195,8 @@ class StepPlanner:
     def begin(self, requests: int, whole: bool = False, own: Sequence[OwnLimits] = ()) -> int:
         """How deep to draft, asked before each step. whole: a request of it needs all its drafts. own: see
         Planner.depth."""
+        if self.network is not None:
+            self.network.settle()
         before, self._forced = self._forced, None
         self.depth = self._steps
         if self._pace is not None:

@@ -99,7 +99,7 @@ def test_beta_inside_it(beta: object):
         ({"rows": "late"}, "rows must be one of auto, sync, lagged, got 'late'"),
         ({"rows": "lagged", "mode": "tree"}, "rows lagged clips chains: set the mode to chain, or leave rows out"),
         ({"request_settings": "some"}, "request_settings must be one of all, lower, none, got 'some'"),
-        ({"learn": "on"}, "learn must be one of auto, calibrate, off, got 'on'"),
+        ({"learn": "on"}, "learn must be one of auto, calibrate, network, off, got 'on'"),
         ({"request_tiers": "yes"}, "request_tiers must be on or off, got 'yes'"),
         ({"attention": "flash"}, "attention must be one of auto, stock, tree, got 'flash'"),
         ({"attention": "tree", "packing": "fa3"}, "attention tree is a kernel of packing triton, packing is fa3"),

@@ -83,3 +83,28 @@ def test_half_precision(both: tuple[HostChainScorer, ChainScorer]):
         scorer.step(logits_of(8, 2).half())
         scorer.drafted(2)
     assert_agree(both, 2)
+
+
+def test_another_network_is_taken_between_two_drafts(both: tuple[HostChainScorer, ChainScorer]):
+    slots = torch.arange(3)
+    before = []
+    for scorer in both:
+        draft(scorer, slots, 0)
+        before.append(scorer.confidence(3).clone())
+        mine = scorer.network
+        shapes = (mine.hidden_weight, mine.hidden_bias, mine.out_weight, mine.out_bias)
+        scorer.take([torch.full_like(each, 0.1) * (1 + place) for place, each in enumerate(shapes)])
+        draft(scorer, slots, 0)
+    assert_agree(both, 3)
+    assert not torch.allclose(before[0], both[0].confidence(3), atol=1e-3)
+
+
+def test_a_scorer_that_takes_another_network_leaves_the_classifier_as_it_is():
+    classifier = NodeClassifier(ClassifierSpec()).requires_grad_(False)
+    before = {name: value.clone() for name, value in classifier.state_dict().items()}
+    for kind in (HostChainScorer, ChainScorer):
+        scorer = kind(classifier, slots=1, rows=1, max_depth=D_MAX, beta=0.4, device="cpu")
+        network = scorer.network
+        mine = (network.hidden_weight, network.hidden_bias, network.out_weight, network.out_bias)
+        scorer.take([each + 1 for each in mine])
+    assert all(torch.equal(value, before[name]) for name, value in classifier.state_dict().items())

@@ -18,6 +18,7 @@ from c2t_plugin.engines import learned, learning
 from c2t_plugin.engines.learned import LearnedFile, folded, read, with_learnt
 from c2t_plugin.errors import C2TError, ClassifierError, ConfigError
 from c2t_plugin.planner.calibration import Calibration
+from c2t_plugin.planner.network import Network
 from c2t_plugin.planner.step_planner import StepPlanner
 from c2t_plugin.weights import fingerprint, known, same
 
@@ -228,3 +229,62 @@ def test_records_are_written_by_a_thread(classifier: NodeClassifier, tmp_path: P
     file.keep({"learnt": STATE})
     file.close({"learnt": STATE})
     assert len(wrote) == 1 and wrote[0] != "MainThread"
+
+
+RETRAINED = {**STATE, "network": {"swaps": 3, "discarded": 1}}
+
+
+def trained(classifier: NodeClassifier) -> Network:
+    return Network(*(1.5 * each for each in Network.of(classifier)))
+
+
+def goes_on(path: Path, classifier: NodeClassifier, learn: str = "network") -> Any:
+    make = learning.network if learn == "network" else learning.calibration
+    return make(config(path, learn=learn), classifier, D_MAX, lambda: PAIR)
+
+
+def test_a_network_is_kept_too_and_the_next_server_goes_on_from_it(classifier: NodeClassifier, tmp_path: Path):
+    path, network = tmp_path / "learned.safetensors", trained(classifier)
+    file = LearnedFile(path, classifier, PAIR, lambda: network)
+    file.keep({"learnt": RETRAINED})
+    file.close({"learnt": RETRAINED})
+    assert file.failed == 0
+    kept = load_classifier(path)
+    assert kept.spec.training["learned"]["networks"]["swaps"] == 3
+    chain = torch.rand(50, len(kept.spec.features)) * 3
+    expected = folded(learned.with_network(classifier, network), SLOPE, OFFSETS)
+    assert torch.allclose(kept(chain), expected(chain), atol=1e-4)
+    learner = goes_on(path, classifier)
+    for found, mine in zip(learner.network, network, strict=True):
+        assert (found == mine).all()
+    # the prior is still the classifier
+    assert (learner._prior.out_weight == Network.of(classifier).out_weight).all()
+    assert (learner.calibration.learnt.slope, learner.calibration.seen) == (0.3, 12_345)
+    # one that calibrates alone has another classifier
+    with pytest.raises(ClassifierError, match="over another classifier"):
+        goes_on(path, classifier, "calibrate")
+    # where no network was learnt, that one goes on from what confidences mean
+    written(path, classifier)
+    assert (goes_on(path, classifier).network.out_weight == Network.of(classifier).out_weight).all()
+    assert goes_on(path, classifier).calibration.learnt.slope == 0.3
+
+
+@pytest.mark.parametrize("network", [None, [], [[1.0]] * 4, "flat", [[[float("nan")]]] * 4])
+def test_a_damaged_network_is_refused_in_a_line(classifier: NodeClassifier, tmp_path: Path, network: Any):
+    path = tmp_path / "learned.safetensors"
+    written(path, classifier, network_from=learned.digest(classifier), network=network)
+    with pytest.raises(ClassifierError, match="holds no network of this classifier's shape") as refusal:
+        goes_on(path, classifier)
+    assert "\n" not in str(refusal.value)
+    with pytest.raises(ClassifierError, match="holds no network"):
+        learning.check(config(path, learn="network"), classifier, lambda: PAIR)
+
+
+def test_the_file_of_a_network_that_began_from_another_classifier_is_refused(
+    classifier: NodeClassifier, tmp_path: Path
+):
+    other = learned.with_network(classifier, trained(classifier))
+    path = tmp_path / "learned.safetensors"
+    save_classifier(with_learnt(other, RETRAINED, PAIR, trained(other)), path)
+    with pytest.raises(ClassifierError, match="over another classifier"):
+        goes_on(path, classifier)

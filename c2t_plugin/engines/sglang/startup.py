@@ -9,10 +9,11 @@ import os.path
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from sglang.srt.environ import envs
 
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.config import AUTO, LAGGED, LOWER, OFF, ON, STRICT, THRESHOLDS, C2TConfig
+from c2t_plugin.config import AUTO, LAGGED, LOWER, NETWORK, OFF, ON, STRICT, THRESHOLDS, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier, warn_of_kind
 from c2t_plugin.engines.sglang import args
 from c2t_plugin.engines.sglang.checkpoints import classifier_kind, draft_revision
@@ -24,6 +25,8 @@ from c2t_plugin.planner.step_planner import StepPlanner
 
 if TYPE_CHECKING:
     from c2t_plugin.engines.sglang.parts import Scorer
+    from c2t_plugin.planner.network import Network
+    from c2t_plugin.planner.network_learner import NetworkLearner
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +43,10 @@ def prepare(
     *,
     most: int,
     leads: bool,
+    alone: bool = True,
 ) -> Parts:
-    """For one rank; `leads`: it reports and records. most: how many draft tokens of a request can be verified."""
+    """For one rank; `leads`: it reports and records; `alone`: it is the only one. most: how many draft tokens of a
+    request can be verified."""
     config = args.config_of(server_args)
     draft = server_args.speculative_draft_model_path
     kind = classifier_kind(base, draft, server_args.model_path)
@@ -92,8 +97,14 @@ def prepare(
     _log(configuration, scorer.shape)
     if leads and envs.SGLANG_RUST_SERVER.get():
         logger.warning("C2T: %s", _RUST)
+    if config.learn == NETWORK and leads:
+        from c2t_plugin.engines import learning
+
+        learning.warn_unless_trained(config, learning.unfit(scorer.beta.device, alone=alone))
     planner = (
-        _planner(server_args, base, config, scorer, classifier, most=most, leads=leads) if config.planned else None
+        _planner(server_args, base, config, scorer, classifier, most=most, leads=leads, alone=alone)
+        if config.planned
+        else None
     )
     if planner is not None and planner.learns and exporter is not None:
         planner.listeners.append(functools.partial(publish_learnt, exporter))
@@ -166,6 +177,7 @@ def _planner(
     *,
     most: int,
     leads: bool,
+    alone: bool,
 ) -> StepPlanner:
     learns = config.learn != OFF and config.mode == "chain"
     if learns and getattr(server_args, "enable_deterministic_inference", False):
@@ -187,12 +199,26 @@ def _planner(
     from c2t_plugin.engines import learning
 
     pair = pair_of(server_args, base)
-    planner = StepPlanner(
-        curve, path, **shape, calibration=learning.calibration(config, classifier, scorer.d_max, pair)
-    )
+    if learning.trains(config, scorer.beta.device, alone=alone):
+        network = learning.network(config, classifier, scorer.d_max, pair)
+        planner = StepPlanner(curve, path, **shape, calibration=network)
+        _follow(scorer, network)
+    else:
+        found = learning.calibration(config, classifier, scorer.d_max, pair)
+        planner = StepPlanner(curve, path, **shape, calibration=found)
     if leads:
         learning.report(planner, config.learned, classifier, pair)
     return planner
+
+
+def _follow(scorer: Scorer, learner: NetworkLearner) -> None:
+    """Have chains scored by the network in force, now and later."""
+
+    def take(network: Network) -> None:
+        scorer.take([torch.from_numpy(each) for each in network])  # type: ignore[union-attr]
+
+    learner.listeners.append(take)
+    take(learner.network)
 
 
 def pair_of(server_args: Any, base: str) -> Callable[[], dict[str, Any]]:

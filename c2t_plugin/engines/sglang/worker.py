@@ -176,6 +176,7 @@ class DraftMixin(_StockDraftWorker):
             functools.partial(kind.scorer_of, self),
             most=self.speculative_num_draft_tokens - 1,
             leads=ranks.leads(),
+            alone=ranks.alone(),
         )
         self.drafter = kind(self, self.c2t)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from c2t_plugin.classifier import ClassifierSpec
-from c2t_plugin.config import AUTO, NONE, OFF, OLD_NAMES, C2TConfig
+from c2t_plugin.config import AUTO, CALIBRATE, NETWORK, NONE, OFF, OLD_NAMES, C2TConfig
 from c2t_plugin.engines import learning
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier, warn_of_kind
 from c2t_plugin.engines.served_traces import check_directory
@@ -220,9 +220,9 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     _warn(path, fitted, base, probabilities=(adaptive or config.planned) and not learns)
     beta = fitted.suggested_beta if config.beta is None else config.beta
     recorded = (config.trace_dir, config.trace_share, config.trace_limit, config.trace_precision)
-    curve = None if config.curve is None else str(config.curve)
     # where drafts are scored on a GPU, requests set nothing
     on_host = worker.endswith(".CPUWorker") and not vllm_config.use_v2_model_runner
+    learning.warn_unless_trained(config, None if on_host else "vLLM needs a CPU and model runner V1 for it")
     settings = Settings(
         str(path),
         origin,
@@ -230,8 +230,8 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
         base,
         *recorded,
         planned=config.planned,
-        curve=curve,
-        learn=config.learn,
+        curve=None if config.curve is None else str(config.curve),
+        learn=CALIBRATE if config.learn == NETWORK and not on_host else config.learn,
         learned=config.learned,
         request_settings=config.request_settings if on_host else NONE,
     )

@@ -7,16 +7,19 @@ from typing import NamedTuple
 
 from c2t_plugin.engines.host_scorer import HostScorer
 from c2t_plugin.planner.ahead import VERSION, DraftEnd, Prices
+from c2t_plugin.planner.arrays import Array
 
 
 class Sent(NamedTuple):
     """What travels on vLLM's SchedulerOutput.
 
-    reading: requests of the step that are still in their prompt, whose drafts nobody takes.
+    prices: None: drafts are as deep as vLLM was told. reading: requests of the step that are still in their prompt,
+    whose drafts nobody takes. taken: parameters that drafts are scored by from here on, see ScoringNetwork.take.
     """
 
-    prices: Prices
+    prices: Prices | None
     reading: tuple[str, ...] = ()
+    taken: tuple[Array, ...] | None = None
 
 
 class Ending:
@@ -31,9 +34,11 @@ class Ending:
     def begin(self, names: Sequence[str], *, alike: bool) -> None:
         """names: of the batch's requests, by row. alike: whether none of them has limits of its own."""
         self._end.begin(None)
-        if self.sent is None or not alike or self.sent.prices.version != VERSION:
+        if self.sent is None or not alike:
             return
-        prices, reading = self.sent
+        prices, reading = self.sent.prices, self.sent.reading
+        if prices is None or prices.version != VERSION:
+            return
         self._rows = [row for row, name in enumerate(names) if name not in reading]
         if len(self._rows) == prices.requests:
             self._end.begin(prices)

@@ -9,16 +9,19 @@ from typing import Any
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from c2t_plugin.classifier import load_classifier
-from c2t_plugin.config import LOWER, C2TConfig
+from c2t_plugin.config import LOWER, NETWORK, C2TConfig
 from c2t_plugin.engines import learning
 from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.engines.vllm.behind import reads_later
 from c2t_plugin.engines.vllm.config import Settings, pair_of
 from c2t_plugin.engines.vllm.early_exit import may_leave
+from c2t_plugin.engines.vllm.ending import Sent
 from c2t_plugin.engines.vllm.metrics import CARRIER, packed
 from c2t_plugin.engines.vllm.planning import Planning, cut
 from c2t_plugin.engines.vllm.requests import OwnSettings
 from c2t_plugin.planner import CostCurve, OwnLimits
+from c2t_plugin.planner.network import Network
+from c2t_plugin.planner.network_learner import NetworkLearner
 
 
 class PlanningScheduler(Scheduler):
@@ -32,7 +35,13 @@ class PlanningScheduler(Scheduler):
         curve = CostCurve.load(path) if path is not None and path.exists() else None
         own = C2TConfig(learn=settings.learn, learned=settings.learned)
         classifier, pair = load_classifier(settings.classifier), pair_of(self.vllm_config, settings.base)
-        found = learning.calibration(own, classifier, self.num_spec_tokens, pair)
+        begin = learning.network if settings.learn == NETWORK else learning.calibration
+        found = begin(own, classifier, self.num_spec_tokens, pair)
+        # of a network that is to be in force, until workers are sent it
+        self._taken: Network | None = None
+        if isinstance(found, NetworkLearner):
+            found.listeners.append(self._take)
+            self._take(found.network)
         ends, skips = may_leave(self.vllm_config), reads_later(self.vllm_config)
         self.planning = Planning(curve, path, self.num_spec_tokens, calibration=found, ends=ends, skips=skips)
         self.planning.own = self._limits
@@ -54,9 +63,15 @@ class PlanningScheduler(Scheduler):
         names = output.num_scheduled_tokens
         reading = [name for name in names if self.requests[name].is_prefill_chunk]
         sent = self.planning.sent(len(names) - len(reading), reading)
+        if self._taken is not None:
+            sent = (sent or Sent(None))._replace(taken=tuple(self._taken))
+            self._taken = None
         if sent is not None:
             setattr(output, ATTRIBUTE, sent)
         return output
+
+    def _take(self, network: Network) -> None:
+        self._taken = network
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         drafts = scheduler_output.scheduled_spec_decode_tokens

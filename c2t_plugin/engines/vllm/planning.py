@@ -21,6 +21,7 @@ from c2t_plugin.planner import CostCurve, OwnLimits, draft_passes, switched_dept
 from c2t_plugin.planner.ahead import DraftEnd
 from c2t_plugin.planner.arrays import Array
 from c2t_plugin.planner.calibration import Calibration
+from c2t_plugin.planner.network_learner import NetworkLearner
 from c2t_plugin.planner.step_planner import StepPlanner
 
 
@@ -29,19 +30,26 @@ class Drafted(NamedTuple):
 
     confidence: of each request its tokens', in the order of the drafts; NaN where it is not known. extend_s: seconds
     until the first token. seconds: of the whole draft. log_prob: as confidence, the logarithm of the draft's own
-    probability of each; nothing where that is not known.
+    probability of each; nothing where that is not known. stats: of each request its tokens' entropies and margins,
+    where a network learns.
     """
 
     confidence: list[list[float]]
     extend_s: float
     seconds: float
     log_prob: Sequence[list[float]] = ()
+    stats: Sequence[list[list[float]]] = ()
 
-    def sure(self) -> Array:
-        """(requests, tokens, 2) float32 of both, NaN where they are not known."""
+    def sure(self, stats: bool = False) -> Array:
+        """(requests, tokens, 2) float32 of both, NaN where they are not known; with `stats` behind them (.., 4)."""
         confidence, log_prob = (np.array(each, dtype=np.float32) for each in (self.confidence, self.log_prob))
-        known = log_prob.shape == confidence.shape
-        return np.stack([confidence, log_prob if known else np.full_like(confidence, np.nan)], axis=-1)
+        found = np.full((*confidence.shape, 4 if stats else 2), np.nan, dtype=np.float32)
+        found[..., 0] = confidence
+        if log_prob.shape == confidence.shape:
+            found[..., 1] = log_prob
+        if stats and (others := np.array(self.stats, dtype=np.float32)).shape == (*confidence.shape, 2):
+            found[..., 2:] = others
+        return found
 
 
 class Planning:
@@ -54,7 +62,7 @@ class Planning:
         d_max: int,
         clock: Callable[[], float] = time.perf_counter,
         *,
-        calibration: Calibration | None = None,
+        calibration: Calibration | NetworkLearner | None = None,
         ends: bool = False,
         skips: bool = False,
     ) -> None:
@@ -115,7 +123,7 @@ class Planning:
     def kept(self, drafted: Drafted, names: Sequence[str], lengths: Sequence[int], own: Sequence[bool]) -> list[int]:
         """How many tokens of each request's draft to verify. lengths: of the drafts; 0 of those that take none. own:
         requests that are cut by a beta of their own alone, as they have been."""
-        sure = drafted.sure()
+        sure = drafted.sure(stats=self.planner.network is not None)
         if self.planner.learns:
             # for `judged`
             self._rows, self._sure = {name: row for row, name in enumerate(names)}, sure

@@ -21,7 +21,7 @@ from vllm.v1.spec_decode.draft_model import DraftModelProposer
 from vllm.v1.spec_decode.eagle import EagleProposer
 
 from c2t_plugin.classifier import NodeClassifier, load_classifier
-from c2t_plugin.config import LOWER
+from c2t_plugin.config import LOWER, NETWORK
 from c2t_plugin.engines.host_scorer import HostScorer
 from c2t_plugin.engines.vllm.behind import Behind, Late, Plain, reads_later
 from c2t_plugin.engines.vllm.config import Settings
@@ -72,7 +72,9 @@ class _ChainMixin(_StockProposer):
             "rows": vllm_config.scheduler_config.max_num_seqs,
             "max_depth": self.speculative_config.num_speculative_tokens,
         }
-        keep_stats = settings.trace_dir is not None
+        # the scheduler's planner learns from them
+        self._tells_stats = settings.planned and settings.learn == NETWORK
+        keep_stats = settings.trace_dir is not None or self._tells_stats
         self.scorer: HostScorer | DeviceScorer = (
             HostScorer(classifier, **sizes, beta=settings.beta, keep_stats=keep_stats)
             if device.type == "cpu"
@@ -162,10 +164,12 @@ class _ChainMixin(_StockProposer):
         if self._planned:
             none: list[list[float]] = [[] for _ in found]
             confidence = self.scorer.confidence(len(found)).tolist() if self._scored else none
-            log_prob = none
+            log_prob, stats = none, []
             if self._scored and isinstance(self.scorer, HostScorer):
                 log_prob = self.scorer.log_prob(len(found)).tolist()
-            self.drafted = Drafted(confidence, self._extend_s, time.perf_counter() - self._started, log_prob)
+                if self._tells_stats and (known := self.scorer.stats(len(found))) is not None:
+                    stats = known[..., 2:].tolist()
+            self.drafted = Drafted(confidence, self._extend_s, time.perf_counter() - self._started, log_prob, stats)
         return found
 
     def _propose(self, num_speculative_tokens: int, *positional: Any, **keyword: Any) -> list[list[int]]:

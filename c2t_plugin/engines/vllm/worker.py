@@ -6,6 +6,8 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from c2t_plugin.classifier import FILE_NAME
 from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.engines.vllm.config import Settings
@@ -68,7 +70,9 @@ class WorkerMixin(_StockWorker):
         if traces is not None:
             traces.finish(scheduler_output.finished_req_ids)
         if not self.use_v2_model_runner:
-            self._drafter().ending.sent = getattr(scheduler_output, ATTRIBUTE, None)
+            sent = self._drafter().ending.sent = getattr(scheduler_output, ATTRIBUTE, None)
+            if sent is not None and sent.taken is not None:
+                self._drafter().scorer.take([torch.from_numpy(each) for each in sent.taken])
         return super().execute_model(scheduler_output, *positional, **keyword)
 
     def sample_tokens(self, grammar_output: Any) -> Any:

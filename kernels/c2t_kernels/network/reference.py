@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +55,13 @@ class ScoringNetwork:
             check_tensor(f"ScoringNetwork: {name}", value, dtype=torch.float32, shape=shape, device=self.shift.device)
             if not value.is_contiguous():
                 raise ValueError(f"ScoringNetwork: {name} must be contiguous, got strides {value.stride()}")
+
+    def take(self, parameters: Sequence[Tensor]) -> None:
+        """Have these parameters, in the buffers that captured graphs read. parameters: of the shapes of hidden_weight,
+        hidden_bias, out_weight and out_bias."""
+        mine = (self.hidden_weight, self.hidden_bias, self.out_weight, self.out_bias)
+        for buffer, value in zip(mine, parameters, strict=True):
+            buffer.copy_(value)
 
     def weights(self) -> dict[str, Tensor]:
         """All tensors by name, in the order in which the kernels take them."""

@@ -53,6 +53,15 @@ def test_the_log_has_a_line(caplog: pytest.LogCaptureFixture):
         teach(one, 3)
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith("C2T: learnt from 32 draft tokens; accepted by depth (expected) 0.")
+    # of one whose network learns too, another
+    caplog.clear()
+    state = one.state()
+    with caplog.at_level(logging.INFO):
+        for gain in (None, 0.012345):
+            state["learnt"]["network"] = {"swaps": 2, "discarded": 1, "gain": gain}
+            learning.tell(state)
+    said = "C2T: learnt networks: 2 put in force, 1 thrown away; the last trial gained"
+    assert caplog.messages[1::2] == [f"{said} ? nats a draft", f"{said} +0.0123 nats a draft"]
     # whose outcomes are all the same
     caplog.clear()
     one = planner(lambda: 0.0)
@@ -67,6 +76,7 @@ def test_every_figure_has_a_gauge_and_every_gauge_a_figure():
     teach(one, 100)
     state = one.state()
     state["came"] = {"tokens": 1.0, "seconds": 0.5}
+    state["learnt"]["network"] = {"swaps": 2, "discarded": 1}
     labels = {name: set(own) for name, _, own in figures.GAUGES}
     found = list(figures.figures(state))
     assert {name for name, _, _ in found} == set(labels)

@@ -14,6 +14,7 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 pytestmark = [pytest.mark.sglang]
 
 import huggingface_hub  # noqa: E402
+import torch  # noqa: E402
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, OfflineModeIsEnabled  # noqa: E402
 
 from benchmarks.pairs.toy import pair_dir  # noqa: E402
@@ -24,6 +25,8 @@ from c2t_plugin.engines.checkpoints import CLASSIFIERS, find_classifier, read_co
 from c2t_plugin.engines.sglang import checkpoints, startup  # noqa: E402
 from c2t_plugin.errors import ClassifierError, ConfigError, HubError  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
+from c2t_plugin.planner.network import Network  # noqa: E402
+from c2t_plugin.planner.network_learner import Trial  # noqa: E402
 from c2t_plugin.scorer import ChainScorer  # noqa: E402
 
 ANOTHER_PAIR = "this classifier was fitted on another pair; fit your own: c2t collect, then c2t fit"
@@ -42,6 +45,7 @@ def prepare(
     *,
     target_revision: str | None = None,
     leads: bool = True,
+    alone: bool = True,
     deterministic: bool = False,
     **flags: Any,
 ) -> Any:
@@ -59,7 +63,8 @@ def prepare(
     def make_scorer(classifier: NodeClassifier, beta: float, config: C2TConfig) -> ChainScorer:
         return ChainScorer(classifier, slots=8, rows=8, max_depth=4, beta=beta, device="cpu")
 
-    return startup.prepare(server_args, "EAGLE" if draft is None else "EAGLE3", make_scorer, most=4, leads=leads)
+    base = "EAGLE" if draft is None else "EAGLE3"
+    return startup.prepare(server_args, base, make_scorer, most=4, leads=leads, alone=alone)
 
 
 @pytest.fixture
@@ -236,11 +241,39 @@ def test_auto_has_one_and_says_what_it_takes_confidences_for(tmp_path: Path, cap
     assert "c2t calibrate --on chain" in caplog.text
 
 
-@pytest.mark.parametrize("learn", ["auto", "calibrate"])
+@pytest.mark.parametrize("learn", ["auto", "calibrate", "network"])
 def test_nothing_is_learnt_where_inference_is_deterministic(learn: str, caplog: pytest.LogCaptureFixture):
     made = prepare(pair_dir() / "eagle3", planner="on", learn=learn, deterministic=True)
     assert made.planner is not None and not made.planner.learns
     assert "C2T: learns nothing: enable_deterministic_inference" in caplog.text
+
+
+def test_a_network_that_is_learnt_scores_the_drafts_from_the_next_one_on():
+    made = prepare(pair_dir() / "eagle3", planner="on", learn="network")
+    learner = made.planner.network
+    mine, before = made.scorer.network.out_weight, made.scorer.network.out_weight.clone()
+    assert torch.equal(torch.from_numpy(learner.network.out_weight), before)
+    learner._settled = Trial(Network(*(2 * each for each in learner.network)), learner.calibration, 0)
+    assert torch.equal(mine, before)
+    made.planner.begin(1)
+    # in the same buffer, which a captured graph reads
+    assert torch.equal(mine, 2 * before) and made.scorer.network.out_weight is mine
+    assert made.planner.state()["learnt"]["network"]["swaps"] == 1
+
+
+def test_several_ranks_learn_no_network_and_one_line_says_so(caplog: pytest.LogCaptureFixture):
+    made = prepare(pair_dir() / "eagle3", planner="on", learn="network", alone=False)
+    assert made.planner.learns and made.planner.network is None
+    said = [record.message for record in caplog.records if "learn network" in record.message]
+    assert len(said) == 1 and "several ranks" in said[0]
+    caplog.clear()
+    prepare(pair_dir() / "eagle3", planner="on", learn="network", alone=False, leads=False)
+    assert "learn network" not in caplog.text
+
+
+def test_a_fixed_beta_learns_nothing_and_says_so(caplog: pytest.LogCaptureFixture):
+    prepare(pair_dir() / "eagle3", beta="0.5", learn="network")
+    assert caplog.text.count("learn network is for a planner of chains") == 1
 
 
 @pytest.mark.parametrize(

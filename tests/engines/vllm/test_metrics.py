@@ -100,6 +100,7 @@ LEARNT: dict[str, Any] = {
         **{"seen": 9, "discarded": 1, "slope": 1.5, "own": -0.25, "offsets": [0.25]},
         **{"nll": [0.6, 0.5], "auc": None},
         "depths": [{"tokens": 4, "accepted": 0.5, "classifier": 0.9, "learnt": 0.6}],
+        "network": {"swaps": 2, "discarded": 1},
     },
     "came": {"tokens": 1.5, "seconds": None},
 }

@@ -72,10 +72,15 @@ class Rule:
             joint *= probs[0]
             entropy = -sum(p * math.log(p) for p in probs if p > 0)
             path_entropy += entropy
-            yield self.confidence(math.log(joint), entropy, depth, path_entropy)
+            own = {"log_prob": math.log(probs[0]), "margin": math.log(probs[0] / probs[1]), "rank": 0.0}
+            yield self.confidence(math.log(joint), entropy, depth, path_entropy, **own)
 
-    def confidence(self, joint_log_prob: float, entropy: float, depth: int, path_entropy: float) -> float:
+    def confidence(
+        self, joint_log_prob: float, entropy: float, depth: int, path_entropy: float, **others: float
+    ) -> float:
+        """others: features of the same name."""
         raw = {
+            **others,
             "joint_log_prob": joint_log_prob,
             "joint_prob": math.exp(joint_log_prob),
             "entropy": entropy,

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.config import OFF, C2TConfig
+from c2t_plugin.config import NETWORK, OFF, C2TConfig
+from c2t_plugin.engines.learning import trains
 from c2t_plugin.engines.sglang import results
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.patches import DRAFT_FORWARD, PATCHES
@@ -34,7 +35,8 @@ class ChainDrafter:
         """worker: SGLang's draft worker, with its memory pools."""
         slots = worker.req_to_token_pool.req_to_token.shape[0]
         kind: type[ChainScorer] = ChainScorer
-        if torch.device(worker.device).type == "cpu":
+        device = torch.device(worker.device)
+        if device.type == "cpu":
             # what a server on a GPU does not load
             from c2t_plugin.engines.host_chains import HostChainScorer as kind
         return kind(
@@ -44,7 +46,8 @@ class ChainDrafter:
             max_depth=worker.speculative_num_steps,
             beta=beta,
             device=worker.device,
-            keep_stats=config.trace_dir is not None,
+            keep_stats=config.trace_dir is not None
+            or (config.learn == NETWORK and trains(config, device, alone=alone())),
             keep_log_prob=config.plans_chains and config.learn != OFF,
         )
 
@@ -136,9 +139,15 @@ class ChainDrafter:
 
     def _learnt_from(self, requests: int) -> Tensor | None:
         planner = self._parts.planner
-        learns = planner is not None and planner.learns
-        # the next draft overwrites what these are views of
-        return self._scorer.sure(requests).clone() if learns else None
+        if planner is None or not planner.learns:
+            return None
+        # the next draft overwrites what this is a view of
+        sure = self._scorer.sure(requests).clone()
+        if planner.network is None:
+            return sure
+        stats = self._scorer.stats(requests)
+        assert stats is not None
+        return torch.cat([sure, stats[..., 2:]], dim=-1)
 
     def _recorded(self, batch: Any, verify_input: Any) -> Drafted | None:
         """The drafts, if a request of the batch is recorded."""

@@ -1,0 +1,83 @@
+"""`c2t_learn: network` on vLLM: the scheduler learns, its workers score by what it sends them, and outputs stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
+pytestmark = [pytest.mark.vllm, pytest.mark.server]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from benchmarks.pairs import smollm2  # noqa: E402
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
+from c2t_plugin.classifier import CALIBRATED_NAME  # noqa: E402
+from c2t_plugin.engines.vllm.planning import Drafted  # noqa: E402
+from c2t_plugin.planner import CostCurve  # noqa: E402
+from tests.engines.vllm.conftest import Engine  # noqa: E402
+from tests.support.sglang.simulate import Target  # noqa: E402
+
+D_MAX, PROMPTS, ROUNDS, NEW_TOKENS = 4, 32, 30, 24
+# Drafts cost next to nothing, so there are some to learn from.
+PAYS = CostCurve(verify=((1, 1.0), (64, 1.2)), draft=((1, 0.01), (64, 0.02)))
+
+
+def test_statistics_stand_behind_what_a_draft_is_sure_of():
+    drafted = Drafted([[0.5], [0.25]], 0.1, 0.2, [[-1.0], [-2.0]], [[[1.5, 0.5]], [[2.5, 0.25]]])
+    assert drafted.sure().tolist() == [[[0.5, -1.0]], [[0.25, -2.0]]]
+    assert drafted.sure(stats=True).tolist() == [[[0.5, -1.0, 1.5, 0.5]], [[0.25, -2.0, 2.5, 0.25]]]
+    # of a step that drafted nothing, and of a worker that tells none
+    assert Drafted([[], []], 0.0, 0.1, [[], []], []).sure(stats=True).shape == (2, 0, 4)
+    assert np.isnan(drafted._replace(stats=()).sure(stats=True)[..., 2:]).all()
+
+
+def scored_by(worker: Any) -> list[list[float]]:
+    return flat(worker.model_runner.drafter.scorer.network)
+
+
+def flat(network: Any) -> list[list[float]]:
+    return [each.flatten().tolist() for each in (network.hidden_weight, network.out_weight, network.out_bias)]
+
+
+@pytest.mark.slow
+def test_drafts_are_scored_by_the_network_in_force(engine: Engine, tmp_path: Path):
+    from vllm import SamplingParams
+
+    PAYS.save(tmp_path / "curve.json")
+    target = Target(pair_dir() / "target")
+    prompts = [ids[:64] for ids in held_out_prompts(PROMPTS, min_tokens=96, seed=21)]
+    plain = [list(target.greedy(prompt, NEW_TOKENS)) for prompt in prompts]
+    options = {
+        "c2t_planner": str(tmp_path / "curve.json"),
+        "c2t_learn": "network",
+        # of another pair
+        "c2t_classifier": str(Path(smollm2.__file__).parent / "weights" / CALIBRATED_NAME),
+    }
+    sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    with engine("c2t:eagle3", D_MAX, **options) as llm:
+        planning = llm.llm_engine.engine_core.engine_core.scheduler.planning
+        learner, seen, kept = planning.planner.network, list[tuple[int, float]](), planning.kept
+
+        def noted(drafted: Drafted, *rest: Any) -> list[int]:
+            sure = torch.from_numpy(drafted.sure(stats=True))
+            if sure.shape[1]:
+                off = (sure[..., 0] - learner.confidence(sure[..., 1:])).abs().nan_to_num()
+                seen.append((learner.swaps, float(off.max())))
+            return kept(drafted, *rest)
+
+        planning.kept = noted
+        (begun,) = llm.collective_rpc(scored_by)
+        for _ in range(ROUNDS):
+            outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
+            assert [list(each.outputs[0].token_ids) for each in outputs] == plain
+            if learner.swaps:
+                break
+        assert learner.swaps, str(learner.state())
+        llm.generate([{"prompt_token_ids": prompts[0]}], sampling, use_tqdm=False)
+        assert llm.collective_rpc(scored_by) == [flat(learner.network)] != [begun]
+    assert {swaps > 0 for swaps, _ in seen} == {False, True}
+    assert max(off for _, off in seen) < 1e-4
