@@ -41,7 +41,7 @@ SERVERS: dict[str, tuple[Arm, tuple[str, ...]]] = {
 }
 RECORDED = ("kept", "eager", "rough")
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
-# Else SGLang's Triton attention multiplies float32 in TF32, of 10 bits, and words that are nearly level change places.
+# Else SGLang's Triton attention multiplies float32 in TF32, of 10 bits, and tokens that are nearly level change places.
 PRECISE = {"TRITON_F32_DEFAULT": "ieee"}
 # Of servers that share a GPU: each takes what its requests need, not what it finds
 SHARED = ("--mem-fraction-static", "0.5", "--max-total-tokens", "65536")
