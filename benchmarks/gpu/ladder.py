@@ -12,12 +12,11 @@ was found and, if a rung does not hold, why, once the servers that it looks at h
 not hold, or could not be tried. Numbers of rungs stay when others are added; what the ladder leaves to other scripts or
 to more GPUs is in docs/benchmarking.md.
 
-One file, from the servers to the rows, since a rung is judged as soon as the last of its servers has answered.
+One file, from the asking to the rows, since a rung is judged as soon as the last of its servers has answered.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import time
@@ -32,17 +31,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.environment import FLAGS, plugin_environment
+from benchmarks.gpu.environment import plugin_environment
 from benchmarks.gpu.options import part_parser
-from benchmarks.gpu.rungs import NUMBERS, RUNGS, STEPS, TOPK, Found, Verdict, number_of
-from benchmarks.pairs.toy import held_out_prompts, pair_dir
+from benchmarks.gpu.rungs import NUMBERS, RUNGS, STEPS, Found, Verdict, number_of
+from benchmarks.gpu.servers import DRAFT, MOST, SERVERS, SHARED, serve
+from benchmarks.pairs.toy import held_out_prompts
 from benchmarks.report.recomputed import Comparison, compare, recompute
 from benchmarks.report.rows import BenchRow, append_rows
 from benchmarks.serving.breakdown import profiled
 from benchmarks.serving.client import Pass
-from benchmarks.serving.engines import ENGINES, Device
 from benchmarks.serving.engines.sglang import NativeClient, SglangClient
-from benchmarks.serving.server import Server
 from benchmarks.serving.spans import gap_ms
 from c2t_plugin.errors import C2TError
 from c2t_plugin.provenance import RunRecord
@@ -51,36 +49,13 @@ from c2t_plugin.traces.recorder import WRITE_EVERY_S
 
 ROWS = "ladder.jsonl"
 SEED = 0
-DRAFT = "eagle3"
 MAX_TOKENS = 40
-START_TIMEOUT_S = 240.0
 TEMPERATURE = 0.8
 SAMPLED_TOKENS = 2
 
-C2T = ("--speculative-algorithm", "C2T", "--speculative-num-steps", str(STEPS))
-CHAIN = (*C2T, "--speculative-c2t-planner", "off")
-TREE = (*C2T, "--speculative-c2t-mode", "tree", "--speculative-eagle-topk", str(TOPK))
-# name: options beside those of the draft
-SERVERS: dict[str, tuple[str, ...]] = {
-    "plain": (),
-    "kept": CHAIN,
-    "window": (*CHAIN, "--speculative-c2t-packing", "off"),
-    "eager": (*CHAIN, "--disable-cuda-graph"),
-    "auto": C2T,
-    "rough": (*CHAIN, "--chunked-prefill-size", "32", "--enable-mixed-chunk"),
-    "sync": (*CHAIN, "--disable-overlap-schedule"),
-    "tree": TREE,
-    "padded tree": (*TREE, "--speculative-c2t-packing", "off"),
-}
-RECORDED = ("kept", "eager", "rough")
 RECOMPUTED = ("kept", "rough")
-RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
-# Else SGLang's Triton attention multiplies float32 in TF32, of 10 bits, and words that are nearly level change places.
-PRECISE = {"TRITON_F32_DEFAULT": "ieee"}
 PROFILED = ("kept", "sync")
 PROFILED_STEPS = 8
-# Of servers that share a GPU: each takes what its requests need, not what it finds
-SHARED = ("--mem-fraction-static", "0.5", "--max-total-tokens", "65536")
 
 
 @dataclass(frozen=True)
@@ -92,7 +67,7 @@ class Size:
     samples: int
 
 
-FULL, DRY = Size(64, 32, 3_000), Size(4, 2, 30)
+FULL, DRY = Size(64, MOST, 3_000), Size(4, 2, 30)
 
 
 def ask(server: Any, name: str, size: Size, log: Path, traces: Path | None) -> Found:
@@ -177,28 +152,6 @@ def _recorded(folder: Path, prompts: int) -> Traces:
                 return traces
         time.sleep(1.0)
     raise C2TError(f"{folder} has no drafts of {prompts} requests after {3 * WRITE_EVERY_S:.0f} s")
-
-
-def serve(
-    name: str, out: Path, environment: Mapping[str, str] | None, more: Sequence[str] = ()
-) -> tuple[Server, Path, Path | None]:
-    """A server, its log, and where it records; environment: None for the CPU engine. more: flags of a GPU's server."""
-    log, traces = out / f"ladder-{name}.log", out / f"traces-{name}" if name in RECORDED else None
-    flags = list(SERVERS[name])
-    if flags:
-        flags += ["--speculative-draft-model-path", str(pair_dir() / DRAFT)]
-    if traces is not None:
-        flags += ["--speculative-c2t-trace-dir", str(traces), "--speculative-c2t-trace-share", "1.0"]
-        flags += ["--speculative-c2t-trace-precision", "exact"]
-    added = RETRACT if name == "rough" else {}
-    if environment is None:
-        device, env = Device.CPU, {**os.environ, **added}
-        flags += ["--skip-server-warmup"]
-    else:
-        device, env = Device.GPU, {**environment, **added, **PRECISE}
-        flags = [*FLAGS, *flags, "--dtype", "float32", "--max-running-requests", str(FULL.concurrency), *more]
-    launch = ENGINES["sglang"].launch(pair_dir() / "target", flags, device, env)
-    return Server(launch, log=log, start_timeout=START_TIMEOUT_S), log, traces
 
 
 @dataclass

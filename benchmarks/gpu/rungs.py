@@ -27,7 +27,7 @@ ALPHA = 1e-4
 MIN_EXPECTED = 5.0
 # float32 sums over a vocabulary in another order
 TOLERANCE = 2e-3
-# Of recomputed states, where a draft's two best words are so near that rounding turns them
+# Of recomputed states, where a draft's two best tokens are so near that rounding turns them
 OFF = 0.02
 # servers
 CHAINS = ("plain", "kept", "window", "eager", "auto", "rough", "sync")

@@ -76,7 +76,7 @@ Settings = Mapping[float, TreePolicy]
 
 def live_rules(acceptance: Tensor) -> dict[str, tuple[str, str, Settings]]:
     """Name -> paper, what is varied, policy by setting. acceptance: (ranks,) by which Sequoia plans its trees."""
-    words: dict[str, Any] = {"temperature": HEAT, "reading": "joint", "d_max": D_MAX}
+    most_probable: dict[str, Any] = {"temperature": HEAT, "reading": "joint", "d_max": D_MAX}
     drawn: dict[str, Any] = {"temperature": HEAT, "sampled": True, "d_max": D_MAX}
     naive, both = preset("naive-width"), preset("dynamic-width-depth")
     rates = acceptance.tolist()
@@ -86,7 +86,7 @@ def live_rules(acceptance: Tensor) -> dict[str, tuple[str, str, Settings]]:
         "DySpec greedy, most probable words": (
             "DySpec",
             "nodes",
-            {n: DySpecGreedy(max_nodes=n, **words) for n in SIZES},
+            {n: DySpecGreedy(max_nodes=n, **most_probable) for n in SIZES},
         ),
         "DySpec threshold, drawn": (
             "DySpec",
@@ -96,7 +96,7 @@ def live_rules(acceptance: Tensor) -> dict[str, tuple[str, str, Settings]]:
         "DySpec threshold, most probable words": (
             "DySpec",
             "threshold",
-            {limit: DySpecThreshold(threshold=limit, max_nodes=LIMIT_NODES, **words) for limit in LIMITS},
+            {limit: DySpecThreshold(threshold=limit, max_nodes=LIMIT_NODES, **most_probable) for limit in LIMITS},
         ),
         "Sequoia": ("DySpec's rival", "nodes", {n: Sequoia.plan(rates, n, D_MAX) for n in SIZES}),
         "SpecInfer": (

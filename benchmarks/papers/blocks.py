@@ -91,24 +91,24 @@ def layered(nodes: int, rng: np.random.Generator) -> list[int]:
 
 
 def dyspec_on_random_distributions(nodes: int, rng: np.random.Generator) -> list[int]:
-    """DySpec algorithm 1 with every draft distribution drawn from a Dirichlet: concentration .02, 64 words."""
+    """DySpec algorithm 1 with every draft distribution drawn from a Dirichlet: concentration .02, 64 tokens."""
 
-    def words() -> np.ndarray:
+    def distribution() -> np.ndarray:
         return rng.dirichlet(np.full(64, 0.02))
 
     parents: list[int] = [-1]
-    heap = [(-1.0, 0, 0, words())]
+    heap = [(-1.0, 0, 0, distribution())]
     pushed = 1
     while len(parents) < nodes:
         value, _, parent, residual = heapq.heappop(heap)
-        word = int(rng.choice(len(residual), p=residual))
-        chance = float(residual[word])
+        token = int(rng.choice(len(residual), p=residual))
+        chance = float(residual[token])
         parents.append(parent)
         left = residual.copy()
-        left[word] = 0.0
+        left[token] = 0.0
         if left.sum() > 0.0:
             heapq.heappush(heap, (value * (1.0 - chance), pushed, parent, left / left.sum()))
-        heapq.heappush(heap, (value * chance, pushed + 1, len(parents) - 1, words()))
+        heapq.heappush(heap, (value * chance, pushed + 1, len(parents) - 1, distribution()))
         pushed += 2
     return parents
 

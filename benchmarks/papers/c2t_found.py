@@ -132,7 +132,7 @@ ENOUGH = 50
 
 
 def bias(pair: str, lowest: bool) -> Callable[[Book], Found]:
-    """Of the first word, where the entropy is lowest (the paper: overestimated), or highest (underestimated)."""
+    """Of the first token, where the entropy is lowest (the paper: overestimated), or highest (underestimated)."""
 
     def find(book: Book) -> Found:
         rows = [row for row in book.rows("c2t-v1-figure-2", pair) if row["states"] >= ENOUGH]

@@ -1,7 +1,7 @@
 """A score that no paper has: draft probabilities sharpened by a temperature and divided among the recorded children.
 
-A greedy target takes the draft's first words more often than a draft that spreads its probability says. Dividing by the
-siblings' sum alone (temperature 1) takes out what the draft gives to the thousands of words behind them.
+A greedy target takes the draft's first tokens more often than a draft that spreads its probability says. Dividing by
+the siblings' sum alone (temperature 1) takes out what the draft gives to the thousands of tokens behind them.
 """
 
 from __future__ import annotations

@@ -21,11 +21,11 @@ def _differ(rows: list[equations.Row]) -> str:
 DRAWS = 100_000
 
 
-def lemma_2_rows(seed: int, words: tuple[int, ...] = (3, 10, 100)) -> list[equations.Row]:
-    """Lemma 2 on random pairs of distributions: paper, 1 - TVD; ours, the accepted share of DRAWS drafted words."""
+def lemma_2_rows(seed: int, sizes: tuple[int, ...] = (3, 10, 100)) -> list[equations.Row]:
+    """Lemma 2 on random pairs of distributions: paper, 1 - TVD; ours, the accepted share of DRAWS drafted tokens."""
     rows = []
     rng = np.random.default_rng(seed)
-    for count in words:
+    for count in sizes:
         draft, target = rng.dirichlet(np.ones(count), 2)
         drawn = rng.choice(count, DRAWS, p=draft)
         accepted = rng.random(DRAWS) < target[drawn] / draft[drawn]

@@ -33,7 +33,7 @@ QUICK = (2, 3)
 
 
 def figure_2(bench: Bench) -> Findings:
-    draft, target = words(bench)
+    draft, target = probable_tokens(bench)
     accepted = (target / draft).clamp_max(1)
     rows = bins(draft, target, accepted)
     means = [float(row["acceptance"]) for row in rows if row["acceptance"] is not None]
@@ -48,8 +48,8 @@ def figure_2(bench: Bench) -> Findings:
     return Findings(rows, remark, _densities(draft, target, accepted))
 
 
-def words(bench: Bench) -> tuple[Tensor, Tensor]:
-    """Draft and target probability of all words that the draft gives EDGES[0] or more: (words,) float64 each."""
+def probable_tokens(bench: Bench) -> tuple[Tensor, Tensor]:
+    """Draft and target probability of all tokens that the draft gives EDGES[0] or more: (tokens,) float64 each."""
     prompts, new = QUICK if bench.quick else (PROMPTS, NEW)
     plan = live.Plan(prompts, new, 1, TARGET_TEMPERATURE, seed=bench.seed)
     drafts, targets = [], []
@@ -67,7 +67,7 @@ def _after(logits: Tensor, temperature: float) -> Tensor:
 
 
 def bins(draft: Tensor, target: Tensor, accepted: Tensor) -> list[Row]:
-    """A row per bin of the draft's probability; all (words,) float64."""
+    """A row per bin of the draft's probability; all (tokens,) float64."""
     rows: list[Row] = []
     for index, (low, high) in enumerate(itertools.pairwise(EDGES)):
         last = index == len(EDGES) - 2

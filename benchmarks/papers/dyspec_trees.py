@@ -1,7 +1,7 @@
 """DySpec's tables 1 to 4: tokens per verify step, rule against rule, drafted live with the stand-alone draft.
 
 The draft draws at temperature 0.6. DySpec's, Sequoia's and SpecInfer's trees are sampled and verified by rejection, as
-their papers do; EAGLE-2's and the last row's hold most probable words and are verified by the target's own draws.
+their papers do; EAGLE-2's and the last row's hold most probable tokens and are verified by the target's own draws.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GREEDY, THRESHOLD, SEQUOIA = "DySpec greedy", "DySpec threshold 1/n", "Sequoia"
 SEQUENCES, BRANCHES = "SpecInfer, sequences", "SpecInfer, branches"
 # Beside the paper's 1 / n, which is not the best on this pair (DySpec figure 5 here).
 LIMITS = (0.1, 0.03, 0.01)
-EAGLE2, TOP_WORDS = "EAGLE-2", "DySpec greedy, most probable words"
+EAGLE2, TOP_TOKENS = "EAGLE-2", "DySpec greedy, most probable words"
 # SpecInfer's tokens per step by table, as printed; the rows of printed.DYSPEC. Table 4's are Sequoia's paper's.
 SPECINFER = {
     1: (3.32, 3.44, 2.54, 2.97, 2.58, 3.06),
@@ -91,9 +91,9 @@ def rules(setting: Setting, acceptance: Tensor) -> dict[str, Rule]:
         f"DySpec threshold {limit:g}": Rule(replace(threshold, threshold=limit), Verification.WITHOUT_REPLACEMENT)
         for limit in LIMITS
     }
-    words = DySpecGreedy(max_nodes=nodes, d_max=depth, temperature=heat, reading="joint")
+    most_probable = DySpecGreedy(max_nodes=nodes, d_max=depth, temperature=heat, reading="joint")
     # a draft pass a node, which takes longer at 768 of them than all the rest, and is in no table of the paper
-    more = {TOP_WORDS: Rule(words, None)} if nodes < LARGE else {}
+    more = {TOP_TOKENS: Rule(most_probable, None)} if nodes < LARGE else {}
     return {
         GREEDY: Rule(greedy, Verification.WITHOUT_REPLACEMENT),
         THRESHOLD: Rule(threshold, Verification.WITHOUT_REPLACEMENT),

@@ -21,49 +21,49 @@ from c2t_plugin.traces.forest import node_count
 Row = dict[str, Any]
 
 
-def entropy_of_even_rest(top: float, words: int) -> float:
+def entropy_of_even_rest(top: float, tokens: int) -> float:
     """Equation 1, nats. The paper calls it the least entropy for this largest probability; it is the largest one."""
     rest = 1.0 - top
-    _check_top(top, words)
-    return -_x_log_x(top) - (rest * math.log(rest / (words - 1)) if rest > 0.0 else 0.0)
+    _check_top(top, tokens)
+    return -_x_log_x(top) - (rest * math.log(rest / (tokens - 1)) if rest > 0.0 else 0.0)
 
 
-def least_entropy(top: float, words: int) -> float:
-    """What equation 1 claims to be, nats: as many words of probability `top` as fit, one with the rest."""
-    _check_top(top, words)
-    full = min(math.floor(1.0 / top + 1e-12), words)
+def least_entropy(top: float, tokens: int) -> float:
+    """What equation 1 claims to be, nats: as many tokens of probability `top` as fit, one with the rest."""
+    _check_top(top, tokens)
+    full = min(math.floor(1.0 / top + 1e-12), tokens)
     return -full * _x_log_x(top) - _x_log_x(max(1.0 - full * top, 0.0))
 
 
 def total_variation(draft: Tensor, target: Tensor) -> float:
-    """Equation 2: half the L1 distance of two distributions, (words,) float64 each."""
+    """Equation 2: half the L1 distance of two distributions, (tokens,) float64 each."""
     return float((draft - target).abs().sum() / 2)
 
 
 def expected_acceptance(draft: Tensor, target: Tensor) -> float:
-    """Equation 3: how probably one sampled draft token is accepted; 1 - total_variation. (words,) float64 each."""
+    """Equation 3: how probably one sampled draft token is accepted; 1 - total_variation. (tokens,) float64 each."""
     return float(torch.minimum(draft, target).sum())
 
 
 def largest_variation_as_printed(top: float) -> float:
-    """Equation 4: right for three words only."""
+    """Equation 4: right for three tokens only."""
     return (top + 1.0) / 2
 
 
-def largest_variation(top: float, words: int) -> float:
-    """Of lemma 3's two distributions: one of the other words has all of the target's probability."""
-    _check_top(top, words)
-    return 1.0 - (1.0 - top) / (words - 1)
+def largest_variation(top: float, tokens: int) -> float:
+    """Of lemma 3's two distributions: one of the other tokens has all of the target's probability."""
+    _check_top(top, tokens)
+    return 1.0 - (1.0 - top) / (tokens - 1)
 
 
 def bias_as_printed(top: float) -> float:
-    """Equation 5: right for three words only; negative below 1/3, where with three words no largest probability is."""
+    """Equation 5: right for three tokens only; negative below 1/3, which no largest of three is."""
     return (3.0 * top - 1.0) / 2
 
 
-def bias(top: float, words: int) -> float:
-    """Lemma 3's bias, `top` less the least expected acceptance of an even rest: (words * top - 1) / (words - 1)."""
-    return top - (1.0 - largest_variation(top, words))
+def bias(top: float, tokens: int) -> float:
+    """Lemma 3's bias, `top` less the least expected acceptance of an even rest: (tokens * top - 1) / (tokens - 1)."""
+    return top - (1.0 - largest_variation(top, tokens))
 
 
 @dataclass(frozen=True)
@@ -163,10 +163,10 @@ def overhead(k: int, layers: int, top_m: int, hidden: int) -> dict[str, int]:
     }
 
 
-def lemma_rows(tops: Sequence[float] = (0.1, 0.3, 0.5, 0.9), words: Sequence[int] = (3, 10, 32000)) -> list[Row]:
+def lemma_rows(tops: Sequence[float] = (0.1, 0.3, 0.5, 0.9), sizes: Sequence[int] = (3, 10, 32000)) -> list[Row]:
     """C2T v2 equations 1, 4 and 5 as printed and as they are, where a largest probability of `top` can be."""
     rows = []
-    for top, n in ((top, n) for top in tops for n in words if top * n >= 1.0):
+    for top, n in ((top, n) for top in tops for n in sizes if top * n >= 1.0):
         at = f"p_max {top}, {n} words"
         rows += [
             _row(f"C2T v2 equation 1, least entropy at {at}", entropy_of_even_rest(top, n), least_entropy(top, n)),
@@ -290,7 +290,7 @@ def _x_log_x(x: float) -> float:
     return x * math.log(x) if x > 0.0 else 0.0
 
 
-def _check_top(top: float, words: int) -> None:
-    # a hair of slack: 1 / words itself is often no exact float
-    if words < 2 or not (1.0 / words) * (1.0 - 1e-12) <= top <= 1.0:
-        raise C2TError(f"the largest of {words} probabilities lies between 1/{words} and 1, got {top}; words >= 2")
+def _check_top(top: float, tokens: int) -> None:
+    # a hair of slack: 1 / tokens itself is often no exact float
+    if tokens < 2 or not (1.0 / tokens) * (1.0 - 1e-12) <= top <= 1.0:
+        raise C2TError(f"the largest of {tokens} probabilities lies between 1/{tokens} and 1, got {top}; tokens >= 2")

@@ -92,18 +92,18 @@ MODELS = {
 
 
 def eagle1_head(target: Model) -> Model:
-    """One layer of the target's shape with its words, behind a projection of word and state."""
+    """One layer of the target's shape with its vocabulary, behind a projection of token and state."""
     return replace(target, name=f"eagle-{target.name}", layers=1, projection=2 * target.hidden**2)
 
 
 def eagle3_head(target: Model, vocab: int) -> Model:
-    """One layer that reads word and state beside each other; three of the target's states become one in the first pass
+    """One layer that reads token and state beside each other; three of the target's states become one in the first pass
     of a step only."""
     return replace(target, name=f"eagle3-{target.name}", layers=1, vocab=vocab, inputs=2, features=3 * target.hidden**2)
 
 
 def draft_of(kind: str, target: Model) -> Model:
-    """The draft that a kind of the pair's drafts stands for: EAGLE-1 has all words, EAGLE-3 32,000 of them."""
+    """The draft that a kind of the pair's drafts stands for: EAGLE-1 has all tokens, EAGLE-3 32,000 of them."""
     drafts = {
         "eagle1": eagle1_head(target),
         "eagle3": eagle3_head(target, 32_000),
@@ -169,7 +169,7 @@ class Machine:
         return 2 * model.layers * (self.assumed.all_reduce + sent / self.gpu.link)
 
     def _gather_s(self, model: Model, predicted: int) -> float:
-        """Each GPU has the logits of its part of the words and fetches all others."""
+        """Each GPU has the logits of its part of the vocabulary and fetches the others'."""
         if self.tp == 1:
             return 0.0
         fetched = predicted * model.vocab * BYTES * (self.tp - 1) / self.tp

@@ -39,7 +39,7 @@ MAX_POSITIONS = 32_768
 
 @dataclass(frozen=True)
 class Preset:
-    """What is written: the target's shape, the stand-alone draft's, and the words of the EAGLE-3 head."""
+    """What is written: the target's shape, the stand-alone draft's, and the vocabulary of the EAGLE-3 head."""
 
     target: Shape
     draft: Shape
@@ -53,7 +53,7 @@ PRESETS = {
         Shape(hidden=256, layers=3, heads=8, kv_heads=2, head_dim=64, intermediate=640, vocab=4200),
         draft_vocab=4150,
     ),
-    # shapes of Llama 3.1 8B and 70B and of Llama 3.2 1B; published EAGLE-3 heads for them know 32,000 words
+    # shapes of Llama 3.1 8B and 70B and of Llama 3.2 1B; published EAGLE-3 heads for them know 32,000 tokens
     "8b": Preset(
         Shape(hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128, intermediate=14_336, vocab=128_256),
         Shape(hidden=2048, layers=16, heads=32, kv_heads=8, head_dim=64, intermediate=8192, vocab=128_256),
@@ -122,7 +122,7 @@ def _weights(
     if kind == "eagle3":
         if not config["draft_vocab_size"] <= draft_vocab <= outer.vocab:
             raise ConfigError(
-                f"an EAGLE-3 head of {config['draft_vocab_size']} words can be given up to {outer.vocab}, "
+                f"an EAGLE-3 head of {config['draft_vocab_size']} tokens can be given up to {outer.vocab}, "
                 f"not {draft_vocab}"
             )
         return eagle3(inflation, draft_vocab)

@@ -27,8 +27,8 @@ from c2t_plugin.errors import ConfigError
 BIG_EPS = 1e-12
 # Standard deviation of the random weights
 NOISE = 0.02
-# What the LM head of a word that the small model lacks holds in the constant's channel. There the shipped models' final
-# norms gave .0034 to .01 on held-out text at 4,096 channels, so that such a word's logit was below -340.
+# What the LM head of a token that the small model lacks holds in the constant's channel. There shipped models' final
+# norms gave .0034 to .01 on held-out text at 4,096 channels, so that such a token's logit was below -340.
 PADDED = -1e5
 
 
@@ -159,20 +159,18 @@ class Inflation:
         return Weight(name, (self.outer.hidden,), write=write)
 
     def embedding(self, name: str) -> Weight:
-        """The small model's words first; all hold the constant, and nothing else where the small model has nothing."""
-        return Weight(
-            name, (self.outer.vocab, self.outer.hidden), write=self._words(name, self.constant, self.constant)
-        )
+        """The small model's tokens first; all hold the constant, and nothing else where the small model has nothing."""
+        return Weight(name, (self.outer.vocab, self.outer.hidden), write=self._rows(name, self.constant, self.constant))
 
     def lm_head(self, name: str, rows: int, source: str | None = None) -> Weight:
-        """The small model's words first. Channels that the small model lacks are random: the norm before leaves them 0.
+        """The small model's tokens first. Channels that it lacks are random: the norm before leaves them 0.
 
         source: name of the small tensor if it is another.
         """
-        return Weight(name, (rows, self.outer.hidden), random=True, write=self._words(source or name, 0.0, PADDED))
+        return Weight(name, (rows, self.outer.hidden), random=True, write=self._rows(source or name, 0.0, PADDED))
 
-    def _words(self, source: str, known: float, padded: float) -> Callable[[Tensor], None]:
-        """known, padded: what the small model's words and all others hold in the constant's channel."""
+    def _rows(self, source: str, known: float, padded: float) -> Callable[[Tensor], None]:
+        """known, padded: what the small model's tokens and all others hold in the constant's channel."""
         value = self.small[source]
 
         def write(tensor: Tensor) -> None:
@@ -247,14 +245,14 @@ def llama(inflation: Inflation) -> Iterator[Weight]:
 
 
 def eagle3(inflation: Inflation, draft_vocab: int) -> Iterator[Weight]:
-    """An EAGLE-3 head. draft_vocab: its words, the first ones of the target's."""
+    """An EAGLE-3 head. draft_vocab: its tokens, the first ones of the target's."""
     yield _fuse(inflation, blocks=3, source=2)
     norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
     yield from inflation.layer("midlayer.", norms, blocks=2)
     yield inflation.norm("norm.weight", last=1.0)
     yield inflation.lm_head("lm_head.weight", draft_vocab)
     if draft_vocab < inflation.outer.vocab:
-        # the distance of every draft word from its number in the target's vocabulary
+        # the distance of every draft token from its number in the target's vocabulary
         yield Weight("d2t", (draft_vocab,), integer=True)
 
 

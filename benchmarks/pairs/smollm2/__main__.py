@@ -38,7 +38,12 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument(
         "--first", type=int, default=0, help="text: number of the first of them, to write others than before"
     )
-    top.add_argument("--words", type=int, help="evaluate --trained, ship: draft vocabulary (default: as trained)")
+    top.add_argument(
+        # --words: its old name
+        *("--vocabulary", "--words"),
+        type=int,
+        help="evaluate --trained, ship: tokens of the draft's vocabulary (default: as trained)",
+    )
     top.add_argument("--steps", type=int, help="training steps in all; may be changed between runs")
     top.add_argument("--stop-after", type=int, help="training: leave after so many steps; run again to go on")
     top.add_argument("--weights", type=Path, default=WEIGHTS, help="directory of the shipped head")

@@ -8,11 +8,8 @@ from typing import Any
 
 from benchmarks.cpu_engine.server import CpuServer
 from benchmarks.pairs.smollm2.evaluate import GAMMA, NEW_TOKENS
-
-SPECULATION = (
-    *("--speculative-algorithm", "EAGLE3", "--speculative-eagle-topk", "1"),
-    *("--speculative-num-steps", str(GAMMA), "--speculative-num-draft-tokens", str(GAMMA + 1)),
-)
+from benchmarks.serving.arms import ARMS, Speculation
+from benchmarks.serving.engines import ENGINES
 
 
 def check_served(pair: Path, prompts: Sequence[Sequence[int]], log: Path) -> dict[str, Any]:
@@ -21,8 +18,9 @@ def check_served(pair: Path, prompts: Sequence[Sequence[int]], log: Path) -> dic
     accepted: draft tokens per verify step, bonus excluded.
     """
     plain = _answers(CpuServer(pair / "target", log=log), prompts)
-    draft = ("--speculative-draft-model-path", str(pair / "eagle3"))
-    drafted = _answers(CpuServer(pair / "target", *SPECULATION, *draft, log=log), prompts)
+    engine = ENGINES["sglang"]
+    chain = engine.flags(ARMS[f"static {GAMMA}"].options(engine.name, Speculation(pair / "eagle3")))
+    drafted = _answers(CpuServer(pair / "target", *chain, log=log), prompts)
     equal = sum(a["output_ids"] == b["output_ids"] for a, b in zip(plain, drafted, strict=True))
     steps = sum(answer["meta_info"]["spec_verify_ct"] for answer in drafted)
     # the first token comes from the prompt's pass, and every verify step adds its bonus

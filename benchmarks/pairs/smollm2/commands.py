@@ -22,7 +22,7 @@ from benchmarks.pairs.smollm2.ship import WEIGHTS, pack, read_shipped, unpack, w
 from benchmarks.pairs.smollm2.sources import read_passages
 from benchmarks.pairs.smollm2.states import write_states
 from benchmarks.pairs.smollm2.target import write_target
-from benchmarks.pairs.smollm2.train import HeadRecipe, choose_words, run_folder, trained_weights, words_path
+from benchmarks.pairs.smollm2.train import HeadRecipe, choose_vocabulary, run_folder, trained_weights, vocabulary_path
 from benchmarks.pairs.smollm2.train import train as train_head
 from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME
 from c2t_plugin.errors import C2TError
@@ -128,34 +128,34 @@ def check(options: argparse.Namespace) -> dict[str, Any]:
 
 def ship(options: argparse.Namespace) -> dict[str, Any]:
     """The trained head's shipped file."""
-    weights, words, step = trained(options)
+    weights, vocabulary, step = trained(options)
     notes = {"steps": step, "recipe": json.dumps(dataclasses.asdict(recipe_of(options)))}
-    path = write_shipped(weights, words, options.weights, notes)
+    path = write_shipped(weights, vocabulary, options.weights, notes)
     return {"file": str(path), "bytes": path.stat().st_size}
 
 
 def trained(options: argparse.Namespace) -> tuple[dict[str, torch.Tensor], torch.Tensor, int]:
     """Weights of the head in training, the draft vocabulary that was asked for, and the steps taken."""
     recipe, shards = recipe_of(options), Shards(options.work / "text")
-    size = options.words or recipe.words
+    size = options.vocabulary or recipe.words
     weights, step = trained_weights(options.work, recipe)
-    words = choose_words(shards, size, words_path(options.work, size), load_target(options.work))
-    return weights, words, step
+    vocabulary = choose_vocabulary(shards, size, vocabulary_path(options.work, size), load_target(options.work))
+    return weights, vocabulary, step
 
 
 def shipped_or_trained(options: argparse.Namespace) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """The shipped head, or the one in training, rounded as it would be shipped."""
     if not options.trained:
         return read_shipped(options.weights)
-    weights, words, step = trained(options)
-    print(f"head after {step} steps, {len(words)} words", flush=True)
-    return unpack(pack(weights, words))
+    weights, vocabulary, step = trained(options)
+    print(f"head after {step} steps, {len(vocabulary)} tokens", flush=True)
+    return unpack(pack(weights, vocabulary))
 
 
 def load_head(shipped: tuple[dict[str, torch.Tensor], torch.Tensor], target: LlamaForCausalLM) -> TurnedHead:
-    """A head of shipped weights and words, fp32."""
-    weights, words = shipped
-    head = TurnedHead(head_shape(target.config, len(words)), words, target.lm_head.weight[words])
+    """A head of shipped weights and vocabulary, fp32."""
+    weights, vocabulary = shipped
+    head = TurnedHead(head_shape(target.config, len(vocabulary)), vocabulary, target.lm_head.weight[vocabulary])
     head.load_state_dict(weights)
     return head.eval().requires_grad_(False)
 

@@ -48,9 +48,9 @@ class Measured:
 
 @torch.no_grad()
 def guesses_of(head: TurnedHead, embedding: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Most likely words [rows, GAMMA, length] as accepted_runs() takes them; embedding: the target's, fp32."""
+    """Most likely tokens [rows, GAMMA, length] as accepted_runs() takes them; embedding: the target's, fp32."""
     hiddens = head.unroll(embedding, batch.tokens, batch.features.float(), GAMMA)
-    best = [head.words[F.linear(head.known(hidden), head.rows.float()).argmax(-1)] for hidden in hiddens]
+    best = [head.vocabulary[F.linear(head.known(hidden), head.rows.float()).argmax(-1)] for hidden in hiddens]
     # base t holds the root t + 1
     return torch.stack([torch.cat([torch.full_like(b[:, :1], -1), b[:, :-1]], dim=1) for b in best], dim=1)
 

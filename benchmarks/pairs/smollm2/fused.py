@@ -1,4 +1,4 @@
-"""Cross-entropy of fixed word rows' logits against distributions, chunk by chunk, so that logits stay in the cache."""
+"""Cross-entropy of a fixed LM head's logits against distributions, chunk by chunk, so that logits stay in the cache."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor
 CHUNK = 256
 
 
-class WordCrossEntropy(torch.autograd.Function):
-    """Mean over states of the cross-entropy (nats) of softmax(states @ words.T) against each state's target.
+class HeadCrossEntropy(torch.autograd.Function):
+    """Mean over states of the cross-entropy (nats) of softmax(states @ lm_head.T) against each state's target.
 
-    states: [n, hidden]. words: [draft vocabulary, hidden], not trained. targets: [distributions, draft vocabulary],
+    states: [n, hidden]. lm_head: [draft vocabulary, hidden], not trained. targets: [distributions, draft vocabulary],
     each sums to 1. picks: int64 [n], which of the targets is the state's. Products are computed in bfloat16, the
     softmax in float32. The gradient is made beside the loss, so no logits are kept.
     """
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, words: Tensor, targets: Tensor, picks: Tensor) -> Tensor:
-        low, rows = words.bfloat16(), states.bfloat16()
+    def forward(ctx: Any, states: Tensor, lm_head: Tensor, targets: Tensor, picks: Tensor) -> Tensor:
+        low, rows = lm_head.bfloat16(), states.bfloat16()
         total = torch.zeros((), device=states.device)
         gradient = torch.empty_like(rows)
         for begin in range(0, len(rows), CHUNK):
@@ -40,6 +40,6 @@ class WordCrossEntropy(torch.autograd.Function):
         return (gradient * (grads[0] / len(gradient))).to(ctx.kind), None, None, None
 
 
-def word_cross_entropy(states: Tensor, words: Tensor, targets: Tensor, picks: Tensor) -> Tensor:
-    """See WordCrossEntropy."""
-    return WordCrossEntropy.apply(states, words, targets, picks)
+def head_cross_entropy(states: Tensor, lm_head: Tensor, targets: Tensor, picks: Tensor) -> Tensor:
+    """See HeadCrossEntropy."""
+    return HeadCrossEntropy.apply(states, lm_head, targets, picks)

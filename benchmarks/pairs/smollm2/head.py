@@ -12,7 +12,7 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 from benchmarks.pairs.smollm2.batches import Batch
-from benchmarks.pairs.smollm2.fused import word_cross_entropy
+from benchmarks.pairs.smollm2.fused import head_cross_entropy
 from benchmarks.pairs.smollm2.states import CAPTURED
 from benchmarks.pairs.toy.distil import teacher_targets
 from benchmarks.pairs.toy.load import save_weights
@@ -22,7 +22,7 @@ from c2t_plugin.lab.layers import Chain
 UNROLL = 4
 UNROLL_DECAY = 0.8
 ARGMAX_WEIGHT = 0.2
-# tokens before a user's first words, equal in all prompts: nothing is learnt from them
+# tokens before what a user says, equal in all prompts: nothing is learnt from them
 LEAD = 28
 
 
@@ -45,21 +45,23 @@ def head_shape(config: Any, draft_vocab: int) -> HeadShape:
 class TurnedHead(EagleHead):
     """An EAGLE-3 head whose LM head is rows of the target's, times one trained matrix, `turn`.
 
-    So the shipped weights hold no LM head, and the draft vocabulary may be large. words: int64, ascending.
+    So the shipped weights hold no LM head, and the draft vocabulary may be large.
+
+    vocabulary: its tokens, int64, ascending.
     """
 
-    words: torch.Tensor
+    vocabulary: torch.Tensor
     rows: torch.Tensor
 
-    def __init__(self, shape: HeadShape, words: torch.Tensor, rows: torch.Tensor) -> None:
-        """rows: of the target's LM head, [len(words), hidden]."""
+    def __init__(self, shape: HeadShape, vocabulary: torch.Tensor, rows: torch.Tensor) -> None:
+        """rows: of the target's LM head, [len(vocabulary), hidden]."""
         super().__init__()
         self.captured = shape.captured
         self.fc = nn.Linear(len(shape.captured) * shape.hidden, shape.hidden, bias=False)
         self.midlayer = Eagle3Layer(shape)
         self.norm = shape.norm()
         self.turn = nn.Linear(shape.hidden, shape.hidden, bias=False)
-        self.register_buffer("words", words, persistent=False)
+        self.register_buffer("vocabulary", vocabulary, persistent=False)
         self.register_buffer("rows", rows.detach().bfloat16(), persistent=False)
 
     def start(self, features: torch.Tensor) -> torch.Tensor:
@@ -77,13 +79,13 @@ class TurnedHead(EagleHead):
 
 
 @torch.no_grad()
-def new_head(target: LlamaForCausalLM, words: torch.Tensor, seed: int) -> TurnedHead:
-    """An untrained head, fp32, that chooses from the target's `words`.
+def new_head(target: LlamaForCausalLM, vocabulary: torch.Tensor, seed: int) -> TurnedHead:
+    """An untrained head, fp32, that chooses from `vocabulary`, tokens of the target's.
 
     The final norm is the target's. The layer is the target's last one, which reads the last captured state.
     """
     torch.manual_seed(seed)
-    head = TurnedHead(head_shape(target.config, len(words)), words, target.lm_head.weight[words])
+    head = TurnedHead(head_shape(target.config, len(vocabulary)), vocabulary, target.lm_head.weight[vocabulary])
     last, hidden = target.model.layers[-1], target.config.hidden_size
     torch.nn.init.eye_(head.turn.weight)
     head.norm.weight.copy_(target.model.norm.weight)
@@ -98,7 +100,7 @@ def new_head(target: LlamaForCausalLM, words: torch.Tensor, seed: int) -> Turned
     return head
 
 
-def draft_words(counts: torch.Tensor, size: int, always: tuple[int, ...] = ()) -> torch.Tensor:
+def draft_vocabulary(counts: torch.Tensor, size: int, always: tuple[int, ...] = ()) -> torch.Tensor:
     """The `size` tokens with the highest counts [vocabulary], those of `always` among them; int64, ascending."""
     counts = counts.clone()
     counts[list(always)] = counts.max() + 1
@@ -108,15 +110,15 @@ def draft_words(counts: torch.Tensor, size: int, always: tuple[int, ...] = ()) -
 class Distillation:
     """The head's loss on batches of own text, over UNROLL draft steps.
 
-    The teacher is the target's distribution among the head's words, in answers and in the users' words alike; a
-    position whose text goes on with another word teaches nothing.
+    The teacher is the target's distribution among the head's tokens, in answers and in what users say alike; a
+    position whose text goes on with another token teaches nothing.
     """
 
     def __init__(self, head: TurnedHead, target: LlamaForCausalLM) -> None:
         self.head = head
         self.embedding = target.model.embed_tokens.weight.detach().bfloat16()
         self.inside = torch.zeros(target.config.vocab_size, dtype=torch.bool)
-        self.inside[head.words] = True
+        self.inside[head.vocabulary] = True
 
     def loss(self, batch: Batch, figures: dict[str, float] | None = None) -> torch.Tensor:
         """Mean loss in nats; `figures`, if given, gets the agreement with the teacher by draft step."""
@@ -129,7 +131,7 @@ class Distillation:
             for j, drafted in enumerate(head.unroll(self.embedding, batch.tokens, batch.features, UNROLL, first)):
                 rows, base = self.usable(batch, first, j).nonzero(as_tuple=True)
                 state, picks = head.known(drafted[rows, base]), rows * bases + base + j
-                total = total + UNROLL_DECAY**j * word_cross_entropy(state, head.rows, goal, picks)
+                total = total + UNROLL_DECAY**j * head_cross_entropy(state, head.rows, goal, picks)
                 if figures is not None:
                     best = F.linear(state, head.rows).argmax(-1)
                     figures[f"agree{j + 1}"] = float((best == goal[picks].argmax(-1)).float().mean())
@@ -182,24 +184,24 @@ def head_config(config: Any, draft_vocab: int) -> dict[str, Any]:
 
 
 def checkpoint_tensors(
-    weights: dict[str, torch.Tensor], words: torch.Tensor, target_head: torch.Tensor
+    weights: dict[str, torch.Tensor], vocabulary: torch.Tensor, target_head: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """The published layout's tensors: fp32, with an LM head of its own for the words instead of `turn`.
+    """The published layout's tensors: fp32, with an LM head of its own instead of `turn`.
 
-    d2t: int64 [draft vocabulary], word minus its number. t2d: bool [vocabulary], whether a word is among them.
+    d2t: int64 [draft vocabulary], token minus its number. t2d: bool [vocabulary], whether a token is in the draft's.
     target_head: [vocabulary, hidden].
     """
     tensors = {name: tensor.detach().float().contiguous() for name, tensor in weights.items()}
     inside = torch.zeros(len(target_head), dtype=torch.bool)
-    inside[words] = True
+    inside[vocabulary] = True
     # (rows @ turn) @ x is rows @ (turn @ x)
-    tensors["lm_head.weight"] = target_head[words].float() @ tensors.pop("turn.weight")
-    return {**tensors, "d2t": words - torch.arange(len(words)), "t2d": inside}
+    tensors["lm_head.weight"] = target_head[vocabulary].float() @ tensors.pop("turn.weight")
+    return {**tensors, "d2t": vocabulary - torch.arange(len(vocabulary)), "t2d": inside}
 
 
-def write_head(weights: dict[str, torch.Tensor], words: torch.Tensor, target: LlamaForCausalLM, out: Path) -> None:
+def write_head(weights: dict[str, torch.Tensor], vocabulary: torch.Tensor, target: LlamaForCausalLM, out: Path) -> None:
     """Write the head's checkpoint; its embedding and tokenizer are the target's."""
     out.mkdir(parents=True, exist_ok=True)
-    save_weights(checkpoint_tensors(weights, words, target.lm_head.weight.detach()), out)
-    text = json.dumps(head_config(target.config, len(words)), indent=1) + "\n"
+    save_weights(checkpoint_tensors(weights, vocabulary, target.lm_head.weight.detach()), out)
+    text = json.dumps(head_config(target.config, len(vocabulary)), indent=1) + "\n"
     (out / "config.json").write_text(text, encoding="utf-8")

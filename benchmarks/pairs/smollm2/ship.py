@@ -1,4 +1,4 @@
-"""The head as it is shipped: matrices in 8 bits with a scale per row, the LM head as `turn` and a list of words."""
+"""The head as it is shipped: matrices in 8 bits with a scale per row, the LM head as `turn` and a list of tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from c2t_plugin.errors import C2TError
 WEIGHTS = Path(__file__).parent / "weights"
 FILE = "eagle3-int8.safetensors"
 SCALE = ".scale"
-WORDS = "words"
+# the draft's vocabulary, under the name that the published file has for it
+VOCABULARY = "words"
 LEVELS = 127
 
 Tensors = dict[str, torch.Tensor]
@@ -25,9 +26,9 @@ def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (weight.float() / scale[:, None]).round().to(torch.int8), scale
 
 
-def pack(weights: Tensors, words: torch.Tensor) -> Tensors:
+def pack(weights: Tensors, vocabulary: torch.Tensor) -> Tensors:
     """A head's weights as they are shipped; vectors stay float32."""
-    packed = {WORDS: words.to(torch.int32)}
+    packed = {VOCABULARY: vocabulary.to(torch.int32)}
     for name, weight in weights.items():
         if weight.ndim == 2:
             packed[name], packed[name + SCALE] = quantise(weight)
@@ -37,26 +38,30 @@ def pack(weights: Tensors, words: torch.Tensor) -> Tensors:
 
 
 def unpack(packed: Tensors) -> tuple[Tensors, torch.Tensor]:
-    """The inverse of pack(), rounded: float32 weights, and the words (int64)."""
-    weights = {name: tensor.float() for name, tensor in packed.items() if name != WORDS and not name.endswith(SCALE)}
+    """The inverse of pack(), rounded: float32 weights, and the draft's vocabulary (int64)."""
+    weights = {
+        name: tensor.float() for name, tensor in packed.items() if name != VOCABULARY and not name.endswith(SCALE)
+    }
     for name in weights:
         if name + SCALE in packed:
             weights[name] *= packed[name + SCALE][:, None]
-    return weights, packed[WORDS].long()
+    return weights, packed[VOCABULARY].long()
 
 
-def write_shipped(weights: Tensors, words: torch.Tensor, folder: Path, notes: dict[str, Any]) -> Path:
+def write_shipped(weights: Tensors, vocabulary: torch.Tensor, folder: Path, notes: dict[str, Any]) -> Path:
     """Write the shipped file; notes become its metadata, as text."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE
     metadata = {"format": "pt", **{key: str(value) for key, value in notes.items()}}
-    save_file({name: tensor.contiguous() for name, tensor in pack(weights, words).items()}, path, metadata=metadata)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in pack(weights, vocabulary).items()}, path, metadata=metadata
+    )
     path.chmod(0o644)
     return path
 
 
 def read_shipped(folder: Path = WEIGHTS) -> tuple[Tensors, torch.Tensor]:
-    """Weights (float32) and words of the shipped head; C2TError if there is none."""
+    """Weights (float32) and vocabulary of the shipped head; C2TError if there is none."""
     path = folder / FILE
     if not path.is_file():
         raise C2TError(f"{path} is missing; `python -m benchmarks.pairs.smollm2 ship` writes it after training")

@@ -13,7 +13,15 @@ import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks.pairs.smollm2.batches import WINDOW, OwnTexts
-from benchmarks.pairs.smollm2.head import ARGMAX_WEIGHT, LEAD, UNROLL, UNROLL_DECAY, Distillation, draft_words, new_head
+from benchmarks.pairs.smollm2.head import (
+    ARGMAX_WEIGHT,
+    LEAD,
+    UNROLL,
+    UNROLL_DECAY,
+    Distillation,
+    draft_vocabulary,
+    new_head,
+)
 from benchmarks.pairs.smollm2.own_text import Shards
 from benchmarks.pairs.smollm2.states import CAPTURED
 from benchmarks.pairs.toy.recipe import Stage
@@ -27,7 +35,9 @@ def _stage() -> Stage:
 
 @dataclass(frozen=True)
 class HeadRecipe:
-    """seed: of the head's first weights and the order of the texts. words: size of the draft vocabulary."""
+    """seed: of the head's first weights and the order of the texts. words: size of the draft vocabulary, under
+    the name that digests and published notes have for it.
+    """
 
     seed: int = 1
     words: int = 8192
@@ -50,7 +60,7 @@ class HeadRecipe:
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def choose_words(shards: Shards, size: int, path: Path, target: LlamaForCausalLM) -> torch.Tensor:
+def choose_vocabulary(shards: Shards, size: int, path: Path, target: LlamaForCausalLM) -> torch.Tensor:
     """The draft vocabulary: the tokens most frequent in prompts and answers. Chosen once, then read from `path`."""
     if path.is_file():
         return torch.tensor(json.loads(path.read_text(encoding="utf-8")))
@@ -58,10 +68,11 @@ def choose_words(shards: Shards, size: int, path: Path, target: LlamaForCausalLM
     for text in shards.texts():
         counts += torch.bincount(torch.from_numpy(text.tokens.astype("int64")), minlength=len(counts))
     eos: Any = target.config.eos_token_id
-    words = draft_words(counts, size, (eos,))
-    path.write_text(json.dumps(words.tolist()) + "\n", encoding="utf-8")
-    print(f"draft vocabulary: {size} words, {float(counts[words].sum() / counts.sum()):.4f} of all text", flush=True)
-    return words
+    vocabulary = draft_vocabulary(counts, size, (eos,))
+    path.write_text(json.dumps(vocabulary.tolist()) + "\n", encoding="utf-8")
+    share = float(counts[vocabulary].sum() / counts.sum())
+    print(f"draft vocabulary: {size} tokens, {share:.4f} of all text", flush=True)
+    return vocabulary
 
 
 def train(target_dir: Path, work: Path, recipe: HeadRecipe, stop_after: int | None = None) -> bool:
@@ -72,8 +83,8 @@ def train(target_dir: Path, work: Path, recipe: HeadRecipe, stop_after: int | No
     target = LlamaForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval().requires_grad_(False)
     shards = Shards(work / "text")
     texts = OwnTexts(shards, work / "states")
-    words = choose_words(shards, recipe.words, words_path(work, recipe.words), target)
-    head = new_head(target, words, recipe.seed)
+    vocabulary = choose_vocabulary(shards, recipe.words, vocabulary_path(work, recipe.words), target)
+    head = new_head(target, vocabulary, recipe.seed)
     distillation = Distillation(head, target)
     stage, tokens = recipe.stage, sum(row.length for row in texts.rows) * recipe.stage.batch // len(texts.rows)
     run = StageRun("eagle3", stage, head, run_folder(work, recipe), recipe.digest(), tokens, True, stop_after)
@@ -94,7 +105,7 @@ def run_folder(work: Path, recipe: HeadRecipe) -> Path:
     return work / f"head-{recipe.digest()}"
 
 
-def words_path(work: Path, size: int) -> Path:
+def vocabulary_path(work: Path, size: int) -> Path:
     """File with the draft vocabulary of this size."""
     return work / f"words-{size}.json"
 
@@ -102,7 +113,7 @@ def words_path(work: Path, size: int) -> Path:
 def trained_weights(work: Path, recipe: HeadRecipe) -> tuple[dict[str, torch.Tensor], int]:
     """Weights and steps taken of the last saved state; C2TError if there is none.
 
-    They fit any draft vocabulary, since the rows of its words are the target's.
+    They fit any draft vocabulary, since the rows of its tokens are the target's.
     """
     path = run_folder(work, recipe) / "state-eagle3.pt"
     if not path.is_file():

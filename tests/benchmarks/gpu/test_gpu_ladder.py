@@ -22,8 +22,9 @@ pytest.importorskip("openai", reason="the servers' client is not installed in th
 
 from benchmarks.gpu import ladder as gpu_ladder
 from benchmarks.gpu.command import SERVERS as SERVER_PARTS
-from benchmarks.gpu.ladder import DRY, MAX_TOKENS, SERVERS, ask, run
+from benchmarks.gpu.ladder import DRY, MAX_TOKENS, ask, run
 from benchmarks.gpu.rungs import NUMBERS, RUNGS, STEPS, TOPK, Found, p_value
+from benchmarks.gpu.servers import SERVERS
 from benchmarks.report.recomputed import Comparison
 from benchmarks.report.rows import BenchRow, read_rows
 from benchmarks.serving.client import Completion, Pass

@@ -37,7 +37,7 @@ from tests.support.core.head_by_hand import Head, two_steps, weights_in
 
 TINY = PRESETS["tiny"]
 SHARD_BYTES = 8 << 20
-WORDS = 4096
+VOCAB = 4096
 # Other orders of sums and a few roundings more, five layers deep, in float32: some units in the last place of logits up
 # to 15
 LOGIT_TOLERANCE = 1e-4
@@ -73,11 +73,11 @@ def difference(small: Tensor, big: Tensor) -> float:
 
 @pytest.mark.parametrize("kind", ["target", "draft"])
 @torch.no_grad()
-def test_logits_are_the_small_models_and_other_words_have_no_chance(kind: str, big: Path, tokens: Tensor):
+def test_logits_are_the_small_models_and_other_tokens_have_no_chance(kind: str, big: Path, tokens: Tensor):
     small, found = small_llama(kind)(tokens).logits, big_llama(big / kind)(tokens).logits
     assert small.std() > 1 and difference(small, found) < LOGIT_TOLERANCE
     assert torch.equal(found.argmax(-1), small.argmax(-1))
-    assert found.softmax(-1)[..., WORDS:].sum(-1).max() < 1e-6
+    assert found.softmax(-1)[..., VOCAB:].sum(-1).max() < 1e-6
 
 
 def test_greedy_text_is_the_small_models(big: Path, tokens: Tensor):
@@ -95,7 +95,7 @@ def test_heads_draft_what_the_small_ones_draft(kind: str, big: Path, tokens: Ten
         assert found.shape[-1] == (TINY.draft_vocab if kind == "eagle3" else TINY.target.vocab)
         assert expected.std() > 1 and difference(expected, found) < LOGIT_TOLERANCE
         assert torch.equal(found.argmax(-1), expected.argmax(-1))
-        assert found.softmax(-1)[..., WORDS:].sum(-1).max() < 1e-6
+        assert found.softmax(-1)[..., VOCAB:].sum(-1).max() < 1e-6
 
 
 def test_the_heads_of_this_test_are_the_pairs(tokens: Tensor):
@@ -108,7 +108,7 @@ def test_the_heads_of_this_test_are_the_pairs(tokens: Tensor):
         head = load_head(kind, load_recipe(pair_dir()), target, pair_dir())
         embedding = target.get_input_embeddings().weight
         states = head.unroll(embedding, tokens, head_features(head, hidden_states(target, tokens)), 1)[0]
-        # the trained head reads the word after each position
+        # the trained head reads the token after each position
         found = Head(pair_dir() / kind)(
             F.embedding(tokens.roll(-1, dims=1), embedding), head_features(head, hidden_states(target, tokens))
         )
@@ -179,11 +179,11 @@ def test_a_seed_gives_the_same_weights_and_idle_parts_are_not_zero(tmp_path: Pat
 
 @pytest.mark.parametrize(("kind", "norm"), [("target", "model.norm"), ("draft", "model.norm"), ("eagle3", "norm")])
 def test_zeros_are_only_where_something_would_be_written(kind: str, norm: str, big: Path):
-    """The LM head is random for known and other words alike where the final norm leaves nothing to multiply."""
+    """The LM head is random for known and other tokens alike where the final norm leaves nothing to multiply."""
     weights = weights_in(big / kind)
     silent = weights[f"{norm}.weight"] == 0
     assert silent.any()
-    for rows in weights["lm_head.weight"].split(WORDS):
+    for rows in weights["lm_head.weight"].split(VOCAB):
         assert rows[:, silent].std() == pytest.approx(0.02, rel=0.05)
     matrices = {name: value for name, value in weights.items() if value.ndim > 1}
     zeros = {name.split(".")[-2] for name, value in matrices.items() if (value == 0).float().mean() > 0.5}
@@ -202,7 +202,7 @@ def test_engines_find_what_they_look_for(big: Path):
     assert find_classifier(C2TConfig(), "eagle3", str(big / "eagle3"))[1] == "beside the draft"
     record = json.loads((big / "target" / "inflated.json").read_text())
     assert record["shape"]["hidden"] == TINY.target.hidden and "git_sha" in record["run"]
-    # a draft word's number in the target's vocabulary is its own
+    # a draft token's number in the target's vocabulary is its own
     assert not weights_in(big / "eagle3")["d2t"].any()
 
 
@@ -240,10 +240,10 @@ def test_a_shape_that_is_too_small_is_refused(change: dict[str, int], says: str,
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [WORDS - 1, TINY.target.vocab + 1])
-def test_a_head_knows_its_words_and_no_more_than_the_target(words: int, tmp_path: Path):
-    with pytest.raises(ConfigError, match=f"not {words}"):
-        inflate("eagle3", replace(TINY, draft_vocab=words), pair_dir(), tmp_path)
+@pytest.mark.parametrize("vocab", [VOCAB - 1, TINY.target.vocab + 1])
+def test_a_head_knows_its_vocabulary_and_no_more_than_the_target(vocab: int, tmp_path: Path):
+    with pytest.raises(ConfigError, match=f"not {vocab}"):
+        inflate("eagle3", replace(TINY, draft_vocab=vocab), pair_dir(), tmp_path)
 
 
 def test_shapes_judge_themselves():

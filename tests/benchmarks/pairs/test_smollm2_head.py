@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.pairs.smollm2 import batches, evaluate, head, ship, states, train
+from benchmarks.pairs.smollm2.__main__ import parser
 from benchmarks.pairs.smollm2.own_text import Shards, Text, Writing
 from benchmarks.pairs.smollm2.ship import WEIGHTS
 from benchmarks.pairs.toy.recipe import Stage
@@ -20,7 +21,7 @@ from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME, load_classifier
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.heads import Eagle3Head, head_features, hidden_states
 
-VOCAB, WORDS = 64, 24
+VOCAB, DRAFT_VOCAB = 64, 24
 
 
 @pytest.fixture
@@ -111,12 +112,12 @@ def test_a_long_text_loses_the_begin_of_its_prompt():
 def test_fused_cross_entropy_is_the_plain_one():
     torch.manual_seed(0)
     known = torch.randn(600, 16, requires_grad=True)
-    words, goal = torch.randn(WORDS, 16).bfloat16(), torch.randn(50, WORDS).softmax(-1)
+    lm_head, goal = torch.randn(DRAFT_VOCAB, 16).bfloat16(), torch.randn(50, DRAFT_VOCAB).softmax(-1)
     picks = torch.randint(0, 50, (600,))
-    loss = head.word_cross_entropy(known, words, goal, picks)
+    loss = head.head_cross_entropy(known, lm_head, goal, picks)
     loss.backward()
     fused, known.grad = known.grad, None
-    plain = F.cross_entropy(known @ words.float().T, goal[picks])
+    plain = F.cross_entropy(known @ lm_head.float().T, goal[picks])
     plain.backward()
     torch.testing.assert_close(loss, plain, rtol=0.01, atol=0.01)
     torch.testing.assert_close(fused, known.grad, rtol=0.05, atol=1e-4)
@@ -125,7 +126,7 @@ def test_fused_cross_entropy_is_the_plain_one():
 def test_what_the_loss_learns_from(tmp_path, target, monkeypatch):
     monkeypatch.setattr(head, "LEAD", 5)
     texts = written(tmp_path, target)
-    draft = head.new_head(target, torch.arange(WORDS), 1)
+    draft = head.new_head(target, torch.arange(DRAFT_VOCAB), 1)
     batch = texts.read(texts.rows[:4])
     lesson = head.Distillation(draft, target)
     first = min(5, int(batch.prompts.min())) - 2
@@ -135,20 +136,20 @@ def test_what_the_loss_learns_from(tmp_path, target, monkeypatch):
             # a teacher's position is where the target predicts a token that the head can say
             positions = range(first + 1 + j, row.length)
             tokens = batch.tokens[i].tolist()
-            expected = [p for p in positions if p == row.length - 1 or tokens[p + 1] < WORDS]
+            expected = [p for p in positions if p == row.length - 1 or tokens[p + 1] < DRAFT_VOCAB]
             assert (usable[i].nonzero().flatten() + first + 1 + j).tolist() == expected
 
 
 def test_the_published_layout_computes_the_same_logits(tmp_path, target):
-    words = torch.tensor(sorted(torch.randperm(VOCAB)[:WORDS].tolist()))
-    draft = head.new_head(target, words, 1)
+    vocabulary = torch.tensor(sorted(torch.randperm(VOCAB)[:DRAFT_VOCAB].tolist()))
+    draft = head.new_head(target, vocabulary, 1)
     torch.nn.init.normal_(draft.turn.weight)
-    head.write_head(draft.state_dict(), words, target, tmp_path)
+    head.write_head(draft.state_dict(), vocabulary, target, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     shift, inside = tensors.pop("d2t"), tensors.pop("t2d")
-    assert (shift + torch.arange(WORDS)).equal(words)
-    assert inside.nonzero().flatten().equal(words)
-    published = Eagle3Head(head.head_shape(target.config, WORDS))
+    assert (shift + torch.arange(DRAFT_VOCAB)).equal(vocabulary)
+    assert inside.nonzero().flatten().equal(vocabulary)
+    published = Eagle3Head(head.head_shape(target.config, DRAFT_VOCAB))
     published.load_state_dict(tensors)
     tokens = torch.randint(0, VOCAB, (2, 12))
     features = head_features(published, hidden_states(target, tokens))
@@ -159,20 +160,20 @@ def test_the_published_layout_computes_the_same_logits(tmp_path, target):
         expected = published.logits(theirs, embedding)
         torch.testing.assert_close(draft.logits(ours, embedding), expected, rtol=0.05, atol=0.05)
     config = json.loads((tmp_path / "config.json").read_text())
-    assert config["draft_vocab_size"] == WORDS
+    assert config["draft_vocab_size"] == DRAFT_VOCAB
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
 
 
-def test_draft_words_are_the_most_frequent_and_those_that_must_be():
+def test_the_draft_vocabulary_is_the_most_frequent_and_those_that_must_be():
     counts = torch.tensor([5, 0, 9, 3, 9])
-    assert head.draft_words(counts, 3).tolist() == [0, 2, 4]
-    assert head.draft_words(counts, 3, always=(1,)).tolist() == [1, 2, 4]
+    assert head.draft_vocabulary(counts, 3).tolist() == [0, 2, 4]
+    assert head.draft_vocabulary(counts, 3, always=(1,)).tolist() == [1, 2, 4]
 
 
 def test_training_goes_on_where_it_stopped(tmp_path, target, monkeypatch):
     monkeypatch.setattr(train.LlamaForCausalLM, "from_pretrained", lambda *a, **k: target)
     stage = Stage(steps=6, batch=4, muon_lr=0.02, embed_lr=0.002, head_lr=0.002, warmup=2)
-    recipe = train.HeadRecipe(words=WORDS, stage=stage)
+    recipe = train.HeadRecipe(words=DRAFT_VOCAB, stage=stage)
     once, twice = tmp_path / "once", tmp_path / "twice"
     for work in (once, twice):
         written(work, target)
@@ -180,11 +181,11 @@ def test_training_goes_on_where_it_stopped(tmp_path, target, monkeypatch):
     assert not train.train(tmp_path, twice, recipe, stop_after=2)
     assert train.train(tmp_path, twice, recipe)
     (first, step), (second, _) = (train.trained_weights(work, recipe) for work in (once, twice))
-    assert step == 6 and len(json.loads(train.words_path(once, WORDS).read_text())) == WORDS
+    assert step == 6 and len(json.loads(train.vocabulary_path(once, DRAFT_VOCAB).read_text())) == DRAFT_VOCAB
     for name in first:
         torch.testing.assert_close(first[name], second[name])
     longer = dataclasses.replace(recipe, stage=dataclasses.replace(stage, steps=8))
-    assert longer.digest() == recipe.digest() != train.HeadRecipe(words=WORDS).digest()
+    assert longer.digest() == recipe.digest() != train.HeadRecipe(words=DRAFT_VOCAB).digest()
 
 
 def test_an_untrained_head_is_a_clear_error(tmp_path):
@@ -193,13 +194,13 @@ def test_an_untrained_head_is_a_clear_error(tmp_path):
 
 
 def test_shipped_weights_are_within_half_a_level(tmp_path, target):
-    words = torch.arange(3, 3 + WORDS)
-    weights = head.new_head(target, words, 1).state_dict()
+    vocabulary = torch.arange(3, 3 + DRAFT_VOCAB)
+    weights = head.new_head(target, vocabulary, 1).state_dict()
     with pytest.raises(C2TError, match="ship"):
         ship.read_shipped(tmp_path)
-    ship.write_shipped(weights, words, tmp_path, {"steps": 3})
+    ship.write_shipped(weights, vocabulary, tmp_path, {"steps": 3})
     read, found = ship.read_shipped(tmp_path)
-    assert found.equal(words) and read.keys() == weights.keys()
+    assert found.equal(vocabulary) and read.keys() == weights.keys()
     for name, weight in weights.items():
         if weight.ndim == 2:
             half = weight.abs().amax(-1, keepdim=True) / ship.LEVELS / 2
@@ -219,7 +220,7 @@ def chain(target, draft, tokens, root):
         row = torch.tensor([text + [0] * (evaluate.GAMMA + 1)])
         padded = F.pad(features, (0, 0, 0, row.shape[1] - features.shape[1]))
         hidden = draft.unroll(embedding, row, padded, evaluate.GAMMA)[depth][0, root - 1]
-        guess = int(draft.words[F.linear(draft.known(hidden), draft.rows.float()).argmax(-1)])
+        guess = int(draft.vocabulary[F.linear(draft.known(hidden), draft.rows.float()).argmax(-1)])
         if root + 1 + depth >= len(tokens) or tokens[root + 1 + depth] != guess:
             return accepted
         accepted += 1
@@ -228,7 +229,7 @@ def chain(target, draft, tokens, root):
 
 
 def test_evaluation_counts_what_step_by_step_drafting_accepts(tmp_path, target, monkeypatch):
-    draft = head.new_head(target, torch.arange(WORDS), 1)
+    draft = head.new_head(target, torch.arange(DRAFT_VOCAB), 1)
     texts = written(tmp_path, target)
     # texts that go on as the head would, so that chains have all lengths
     rows = []
@@ -264,7 +265,7 @@ def test_evaluation_counts_what_step_by_step_drafting_accepts(tmp_path, target, 
 
 
 def test_sampled_text_counts_the_targets_chances(tmp_path, target):
-    draft = head.new_head(target, torch.arange(WORDS), 1)
+    draft = head.new_head(target, torch.arange(DRAFT_VOCAB), 1)
     texts = written(tmp_path, target)
     measured = evaluate.measure(draft, target, texts, [{"kind": str(i % 2)} for i in range(20)], 0.7)
     depths = np.concatenate([one.depths for one in measured])
@@ -275,13 +276,13 @@ def test_sampled_text_counts_the_targets_chances(tmp_path, target):
 
 
 def test_the_shipped_head_is_whole_and_light():
-    weights, words = ship.read_shipped()
+    weights, vocabulary = ship.read_shipped()
     config = LlamaConfig(
         hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, head_dim=64
     )
-    draft = head.TurnedHead(head.head_shape(config, len(words)), words, torch.zeros(len(words), 576))
+    draft = head.TurnedHead(head.head_shape(config, len(vocabulary)), vocabulary, torch.zeros(len(vocabulary), 576))
     draft.load_state_dict(weights)
-    assert (words.diff() > 0).all() and 2 in words and int(words.max()) < 49152
+    assert (vocabulary.diff() > 0).all() and 2 in vocabulary and int(vocabulary.max()) < 49152
     assert all(weight.isfinite().all() for weight in weights.values())
     assert (ship.WEIGHTS / ship.FILE).stat().st_size < 11_000_000
 
@@ -291,3 +292,14 @@ def test_the_classifiers_beside_the_shipped_head_are_of_its_kind():
     assert plain.training["recipe"] == calibrated.training["recipe"] == "extended"
     assert (plain.training["calibrated"], calibrated.training["calibrated"]) == ("none", "chain")
     assert plain.features == calibrated.features and 0.0 < plain.suggested_beta < 1.0
+
+
+@pytest.mark.parametrize("name", ["--vocabulary", "--words"])
+def test_the_draft_vocabularys_size_has_its_old_name_too(name: str):
+    assert parser().parse_args(["ship", name, "4096"]).vocabulary == 4096
+
+
+def test_what_is_published_keeps_its_names():
+    """The tensor of the shipped file, and the recipe in its notes, which digests are made from."""
+    assert "words" in load_file(WEIGHTS / ship.FILE)
+    assert dataclasses.asdict(train.HeadRecipe())["words"] == 8192

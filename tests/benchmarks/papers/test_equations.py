@@ -24,16 +24,16 @@ def entropy(distribution: torch.Tensor) -> float:
     return float(-torch.xlogy(distribution, distribution).sum())
 
 
-def even_rest(top: float, words: int) -> torch.Tensor:
-    """Lemma 1's distribution: one word of probability `top`, the others even. (words,) float64."""
-    rest = torch.full((words,), (1.0 - top) / (words - 1), dtype=torch.float64)
+def even_rest(top: float, tokens: int) -> torch.Tensor:
+    """Lemma 1's distribution: one token of probability `top`, the others even. (tokens,) float64."""
+    rest = torch.full((tokens,), (1.0 - top) / (tokens - 1), dtype=torch.float64)
     rest[0] = top
     return rest
 
 
 @st.composite
-def distributions(draw, words: int | None = None) -> torch.Tensor:
-    n = words or draw(st.integers(2, 12))
+def distributions(draw, tokens: int | None = None) -> torch.Tensor:
+    n = tokens or draw(st.integers(2, 12))
     weights = draw(st.lists(st.floats(0, 1), min_size=n, max_size=n).filter(lambda w: sum(w) > 1e-3))
     found = torch.tensor(weights, dtype=torch.float64)
     return found / found.sum()
@@ -41,8 +41,8 @@ def distributions(draw, words: int | None = None) -> torch.Tensor:
 
 @st.composite
 def tops(draw) -> tuple[float, int]:
-    words = draw(st.integers(2, 50))
-    return draw(st.floats(1 / words, 1.0)), words
+    tokens = draw(st.integers(2, 50))
+    return draw(st.floats(1 / tokens, 1.0)), tokens
 
 
 def values(rows: list[eq.Row]) -> dict[str, tuple[float | None, float]]:
@@ -57,9 +57,9 @@ def values(rows: list[eq.Row]) -> dict[str, tuple[float | None, float]]:
 @settings(deadline=None)
 @given(distributions())
 def test_lemma_1_has_the_largest_entropy_not_the_least(draft) -> None:
-    top, words = float(draft.max()), len(draft)
-    assert eq.least_entropy(top, words) - 1e-9 <= entropy(draft) <= eq.entropy_of_even_rest(top, words) + 1e-9
-    assert entropy(even_rest(top, words)) == pytest.approx(eq.entropy_of_even_rest(top, words), abs=1e-9)
+    top, tokens = float(draft.max()), len(draft)
+    assert eq.least_entropy(top, tokens) - 1e-9 <= entropy(draft) <= eq.entropy_of_even_rest(top, tokens) + 1e-9
+    assert entropy(even_rest(top, tokens)) == pytest.approx(eq.entropy_of_even_rest(top, tokens), abs=1e-9)
 
 
 def test_a_distribution_below_lemma_1s_least_entropy() -> None:
@@ -73,10 +73,10 @@ def test_a_distribution_below_lemma_1s_least_entropy() -> None:
 @given(tops(), st.floats(0, 1))
 def test_both_entropies_fall_as_the_largest_probability_rises(at, share) -> None:
     """The monotonicity that the paper goes on to use holds for either."""
-    top, words = at
+    top, tokens = at
     higher = top + share * (1.0 - top)
     for bound in (eq.least_entropy, eq.entropy_of_even_rest):
-        assert bound(higher, words) <= bound(top, words) + 1e-9
+        assert bound(higher, tokens) <= bound(top, tokens) + 1e-9
 
 
 @settings(deadline=None)
@@ -97,16 +97,16 @@ def test_lemma_2_acceptance_is_one_minus_variation(pair) -> None:
 
 @settings(deadline=None)
 @given(tops())
-def test_lemma_3_is_printed_for_three_words(at) -> None:
-    top, words = at
-    draft, target = even_rest(top, words), torch.zeros(words, dtype=torch.float64)
+def test_lemma_3_is_printed_for_three_tokens(at) -> None:
+    top, tokens = at
+    draft, target = even_rest(top, tokens), torch.zeros(tokens, dtype=torch.float64)
     target[1] = 1.0
-    assert eq.total_variation(draft, target) == pytest.approx(eq.largest_variation(top, words), abs=1e-12)
-    assert eq.bias(top, words) == pytest.approx((words * top - 1) / (words - 1), abs=1e-12)
-    same = words == 3 or top == 1.0
-    gap = abs(eq.largest_variation(top, words) - eq.largest_variation_as_printed(top))
-    assert gap == pytest.approx(abs(eq.bias(top, words) - eq.bias_as_printed(top)), abs=1e-12)
-    assert gap == pytest.approx(abs(words - 3) * (1 - top) / (words - 1) / 2, abs=1e-12)
+    assert eq.total_variation(draft, target) == pytest.approx(eq.largest_variation(top, tokens), abs=1e-12)
+    assert eq.bias(top, tokens) == pytest.approx((tokens * top - 1) / (tokens - 1), abs=1e-12)
+    same = tokens == 3 or top == 1.0
+    gap = abs(eq.largest_variation(top, tokens) - eq.largest_variation_as_printed(top))
+    assert gap == pytest.approx(abs(eq.bias(top, tokens) - eq.bias_as_printed(top)), abs=1e-12)
+    assert gap == pytest.approx(abs(tokens - 3) * (1 - top) / (tokens - 1) / 2, abs=1e-12)
     assert not same or gap < 1e-12
 
 
@@ -114,15 +114,15 @@ def test_lemma_3_is_printed_for_three_words(at) -> None:
 @given(tops())
 def test_lemma_3s_bias_is_never_negative(at) -> None:
     """So weakness 2, a negative bias at high entropy, does not follow: equation 5 is negative below 1/3 only."""
-    top, words = at
-    assert eq.bias(top, words) >= -1e-12
+    top, tokens = at
+    assert eq.bias(top, tokens) >= -1e-12
     assert (eq.bias_as_printed(top) < 0) == (top < 1 / 3)
 
 
 @settings(deadline=None)
 @given(st.integers(2, 8).flatmap(lambda n: st.tuples(distributions(n), distributions(n))))
-def test_the_least_acceptance_is_the_least_probable_word(pair) -> None:
-    """So another draft with the same top probability, one word at 0, can be refused always: lemma 3 has no bound."""
+def test_the_least_acceptance_is_the_least_probable_token(pair) -> None:
+    """So another draft with the same top probability, one token at 0, can be refused always: lemma 3 has no bound."""
     draft, target = pair
     assert eq.expected_acceptance(draft, target) >= float(draft.min()) - 1e-12
     worst = torch.zeros_like(draft)
@@ -130,11 +130,11 @@ def test_the_least_acceptance_is_the_least_probable_word(pair) -> None:
     assert eq.expected_acceptance(draft, worst) == pytest.approx(float(draft.min()), abs=1e-12)
 
 
-@pytest.mark.parametrize(("top", "words"), [(0.2, 4), (1.01, 4), (0.5, 1), (math.nan, 4)])
-def test_a_largest_probability_that_cannot_be_is_refused(top, words) -> None:
+@pytest.mark.parametrize(("top", "tokens"), [(0.2, 4), (1.01, 4), (0.5, 1), (math.nan, 4)])
+def test_a_largest_probability_that_cannot_be_is_refused(top, tokens) -> None:
     for function in (eq.entropy_of_even_rest, eq.least_entropy, eq.largest_variation, eq.bias):
         with pytest.raises(C2TError, match="lies between"):
-            function(top, words)
+            function(top, tokens)
 
 
 def test_lemma_rows_have_no_impossible_distribution() -> None:
@@ -280,19 +280,19 @@ def test_proof_3_is_about_f5_and_f6() -> None:
 
 @settings(deadline=None)
 @given(distributions())
-def test_dyspec_equation_9_telescopes(words) -> None:
-    earlier = words[:-1].tolist()
+def test_dyspec_equation_9_telescopes(tokens) -> None:
+    earlier = tokens[:-1].tolist()
     if sum(earlier) < 1.0 - 1e-6:
         assert eq.reach_of_sibling(earlier) == pytest.approx(1.0 - sum(earlier), abs=1e-9)
 
 
 def test_dyspec_equation_10_by_enumeration() -> None:
     """A node's chance to be sampled and accepted in its place is its draft probability, whatever its siblings are."""
-    words = (0.5, 0.3, 0.15, 0.05)
-    for earlier in itertools.permutations(words, 2):
-        for word in set(words) - set(earlier):
-            drawn = word / (1.0 - sum(earlier))
-            assert eq.reach_of_sibling(earlier) * drawn == pytest.approx(word)
+    tokens = (0.5, 0.3, 0.15, 0.05)
+    for earlier in itertools.permutations(tokens, 2):
+        for token in set(tokens) - set(earlier):
+            drawn = token / (1.0 - sum(earlier))
+            assert eq.reach_of_sibling(earlier) * drawn == pytest.approx(token)
 
 
 def test_latency_model_by_hand() -> None:

@@ -148,7 +148,7 @@ def test_serving_is_pooled_over_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_acceptance_by_draw_counts_ranks(tmp_path: Path, tiny_pair: Path) -> None:
-    """Of a greedy target every draw but one is refused; all words together hold its word."""
+    """Of a greedy target every draw but one is refused; all tokens together hold its token."""
     bench = Bench(tiny_pair, tmp_path, quick=True)
     every = dyspec_trees.acceptance_by_draw(bench, 0.0, 300, 0)
     assert float(every.sum()) == pytest.approx(1.0)
@@ -181,7 +181,7 @@ def test_densities_sum_to_one_by_column() -> None:
 def test_acceptance_figures_run_on_a_tiny_pair(tmp_path: Path, tiny_pair: Path) -> None:
     bench = Bench(tiny_pair, tmp_path, quick=True)
     second, fifth = (experiment.findings(bench) for experiment in dyspec_acceptance.EXPERIMENTS)
-    assert sum(row["words"] for row in second.rows) == len(dyspec_acceptance.words(bench)[0])
+    assert sum(row["words"] for row in second.rows) == len(dyspec_acceptance.probable_tokens(bench)[0])
     assert [row["threshold"] for row in fifth.rows] == [0.1, 0.03]
     assert fifth.rows[0]["mean size"] < fifth.rows[1]["mean size"] and fifth.rows[0]["smallest"] >= 1
     assert second.figure is not None and fifth.figure is not None
