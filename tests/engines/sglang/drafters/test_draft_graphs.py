@@ -18,8 +18,8 @@ from c2t_plugin.classifier import ClassifierSpec, NodeClassifier  # noqa: E402
 from c2t_plugin.engines.sglang.metrics import Counts  # noqa: E402
 from c2t_plugin.engines.sglang.parts import Parts  # noqa: E402
 from c2t_plugin.scorer import ChainScorer  # noqa: E402
-from tests.engines.sglang.test_tree_segments import Graph  # noqa: E402
-from tests.engines.sglang.test_windows import EVERY, state_of  # noqa: E402
+from tests.engines.sglang.drafters.test_tree_segments import Graph  # noqa: E402
+from tests.engines.sglang.verify.test_windows import EVERY, state_of  # noqa: E402
 
 DEPTHS = (0, 1, 2, 4)
 SLOTS, ROWS, VOCAB = 8, 4, 20
