@@ -96,8 +96,8 @@ def check(_result: None, manager: Any, obj: Any, input_ids: Any, *_: Any, **__: 
     # with images or sound the tokens are SGLang's own, some of them outside; a model of text takes no notice of either
     if not (manager.mm_processor and obj.contains_mm_input()):
         _check_prompt(obj, input_ids, manager.model_config)
-    for _, _, error in _unfit(obj, manager.model_config.vocab_size):
-        raise error
+    for found in _unfit(obj, manager.model_config.vocab_size):
+        raise found[2]
     custom_params = obj.sampling_params.get("custom_params")
     if options_of(custom_params) != RequestOptions():
         config = args.config_of(server_args)
