@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -228,3 +229,18 @@ def test_records_are_written_by_a_thread(classifier: NodeClassifier, tmp_path: P
     file.keep({"learnt": STATE})
     file.close({"learnt": STATE})
     assert len(wrote) == 1 and wrote[0] != "MainThread"
+
+
+def test_a_disk_that_hangs_holds_no_server_that_ends(
+    classifier: NodeClassifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    back = threading.Event()
+    monkeypatch.setattr(learned, "save_classifier", lambda *_: back.wait())
+    file = LearnedFile(tmp_path / "learned.safetensors", classifier, PAIR)
+    for _ in range(2):
+        file.close({"learnt": STATE}, timeout=0.0)
+    back.set()
+    assert len(caplog.records) == 2 and "is not written" in caplog.messages[0]
+    caplog.clear()
+    file.close({"learnt": STATE})
+    assert not caplog.records
