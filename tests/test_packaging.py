@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import os
 import re
 import shutil
@@ -136,11 +137,27 @@ def test_the_install_names_no_host(root: Path) -> None:
 
 
 @pytest.mark.parametrize("pins", ["sglang.txt", "vllm.txt", "dev.txt"])
-def test_every_pin_is_exact(root: Path, pins: str) -> None:
+def test_every_pin_is_exact_and_has_its_hashes(root: Path, pins: str) -> None:
     lines = (root / ".constraints" / pins).read_text(encoding="utf-8").splitlines()
     packages = [line for line in lines if line and not line.startswith("#")]
     assert packages
-    assert [line for line in packages if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line)] == []
+    exact = re.compile(r"torch==[0-9.]+|[A-Za-z0-9._-]+==[A-Za-z0-9.]+( --hash=sha256:[0-9a-f]{64})+")
+    assert [line for line in packages if not exact.fullmatch(line)] == []
+
+
+def test_what_torch_brings_is_installed_by_its_hash_before_it(root: Path) -> None:
+    named = re.search(r'^torch_needs="(.*)"$', (root / ".ci/venv").read_text(encoding="utf-8"), re.MULTILINE)
+    assert named is not None
+    needs = [
+        re.split(r"[^\w.-]", each)[0] for each in importlib.metadata.requires("torch") or () if "extra ==" not in each
+    ]
+    # NVIDIA's are of CUDA builds
+    found = {each.lower().replace("-", "_") for each in needs if not each.startswith(("nvidia", "cuda"))}
+    assert found and found <= set(named[1].split("|"))
+    for pins in ("sglang.txt", "vllm.txt"):
+        lines = "\n".join((root / ".constraints" / name).read_text(encoding="utf-8") for name in (pins, "dev.txt"))
+        held = {each.lower().replace("-", "_") for each in re.findall(r"^([\w.-]+)==", lines, re.MULTILINE)}
+        assert set(named[1].split("|")) <= held
 
 
 def test_repository_stays_light(root: Path) -> None:

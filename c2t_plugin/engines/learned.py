@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
+import queue
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -53,21 +55,32 @@ class LearnedFile:
         self.path = path
         self.failed = 0
         self._classifier, self._pair, self._network = classifier, pair, network
-        self._thread: threading.Thread | None = None
         self._seen = 0
+        self._states: queue.SimpleQueue[tuple[Mapping[str, Any], Network | None]] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        # at once, since an interpreter that ends starts no thread
+        threading.Thread(target=self._work, daemon=True).start()
 
     def keep(self, state: Mapping[str, Any]) -> None:
         """Write what a planner has learnt, if the time before has come to its end. state: see StepPlanner.state."""
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._write, args=(state["learnt"], self._now()), daemon=True)
-            self._thread.start()
+        if self._idle.is_set():
+            self._idle.clear()
+            self._states.put((state["learnt"], self._now()))
 
-    def close(self, state: Mapping[str, Any]) -> None:
-        """Write it for the last time."""
-        if self._thread is not None:
-            self._thread.join(LAST_S)
-        if state["learnt"]["seen"] != self._seen:
-            self._write(state["learnt"], self._now())
+    def close(self, state: Mapping[str, Any], timeout: float = LAST_S) -> None:
+        """Write it for the last time, for which no longer than `timeout` seconds are waited."""
+        end = time.monotonic() + timeout
+        if self._idle.wait(timeout) and state["learnt"]["seen"] != self._seen:
+            self.keep(state)
+            self._idle.wait(max(0.0, end - time.monotonic()))
+        if not self._idle.is_set():
+            logger.error("C2T: what was learnt is not written to %s after %.0f s; it is lost", self.path, timeout)
+
+    def _work(self) -> None:
+        while True:
+            self._write(*self._states.get())
+            self._idle.set()
 
     def _now(self) -> Network | None:
         """The network that a state is over; it is replaced, never changed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -288,3 +289,18 @@ def test_the_file_of_a_network_that_began_from_another_classifier_is_refused(
     save_classifier(with_learnt(other, RETRAINED, PAIR, trained(other)), path)
     with pytest.raises(ClassifierError, match="over another classifier"):
         goes_on(path, classifier)
+
+
+def test_a_disk_that_hangs_holds_no_server_that_ends(
+    classifier: NodeClassifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    back = threading.Event()
+    monkeypatch.setattr(learned, "save_classifier", lambda *_: back.wait())
+    file = LearnedFile(tmp_path / "learned.safetensors", classifier, PAIR)
+    for _ in range(2):
+        file.close({"learnt": STATE}, timeout=0.0)
+    back.set()
+    assert len(caplog.records) == 2 and "is not written" in caplog.messages[0]
+    caplog.clear()
+    file.close({"learnt": STATE})
+    assert not caplog.records

@@ -202,6 +202,11 @@ srt/configs/model_config.py
 srt/managers/io_struct.py
   GenerateReqInput: input_ids, input_embeds, sampling_params, contains_mm_input
 srt/managers/scheduler.py
+  Scheduler.init_request_dispatcher
+    (TokenizedGenerateReqInput, self.handle_generate_request),
+  Scheduler.handle_generate_request(recv_req)
+  Scheduler.handle_batch_generate_request
+    self.handle_generate_request(
   Scheduler.process_batch_result(batch, result)
   Scheduler.set_internal_state(recv_req)
   Scheduler.get_internal_state(recv_req)
@@ -217,6 +222,7 @@ srt/managers/scheduler_components/output_streamer.py
   _GenerationStreamAccumulator.to_payload
     wrap_as_pickle(self.customized_info)
 srt/managers/io_struct.py
+  TokenizedGenerateReqInput: top_logprobs_num, logprob_start_len, return_hidden_states, positional_embed_overrides
   SetInternalStateReq: server_args
   SetInternalStateReqOutput: updated
   GetInternalStateReqOutput: internal_state

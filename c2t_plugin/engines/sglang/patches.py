@@ -127,6 +127,13 @@ PATCHES = Table(
             hook="after",
         ),
         Patch(
+            f"{_SCHEDULER}.handle_generate_request",
+            why="SGLang's Rust front end checks no log probabilities of a request, of which a scheduler dies",
+            until="that front end, or the scheduler, refuses them",
+            when=WORKER,
+            ours=f"{_OURS}.requests:bounding",
+        ),
+        Patch(
             f"{_SCHEDULER}.set_internal_state",
             why="beta and the longest chain change while a server runs",
             until="SGLang passes what it does not know to the worker",

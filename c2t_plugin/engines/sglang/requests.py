@@ -7,7 +7,8 @@ nothing raises, and a bad value means "as the server is set".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from c2t_plugin.config import LOWER, NONE, THRESHOLDS
 from c2t_plugin.engines.sglang import args
+from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.step import record_of
 from c2t_plugin.errors import ConfigError
@@ -94,25 +96,53 @@ def check(_result: None, manager: Any, obj: Any, input_ids: Any, *_: Any, **__: 
     # with images or sound the tokens are SGLang's own, some of them outside; a model of text takes no notice of either
     if not (manager.mm_processor and obj.contains_mm_input()):
         _check_prompt(obj, input_ids, manager.model_config)
-    _check_fields(obj, manager.model_config.vocab_size)
+    for found in _unfit(obj, manager.model_config.vocab_size):
+        raise found[2]
     custom_params = obj.sampling_params.get("custom_params")
     if options_of(custom_params) != RequestOptions():
         config = args.config_of(server_args)
         granted(custom_params, config.request_settings, config.policy)
 
 
-def _check_fields(obj: Any, vocabulary: int) -> None:
-    """The same, of fields that a front end of SGLang's takes as they come; 0.5.17 has not all of them."""
+def bounding(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Scheduler.handle_generate_request, which a front end that checks nothing sends requests to."""
+
+    @functools.wraps(original)
+    def handle_generate_request(self: Any, recv_req: Any, *positional: Any, **keyword: Any) -> Any:
+        _bound(self.draft_worker.c2t.counts, recv_req, self.model_config.vocab_size)
+        return original(self, recv_req, *positional, **keyword)
+
+    return handle_generate_request
+
+
+def _bound(counts: Counts, recv_req: Any, vocabulary: int) -> None:
+    """Put what a scheduler can serve in the place of what it would die of. Never raises."""
+    try:
+        found = list(_unfit(recv_req, vocabulary))
+        for name, instead, _ in found:
+            setattr(recv_req, name, instead)
+        if found:
+            counts.ignore(found[0][2])
+    except Exception as error:
+        counts.ignore(error)
+
+
+def _unfit(obj: Any, vocabulary: int) -> Iterator[tuple[str, Any, ConfigError]]:
+    """Of fields that a front end of SGLang's takes as they come, those that a scheduler dies of: name, what can be
+    served instead, what is wrong. 0.5.17 has not all of them."""
     hidden = getattr(obj, "return_hidden_states", None)
     if hidden not in (None, True, False, "last"):
-        raise ConfigError(f'return_hidden_states must be true, false or "last", got {shown(hidden)}')
+        says = f'return_hidden_states must be true, false or "last", got {shown(hidden)}'
+        yield "return_hidden_states", False, ConfigError(says)
     overrides = getattr(obj, "positional_embed_overrides", None)
     if overrides is not None and not hasattr(overrides, "reconstruct"):
-        raise ConfigError(f"positional_embed_overrides takes what programs make, got {shown(overrides)}; leave it out")
+        says = f"positional_embed_overrides takes what programs make, got {shown(overrides)}; leave it out"
+        yield "positional_embed_overrides", None, ConfigError(says)
     for name, least, most in (("top_logprobs_num", 0, vocabulary), ("logprob_start_len", -1, MOST)):
         value = getattr(obj, name, None)
         if value is not None and not (is_number(value) and least <= value <= most):
-            raise ConfigError(f"{name} must be from {least} to {most}, got {shown(value)}")
+            instead = most if is_number(value) and value > most else least
+            yield name, instead, ConfigError(f"{name} must be from {least} to {most}, got {shown(value)}")
 
 
 def _check_prompt(obj: Any, input_ids: Any, model: Any) -> None:

@@ -3,7 +3,7 @@
 vLLM carries `vllm_xargs` of its routes, and `extra_args` of SamplingParams, to scheduler and workers as they are. A bad
 value is answered with status 400 where a request's parameters are made. vLLM's Rust front end does not make them in
 Python, and further API servers do not hear what the first one allows, so they are looked at again where they are used:
-there nothing raises, and a bad value means "as the server is set".
+there nothing raises, and a bad value means "as the server is set" and is counted.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class OwnSettings:
         """settings: of C2TConfig.request_settings. most: requests that run at once."""
         self._settings, self._most = settings, most
         self._known: dict[str, RequestOptions] = {}
-        self._told = False
+        # requests whose own settings did not hold
+        self.ignored = 0
 
     def of(self, names: Iterable[str], requests: Mapping[str, Any]) -> list[RequestOptions]:
         """Of these requests. requests: vLLM's own, with sampling_params, by name."""
@@ -104,10 +105,11 @@ class OwnSettings:
             try:
                 self._known[name] = granted(extra_args, self._settings)
             except Exception as error:
-                self._tell(error)
+                self._ignore(error)
         return self._known[name]
 
-    def _tell(self, error: Exception) -> None:
-        if not self._told:
-            self._told = True
+    def _ignore(self, error: Exception) -> None:
+        # the first one is said in the log: clients decide how many
+        if not self.ignored:
             logger.warning("C2T: a request's settings are ignored, here and from now on: %s", error)
+        self.ignored += 1

@@ -87,7 +87,7 @@ class _ChainMixin(_StockProposer):
         self.traces: ServedTraces | None = None
         self.drafts = self.draft_steps = 0
         self.scorer.lower = settings.request_settings == LOWER
-        self._own = OwnSettings(settings.request_settings, sizes["rows"])
+        self.own = OwnSettings(settings.request_settings, sizes["rows"])
         self._planned = settings.planned
         # for the planner in the scheduler's process, until the scheduler takes the drafts
         self.drafted: Drafted | None = None
@@ -177,7 +177,7 @@ class _ChainMixin(_StockProposer):
         self.drafts += 1
         if isinstance(self.scorer, HostScorer):
             names = self._runner.input_batch.req_ids
-            own = self._own.of(names, self._runner.requests)
+            own = self.own.of(names, self._runner.requests)
             limited = self.scorer.limit([each.threshold for each in own], [each.longest for each in own])
             self.ending.begin(names, alike=not limited)
         self._recording = self.traces is not None and self.traces.any_chosen(self._runner.input_batch.req_ids)

@@ -115,8 +115,8 @@ class WorkerMixin(_StockWorker):
         """Change threshold and longest chain from the next draft on, both or, with ConfigError, neither.
 
         Returns the state: beta, max_depth, d_max, how many tokens were kept for want of finite statistics (non_finite),
-        and what the runner counted since the start: drafts begun and draft steps taken, and on V2 requests by number of
-        drafts verified, and draft tokens accepted.
+        and what the runner counted since the start: drafts begun and draft steps taken. On V1 requests whose own
+        settings did not hold; on V2 requests by number of drafts verified, and draft tokens accepted.
         """
         drafter = self._drafter()
         scorer = drafter.scorer
@@ -129,8 +129,10 @@ class WorkerMixin(_StockWorker):
         except ConfigError:
             scorer.set_max_depth(previous)
             raise
-        verdicts = (
-            {"verified": scorer.verified.tolist(), "accepted": int(scorer.accepted)} if self.use_v2_model_runner else {}
+        counts = (
+            {"verified": scorer.verified.tolist(), "accepted": int(scorer.accepted)}
+            if self.use_v2_model_runner
+            else {"settings_ignored": drafter.own.ignored}
         )
         return {
             "beta": float(scorer.beta),
@@ -139,5 +141,5 @@ class WorkerMixin(_StockWorker):
             "non_finite": int(scorer.non_finite),
             "drafts": drafter.drafts,
             "draft_steps": drafter.draft_steps,
-            **verdicts,
+            **counts,
         }

@@ -6,7 +6,7 @@ import importlib
 import logging
 import math
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from c2t_plugin.engines.sglang import control, requests  # noqa: E402
 from c2t_plugin.engines.sglang.metrics import Counts  # noqa: E402
 from c2t_plugin.engines.sglang.parts import Parts  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
+from c2t_plugin.request_options import MOST  # noqa: E402
 from c2t_plugin.scorer import ChainScorer  # noqa: E402
 from tests.support.sglang.front import VOCABULARY, WIDTH, at_the_front  # noqa: E402
 
@@ -50,6 +51,12 @@ def parts_of(**configuration: str) -> Parts:
     found = {"request_settings": "all", "policy": "c2t", **configuration}
     scorer.lower = found["request_settings"] == "lower"
     return Parts(scorer, Counts(D_MAX), None, None, found)
+
+
+class Fixed(NamedTuple):
+    """A request of which nothing can be changed."""
+
+    top_logprobs_num: int
 
 
 def request(custom_params: Any) -> Any:
@@ -257,6 +264,43 @@ def test_log_probabilities_of_more_than_there_is(serving: Any, name: str, value:
     at_the_front(top_logprobs_num=VOCABULARY, logprob_start_len=-1)
     with pytest.raises(ConfigError, match=f"{name} must be from"):
         at_the_front(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("fields", "served"),
+    [
+        ({}, {}),
+        ({"top_logprobs_num": 5000}, {"top_logprobs_num": VOCABULARY}),
+        ({"top_logprobs_num": -1}, {"top_logprobs_num": 0}),
+        ({"top_logprobs_num": math.nan}, {"top_logprobs_num": 0}),
+        ({"logprob_start_len": -5}, {"logprob_start_len": -1}),
+        ({"logprob_start_len": 2**63, "top_logprobs_num": "x"}, {"logprob_start_len": MOST, "top_logprobs_num": 0}),
+        ({"return_hidden_states": []}, {"return_hidden_states": False}),
+        ({"positional_embed_overrides": {}}, {"positional_embed_overrides": None}),
+    ],
+)
+def test_what_a_scheduler_would_die_of_is_bounded_there(
+    fields: dict[str, Any], served: dict[str, Any], caplog: pytest.LogCaptureFixture
+):
+    """SGLang's Rust front end lets it through."""
+    good = {"top_logprobs_num": VOCABULARY, "logprob_start_len": -1, "return_hidden_states": "last"}
+    worker = SimpleNamespace(c2t=parts_of())
+    scheduler = SimpleNamespace(draft_worker=worker, model_config=SimpleNamespace(vocab_size=VOCABULARY))
+    handler = requests.bounding(lambda _, recv_req, mm_input_error=None: (vars(recv_req), mm_input_error))
+    for _ in range(2):
+        assert handler(scheduler, SimpleNamespace(**{**good, **fields}), mm_input_error="e") == (
+            {**good, **served},
+            "e",
+        )
+    assert worker.c2t.counts.settings_ignored == (2 if fields else 0)
+    assert len(caplog.records) == (1 if fields else 0)
+
+
+def test_a_request_that_cannot_be_bounded_is_passed_on():
+    worker = SimpleNamespace(c2t=parts_of())
+    scheduler = SimpleNamespace(draft_worker=worker, model_config=SimpleNamespace(vocab_size=VOCABULARY))
+    assert requests.bounding(lambda _, recv_req: recv_req.top_logprobs_num)(scheduler, (fixed := Fixed(-1))) == -1
+    assert fixed.top_logprobs_num == -1 and worker.c2t.counts.settings_ignored == 1
 
 
 def test_pictures_excuse_tokens_where_the_model_sees_them(serving: Any):

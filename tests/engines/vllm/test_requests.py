@@ -113,6 +113,7 @@ def test_where_they_are_used_a_bad_value_means_as_the_server_is_set(monkeypatch:
         assert set(found.values()) == {RequestOptions()}
         running["own"] = request({"c2t_beta": 0.5})
     assert len(said) == 1
+    assert own.ignored == len(BAD) + 1, "once for each request"
     assert own.of(["gone"], {}) == [RequestOptions()]
 
 

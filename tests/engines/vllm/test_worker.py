@@ -16,6 +16,7 @@ pytestmark = pytest.mark.vllm
 
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier  # noqa: E402
 from c2t_plugin.engines.vllm.adaptive import StepScorer  # noqa: E402
+from c2t_plugin.engines.vllm.requests import OwnSettings  # noqa: E402
 from c2t_plugin.engines.vllm.served import ServedTraces  # noqa: E402
 from c2t_plugin.engines.vllm.worker import WorkerMixin  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
@@ -85,6 +86,15 @@ def test_a_control_message_that_does_not_hold_changes_nothing(worker: Worker, as
         worker.c2t_control(**{"beta": 0.5, "max_depth": 1, **asked})
     assert worker.c2t_control() == before
     assert worker.c2t_control(beta=0.5, max_depth=1)["max_depth"] == 1
+
+
+def test_settings_that_did_not_hold_are_in_the_state(worker: Worker):
+    worker.use_v2_model_runner, drafter = False, worker.model_runner.speculator
+    worker.model_runner.drafter, drafter.own = drafter, OwnSettings("all", 2)
+    assert worker.c2t_control()["settings_ignored"] == 0
+    bad = SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"c2t_beta": 7}))
+    drafter.own.of(["a", "b"], {"a": bad, "b": bad})
+    assert worker.c2t_control()["settings_ignored"] == 2
 
 
 def test_a_recorder_that_cannot_close_does_not_keep_the_worker_up(worker: Worker):
