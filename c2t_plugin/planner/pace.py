@@ -35,7 +35,7 @@ class Pace:
     """
 
     def __init__(self, settled: int = 0, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._settled, self._clock = settled, clock
+        self.settled, self._clock = settled, clock
         self._seen: dict[int, deque[Step]] = {}
         # by size: costs, of which curve they are, and steps of that size since
         self._costs: dict[int, tuple[StepCosts, CostCurve]] = {}
@@ -53,7 +53,7 @@ class Pace:
     def begin(self, requests: int) -> float | None:
         """A step begins, with which the one before has ended. Returns the seconds of that, None where it counts not."""
         now, took = self._clock(), None
-        settled = self._alike >= self._settled and not self._broken
+        settled = self._alike >= self.settled and not self._broken
         if self._kind is not None and requests == self._requests and self._rows and settled:
             took = now - self._began
             self._note(Step(took, requests, self._kind[1], self._rows, self._passes))

@@ -105,9 +105,10 @@ class Planner:
         # (d_max,) of the token at depth i + 1, given the one before it
         self.accepted = np.zeros(d_max)
         self._seen = 0
-        # (depths,) what each has saved for its next probe, in steps
+        # (depths,) what each has saved for its next probe, in steps; those of it that are left; where it is
         self._saved = np.zeros(len(self.depths))
-        self._since_probe = 0
+        self._since_probe = self._left = self._place = 0
+        self._steps_of_probe = 1 if pace is None else 1 + pace.settled
         # whether the step at hand is a probe
         self.probing = False
         self._recent = RecentGains()
@@ -125,16 +126,18 @@ class Planner:
         return chosen
 
     def _probed(self, best: int, lost: Array) -> int:
-        """The place of the depth to draft. lost: (depths,) steps that a probe of each would lose."""
+        """The place of the depth to draft. lost: (depths,) steps that each would lose for one of a probe."""
         self._saved += PROBES_COST / max(1, len(lost) - 1)
         self._since_probe += 1
-        left = self._saved - lost
-        left[best] = -1.0
-        place = int(left.argmax())
-        if left[place] < 0.0 or self._since_probe < self.probe_every:
-            return best
-        self._saved[place], self._since_probe, self.probing = 0.0, 0, True
-        return place
+        after = self._saved - self._steps_of_probe * lost
+        after[best] = -1.0
+        place = int(after.argmax())
+        if not self._left and after[place] >= 0.0 and self._since_probe >= self.probe_every:
+            self._place, self._left = place, self._steps_of_probe
+            self._saved[place], self._since_probe = 0.0, 0
+        self.probing = self._left > 0
+        self._left -= self.probing
+        return self._place if self.probing else best
 
     def _priced(self, requests: int, own: Sequence[OwnLimits]) -> tuple[int, Array]:
         """The place of the best depth, and (depths,) how many of its steps another one loses that is verified whole."""

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import PROBE_EVERY, CostCurve, OwnLimits, Planner, draft_passes, spend
 from c2t_plugin.planner.gains import MEMORY, RecentGains
+from c2t_plugin.planner.pace import Pace
 from c2t_plugin.planner.planner import FORGET, FORGET_ONE, PROBES_COST
 from c2t_plugin.planner.step_costs import StepCosts
 
@@ -256,6 +257,16 @@ def test_every_other_depth_is_probed_and_verified_whole(best: int):
     shares = {depth: lost[depth] * count / len(found) for depth, count in probes.items()}
     assert all(share == pytest.approx(PROBES_COST / 4, rel=0.25) for share in shares.values())
     assert all(kept == ([6, 6] if probing else [0, 0]) for _, probing, kept in found)
+
+
+def test_a_probe_lasts_until_one_of_its_steps_counts():
+    """Where the host runs ahead only a step behind one of its kind has a time of its own."""
+    planner = Planner(DEAR, 6, probe_every=5, pace=Pace(settled=1))
+    planner.keep(torch.full((2, 6), 0.01))
+    planner._priced = lambda *_: (0, np.full(7, 0.01))
+    found = [(planner.depth(2), planner.probing) for _ in range(300)]
+    runs = [(depth, len(list(run))) for (depth, probing), run in itertools.groupby(found) if probing]
+    assert len(runs) > 5 and {length for _, length in runs[:-1]} == {2}
 
 
 def test_what_a_probe_loses_is_what_the_step_brings_less_than_the_best():
