@@ -19,7 +19,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from c2t_plugin.engines.contract import broken_symbols, engine_version, package_root
-from c2t_plugin.engines.sglang.unplugged import PATCHED
+from c2t_plugin.engines.sglang.unplugged import APP, APP_VARIABLE, PATCHED
 
 REQUIRED = {"file", "why", "remove_when"}
 
@@ -90,17 +90,15 @@ def definition(source: str, name: str, **world: Any) -> Any:
 
 
 def start_tokenizer_worker(source: str, record: Record, needs_algorithm: Callable[[Any], None]) -> None:
-    shared = lambda _: (SimpleNamespace(), record, {})  # noqa: E731
-    init = definition(
-        source,
-        "init_multi_tokenizer",
-        get_main_process_id=lambda: 1,
-        read_from_shared_memory=shared,
-        get_tokenizer_worker_class=lambda _: lambda server_args, _: needs_algorithm(server_args),
-        **{name: MagicMock() for name in ("tempfile", "logger", "os")},
-    )
-    assert inspect.iscoroutinefunction(init)
-    init().send(None)
+    """As uvicorn does: by importing the application that it is told, of which ours loads plugins first."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    (run,) = (call for call in calls if ast.unparse(call.func) == "uvicorn.run" and "workers" in ast.unparse(call))
+    told = compile(ast.Expression(run.args[0]), "application", "eval")
+    application = eval(told, {"os": SimpleNamespace(environ={APP_VARIABLE: APP})})
+    assert application in (APP, "sglang.srt.entrypoints.http_server:app")
+    if application == APP:
+        sys.modules["sglang.srt.plugins"].load_plugins()
+    needs_algorithm(record)
 
 
 def start_ray_actor(source: str, record: Record, needs_algorithm: Callable[[Any], None]) -> None:

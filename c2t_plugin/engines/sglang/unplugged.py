@@ -9,17 +9,18 @@ from typing import Any
 from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, engine_version, package_root
 from c2t_plugin.errors import ConfigError
 
-# What each patch of ours adds, named as its file is.
-PATCHED = {
-    "tokenizer-workers": EngineSymbol(
-        "srt/entrypoints/http_server.py", "init_multi_tokenizer", contains=("load_plugins()",)
-    ),
-    "ray-actors": EngineSymbol("srt/ray/scheduler_actor.py", "SchedulerActor.__init__", contains=("load_plugins()",)),
-}
-
 # Where SGLang lets a variable name the application that tokenizer workers import.
 APP_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
 APP = "c2t_plugin.engines.sglang.http_app:app"
+# What each patch of ours adds, named as its file is.
+PATCHED = {
+    "tokenizer-workers": EngineSymbol(
+        "srt/entrypoints/http_server.py",
+        "_setup_and_run_http_server",
+        contains=(f'uvicorn.run( os.environ.get( "{APP_VARIABLE}"',),
+    ),
+    "ray-actors": EngineSymbol("srt/ray/scheduler_actor.py", "SchedulerActor.__init__", contains=("load_plugins()",)),
+}
 APP_BY_VARIABLE = EngineSymbol(
     "srt/entrypoints/http_server.py",
     "_setup_and_run_http_server",
@@ -34,8 +35,8 @@ def reach(server_args: Any, root: Path | None = None) -> None:
     """
     found = package_root("sglang") if root is None else root
     assert found is not None, "the contract was checked before"
-    if (getattr(server_args, "tokenizer_worker_num", None) or 1) > 1 and not _has(found, PATCHED["tokenizer-workers"]):
-        if not _has(found, APP_BY_VARIABLE):
+    if (getattr(server_args, "tokenizer_worker_num", None) or 1) > 1:
+        if not (_has(found, APP_BY_VARIABLE) or _has(found, PATCHED["tokenizer-workers"])):
             raise _unpatched("--tokenizer-worker-num above 1", "tokenizer-workers")
         named = os.environ.setdefault(APP_VARIABLE, APP)
         if named != APP:

@@ -20,6 +20,15 @@ def _setup_and_run_http_server():
     app_path = envs.{unplugged.APP_VARIABLE}.get()
     uvicorn.run(app_path)
 """
+BY_PATCH = f"""
+def _setup_and_run_http_server():
+    uvicorn.run(
+        os.environ.get(
+            "{unplugged.APP_VARIABLE}",
+            "app",
+        ),
+    )
+"""
 WORKERS, RAY = SimpleNamespace(tokenizer_worker_num=2), SimpleNamespace(use_ray=True)
 
 
@@ -57,12 +66,17 @@ def test_unpatched_is_refused_in_one_line_that_names_the_patch(
 
 
 @pytest.mark.parametrize(("patched", "other"), [(WORKERS, RAY), (RAY, WORKERS)], ids=["workers", "ray"])
-def test_a_patched_engine_is_known_by_its_source(engine: Path, patched: SimpleNamespace, other: SimpleNamespace):
+def test_a_patched_engine_is_known_by_its_source(
+    engine: Path, patched: SimpleNamespace, other: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+):
     workers = patched is WORKERS
-    file, line = ("entrypoints/http_server", "read_from") if workers else ("ray/scheduler_actor", "Scheduler()")
-    change(engine, f"srt/{file}.py", line, f"load_plugins(); {line}")
+    if workers:
+        change(engine, "srt/entrypoints/http_server.py", "async def", f"{BY_PATCH}\nasync def")
+    else:
+        change(engine, "srt/ray/scheduler_actor.py", "Scheduler()", "load_plugins(); Scheduler()")
+    monkeypatch.setattr(os, "environ", {})
     unplugged.reach(patched, engine)
-    assert unplugged.APP_VARIABLE not in os.environ
+    assert os.environ == ({unplugged.APP_VARIABLE: unplugged.APP} if workers else {})
     with pytest.raises(ConfigError):
         unplugged.reach(other, engine)
 
