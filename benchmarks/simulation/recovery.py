@@ -2,12 +2,15 @@
 
     python -m benchmarks.simulation.recovery
     python -m benchmarks.simulation.recovery --draft smollm2/eagle3
+    python -m benchmarks.simulation.recovery --draft smollm2/eagle3 --secret
 
 Answers are drawn at temperature 1, since greedy ones follow from the prompt without any trace. A draft of the toy pair,
 or the real pair's head, drafts as a server does, and the recorder that servers use writes a file, once for each
 precision. The attacker has that file, both models and the prompts, no answer and no seed. Each recorded state says how
 many draft tokens the answer went on with; the token after those is unknown, and is looked for in the vocabulary: as the
 target's, and by what the draft would then have said, against what the next state has recorded.
+
+With --secret each answer is one known sentence with a number of four digits, which is drawn.
 """
 
 from __future__ import annotations
@@ -22,13 +25,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer
 
 from benchmarks.command import run
-from benchmarks.pairs.smollm2.commands import write_pair
+from benchmarks.pairs.smollm2.commands import encode, write_pair
 from benchmarks.pairs.toy import held_out_prompts, pair_dir
 from benchmarks.report.rows import BenchRow, append_rows
 from benchmarks.serving.real_pair import BASE, WORK, chat_prompts
 from benchmarks.simulation.reading import D_MAX, TOP_M, Guesses, next_token
+from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.drafts import TreeDraft
 from c2t_plugin.lab.pairs import load_pair
 from c2t_plugin.provenance import RunRecord
@@ -50,6 +55,9 @@ LIKELIEST, FITS, LOOKED_AT, MOST = 256, 8.0, 32, 8192
 TOLERANCE = {"exact": 1e-3, "coarse": 0.5}
 # Of the real pair, tokens: a text is read anew for every guess.
 LONGEST_PROMPT = 96
+# Of a secret: what is asked, and the answer around the digits.
+ASKED = "What is the number that I have to show at the door?"
+BEFORE, DIGITS, BEHIND_IT = "Your number is ", 4, ". Show it at the door, and you will be let in."
 # Beyond so many tolerances a difference is as good as any.
 LARGEST = 20.0
 LIMIT_MB = 1000.0
@@ -57,20 +65,24 @@ LIMIT_MB = 1000.0
 
 @dataclass(frozen=True)
 class Plan:
-    """prompts: of the held-out ones. new: tokens of each answer. draft: one of DRAFTS."""
+    """prompts: of the held-out ones. new: tokens of each answer. draft: one of DRAFTS. secret: whether the answers
+    are a known sentence but for a number."""
 
     prompts: int
     new: int
     seed: int = 0
     draft: str = DRAFTS[0]
+    secret: bool = False
 
 
 class Setting(NamedTuple):
-    """What the attacker has beside a trace. prompts: token ids."""
+    """What the attacker has beside a trace. prompts: token ids. known: what each token of an answer may be, None:
+    anything."""
 
     target: Any
     draft: TreeDraft
     prompts: Sequence[list[int]]
+    known: Sequence[Sequence[int]] | None = None
 
 
 def draw(target: Any, prompt: Sequence[int], new: int, chance: torch.Generator) -> list[int]:
@@ -105,9 +117,11 @@ class Text(NamedTuple):
 class Attack:
     """Reads one request's states, in their order, and says what its answer was."""
 
-    def __init__(self, target: Any, draft: TreeDraft, precision: str | None) -> None:
-        """precision: of the recorded statistics; None does without them."""
-        self._target, self._draft, self._precision = target, draft, precision
+    def __init__(
+        self, target: Any, draft: TreeDraft, precision: str | None, known: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        """precision: of the recorded statistics; None does without them. known: see Setting."""
+        self._target, self._draft, self._precision, self._known = target, draft, precision, known
 
     def answer(self, prompt: Sequence[int], states: Traces, new: int) -> list[int]:
         """(new,) tokens, -1 behind the last recorded state."""
@@ -123,11 +137,15 @@ class Attack:
         """The text with a root of the state, and with what was accepted of its draft."""
         known = [*prompt, *text.answer]
         unlikely, tokens = (-next_token(self._target, known)).sort()
+        if self._known is not None:
+            # whatever the target thinks of a number, it was drawn
+            tokens = torch.tensor(self._known[len(text.answer)])
+            unlikely = torch.zeros(len(tokens))
         guesses = Guesses(self._draft, known)
         tries = (1,) if self._precision is None else (LIKELIEST, MOST)
         for tried in tries:
             some, costs = tokens[:tried], unlikely[:tried]
-            if tried > LOOKED_AT:
+            if len(some) > LOOKED_AT:
                 costs = costs + self._difference(guesses.tops(some), state, ("log_prob", "margin"))
                 first = costs.topk(LOOKED_AT, largest=False).indices
                 some, costs = some[first], unlikely[first]
@@ -168,14 +186,38 @@ def setting_of(plan: Plan, work: Path = WORK) -> Setting:
     else:
         pair, kind, prompts = pair_dir(), plan.draft, held_out_prompts(plan.prompts, seed=plan.seed)
     target, draft = load_pair(pair, kind)
-    return Setting(target, draft, prompts)  # type: ignore[arg-type]
+    known = None
+    if plan.secret:
+        (asked_for,), known = (
+            encode(pair / "target", [{"messages": [{"role": "user", "content": ASKED}]}]),
+            _sentence(pair),
+        )
+        prompts = [list(asked_for)] * plan.prompts
+    return Setting(target, draft, prompts, known)  # type: ignore[arg-type]
+
+
+def _sentence(pair: Path) -> list[list[int]]:
+    """What each token of it may be."""
+    tokenizer = AutoTokenizer.from_pretrained(pair / "target")
+    before, digits, behind = (tokenizer.encode(text) for text in (BEFORE, "0123456789", BEHIND_IT))
+    if len(digits) != 10:
+        raise C2TError(f"a secret needs a tokenizer that has a token for each digit; {pair} has {len(digits)} for ten")
+    return [[one] for one in before] + [digits] * DIGITS + [[one] for one in behind]
+
+
+def _answers(plan: Plan, setting: Setting) -> list[list[int]]:
+    chance = torch.Generator().manual_seed(plan.seed)
+    if setting.known is None:
+        return [draw(setting.target, prompt, plan.new, chance) for prompt in setting.prompts]
+    places = [torch.randint(len(each), (len(setting.prompts),), generator=chance).tolist() for each in setting.known]
+    return [[each[place] for each, place in zip(setting.known, row, strict=True)] for row in zip(*places, strict=True)]
 
 
 def recover(plan: Plan, setting: Setting, folder: Path) -> dict[str, dict[str, float | None]]:
     """Metrics by arm. folder: for the traces."""
-    target, draft, prompts = setting
-    chance = torch.Generator().manual_seed(plan.seed)
-    answers = [draw(target, prompt, plan.new, chance) for prompt in prompts]
+    target, draft, prompts, known = setting
+    answers = _answers(plan, setting)
+    new = len(answers[0])
     found: dict[str, dict[str, float | None]] = {}
     for precision in PRECISIONS:
         header = {"pair": {"kind": plan.draft}, "top_m": TOP_M, "prompts": "served", "new_tokens": None}
@@ -190,18 +232,24 @@ def recover(plan: Plan, setting: Setting, folder: Path) -> dict[str, dict[str, f
         ends = [int(each.step[-1]) + 1 + int(each.chain.accepted[-1].sum()) for each in requests]
         arms = {precision: precision} | ({LABELS: None} if precision == PRECISIONS[-1] else {})
         for arm, used in arms.items():
-            attack = Attack(target, draft, used)
-            guesses = [
-                attack.answer(prompt, states, plan.new) for prompt, states in zip(prompts, requests, strict=True)
-            ]
-            found[arm] = {**_counts(answers, guesses, ends), "states": len(traces), "bytes": size}
+            attack = Attack(target, draft, used, known)
+            guesses = [attack.answer(prompt, states, new) for prompt, states in zip(prompts, requests, strict=True)]
+            found[arm] = {**_counts(answers, guesses, ends, known), "states": len(traces), "bytes": size}
     return found
 
 
 def _counts(
-    answers: Sequence[list[int]], guesses: Sequence[list[int]], covered: Sequence[int]
+    answers: Sequence[list[int]],
+    guesses: Sequence[list[int]],
+    covered: Sequence[int],
+    known: Sequence[Sequence[int]] | None,
 ) -> dict[str, float | None]:
-    """covered: tokens of each answer up to the end of its last recorded state."""
+    """covered: tokens of each answer up to the end of its last recorded state. known: see Setting; what is known is not
+    counted."""
+    if known is not None:
+        ends = [sum(len(each) > 1 for each in known[:end]) for end in covered]
+        answers, guesses = ([_unknown(each, known) for each in texts] for texts in (answers, guesses))
+        return _counts(answers, guesses, ends, None)
     read = list(zip(answers, guesses, covered, strict=True))
     right = [sum(a == b for a, b in zip(mine[:end], its[:end], strict=True)) for mine, its, end in read]
     return {
@@ -210,6 +258,10 @@ def _counts(
         "recorded_tokens": sum(covered),
         "recovered_tokens": sum(right),
     }
+
+
+def _unknown(answer: list[int], known: Sequence[Sequence[int]]) -> list[int]:
+    return [token for token, each in zip(answer, known, strict=True) if len(each) > 1]
 
 
 def main(argv: list[str]) -> int:
@@ -223,19 +275,24 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--work", type=Path, default=WORK, help=f"directory of the real pair (default: {WORK})")
     parser.add_argument("--prompts", type=int, default=4, help="answers to recover (default: 4)")
     parser.add_argument("--new", type=int, default=24, help="tokens of each (default: 24)")
+    parser.add_argument(
+        "--secret", action="store_true", help="answers are known but for a number (the real pair alone)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build/recovery/rows.jsonl"), help="rows are appended here")
     options = parser.parse_args(argv)
-    plan = Plan(options.prompts, options.new, options.seed, options.draft)
+    plan = Plan(options.prompts, options.new, options.seed, options.draft, options.secret)
+    if plan.secret and plan.draft != REAL:
+        raise C2TError(f"--secret is for --draft {REAL}; got {plan.draft}")
     record_of_run = RunRecord.capture(seed=plan.seed).to_json()
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         found = recover(plan, setting_of(plan, options.work), Path(folder))
     setting: dict[str, Any] = {
+        **({"answers": f"known but for {DIGITS} digits"} if plan.secret else {}),
         "draft": plan.draft,
         "d_max": D_MAX,
-        "temperature": 1.0,
         "requests": plan.prompts,
-        "max_tokens": plan.new,
+        **({} if plan.secret else {"temperature": 1.0, "max_tokens": plan.new}),
     }
     rows = [
         BenchRow(SCENARIO, "functional", arm, setting, metrics, "", record_of_run) for arm, metrics in found.items()

@@ -33,6 +33,19 @@ def test_an_answer_is_recovered_from_either_precision_and_not_without(tmp_path: 
 
 
 @torch.no_grad()
+def test_what_is_known_of_an_answer_is_not_counted_and_what_is_not_is_found(tmp_path: Path):
+    """A number in a known sentence, on the toy pair: of so few tries the labels alone may tell one, but not all."""
+    plan = plan_of("eagle3")
+    setting = setting_of(plan)
+    known = [[token] for token in setting.prompts[0][-6:]]
+    known[1:1] = [list(range(300, 310))] * 3
+    found = recover(plan, setting._replace(known=known), tmp_path)
+    assert found["exact"]["whole_answers"] == 1
+    assert {each["recorded_tokens"] for each in found.values()} <= {2, 3}
+    assert found[LABELS]["recovered_tokens"] < found["exact"]["recovered_tokens"] == found["exact"]["recorded_tokens"]
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_statistics_of_another_draft_give_nothing_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
     chains, tops = Guesses.chains, Guesses.tops
