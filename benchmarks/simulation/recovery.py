@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer
 
 from benchmarks.command import run
 from benchmarks.pairs.smollm2.commands import encode, write_pair
@@ -33,6 +32,7 @@ from benchmarks.pairs.toy import held_out_prompts, pair_dir
 from benchmarks.report.rows import BenchRow, append_rows
 from benchmarks.serving.real_pair import BASE, WORK, chat_prompts
 from benchmarks.simulation.reading import D_MAX, TOP_M, Guesses, next_token
+from benchmarks.simulation.secret import ASKED, DIGITS, sentence
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.drafts import TreeDraft
 from c2t_plugin.lab.pairs import load_pair
@@ -55,9 +55,6 @@ LIKELIEST, FITS, LOOKED_AT, MOST = 256, 8.0, 32, 8192
 TOLERANCE = {"exact": 1e-3, "coarse": 0.5}
 # Of the real pair, tokens: a text is read anew for every guess.
 LONGEST_PROMPT = 96
-# Of a secret: what is asked, and the answer around the digits.
-ASKED = "What is the number that I have to show at the door?"
-BEFORE, DIGITS, BEHIND_IT = "Your number is ", 4, ". Show it at the door, and you will be let in."
 # Beyond so many tolerances a difference is as good as any.
 LARGEST = 20.0
 LIMIT_MB = 1000.0
@@ -190,19 +187,10 @@ def setting_of(plan: Plan, work: Path = WORK) -> Setting:
     if plan.secret:
         (asked_for,), known = (
             encode(pair / "target", [{"messages": [{"role": "user", "content": ASKED}]}]),
-            _sentence(pair),
+            sentence(pair),
         )
         prompts = [list(asked_for)] * plan.prompts
     return Setting(target, draft, prompts, known)  # type: ignore[arg-type]
-
-
-def _sentence(pair: Path) -> list[list[int]]:
-    """What each token of it may be."""
-    tokenizer = AutoTokenizer.from_pretrained(pair / "target")
-    before, digits, behind = (tokenizer.encode(text) for text in (BEFORE, "0123456789", BEHIND_IT))
-    if len(digits) != 10:
-        raise C2TError(f"a secret needs a tokenizer that has a token for each digit; {pair} has {len(digits)} for ten")
-    return [[one] for one in before] + [digits] * DIGITS + [[one] for one in behind]
 
 
 def _answers(plan: Plan, setting: Setting) -> list[list[int]]:
