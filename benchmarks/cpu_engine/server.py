@@ -43,8 +43,9 @@ class CpuServer(ServerProcess):
         log: str | Path,
         env: Mapping[str, str] | None = None,
         start_timeout: float = 600.0,
+        grace: float = 0.0,
     ) -> None:
-        super().__init__(log=log, start_timeout=start_timeout)
+        super().__init__(log=log, start_timeout=start_timeout, grace=grace)
         self.model = str(model)
         self.flags = flags
         self.env = dict(os.environ if env is None else env)
