@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from c2t_plugin.errors import C2TError
 from c2t_plugin.planner import CostCurve, OwnLimits, Planner, draft_passes, spend
 from c2t_plugin.planner.budget import falling
 from c2t_plugin.planner.ledger import Ledger
-from c2t_plugin.planner.network_learner import NetworkLearner
 from c2t_plugin.planner.pace import Pace
 from c2t_plugin.planner.planner import WHOLE_FIRST
 from c2t_plugin.planner.profile import CostProfile
@@ -30,6 +29,7 @@ from c2t_plugin.planner.readback import Readback
 if TYPE_CHECKING:
     from c2t_plugin.planner.ahead import DraftEnd, Prices
     from c2t_plugin.planner.calibration import Calibration
+    from c2t_plugin.planner.network_learner import NetworkLearner
 
 logger = logging.getLogger(__name__)
 
@@ -166,24 +166,26 @@ class StepPlanner:
     @property
     def network(self) -> NetworkLearner | None:
         """What learns the classifier itself too, where that is learnt."""
-        return self._calibration if isinstance(self._calibration, NetworkLearner) else None
+        # told apart without the class, which only a server loads that has one
+        return cast("NetworkLearner", self._calibration) if hasattr(self._calibration, "settle") else None
 
     def learn(self, sure: Tensor, verified: Tensor, accepted: Tensor, owners: Sequence[Hashable] = ()) -> None:
         """What became of a step's drafts, on the host: see `keep`, and Calibration.observe. Where a network learns,
         each token's entropy and margin stand behind its log probability: (requests, tokens, 4)."""
-        if self._calibration is None:
+        network, calibration = self.network, self._calibration
+        if calibration is None:
             return
         tried = torch.arange(sure.shape[1]) < verified[:, None]
         hoped = (falling(self._meant(sure)) * tried).sum()
         self._ledger.add("tokens", len(verified) + float(hoped), len(verified) + float(accepted.sum()))
         confidence, log_prob = _confidence_of(sure)
-        if isinstance(self._calibration, NetworkLearner):
-            self._calibration.observe(sure[..., 1:], verified, accepted, owners)
+        if network is not None:
+            network.observe(sure[..., 1:], verified, accepted, owners)
         else:
-            self._calibration.observe(confidence, verified, accepted, owners, log_prob)
+            cast("Calibration", calibration).observe(confidence, verified, accepted, owners, log_prob)
         when, fits = self._told
-        if self._calibration.fits > fits and self._clock() >= when + TELL_EVERY_S:
-            self._told = self._clock(), self._calibration.fits
+        if calibration.fits > fits and self._clock() >= when + TELL_EVERY_S:
+            self._told = self._clock(), calibration.fits
             state = self.state()
             for listener in self.listeners:
                 listener(state)
