@@ -16,6 +16,7 @@ With --secret each answer is one known sentence with a number of four digits, wh
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -234,22 +235,18 @@ def _counts(
 ) -> dict[str, float | None]:
     """covered: tokens of each answer up to the end of its last recorded state. known: see Setting; what is known is not
     counted."""
-    if known is not None:
-        ends = [sum(len(each) > 1 for each in known[:end]) for end in covered]
-        answers, guesses = ([_unknown(each, known) for each in texts] for texts in (answers, guesses))
-        return _counts(answers, guesses, ends, None)
-    read = list(zip(answers, guesses, covered, strict=True))
-    right = [sum(a == b for a, b in zip(mine[:end], its[:end], strict=True)) for mine, its, end in read]
+    unknown = [True] * len(answers[0]) if known is None else [len(each) > 1 for each in known]
+    pairs = [
+        list(itertools.compress(zip(mine, its, strict=True), unknown[:end]))
+        for mine, its, end in zip(answers, guesses, covered, strict=True)
+    ]
+    right = [[mine == its for mine, its in each] for each in pairs]
     return {
         "answers": len(answers),
-        "whole_answers": sum(mine[:end] == its[:end] for mine, its, end in read),
-        "recorded_tokens": sum(covered),
-        "recovered_tokens": sum(right),
+        "whole_answers": sum(map(all, right)),
+        "recorded_tokens": sum(map(len, right)),
+        "recovered_tokens": sum(map(sum, right)),
     }
-
-
-def _unknown(answer: list[int], known: Sequence[Sequence[int]]) -> list[int]:
-    return [token for token, each in zip(answer, known, strict=True) if len(each) > 1]
 
 
 def main(argv: list[str]) -> int:

@@ -48,10 +48,10 @@ class LearnedFile:
         path: Path,
         classifier: NodeClassifier,
         pair: Mapping[str, Any],
-        network: Callable[[], Network] | None = None,
+        network: Callable[[], Network | None] = lambda: None,
     ) -> None:
         """classifier: what the server began with. pair: what it serves, see learning.pair_of. network: the one in
-        force, where that is learnt too."""
+        force, which is replaced and never changed, where that is learnt too."""
         self.path = path
         self.failed = 0
         self._classifier, self._pair, self._network = classifier, pair, network
@@ -66,7 +66,7 @@ class LearnedFile:
         """Write what a planner has learnt, if the time before has come to its end. state: see StepPlanner.state."""
         if self._idle.is_set():
             self._idle.clear()
-            self._states.put((state["learnt"], self._now()))
+            self._states.put((state["learnt"], self._network()))
 
     def close(self, state: Mapping[str, Any], timeout: float = LAST_S) -> None:
         """Write it for the last time, for which no longer than `timeout` seconds are waited."""
@@ -81,10 +81,6 @@ class LearnedFile:
         while True:
             self._write(*self._states.get())
             self._idle.set()
-
-    def _now(self) -> Network | None:
-        """The network that a state is over; it is replaced, never changed."""
-        return None if self._network is None else self._network()
 
     def _write(self, learnt: Mapping[str, Any], network: Network | None) -> None:
         try:

@@ -139,8 +139,7 @@ def report(
     if learned is not None:
         from c2t_plugin.engines.learned import LearnedFile
 
-        network = planner.network
-        file = LearnedFile(Path(learned), classifier, pair(), None if network is None else lambda: network.network)
+        file = LearnedFile(Path(learned), classifier, pair(), lambda: planner.network)
         planner.listeners.append(file.keep)
         atexit.register(lambda: file.close(planner.state()))
 

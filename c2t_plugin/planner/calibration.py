@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
-from c2t_plugin.planner.learnt import NEAREST, Learnt, chance, features_of
+from c2t_plugin.planner.learnt import NEAREST, Learnt, chance, confidence_of, features_of
+
+if TYPE_CHECKING:
+    from c2t_plugin.planner.network import Network
 
 # Drafts that a fit is judged by, and told of; that come between two fits, fewer at the beginning; and that are
 # remembered.
@@ -51,6 +54,9 @@ class Calibration:
     Later drafts judge each fit. Where the fit before predicted the newest of them better, or the classifier's own
     confidences those of the window, these hold again until the next fit.
     """
+
+    # of what learns the network too: the one in force
+    network: Network | None = None
 
     def __init__(self, d_max: int, *, applies: bool = True, start: Learnt | None = None) -> None:
         """applies: whether confidences are taken for what is learnt from the first fit on; without that it is watched,
@@ -95,6 +101,14 @@ class Calibration:
             return confidence.double()
         found = chance(learnt, features_of(confidence, log_prob))
         return torch.from_numpy(np.where(np.isnan(confidence.numpy()), np.nan, found))
+
+    def settle(self) -> None:
+        """To be called between two steps: what is to be in force is put in force. A calibration always is."""
+
+    def learn(self, sure: Tensor, verified: Tensor, accepted: Tensor, owners: Sequence[Hashable] = ()) -> None:
+        """See StepPlanner.learn."""
+        confidence, log_prob = confidence_of(sure)
+        self.observe(confidence, verified, accepted, owners, log_prob)
 
     def observe(
         self,

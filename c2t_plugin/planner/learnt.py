@@ -41,6 +41,12 @@ class Learnt(NamedTuple):
         return self.slope * features[..., 0] + self.own * features[..., 1] + self.offsets[: features.shape[1]]
 
 
+def confidence_of(sure: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Confidences, and log probabilities where they are known. sure: (drafts, depths), or (drafts, depths, 2 or more)
+    with both in front."""
+    return (sure, None) if sure.dim() == 2 else (sure[..., 0], sure[..., 1])
+
+
 def features_of(confidence: Tensor, log_prob: Tensor | None) -> Array:
     """(drafts, depths, 2) float64: the logit of each token's chance if all before it are accepted, by the classifier,
     and by the draft itself; 0 where that is not known."""

@@ -113,8 +113,7 @@ class NetworkLearner:
         self.network = self._prior.copy() if network is None else network
         self.calibration = Calibration(d_max, start=start)
         self._d_max = d_max
-        # are told of a network that is in force from now on
-        self.listeners: list[Callable[[Network], None]] = []
+        self._followers: list[Callable[[Network], None]] = []
         self.swaps = self.discarded = self.batches = 0
         self.outcomes = Outcomes(d_max, len(classifier.spec.features))
         spec = classifier.spec
@@ -146,6 +145,15 @@ class NetworkLearner:
     def __call__(self, confidence: Tensor, log_prob: Tensor | None = None) -> Tensor:
         """See Calibration; of confidences of the network in force."""
         return self.calibration(confidence, log_prob)
+
+    def learn(self, sure: Tensor, verified: Tensor, accepted: Tensor, owners: Sequence[Hashable] = ()) -> None:
+        """See StepPlanner.learn."""
+        self.observe(sure[..., 1:], verified, accepted, owners)
+
+    def follow(self, take: Callable[[Network], None]) -> None:
+        """Have somebody take the network in force, now and whenever it is another."""
+        self._followers.append(take)
+        take(self.network)
 
     def observe(
         self,
@@ -226,8 +234,8 @@ class NetworkLearner:
         trial.calibration.succeed(self.calibration)
         self.network, self.calibration = trial.network, trial.calibration
         self.swaps += 1
-        for listener in self.listeners:
-            listener(self.network)
+        for take in self._followers:
+            take(self.network)
 
     def _anew(self) -> tuple[Network, Adam]:
         network = self.network.copy()

@@ -104,7 +104,9 @@ class CostProfile:
             return None
         speeds = _speeds(self._samples["verify"])
         verify, draft, extend = (
-            [(each.tokens, each.seconds / speeds[each.cycle]) for each in self._samples[part]] for part in self._samples
+            # a cycle whose passes of the target were never measured tells no speed
+            [(each.tokens, each.seconds / speeds.get(each.cycle, 1.0)) for each in samples]
+            for samples in self._samples.values()
         )
         return CostCurve(
             verify=_two(self._continued(_points(verify))),

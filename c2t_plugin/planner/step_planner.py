@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch import Tensor
 from c2t_plugin.errors import C2TError
 from c2t_plugin.planner import CostCurve, OwnLimits, Planner, draft_passes, spend
 from c2t_plugin.planner.budget import falling
+from c2t_plugin.planner.learnt import confidence_of
 from c2t_plugin.planner.ledger import Ledger
 from c2t_plugin.planner.pace import Pace
 from c2t_plugin.planner.planner import WHOLE_FIRST
@@ -29,6 +30,7 @@ from c2t_plugin.planner.readback import Readback
 if TYPE_CHECKING:
     from c2t_plugin.planner.ahead import DraftEnd, Prices
     from c2t_plugin.planner.calibration import Calibration
+    from c2t_plugin.planner.network import Network
     from c2t_plugin.planner.network_learner import NetworkLearner
 
 logger = logging.getLogger(__name__)
@@ -164,41 +166,35 @@ class StepPlanner:
         return self._calibration is not None
 
     @property
-    def network(self) -> NetworkLearner | None:
-        """What learns the classifier itself too, where that is learnt."""
-        # told apart without the class, which only a server loads that has one
-        return cast("NetworkLearner", self._calibration) if hasattr(self._calibration, "settle") else None
+    def network(self) -> Network | None:
+        """The one in force, where the classifier itself is learnt too."""
+        return None if self._calibration is None else self._calibration.network
 
     def learn(self, sure: Tensor, verified: Tensor, accepted: Tensor, owners: Sequence[Hashable] = ()) -> None:
         """What became of a step's drafts, on the host: see `keep`, and Calibration.observe. Where a network learns,
         each token's entropy and margin stand behind its log probability: (requests, tokens, 4)."""
-        network, calibration = self.network, self._calibration
-        if calibration is None:
+        if self._calibration is None:
             return
         tried = torch.arange(sure.shape[1]) < verified[:, None]
         hoped = (falling(self._meant(sure)) * tried).sum()
         self._ledger.add("tokens", len(verified) + float(hoped), len(verified) + float(accepted.sum()))
-        confidence, log_prob = _confidence_of(sure)
-        if network is not None:
-            network.observe(sure[..., 1:], verified, accepted, owners)
-        else:
-            cast("Calibration", calibration).observe(confidence, verified, accepted, owners, log_prob)
+        self._calibration.learn(sure, verified, accepted, owners)
         when, fits = self._told
-        if calibration.fits > fits and self._clock() >= when + TELL_EVERY_S:
-            self._told = self._clock(), calibration.fits
+        if self._calibration.fits > fits and self._clock() >= when + TELL_EVERY_S:
+            self._told = self._clock(), self._calibration.fits
             state = self.state()
             for listener in self.listeners:
                 listener(state)
 
     def _meant(self, sure: Tensor) -> Tensor:
-        confidence, log_prob = _confidence_of(sure)
+        confidence, log_prob = confidence_of(sure)
         return confidence if self._calibration is None else self._calibration(confidence, log_prob)
 
     def begin(self, requests: int, whole: bool = False, own: Sequence[OwnLimits] = ()) -> int:
         """How deep to draft, asked before each step. whole: a request of it needs all its drafts. own: see
         Planner.depth."""
-        if self.network is not None:
-            self.network.settle()
+        if self._calibration is not None:
+            self._calibration.settle()
         before, self._forced = self._forced, None
         self.depth = self._steps
         if self._pace is not None:
@@ -238,7 +234,7 @@ class StepPlanner:
             return True
         if sure.shape[1] == 1:
             self.draft_end.begin(self.prices(len(sure)))
-        confidence, log_prob = _confidence_of(sure[:, -1:])
+        confidence, log_prob = confidence_of(sure[:, -1:])
         own = torch.full_like(confidence, math.nan) if log_prob is None else log_prob
         return self.draft_end.goes_on(confidence.flatten().tolist(), own.flatten().tolist())
 
@@ -319,11 +315,6 @@ class StepPlanner:
         curve = self.curve is not None
         known = {"active": self._decides, "curve": curve, "depth": self.depth}
         return {**known, "learnt": learnt, "step_seconds": pace, "came": self._ledger.state()}
-
-
-def _confidence_of(sure: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Confidences, and log probabilities where they are known."""
-    return (sure, None) if sure.dim() == 2 else (sure[..., 0], sure[..., 1])
 
 
 def _waiting_for(device: torch.device) -> Callable[[], None]:

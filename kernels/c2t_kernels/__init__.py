@@ -13,15 +13,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from c2t_kernels.attention import tree_attention
-    from c2t_kernels.growth import GrownLayer, grow_layer
-    from c2t_kernels.masks import full_mask
-    from c2t_kernels.network import ScoringNetwork
-    from c2t_kernels.pack import Packed, pack_ragged, scatter_ragged
-    from c2t_kernels.score import ChainState, score_chain
-    from c2t_kernels.stats import DraftStats, draft_stats
-    from c2t_kernels.stop import early_stop
-    from c2t_kernels.tree_layout import TreeLayout, build_tree
+    from c2t_kernels.attention import tree_attention as tree_attention
+    from c2t_kernels.growth import GrownLayer as GrownLayer
+    from c2t_kernels.growth import grow_layer as grow_layer
+    from c2t_kernels.masks import full_mask as full_mask
+    from c2t_kernels.network import ScoringNetwork as ScoringNetwork
+    from c2t_kernels.pack import Packed as Packed
+    from c2t_kernels.pack import pack_ragged as pack_ragged
+    from c2t_kernels.pack import scatter_ragged as scatter_ragged
+    from c2t_kernels.score import ChainState as ChainState
+    from c2t_kernels.score import score_chain as score_chain
+    from c2t_kernels.stats import DraftStats as DraftStats
+    from c2t_kernels.stats import draft_stats as draft_stats
+    from c2t_kernels.stop import early_stop as early_stop
+    from c2t_kernels.tree_layout import TreeLayout as TreeLayout
+    from c2t_kernels.tree_layout import build_tree as build_tree
 
 # name -> the operation that it is of
 _HOMES = {
@@ -42,23 +48,7 @@ _HOMES = {
     "tree_attention": "attention",
 }
 
-__all__ = [
-    "ChainState",
-    "DraftStats",
-    "GrownLayer",
-    "Packed",
-    "ScoringNetwork",
-    "TreeLayout",
-    "build_tree",
-    "draft_stats",
-    "early_stop",
-    "full_mask",
-    "grow_layer",
-    "pack_ragged",
-    "scatter_ragged",
-    "score_chain",
-    "tree_attention",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -238,13 +238,14 @@ def test_a_planted_binding_is_seen(source: str):
 
 
 def set_on_objects(source: str) -> list[str]:
-    """Attributes of ours, by their names, that a file sets on what is not its own `self`."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
+    """Attributes of ours, by their names, that a file sets on what is not its own `self`, which has a class here."""
+    found, tree = [], ast.parse(source)
+    own = {node for each in ast.walk(tree) if isinstance(each, ast.ClassDef) for node in ast.walk(each)}
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr":
             found.append(ast.unparse(node.args[1]).strip("'\""))
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            found += [node.attr] if ast.unparse(node.value) != "self" else []
+            found += [node.attr] if ast.unparse(node.value) != "self" or node not in own else []
     return [name for name in found if re.match("_?c2t_", name)]
 
 
@@ -254,7 +255,7 @@ def test_an_adapter_sets_one_attribute_on_its_engines_objects(engine: str, path:
     assert set_on_objects(source) == [] and f'"{ATTRIBUTE}"' not in source
 
 
-@pytest.mark.parametrize("source", ["setattr(req, 'c2t_counts', 1)", "req._c2t_own, b = 1, 2"])
+@pytest.mark.parametrize("source", ["setattr(req, 'c2t_counts', 1)", "req._c2t_own, b = 1, 2", "self.c2t_rows = 1"])
 def test_a_planted_attribute_is_seen(source: str):
     assert set_on_objects(source)
-    assert not set_on_objects("self.c2t_rows = 1; setattr(req, ATTRIBUTE, 1); worker.c2t")
+    assert not set_on_objects("class Ours:\n    def f(self): self.c2t_rows = 1; setattr(req, ATTRIBUTE, 1); worker.c2t")

@@ -217,8 +217,7 @@ def _follow(scorer: Scorer, learner: NetworkLearner) -> None:
     def take(network: Network) -> None:
         scorer.take([torch.from_numpy(each) for each in network])  # type: ignore[union-attr]
 
-    learner.listeners.append(take)
-    take(learner.network)
+    learner.follow(take)
 
 
 def pair_of(server_args: Any, base: str) -> Callable[[], dict[str, Any]]:

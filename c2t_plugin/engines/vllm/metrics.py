@@ -19,6 +19,7 @@ from typing import Any
 import prometheus_client
 
 from c2t_plugin.engines.figures import GAUGES, figures
+from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.engines.vllm.config import Settings
 
 # Of statistics that a scheduler sends to where metrics are: LoRA's, which a planner is not combined with. They are
@@ -92,7 +93,7 @@ def creating(stock: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(stock)
     def create(self: Any, vllm_config: Any, *positional: Any, **keyword: Any) -> None:
         stock(self, vllm_config, *positional, **keyword)
-        self.c2t_counters = None if Settings.of(vllm_config) is None else VerifyCounters(self)
+        setattr(self, ATTRIBUTE, None if Settings.of(vllm_config) is None else VerifyCounters(self))
 
     return create
 
@@ -105,9 +106,10 @@ def recording(stock: Callable[..., None]) -> Callable[..., None]:
         self: Any, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
         stock(self, scheduler_stats, iteration_stats, mm_cache_stats=mm_cache_stats, engine_idx=engine_idx)
-        if self.c2t_counters is not None:
+        counters: VerifyCounters | None = getattr(self, ATTRIBUTE)
+        if counters is not None:
             drafts = None if scheduler_stats is None else scheduler_stats.spec_decoding_stats
-            self.c2t_counters.record(engine_idx, drafts, iteration_stats)
-            self.c2t_counters.tell(engine_idx, getattr(scheduler_stats, CARRIER, {}))
+            counters.record(engine_idx, drafts, iteration_stats)
+            counters.tell(engine_idx, getattr(scheduler_stats, CARRIER, {}))
 
     return record

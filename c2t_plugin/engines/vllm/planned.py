@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -20,8 +20,11 @@ from c2t_plugin.engines.vllm.metrics import CARRIER, packed
 from c2t_plugin.engines.vllm.planning import Planning, cut
 from c2t_plugin.engines.vllm.requests import OwnSettings
 from c2t_plugin.planner import CostCurve, OwnLimits
-from c2t_plugin.planner.network import Network
-from c2t_plugin.planner.network_learner import NetworkLearner
+
+if TYPE_CHECKING:
+    from c2t_plugin.planner.calibration import Calibration
+    from c2t_plugin.planner.network import Network
+    from c2t_plugin.planner.network_learner import NetworkLearner
 
 
 class PlanningScheduler(Scheduler):
@@ -35,13 +38,14 @@ class PlanningScheduler(Scheduler):
         curve = CostCurve.load(path) if path is not None and path.exists() else None
         own = C2TConfig(learn=settings.learn, learned=settings.learned)
         classifier, pair = load_classifier(settings.classifier), pair_of(self.vllm_config, settings.base)
-        begin = learning.network if settings.learn == NETWORK else learning.calibration
-        found = begin(own, classifier, self.num_spec_tokens, pair)
         # of a network that is to be in force, until workers are sent it
         self._taken: Network | None = None
-        if isinstance(found, NetworkLearner):
-            found.listeners.append(self._take)
-            self._take(found.network)
+        found: Calibration | NetworkLearner | None
+        if settings.learn == NETWORK:
+            found = learning.network(own, classifier, self.num_spec_tokens, pair)
+            found.follow(self._take)
+        else:
+            found = learning.calibration(own, classifier, self.num_spec_tokens, pair)
         ends, skips = may_leave(self.vllm_config), reads_later(self.vllm_config)
         self.planning = Planning(curve, path, self.num_spec_tokens, calibration=found, ends=ends, skips=skips)
         self.planning.own = self._limits

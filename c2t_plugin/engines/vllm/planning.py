@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +20,11 @@ from c2t_plugin.engines.vllm.ending import Sent
 from c2t_plugin.planner import CostCurve, OwnLimits, draft_passes, switched_depths
 from c2t_plugin.planner.ahead import DraftEnd
 from c2t_plugin.planner.arrays import Array
-from c2t_plugin.planner.calibration import Calibration
-from c2t_plugin.planner.network_learner import NetworkLearner
 from c2t_plugin.planner.step_planner import StepPlanner
+
+if TYPE_CHECKING:
+    from c2t_plugin.planner.calibration import Calibration
+    from c2t_plugin.planner.network_learner import NetworkLearner
 
 
 class Drafted(NamedTuple):

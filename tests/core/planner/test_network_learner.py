@@ -163,7 +163,8 @@ def test_a_cut_by_confidence_does_not_bend_it(classifier: NodeClassifier):
 
 def test_only_settling_puts_something_in_force(classifier: NodeClassifier):
     learner, told = NetworkLearner(classifier, D_MAX, background=False), list[Network]()
-    learner.listeners.append(told.append)
+    learner.follow(told.append)
+    assert told.pop() is learner.network
     before = [each.copy() for each in learner.network]
     for step in range(125):
         learner.observe(drawn(step)[0], WHOLE, accepted(step))

@@ -39,3 +39,11 @@ def test_a_slow_while_makes_no_length_look_dear(slow: range) -> None:
     assert curve is not None
     ratios = [curve.verify_one(count) / seconds for count, seconds in TAKEN.items()]
     assert max(ratios) / min(ratios) < 1.1
+
+
+def test_a_cycle_of_which_no_pass_of_the_target_was_measured_raises_nothing() -> None:
+    profile = measured(TAKEN)
+    for size in (64, 64, 64):
+        profile.length(size)
+        profile.took("draft", size, 0.01)
+    assert profile.curve() is not None

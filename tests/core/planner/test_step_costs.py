@@ -46,7 +46,7 @@ def furthest(costs: StepCosts) -> float:
 
 
 def test_what_a_steady_machine_takes_is_found():
-    assert furthest(StepCosts.fit(CURVE, steps(256))) < 0.02
+    assert furthest(StepCosts.fit(CURVE, steps(256))) < 0.01
 
 
 def test_what_a_cut_costs_is_found():
@@ -63,7 +63,7 @@ def test_slow_whiles_make_no_depth_look_dear():
     """Half of the time the machine is slower by half. Without looking at whiles the error is several times as large."""
     whiles = [1.5 if at // 24 % 2 else 1.0 for at in range(256)]
     worst = max(furthest(StepCosts.fit(CURVE, steps(256, whiles, seed))) for seed in range(5))
-    assert worst < 0.04
+    assert worst < 0.03
 
 
 def test_single_odd_steps_bend_little():
@@ -77,7 +77,7 @@ def test_a_curve_with_a_dent_is_straightened():
     dented = CostCurve(verify=((1, 0.05), (3, 0.052), (4, 0.09), (5, 0.09), (7, 0.09)), draft=CURVE.draft)
     found = StepCosts.fit(dented, steps(256))
     passes = found.scale * dented.verify_s(torch.tensor([3, 4])) + found.of_tokens(torch.tensor([2, 3]))
-    assert float(passes[1] - passes[0]) < 0.6 * (0.09 - 0.052)
+    assert float(passes[1] - passes[0]) < 0.5 * (0.09 - 0.052)
 
 
 def test_a_curve_that_was_measured_in_a_slow_second_is_scaled():

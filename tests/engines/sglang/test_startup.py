@@ -250,7 +250,7 @@ def test_nothing_is_learnt_where_inference_is_deterministic(learn: str, caplog: 
 
 def test_a_network_that_is_learnt_scores_the_drafts_from_the_next_one_on():
     made = prepare(pair_dir() / "eagle3", planner="on", learn="network")
-    learner = made.planner.network
+    learner = made.planner._calibration
     mine, before = made.scorer.network.out_weight, made.scorer.network.out_weight.clone()
     assert torch.equal(torch.from_numpy(learner.network.out_weight), before)
     learner._settled = Trial(Network(*(2 * each for each in learner.network)), learner.calibration, 0)

@@ -60,7 +60,7 @@ def test_drafts_are_scored_by_the_network_in_force(engine: Engine, tmp_path: Pat
     sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     with engine("c2t:eagle3", D_MAX, **options) as llm:
         planning = llm.llm_engine.engine_core.engine_core.scheduler.planning
-        learner, seen, kept = planning.planner.network, list[tuple[int, float]](), planning.kept
+        learner, seen, kept = planning.planner._calibration, list[tuple[int, float]](), planning.kept
 
         def noted(drafted: Drafted, *rest: Any) -> list[int]:
             sure = torch.from_numpy(drafted.sure(stats=True))

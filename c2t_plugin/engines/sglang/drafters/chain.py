@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.config import NETWORK, OFF, C2TConfig
+from c2t_plugin.config import OFF, C2TConfig
 from c2t_plugin.engines.learning import trains
 from c2t_plugin.engines.sglang import results
 from c2t_plugin.engines.sglang.parts import Parts
@@ -46,8 +46,7 @@ class ChainDrafter:
             max_depth=worker.speculative_num_steps,
             beta=beta,
             device=worker.device,
-            keep_stats=config.trace_dir is not None
-            or (config.learn == NETWORK and trains(config, device, alone=alone())),
+            keep_stats=config.trace_dir is not None or trains(config, device, alone=alone()),
             keep_log_prob=config.plans_chains and config.learn != OFF,
         )
 
