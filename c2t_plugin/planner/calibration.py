@@ -14,30 +14,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
+from c2t_plugin.planner.fitting import fitted, forgotten, prior_of
 from c2t_plugin.planner.learnt import NEAREST, Learnt, chance, confidence_of, features_of
 
 if TYPE_CHECKING:
     from c2t_plugin.planner.network import Network
 
-# Drafts that a fit is judged by, and told of; that come between two fits, fewer at the beginning; and that are
-# remembered.
+# Drafts that a fit is judged by, and told of; and that come between two fits, fewer at the beginning.
 WINDOW = 1024
 FIT_EVERY, FIRST_FIT = 64, 16
-MEMORY = 4096
 # Steps between two fits, once a window is full: one a step would cost large batches a millisecond each.
 STEPS = 8
 # Of the window, what a single request may fill.
 MOST_OF_ONE = WINDOW // 16
-# Iterations of Newton's method at most, and what is gained by one that is the last, in nats: the fit before is where
-# they start.
-ITERATIONS, ENOUGH = 8, 1e-3
-# Inverse variances: of the slope around 1, of the draft's own logit's around 0, of an offset around 0; as much as so
-# many tokens say.
-SLOPE_PRIOR, OWN_PRIOR, OFFSET_PRIOR, PRIOR_TOKENS = 4.0, 4.0, 2.0, 10
-# Tokens that what an earlier server learnt counts as, at most, beside this one's own.
-CARRIED = 512
 # A slope of `joint` below it would take the least likely tokens first.
 LEAST_SLOPE = 0.05
 # Standard errors by which a fit has to predict worse.
@@ -203,7 +193,7 @@ class Calibration:
         chance = torch.logit(self._expected[0, :size], eps=NEAREST**2)
         features = torch.stack([chance, torch.zeros_like(chance)], dim=-1)
         known, hit = self._known[:size], self._hits()[:size]
-        return _fitted(self._plain, _prior(self._plain), features, known, hit, self.seen)
+        return fitted(self._plain, prior_of(self._plain), features, known, hit, self.seen)
 
     def _hits(self) -> Tensor:
         return torch.arange(self._known.shape[1]) < self._accepted[:, None]
@@ -228,8 +218,8 @@ class Calibration:
             self.discarded += 1
         else:
             self._before = self.learnt
-            sure = _forgotten(self.learnt, new)
-            self.learnt = _fitted(self.learnt, sure, self._features[newest], reached[newest], hit[newest], self.seen)
+            sure = forgotten(self.learnt, new)
+            self.learnt = fitted(self.learnt, sure, self._features[newest], reached[newest], hit[newest], self.seen)
 
     def _reached(self) -> Tensor:
         """(WINDOW, d_max) bool: of each draft the tokens down to the first that was refused."""
@@ -239,48 +229,6 @@ class Calibration:
         """(rows,) nats of each draft's outcome."""
         loss = _nll(torch.sigmoid(learnt.logits(self._features[rows])), hit)
         return torch.where(reached, loss, 0.0).sum(1)
-
-
-def _prior(learnt: Learnt) -> Tensor:
-    depths = len(learnt.offsets)
-    prior = torch.tensor([SLOPE_PRIOR, OWN_PRIOR] + [OFFSET_PRIOR] * depths, dtype=torch.float64).diag()
-    return prior * max(1.0, min(learnt.seen, CARRIED) / PRIOR_TOKENS)
-
-
-def _forgotten(learnt: Learnt, drafts: int) -> Tensor:
-    """How sure it still is when so many more have come."""
-    if learnt.precision is None:
-        return _prior(learnt)
-    kept = 1.0 - drafts / MEMORY
-    return kept * learnt.precision + (1.0 - kept) * _prior(learnt._replace(seen=0))
-
-
-def _fitted(before: Learnt, sure: Tensor, features: Tensor, known: Tensor, hit: Tensor, seen: int) -> Learnt:
-    """The most likely numbers given these tokens and those before, of which one was so `sure`. features: (drafts,
-    d_max, 2). known, hit: (drafts, d_max) bool."""
-    each = torch.eye(known.shape[1], dtype=torch.float64).expand(len(features), -1, -1)
-    inputs, accepted = torch.cat([features, each], -1)[known], hit[known].double()
-    prior = weights = before.weights
-
-    def loss(at: Tensor) -> float:
-        return float(cross_entropy(inputs @ at, accepted, reduction="sum") + 0.5 * (at - prior) @ sure @ (at - prior))
-
-    lost = loss(weights)
-    for _ in range(ITERATIONS):
-        expected = torch.sigmoid(inputs @ weights)
-        gradient = inputs.T @ (accepted - expected) - sure @ (weights - prior)
-        curvature = (inputs.T * (expected * (1 - expected))) @ inputs + sure
-        step = torch.linalg.solve(curvature, gradient)
-        # far from the optimum a whole step may lead away from it
-        while (after := loss(weights + step)) > lost and float(step.abs().max()) > ENOUGH:
-            step = step / 2
-        if after > lost:
-            break
-        weights, lost, done = weights + step, after, lost - after < ENOUGH
-        if done:
-            break
-    slope, own = weights[:2].tolist()
-    return Learnt(slope, own, weights[2:], seen, curvature)
 
 
 def _nll(chance: Tensor, hit: Tensor) -> Tensor:

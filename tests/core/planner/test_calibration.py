@@ -12,14 +12,13 @@ from torch.nn.functional import binary_cross_entropy, logsigmoid
 
 from c2t_plugin.planner.calibration import (
     FIT_EVERY,
-    MEMORY,
     MOST_OF_ONE,
     STEPS,
     WINDOW,
     Calibration,
     _auc,
-    _fitted,
 )
+from c2t_plugin.planner.fitting import MEMORY, fitted
 from c2t_plugin.planner.learnt import Learnt
 
 D_MAX, REQUESTS = 4, 4
@@ -121,7 +120,7 @@ def test_confidences_that_say_nothing_do_no_harm():
     assert learnt < classifier and calibration.discarded == 0
     # its optimum is that of all drafts at once, whatever came in between
     found = calibration.learnt
-    again = _fitted(found, found.precision, calibration._features[:0], *[calibration._known[:0]] * 2, 0)
+    again = fitted(found, found.precision, calibration._features[:0], *[calibration._known[:0]] * 2, 0)
     assert (again.offsets - offsets).abs().max() < 1e-6
 
 
