@@ -6,6 +6,7 @@ are not simulated, so the figures compare policies and predict no server.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,6 @@ from torch import Tensor
 from c2t_kernels import early_stop
 from c2t_plugin.planner import CostCurve, Planner, draft_passes, switched_depths
 from c2t_plugin.planner.ahead import DraftEnd, Prices
-from c2t_plugin.planner.budget import falling
 from c2t_plugin.traces.file import Traces
 
 
@@ -68,7 +68,9 @@ def ending(curve: CostCurve, d_max: int) -> Policy:
         return d_max if planner.depth(requests) else 0
 
     def goes_on(acceptance: Tensor) -> bool:
-        return end.pays(Prices.of(planner, len(acceptance)), falling(acceptance).tolist())
+        if acceptance.shape[1] == 1:
+            end.begin(Prices.of(planner, len(acceptance)))
+        return end.goes_on(acceptance[:, -1].tolist(), [math.nan] * len(acceptance))
 
     return Policy("planned, drafts end", depth, planner.keep, goes_on)
 

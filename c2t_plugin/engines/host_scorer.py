@@ -169,13 +169,11 @@ class HostScorer(RequestLimits):
         self.network.take(parameters)
         self._network = HostNetwork(self.network, self.d_max)
 
-    def limit(self, betas: Sequence[float | None], depths: Sequence[int | None]) -> bool:
-        """To be called before each draft: what its requests have set for themselves, None where nothing. Returns
-        whether one of them has set something."""
+    def limit(self, betas: Sequence[float | None], depths: Sequence[int | None]) -> None:
+        """To be called before each draft: what its requests have set for themselves, None where nothing."""
         self._any_own = any(value is not None for value in (*betas, *depths))
         if self._any_own:
             self.set_requests(self._rows[: len(betas)], betas, depths)
-        return self._any_own
 
     def score(self, logits: Tensor, *, first: bool) -> Tensor:
         """Score the next token of every chain: the (rows,) int64 argmax of (rows, draft_vocab) logits, any float dtype.

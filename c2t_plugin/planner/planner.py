@@ -54,6 +54,19 @@ class OwnLimits(NamedTuple):
     longest: int | None
     exact: bool
 
+    @classmethod
+    def of(cls, threshold: float | None, longest: int | None, *, lower: bool) -> OwnLimits | None:
+        """None where nothing is set. lower: a planner may verify less than is asked for."""
+        return (
+            None
+            if threshold is None and longest is None
+            else cls(threshold, longest, not lower and threshold is not None)
+        )
+
+    def leaves(self, depth: int, chance: float) -> bool:
+        """Whether they leave a token of this depth, from 1 on, if they left those before it. chance: of all of them."""
+        return (self.longest is None or depth <= self.longest) and not chance < (self.threshold or 0.0)
+
 
 class Planner:
     """Chooses each step's draft depth before it drafts, and each request's kept tokens after.
@@ -117,9 +130,9 @@ class Planner:
         # expected seconds of the step that `keep` decided on last
         self.promised_s: float | None = None
 
-    def depth(self, requests: int, own: Sequence[OwnLimits] = ()) -> int:
-        """How deep to draft in the next step of so many requests; 0 is plain decoding. own: of those among them that
-        set something for themselves, the rest is planned around."""
+    def depth(self, requests: int, own: Sequence[OwnLimits | None] = ()) -> int:
+        """How deep to draft in the next step of so many requests; 0 is plain decoding. own: of each what it has set for
+        itself, which is planned around; nothing of those that are left out."""
         self.probing = False
         chosen = self.d_max if not self._seen else self.depths[self._probed(*self._priced(requests, own))]
         self._behind = self.skips and chosen == 0
@@ -139,7 +152,7 @@ class Planner:
         self._left -= self.probing
         return self._place if self.probing else best
 
-    def _priced(self, requests: int, own: Sequence[OwnLimits]) -> tuple[int, Array]:
+    def _priced(self, requests: int, own: Sequence[OwnLimits | None]) -> tuple[int, Array]:
         """The place of the best depth, and (depths,) how many of its steps another one loses that is verified whole."""
         expected, seconds, most = self._outcomes(requests, own)
         counts = np.arange(expected.shape[1])
@@ -150,7 +163,7 @@ class Planner:
         lost = seconds[each, most] - expected[each, most] / rates[best, count]
         return best, lost / seconds[best, count]
 
-    def _outcomes(self, requests: int, own: Sequence[OwnLimits]) -> tuple[Array, Array, Array]:
+    def _outcomes(self, requests: int, own: Sequence[OwnLimits | None]) -> tuple[Array, Array, Array]:
         """(depths, counts) output tokens and seconds of a step that verifies so many draft tokens beside those of
         `own`, and (depths,) how many it can."""
         chain = self.accepted.cumprod()
@@ -236,12 +249,13 @@ class Planner:
         self.accepted[self._seen :] = self.accepted[self._seen - 1]
 
 
-def _by_depth(chain: Array, requests: int, own: Sequence[OwnLimits]) -> tuple[Array, Array]:
+def _by_depth(chain: Array, requests: int, limits: Sequence[OwnLimits | None]) -> tuple[Array, Array]:
     """(d_max,) int64 each: requests whose token of a depth is verified in any case, and those where that is open.
 
     chain: (d_max,) mean acceptance by depth; a threshold is taken to cut where this falls below it.
     """
     depths, d_max = np.arange(len(chain)), len(chain)
+    own = [each for each in limits if each is not None]
     if not own:
         return np.zeros_like(depths), np.full_like(depths, requests)
     thresholds = np.array([each.threshold or 0.0 for each in own])

@@ -75,6 +75,7 @@ class StepPlanner:
         # Where a draft can end between any two of its passes.
         self.draft_end: DraftEnd | None = None
         self._open = False
+        self._own: Sequence[OwnLimits | None] = ()
         self.depths = tuple(depths)
         # Of the step at hand; rows: of the target's pass, None where its own confidences decide.
         self.depth = steps
@@ -190,7 +191,7 @@ class StepPlanner:
         confidence, log_prob = confidence_of(sure)
         return confidence if self._calibration is None else self._calibration(confidence, log_prob)
 
-    def begin(self, requests: int, whole: bool = False, own: Sequence[OwnLimits] = ()) -> int:
+    def begin(self, requests: int, whole: bool = False, own: Sequence[OwnLimits | None] = ()) -> int:
         """How deep to draft, asked before each step. whole: a request of it needs all its drafts. own: see
         Planner.depth."""
         if self._calibration is not None:
@@ -201,19 +202,19 @@ class StepPlanner:
             took = self._pace.begin(requests)
             if took is not None and self._promised_s is not None:
                 self._ledger.add("seconds", self._promised_s, took)
-        self._promised_s, self._open = None, False
+        self._promised_s, self._open, self._own = None, False, own
         if self._planner is not None:
             self._planner.probing = False
         if self._unread is not None and self._unread.full and self._planner is not None:
             self._planner.observe(self._meant(self._unread.read()))
         self._whole = whole
         if self._decides and not whole:
-            self._choose(requests, before, own)
+            self._choose(requests, before)
         if self._pace is not None:
             self._pace.drafts(self.depth, draft_passes(self.depth))
         return self.depth
 
-    def _choose(self, requests: int, before: int | None, own: Sequence[OwnLimits]) -> None:
+    def _choose(self, requests: int, before: int | None) -> None:
         if self._profile is not None:
             self._forced = self._profile.length(requests) if self.measurable else None
             if before is not None and self._forced is None:
@@ -222,18 +223,19 @@ class StepPlanner:
             self.depth = self._forced
         elif self.depths and self._planner is not None:
             self._planner.packed, self._planner.skips = self.packed, self.skips
-            self.depth = self._planner.depth(requests, own)
+            self.depth = self._planner.depth(requests, self._own)
             ends = self.draft_end is not None and not self._planner.probing
-            self._open = ends and self.depth > 0 and not own and self._unread is None
+            self._open = ends and self.depth > 0 and self._unread is None
             if self._open:
                 self.depth = self._steps
 
     def goes_on(self, sure: Tensor) -> bool:
-        """Whether the step at hand drafts one more token, asked after each. sure: see `keep`, of those that it has."""
+        """Whether the step at hand drafts one more token, asked after each, where `begin` was told of each request what
+        it has set for itself, by row. sure: see `keep`, of those that it has."""
         if self.draft_end is None:
             return True
         if sure.shape[1] == 1:
-            self.draft_end.begin(self.prices(len(sure)))
+            self.draft_end.begin(self.prices(len(sure)), self._own)
         confidence, log_prob = confidence_of(sure[:, -1:])
         own = torch.full_like(confidence, math.nan) if log_prob is None else log_prob
         return self.draft_end.goes_on(confidence.flatten().tolist(), own.flatten().tolist())

@@ -62,12 +62,10 @@ def set_options(parts: Parts, slots: Tensor, reqs: Sequence[Any]) -> None:
     parts.scorer.set_requests(slots, [each.threshold for each in options], [each.longest for each in options])
 
 
-def limits_of(parts: Parts, reqs: Sequence[Any]) -> list[OwnLimits]:
-    """Of those of SGLang's requests that set something for themselves, as a planner counts it."""
-    exact = not parts.scorer.lower
+def limits_of(parts: Parts, reqs: Sequence[Any]) -> list[OwnLimits | None]:
+    """Of each of SGLang's requests what it has set for itself, as a planner counts it."""
     found = (record_of(req).options or RequestOptions() for req in reqs)
-    each_own = ((each.threshold, each.longest) for each in found)
-    return [OwnLimits(*own, exact and own[0] is not None) for own in each_own if own != (None, None)]
+    return [OwnLimits.of(each.threshold, each.longest, lower=parts.scorer.lower) for each in found]
 
 
 def _used(parts: Parts, req: Any) -> RequestOptions:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from c2t_plugin.engines.host_scorer import HostScorer
+from c2t_plugin.planner import OwnLimits
 from c2t_plugin.planner.ahead import VERSION, DraftEnd, Prices
 from c2t_plugin.planner.arrays import Array
 
@@ -31,17 +32,17 @@ class Ending:
         self._end = DraftEnd()
         self._rows: Sequence[int] = ()
 
-    def begin(self, names: Sequence[str], *, alike: bool) -> None:
-        """names: of the batch's requests, by row. alike: whether none of them has limits of its own."""
+    def begin(self, names: Sequence[str], own: Sequence[OwnLimits | None]) -> None:
+        """Of the batch's requests, by row, their names and what each has set for itself."""
         self._end.begin(None)
-        if self.sent is None or not alike:
+        if self.sent is None:
             return
         prices, reading = self.sent.prices, self.sent.reading
         if prices is None or prices.version != VERSION:
             return
         self._rows = [row for row, name in enumerate(names) if name not in reading]
         if len(self._rows) == prices.requests:
-            self._end.begin(prices)
+            self._end.begin(prices, [own[row] for row in self._rows])
 
     def goes_on(self, scorer: HostScorer) -> bool:
         """Whether the draft, whose newest token was just scored, gets one more."""

@@ -55,8 +55,8 @@ class PlanningScheduler(Scheduler):
         # what was learnt, for the next statistics
         self._told: dict[str, int] = {}
         self._own = OwnSettings(settings.request_settings, self.scheduler_config.max_num_seqs)
-        # else the planner may drop more
-        self._exact = settings.request_settings != LOWER
+        # whether the planner may drop more
+        self._lower = settings.request_settings == LOWER
         # vLLM asks it for nothing but an element
         self.dynamic_sd_lookup: Any = self.planning
 
@@ -90,18 +90,15 @@ class PlanningScheduler(Scheduler):
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         asked = self._own.of(draft_token_ids.req_ids, self.requests)
-        own = [self._exact and each.threshold is not None for each in asked]
+        own = [not self._lower and each.threshold is not None for each in asked]
         cut(self.planning, draft_token_ids, self._takes, own)
         super().update_draft_token_ids(draft_token_ids)
 
     def _limits(self) -> list[OwnLimits]:
         """Of those running requests that set limits for themselves."""
         asked = self._own.of([request.request_id for request in self.running], self.requests)
-        return [
-            OwnLimits(each.threshold, each.longest, self._exact and each.threshold is not None)
-            for each in asked
-            if (each.threshold, each.longest) != (None, None)
-        ]
+        found = (OwnLimits.of(each.threshold, each.longest, lower=self._lower) for each in asked)
+        return [each for each in found if each is not None]
 
     def make_stats(self, *positional: Any, **keyword: Any) -> Any:
         stats = super().make_stats(*positional, **keyword)

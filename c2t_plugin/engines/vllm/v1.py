@@ -31,6 +31,7 @@ from c2t_plugin.engines.vllm.patches import COMPUTE_LOGITS, PATCHES
 from c2t_plugin.engines.vllm.planning import Drafted
 from c2t_plugin.engines.vllm.requests import OwnSettings
 from c2t_plugin.engines.vllm.served import ServedTraces
+from c2t_plugin.planner import OwnLimits
 from c2t_plugin.scorer import ChainScorer
 
 if TYPE_CHECKING:
@@ -178,8 +179,9 @@ class _ChainMixin(_StockProposer):
         if isinstance(self.scorer, HostScorer):
             names = self._runner.input_batch.req_ids
             own = self.own.of(names, self._runner.requests)
-            limited = self.scorer.limit([each.threshold for each in own], [each.longest for each in own])
-            self.ending.begin(names, alike=not limited)
+            self.scorer.limit([each.threshold for each in own], [each.longest for each in own])
+            lower = self.scorer.lower
+            self.ending.begin(names, [OwnLimits.of(each.threshold, each.longest, lower=lower) for each in own])
         self._recording = self.traces is not None and self.traces.any_chosen(self._runner.input_batch.req_ids)
         try:
             drafted = self._drafted(num_speculative_tokens, *positional, **keyword)

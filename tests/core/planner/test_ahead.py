@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import pickle
+from collections.abc import Sequence
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from c2t_plugin.planner import CostCurve, Planner, draft_passes, spend
+from c2t_plugin.planner import CostCurve, OwnLimits, Planner, draft_passes, spend
 from c2t_plugin.planner.ahead import Chances, DraftEnd, Meaning, Prices
 from c2t_plugin.planner.budget import falling
 from c2t_plugin.planner.calibration import Calibration
@@ -22,7 +24,7 @@ CURVE = CostCurve(verify=((1, 1.0), (8, 1.4), (64, 6.0)), draft=((1, 0.1), (64, 
 # a usual draft: each depth half as likely as the one before it
 USUAL = torch.tensor([[0.6, 0.3, 0.15, 0.075]])
 
-chains = st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=D_MAX - 1), min_size=1, max_size=5).filter(
+drafts = st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=D_MAX - 1), min_size=1, max_size=5).filter(
     lambda rows: len({len(row) for row in rows}) == 1
 )
 
@@ -39,11 +41,19 @@ def goes_on(planner: Planner, *rows: list[float]) -> bool:
     return pays(DraftEnd(), planner, torch.tensor(rows, dtype=torch.float64))
 
 
-def pays(end: DraftEnd, planner: Planner, so_far: torch.Tensor) -> bool:
-    return end.pays(Prices.of(planner, len(so_far)), falling(so_far).tolist())
+def pays(end: DraftEnd, planner: Planner, so_far: torch.Tensor, own: Sequence[OwnLimits | None] = ()) -> bool:
+    return end.pays(Prices.of(planner, len(so_far)), chances(so_far, own))
 
 
-@given(rows=chains)
+def chances(so_far: torch.Tensor, own: Sequence[OwnLimits | None] = ()) -> Chances:
+    """Of these confidences."""
+    found = Chances(len(so_far), None, own)
+    for column in so_far.T.tolist():
+        found.add(column, [math.nan] * len(column))
+    return found
+
+
+@given(rows=drafts)
 def test_a_draft_goes_on_where_a_deeper_one_would_be_faster(rows: list[list[float]]):
     so_far = torch.tensor(rows, dtype=torch.float64).cummin(1).values
     drafted, ratios = so_far.shape[1], [0.6, 0.5, 0.5, 0.5]
@@ -55,6 +65,55 @@ def test_a_draft_goes_on_where_a_deeper_one_would_be_faster(rows: list[list[floa
     best = max(rates[1:])
     if abs(best / rates[0] - 1) > 1e-9:
         assert goes_on(knowing(), *so_far[:, :drafted].tolist()) == (best > rates[0])
+
+
+LIMITS = st.none() | st.builds(
+    OwnLimits, st.none() | st.floats(0, 1), st.none() | st.integers(0, D_MAX + 1), st.booleans()
+)
+
+
+@given(rows=drafts, own=st.lists(LIMITS, min_size=5, max_size=5), packed=st.booleans())
+def test_beside_requests_with_limits_of_their_own_it_ends_as_those_leave_it(
+    rows: list[list[float]], own: list[OwnLimits | None], packed: bool
+):
+    so_far = torch.tensor(rows, dtype=torch.float64).cummin(1).values
+    requests, drafted = so_far.shape
+    own = own[:requests]
+    rates = []
+    for depth in range(drafted, D_MAX + 1):
+        if depth > drafted:
+            so_far = torch.cat([so_far, so_far[:, -1:] * (0.6 if depth == 1 else 0.5)], dim=1)
+        rates.append(rate(so_far, own, packed))
+    if abs(max(rates[1:]) / rates[0] - 1) > 1e-9:
+        found = pays(DraftEnd(), knowing(packed=packed), so_far[:, :drafted], own)
+        assert found == (max(rates[1:]) > rates[0])
+
+
+def rate(chain: torch.Tensor, own: Sequence[OwnLimits | None], packed: bool) -> float:
+    """Output tokens per second of drafts of which requests have verified what they asked for."""
+    (requests, depth), longest, at_least = chain.shape, [], []
+    for row, limits in zip(chain.tolist(), own, strict=True):
+        leaves = depth if limits is None or limits.longest is None else min(limits.longest, depth)
+        if limits is not None and limits.threshold is not None:
+            leaves = min(leaves, sum(chance >= limits.threshold for chance in row))
+        longest.append(leaves)
+        at_least.append(leaves if limits is not None and limits.exact else 0)
+    if packed:
+        return spend(chain, CURVE, draft_passes(depth), torch.tensor(longest), torch.tensor(at_least)).rate
+    expected = requests + sum(sum(row[:most]) for row, most in zip(chain.tolist(), longest, strict=True))
+    seconds = CURVE.verify_s(torch.tensor(requests * (depth + 1))) + draft_passes(depth) * CURVE.draft_s(requests)
+    return expected / float(seconds + CURVE.fixed + CURVE.draft_extend)
+
+
+def test_who_has_all_verified_makes_neighbours_drafts_end_and_who_wants_none_does_not_matter():
+    everything, nothing = OwnLimits(0.0, None, exact=True), OwnLimits(None, 0, exact=False)
+    planner = knowing()
+    # what is verified in any case has its price
+    assert goes_on(planner, [0.99], [0.01])
+    assert not pays(DraftEnd(), planner, torch.tensor([[0.99], [0.01]]), [None, everything])
+    # nor is a pass for a draft of which nothing is verified
+    assert goes_on(planner, [0.05], [0.99])
+    assert not pays(DraftEnd(), planner, torch.tensor([[0.05], [0.99]]), [None, nothing])
 
 
 def test_a_sure_draft_goes_on_and_an_unlikely_one_ends():
@@ -120,6 +179,16 @@ def test_each_step_ends_its_own_draft(stepping: StepPlanner):
     assert draft(stepping, unlikely, whole=True) == D_MAX
 
 
+def test_a_neighbour_with_limits_of_its_own_takes_no_ones_end(stepping: StepPlanner):
+    for _ in range(WHOLE_FIRST):
+        draft(stepping, torch.full((2, D_MAX), 0.99))
+    sure, unlikely = [0.99] * D_MAX, [0.6, 0.04, 0.03, 0.02]
+    nothing = OwnLimits(None, 0, exact=False)
+    assert draft(stepping, torch.tensor([unlikely, sure])) == D_MAX
+    assert draft(stepping, torch.tensor([unlikely, sure]), own=[None, nothing]) == 2
+    assert draft(stepping, torch.tensor([unlikely, sure]), own=[nothing, None]) == D_MAX
+
+
 def test_where_a_draft_cannot_end_it_is_as_deep_as_it_was_begun(stepping: StepPlanner):
     stepping.draft_end = None
     for _ in range(2 * WHOLE_FIRST):
@@ -147,12 +216,12 @@ def test_drafts_that_were_measured_are_known_to_the_planner():
     assert not goes_on(planner._planner, [1e-9])
 
 
-@given(rows=chains, packed=st.booleans())
+@given(rows=drafts, packed=st.booleans())
 def test_who_is_sent_the_prices_decides_as_the_planner(rows: list[list[float]], packed: bool):
     planner, so_far = knowing(packed=packed), torch.tensor(rows, dtype=torch.float64)
     sent = pickle.dumps(Prices.of(planner, len(rows)))
     assert len(sent) < 1500
-    there = DraftEnd().pays(pickle.loads(sent), falling(so_far).tolist())
+    there = DraftEnd().pays(pickle.loads(sent), chances(so_far))
     assert there == pays(DraftEnd(), planner, so_far)
 
 

@@ -22,11 +22,16 @@ from c2t_plugin.engines.sglang import control, requests  # noqa: E402
 from c2t_plugin.engines.sglang.metrics import Counts  # noqa: E402
 from c2t_plugin.engines.sglang.parts import Parts  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
+from c2t_plugin.planner import CostCurve  # noqa: E402
+from c2t_plugin.planner.ahead import DraftEnd  # noqa: E402
+from c2t_plugin.planner.planner import WHOLE_FIRST  # noqa: E402
+from c2t_plugin.planner.step_planner import StepPlanner  # noqa: E402
 from c2t_plugin.request_options import MOST  # noqa: E402
 from c2t_plugin.scorer import ChainScorer  # noqa: E402
 from tests.support.sglang.front import VOCABULARY, WIDTH, at_the_front  # noqa: E402
 
 BETA, D_MAX = 0.25, 4
+COSTS = CostCurve(verify=((1, 1.0), (8, 1.4), (64, 6.0)), draft=((1, 0.1), (64, 0.4)), fixed=0.05, draft_extend=0.05)
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),
@@ -346,9 +351,31 @@ def test_the_planner_is_told_what_requests_set_for_themselves(setting: str, exac
     parts = parts_of(request_settings=setting)
     asked = [{}, {"beta": 0.5}, {"max_depth": 1}, {"beta": 0.75, "max_depth": 2}, {"enabled": True}]
     reqs = [request(None), *(request({"c2t": each}) for each in asked)]
-    assert requests.limits_of(parts, reqs) == [], "as long as they are not read"
+    assert requests.limits_of(parts, reqs) == [None] * 6, "as long as they are not read"
     requests.set_options(parts, torch.arange(len(reqs)), reqs)
-    assert requests.limits_of(parts, reqs) == [(0.5, None, exact), (None, 1, False), (0.75, 2, exact)]
+    own = [(0.5, None, exact), (None, 1, False), (0.75, 2, exact)]
+    assert requests.limits_of(parts, reqs) == [None, None, *own, None]
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_drafts_beside_one_that_wants_none_end_as_without_it(odd: int, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(SITE))
+        worker = importlib.import_module("c2t_plugin.engines.sglang.worker")
+    monkeypatch.setattr(worker.ranks, "alone", lambda: True)
+    planner = StepPlanner(COSTS, None, steps=D_MAX, most=D_MAX, device=torch.device("cpu"), depths=range(D_MAX + 1))
+    planner.packed, planner.draft_end = True, DraftEnd()
+    for _ in range(WHOLE_FIRST):
+        planner.begin(2)
+        planner.keep(torch.full((2,), D_MAX), torch.zeros(2, dtype=torch.bool), torch.full((2, D_MAX), 0.9))
+    parts, reqs = parts_of(), [request(None), request(None)]
+    reqs[odd] = request({"c2t": {"max_depth": 0}})
+    parts.planner = planner
+    requests.set_options(parts, torch.arange(2), reqs)
+    for own, neighbours, goes_on in ((0.99, 0.01, False), (0.01, 0.99, True)):
+        assert worker.StepMixin.planned_depth(SimpleNamespace(c2t=parts, device="cpu"), reqs) == D_MAX
+        newest = torch.tensor([[own], [neighbours]])
+        assert planner.goes_on(newest if odd == 0 else newest.flip(0)) is goes_on
 
 
 @pytest.mark.parametrize(

@@ -161,19 +161,26 @@ def of_another_depth(worker: Any) -> None:
 def of_other_requests(worker: Any) -> None:
     ending = worker.model_runner.drafter.ending
     pays = ending._end.pays
-    ending._end.pays = lambda prices, chances: pays(prices, [max(chances)] * len(chances))
+
+    def of_the_surest(prices: Any, chances: Any) -> bool:
+        rows, chances.rows = chances.rows, [max(chances.rows)] * len(chances.rows)
+        found = pays(prices, chances)
+        chances.rows = rows
+        return found
+
+    ending._end.pays = of_the_surest
 
 
 def of_the_step_before(worker: Any) -> None:
     ending = worker.model_runner.drafter.ending
     begin, sent = ending.begin, []
 
-    def begins(names: Any, *, alike: bool) -> None:
+    def begins(names: Any, own: Any) -> None:
         sent.append(ending.sent)
         before = sent[-2] if len(sent) > 1 else None
         if ending.sent and before and before.prices.requests == ending.sent.prices.requests:
             ending.sent = before
-        begin(names, alike=alike)
+        begin(names, own)
 
     ending.begin = begins
 

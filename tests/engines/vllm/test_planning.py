@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ class Machine:
     def ended(self, sent: Sent | None, names: list[str], depth: int) -> int:
         """Where the worker ends a draft that is to be so deep."""
         self.ending.sent = sent
-        self.ending.begin([*names, "new"] if sent and sent.reading else names, alike=True)
+        present = [*names, "new"] if sent and sent.reading else names
+        self.ending.begin(present, [None] * len(present))
         for drafted in range(1, depth):
             newest = [[self.confidence**drafted] * (len(names) + 1), [math.nan] * (len(names) + 1)]
             if not self.ending.goes_on(types.SimpleNamespace(newest=lambda newest=newest: newest)):
@@ -133,21 +135,42 @@ def test_the_passes_of_a_draft_that_has_ended_are_those_that_it_had():
     assert str(ended) in machine.planning.planner.state()["step_seconds"]["2"]
 
 
-def test_drafts_of_requests_with_limits_of_their_own_do_not_end():
+NOTHING, FREE = OwnLimits(None, 0, exact=False), None
+
+
+def test_beside_a_request_with_limits_of_its_own_drafts_end_all_the_same():
     machine = Machine(draft_pass=0.3, confidence=0.95, ends=True)
     machine.run(60)
-    machine.planning.begin(decoding=True)
-    assert machine.planning[2] == D_MAX and machine.planning.sent(2, []) is not None
-    assert machine.planning.sent(0, ["new"]) is None
-    # no probe, which may be deeper
+    # no probe, which is as deep as was said
     machine.planning.planner._planner.probe_every = 1000
     # more of them than the step has requests, as where one that runs is left out of it
-    machine.planning.own = lambda: [OwnLimits(None, 1, exact=False)] * 3
+    machine.planning.own = lambda: [OwnLimits(None, 3, exact=False)] * 3
     machine.planning.begin(decoding=True)
-    assert machine.planning[2] <= 1 and machine.planning.sent(2, []) is None
+    assert machine.planning[2] == D_MAX
+    sent = machine.planning.sent(2, [])
+    assert sent is not None and machine.planning.sent(0, ["new"]) is None
+    # a request of which nothing is verified says nothing about its neighbours' drafts
+    for unsure in (0, 1):
+        chances = [0.999, 0.999]
+        chances[unsure] = 0.001
+        own = [NOTHING if row == unsure else FREE for row in range(2)]
+        assert begun(sent, own).goes_on(scored(chances))
+        assert not begun(sent, own[::-1]).goes_on(scored(chances))
 
 
-@pytest.mark.parametrize("unlike", ["limits of their own", "another version", "other requests", "nothing sent"])
+def begun(sent: Sent | None, own: Sequence[OwnLimits | None], names: Sequence[str] = ("a", "b")) -> Ending:
+    ending = Ending()
+    ending.sent = sent
+    ending.begin(names, own)
+    return ending
+
+
+def scored(chances: list[float]) -> types.SimpleNamespace:
+    """A worker's scorer, of which these are the newest tokens' confidences."""
+    return types.SimpleNamespace(newest=lambda: (chances, [math.nan] * len(chances)))
+
+
+@pytest.mark.parametrize("unlike", ["another version", "other requests", "nothing sent"])
 def test_a_worker_that_cannot_tell_goes_on(unlike: str):
     machine = Machine(draft_pass=30.0, confidence=0.9, ends=True)
     machine.run(60)
@@ -156,16 +179,14 @@ def test_a_worker_that_cannot_tell_goes_on(unlike: str):
     assert machine.planning[2] == D_MAX
     sent = machine.planning.sent(2, [])
     assert sent is not None
-    ending, newest = Ending(), types.SimpleNamespace(newest=lambda: ([0.01] * 2, [math.nan] * 2))
-    ending.sent = sent
-    ending.begin(["a", "b"], alike=True)
-    assert not ending.goes_on(newest)
-    if unlike == "another version":
-        ending.sent = sent._replace(prices=sent.prices._replace(version=0))
-    elif unlike == "nothing sent":
-        ending.sent = None
-    ending.begin(["a"] if unlike == "other requests" else ["a", "b"], alike=unlike != "limits of their own")
-    assert ending.goes_on(newest)
+    assert not begun(sent, [FREE] * 2).goes_on(scored([0.01] * 2))
+    found = {
+        "another version": sent._replace(prices=sent.prices._replace(version=0)),
+        "other requests": sent,
+        "nothing sent": None,
+    }
+    names = ("a",) if unlike == "other requests" else ("a", "b")
+    assert begun(found[unlike], [FREE] * len(names), names).goes_on(scored([0.01] * 2))
 
 
 def test_it_learns_what_became_of_its_drafts():
