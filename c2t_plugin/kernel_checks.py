@@ -162,12 +162,15 @@ def _score(shapes: Shapes) -> _Run:
 def _stop(shapes: Shapes) -> _Run:
     generator, drafted = _generator(shapes), shapes.width - 1
     confidence = shapes.random(generator, shapes.requests, drafted)
+    confidence[0, 0] = torch.nan
     beta = shapes.random(generator, shapes.requests)
     longest = torch.full((shapes.requests,), drafted, dtype=torch.int32, device=shapes.device)
-    budget = torch.tensor([shapes.requests * drafted // 2], dtype=torch.int32, device=shapes.device)
+    budget = shapes.requests * drafted // 2
 
     def run(side: Callable[[str, str], Any]) -> Sequence[Tensor]:
-        return (side("stop", "early_stop")(confidence, beta, longest, budget=budget),)
+        # as a step that waits for nothing has it
+        told = {"unclipped": torch.empty_like(longest), "unknown": longest.new_zeros(1, dtype=torch.int64)}
+        return side("stop", "early_stop")(confidence, beta, longest, budget=budget, **told), *told.values()
 
     return run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -137,8 +138,8 @@ class ChainScorer(DraftScorer):
         return self._state.confidence[:rows, : self._step]
 
     def sure(self, rows: int) -> Tensor:
-        """`confidence`, and beside it the logarithm of the draft's own probability of each token, where that is kept:
-        (rows, steps scored, 2)."""
+        """`confidence`, a view; where the logarithm of the draft's own probability of each token is kept, a tensor of
+        its own with that beside it: (rows, steps scored, 2)."""
         confidence = self.confidence(rows)
         if self._log_prob is None:
             return confidence
@@ -158,14 +159,18 @@ class ChainScorer(DraftScorer):
 
     def end(self, rows: int) -> Tensor:
         """(rows,) int32: draft tokens to verify of the first `rows` requests; counts the ones without a confidence."""
-        self.non_finite += self.confidence(rows).isnan().sum()
-        return self.lengths(rows)
+        return self.lengths(rows, unknown=self.non_finite)
 
-    def lengths(self, rows: int, budget: int | None = None) -> Tensor:
-        """As `end`, which is to be called too; budget: draft tokens of all rows together, by c2t_kernels.early_stop."""
+    def end_within(self, rows: int, budget: int) -> tuple[Tensor, Tensor]:
+        """As `end`, and what is left of that where all rows together have at most `budget` draft tokens."""
+        wanted = torch.empty(rows, dtype=torch.int32, device=self.beta.device)
+        return wanted, self.lengths(rows, budget=budget, unclipped=wanted, unknown=self.non_finite)
+
+    def lengths(self, rows: int, **how: Any) -> Tensor:
+        """As `end`, but that it counts nothing. how: see c2t_kernels.early_stop."""
         # Not captured, so that seven small operations can be left out where nobody has limits of their own.
         beta, depth = self.limits_of(self._slots[:rows]) if self._any_own else (self.beta, self.max_depth)
-        return early_stop(self.confidence(rows), beta, depth, budget=budget)
+        return early_stop(self.confidence(rows), beta, depth, **how)
 
     def any_alive(self) -> bool:
         """Whether a chain of this batch may still grow. Asks the device, so not for a captured graph."""

@@ -155,7 +155,7 @@ class ChainSteps:
 
     def _plan(self, mode: str) -> tuple[StepPlanner | None, LaggedRows | PlannedRows | None]:
         if mode != "planned":
-            return None, LaggedRows(self._packing.sizes, GPU) if mode == "lagged" else None
+            return None, LaggedRows(self._packing.sizes, GPU, REQUESTS) if mode == "lagged" else None
         planner = StepPlanner(
             CURVE, None, steps=DEPTH, most=DEPTH, device=GPU, depths=(0, DEPTH), calibration=Calibration(DEPTH)
         )

@@ -56,6 +56,10 @@ def ends_early(right: Any) -> Any:
     return lambda *arguments, **named: right(*arguments, **named) - 1
 
 
+def counts_nothing(right: Any) -> Any:
+    return lambda *arguments, **named: right(*arguments, **{**named, "unknown": None})
+
+
 def broken(_: Any) -> Any:
     def kernel(*_: Any, **__: Any) -> None:
         raise RuntimeError("no kernel image for this GPU")
@@ -70,6 +74,7 @@ def broken(_: Any) -> Any:
         (stats, "draft_stats", off),
         (score, "score_chain", nothing),
         (stop, "early_stop", ends_early),
+        (stop, "early_stop", counts_nothing),
         (stop, "early_stop", broken),
     ],
 )

@@ -7,10 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from c2t_kernels.checks import check_tensor, output, per_request
+from c2t_kernels.checks import check_int, check_tensor, output, per_request
 
 MAX_TOKENS = 8192  # slots of one batch that one program can order, both sides rounded up to a power of two
 ROWS_ALONE = 32  # rows of one program where no request depends on another
+MOST = 2**31 - 1  # of a budget
 
 
 @triton.jit
@@ -42,17 +43,22 @@ def _best(b_key, b_candidate, wanted):
     return b_candidate & ((b_key > threshold) | ((b_tied == 1) & (b_rank < left)))
 
 
-@triton.jit
+# A budget is another number in each step: none is a kernel of its own.
+@triton.jit(do_not_specialize=["room"])
 def early_stop_kernel(
     p_confidence,
     p_beta,
     p_max_depth,
     p_budget,
+    room,
     p_lengths,
+    p_unclipped,
+    p_unknown,
     bs,
     confidence_stride,
     beta_stride,
     max_depth_stride,
+    LIMITED: tl.constexpr,
     D_MAX: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -64,6 +70,11 @@ def early_stop_kernel(
     b_inside = b_live[:, None] & (b_depth[None, :] < D_MAX)
     p_token = p_confidence + b_row64[:, None] * confidence_stride + b_depth[None, :]
     b_confidence = tl.load(p_token, mask=b_inside, other=0.0)
+    if p_unknown is not None:
+        # before all else: further down it would make the largest batches spill
+        unknown = _count(b_confidence != b_confidence)
+        if unknown > 0:
+            tl.atomic_add(p_unknown, unknown.to(tl.int64))
     b_beta = tl.load(p_beta + b_row64 * beta_stride, mask=b_live, other=0.0)
     b_max_depth = tl.load(p_max_depth + b_row64 * max_depth_stride, mask=b_live, other=0)
 
@@ -71,11 +82,15 @@ def early_stop_kernel(
     b_dropped = tl.where(b_inside & (b_confidence < b_beta[:, None]), b_depth[None, :], D_MAX)
     b_kept = b_allowed & (b_depth[None, :] < tl.min(b_dropped, axis=1)[:, None])
 
-    if p_budget is not None:
+    if p_unclipped is not None:
+        tl.store(p_unclipped + b_row64, tl.sum(b_kept.to(tl.int32), axis=1), mask=b_live)
+
+    if LIMITED:
         b_confidence = tl.where(b_confidence != b_confidence, float("inf"), b_confidence)
         # The bits of floats that are not negative grow with the floats.
         b_key = tl.associative_scan(b_confidence.to(tl.int32, bitcast=True), 1, _smaller)
-        room = tl.maximum(tl.load(p_budget), 0).to(tl.int32)
+        if p_budget is not None:
+            room = tl.maximum(tl.load(p_budget), 0).to(tl.int32)
         if _count(b_kept) > room:
             b_kept = _best(b_key, b_kept, room)
 
@@ -88,6 +103,8 @@ def early_stop(
     max_depth: Tensor | int,
     *,
     budget: Tensor | int | None = None,
+    unclipped: Tensor | None = None,
+    unknown: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """As c2t_kernels.early_stop, in one launch.
@@ -104,23 +121,35 @@ def early_stop(
         raise ValueError("early_stop: confidence must have at least one column, got shape " + str((bs, d_max)))
     beta, beta_stride = per_request("early_stop: beta", beta, bs, torch.float32, device)
     max_depth, max_depth_stride = per_request("early_stop: max_depth", max_depth, bs, torch.int32, device)
-    if budget is not None:
-        budget, _ = per_request("early_stop: budget", budget, 1, torch.int32, device)
+    limited, at, room = budget is not None, None, 0
+    if isinstance(budget, Tensor):
+        at, _ = per_request("early_stop: budget", budget, 1, torch.int32, device)
+    elif budget is not None:
+        check_int("early_stop: budget", budget, 0, MOST)
+        room = budget
+    if unclipped is not None:
+        output("early_stop: unclipped", unclipped, (bs,), torch.int32, device)
+    if unknown is not None:
+        output("early_stop: unknown", unknown, (1,), torch.int64, device)
     out = output("early_stop: out", out, (bs,), torch.int32, device)
     if bs == 0:
         return out
     block_d = triton.next_power_of_2(d_max)
-    block_b, num_warps = _block(bs, block_d, budget is not None)
+    block_b, num_warps = _block(bs, block_d, limited)
     early_stop_kernel[(triton.cdiv(bs, block_b),)](
         confidence,
         beta,
         max_depth,
-        budget,
+        at,
+        room,
         out,
+        unclipped,
+        unknown,
         bs,
         confidence.stride(0),
         beta_stride,
         max_depth_stride,
+        LIMITED=limited,
         D_MAX=d_max,
         BLOCK_B=block_b,
         BLOCK_D=block_d,

@@ -16,6 +16,8 @@ def early_stop(
     max_depth: Tensor | int,
     *,
     budget: Tensor | int | None = None,
+    unclipped: Tensor | None = None,
+    unknown: Tensor | None = None,
 ) -> Tensor:
     """c2t_kernels.early_stop, which says what it computes, in float32 torch."""
     if not isinstance(beta, Tensor):
@@ -26,6 +28,10 @@ def early_stop(
     depth = torch.arange(d_max, device=device)
     allowed = (depth < max_depth).expand(bs, d_max)
     kept = allowed & (~(confidence < beta)).int().cumprod(dim=1).bool()
+    if unclipped is not None:
+        unclipped.copy_(kept.sum(dim=1))
+    if unknown is not None:
+        unknown += confidence.isnan().sum()
     if budget is not None:
         key = confidence.nan_to_num(nan=math.inf, posinf=math.inf).cummin(dim=1).values
         kept = _best(key, kept, int(budget))

@@ -18,9 +18,9 @@ from tests.support.places import SUPPORT  # noqa: E402
 
 # Each number has no slack: whoever takes an operation away writes the new one here.
 OPERATIONS = {
-    "sync": {"cut": 6, "pack and scatter": 6, "attention metadata": 2, "report": 1, "seeds": 4},
-    "lagged": {"cut": 10, "pack and scatter": 5, "attention metadata": 2, "report": 2, "seeds": 4},
-    "planned": {"cut": 12, "pack and scatter": 5, "attention metadata": 2, "report": 3, "seeds": 4},
+    "sync": {"cut": 3, "pack and scatter": 6, "attention metadata": 2, "report": 1, "seeds": 4},
+    "lagged": {"cut": 4, "pack and scatter": 5, "attention metadata": 2, "report": 2, "seeds": 4},
+    "planned": {"cut": 5, "pack and scatter": 5, "attention metadata": 2, "report": 3, "seeds": 4},
     "trees": {"cut": 4, "pack and scatter": 6, "attention metadata": 7, "report": 1, "seeds": 6},
 }
 IN_GRAPHS = {

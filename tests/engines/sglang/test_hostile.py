@@ -400,5 +400,5 @@ def test_ones_own_threshold_does_not_widen_the_window_of_others(
     parts.scorer.begin(slots)
     monkeypatch.setattr(parts.scorer, "end", lambda _: torch.tensor([4, 1, 2], dtype=torch.int32))
     parts.windows = object() if windows else None
-    _, found = chain.ChainDrafter(None, parts)._kept(reqs)
+    _, found = chain.ChainDrafter(None, parts)._kept(reqs, parts.scorer.sure(len(reqs)))
     assert (found.tolist(), found.dtype) == (kept, torch.int32)

@@ -49,15 +49,13 @@ step = SimpleNamespace(c2t=parts, device="cpu")
 depth = worker.StepMixin.planned_depth(step, [])
 worker.StepMixin.plan_rows(step, 0)
 assert planner.depth == depth
-lagged = LaggedRows(tuple, "cpu")
+lagged = LaggedRows(tuple, "cpu", 4)
 parts.scorer = SimpleNamespace(
-    end=lambda requests: kept,
-    sure=lambda requests: None,
-    lengths=lambda requests, budget: early_stop(torch.ones(requests, 4), 0.5, kept, budget=budget),
+    end_within=lambda requests, budget: (kept, early_stop(torch.ones(requests, 4), 0.5, kept, budget=budget)),
 )
 requests = SimpleNamespace(reqs=[SimpleNamespace(rid=rid) for rid in "abcd"])
 drafter = ChainDrafter(None, parts)
-steps = [drafter._clipped(requests, 5, lagged) for _ in range(4)]
+steps = [drafter._clipped(requests, 5, lagged, None) for _ in range(4)]
 lagged_steps = [[lengths.tolist(), rows] for _, lengths, rows in steps]
 Path(job["out"]).write_text(json.dumps({"agreed": agreed.tolist(), "depth": depth, "rows": planner.rows,
     "lagged": lagged_steps, "leads": ranks.leads()}))

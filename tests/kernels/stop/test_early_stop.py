@@ -108,8 +108,30 @@ def test_kernel_equals_reference(batch: tuple, budget: int | None, device: str):
     confidence, beta, depth = (tensor.to(device) for tensor in batch)
     expected = early_stop(confidence, beta, depth, budget=budget)
     room = None if budget is None else torch.tensor([budget], dtype=torch.int32, device=device)
-    found = fused.early_stop(confidence, beta, depth, budget=room)
-    assert found.dtype == torch.int32 and torch.equal(found, expected)
+    for limit in (room, budget):
+        found = fused.early_stop(confidence, beta, depth, budget=limit)
+        assert found.dtype == torch.int32 and torch.equal(found, expected)
+
+
+@INTERPRETED
+@given(batch=batches(), budget=st.none() | st.integers(0, 40))
+def test_both_tell_what_is_wanted_and_count_what_is_not_known(batch: tuple, budget: int | None, device: str):
+    confidence, beta, depth = (tensor.to(device) for tensor in batch)
+    for op in (early_stop, fused.early_stop):
+        unclipped = torch.full((len(confidence),), -7, dtype=torch.int32, device=device)
+        unknown = torch.full((1,), 3, dtype=torch.int64, device=device)
+        found = op(confidence, beta, depth, budget=budget, unclipped=unclipped, unknown=unknown)
+        assert torch.equal(found, early_stop(confidence, beta, depth, budget=budget))
+        assert torch.equal(unclipped, early_stop(confidence, beta, depth))
+        assert unknown.tolist() == [3 + sum(math.isnan(value) for row in confidence.tolist() for value in row)]
+
+
+def test_what_is_not_known_is_counted_by_all_programs(device: str):
+    confidence = torch.full((100, 6), NAN, device=device)[:, :5]
+    unknown = torch.zeros(1, dtype=torch.int64, device=device)
+    for times in (1, 2):
+        assert fused.early_stop(confidence, 0.5, 5, unknown=unknown).tolist() == [5] * 100
+        assert unknown.tolist() == [500 * times]
 
 
 @pytest.mark.parametrize("budget", range(7))
@@ -160,6 +182,12 @@ def test_an_empty_batch_is_no_error(device: str):
         ({"max_depth": torch.zeros(2)}, TypeError, "max_depth"),
         ({"max_depth": -1}, ValueError, "max_depth"),
         ({"budget": torch.zeros(2, dtype=torch.int32)}, ValueError, "budget"),
+        ({"budget": -1}, ValueError, "budget"),
+        ({"budget": 2**31}, ValueError, "budget"),
+        ({"unclipped": torch.zeros(3, dtype=torch.int32)}, ValueError, "unclipped"),
+        ({"unclipped": torch.zeros(2)}, TypeError, "unclipped"),
+        ({"unknown": torch.zeros(1, dtype=torch.int32)}, TypeError, "unknown"),
+        ({"unknown": torch.zeros(2, dtype=torch.int64)}, ValueError, "unknown"),
         ({"out": torch.zeros(3, dtype=torch.int32)}, ValueError, "out"),
         ({"confidence": torch.zeros(1025, 5), "budget": 3}, ValueError, "8192"),
     ],

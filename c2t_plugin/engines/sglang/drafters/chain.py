@@ -107,44 +107,46 @@ class ChainDrafter:
         width = verify_input.retrieve_next_token.shape[1]
         # A replayed graph does not count its steps.
         self._scorer.drafted(self._worker.speculative_num_steps)
-        rows = None
+        rows, sure = None, self._scorer.sure(len(batch.reqs))
         if self._parts.lagged is None:
-            wanted, kept = self._kept(batch.reqs)
+            wanted, kept = self._kept(batch.reqs, sure)
             kept = agree(kept)
         else:
-            wanted, kept, rows = self._clipped(batch, width, self._parts.lagged)
-        return Step(kept, wanted, self._recorded(batch, verify_input), rows, sure=self._learnt_from(len(batch.reqs)))
+            wanted, kept, rows = self._clipped(batch, width, self._parts.lagged, sure)
+        return Step(kept, wanted, self._recorded(batch, verify_input), rows, sure=self._learnt_from(sure))
 
-    def _kept(self, reqs: Sequence[Any]) -> tuple[Tensor | None, Tensor]:
+    def _kept(self, reqs: Sequence[Any], sure: Tensor) -> tuple[Tensor | None, Tensor]:
         """What would be verified of each draft without a budget or a common window, if there is one, and what is."""
         requests = len(reqs)
         kept, planner, own = self._scorer.end(requests), self._parts.planner, self._scorer.own_beta
         if planner is not None:
-            return kept, planner.keep(kept, own(requests), self._scorer.sure(requests))
+            return kept, planner.keep(kept, own(requests), sure)
         if self._parts.windows is None or len({record_of(req).own_beta for req in reqs}) < 2:
             return None, kept
         return kept, within_the_others(kept, own(requests))
 
-    def _clipped(self, batch: Any, width: int, plan: LaggedRows | PlannedRows) -> tuple[Tensor, Tensor, int]:
+    def _clipped(
+        self, batch: Any, width: int, plan: LaggedRows | PlannedRows, sure: Tensor
+    ) -> tuple[Tensor, Tensor, int]:
         """What would be verified of each request's draft, what is, and the rows that the target computes for that."""
         requests = len(batch.reqs)
         rows = plan.rows([req.rid for req in batch.reqs], width)
-        wanted, kept = self._scorer.end(requests), self._scorer.lengths(requests, rows - requests)
+        wanted, kept = self._scorer.end_within(requests, rows - requests)
         if not alone():
             # one broadcast of both
             wanted, kept = agree(torch.stack([wanted, kept]))
-        plan.note(wanted, self._scorer.sure(requests))
+        plan.note(wanted, sure)
         return wanted, kept, rows
 
-    def _learnt_from(self, requests: int) -> Tensor | None:
+    def _learnt_from(self, sure: Tensor) -> Tensor | None:
+        """sure: see ChainScorer.sure."""
         planner = self._parts.planner
         if planner is None or not planner.learns:
             return None
-        # the next draft overwrites what this is a view of
-        sure = self._scorer.sure(requests).clone()
         if planner.network is None:
-            return sure
-        stats = self._scorer.stats(requests)
+            # the next draft overwrites what a view is of
+            return sure if sure.dim() == 3 else sure.clone()
+        stats = self._scorer.stats(len(sure))
         assert stats is not None
         return torch.cat([sure, stats[..., 2:]], dim=-1)
 

@@ -49,10 +49,11 @@ class LaggedRows:
     fixed distance, not when they happen to be there.
     """
 
-    def __init__(self, sizes: Callable[[], Sequence[int]], device: torch.device | str) -> None:
-        """sizes: token counts of the target's captured passes, rising. device: of the numbers."""
+    def __init__(self, sizes: Callable[[], Sequence[int]], device: torch.device | str, requests: int) -> None:
+        """sizes: token counts of the target's captured passes, rising. device: of the numbers. requests: of the largest
+        batch."""
         self._sizes = sizes
-        self._numbers = Readback(device)
+        self._numbers = Readback(device, requests, torch.int32)
         self._unread: deque[_Step] = deque()
         # draft tokens wanted, requests
         self._known: deque[tuple[int, int]] = deque(maxlen=MEMORY)
@@ -72,7 +73,7 @@ class LaggedRows:
 
     def note(self, wanted: Tensor, _: Tensor | None = None) -> None:
         """wanted: (requests,) int32, draft tokens that the step would verify unclipped; the same on all ranks."""
-        self._numbers.write(wanted.sum())
+        self._numbers.write(wanted)
         self._unread.append(_Step(len(wanted), self._batch))
 
     def _follow(self, requests: set[str]) -> None:
@@ -82,7 +83,8 @@ class LaggedRows:
         self._requests = requests
 
     def _read(self) -> None:
-        step, wanted = self._unread.popleft(), int(self._numbers.read())
+        # added on the host: one launch less
+        step, wanted = self._unread.popleft(), int(self._numbers.read().sum())
         if step.batch == self._batch:
             self._known.append((wanted, step.requests))
 
@@ -131,6 +133,6 @@ def start(
         logger.info("C2T: each step waits for its number of rows, since %d requests cannot be clipped", requests)
         return None
     if planner is None:
-        return LaggedRows(packing.sizes, device)
+        return LaggedRows(packing.sizes, device, requests)
     planner.wait_for_nothing(requests, device)
     return PlannedRows(planner)

@@ -61,7 +61,7 @@ def run(plan: LaggedRows, taken: Iterable[tuple[Sequence[str], Tensor]]) -> list
 
 
 def plan_of(captured: Sequence[int] = ()) -> LaggedRows:
-    return LaggedRows(lambda: captured, "cpu")
+    return LaggedRows(lambda: captured, "cpu", 16)
 
 
 def rows_of(plan: LaggedRows, wanted: Iterable[tuple[Sequence[str], Sequence[int]]]) -> list[int]:
@@ -173,12 +173,9 @@ class Drafts:
     def drafted(self, steps: int) -> None:
         assert steps == D_MAX
 
-    def end(self, rows: int) -> Tensor:
-        return self.lengths(rows)
-
-    def lengths(self, rows: int, budget: int | None = None) -> Tensor:
+    def end_within(self, rows: int, budget: int) -> tuple[Tensor, Tensor]:
         assert len(self.drafts) == rows
-        return early_stop(self.drafts, BETA, D_MAX, budget=budget)
+        return early_stop(self.drafts, BETA, D_MAX), early_stop(self.drafts, BETA, D_MAX, budget=budget)
 
     def sure(self, rows: int) -> Tensor:
         return self.drafts[:rows]

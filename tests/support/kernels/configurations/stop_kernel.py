@@ -5,23 +5,21 @@ from __future__ import annotations
 import triton
 
 from c2t_kernels.stop.kernel import _block, early_stop_kernel
-from tests.support.kernels.configuration import Configuration
+from tests.support.kernels.configuration import Configuration, signature_of
 
 
-def _configuration(name: str, *, bs: int, d_max: int, together: bool) -> Configuration:
+def _configuration(name: str, *, bs: int, d_max: int, together: bool, tells: bool = True) -> Configuration:
+    """together: whether there is a budget; by value where it also `tells` what is wanted and not known, as in a step,
+    else read at run time."""
     block_d = triton.next_power_of_2(d_max)
     block_b, num_warps = _block(bs, block_d, together)
-    sizes = ("bs", "confidence_stride", "beta_stride", "max_depth_stride")
+    given = {"p_budget": together and not tells, "p_unclipped": together and tells, "p_unknown": tells}
     constants = {
-        **({} if together else {"p_budget": None}),
-        **{"D_MAX": d_max, "BLOCK_B": block_b, "BLOCK_D": block_d},
+        **{name: None for name, is_given in given.items() if not is_given},
+        **{"LIMITED": together, "D_MAX": d_max, "BLOCK_B": block_b, "BLOCK_D": block_d},
     }
-    signature = {
-        **{"p_confidence": "*fp32", "p_beta": "*fp32", "p_max_depth": "*i32"},
-        **{"p_budget": "*i32" if together else "constexpr", "p_lengths": "*i32"},
-        **dict.fromkeys(sizes, "i32"),
-        **dict.fromkeys(("D_MAX", "BLOCK_B", "BLOCK_D"), "constexpr"),
-    }
+    kinds = {name: "*i32" for name in ("p_max_depth", "p_budget", "p_lengths", "p_unclipped")} | {"p_unknown": "*i64"}
+    signature = signature_of(early_stop_kernel, constants, kinds)
     return Configuration(early_stop_kernel, name, signature, constants, num_warps)
 
 
@@ -29,6 +27,7 @@ CONFIGURATIONS = (
     _configuration("each_row", bs=256, d_max=5, together=False),
     _configuration("each_row_deep", bs=512, d_max=16, together=False),
     _configuration("batch_16x4", bs=16, d_max=4, together=True),
+    _configuration("batch_16x4_read", bs=16, d_max=4, together=True, tells=False),
     # as many elements as 8 warps are for
     _configuration("batch_128x8", bs=128, d_max=8, together=True),
     _configuration("batch_256x5", bs=256, d_max=5, together=True),
