@@ -28,20 +28,11 @@ from c2t_plugin.planner.planner import WHOLE_FIRST  # noqa: E402
 from c2t_plugin.planner.step_planner import StepPlanner  # noqa: E402
 from c2t_plugin.request_options import MOST  # noqa: E402
 from c2t_plugin.scorer import ChainScorer  # noqa: E402
+from tests.support.engines.hostile_json import JSON  # noqa: E402
 from tests.support.sglang.front import VOCABULARY, WIDTH, at_the_front  # noqa: E402
 
 BETA, D_MAX = 0.25, 4
 COSTS = CostCurve(verify=((1, 1.0), (8, 1.4), (64, 6.0)), draft=((1, 0.1), (64, 0.4)), fixed=0.05, draft_extend=0.05)
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(10**400), 10**400),
-    st.sampled_from([2**31, 2**63, -1]),
-    st.floats(),
-    st.text(),
-    st.sampled_from(["nan", "\ud800", "'\"", "x" * 10_000]),
-)
-JSON = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
 OURS = st.fixed_dictionaries({}, optional={name: JSON for name in ("enabled", "beta", "max_depth", "beta2")})
 PARAMS = JSON | st.fixed_dictionaries({"c2t": JSON | OURS})
 CONTROL = st.fixed_dictionaries(

@@ -7,16 +7,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = pytest.mark.vllm
 
+from c2t_plugin.classifier import ClassifierSpec, NodeClassifier  # noqa: E402
+from c2t_plugin.engines.host_scorer import HostScorer  # noqa: E402
 from c2t_plugin.engines.vllm import config, requests  # noqa: E402
 from c2t_plugin.engines.vllm.patches import ENGINE, PATCHES  # noqa: E402
 from c2t_plugin.engines.vllm.requests import OwnSettings, granted  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
+from c2t_plugin.planner import OwnLimits  # noqa: E402
 from c2t_plugin.request_options import RequestOptions  # noqa: E402
 from tests.engines.vllm.test_config import resolved  # noqa: E402
+from tests.support.engines.hostile_json import JSON  # noqa: E402
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"c2t_beta": 2}, r"c2t_beta must be a number in \[0, 1\], got 2"),
@@ -115,6 +122,36 @@ def test_where_they_are_used_a_bad_value_means_as_the_server_is_set(monkeypatch:
     assert len(said) == 1
     assert own.ignored == len(BAD) + 1, "once for each request"
     assert own.of(["gone"], {}) == [RequestOptions()]
+
+
+OURS = st.fixed_dictionaries(
+    {}, optional={name: JSON for name in ("c2t_enabled", "c2t_beta", "c2t_max_depth", "c2t_b")}
+)
+BETA, D_MAX = 0.25, 4
+
+
+@settings(deadline=None, max_examples=300, derandomize=True)
+@given(sent=JSON | OURS, setting=st.sampled_from(["all", "lower", "none"]))
+def test_nothing_that_is_sent_raises_in_an_engine(sent: Any, setting: str):
+    own, running = OwnSettings(setting, 1), {"a": request(sent)}
+    (found,) = own.of(["a"], running)
+    scorer = HostScorer(NodeClassifier(ClassifierSpec()), rows=1, max_depth=D_MAX, beta=BETA)
+    scorer.lower = setting == "lower"
+    scorer.limit([found.threshold], [found.longest])
+    OwnLimits.of(found.threshold, found.longest, lower=scorer.lower)
+    scorer.score(torch.zeros(1, 8), first=True)
+    assert 0 <= int(scorer.end(1)) <= 1
+    if own.ignored:
+        assert found == RequestOptions(), "as the server is set"
+
+
+@settings(deadline=None, max_examples=300, derandomize=True)
+@given(sent=JSON | OURS, setting=st.sampled_from(["all", "lower", "none"]))
+def test_nothing_that_is_sent_raises_at_the_front_but_a_refusal(sent: Any, setting: str):
+    try:
+        granted(sent, setting)
+    except ConfigError as error:
+        assert str(error).isascii() and "\n" not in str(error)
 
 
 def test_what_is_remembered_is_forgotten_with_its_requests():
