@@ -7,7 +7,7 @@ step. With acceptance probabilities and a cost curve both have an answer, and pl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
 from c2t_plugin.planner.gains import RecentGains
 from c2t_plugin.planner.pace import Pace
 from c2t_plugin.planner.step_costs import StepCosts
+
+if TYPE_CHECKING:
+    from c2t_plugin.request_options import RequestOptions
 
 # Steps between two probes at least, and the share of the time that all of them together may cost, as far as is known.
 PROBE_EVERY, PROBES_COST = 16, 0.01
@@ -55,13 +58,11 @@ class OwnLimits(NamedTuple):
     exact: bool
 
     @classmethod
-    def of(cls, threshold: float | None, longest: int | None, *, lower: bool) -> OwnLimits | None:
+    def of(cls, asked: RequestOptions, *, lower: bool) -> OwnLimits | None:
         """None where nothing is set. lower: a planner may verify less than is asked for."""
-        return (
-            None
-            if threshold is None and longest is None
-            else cls(threshold, longest, not lower and threshold is not None)
-        )
+        if asked.threshold is None and asked.longest is None:
+            return None
+        return cls(asked.threshold, asked.longest, not lower and asked.threshold is not None)
 
     def leaves(self, depth: int, chance: float) -> bool:
         """Whether they leave a token of this depth, from 1 on, if they left those before it. chance: of all of them."""

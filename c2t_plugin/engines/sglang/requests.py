@@ -65,7 +65,7 @@ def set_options(parts: Parts, slots: Tensor, reqs: Sequence[Any]) -> None:
 def limits_of(parts: Parts, reqs: Sequence[Any]) -> list[OwnLimits | None]:
     """Of each of SGLang's requests what it has set for itself, as a planner counts it."""
     found = (record_of(req).options or RequestOptions() for req in reqs)
-    return [OwnLimits.of(each.threshold, each.longest, lower=parts.scorer.lower) for each in found]
+    return [OwnLimits.of(each, lower=parts.scorer.lower) for each in found]
 
 
 def _used(parts: Parts, req: Any) -> RequestOptions:

@@ -48,7 +48,7 @@ class PlanningScheduler(Scheduler):
             found = learning.calibration(own, classifier, self.num_spec_tokens, pair)
         ends, skips = may_leave(self.vllm_config), reads_later(self.vllm_config)
         self.planning = Planning(curve, path, self.num_spec_tokens, calibration=found, ends=ends, skips=skips)
-        self.planning.own = self._limits
+        self.planning.own = self._own_limits
         if found is not None:
             learning.report(self.planning.planner, settings.learned, classifier, pair)
             self.planning.planner.listeners.append(self._tell)
@@ -89,15 +89,17 @@ class PlanningScheduler(Scheduler):
         return outputs
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
-        asked = self._own.of(draft_token_ids.req_ids, self.requests)
-        own = [not self._lower and each.threshold is not None for each in asked]
-        cut(self.planning, draft_token_ids, self._takes, own)
+        own = self._limits(draft_token_ids.req_ids)
+        cut(self.planning, draft_token_ids, self._takes, [each is not None and each.exact for each in own])
         super().update_draft_token_ids(draft_token_ids)
 
-    def _limits(self) -> list[OwnLimits]:
+    def _limits(self, names: Iterable[str]) -> list[OwnLimits | None]:
+        """What each of these requests has set for itself."""
+        return [OwnLimits.of(each, lower=self._lower) for each in self._own.of(names, self.requests)]
+
+    def _own_limits(self) -> list[OwnLimits]:
         """Of those running requests that set limits for themselves."""
-        asked = self._own.of([request.request_id for request in self.running], self.requests)
-        found = (OwnLimits.of(each.threshold, each.longest, lower=self._lower) for each in asked)
+        found = self._limits([request.request_id for request in self.running])
         return [each for each in found if each is not None]
 
     def make_stats(self, *positional: Any, **keyword: Any) -> Any:

@@ -180,8 +180,7 @@ class _ChainMixin(_StockProposer):
             names = self._runner.input_batch.req_ids
             own = self.own.of(names, self._runner.requests)
             self.scorer.limit([each.threshold for each in own], [each.longest for each in own])
-            lower = self.scorer.lower
-            self.ending.begin(names, [OwnLimits.of(each.threshold, each.longest, lower=lower) for each in own])
+            self.ending.begin(names, [OwnLimits.of(each, lower=self.scorer.lower) for each in own])
         self._recording = self.traces is not None and self.traces.any_chosen(self._runner.input_batch.req_ids)
         try:
             drafted = self._drafted(num_speculative_tokens, *positional, **keyword)

@@ -138,7 +138,7 @@ def test_nothing_that_is_sent_raises_in_an_engine(sent: Any, setting: str):
     scorer = HostScorer(NodeClassifier(ClassifierSpec()), rows=1, max_depth=D_MAX, beta=BETA)
     scorer.lower = setting == "lower"
     scorer.limit([found.threshold], [found.longest])
-    OwnLimits.of(found.threshold, found.longest, lower=scorer.lower)
+    OwnLimits.of(found, lower=scorer.lower)
     scorer.score(torch.zeros(1, 8), first=True)
     assert 0 <= int(scorer.end(1)) <= 1
     if own.ignored:
