@@ -135,7 +135,7 @@ class StepMixin(_StockWorker):
             verify_input.draft_token = verify_input.draft_token.long()
             requests = len(batch.reqs)
             # known without a look at the device
-            rows = None if self.c2t.packing is None else rows_to_compute(requests, requests, self.c2t.packing.sizes())
+            rows = None if self.c2t.packing is None else rows_to_compute(requests, self.c2t.packing.sizes())
             attach(verify_input, Step(torch.zeros(requests, dtype=torch.int32, device=self.device), rows=rows))
         return verify_input
 

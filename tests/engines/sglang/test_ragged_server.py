@@ -24,7 +24,6 @@ D_MAX = 4
 WIDTH = D_MAX + 1
 PROMPTS = 8
 CONCURRENCIES = (1, 8)
-ROW_STEP = 4
 WIDTHS = (1, 2, 3, 5)
 PENALTIES = {"frequency_penalty": 0.6, "presence_penalty": 0.3, "repetition_penalty": 1.1, "ignore_eos": True}
 
@@ -115,7 +114,7 @@ def test_each_request_is_cut_where_the_classifier_says(
 
 @pytest.mark.parametrize("concurrency", CONCURRENCIES)
 def test_the_target_computes_kept_rows_only(served: SimpleNamespace, concurrency: int):
-    """Counted where the target is called: roots and kept tokens, rounded up to the next tier. Whole chains have no
+    """Counted where the target is called: roots and kept tokens. Whole chains have no
     lengths of their own, since SGLang's own pass computes them."""
     counts = [vc.Counts.of_answer(answer) for answer in served.answers["auto", concurrency]]
     packed = served.rows["auto", concurrency]
@@ -123,12 +122,9 @@ def test_the_target_computes_kept_rows_only(served: SimpleNamespace, concurrency
         own = [kept + 1 for kept in forward["kept"]]
         needed, window = sum(own), forward["requests"] * WIDTH
         assert len(own) == forward["requests"]
-        assert forward["rows"] == min(-(-needed // ROW_STEP) * ROW_STEP, window)
+        assert forward["rows"] == needed
         assert (forward["lengths"] is None) == (needed == window)
-        # spare rows are somebody's next draft tokens
-        given = forward["lengths"] or [WIDTH] * forward["requests"]
-        assert sum(given) == forward["rows"]
-        assert all(least <= length <= WIDTH for least, length in zip(own, given, strict=True))
+        assert (forward["lengths"] or [WIDTH] * forward["requests"]) == own
     kept = sum((length + 1) * steps for count in counts for length, steps in count.draft_lengths)
     assert sum(kept + 1 for forward in packed for kept in forward["kept"]) == kept
     assert max(forward["requests"] for forward in packed) == concurrency

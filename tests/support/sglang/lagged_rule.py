@@ -8,7 +8,6 @@ from fractions import Fraction
 
 LAG = 2
 MEMORY = 8
-ROW_STEP = 4
 
 
 class Rule:
@@ -27,7 +26,7 @@ class Rule:
         if known:
             needed = len(now) + math.ceil(max(Fraction(wanted, len(then)) for then, wanted in known) * len(now))
         tiers = [tier for tier in self.captured if tier >= min(needed, window)]
-        return min(tiers) if tiers else min(math.ceil(needed / ROW_STEP) * ROW_STEP, window)
+        return min(tiers) if tiers else min(needed, window)
 
     def wanted(self, rids: Sequence[str], tokens: int) -> None:
         self.steps.append((frozenset(rids), tokens))

@@ -71,7 +71,6 @@ from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout, build_captu
 from c2t_kernels import pack_ragged  # noqa: E402
 from c2t_plugin.engines.sglang.verify.backends import packing_flashinfer, packing_flashmla  # noqa: E402
 from c2t_plugin.engines.sglang.verify.flashinfer_mla import PackedFlashInferMLABackend  # noqa: E402
-from c2t_plugin.engines.sglang.verify.layout import rows_to_compute  # noqa: E402
 
 UTILS = SimpleNamespace(get_device_sm_count=lambda _: 148, get_trtllm_gen_multi_ctas_kv_counter_bytes=lambda *_: 16)
 
@@ -236,7 +235,8 @@ class Bench:
         requests, graph = len(kept), rows is not None
         counts = torch.tensor(kept, dtype=torch.int32)
         if rows is None:
-            rows = rows_to_compute(sum(kept) + requests, requests * WIDTH, [])
+            # with spare ones, as steps before may have wanted more
+            rows = min(sum(kept) + requests + 2, requests * WIDTH)
         slots = min(rows, MOST) if graph else requests
         words = torch.zeros(requests, WIDTH, dtype=torch.int64)
         starts = pack_ragged(counts, [words], capacity=rows, pads=(0,), slots=slots).cu_seqlens

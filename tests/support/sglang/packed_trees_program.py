@@ -27,7 +27,6 @@ from c2t_kernels import pack_ragged
 from c2t_plugin.engines.sglang.drafters.tree_input import _mask
 from c2t_plugin.engines.sglang.verify.backends import packing_fa3
 from c2t_plugin.engines.sglang.verify.fa3 import PackedFa3Backend
-from c2t_plugin.engines.sglang.verify.layout import rows_to_compute
 
 # nodes of each request's tree, rows of the pass (None: eager), prefixes
 CASES: dict[str, tuple[list[int], int | None, list[int]]] = {
@@ -106,7 +105,8 @@ class Fa3Trees(Fa3):
         sizes, rows, prefixes = CASES[case]
         requests, graph = len(sizes), rows is not None
         if rows is None:
-            rows = rows_to_compute(sum(sizes), requests * WIDTH, [])
+            # with spare ones, as steps before may have wanted more
+            rows = min(sum(sizes) + 2, requests * WIDTH)
         trees = [self.tree(nodes) for nodes in sizes]
         words = torch.zeros(requests, WIDTH, dtype=torch.int64)
         kept = torch.tensor(sizes, dtype=torch.int32) - 1

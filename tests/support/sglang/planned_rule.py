@@ -18,7 +18,7 @@ D_MAX = 4
 DEPTHS = (0, 1, 2, 4)
 PROBE_EVERY, PROBES_COST = 16, 0.01
 FORGET, FORGET_ONE, WHOLE_FIRST, HOLDS = 0.1, 0.02, 4, 16
-MEMORY, ROW_STEP = 8, 4
+MEMORY = 8
 # Cheap for one request, dear for eight, for which plain decoding is faster.
 CURVE = CostCurve(verify=((1, 1.0), (4, 1.2), (64, 16.0)), draft=((1, 0.05), (64, 0.1)), fixed=0.1, draft_extend=0.1)
 
@@ -212,7 +212,7 @@ class LaggedPlan(Plan):
             needed = requests + self.best(rates)
         else:
             needed = window
-        return min(math.ceil(needed / ROW_STEP) * ROW_STEP, window)
+        return needed
 
 
 def at(sums: Sequence[float], place: float) -> float:

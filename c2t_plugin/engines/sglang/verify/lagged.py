@@ -69,7 +69,7 @@ class LaggedRows:
         window = requests * width
         shares = [-(-wanted * requests // of) for wanted, of in self._known]
         needed = min(requests + max(shares), window) if shares else window
-        return rows_to_compute(needed, window, self._sizes())
+        return rows_to_compute(needed, self._sizes())
 
     def note(self, wanted: Tensor, _: Tensor | None = None) -> None:
         """wanted: (requests,) int32, draft tokens that the step would verify unclipped; the same on all ranks."""
@@ -100,7 +100,7 @@ class PlannedRows:
         window = len(rids) * width
         # roots have to be computed whatever was planned
         needed = min(max(self._planner.rows or window, len(rids)), window)
-        return rows_to_compute(needed, window, self._planner.sizes())
+        return rows_to_compute(needed, self._planner.sizes())
 
     def note(self, _: Tensor, sure: Tensor) -> None:
         """See LaggedRows. sure: see ChainScorer.sure; the first rank's choices are everybody's."""

@@ -8,9 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Without captured graphs rows are rounded up to multiples of this, so that memory blocks and kernels are used again.
-ROW_STEP = 4
-
 
 def cut_links(retrieve_next_token: Tensor, kept: Tensor) -> None:
     """Take out, in place, the link behind each request's last kept draft token.
@@ -21,16 +18,12 @@ def cut_links(retrieve_next_token: Tensor, kept: Tensor) -> None:
     retrieve_next_token.scatter_(1, kept.long().unsqueeze(1), -1)
 
 
-def rows_to_compute(needed: int, window: int, captured: Sequence[int]) -> int:
-    """How many rows a packed verify forward gets: the smallest tier that holds `needed`.
+def rows_to_compute(needed: int, captured: Sequence[int]) -> int:
+    """How many rows a packed verify forward gets: the smallest tier that holds `needed`, which a planner counts on.
 
-    window: rows of the uniform window of this batch. captured: row counts that there is a graph for, ascending; where
-    none is large enough, the tiers are multiples of ROW_STEP up to the window.
+    captured: row counts that there is a graph for, ascending; where none is large enough, every count can be run.
     """
-    for tier in captured:
-        if tier >= needed:
-            return tier
-    return min(-(-needed // ROW_STEP) * ROW_STEP, window)
+    return next((tier for tier in captured if tier >= needed), needed)
 
 
 def packed_layout(forward_batch: Any) -> Any:

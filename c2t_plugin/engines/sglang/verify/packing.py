@@ -4,7 +4,7 @@ The rows of all requests are packed end to end for the target's forward pass alo
 put back at their places in the uniform window, so that sampling, grammar, logprobs and the draft model's extend pass
 are SGLang's own and see what they always see. Nothing of SGLang's batch is changed, so nothing has to be restored.
 
-Rows that are spare, since a pass has as many as a captured graph or a round number, go to each request's own next draft
+Rows that are spare, since a pass has as many as a captured graph or steps before wanted, go to each request's own next draft
 tokens, then to the graph's slots without a request: nobody gets more rows than a window has, and no row that a kernel
 computes is beyond what SGLang has reserved slots for. Links stay cut, so nothing of that is accepted.
 
@@ -85,7 +85,7 @@ class PackedVerify:
         window: Any = batch.spec_info
         width = window.draft_token_num
         kept = step.kept
-        self.rows = rows = self._rows(kept, width) if step.rows is None else step.rows
+        self.rows = rows = self._rows(kept) if step.rows is None else step.rows
         sources = [part.view(-1, width) for part in (window.draft_token, window.positions, batch.out_cache_loc)]
         # A row of nobody is token 0 at position 0, written to slot 0, which no request owns.
         (tokens, positions, slots), starts = pack_ragged(
@@ -124,10 +124,9 @@ class PackedVerify:
             return requests
         return max(requests, graphs._ragged_capture_slots(rows))
 
-    def _rows(self, kept: Tensor, width: int) -> int:
+    def _rows(self, kept: Tensor) -> int:
         # The one wait of a step: the host chooses the graph. SGLang's preparation ran while the draft was computed.
-        needed = int(kept.sum()) + len(kept)
-        return rows_to_compute(needed, len(kept) * width, self.sizes())
+        return rows_to_compute(int(kept.sum()) + len(kept), self.sizes())
 
     def scatter(self, output: Any, cu_seqlens: Tensor, width: int) -> None:
         """Put the packed rows of the target's output back into the uniform window; rows behind a cut are 0.

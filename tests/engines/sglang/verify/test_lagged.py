@@ -100,8 +100,8 @@ def test_what_is_newer_than_the_lag_has_no_say(later: list[int]):
     """It may or may not have arrived by then."""
     before = [("ab", [1, 0])] * 3
     rows = rows_of(plan_of(), [*before, *[("ab", later)] * LAG])
-    assert rows == [10, 10, 4, 4, 4]
-    assert rows_of(plan_of(), [*before, *[("ab", later)] * (LAG + 1)])[-1] == (4 if later == [0, 0] else 10)
+    assert rows == [10, 10, 3, 3, 3]
+    assert rows_of(plan_of(), [*before, *[("ab", later)] * (LAG + 1)])[-1] == (3 if later == [0, 0] else 10)
 
 
 def test_an_explosion_after_a_quiet_phase_is_clipped_until_it_is_known():
@@ -113,7 +113,7 @@ def test_an_explosion_after_a_quiet_phase_is_clipped_until_it_is_known():
 
 def test_a_request_of_few_tokens_is_forgotten_only_after_the_memory():
     taken = [("a", [4])] + [("a", [0])] * (MEMORY + LAG)
-    assert rows_of(plan_of(), taken) == [5] * (LAG + MEMORY) + [4]
+    assert rows_of(plan_of(), taken) == [5] * (LAG + MEMORY) + [1]
 
 
 @pytest.mark.parametrize(
@@ -133,18 +133,18 @@ def test_a_batch_is_new_when_it_shares_few_requests_with_the_step_before(then: s
     plan = plan_of()
     rows_of(plan, [(then, [0] * len(then))] * (LAG + 1))
     window = len(now) * WIDTH
-    assert plan.rows(now, WIDTH) == (window if new else -(-len(now) // 4) * 4)
+    assert plan.rows(now, WIDTH) == (window if new else len(now))
 
 
 def test_numbers_of_the_batch_before_that_are_still_unread_are_not_its_own():
     rows = rows_of(plan_of(), [("ab", [0, 0])] * 4 + [("cd", [4, 4])] * 3)
-    assert rows == [10, 10, 4, 4, 10, 10, 10]
+    assert rows == [10, 10, 2, 2, 10, 10, 10]
 
 
 def test_the_best_filled_step_is_scaled_by_the_requests_of_now():
     # 7 of 4 requests are 14 for 8, after the second step
     rows = rows_of(plan_of(), [("abcd", [4, 3, 0, 0]), *[("abcdefgh", [0] * 8)] * 2])
-    assert rows[-1] == 24  # 8 + 14, in fours
+    assert rows[-1] == 8 + 14
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -196,7 +196,7 @@ def chain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
 @pytest.mark.sglang
 def test_the_drafter_cuts_the_links_where_the_clip_ends(chain: Any):
     scorer = Drafts()
-    parts = Parts(scorer, Counts(D_MAX), None, None, {}, lagged=plan_of())  # type: ignore[arg-type]
+    parts = Parts(scorer, Counts(D_MAX), None, None, {}, lagged=plan_of((4, 12)))  # type: ignore[arg-type]
     made = chain.ChainDrafter(SimpleNamespace(speculative_num_steps=D_MAX), parts)
     batch = SimpleNamespace(reqs=[SimpleNamespace(rid=rid) for rid in "abc"])
     loud = torch.tensor([[0.9, 0.8, 0.7, 0.4], [0.95, 0.6, 0.6, 0.6], [0.3, 0.9, 0.9, 0.9]])

@@ -6,13 +6,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang.verify.backends import with_capture_layout
 from c2t_plugin.engines.sglang.verify.choice import Choice, choose, start
-from c2t_plugin.engines.sglang.verify.layout import ROW_STEP, rows_to_compute
+from c2t_plugin.engines.sglang.verify.layout import rows_to_compute
 from c2t_plugin.engines.sglang.verify.packing import PackedVerify
 from c2t_plugin.errors import ConfigError
+from c2t_plugin.planner.budget import padded
 
 
 class RaggedAttention:
@@ -194,21 +198,23 @@ def test_tree_attention_is_for_ragged_triton(backend: Any):
 
 
 @pytest.mark.parametrize(
-    ("needed", "window", "captured", "expected"),
+    ("needed", "captured", "expected"),
     [
-        (1, 5, [], ROW_STEP),
-        (4, 5, [], 4),
-        (5, 5, [], 5),  # never more than the window
-        (9, 40, [], 12),
-        (40, 40, [], 40),
-        (3, 15, [5, 10, 20], 5),
-        (5, 15, [5, 10, 20], 5),
-        (11, 15, [5, 10, 20], 20),  # padding requests of the graph included
-        (22, 25, [5, 10, 20], 24),  # too large for every graph: eager
+        (1, [], 1),
+        (9, [], 9),
+        (3, [5, 10, 20], 5),
+        (5, [5, 10, 20], 5),
+        (11, [5, 10, 20], 20),  # padding requests of the graph included
+        (22, [5, 10, 20], 22),  # too large for every graph: eager
     ],
 )
-def test_rows(needed: int, window: int, captured: list[int], expected: int):
-    assert rows_to_compute(needed, window, captured) == expected
+def test_rows(needed: int, captured: list[int], expected: int):
+    assert rows_to_compute(needed, captured) == expected
+
+
+@given(st.lists(st.integers(1, 64), max_size=8, unique=True).map(sorted), st.integers(1, 80))
+def test_a_planner_counts_on_the_rows_that_are_computed(captured: list[int], needed: int):
+    assert padded(torch.tensor([needed]), captured).tolist() == [rows_to_compute(needed, captured)]
 
 
 class GraphRunner:

@@ -15,7 +15,7 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
-from tests.engines.sglang.test_ragged_server import ROW_STEP, forwards, told  # noqa: E402
+from tests.engines.sglang.test_ragged_server import forwards, told  # noqa: E402
 from tests.engines.sglang.test_tree_counts import tree_server  # noqa: E402
 from tests.support.sglang import (  # noqa: E402
     faults,
@@ -87,13 +87,13 @@ def test_packed_equals_padded(served: SimpleNamespace, setting: SimpleNamespace,
 
 @pytest.mark.parametrize("concurrency", CONCURRENCIES)
 def test_the_target_computes_the_nodes_of_each_tree_only(served: SimpleNamespace, concurrency: int):
-    """Counted where the target is called: the trees' sizes, their sum rounded up to the next tier."""
+    """Counted where the target is called: the trees' sizes and their sum."""
     counts = [vc.Counts.of_answer(answer) for answer in served.answers["auto", concurrency]]
     packed, padded = served.rows["auto", concurrency], served.rows["off", concurrency]
     for forward in packed:
-        needed, window = sum(forward["lengths"]), forward["requests"] * forward["width"]
+        needed = sum(forward["lengths"])
         assert len(forward["lengths"]) == forward["requests"]
-        assert forward["rows"] == min(-(-needed // ROW_STEP) * ROW_STEP, window)
+        assert forward["rows"] == needed
     nodes = sum((size + 1) * steps for count in counts for size, steps in count.draft_lengths)
     assert sum(sum(forward["lengths"]) for forward in packed) == nodes
     assert all(forward["rows"] == forward["requests"] * forward["width"] for forward in padded)
