@@ -4,9 +4,9 @@ The rows of all requests are packed end to end for the target's forward pass alo
 put back at their places in the uniform window, so that sampling, grammar, logprobs and the draft model's extend pass
 are SGLang's own and see what they always see. Nothing of SGLang's batch is changed, so nothing has to be restored.
 
-Rows that are spare, since a pass has as many as a captured graph or steps before wanted, go to each request's own next draft
-tokens, then to the graph's slots without a request: nobody gets more rows than a window has, and no row that a kernel
-computes is beyond what SGLang has reserved slots for. Links stay cut, so nothing of that is accepted.
+Rows that are spare, since a pass has as many as a captured graph or as steps before wanted, go to each request's own
+next draft tokens, then to the graph's slots without a request: nobody gets more rows than a window has, and no row that
+a kernel computes is beyond what SGLang has reserved slots for. Links stay cut, so nothing of that is accepted.
 
 A tree packs as a chain does, since its pads stand behind its nodes. Only what its rows see of each other is not plain
 from their order: its verify input brings a mask for packed rows (drafters/tree_input.py).
