@@ -86,6 +86,6 @@ def test_all_ranks_take_the_first_ones_cut_depth_and_rows(tmp_path: Path, waits:
     assert [each["agreed"] for each in found] == [MINE[0], MINE[0]]
     assert [each["depth"] for each in found] == [2, 2]
     assert [each["rows"] for each in found] == [None if waits else 7] * 2
-    # the window, until the first one's numbers are known: 4 roots and 9 draft tokens, in fours
-    assert [each["lagged"] for each in found] == [[[MINE[0], rows] for rows in (20, 20, 16, 16)]] * 2
+    # the window, until the first one's numbers are known: 4 roots and 9 draft tokens
+    assert [each["lagged"] for each in found] == [[[MINE[0], rows] for rows in (20, 20, 13, 13)]] * 2
     assert [each["leads"] for each in found] == [True, False]

@@ -21,6 +21,8 @@ from typing import Any
 DEPTHS = (0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 4, 1, 0, 0, 0, 0, 0, 3)
 MOST = 4
 NEW_TOKENS, AT_ONCE = 40, 3
+# so that requests do not come and go together
+SPREAD = (0, 5, 11, 2, 17)
 FAULTS = (
     "a_token_is_not_read",
     "positions_are_one_too_low",
@@ -136,7 +138,7 @@ def answered(
 
     plan.write_text(json.dumps({"depths": depths, "most": most, "fault": fault}))
     log.write_text("")
-    answers = verify_counts.answers(running, prompts, AT_ONCE, new_tokens=NEW_TOKENS)
+    answers = verify_counts.answers(running, prompts, AT_ONCE, new_tokens=NEW_TOKENS, spread=SPREAD)
     plan.write_text("")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     steps, caught_up = ([line for line in lines if name in line] for name in ("rids", "caught_up"))

@@ -180,11 +180,17 @@ def control(running: CpuServer, **values: float) -> None:
 
 
 def answers(
-    running: CpuServer, prompts: Sequence[Sequence[int]], concurrency: int, new_tokens: int = NEW_TOKENS
+    running: CpuServer,
+    prompts: Sequence[Sequence[int]],
+    concurrency: int,
+    new_tokens: int = NEW_TOKENS,
+    spread: Sequence[int] = (0,),
 ) -> list[dict[str, Any]]:
-    """Greedy answers of `new_tokens` to all prompts, `concurrency` at a time."""
+    """Greedy answers of `new_tokens` to all prompts, `concurrency` at a time. spread: tokens more of one prompt after
+    another, over and over, if they are not sent together."""
     if concurrency >= len(prompts) > 1:
         # as one call: on a busy machine some of many threads would send theirs when others' answers are done
         return running.generate_all(prompts, max_new_tokens=new_tokens, ignore_eos=True)
     with ThreadPoolExecutor(concurrency) as pool:
-        return list(pool.map(lambda p: running.generate(p, max_new_tokens=new_tokens, ignore_eos=True), prompts))
+        lengths = (new_tokens + spread[row % len(spread)] for row in range(len(prompts)))
+        return list(pool.map(lambda p, n: running.generate(p, max_new_tokens=n, ignore_eos=True), prompts, lengths))
