@@ -103,6 +103,7 @@ def test_every_step_has_the_rows_and_lengths_of_the_rule(served: SimpleNamespace
         # spare rows are somebody's next draft tokens
         assert sum(step["given"]) == step["rows"]
         assert all(least <= given <= WIDTH for least, given in zip(step["lengths"], step["given"], strict=True))
+    assert any(step["rows"] > sum(step["lengths"]) for step in steps), "no row was ever spare"
     assert max(len(step["rids"]) for step in steps) == concurrency
     clipped = [sum(wanted) - sum(kept) for _, wanted, kept in expected]
     assert sum(clipped) > 0, "no step was clipped: choose prompts whose drafts differ more"

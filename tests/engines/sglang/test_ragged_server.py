@@ -114,8 +114,8 @@ def test_each_request_is_cut_where_the_classifier_says(
 
 @pytest.mark.parametrize("concurrency", CONCURRENCIES)
 def test_the_target_computes_kept_rows_only(served: SimpleNamespace, concurrency: int):
-    """Counted where the target is called: roots and kept tokens. Whole chains have no
-    lengths of their own, since SGLang's own pass computes them."""
+    """Counted where the target is called: roots and kept tokens. Whole chains have no lengths of their own, since
+    SGLang's own pass computes them."""
     counts = [vc.Counts.of_answer(answer) for answer in served.answers["auto", concurrency]]
     packed = served.rows["auto", concurrency]
     for forward in packed:

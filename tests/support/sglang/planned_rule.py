@@ -202,17 +202,14 @@ class LaggedPlan(Plan):
         self.known.setdefault(depth, deque(maxlen=MEMORY)).append((requests, sums))
 
     def _rows(self, requests: int, depth: int) -> int:
-        window = requests * (depth + 1)
         steps = self.known.get(depth)
         if depth and steps and not self.probing:
             rates = []
             for count in range(requests * depth + 1):
                 gains = [requests / then * at(sums, count * then / requests) for then, sums in steps]
                 rates.append((requests + sum(gains) / len(gains)) / self.seconds(requests, count, depth))
-            needed = requests + self.best(rates)
-        else:
-            needed = window
-        return needed
+            return requests + self.best(rates)
+        return requests * (depth + 1)
 
 
 def at(sums: Sequence[float], place: float) -> float:
