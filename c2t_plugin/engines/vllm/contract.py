@@ -101,6 +101,7 @@ v1/core/sched/scheduler.py
   Scheduler.schedule
     num_spec_tokens_to_schedule = self.dynamic_sd_lookup[
   Scheduler.update_draft_token_ids(draft_token_ids)
+  Scheduler.get_grammar_bitmask(self, scheduler_output)
   Scheduler.make_stats
   Scheduler.make_spec_decoding_stats
     num_draft_tokens -= num_invalid_spec_tokens.get(request_id, 0)

@@ -74,6 +74,11 @@ class PlanningScheduler(Scheduler):
             setattr(output, ATTRIBUTE, sent)
         return output
 
+    def get_grammar_bitmask(self, scheduler_output: Any) -> Any:
+        # vLLM asks for it right after it has sent the step off
+        self.planning.learn()
+        return super().get_grammar_bitmask(scheduler_output)
+
     def _take(self, network: Network) -> None:
         self._taken = network
 

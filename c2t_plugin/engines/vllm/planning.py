@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.engines.vllm.ending import Sent
@@ -55,7 +56,11 @@ class Drafted(NamedTuple):
 
 
 class Planning:
-    """Decides for one scheduler. Called in this order: `begin`, `__getitem__` by vLLM, `sent`, `ran`, `kept`."""
+    """Decides for one scheduler. Called in this order: `begin`, `__getitem__` by vLLM, `sent`, `learn`, `ran`,
+    `judged`, `kept`.
+
+    `learn` comes while the workers compute. For all else they wait.
+    """
 
     def __init__(
         self,
@@ -82,6 +87,8 @@ class Planning:
         # of the newest drafts the requests' rows, and what Drafted.sure has of them
         self._rows: dict[str, int] = {}
         self._sure = np.zeros((0, 0, 2), dtype=np.float32)
+        # what `learn` has not learnt yet, as StepPlanner.learn takes it
+        self._outcome: tuple[Tensor, Tensor, Tensor, Sequence[str]] | None = None
         self._clock = clock
         self._started = self._seconds = 0.0
         self._decoding = False
@@ -115,12 +122,18 @@ class Planning:
     def judged(self, verified: Mapping[str, int], accepted: Mapping[str, int]) -> None:
         """What became of drafts: of each request whose outcome is to be learnt from, how many of its draft tokens the
         target verified and accepted."""
+        self.learn()
         known = [name for name in verified if name in self._rows]
-        if not known:
-            return
-        lengths, hits = (torch.tensor([each[name] for name in known]) for each in (verified, accepted))
-        sure = torch.from_numpy(self._sure[[self._rows[name] for name in known]])
-        self.planner.learn(sure, lengths, hits, known)
+        if known:
+            lengths, hits = (torch.tensor([each[name] for name in known]) for each in (verified, accepted))
+            sure = torch.from_numpy(self._sure[[self._rows[name] for name in known]])
+            self._outcome = sure, lengths, hits, known
+
+    def learn(self) -> None:
+        """Learn from what was judged last."""
+        if self._outcome is not None:
+            self.planner.learn(*self._outcome)
+            self._outcome = None
 
     def kept(self, drafted: Drafted, names: Sequence[str], lengths: Sequence[int], own: Sequence[bool]) -> list[int]:
         """How many tokens of each request's draft to verify. lengths: of the drafts; 0 of those that take none. own:

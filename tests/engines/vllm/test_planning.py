@@ -197,10 +197,32 @@ def test_it_learns_what_became_of_its_drafts():
     cut(planning, handed, lambda name: True, [False] * 3)
     # one that wants nothing learnt is left out, and one that nobody knows
     planning.judged({"b": 2, "c": 1, "d": 1}, {"b": 1, "c": 1, "d": 0})
+    planning.learn()
     learnt = planning.planner.state()["learnt"]
     assert learnt["seen"] == 3
     planning.judged({}, {})
+    planning.learn()
     assert planning.planner.state()["learnt"] == learnt
+
+
+def test_it_learns_when_the_next_step_was_sent_off_and_forgets_nothing_where_nobody_asks(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    planning = Planning(CURVE, None, 1, calibration=Calibration(1))
+    calibration = planning.planner._calibration
+    planning.kept(Drafted([[0.9], [0.7]], 1.0, 1.0), ["a", "b"], [1, 1], [False] * 2)
+    planning.judged({"a": 1}, {"a": 1})
+    assert calibration.seen == 0
+    # of the drafts that were judged, though the next ones are here
+    planning.kept(Drafted([[0.2]], 1.0, 1.0), ["b"], [1], [False])
+    monkeypatch.setattr(Scheduler, "get_grammar_bitmask", lambda self, output: f"for {output}")
+    scheduler = PlanningScheduler.__new__(PlanningScheduler)
+    scheduler.planning = planning
+    assert scheduler.get_grammar_bitmask("a step") == "for a step"
+    assert calibration.seen == 1 and calibration._expected[0, 0, 0] == pytest.approx(0.9, rel=1e-6)
+    planning.judged({"b": 1}, {"b": 0})
+    planning.judged({}, {})
+    assert calibration.seen == 2
 
 
 class Operations(TorchDispatchMode):
@@ -372,6 +394,7 @@ def test_the_drafts_own_probabilities_travel_with_its_confidences():
     for each in (drafted, drafted._replace(log_prob=()), drafted._replace(log_prob=[[], []])):
         planning.kept(each, ["a", "b"], [2, 2], [False] * 2)
         planning.judged({"b": 2}, {"b": 1})
+        planning.learn()
     known, *unknown = (each[0].flatten().tolist() for each in seen)
     assert known == pytest.approx([0.7, -0.3, 0.6, -0.4])
     assert unknown == [pytest.approx([0.7, math.nan, 0.6, math.nan], nan_ok=True)] * 2
