@@ -16,24 +16,28 @@ LOADS = (1, 4, 16)
 README = ROOT / "README.md"
 
 
-def ratios(rows: list[BenchRow], arm: str) -> str:
-    """To plain decoding, as the README writes them, from the newest rows of the demo on SGLang."""
-    newest = [
-        row
+def ratios(rows: list[BenchRow], ours: bool) -> str:
+    """To plain decoding, as the README writes them, from the newest rows of the demo on SGLang: C2T's, or the best of
+    the other arms at each load."""
+    newest = {
+        (row.arm, load_of(row)): row.metrics[RATIO] or 0.0
         for block in latest_blocks(row for row in rows if row.kind == MEASURED_CPU).values()
         for row in block
-        if row.arm == arm and row.setting["engine"] == "sglang" and row.scenario == "demo"
-    ]
-    by_load = {load_of(row): number(row.metrics[RATIO], 2) for row in newest}
-    one, four, sixteen = (by_load[load] for load in LOADS)
+        if row.setting["engine"] == "sglang" and row.scenario == "demo"
+    }
+    best = (
+        max(ratio for (arm, load), ratio in newest.items() if load == at and (arm == "C2T") == ours) for at in LOADS
+    )
+    one, four, sixteen = (number(each, 2) for each in best)
     return f"{one}, {four} and {sixteen}"
 
 
 def test_the_readme_quotes_the_demo() -> None:
     _, rows = read_published(RESULTS)
     text = " ".join(README.read_text(encoding="utf-8").split())
-    assert f"C2T as it comes at {ratios(rows, 'C2T')} of plain decoding for 1, 4 and 16 requests" in text
-    assert f"static chains of 2 at {ratios(rows, 'static 2')}" in text
+    mine, best = (ratios(rows, ours) for ours in (True, False))
+    assert f"C2T without other options at {mine} of plain decoding for 1, 4 and 16 requests" in text
+    assert f"the best other way of each load at {best}" in text
 
 
 @pytest.mark.parametrize("page", ["docs/classifiers.md"])
