@@ -135,11 +135,16 @@ def _stats(shapes: Shapes) -> _Run:
     )
     logits = (3 * logits).to(shapes.dtype)
     k = min(TOPK, shapes.vocabulary)
+    at = 2 * torch.arange(shapes.requests, device=shapes.device).flip(0)
 
     def run(side: Callable[[str, str], Any]) -> Sequence[Tensor]:
         found = side("stats", "draft_stats")(logits, shapes.top_m, k)
+        # and as the seeds of a next draft are kept: each in its request's slot
+        buffers = ((2 * len(at), *each.shape[1:]) for each in found)
+        seeds = DraftStats(*(each.new_zeros(size) for each, size in zip(found, buffers, strict=True)))
+        side("stats", "draft_stats")(logits, shapes.top_m, k, out=seeds, at=at)
         # of equal logits either may come first
-        return logits.gather(1, found.token_ids), found.log_probs, found.entropy, found.margin
+        return logits.gather(1, found.token_ids), *found[1:], *seeds[1:]
 
     return run
 
@@ -170,6 +175,7 @@ def _stop(shapes: Shapes) -> _Run:
     def run(side: Callable[[str, str], Any]) -> Sequence[Tensor]:
         # as a step that waits for nothing has it
         told = {"unclipped": torch.empty_like(longest), "unknown": longest.new_zeros(1, dtype=torch.int64)}
+        told["links"] = torch.arange(1, shapes.width + 1, device=shapes.device).repeat(shapes.requests, 1)
         return side("stop", "early_stop")(confidence, beta, longest, budget=budget, **told), *told.values()
 
     return run
@@ -186,11 +192,11 @@ def _pack(shapes: Shapes) -> _Run:
     def run(side: Callable[[str, str], Any]) -> Sequence[Tensor]:
         found: list[Tensor] = []
         for capacity, slots in capacities:
-            values, starts = side("pack", "pack_ragged")(
+            values, starts, lengths = side("pack", "pack_ragged")(
                 kept, [words, words + 1, words + 2], capacity=capacity, pads=(0, 0, 0), slots=slots
             )
             back = side("pack", "scatter_ragged")(wide[:capacity], starts[: requests + 1], width, fill=0)
-            found += [*values, starts, back]
+            found += [*values, starts, lengths, back]
         return found
 
     if capacities[1][0] > len(wide):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -86,6 +86,8 @@ class ChainScorer(DraftScorer):
         self._slots = torch.zeros(rows, dtype=torch.int64, device=device)
         # A slot without a seed is NaN: its first token is kept.
         self._seeds = torch.full((3, slots), torch.nan, dtype=torch.float32, device=device)
+        ids, log_prob = torch.zeros((slots, 1), dtype=torch.int64, device=device), self._seeds[0][:, None]
+        self._seed_stats = DraftStats(ids, log_prob, self._seeds[1], self._seeds[2])
         self._state = ChainState.create(rows, max_depth, device)
         self._step = 0
         self._batch = 0
@@ -99,7 +101,7 @@ class ChainScorer(DraftScorer):
 
         slots: (n,) int64 request slots. logits: (n, draft_vocab) any float dtype.
         """
-        self._seeds[:, slots] = torch.stack(self._statistics_of(logits))
+        self._draft_stats(logits, out=self._seed_stats, at=slots)
 
     def clear_seed(self, slots: Tensor) -> None:
         """Forget the seeds of these slots: the next draft's first token is kept, whatever it is."""
@@ -157,14 +159,16 @@ class ChainScorer(DraftScorer):
         """(rows,) bool: `owns` of the first `rows` requests."""
         return self.owns(self._slots[:rows])
 
-    def end(self, rows: int) -> Tensor:
-        """(rows,) int32: draft tokens to verify of the first `rows` requests; counts the ones without a confidence."""
-        return self.lengths(rows, unknown=self.non_finite)
+    def end(self, rows: int, links: Tensor | None = None) -> Tensor:
+        """(rows,) int32: draft tokens to verify of the first `rows` requests; counts the ones without a confidence.
+        links: see c2t_kernels.early_stop."""
+        return self.lengths(rows, unknown=self.non_finite, links=links)
 
-    def end_within(self, rows: int, budget: int) -> tuple[Tensor, Tensor]:
+    def end_within(self, rows: int, budget: int, links: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """As `end`, and what is left of that where all rows together have at most `budget` draft tokens."""
         wanted = torch.empty(rows, dtype=torch.int32, device=self.beta.device)
-        return wanted, self.lengths(rows, budget=budget, unclipped=wanted, unknown=self.non_finite)
+        kept = self.lengths(rows, budget=budget, unclipped=wanted, unknown=self.non_finite, links=links)
+        return wanted, kept
 
     def lengths(self, rows: int, **how: Any) -> Tensor:
         """As `end`, but that it counts nothing. how: see c2t_kernels.early_stop."""
@@ -192,11 +196,19 @@ class ChainScorer(DraftScorer):
         score_chain(self._state, self.network, log_prob, entropy, margin, self._step)
 
 
-def _statistics(rows: int, top_m: int, device: torch.device) -> Callable[[Tensor], DraftStats]:
-    return _fused_statistics(rows, top_m, device) if device.type == "cuda" else lambda x: draft_stats(x, top_m)
+class _Statistics(Protocol):
+    """c2t_kernels.draft_stats of the most probable token."""
+
+    def __call__(self, logits: Tensor, *, out: DraftStats | None = None, at: Tensor | None = None) -> DraftStats: ...
 
 
-def _fused_statistics(rows: int, top_m: int, device: torch.device) -> Callable[[Tensor], DraftStats]:
+def _statistics(rows: int, top_m: int, device: torch.device) -> _Statistics:
+    if device.type == "cuda":
+        return _fused_statistics(rows, top_m, device)
+    return lambda logits, *, out=None, at=None: draft_stats(logits, top_m, out=out, at=at)
+
+
+def _fused_statistics(rows: int, top_m: int, device: torch.device) -> _Statistics:
     """draft_stats into buffers for up to `rows` rows that all captured graphs share: the next call overwrites them."""
     from c2t_kernels.stats.kernel import draft_stats as fused
     from c2t_kernels.stats.workspace import DraftStatsWorkspace
@@ -206,11 +218,11 @@ def _fused_statistics(rows: int, top_m: int, device: torch.device) -> Callable[[
     log_probs = torch.empty((rows, 1), device=device)
     entropy, margin = torch.empty((2, rows), device=device)
 
-    def statistics(logits: Tensor) -> DraftStats:
+    def statistics(logits: Tensor, *, out: DraftStats | None = None, at: Tensor | None = None) -> DraftStats:
         n = len(logits)
         if n > rows:
-            return fused(logits, top_m)
-        out = DraftStats(token_ids[:n], log_probs[:n], entropy[:n], margin[:n])
-        return fused(logits, top_m, out=out, workspace=workspace)
+            return fused(logits, top_m, out=out, at=at)
+        out = out or DraftStats(token_ids[:n], log_probs[:n], entropy[:n], margin[:n])
+        return fused(logits, top_m, out=out, at=at, workspace=workspace)
 
     return statistics

@@ -80,13 +80,6 @@ def operation(kind: str, package: str, name: str) -> Any:
     return getattr(import_module(f"c2t_kernels.{package}.{module}"), name)
 
 
-def spoiled(result: Any) -> Any:
-    """Buffers of the shapes and dtypes of a result's tensors, with nothing in them that could be right."""
-    if not isinstance(result, Tensor):
-        return type(result)(*map(spoiled, result))
-    return ~result if result.dtype == torch.bool else torch.full_like(result, -77)
-
-
 def largest_error(expected: Any, found: Any) -> float:
     """Largest absolute difference of two tensors, or of two sequences of them.
 

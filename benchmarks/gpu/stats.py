@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.cases import Case, Provider, fused_or_reference, largest_error, needs, operation, spoiled
+from benchmarks.gpu.cases import Case, Provider, fused_or_reference, largest_error, needs, operation
 from benchmarks.gpu.rivals import built_once
 from c2t_kernels import DraftStats
 from c2t_kernels.stats import reference
@@ -60,10 +60,10 @@ def _logits(
         logits = (torch.randn(batch, vocab, generator=generator, device=device) * 3).to(dtype)
         if kind == "reference":
             return logits, {}
-        ids = torch.zeros(batch, TOP_K, dtype=torch.int64, device=device)
-        out = DraftStats(ids, ids.float(), *torch.zeros(2, batch, device=device))
+        ids = torch.full((batch, TOP_K), -77, device=device)
+        out = DraftStats(ids, ids.float(), *torch.full((2, batch), -77.0, device=device))
         workspace = operation(kind, "stats", "DraftStatsWorkspace").create(batch, device)
-        return logits, {"out": spoiled(out), "workspace": workspace}
+        return logits, {"out": out, "workspace": workspace}
 
     return make
 

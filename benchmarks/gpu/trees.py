@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.cases import Case, Provider, fused_or_reference, largest_error, operation, spoiled
+from benchmarks.gpu.cases import Case, Provider, fused_or_reference, largest_error, operation
 from benchmarks.gpu.chains import network_of
 from benchmarks.gpu.rivals import attention_rivals
 from c2t_kernels import DraftStats
@@ -20,7 +20,7 @@ DRY_HEADS, DRY_KV_HEADS = 4, 1
 
 def growth_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
     """grow_layer of a frontier of 10 nodes with 10 children each, then build_tree of a tree of 64."""
-    nodes, ours = 8 if dry_run else 64, fused_or_reference(device)
+    nodes = 8 if dry_run else 64
     for batch in (2,) if dry_run else (1, 4, 16, 64):
 
         def inputs(generator: torch.Generator, batch: int = batch) -> tuple[Any, ...]:
@@ -37,14 +37,13 @@ def growth_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
             keep = torch.ones(batch, nodes, dtype=torch.bool, device=device)
             layer = network_of(generator, device), joint, path, alive, stats, torch.full((1,), 0.4, device=device)
             tree = parents, keep, tokens, roots, roots + 500
-            return layer, tree, *(_buffers(layer, tree, nodes) if ours == "fused" else ({}, {}))
+            return layer, tree
 
         def both(kind: str) -> Callable[..., Any]:
             grow, build = operation(kind, "growth", "grow_layer"), operation(kind, "tree_layout", "build_tree")
 
-            def run(layer: Any, tree: Any, grown: Any, built: Any) -> Any:
-                grown, built = (grown, built) if kind == ours else ({}, {})
-                return *grow(*layer, 2, width=WIDTH, **grown), *build(*tree, bucket=nodes + 1, **built)
+            def run(layer: Any, tree: Any) -> Any:
+                return *grow(*layer, 2, width=WIDTH), *build(*tree, bucket=nodes + 1)
 
             return run
 
@@ -60,16 +59,8 @@ def growth_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:
             bytes_moved=size,
             input_bytes=size,
             # the reference of build_tree walks nodes in Python: a judge, no rival
-            providers=(Provider("fused", both(ours)),),
+            providers=(Provider("fused", both(fused_or_reference(device))),),
         )
-
-
-def _buffers(layer: tuple[Any, ...], tree: tuple[Any, ...], nodes: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the kernels write into, with nothing in it that could be right."""
-    grown = operation("fused", "growth", "grow_layer")(*layer, 2, width=WIDTH)
-    built = operation("fused", "tree_layout", "build_tree")(*tree, bucket=nodes + 1)
-    scratch = torch.zeros(len(tree[1]), nodes, dtype=torch.int32, device=built.mask.device)
-    return {"out": spoiled(grown)}, {"out": spoiled(built), "scratch": spoiled(scratch)}
 
 
 def attention_cases(device: torch.device, dry_run: bool) -> Iterator[Case]:

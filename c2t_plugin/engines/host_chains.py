@@ -29,6 +29,9 @@ class HostChainScorer(ChainScorer):
         super().take(parameters)
         self._host_network = HostNetwork(self.network, self.d_max)
 
+    def write_seed(self, slots: Tensor, logits: Tensor) -> None:
+        self._seeds[:, slots] = torch.stack(self._statistics_of(logits))
+
     def _statistics_of(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         stats = self._host_stats(logits)
         log_prob, entropy, margin = map(torch.from_numpy, (stats.log_prob, stats.entropy, stats.margin))

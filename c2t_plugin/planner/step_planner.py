@@ -264,10 +264,12 @@ class StepPlanner:
             return requests * (self.depth + 1)
         return self._planner.rows(requests, self.depth, self.sizes())
 
-    def note(self, sure: Tensor) -> None:
-        """sure: see `keep`; of a step that waited for nothing, the same on all ranks."""
+    def note(self, sure: Tensor) -> Tensor:
+        """sure: see `keep`; of a step that waited for nothing, the same on all ranks. Returns it, where it was copied
+        to the host that copy; see Readback.write."""
         if self._unread is not None and self._planner is not None and self._forced is None and self._decides:
-            self._unread.write(sure)
+            return self._unread.write(sure)
+        return sure
 
     def _learn(self, curve: CostCurve | None) -> None:
         if curve is None or curve == self.curve:

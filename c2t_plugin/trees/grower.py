@@ -94,8 +94,7 @@ class TreeGrower(RequestLimits):
 
         slots: (n,) int64 request slots. logits: (n, draft_vocab) any float dtype.
         """
-        for seed, value in zip(self._seeds, self._stats(logits), strict=True):
-            seed[slots] = value
+        draft_stats(logits, self.top_m, self.policy.width, out=self._seeds, at=slots)
 
     @property
     def shape(self) -> str:
@@ -111,11 +110,12 @@ class TreeGrower(RequestLimits):
         root = torch.zeros(len(slots), 1, dtype=torch.float32, device=slots.device)
         self._frontier = Frontier(root, root, torch.ones_like(root, dtype=torch.bool))
         self._above, self._key = torch.full_like(root, ROOT, dtype=torch.int64), root + math.inf
-        return self._grow(DraftStats(*(seed[slots] for seed in self._seeds)))
+        return self._grow(self._in_target_ids(DraftStats(*(seed[slots] for seed in self._seeds))))
 
     def step(self, logits: Tensor) -> GrownLayer:
         """The next layer, from the logits after the nodes of the layer before: (n * width or more, draft_vocab)."""
-        return self._grow(self._stats(logits[: self._frontier.alive.numel()]))
+        logits = logits[: self._frontier.alive.numel()]
+        return self._grow(self._in_target_ids(draft_stats(logits, self.top_m, self.policy.width)))
 
     def end(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The trees: parent_ids int64, keep bool, token_ids int64, key float32, all (n, columns); parents before their
@@ -132,8 +132,7 @@ class TreeGrower(RequestLimits):
         """Whether there is anything to draft from: one bool."""
         return self._frontier.alive.any()
 
-    def _stats(self, logits: Tensor) -> DraftStats:
-        stats = draft_stats(logits, self.top_m, self.policy.width)
+    def _in_target_ids(self, stats: DraftStats) -> DraftStats:
         if self._vocabulary is None:
             return stats
         return stats._replace(token_ids=self._vocabulary[stats.token_ids])

@@ -60,6 +60,25 @@ def counts_nothing(right: Any) -> Any:
     return lambda *arguments, **named: right(*arguments, **{**named, "unknown": None})
 
 
+def cuts_no_links(right: Any) -> Any:
+    return lambda *arguments, **named: right(*arguments, **{**named, "links": None})
+
+
+def seeds_of_the_neighbour(right: Any) -> Any:
+    def statistics(*arguments: Any, at: Any = None, **named: Any) -> Any:
+        return right(*arguments, **named, at=None if at is None else at.roll(1))
+
+    return statistics
+
+
+def lengths_of_the_neighbour(right: Any) -> Any:
+    def packed(*arguments: Any, **named: Any) -> Any:
+        found = right(*arguments, **named)
+        return found._replace(lengths=found.lengths.flip(0))
+
+    return packed
+
+
 def broken(_: Any) -> Any:
     def kernel(*_: Any, **__: Any) -> None:
         raise RuntimeError("no kernel image for this GPU")
@@ -71,10 +90,13 @@ def broken(_: Any) -> Any:
     ("module", "name", "fault"),
     [
         (pack, "pack_ragged", a_row_late),
+        (pack, "pack_ragged", lengths_of_the_neighbour),
         (stats, "draft_stats", off),
+        (stats, "draft_stats", seeds_of_the_neighbour),
         (score, "score_chain", nothing),
         (stop, "early_stop", ends_early),
         (stop, "early_stop", counts_nothing),
+        (stop, "early_stop", cuts_no_links),
         (stop, "early_stop", broken),
     ],
 )

@@ -39,8 +39,7 @@ def tree_attention(
     Returns (rows, heads, head_dim) in q's dtype, computed in float32; padding rows, and nodes that see nothing, are 0.
     Raises ValueError if mask comes without mask_indptr, or if a part of it is not nodes squared.
 
-    On a GPU: c2t_kernels.attention.kernel also takes max_nodes, out, launch and visits; it leaves padding rows as
-        they are.
+    On a GPU: c2t_kernels.attention.kernel also takes max_nodes, out and launch; it leaves padding rows as they are.
     """
     if q.is_cuda:
         from c2t_kernels.attention import kernel

@@ -21,7 +21,6 @@ def check(
     kv_indices: Tensor,
     mask: Tensor | None,
     mask_indptr: Tensor | None,
-    visits: Tensor | None,
 ) -> None:
     """Raise unless the kernel takes these: TypeError for a dtype, else ValueError; each names its argument."""
     check_tensor("tree_attention: q", q, dtype=FLOATS, shape=(None, None, None))
@@ -55,5 +54,3 @@ def check(
     if mask is not None:
         check_tensor("tree_attention: mask", mask, dtype=(torch.bool, torch.uint8), shape=(None,), device=q.device)
         check_tensor("tree_attention: mask_indptr", mask_indptr, dtype=INTEGERS, shape=ends, device=q.device)
-    if visits is not None:
-        check_tensor("tree_attention: visits", visits, dtype=torch.int32, shape=(ends[0] - 1,), device=q.device)

@@ -49,7 +49,6 @@ def tree_attention_kernel(
     p_out,
     p_partial,
     p_partial_lse,
-    p_visits,
     scale_log2,
     heads,
     splits,
@@ -119,7 +118,6 @@ def tree_attention_kernel(
     if not is_tree:
         # a chain sees nothing after the tile's last node
         new_end = tl.minimum(new_end, ((i_tile + 1) * BLOCK_ROWS - 1) // GROUP + 1)
-    visits = 0
     k_new_base = p_k_new + i_kv_head.to(tl.int64) * k_new_head
     v_new_base = p_v_new + i_kv_head.to(tl.int64) * v_new_head
     for start in range(0, new_end, BLOCK_KEYS):
@@ -141,10 +139,6 @@ def tree_attention_kernel(
             b_k = tl.load(k_new_base + b_new[None, :] * k_new_row + b_dim[:, None], mask=b_inside[None, :], other=0.0)
             b_v = tl.load(v_new_base + b_new[:, None] * v_new_row + b_dim[None, :], mask=b_inside[:, None], other=0.0)
             b_max, b_sum, b_acc = _attend(b_q, b_k, b_v, b_seen, scale_log2, b_max, b_sum, b_acc)
-            visits += 1
-
-    if p_visits is not None and i_kv_head == 0:
-        tl.atomic_add(p_visits + i_request, visits)
 
     b_empty = b_sum == 0.0
     b_total = tl.where(b_empty, 1.0, b_sum)
@@ -178,7 +172,6 @@ def tree_attention(
     max_nodes: int | None = None,
     out: Tensor | None = None,
     launch: Launch | None = None,
-    visits: Tensor | None = None,
 ) -> Tensor:
     """As c2t_kernels.tree_attention, which explains the shared arguments, for a whole batch in one or two launches.
 
@@ -189,12 +182,11 @@ def tree_attention(
         unwritten. None takes the number of rows, which is always enough and starts programs that have nothing to do.
     out: (rows, heads, head_dim) contiguous, q's dtype. Rows from cu_nodes[-1] on stay as they are.
     launch: how the work is cut; None means default_launch.
-    visits: (requests,) int32, to which the number of blocks of new nodes computed per key/value head is added.
 
     Lengths are read on the device: one captured launch serves every batch of at most this many rows and requests.
     Raises TypeError or ValueError, naming the argument, before anything is launched.
     """
-    check(q, k_new, v_new, k_pool, v_pool, cu_nodes, kv_indptr, kv_indices, mask, mask_indptr, visits)
+    check(q, k_new, v_new, k_pool, v_pool, cu_nodes, kv_indptr, kv_indices, mask, mask_indptr)
     rows, heads, head_dim = q.shape
     kv_heads, requests = k_new.shape[1], cu_nodes.shape[0] - 1
     if scale is not None and not math.isfinite(scale):
@@ -223,7 +215,6 @@ def tree_attention(
         out,
         partial,
         partial_lse,
-        visits,
         (head_dim**-0.5 if scale is None else scale) * math.log2(math.e),
         heads,
         launch.splits,

@@ -38,8 +38,7 @@ def grow_layer(
     child. The probability of an unscored child counts as 1, its entropy as 0.
     Raises ValueError or TypeError for a Python number beta that is not in [0, 1].
 
-    On a GPU: c2t_kernels.growth.kernel also takes out. A number for beta is one more launch, which fills a tensor
-        with it.
+    On a GPU: one launch. A number for beta is one more launch, which fills a tensor with it.
     """
     if joint_log_prob.is_cuda:
         from c2t_kernels.growth import kernel

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from c2t_kernels.checks import INTEGERS, check_int, check_tensor, output, per_request
+from c2t_kernels.checks import INTEGERS, check_int, check_tensor, per_request
 from c2t_kernels.growth.reference import GrownLayer
 from c2t_kernels.network import ScoringNetwork
 from c2t_kernels.network.kernel import confidence, constants_of, node_stats
@@ -144,7 +144,6 @@ def grow_layer(
     depth: int,
     *,
     width: int,
-    out: GrownLayer | None = None,
 ) -> GrownLayer:
     """As c2t_kernels.grow_layer, in one launch.
 
@@ -170,7 +169,7 @@ def grow_layer(
     check_int("grow_layer: depth", depth, 1)
     check_int("grow_layer: width", width, 1, MAX_WIDTH)
     check_int("grow_layer: children", slots * k, 1, MAX_CHILDREN)
-    made = _layer(out, bs, slots * k, width, device)
+    made = _layer(bs, slots * k, width, device)
     if bs == 0:
         return made
     blocks, num_warps = _blocks(slots, k, width, network.features, len(network.hidden_bias))
@@ -207,15 +206,15 @@ def grow_layer(
     return made
 
 
-def _layer(out: GrownLayer | None, bs: int, children: int, width: int, device: torch.device) -> GrownLayer:
+def _layer(bs: int, children: int, width: int, device: torch.device) -> GrownLayer:
+    """Without content."""
     dtypes = {"children": torch.int32, "parents": torch.int32, "token_ids": torch.int64}
     dtypes |= {"kept": torch.bool, "alive": torch.bool}
-    given = out._asdict() if out is not None else {}
-    made = {}
-    for name in GrownLayer._fields:
-        columns = children if name in ("confidence", "kept") else width
-        dtype = dtypes.get(name, torch.float32)
-        made[name] = output(f"grow_layer: out.{name}", given.get(name), (bs, columns), dtype, device)
+    columns = {"confidence": children, "kept": children}
+    made = {
+        name: torch.empty(bs, columns.get(name, width), dtype=dtypes.get(name, torch.float32), device=device)
+        for name in GrownLayer._fields
+    }
     return GrownLayer(**made)
 
 

@@ -20,7 +20,7 @@ def full_mask(
     Returns ((capacity,) bool, (bs + 1,) int64). Request i owns elements indptr[i] to indptr[i + 1], rows of prefix +
     counts elements each. Elements past indptr[-1] have no meaning.
 
-    On a GPU: c2t_kernels.masks.kernel also takes out and indptr.
+    On a GPU: c2t_kernels.masks.kernel also takes out.
     """
     if tree_mask.is_cuda:
         from c2t_kernels.masks import kernel

@@ -58,11 +58,10 @@ def full_mask(
     capacity: int,
     counts: Tensor | None = None,
     out: Tensor | None = None,
-    indptr: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As c2t_kernels.full_mask, in one launch; elements past indptr[-1] are left as they are.
 
-    tree_mask: contiguous. out: (capacity,) bool. indptr: (bs + 1,) int64.
+    tree_mask: contiguous. out: (capacity,) bool.
     Raises ValueError or TypeError for wrong shapes, dtypes, devices and strides.
     """
     check_tensor("full_mask: tree_mask", tree_mask, dtype=torch.bool, shape=(None, None, None))
@@ -75,7 +74,7 @@ def full_mask(
     if counts is not None:
         check_tensor("full_mask: counts", counts, dtype=torch.int32, shape=(bs,), device=device)
     out = output("full_mask: out", out, (capacity,), torch.bool, device)
-    indptr = output("full_mask: indptr", indptr, (bs + 1,), torch.int64, device)
+    indptr = torch.empty(bs + 1, dtype=torch.int64, device=device)
     full_mask_kernel[(bs, bucket)](
         tree_mask.view(torch.uint8),
         prefix_lens,

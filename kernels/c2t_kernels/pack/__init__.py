@@ -24,7 +24,7 @@ def pack_ragged(
     slots: places for requests, at least bs. With it spare rows go to each request's next places, from the first request
         on, then to slots without a request, nobody above the width; cu_seqlens then has an entry for every slot.
 
-    On a GPU: c2t_kernels.pack.kernel also takes out and cu_seqlens.
+    On a GPU: one launch per three sources (bs, width), and one per wider source.
     """
     if kept.is_cuda:
         from c2t_kernels.pack import kernel
@@ -39,7 +39,7 @@ def scatter_ragged(packed: Tensor, cu_seqlens: Tensor, width: int, *, fill: floa
     packed: (capacity,) or (capacity, hidden). cu_seqlens: (bs + 1,) int32, as pack_ragged gives it.
     Returns (bs, width) or (bs, width, hidden); places that no packed row belongs to hold `fill`.
 
-    On a GPU: c2t_kernels.pack.kernel also takes out.
+    On a GPU: one launch.
     """
     if packed.is_cuda:
         from c2t_kernels.pack import kernel

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from c2t_kernels.checks import check_int, check_tensor, output
+from c2t_kernels.checks import check_int, check_tensor
 from c2t_kernels.pack.reference import Packed
 from c2t_kernels.pack.rows import as_number, pack_rows, scatter_rows
 
@@ -35,6 +35,7 @@ def _pad_words(p_packed, pad, b_row, b_free):
 def pack_words_kernel(
     p_kept,
     p_cu_seqlens,
+    p_lengths,
     p_source0,
     p_source1,
     p_source2,
@@ -69,6 +70,7 @@ def pack_words_kernel(
         start = tl.minimum(tl.sum(tl.where(b_request < i_program, b_length, 0)), capacity)
         end = tl.minimum(tl.sum(tl.where(b_request <= i_program, b_length, 0)), capacity)
         tl.store(p_cu_seqlens + i_program + 1, end)
+        tl.store(p_lengths + i_program, end - start)
         i_request = i_program.to(tl.int64)
         b_at = tl.arange(0, BLOCK_W)
         b_own = (b_at < end - start) & (i_program < bs)
@@ -98,14 +100,11 @@ def pack_ragged(
     capacity: int,
     pads: Sequence[float],
     slots: int | None = None,
-    out: Sequence[Tensor] | None = None,
-    cu_seqlens: Tensor | None = None,
 ) -> Packed:
     """As c2t_kernels.pack_ragged: one launch per three word sources, one per wide source.
 
     sources: words (bs, width) or wide rows (bs, width, hidden), int32, int64, float32, bfloat16 or float16, rows of any
         stride. Rows of a flat [bs * width, hidden] tensor are given as a view of three dimensions.
-    out, cu_seqlens: buffers of the shapes that Packed names, else new ones.
     Raises ValueError or TypeError for wrong shapes, dtypes, devices and strides.
     """
     check_tensor("pack_ragged: kept", kept, dtype=torch.int32, shape=(None,), contiguous_last=False)
@@ -113,10 +112,9 @@ def pack_ragged(
     check_int("pack_ragged: capacity", capacity, 1)
     if not isinstance(sources, Sequence):
         raise TypeError(f"pack_ragged: sources must be a sequence of tensors, got {type(sources).__name__}")
-    if not sources or len(pads) != len(sources) or (out is not None and len(out) != len(sources)):
+    if not sources or len(pads) != len(sources):
         raise ValueError(
-            f"pack_ragged: sources, pads and out must have one entry each, got {len(sources)} sources, {len(pads)} pads"
-            + ("" if out is None else f", {len(out)} out")
+            f"pack_ragged: sources and pads must have one entry each, got {len(sources)} sources, {len(pads)} pads"
         )
     requests = bs if slots is None else slots
     check_int("pack_ragged: slots", requests, bs)
@@ -131,25 +129,23 @@ def pack_ragged(
     for i, source in enumerate(sources):
         shape = (bs, width) if source.dim() == 2 else (bs, width, None)
         check_tensor(f"pack_ragged: sources[{i}]", source, shape=shape, device=device)
-        wanted = (capacity, *source.shape[2:])
-        packed.append(output(f"pack_ragged: out[{i}]", out[i] if out else None, wanted, source.dtype, device))
-    cu_seqlens = output("pack_ragged: cu_seqlens", cu_seqlens, (requests + 1,), torch.int32, device)
+        packed.append(torch.empty((capacity, *source.shape[2:]), dtype=source.dtype, device=device))
+    cu_seqlens, lengths = (torch.empty(size, dtype=torch.int32, device=device) for size in (requests + 1, requests))
     words = [i for i, source in enumerate(sources) if source.dim() == 2]
-    # The first launch also writes cu_seqlens, so there is one even without a word source.
+    # The first launch also writes whose rows they are, so there is one even without a word source.
     for first in range(0, max(len(words), 1), WORDS):
         group = [(sources[i], packed[i], pads[i]) for i in words[first : first + WORDS]]
-        _pack_words(kept, cu_seqlens, group, width, capacity, fill=slots is not None)
+        _pack_words(kept, cu_seqlens, lengths, group, width, capacity, fill=slots is not None)
     for source, target, pad in zip(sources, packed, pads, strict=True):
         if source.dim() == 3:
             pack_rows(source, target, cu_seqlens[: bs + 1], pad)
-    return Packed(tuple(packed), cu_seqlens)
+    return Packed(tuple(packed), cu_seqlens, lengths)
 
 
-def scatter_ragged(packed: Tensor, cu_seqlens: Tensor, width: int, *, fill: float, out: Tensor | None = None) -> Tensor:
+def scatter_ragged(packed: Tensor, cu_seqlens: Tensor, width: int, *, fill: float) -> Tensor:
     """As c2t_kernels.scatter_ragged, in one launch.
 
     packed: int32, int64, float32, bfloat16 or float16, rows of any stride. cu_seqlens must not end above its rows.
-    out: (bs, width) or (bs, width, hidden).
     Raises ValueError or TypeError for wrong shapes, dtypes, devices and strides.
     """
     device = packed.device if isinstance(packed, Tensor) else None
@@ -160,7 +156,7 @@ def scatter_ragged(packed: Tensor, cu_seqlens: Tensor, width: int, *, fill: floa
     bs = cu_seqlens.shape[0] - 1
     if bs < 0:
         raise ValueError("scatter_ragged: cu_seqlens must have bs + 1 entries, got none")
-    out = output("scatter_ragged: out", out, (bs, width, *packed.shape[1:]), packed.dtype, packed.device)
+    out = torch.empty((bs, width, *packed.shape[1:]), dtype=packed.dtype, device=packed.device)
     if out.numel() > 0:
         scatter_rows(packed, out, cu_seqlens, fill)
     return out
@@ -169,6 +165,7 @@ def scatter_ragged(packed: Tensor, cu_seqlens: Tensor, width: int, *, fill: floa
 def _pack_words(
     kept: Tensor,
     cu_seqlens: Tensor,
+    lengths: Tensor,
     group: list[tuple[Tensor, Tensor, float]],
     width: int,
     capacity: int,
@@ -178,6 +175,7 @@ def _pack_words(
     pack_words_kernel[(slots + triton.cdiv(capacity, BLOCK_PAD),)](
         kept,
         cu_seqlens,
+        lengths,
         *([source for source, _, _ in group] + [None] * missing),
         *([target for _, target, _ in group] + [None] * missing),
         *([as_number(pad, source.dtype) for source, _, pad in group] + [0] * missing),

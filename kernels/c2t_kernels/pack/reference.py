@@ -16,10 +16,12 @@ class Packed(NamedTuple):
         that source's pad value.
     cu_seqlens: (bs + 1,) int32, or (slots + 1,); request i owns rows cu_seqlens[i] to cu_seqlens[i + 1]. At most the
         capacity.
+    lengths: (bs,) int32, or (slots,); how many rows each has.
     """
 
     values: tuple[Tensor, ...]
     cu_seqlens: Tensor
+    lengths: Tensor
 
 
 def pack_ragged(
@@ -34,7 +36,7 @@ def pack_ragged(
         spare = capacity - lengths.sum() - (room.cumsum(0) - room)
         lengths = lengths + spare.clamp(min=0).minimum(room)
     ends = lengths.cumsum(0).clamp(max=capacity)
-    cu_seqlens = torch.cat([ends.new_zeros(1), ends])
+    cu_seqlens = torch.cat([ends.new_zeros(1), ends]).int()
     own = torch.arange(width, device=kept.device) < lengths[:bs, None]
     values = []
     for source, pad in zip(sources, pads, strict=True):
@@ -42,7 +44,7 @@ def pack_ragged(
         rows = source[own][:capacity]
         packed[: len(rows)] = rows
         values.append(packed)
-    return Packed(tuple(values), cu_seqlens.int())
+    return Packed(tuple(values), cu_seqlens, cu_seqlens.diff())
 
 
 def scatter_ragged(packed: Tensor, cu_seqlens: Tensor, width: int, *, fill: float) -> Tensor:

@@ -10,7 +10,14 @@ from c2t_kernels.stats.reference import DraftStats
 __all__ = ["DraftStats", "draft_stats"]
 
 
-def draft_stats(logits: Tensor, top_m: int | Tensor, k: int = 1) -> DraftStats:
+def draft_stats(
+    logits: Tensor,
+    top_m: int | Tensor,
+    k: int = 1,
+    *,
+    out: DraftStats | None = None,
+    at: Tensor | None = None,
+) -> DraftStats:
     """Entropy, most probable tokens and margin of each row's softmax at temperature 1 (C2T 4.1, equations 2-3).
 
     logits: (rows, vocab) any float dtype; -inf marks tokens that the draft vocabulary lacks.
@@ -19,12 +26,16 @@ def draft_stats(logits: Tensor, top_m: int | Tensor, k: int = 1) -> DraftStats:
     k: how many tokens to return, 1 <= k <= vocab. The order of equal logits is not defined here; the kernel's is that
         of their ids.
 
+    out: buffers to write, of the result's shapes and dtypes; else new ones.
+    at: (rows,) int64, which row of `out` each row's result goes to, which then may have any number of rows. No row
+        twice and none beyond it.
+
     The sum is over the top_m probabilities as they are, not renormalised, as in the paper's equation 3.
 
-    On a GPU: c2t_kernels.stats.kernel also takes out and workspace; equal logits come in id order.
+    On a GPU: c2t_kernels.stats.kernel also takes a workspace; equal logits come in id order.
     """
     if logits.is_cuda:
         from c2t_kernels.stats import kernel
 
-        return kernel.draft_stats(logits, top_m, k)
-    return reference.draft_stats(logits, top_m, k)
+        return kernel.draft_stats(logits, top_m, k, out=out, at=at)
+    return reference.draft_stats(logits, top_m, k, out=out, at=at)

@@ -95,6 +95,7 @@ def select_kernel(
     p_log_probs,
     p_entropy,
     p_margin,
+    p_at,
     p_partial,
     p_group_max,
     p_hits,
@@ -143,12 +144,15 @@ def select_kernel(
         b_x = tl.load(p_row + b_ids, mask=(b_ids >= 0) & (b_ids < vocab), other=-_INFINITY).to(tl.float32) - log_sum_exp
     else:
         entropy = float("nan")
-    tl.store(p_ids + row * K + b_place, b_ids.to(tl.int64), mask=b_place < K)
-    tl.store(p_log_probs + row * K + b_place, b_x, mask=b_place < K)
-    tl.store(p_entropy + row, entropy)
+    at = row
+    if p_at is not None:
+        at = tl.load(p_at + row)
+    tl.store(p_ids + at * K + b_place, b_ids.to(tl.int64), mask=b_place < K)
+    tl.store(p_log_probs + at * K + b_place, b_x, mask=b_place < K)
+    tl.store(p_entropy + at, entropy)
     first = tl.sum(tl.where(b_place == 0, b_x, 0.0), axis=0)
     second = tl.sum(tl.where(b_place == 1, b_x, 0.0), axis=0)
-    tl.store(p_margin + row, tl.where(vocab > 1, first - second, entropy * 0))
+    tl.store(p_margin + at, tl.where(vocab > 1, first - second, entropy * 0))
 
 
 # bits of a float32 that are the same in every value that came from this type
@@ -161,6 +165,7 @@ def draft_stats(
     k: int = 1,
     *,
     out: DraftStats | None = None,
+    at: Tensor | None = None,
     workspace: DraftStatsWorkspace | None = None,
 ) -> DraftStats:
     """As c2t_kernels.draft_stats, in two launches and without a host synchronisation.
@@ -168,7 +173,6 @@ def draft_stats(
     logits: (rows, vocab) float32, bfloat16 or float16, rows of any stride, vocab <= 524,288.
     top_m: an int, or one int32 on the device, read at launch; there a value below 1 counts as 1.
     k: 1 <= k <= min(vocab, 32). Equal logits are returned in the order of their ids.
-    out: buffers to write, of the result's shapes and dtypes; else new ones.
     workspace: for at least as many rows, used by no other call at the same time; else a new one. Both have to be
         given where the addresses must outlive the call, as in a CUDA graph that others replay beside it.
 
@@ -186,12 +190,17 @@ def draft_stats(
         check_int("draft_stats: top_m", top_m, 1)
         top_m = min(top_m, vocab)
     given = DraftStats(None, None, None, None) if out is None else out  # type: ignore[arg-type]
-    device = logits.device
+    device, size = logits.device, rows
+    if at is not None:
+        if out is None:
+            raise ValueError("draft_stats: at says where in out a result goes, and there is no out")
+        check_tensor("draft_stats: at", at, dtype=torch.int64, shape=(rows,), device=device)
+        size = len(out.entropy)
     result = DraftStats(
-        output("draft_stats: out.token_ids", given.token_ids, (rows, k), torch.int64, device),
-        output("draft_stats: out.log_probs", given.log_probs, (rows, k), torch.float32, device),
-        output("draft_stats: out.entropy", given.entropy, (rows,), torch.float32, device),
-        output("draft_stats: out.margin", given.margin, (rows,), torch.float32, device),
+        output("draft_stats: out.token_ids", given.token_ids, (size, k), torch.int64, device),
+        output("draft_stats: out.log_probs", given.log_probs, (size, k), torch.float32, device),
+        output("draft_stats: out.entropy", given.entropy, (size,), torch.float32, device),
+        output("draft_stats: out.margin", given.margin, (size,), torch.float32, device),
     )
     if workspace is None:
         workspace = DraftStatsWorkspace.create(rows, device)
@@ -201,17 +210,25 @@ def draft_stats(
     if workspace.partial.shape[0] < rows:
         raise ValueError(f"draft_stats: workspace is for {workspace.partial.shape[0]} rows, got {rows}")
     if rows:
-        _launch(logits, top_m, k, result, workspace)
+        _launch(logits, top_m, k, result, at, workspace)
     return result
 
 
-def _launch(logits: Tensor, top_m: int | Tensor, k: int, result: DraftStats, workspace: DraftStatsWorkspace) -> None:
+def _launch(
+    logits: Tensor,
+    top_m: int | Tensor,
+    k: int,
+    result: DraftStats,
+    at: Tensor | None,
+    workspace: DraftStatsWorkspace,
+) -> None:
     rows, vocab = logits.shape
     scan(logits, workspace.partial, workspace.group_max)
     select_kernel[(rows,)](
         logits,
         logits.stride(0),
         *result,
+        at,
         workspace.partial,
         workspace.group_max,
         workspace.hits,

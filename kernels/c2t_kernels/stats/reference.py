@@ -25,7 +25,14 @@ class DraftStats(NamedTuple):
     margin: Tensor
 
 
-def draft_stats(logits: Tensor, top_m: int | Tensor, k: int = 1) -> DraftStats:
+def draft_stats(
+    logits: Tensor,
+    top_m: int | Tensor,
+    k: int = 1,
+    *,
+    out: DraftStats | None = None,
+    at: Tensor | None = None,
+) -> DraftStats:
     """c2t_kernels.draft_stats, which says what it computes, in float32 torch."""
     if logits.dim() != 2 or logits.shape[1] < 1:
         raise ValueError(f"draft_stats: logits must be (rows, vocab), got shape {tuple(logits.shape)}")
@@ -41,4 +48,9 @@ def draft_stats(logits: Tensor, top_m: int | Tensor, k: int = 1) -> DraftStats:
     # entr(0) is 0, where p * log p would be 0 * -inf = NaN.
     entropy = torch.special.entr(largest.exp()).sum(dim=-1)
     margin = leading.values[:, 0] - leading.values[:, 1] if vocab > 1 else entropy * 0
-    return DraftStats(leading.indices[:, :k], leading.values[:, :k], entropy, margin)
+    found = DraftStats(leading.indices[:, :k], leading.values[:, :k], entropy, margin)
+    if out is None:
+        return found
+    for field, value in zip(out, found, strict=True):
+        field[slice(None) if at is None else at] = value
+    return out

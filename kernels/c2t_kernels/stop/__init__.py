@@ -17,6 +17,7 @@ def early_stop(
     budget: Tensor | int | None = None,
     unclipped: Tensor | None = None,
     unknown: Tensor | None = None,
+    links: Tensor | None = None,
 ) -> Tensor:
     """How many draft tokens of each chain the target verifies (C2T 5.5).
 
@@ -26,6 +27,7 @@ def early_stop(
     budget: draft tokens of the whole batch, roots not counted. The tokens of lowest confidence are dropped.
     unclipped: (bs,) int32, written: the lengths without the budget.
     unknown: (1,) int64, to which the number of NaN in `confidence` is added.
+    links: (bs, more than d_max) int64, written: -1, no child, at the last token that is kept, the root being column 0.
     Returns (bs,) int32 in [0, max_depth].
 
     Raises ValueError or TypeError for a Python number beta that is not in [0, 1].
@@ -33,11 +35,14 @@ def early_stop(
     Tokens are ordered by the smallest confidence on the way to them, so that a token never goes before one that it
     needs; of equals the shallower is better, then the one of the lower row. An unknown confidence counts as infinite.
 
-    On a GPU: c2t_kernels.stop.kernel also takes out. A number as beta or max_depth is one more launch, which fills a
-        tensor with it.
+    On a GPU: one launch. A number as beta or max_depth is one more launch, which fills a tensor with it.
     """
     if confidence.is_cuda:
         from c2t_kernels.stop import kernel
 
-        return kernel.early_stop(confidence, beta, max_depth, budget=budget, unclipped=unclipped, unknown=unknown)
-    return reference.early_stop(confidence, beta, max_depth, budget=budget, unclipped=unclipped, unknown=unknown)
+        return kernel.early_stop(
+            confidence, beta, max_depth, budget=budget, unclipped=unclipped, unknown=unknown, links=links
+        )
+    return reference.early_stop(
+        confidence, beta, max_depth, budget=budget, unclipped=unclipped, unknown=unknown, links=links
+    )

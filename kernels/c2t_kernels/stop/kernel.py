@@ -54,10 +54,12 @@ def early_stop_kernel(
     p_lengths,
     p_unclipped,
     p_unknown,
+    p_links,
     bs,
     confidence_stride,
     beta_stride,
     max_depth_stride,
+    links_stride,
     LIMITED: tl.constexpr,
     D_MAX: tl.constexpr,
     BLOCK_B: tl.constexpr,
@@ -95,6 +97,12 @@ def early_stop_kernel(
             b_kept = _best(b_key, b_kept, room)
 
     tl.store(p_lengths + b_row64, tl.sum(b_kept.to(tl.int32), axis=1), mask=b_live)
+    if p_links is not None:
+        # read again, with which nothing of above is held in registers: the largest batches would spill
+        tl.debug_barrier()
+        b_at = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
+        b_length = tl.load(p_lengths + b_at, mask=b_at < bs, other=0)
+        tl.store(p_links + b_at.to(tl.int64) * links_stride + b_length, -1, mask=b_at < bs)
 
 
 def early_stop(
@@ -105,12 +113,11 @@ def early_stop(
     budget: Tensor | int | None = None,
     unclipped: Tensor | None = None,
     unknown: Tensor | None = None,
-    out: Tensor | None = None,
+    links: Tensor | None = None,
 ) -> Tensor:
     """As c2t_kernels.early_stop, in one launch.
 
     beta, max_depth, budget: also 1-element tensors of the device (float32, int32, int32), read at run time.
-    out: (bs,) int32.
     Raises ValueError or TypeError for wrong shapes, dtypes, devices and strides, and for more slots than one program
     can order (MAX_TOKENS, only with a budget).
     """
@@ -131,9 +138,12 @@ def early_stop(
         output("early_stop: unclipped", unclipped, (bs,), torch.int32, device)
     if unknown is not None:
         output("early_stop: unknown", unknown, (1,), torch.int64, device)
-    out = output("early_stop: out", out, (bs,), torch.int32, device)
+    if links is not None:
+        check_tensor("early_stop: links", links, dtype=torch.int64, shape=(bs, None), device=device)
+        check_int("early_stop: columns of links", links.shape[1], d_max + 1)
+    lengths = torch.empty(bs, dtype=torch.int32, device=device)
     if bs == 0:
-        return out
+        return lengths
     block_d = triton.next_power_of_2(d_max)
     block_b, num_warps = _block(bs, block_d, limited)
     early_stop_kernel[(triton.cdiv(bs, block_b),)](
@@ -142,20 +152,22 @@ def early_stop(
         max_depth,
         at,
         room,
-        out,
+        lengths,
         unclipped,
         unknown,
+        links,
         bs,
         confidence.stride(0),
         beta_stride,
         max_depth_stride,
+        0 if links is None else links.stride(0),
         LIMITED=limited,
         D_MAX=d_max,
         BLOCK_B=block_b,
         BLOCK_D=block_d,
         num_warps=num_warps,
     )
-    return out
+    return lengths
 
 
 def _block(bs: int, block_d: int, together: bool) -> tuple[int, int]:

@@ -18,6 +18,7 @@ def early_stop(
     budget: Tensor | int | None = None,
     unclipped: Tensor | None = None,
     unknown: Tensor | None = None,
+    links: Tensor | None = None,
 ) -> Tensor:
     """c2t_kernels.early_stop, which says what it computes, in float32 torch."""
     if not isinstance(beta, Tensor):
@@ -35,7 +36,10 @@ def early_stop(
     if budget is not None:
         key = confidence.nan_to_num(nan=math.inf, posinf=math.inf).cummin(dim=1).values
         kept = _best(key, kept, int(budget))
-    return kept.sum(dim=1).int()
+    lengths = kept.sum(dim=1)
+    if links is not None:
+        links.scatter_(1, lengths[:, None], -1)
+    return lengths.int()
 
 
 def _best(key: Tensor, candidate: Tensor, wanted: int) -> Tensor:

@@ -26,7 +26,7 @@ def build_tree(
     token_ids: (bs, slots) int. root_tokens: (bs,) int. prefix_lens: (bs,) int, tokens before the root.
     bucket: places per request, root included. Nodes that do not fit are dropped, from the last slot back.
 
-    On a GPU: c2t_kernels.tree_layout.kernel also takes out and scratch.
+    On a GPU: one launch.
     """
     if keep.is_cuda:
         from c2t_kernels.tree_layout import kernel

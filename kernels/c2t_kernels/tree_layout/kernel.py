@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from c2t_kernels.checks import INTEGERS, check_int, check_tensor, output
+from c2t_kernels.checks import INTEGERS, check_int, check_tensor
 from c2t_kernels.tree_layout.reference import TreeLayout
 
 MAX_BUCKET = 1024
@@ -110,13 +110,10 @@ def build_tree(
     prefix_lens: Tensor,
     *,
     bucket: int,
-    out: TreeLayout | None = None,
-    scratch: Tensor | None = None,
 ) -> TreeLayout:
     """As c2t_kernels.build_tree, in one launch.
 
     parent_ids, token_ids, root_tokens, prefix_lens: int32 or int64. Tables may have rows of any stride.
-    scratch: (bs, slots) int32 of no meaning afterwards.
     Raises ValueError or TypeError for wrong shapes, dtypes, devices and strides, a bucket above MAX_BUCKET or more than
     MAX_SLOTS slots. A keep that is not closed under ancestors is not detected, and its layout has no meaning.
     """
@@ -128,8 +125,7 @@ def build_tree(
         check_tensor(f"build_tree: {name}", table, dtype=INTEGERS, shape=(bs, slots), device=device)
     for name, column in (("root_tokens", root_tokens), ("prefix_lens", prefix_lens)):
         check_tensor(f"build_tree: {name}", column, dtype=INTEGERS, shape=(bs,), device=device)
-    made = _layout(out, bs, bucket, device)
-    scratch = output("build_tree: scratch", scratch, (bs, slots), torch.int32, device)
+    made = _layout(bs, bucket, device)
     if bs == 0:
         return made
     build_tree_kernel[(bs,)](
@@ -138,7 +134,7 @@ def build_tree(
         token_ids,
         root_tokens,
         prefix_lens,
-        scratch,
+        torch.empty((bs, slots), dtype=torch.int32, device=device),
         *made[:-1],
         made.mask.view(torch.uint8),
         parent_ids.stride(0),
@@ -150,22 +146,15 @@ def build_tree(
     return made
 
 
-def _layout(out: TreeLayout | None, bs: int, bucket: int, device: torch.device) -> TreeLayout:
+def _layout(bs: int, bucket: int, device: torch.device) -> TreeLayout:
+    """Without content."""
     small = {"parents": torch.int32, "slots": torch.int32, "counts": torch.int32, "mask": torch.bool}
-    shapes = {"counts": (bs,), "mask": (bs, bucket, bucket)}
-    given = out._asdict() if out is not None else {}
-    return TreeLayout(
-        **{
-            name: output(
-                f"build_tree: out.{name}",
-                given.get(name),
-                shapes.get(name, (bs, bucket)),
-                small.get(name, torch.int64),
-                device,
-            )
-            for name in TreeLayout._fields
-        }
-    )
+    shapes: dict[str, tuple[int, ...]] = {"counts": (bs,), "mask": (bs, bucket, bucket)}
+    made = {
+        name: torch.empty(shapes.get(name, (bs, bucket)), dtype=small.get(name, torch.int64), device=device)
+        for name in TreeLayout._fields
+    }
+    return TreeLayout(**made)
 
 
 def _blocks(slots: int, bucket: int) -> dict[str, int]:

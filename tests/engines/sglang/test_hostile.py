@@ -389,7 +389,7 @@ def test_ones_own_threshold_does_not_widen_the_window_of_others(
     slots = torch.arange(len(reqs))
     requests.set_options(parts, slots, reqs)
     parts.scorer.begin(slots)
-    monkeypatch.setattr(parts.scorer, "end", lambda _: torch.tensor([4, 1, 2], dtype=torch.int32))
+    monkeypatch.setattr(parts.scorer, "end", lambda *_: torch.tensor([4, 1, 2], dtype=torch.int32))
     parts.windows = object() if windows else None
-    _, found = chain.ChainDrafter(None, parts)._kept(reqs, parts.scorer.sure(len(reqs)))
+    _, found = chain.ChainDrafter(None, parts)._kept(reqs, parts.scorer.sure(len(reqs)), None)
     assert (found.tolist(), found.dtype) == (kept, torch.int32)

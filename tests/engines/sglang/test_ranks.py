@@ -51,14 +51,22 @@ worker.StepMixin.plan_rows(step, 0)
 assert planner.depth == depth
 lagged = LaggedRows(tuple, "cpu", 4)
 parts.scorer = SimpleNamespace(
-    end_within=lambda requests, budget: (kept, early_stop(torch.ones(requests, 4), 0.5, kept, budget=budget)),
+    drafted=lambda steps: None,
+    sure=lambda requests: None,
+    end_within=lambda requests, budget, links: (
+        kept, early_stop(torch.ones(requests, 4), 0.5, kept, budget=budget, links=links)
+    ),
 )
+parts.planner, parts.lagged = None, lagged
 requests = SimpleNamespace(reqs=[SimpleNamespace(rid=rid) for rid in "abcd"])
-drafter = ChainDrafter(None, parts)
-steps = [drafter._clipped(requests, 5, lagged, None) for _ in range(4)]
-lagged_steps = [[lengths.tolist(), rows] for _, lengths, rows in steps]
+drafter, lagged_steps, cuts = ChainDrafter(SimpleNamespace(speculative_num_steps=4), parts), [], []
+for _ in range(4):
+    links = torch.arange(1, 6).repeat(4, 1)
+    made = drafter._step(requests, SimpleNamespace(retrieve_next_token=links))
+    lagged_steps.append([made.kept.tolist(), made.rows])
+    cuts.append([row.index(-1) for row in links.tolist()])
 Path(job["out"]).write_text(json.dumps({"agreed": agreed.tolist(), "depth": depth, "rows": planner.rows,
-    "lagged": lagged_steps, "leads": ranks.leads()}))
+    "lagged": lagged_steps, "cuts": cuts, "leads": ranks.leads()}))
 torch.distributed.destroy_process_group()
 """
 
@@ -88,4 +96,5 @@ def test_all_ranks_take_the_first_ones_cut_depth_and_rows(tmp_path: Path, waits:
     assert [each["rows"] for each in found] == [None if waits else 7] * 2
     # the window, until the first one's numbers are known: 4 roots and 9 draft tokens
     assert [each["lagged"] for each in found] == [[[MINE[0], rows] for rows in (20, 20, 13, 13)]] * 2
+    assert [each["cuts"] for each in found] == [[MINE[0]] * 4] * 2
     assert [each["leads"] for each in found] == [True, False]

@@ -93,6 +93,7 @@ def test_kernels_equal_reference(batch: tuple[Tensor, Tensor, int], more: int | 
     expected = pack_ragged(kept, sources, capacity=capacity, pads=pads, slots=slots)
     found = fused.pack_ragged(kept, sources, capacity=capacity, pads=pads, slots=slots)
     assert torch.equal(found.cu_seqlens, expected.cu_seqlens)
+    assert torch.equal(found.lengths, expected.lengths) and torch.equal(found.lengths, found.cu_seqlens.diff())
     starts = expected.cu_seqlens[: len(kept) + 1]
     for ours, theirs, fill in zip(found.values, expected.values, [1, -1, 0.5, 2.0], strict=True):
         assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
@@ -117,18 +118,15 @@ def test_four_words_take_two_launches_and_257_requests_fit(device: str):
 
 # 4096 is one tile, 4099 has a ragged one; half precision has its own pad conversion
 @pytest.mark.parametrize(("hidden", "dtype"), [(4096, torch.bfloat16), (4099, torch.float32), (1, torch.float16)])
-def test_wide_strided_rows_into_given_buffers(hidden: int, dtype: torch.dtype, device: str):
+def test_wide_strided_rows(hidden: int, dtype: torch.dtype, device: str):
     wide = torch.randn(2, 3, hidden + 5, generator=torch.Generator().manual_seed(1)).to(device, dtype)
     rows = wide[:, :2, 2 : hidden + 2]
     kept = lengths([0, 1]).to(device)
     expected = pack_ragged(kept, [rows], capacity=4, pads=[0.0])
-    out = torch.empty(4, hidden, dtype=dtype, device=device)
-    cu_seqlens = torch.empty(3, dtype=torch.int32, device=device)
-    found = fused.pack_ragged(kept, [rows], capacity=4, pads=[0.0], out=[out], cu_seqlens=cu_seqlens)
-    assert found.values[0] is out and found.cu_seqlens is cu_seqlens
-    assert torch.equal(out, expected.values[0]) and cu_seqlens.tolist() == [0, 1, 3]
-    back = fused.scatter_ragged(out, cu_seqlens, 2, fill=0.0, out=torch.empty(2, 2, hidden, dtype=dtype, device=device))
-    assert torch.equal(back, scatter_ragged(out, cu_seqlens, 2, fill=0.0))
+    (packed,), cu_seqlens, _ = fused.pack_ragged(kept, [rows], capacity=4, pads=[0.0])
+    assert torch.equal(packed, expected.values[0]) and cu_seqlens.tolist() == [0, 1, 3]
+    back = fused.scatter_ragged(packed, cu_seqlens, 2, fill=0.0)
+    assert torch.equal(back, scatter_ragged(packed, cu_seqlens, 2, fill=0.0))
 
 
 def test_words_kept_and_packed_rows_may_lie_apart(device: str):
@@ -161,7 +159,6 @@ def test_an_empty_batch_is_all_padding(device: str):
         ({"sources": [torch.zeros(4, 2).T]}, ValueError, "sources"),
         ({"pads": [0, 0]}, ValueError, "pads"),
         ({"capacity": 0}, ValueError, "capacity"),
-        ({"out": [torch.zeros(7)]}, ValueError, "out"),
     ],
 )
 def test_pack_refuses_what_it_cannot_take(change: dict, error: type[Exception], message: str):

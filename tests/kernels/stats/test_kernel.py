@@ -162,6 +162,41 @@ def test_given_buffers_are_written_and_a_workspace_serves_again(device: str):
         assert_statistics(found, exact(logits, 100, 2))
 
 
+def places(rows: int, k: int, device: str) -> DraftStats:
+    """Buffers that show where something was written."""
+    return DraftStats(
+        torch.full((rows, k), -7, device=device),
+        torch.full((rows, k), -7.0, device=device),
+        *torch.full((2, rows), -7.0, device=device),
+    )
+
+
+def test_each_row_has_the_place_that_it_is_given(device: str):
+    logits, at = rows(3, 300, torch.float32, device), torch.tensor([5, 0, 3], device=device)
+    logits[1, 0] = math.nan
+    mine, theirs = places(7, 2, device), places(7, 2, device)
+    assert draft_stats(logits, 100, 2, out=mine, at=at) is not None
+    assert reference.draft_stats(logits, 100, 2, out=theirs, at=at) is theirs
+    alone = draft_stats(logits, 100, 2)
+    for found, judged, own in zip(mine, theirs, alone, strict=True):
+        assert torch.equal(found[at].nan_to_num(nan=-1), own.nan_to_num(nan=-1))
+        others = [1, 2, 4, 6]
+        assert (found[others] == -7).all() and (judged[others] == -7).all()
+    assert_statistics(DraftStats(*(each[at][::2] for each in mine)), exact(logits[::2], 100, 2))
+    assert all(torch.equal(theirs[0][place], mine[0][place]) for place in (5, 3))
+
+
+def test_places_need_buffers(device: str):
+    logits = rows(2, 64, torch.float32, device)
+    at = torch.tensor([0, 1], device=device)
+    with pytest.raises(ValueError, match="there is no out"):
+        draft_stats(logits, 10, at=at)
+    with pytest.raises(ValueError, match="at must have shape"):
+        draft_stats(logits, 10, out=places(4, 1, device), at=at[:1])
+    with pytest.raises(TypeError, match="at must be int64"):
+        draft_stats(logits, 10, out=places(4, 1, device), at=at.int())
+
+
 def test_statistics_do_not_depend_on_the_batch(device: str):
     logits = rows(3, 9000, torch.float32, device)
     together = draft_stats(logits, 100, 2)

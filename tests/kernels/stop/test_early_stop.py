@@ -151,11 +151,24 @@ def test_kernel_on_real_valued_confidences(bs: int, budget: int | None, device: 
     assert bs == 1 or budget is None or expected.sum() == budget
 
 
-def test_kernel_reads_strided_rows_and_writes_the_given_buffer(device: str):
+def test_kernel_reads_strided_rows(device: str):
     confidence = torch.rand(5, 12, generator=torch.Generator().manual_seed(0)).to(device)
-    out = torch.empty(5, dtype=torch.int32, device=device)
-    found = fused.early_stop(confidence[:, 3:7], 0.4, 4, out=out)
-    assert found is out and torch.equal(out, early_stop(confidence[:, 3:7], 0.4, 4))
+    found = fused.early_stop(confidence[:, 3:7], 0.4, 4)
+    assert torch.equal(found, early_stop(confidence[:, 3:7], 0.4, 4))
+
+
+@pytest.mark.parametrize("bs", [1, 40])
+@pytest.mark.parametrize("budget", [None, 25], ids=["free", "budget"])
+def test_links_are_taken_out_behind_what_is_kept(bs: int, budget: int | None, device: str):
+    confidence = torch.rand(bs, 3, generator=torch.Generator().manual_seed(bs)).sqrt().to(device)
+    # rows that lie apart, with more columns than a chain has nodes
+    both = [torch.arange(bs * 9, device=device).view(bs, 9) for _ in range(2)]
+    mine, theirs = (each[:, 2:7] for each in both)
+    expected = early_stop(confidence, 0.6, 3, budget=budget, links=theirs)
+    assert torch.equal(fused.early_stop(confidence, 0.6, 3, budget=budget, links=mine), expected)
+    assert torch.equal(*both)
+    cut = (both[0] == -1).nonzero()
+    assert cut[:, 0].tolist() == list(range(bs)) and (cut[:, 1] - 2).tolist() == expected.tolist()
 
 
 def test_limits_of_requests_may_lie_apart(device: str):
@@ -188,7 +201,9 @@ def test_an_empty_batch_is_no_error(device: str):
         ({"unclipped": torch.zeros(2)}, TypeError, "unclipped"),
         ({"unknown": torch.zeros(1, dtype=torch.int32)}, TypeError, "unknown"),
         ({"unknown": torch.zeros(2, dtype=torch.int64)}, ValueError, "unknown"),
-        ({"out": torch.zeros(3, dtype=torch.int32)}, ValueError, "out"),
+        ({"links": torch.zeros(2, 4)}, TypeError, "links"),
+        ({"links": torch.zeros(3, 4, dtype=torch.int64)}, ValueError, "links"),
+        ({"links": torch.zeros(2, 3, dtype=torch.int64)}, ValueError, "columns of links must be at least 4"),
         ({"confidence": torch.zeros(1025, 5), "budget": 3}, ValueError, "8192"),
     ],
 )

@@ -70,17 +70,17 @@ def _log(model_runner: Any, drafter: Any, path: Path, planted: Path) -> None:
 
 
 def _plant(chain: Any, path: Path) -> None:
-    clipped, cut_links = chain.ChainDrafter._clipped, chain.cut_links
-    wanted_now: list[Any] = []
+    clipped = chain.ChainDrafter._clipped
 
-    def faulty_clip(self: Any, *arguments: Any) -> Any:
+    def faulty(self: Any, *arguments: Any) -> Any:
+        links, planted = arguments[-1], path.read_text()
+        whole = links.clone()
         wanted, kept, rows = clipped(self, *arguments)
-        wanted_now[:] = [wanted]
-        if "clip_of_the_wrong_request" in path.read_text():
+        if "clip_of_the_wrong_request" in planted:
             kept = kept.roll(1)
+        if planted.strip() not in ("", "quiet"):
+            links.copy_(whole)
+            chain.cut_links(links, wanted if "links_not_cut_to_the_clipped_length" in planted else kept)
         return wanted, kept, rows
 
-    def faulty_links(links: Any, kept: Any) -> None:
-        cut_links(links, wanted_now[0] if "links_not_cut_to_the_clipped_length" in path.read_text() else kept)
-
-    chain.ChainDrafter._clipped, chain.cut_links = faulty_clip, faulty_links
+    chain.ChainDrafter._clipped = faulty

@@ -86,7 +86,7 @@ class Fa3Trees(Fa3):
         counts = torch.tensor([len(tree) for tree in trees], dtype=torch.int32)
         layout: Any = SimpleNamespace(mask=padded, counts=counts, draft_tokens=torch.zeros(padded.shape[:2]))
         batch = SimpleNamespace(seq_lens=torch.tensor(prefixes), seq_lens_sum=sum(prefixes))
-        return _mask(layout, batch, self.backend, TreeMaskMode.FULL_MASK, packed=True)
+        return _mask(layout, batch, self.backend, TreeMaskMode.FULL_MASK, packed=True)[0]
 
     def of_trees(self, q: Tensor, trees: list[Tensor], prefixes: list[int]) -> Tensor:
         """(rows, heads * dim) attention by its definition, of real rows alone."""

@@ -104,15 +104,23 @@ def make_backend(generator: torch.Generator, kernel: str, masked: bool) -> Any:
 LAYER = attention_layer(HEADS, KV_HEADS, DIM)
 
 
+# and where each request's begins, None in a batch of SGLang's own
+Mask = tuple[torch.Tensor | None, torch.Tensor | None]
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Requests of a verify forward: rows and prefix tokens of each, and (nodes, nodes) bool of what nodes see."""
+    """Requests of a verify forward: rows and prefix tokens of each, and (nodes, nodes) bool of what nodes see.
+
+    shift: by how much the places are wrong at which the masks are said to begin.
+    """
 
     lengths: list[int]
     prefixes: list[int]
     trees: list[torch.Tensor] | None = None
+    shift: int = 0
 
-    def view(self, rows: int, requests: int, mask: torch.Tensor | None) -> Any:
+    def view(self, rows: int, requests: int, mask: Mask) -> Any:
         """As far as the backend reads a forward batch; requests: some of them nobody's."""
         pads = requests - len(self.prefixes)
         seq_lens = torch.tensor(self.prefixes + [1] * pads)
@@ -134,21 +142,23 @@ class Batch:
                 ragged_verify_layout=RaggedVerifyLayout.from_verify_lens_device(
                     verify_lens=torch.tensor(self.lengths), graph_num_tokens=rows
                 ),
-                custom_mask=mask,
+                custom_mask=mask[0],
+                mask_starts=mask[1],
                 num_tokens_per_req=WIDTH,
                 draft_token_num=WIDTH,
             ),
         )
 
-    def mask(self, backend: Any) -> torch.Tensor | None:
+    def mask(self, backend: Any) -> Mask:
         """As the worker writes it, in the form that the backend asks for, which on a GPU is one over the prefix."""
         if self.trees is None:
-            return None
+            return None, None
         padded = torch.stack([pad(tree, (0, WIDTH - len(tree)) * 2) for tree in self.trees])
         counts = torch.tensor(self.lengths, dtype=torch.int32)
         layout: Any = SimpleNamespace(mask=padded, counts=counts, draft_tokens=torch.zeros(padded.shape[:2]))
         batch = SimpleNamespace(seq_lens=torch.tensor(self.prefixes), seq_lens_sum=sum(self.prefixes))
-        return _mask(layout, batch, backend, TreeMaskMode.FULL_MASK, packed=True)
+        mask, starts = _mask(layout, batch, backend, TreeMaskMode.FULL_MASK, packed=True)
+        return mask, starts + self.shift * (starts > 0)
 
 
 def random_tree(nodes: int, generator: torch.Generator) -> torch.Tensor:
@@ -208,11 +218,11 @@ def graph(backend: Any, batch: Batch, rows: int) -> Any:
     slots = min(rows, MOST)
     lens = build_capture_verify_lens(num_tokens=rows, num_slots=slots, num_draft_tokens=WIDTH)
     dummy = None if batch.trees is None else torch.ones((MOST + MOST * WIDTH) * WIDTH, dtype=torch.bool)
-    captured = Batch(lens, [1] * slots).view(rows, slots, dummy)
+    captured = Batch(lens, [1] * slots).view(rows, slots, (dummy, None))
     backend.init_forward_metadata_out_graph(captured, in_capture=True)
     held = backend.forward_metadata, backend._padding
     trees = None if batch.trees is None else batch.trees[::-1]
-    for each in (Batch(batch.lengths[::-1], batch.prefixes[::-1], trees), batch):
+    for each in (Batch(batch.lengths[::-1], batch.prefixes[::-1], trees, batch.shift), batch):
         live = each.view(rows, slots, each.mask(backend))
         backend.init_forward_metadata_out_graph(live)
     backend.forward_metadata, backend._padding = held
@@ -232,6 +242,11 @@ def prefix(batch: Batch) -> Batch:
     return replace(batch, prefixes=[length + (i == 1) for i, length in enumerate(batch.prefixes)])
 
 
+def mask_begins(batch: Batch) -> Batch:
+    """Each mask but the first is read from one element later."""
+    return replace(batch, shift=1)
+
+
 Prepare = Callable[[Any, Batch, int], Any]
 CASES: dict[str, tuple[list[int], int, bool]] = {
     "chains": ([1, 5, 3, 2], 11, False),
@@ -242,7 +257,7 @@ CASES: dict[str, tuple[list[int], int, bool]] = {
     "trees": ([1, 9, 4, 7], 21, True),
     "trees_with_padding": ([1, 9, 30, 17], 64, True),
 }
-FAULTS = (mask_bit, prefix)
+FAULTS = (mask_bit, prefix, mask_begins)
 
 
 def main(output: Path) -> None:

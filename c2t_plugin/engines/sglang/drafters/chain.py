@@ -97,28 +97,34 @@ class ChainDrafter:
     def decide(self, batch: Any, drafted: Any) -> Any:
         with self._parts.counts.classifying():
             step = self._step(batch, drafted)
-            # acceptance never passes the cut
-            cut_links(drafted.retrieve_next_token, step.kept)
         attach(drafted, step)
         windows = self._parts.windows
         return drafted if windows is None else windows.narrow(batch, drafted)
 
     def _step(self, batch: Any, verify_input: Any) -> Step:
-        width = verify_input.retrieve_next_token.shape[1]
+        """Acceptance never passes the cut: the links behind it are taken out."""
+        parts, links = self._parts, verify_input.retrieve_next_token
         # A replayed graph does not count its steps.
         self._scorer.drafted(self._worker.speculative_num_steps)
         rows, sure = None, self._scorer.sure(len(batch.reqs))
-        if self._parts.lagged is None:
-            wanted, kept = self._kept(batch.reqs, sure)
+        # whether nobody else has a say in what the scorer keeps
+        final = alone() and (parts.lagged is not None or (parts.planner is None and parts.windows is None))
+        own = links if final else None
+        if parts.lagged is None:
+            wanted, kept = self._kept(batch.reqs, sure, own)
             kept = agree(kept)
         else:
-            wanted, kept, rows = self._clipped(batch, width, self._parts.lagged, sure)
+            wanted, kept, rows = self._clipped(batch, links.shape[1], parts.lagged, own)
+            wanted, sure = parts.lagged.note(wanted, sure)
+        if not final:
+            cut_links(links, kept)
         return Step(kept, wanted, self._recorded(batch, verify_input), rows, sure=self._learnt_from(sure))
 
-    def _kept(self, reqs: Sequence[Any], sure: Tensor) -> tuple[Tensor | None, Tensor]:
-        """What would be verified of each draft without a budget or a common window, if there is one, and what is."""
+    def _kept(self, reqs: Sequence[Any], sure: Tensor, links: Tensor | None) -> tuple[Tensor | None, Tensor]:
+        """What would be verified of each draft without a budget or a common window, if there is one, and what is.
+        links: cut to what the scorer keeps."""
         requests = len(reqs)
-        kept, planner, own = self._scorer.end(requests), self._parts.planner, self._scorer.own_beta
+        kept, planner, own = self._scorer.end(requests, links), self._parts.planner, self._scorer.own_beta
         if planner is not None:
             return kept, planner.keep(kept, own(requests), sure)
         if self._parts.windows is None or len({record_of(req).own_beta for req in reqs}) < 2:
@@ -126,16 +132,16 @@ class ChainDrafter:
         return kept, within_the_others(kept, own(requests))
 
     def _clipped(
-        self, batch: Any, width: int, plan: LaggedRows | PlannedRows, sure: Tensor
+        self, batch: Any, width: int, plan: LaggedRows | PlannedRows, links: Tensor | None
     ) -> tuple[Tensor, Tensor, int]:
-        """What would be verified of each request's draft, what is, and the rows that the target computes for that."""
+        """What would be verified of each request's draft, what is, and the rows that the target computes for that.
+        links: see `_kept`."""
         requests = len(batch.reqs)
         rows = plan.rows([req.rid for req in batch.reqs], width)
-        wanted, kept = self._scorer.end_within(requests, rows - requests)
+        wanted, kept = self._scorer.end_within(requests, rows - requests, links)
         if not alone():
             # one broadcast of both
             wanted, kept = agree(torch.stack([wanted, kept]))
-        plan.note(wanted, sure)
         return wanted, kept, rows
 
     def _learnt_from(self, sure: Tensor) -> Tensor | None:

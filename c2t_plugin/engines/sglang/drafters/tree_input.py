@@ -14,7 +14,12 @@ from c2t_plugin.engines.sglang.step import Step, attach
 
 
 class TreeVerifyInput(EagleVerifyInput):
-    """Trees without a fixed number of children, at most as deep as they have nodes."""
+    """Trees without a fixed number of children, at most as deep as they have nodes.
+
+    mask_starts: (bs + 1,) int64, where each request's part of the mask begins; None: all are of one size.
+    """
+
+    mask_starts: Tensor | None = None
 
     @property
     def max_tree_depth(self) -> int:
@@ -46,9 +51,10 @@ def build_verify_input(
     wanted: see Step.
     """
     layout = build_tree(*trees, draft_input.bonus_tokens, batch.seq_lens, bucket=width)
+    mask, starts = _mask(layout, batch, attn_backend, tree_mask_mode, packed)
     made = TreeVerifyInput(
         draft_token=layout.draft_tokens.flatten(),
-        custom_mask=_mask(layout, batch, attn_backend, tree_mask_mode, packed),
+        custom_mask=mask,
         positions=layout.positions.flatten(),
         retrieve_index=layout.retrieve_index,
         retrieve_next_token=layout.retrieve_next_token,
@@ -61,12 +67,17 @@ def build_verify_input(
         seq_lens_sum=None,
         seq_lens_cpu=None,
     )
+    if packed:
+        made.mask_starts = starts
     attach(made, Step(layout.counts - 1, wanted))
     return made
 
 
-def _mask(layout: TreeLayout, batch: Any, attn_backend: Any, default_mode: TreeMaskMode, packed: bool) -> Tensor:
-    """The mask as the target's attention reads it: its own columns only, or with the prefix in front of them."""
+def _mask(
+    layout: TreeLayout, batch: Any, attn_backend: Any, default_mode: TreeMaskMode, packed: bool
+) -> tuple[Tensor, Tensor]:
+    """The mask as the target's attention reads it, its own columns only or with the prefix in front of them; and where
+    each request's begins."""
     owned = attn_backend.verify_mask
     buffer = owned.buffer if owned is not None and owned.fits(len(layout.counts)) else None
     mode = default_mode if owned is None else owned.mode
@@ -78,18 +89,19 @@ def _mask(layout: TreeLayout, batch: Any, attn_backend: Any, default_mode: TreeM
     if buffer is None:
         # without this sum the host does not know the lengths
         capacity = width * ((bs * attn_backend.max_context_len if tokens is None else tokens) + bs * width)
-        return full_mask(layout.mask, prefix_lens, capacity=capacity, counts=counts)[0]
+        return full_mask(layout.mask, prefix_lens, capacity=capacity, counts=counts)
     # A captured graph reads the backend's own buffer.
     if buffer.is_cuda:
-        fill_mask(buffer, layout.mask, prefix_lens, counts)
-    else:
-        buffer.copy_(full_mask(layout.mask, prefix_lens, capacity=buffer.numel(), counts=counts)[0])
-    return buffer
+        return buffer, fill_mask(buffer, layout.mask, prefix_lens, counts)
+    mask, starts = full_mask(layout.mask, prefix_lens, capacity=buffer.numel(), counts=counts)
+    return buffer.copy_(mask), starts
 
 
-def fill_mask(buffer: Tensor, tree_mask: Tensor, prefix_lens: Tensor, counts: Tensor | None) -> None:
+def fill_mask(buffer: Tensor, tree_mask: Tensor, prefix_lens: Tensor, counts: Tensor | None) -> Tensor:
     """full_mask into the front of a buffer of bytes, which has room for the longest prefixes of the largest batch: a
-    mask of its size, to be copied, would take as much memory again and move all of it each step."""
+    mask of its size, to be copied, would take as much memory again and move all of it each step. Returns where each
+    request's begins."""
     from c2t_kernels.masks import kernel as fused
 
-    fused.full_mask(tree_mask, prefix_lens, capacity=buffer.numel(), counts=counts, out=buffer.view(torch.bool))
+    out = buffer.view(torch.bool)
+    return fused.full_mask(tree_mask, prefix_lens, capacity=buffer.numel(), counts=counts, out=out)[1]

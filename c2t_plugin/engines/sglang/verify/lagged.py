@@ -71,10 +71,11 @@ class LaggedRows:
         needed = min(requests + max(shares), window) if shares else window
         return rows_to_compute(needed, self._sizes())
 
-    def note(self, wanted: Tensor, _: Tensor | None = None) -> None:
-        """wanted: (requests,) int32, draft tokens that the step would verify unclipped; the same on all ranks."""
-        self._numbers.write(wanted)
+    def note(self, wanted: Tensor, sure: Tensor) -> tuple[Tensor, Tensor]:
+        """wanted: (requests,) int32, draft tokens that the step would verify unclipped; the same on all ranks. sure:
+        see ChainScorer.sure. Returns both, of what was copied to the host the copy; see Readback.write."""
         self._unread.append(_Step(len(wanted), self._batch))
+        return self._numbers.write(wanted), sure
 
     def _follow(self, requests: set[str]) -> None:
         if 2 * len(requests & self._requests) < max(len(requests), len(self._requests)):
@@ -102,9 +103,9 @@ class PlannedRows:
         needed = min(max(self._planner.rows or window, len(rids)), window)
         return rows_to_compute(needed, self._planner.sizes())
 
-    def note(self, _: Tensor, sure: Tensor) -> None:
-        """See LaggedRows. sure: see ChainScorer.sure; the first rank's choices are everybody's."""
-        self._planner.note(sure)
+    def note(self, wanted: Tensor, sure: Tensor) -> tuple[Tensor, Tensor]:
+        """See LaggedRows. The first rank's choices are everybody's."""
+        return wanted, self._planner.note(sure)
 
 
 def start(

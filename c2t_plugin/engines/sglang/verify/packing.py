@@ -80,7 +80,6 @@ class PackedVerify:
         batch: the scheduler's, prepared for the uniform window and left as it is. uniform: its forward batch.
         """
         from sglang.srt.model_executor.forward_batch_info import ForwardBatch
-        from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
         window: Any = batch.spec_info
         width = window.draft_token_num
@@ -88,7 +87,7 @@ class PackedVerify:
         self.rows = rows = self._rows(kept) if step.rows is None else step.rows
         sources = [part.view(-1, width) for part in (window.draft_token, window.positions, batch.out_cache_loc)]
         # A row of nobody is token 0 at position 0, written to slot 0, which no request owns.
-        (tokens, positions, slots), starts = pack_ragged(
+        (tokens, positions, slots), starts, lengths = pack_ragged(
             kept, sources, capacity=rows, pads=(0, 0, 0), slots=None if self.masked else self._slots(len(kept), rows)
         )
         requests = len(kept)
@@ -99,9 +98,7 @@ class PackedVerify:
             own.custom_mask = None
         # What SGLang worked out for the uniform window, where this version does so.
         own.prepared_out_cache_loc = own.prepared_mrope_positions = own.kv_loc_plan = None
-        own.ragged_verify_layout = RaggedVerifyLayout.from_verify_lens_device(
-            verify_lens=starts.diff(), graph_num_tokens=rows
-        )
+        own.ragged_verify_layout = _layout(lengths, starts, rows)
         packed_batch = copy.copy(batch)
         packed_batch.input_ids, packed_batch.out_cache_loc, packed_batch.spec_info = tokens, slots, own
         packed = ForwardBatch.init_new(
@@ -112,9 +109,7 @@ class PackedVerify:
         )
         if len(starts) > requests + 1 and not self._graphs().can_run_graph(packed):
             # outside of a graph there are no slots without a request
-            own.ragged_verify_layout = RaggedVerifyLayout.from_verify_lens_device(
-                verify_lens=starts[: requests + 1].diff(), graph_num_tokens=rows
-            )
+            own.ragged_verify_layout = _layout(lengths[:requests], starts[: requests + 1], rows)
         return packed, starts[: requests + 1]
 
     def _slots(self, requests: int, rows: int) -> int:
@@ -145,3 +140,12 @@ class PackedVerify:
 
     def _graphs(self) -> Any:
         return self.target_worker.model_runner.decode_cuda_graph_runner
+
+
+def _layout(lengths: Tensor, starts: Tensor, rows: int) -> Any:
+    """SGLang's layout of a pass of so many rows. lengths: (requests,) int32. starts: (requests + 1,) int32."""
+    from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
+
+    return RaggedVerifyLayout(
+        verify_lens=lengths, graph_num_tokens=rows, extend_start_loc=starts[:-1], qo_indptr_device=starts
+    )

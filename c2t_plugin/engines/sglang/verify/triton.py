@@ -75,11 +75,20 @@ class PackedTritonAttnBackend(TritonAttnBackend):
         starts[: real + 1] = layout.qo_indptr_device
         if real < requests:
             starts[real + 1 :] = layout.qo_indptr_device[-1]
-        if forward_batch.spec_info.custom_mask is not None:
-            # without a mask no kernel asks where one begins
+        spec_info = forward_batch.spec_info
+        if spec_info.custom_mask is None:
+            # no kernel asks where one begins
+            return
+        counted = getattr(spec_info, "mask_starts", None)
+        if counted is None:
+            # a batch of SGLang's own to capture a graph with
             rows = starts.diff()
             elements = rows * self._mask_columns(forward_batch.seq_lens[:requests], rows)
             self.mask_indptr[1 : requests + 1] = torch.cumsum(elements, dim=0)
+            return
+        self.mask_indptr[1 : real + 1] = counted[1:]
+        if real < requests:
+            self.mask_indptr[real + 1 : requests + 1] = counted[-1]
 
     def _mask_columns(self, prefix: Tensor, rows: Tensor) -> Tensor:
         """(requests,) how many elements of the mask each row of a request has."""

@@ -116,10 +116,11 @@ def test_the_backends_own_buffer_is_written(verify_input: Any, form: str):
 def test_a_gpus_buffer_is_filled_in_place(verify_input: Any, packed: bool, monkeypatch: pytest.MonkeyPatch):
     """By the kernel, of which tests/kernels show that it writes there; here another takes its place."""
 
-    def full_mask(trees: Any, prefix_lens: Any, *, capacity: int, counts: Any, out: torch.Tensor) -> None:
+    def full_mask(trees: Any, prefix_lens: Any, *, capacity: int, counts: Any, out: torch.Tensor) -> Any:
         assert (out.dtype, len(out)) == (torch.bool, capacity)
         mask, indptr = c2t_kernels.full_mask(trees, prefix_lens, capacity=capacity, counts=counts)
         out[: indptr[-1]] = mask[: indptr[-1]]
+        return out, indptr
 
     # by name: imported here, before the kernels' tests are, Triton would not interpret theirs
     monkeypatch.setattr("c2t_kernels.masks.kernel.full_mask", full_mask)
@@ -127,7 +128,8 @@ def test_a_gpus_buffer_is_filled_in_place(verify_input: Any, packed: bool, monke
     counts = torch.tensor([6, 5], dtype=torch.int32) if packed else None
     trees = made(verify_input, 6).custom_mask.view(2, 6, 6)
     buffer = torch.full((200,), 7, dtype=torch.uint8)
-    verify_input.fill_mask(buffer, trees, torch.tensor(PREFIXES), counts)
+    starts = verify_input.fill_mask(buffer, trees, torch.tensor(PREFIXES), counts)
+    assert starts.tolist() == [0, lengths[0], sum(lengths)]
     expected = made(verify_input, 6, "FULL_MASK", packed=packed).custom_mask
     assert torch.equal(buffer[: sum(lengths)].bool(), expected[: sum(lengths)])
     assert (buffer[sum(lengths) :] == 7).all()
@@ -144,5 +146,8 @@ def test_a_packed_mask_has_no_pads(verify_input: Any, form: str, prefixes: list[
         for tree, nodes, prefix in zip(trees, (6, 5), prefixes, strict=True)
     ]
     buffer = torch.zeros(2000, dtype=torch.uint8) if owned else None
-    found = made(verify_input, width, form, buffer, packed=True).custom_mask.bool()
-    assert torch.equal(found[: sum(map(len, expected))], torch.cat(expected))
+    packed = made(verify_input, width, form, buffer, packed=True)
+    first, both = len(expected[0]), sum(map(len, expected))
+    assert torch.equal(packed.custom_mask.bool()[:both], torch.cat(expected))
+    assert packed.mask_starts.tolist() == [0, first, both]
+    assert made(verify_input, width, form, buffer).mask_starts is None

@@ -23,7 +23,7 @@ from c2t_plugin.engines.sglang.verify import lagged
 from c2t_plugin.engines.sglang.verify.lagged import LaggedRows
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve
-from c2t_plugin.planner.readback import Readback
+from c2t_plugin.planner.readback import ROOM, Readback
 from c2t_plugin.planner.step_planner import StepPlanner
 from tests.support.sglang import lagged_rule
 from tests.support.sglang.lagged_rule import LAG, MEMORY
@@ -55,7 +55,7 @@ def run(plan: LaggedRows, taken: Iterable[tuple[Sequence[str], Tensor]]) -> list
     for rids, confidence in taken:
         rows = plan.rows(rids, WIDTH)
         wanted = early_stop(confidence, BETA, D_MAX)
-        plan.note(wanted)
+        plan.note(wanted, wanted)
         found.append((rows, wanted, early_stop(confidence, BETA, D_MAX, budget=rows - len(rids))))
     return found
 
@@ -68,7 +68,8 @@ def rows_of(plan: LaggedRows, wanted: Iterable[tuple[Sequence[str], Sequence[int
     found = []
     for rids, lengths in wanted:
         found.append(plan.rows(rids, WIDTH))
-        plan.note(torch.tensor(lengths, dtype=torch.int32))
+        wanted = torch.tensor(lengths, dtype=torch.int32)
+        plan.note(wanted, wanted)
     return found
 
 
@@ -151,12 +152,17 @@ def test_the_best_filled_step_is_scaled_by_the_requests_of_now():
 def test_numbers_come_back_in_order(device: str):
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs CUDA")
-    numbers, found = Readback(device, capacity=6, dtype=torch.float32), []
+    numbers, found, copies = Readback(device, capacity=6, dtype=torch.float32), [], []
     written = [torch.full((1 + i % 3, 2), float(i), device=device) for i in range(10)]
     for each in written:
         if numbers.full:
             found.append(numbers.read())
-        numbers.write(each)
+        copies.append(numbers.write(each))
+        # those of the steps whose results may still be on their way
+        standing = list(zip(copies, written, strict=False))[-ROOM:]
+        if device == "cuda":
+            torch.cuda.synchronize()
+        assert all(copy.device.type == "cpu" and torch.equal(copy, then.cpu()) for copy, then in standing)
     assert len(found) == len(written) - LAG
     assert all(torch.equal(each, then.cpu()) for each, then in zip(found, written, strict=False))
 
@@ -173,9 +179,9 @@ class Drafts:
     def drafted(self, steps: int) -> None:
         assert steps == D_MAX
 
-    def end_within(self, rows: int, budget: int) -> tuple[Tensor, Tensor]:
+    def end_within(self, rows: int, budget: int, links: Tensor) -> tuple[Tensor, Tensor]:
         assert len(self.drafts) == rows
-        return early_stop(self.drafts, BETA, D_MAX), early_stop(self.drafts, BETA, D_MAX, budget=budget)
+        return early_stop(self.drafts, BETA, D_MAX), early_stop(self.drafts, BETA, D_MAX, budget=budget, links=links)
 
     def sure(self, rows: int) -> Tensor:
         return self.drafts[:rows]

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
 from tests.support.places import SGLANG  # noqa: E402
 
-FAULTS = ("mask_bit", "prefix")
+FAULTS = ("mask_bit", "prefix", "mask_begins")
 CASES = (
     "chains",
     "chains_with_padding",

@@ -15,7 +15,6 @@ def _configuration(dtype: str, head_dim: int, launch: Launch, tree: bool = True)
         "p_mask_indptr": "*i32" if tree else "constexpr",
         "p_partial": "*fp32" if split else "constexpr",
         "p_partial_lse": "*fp32" if split else "constexpr",
-        "p_visits": "constexpr",
         "scale_log2": "fp32",
     }
     indices = ("p_cu_nodes", "p_kv_indptr", "p_kv_indices")

@@ -15,7 +15,7 @@ def _words(name: str, bs: int, width: int, fill: bool) -> Configuration:
     sizes = {"WIDTH": width, "BLOCK_B": bs, "BLOCK_W": triton.next_power_of_2(width), "BLOCK_PAD": BLOCK_PAD}
     blocks = {"FILL": fill, **sizes}
     signature = {
-        **{"p_kept": "*i32", "p_cu_seqlens": "*i32"},
+        **dict.fromkeys(("p_kept", "p_cu_seqlens", "p_lengths"), "*i32"),
         **dict.fromkeys(pointers, "*i64"),
         **dict.fromkeys(integers, "i32"),
         **dict.fromkeys(blocks, "constexpr"),
