@@ -40,13 +40,14 @@ class Speeds:
 
 
 def real_rows(rows: Sequence[BenchRow]) -> list[BenchRow]:
-    """The greedy comparison of C2T with other arms on a real model that was measured last; empty without one."""
+    """The greedy comparison of C2T with other arms on a real model that has most loads, of several the one that was
+    measured last; empty without one."""
     blocks = [
         found
         for found in measured_blocks(rows, MEASURED_CPU)
         if not found[0].setting.get("temperature") and speeds(found).ours
     ]
-    return max(blocks, key=lambda found: max(row.run["utc"] for row in found), default=[])
+    return max(blocks, key=lambda found: (len(speeds(found).ours), max(row.run["utc"] for row in found)), default=[])
 
 
 def speeds(rows: Sequence[BenchRow]) -> Speeds:

@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--passes", type=int, default=3, help="rounds of each cell")
     parser.add_argument("--slots", type=int, default=2, help="prompts of a pass for each request at once")
     parser.add_argument("--least", type=int, default=4, help="prompts of a pass at least")
-    parser.add_argument("--at-once", type=int, default=6, help="servers that are up together, 1.5 GB each")
+    parser.add_argument("--at-once", type=int, default=6, help="servers that are up together, 3 GB each")
     parser.add_argument("--beta", type=float, default=0.5, help="of the arm C2T")
     parser.add_argument("--threshold", type=float, default=0.3, help="of the arms threshold on P and closed form")
     add_threads(parser)

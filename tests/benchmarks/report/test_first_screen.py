@@ -75,6 +75,12 @@ def test_the_newest_greedy_comparison_is_shown(change: dict[str, Any]) -> None:
     assert screen.real_rows([*contest(), *contest(**change)]) == contest()
 
 
+def test_a_comparison_of_more_loads_goes_before_a_newer_one() -> None:
+    older = {"engine": "vllm", "utc": "2025-01-02T03:04:05+00:00"}
+    matrix = [*contest(**older), row("C2T", 4, 0.9, **older), row("static 2", 4, 1.1, **older)]
+    assert screen.real_rows([*contest(), *matrix]) == matrix
+
+
 def test_a_step_is_priced_by_its_tokens() -> None:
     assert "41 ms for one token, 1.4 times that for 16 and 4.1 times for 128" in screen.step_sentence(contest())
 
