@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -177,6 +178,8 @@ def make_extend(prefix: list[int], new: list[int], heads: int = 4, kv_heads: int
         pytest.param([7, 0, 3], [2, 5, 2], id="mixed"),
         pytest.param([4, 9, 0], [3, 3, 3], id="uniform"),
         pytest.param([4, 9, 2], [3, 3, 1], id="a-uniform-run"),
+        pytest.param([4, 9, 2, 6], [2, 1, 2, 1], id="lengths-apart"),
+        pytest.param([4, 9, 2, 6], [2, 0, 2, 1], id="one-of-none-between"),
     ],
 )
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -184,6 +187,19 @@ def test_extend(sgl_kernel: ModuleType, prefix: list[int], new: list[int], kv_he
     batch = make_extend(prefix, new, kv_heads=kv_heads)
     causal = [[list(range(i + 1)) for i in range(n)] for n in new]
     torch.testing.assert_close(batch.run(), batch.expected(causal), **TOLERANCE)
+
+
+def test_requests_of_one_length_share_a_call(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = sys.modules["sgl_kernel.attention"]
+    attend, shapes = attention._attend, list[tuple[int, ...]]()
+
+    def seen(query: torch.Tensor, *arguments: object) -> torch.Tensor:
+        shapes.append(tuple(query.shape[:2]))
+        return attend(query, *arguments)
+
+    monkeypatch.setattr(attention, "_attend", seen)
+    make_extend([4, 9, 2, 6], [2, 1, 2, 1]).run()
+    assert shapes == [(2, 2), (2, 1)]
 
 
 def test_extend_without_causal_mask(sgl_kernel: ModuleType) -> None:

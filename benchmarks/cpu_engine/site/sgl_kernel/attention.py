@@ -207,20 +207,27 @@ def extend_attention_cpu(
     value = v_extend.reshape(-1, *v_buffer.shape[1:])
     prefix_lens = seq_lens - extend_seq_lens
     trees = None if tree_mask is None else tree_mask.split([length**2 for length in lengths])
-    for first, count, start in _equal_runs(lengths, extend_start_loc.tolist()):
-        length = lengths[first]
-        some, rows = slice(first, first + count), slice(start, start + count * length)
-        tree = None if trees is None else torch.cat(trees[some])
+    starts = extend_start_loc.tolist()
+    for length, requests in _by_length(lengths).items():
+        some, rows = _places(requests, starts, length)
+        tree = None if trees is None else torch.cat([trees[request] for request in requests])
+        query, new_key, new_value = (
+            each[rows].view(len(requests), length, *each.shape[1:]) for each in (q_extend, key, value)
+        )
         out = _extend_uniform(
-            q_extend[rows].view(count, length, *q_extend.shape[1:]),
-            (key[rows].view(count, length, *key.shape[1:]), value[rows].view(count, length, *value.shape[1:])),
+            query,
+            (new_key, new_value),
             (k_buffer, v_buffer),
             _slots(req_to_token, req_pool_indices[some], int(seq_lens[some].max())),
             prefix_lens[some],
             _extend_mask(length, tree, is_causal),
             sm_scale,
         )
-        o_extend[rows] = out.reshape(count * length, *o_extend.shape[1:])
+        flat = out.reshape(-1, *o_extend.shape[1:])
+        if isinstance(rows, slice):
+            o_extend[rows] = flat
+        else:
+            o_extend.index_copy_(0, rows, flat)
     # Left as they are they could be NaN, and their keys in slot 0 would make every masked read of it NaN.
     o_extend[sum(lengths) :] = 0.0
 
@@ -246,19 +253,26 @@ def _check_extend(
     return lengths
 
 
-def _equal_runs(lengths: list[int], starts: list[int]) -> list[tuple[int, int, int]]:
-    """(first request, number of requests, first row) of runs of requests of one length that lie back to back."""
-    runs: list[tuple[int, int, int]] = []
-    for i, length in enumerate(lengths):
-        if length == 0:
-            continue
-        if runs:
-            first, count, row = runs[-1]
-            if first + count == i and lengths[first] == length and row + count * length == starts[i]:
-                runs[-1] = (first, count + 1, row)
-                continue
-        runs.append((i, 1, starts[i]))
-    return runs
+def _by_length(lengths: list[int]) -> dict[int, list[int]]:
+    """Which requests have each length, those of 0 left out: a call for each of them would cost more than its rows."""
+    found: dict[int, list[int]] = {}
+    for request, length in enumerate(lengths):
+        if length:
+            found.setdefault(length, []).append(request)
+    return found
+
+
+def _places(
+    requests: list[int], starts: list[int], length: int
+) -> tuple[slice, slice] | tuple[torch.Tensor, torch.Tensor]:
+    """Where these requests of one length are among all, and their rows: in one piece if they lie back to back."""
+    first, count = requests[0], len(requests)
+    begin = starts[first]
+    wanted = [(first + place, begin + place * length) for place in range(count)]
+    if [(request, starts[request]) for request in requests] == wanted:
+        return slice(first, first + count), slice(begin, begin + count * length)
+    rows = torch.tensor([starts[request] + place for request in requests for place in range(length)])
+    return torch.tensor(requests), rows
 
 
 _library.impl("decode_attention_cpu", decode_attention_cpu, "CPU")
