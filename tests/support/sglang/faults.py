@@ -31,14 +31,14 @@ def register() -> None:
 
 
 def seed_of_the_wrong_slot() -> None:
-    from c2t_plugin.scorer import ChainScorer
+    from c2t_plugin.engines.host_chains import HostChainScorer
 
-    write = ChainScorer.write_seed
+    write = HostChainScorer.write_seed
 
     def write_seed(self, slots, logits):
         write(self, slots.roll(1), logits)
 
-    ChainScorer.write_seed = write_seed
+    HostChainScorer.write_seed = write_seed
 
 
 def entropy_of_the_childs_distribution() -> None:
@@ -93,7 +93,14 @@ def cut_one_too_late() -> None:
     from c2t_plugin.scorer import ChainScorer
 
     end = ChainScorer.end
-    ChainScorer.end = lambda self, rows: (end(self, rows) + 1).clamp(max=self.d_max)
+
+    def late(self, rows, links=None):
+        kept = (end(self, rows) + 1).clamp(max=self.d_max)
+        if links is not None:
+            links.scatter_(1, kept.long()[:, None], -1)
+        return kept
+
+    ChainScorer.end = late
 
 
 def draft_kv_of_a_cut_token_reused() -> None:
