@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from c2t_kernels import DraftStats
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.engines.host_scorer import HostNetwork, HostStatistics, HostStats, extend
 from c2t_plugin.scorer import ChainScorer
@@ -21,6 +22,7 @@ class HostChainScorer(ChainScorer):
         """how: as ChainScorer takes it; the device is the CPU."""
         super().__init__(classifier, **how)
         self._host_stats = HostStatistics(how["rows"], classifier.spec.top_m)
+        self._draft_stats = self._on_host
         self._host_network = HostNetwork(self.network, how["max_depth"])
         # views: what is written here is read there
         self._joint, self._path, self._confidence = (each.numpy() for each in self._state)
@@ -29,13 +31,10 @@ class HostChainScorer(ChainScorer):
         super().take(parameters)
         self._host_network = HostNetwork(self.network, self.d_max)
 
-    def write_seed(self, slots: Tensor, logits: Tensor) -> None:
-        self._seeds[:, slots] = torch.stack(self._statistics_of(logits))
-
-    def _statistics_of(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        stats = self._host_stats(logits)
-        log_prob, entropy, margin = map(torch.from_numpy, (stats.log_prob, stats.entropy, stats.margin))
-        return log_prob, entropy, margin
+    def _on_host(self, logits: Tensor, *, out: DraftStats | None = None, at: Tensor | None = None) -> DraftStats:
+        """c2t_kernels.draft_stats of the most probable token."""
+        token_ids, log_prob, entropy, margin = map(torch.from_numpy, self._host_stats(logits))
+        return DraftStats(token_ids[:, None], log_prob[:, None], entropy, margin).into(out, at)
 
     def _score_chain(self, log_prob: Tensor, entropy: Tensor, margin: Tensor) -> None:
         n, column = len(log_prob), self._step - 1

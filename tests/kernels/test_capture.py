@@ -224,8 +224,8 @@ LAUNCHES = (
     *(draft_stats, score_chain, early_stop, pack_ragged, scatter_ragged),
     *(grow_layer, build_tree, full_mask, tree_attention),
 )
-# What captured draft loops call. The others take memory for results, whose size depends on shapes alone: a graph that
-# held them would keep its own.
+# What captured draft loops of chains call. The others take memory for results, whose size depends on shapes alone, and
+# a graph keeps its own.
 TAKES_NO_MEMORY = {"draft_stats", "score_chain"}
 
 

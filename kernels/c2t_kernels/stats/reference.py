@@ -24,6 +24,14 @@ class DraftStats(NamedTuple):
     entropy: Tensor
     margin: Tensor
 
+    def into(self, out: DraftStats | None, at: Tensor | None) -> DraftStats:
+        """The same in buffers, as draft_stats is asked for it."""
+        if out is None:
+            return self
+        for field, value in zip(out, self, strict=True):
+            field[slice(None) if at is None else at] = value
+        return out
+
 
 def draft_stats(
     logits: Tensor,
@@ -48,9 +56,4 @@ def draft_stats(
     # entr(0) is 0, where p * log p would be 0 * -inf = NaN.
     entropy = torch.special.entr(largest.exp()).sum(dim=-1)
     margin = leading.values[:, 0] - leading.values[:, 1] if vocab > 1 else entropy * 0
-    found = DraftStats(leading.indices[:, :k], leading.values[:, :k], entropy, margin)
-    if out is None:
-        return found
-    for field, value in zip(out, found, strict=True):
-        field[slice(None) if at is None else at] = value
-    return out
+    return DraftStats(leading.indices[:, :k], leading.values[:, :k], entropy, margin).into(out, at)

@@ -8,52 +8,40 @@ from pathlib import Path
 import pytest
 
 from benchmarks.report.command import RESULTS, ROOT, read_published
-from benchmarks.report.rows import MEASURED_CPU, BenchRow
-from benchmarks.report.tables import RATIO, latest_blocks, load_of
+from benchmarks.report.first_screen import Speeds, real_rows, speeds
 from benchmarks.report.training_tables import DRAFTS, number
 
 LOADS = (1, 4, 16)
 README = ROOT / "README.md"
 
 
-def best(rows: list[BenchRow], scenario: str, name: str, ours: bool) -> dict[int, float]:
-    """By requests at once, to plain decoding, from the newest greedy rows of a scenario on SGLang: of the arm of this
-    name, or of the best of all others."""
-    newest = {
-        (row.arm, load_of(row)): row.metrics[RATIO] or 0.0
-        for block in latest_blocks(row for row in rows if row.kind == MEASURED_CPU).values()
-        for row in block
-        if row.setting["engine"] == "sglang" and row.scenario == scenario and not row.setting.get("temperature")
-    }
-    found: dict[int, float] = {}
-    for (arm, load), ratio in newest.items():
-        if (arm == name) == ours:
-            found[load] = max(found.get(load, 0.0), ratio)
-    return found
+def compared(scenario: str) -> Speeds:
+    """C2T and the best other arm by requests at once, in the newest greedy rows of a scenario on SGLang."""
+    _, rows = read_published(RESULTS)
+    wanted = [row for row in rows if row.scenario == scenario and row.setting.get("engine") == "sglang"]
+    return speeds(real_rows(wanted))
 
 
-def ratios(rows: list[BenchRow], ours: bool) -> str:
-    """Of the demo, as the README writes them."""
-    found = best(rows, "demo", "C2T", ours)
-    one, four, sixteen = (number(found[load], 2) for load in LOADS)
-    return f"{one}, {four} and {sixteen}"
+def readme() -> str:
+    return " ".join(README.read_text(encoding="utf-8").split())
 
 
 def test_the_readme_quotes_the_demo() -> None:
-    _, rows = read_published(RESULTS)
-    text = " ".join(README.read_text(encoding="utf-8").split())
-    mine, others = (ratios(rows, ours) for ours in (True, False))
-    assert f"C2T without other options at {mine} of plain decoding for 1, 4 and 16 requests" in text
-    assert f"the best other way of each load at {others}" in text
+    found = compared("demo")
+    (one, four, sixteen), others = (
+        [number(each[load], 2) for load in LOADS]
+        for each in (found.ours, {load: ratio for load, (ratio, _) in found.best.items()})
+    )
+    said = f"C2T without other options at {one}, {four} and {sixteen} of plain decoding for 1, 4 and 16 requests"
+    assert f"{said}, the best other way of each load at {others[0]}, {others[1]} and {others[2]}" in readme()
 
 
 def test_the_readme_quotes_the_matrix() -> None:
-    _, rows = read_published(RESULTS)
-    mine, others = (best(rows, "matrix", "C2T auto", ours) for ours in (True, False))
-    of_the_best = [ratio / others[load] for load, ratio in mine.items()]
+    found = compared("matrix")
+    of_the_best = [ratio / found.best[load][0] for load, ratio in found.ours.items()]
     least, most = (number(each, 2) for each in (min(of_the_best), max(of_the_best)))
-    text = " ".join(README.read_text(encoding="utf-8").split())
-    assert f"{min(mine)} to {max(mine)} requests it had {least} to {most} of the speed of the best other way" in text
+    loads = f"{min(found.ours)} to {max(found.ours)} requests"
+    assert f"{loads} it had {least} to {most} of the speed of the best other way" in readme()
 
 
 @pytest.mark.parametrize("page", ["docs/classifiers.md"])

@@ -31,14 +31,14 @@ def register() -> None:
 
 
 def seed_of_the_wrong_slot() -> None:
-    from c2t_plugin.engines.host_chains import HostChainScorer
+    from c2t_plugin.scorer import ChainScorer
 
-    write = HostChainScorer.write_seed
+    write = ChainScorer.write_seed
 
     def write_seed(self, slots, logits):
         write(self, slots.roll(1), logits)
 
-    HostChainScorer.write_seed = write_seed
+    ChainScorer.write_seed = write_seed
 
 
 def entropy_of_the_childs_distribution() -> None:

@@ -78,7 +78,7 @@ def _plant(chain: Any, path: Path) -> None:
         wanted, kept, rows = clipped(self, *arguments)
         if "clip_of_the_wrong_request" in planted:
             kept = kept.roll(1)
-        if planted.strip() not in ("", "quiet"):
+        if any(fault in planted for fault in FAULTS):
             links.copy_(whole)
             chain.cut_links(links, wanted if "links_not_cut_to_the_clipped_length" in planted else kept)
         return wanted, kept, rows

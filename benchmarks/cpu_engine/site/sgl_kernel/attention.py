@@ -211,9 +211,7 @@ def extend_attention_cpu(
     for length, requests in _by_length(lengths).items():
         some, rows = _places(requests, starts, length)
         tree = None if trees is None else torch.cat([trees[request] for request in requests])
-        query, new_key, new_value = (
-            each[rows].view(len(requests), length, *each.shape[1:]) for each in (q_extend, key, value)
-        )
+        query, new_key, new_value = (each[rows].unflatten(0, (-1, length)) for each in (q_extend, key, value))
         out = _extend_uniform(
             query,
             (new_key, new_value),
@@ -223,11 +221,7 @@ def extend_attention_cpu(
             _extend_mask(length, tree, is_causal),
             sm_scale,
         )
-        flat = out.reshape(-1, *o_extend.shape[1:])
-        if isinstance(rows, slice):
-            o_extend[rows] = flat
-        else:
-            o_extend.index_copy_(0, rows, flat)
+        o_extend[rows] = out.reshape(-1, *o_extend.shape[1:])
     # Left as they are they could be NaN, and their keys in slot 0 would make every masked read of it NaN.
     o_extend[sum(lengths) :] = 0.0
 
