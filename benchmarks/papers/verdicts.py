@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report.rows import BenchRow, read_rows
+from benchmarks.report.rows import FILE_OF, BenchRow, read_rows
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.experiment_rows import latest
 
@@ -164,7 +164,7 @@ class Book:
 
     @cached_property
     def simulated(self) -> list[BenchRow]:
-        return read_rows(self.folder / "simulated.jsonl", BenchRow)
+        return read_rows(self.folder / FILE_OF["simulated"], BenchRow)
 
 
 FILES = {"toy": "reproduce.jsonl", "real": "reproduce-real.jsonl"}

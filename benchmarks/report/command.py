@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,13 +26,24 @@ from benchmarks.report.pictures import (
     simulated_blocks,
 )
 from benchmarks.report.results_page import pages, shown_blocks
-from benchmarks.report.rows import KINDS, MEASURED_CPU, BenchRow, Row, ServingRow, append_rows, read_rows
+from benchmarks.report.rows import (
+    FILE_OF,
+    KINDS,
+    MEASURED_CPU,
+    BenchRow,
+    Row,
+    ServingRow,
+    append_lines,
+    append_rows,
+    read_lines,
+    read_rows,
+    write_lines,
+)
 from benchmarks.report.tables import ACCEPT_LEN, VERIFIED, accept_len, measured_blocks
 from benchmarks.serving.breakdown import SCENARIO as BREAKDOWN
 from benchmarks.serving.options import OWN_CLASSIFIER, PAIR_DRAFTS
 from benchmarks.serving.scenarios import WHOLE
 from c2t_plugin.errors import C2TError
-from c2t_plugin.output import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/results.md"
@@ -126,7 +136,7 @@ def check_clean(rows: Sequence[BenchRow | ServingRow]) -> None:
 
 def read_published(folder: Path) -> tuple[list[ServingRow], list[BenchRow]]:
     """All rows of a folder of results: the demo's, and those of the other benchmarks."""
-    bench = [_completed(row) for kind in KINDS for row in read_rows(folder / f"{kind}.jsonl", BenchRow)]
+    bench = [_completed(row) for kind in KINDS for row in read_rows(folder / FILE_OF[kind], BenchRow)]
     return read_rows(folder / DEMO, ServingRow), bench
 
 
@@ -143,14 +153,12 @@ def _completed(row: BenchRow) -> BenchRow:
 
 
 def archive(folder: Path) -> int:
-    """Move rows that newer ones have replaced on the page into a compressed file beside them. Returns how many.
-
-    Each call adds a gzip member to the file, which reads as one text: nothing there is ever rewritten either.
-    """
+    """Move rows that newer ones have replaced on the page into a file beside them, which is only ever added to.
+    Returns how many."""
     moved = 0
     for kind in KINDS:
-        path = folder / f"{kind}.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+        path = folder / FILE_OF[kind]
+        lines = read_lines(path)
         rows = [_completed(row) for row in read_rows(path, BenchRow)]
         shown = {id(row) for blocks in shown_blocks(rows) for block in blocks.values() for row in block}
         old, kept = (
@@ -158,9 +166,8 @@ def archive(folder: Path) -> int:
             for wanted in (False, True)
         )
         if old:
-            with (folder / ARCHIVE).open("ab") as handle:
-                handle.write(gzip.compress("".join(old).encode(), mtime=0))
-            write_text(path, "".join(kept))
+            append_lines(folder / ARCHIVE, old)
+            write_lines(path, kept)
         moved += len(old)
     return moved
 
@@ -222,7 +229,7 @@ def main(argv: list[str]) -> int:
     for new_serving, new_bench in added:
         append_rows(RESULTS / DEMO, new_serving)
         for kind in KINDS:
-            append_rows(RESULTS / f"{kind}.jsonl", [row for row in new_bench if row.kind == kind])
+            append_rows(RESULTS / FILE_OF[kind], [row for row in new_bench if row.kind == kind])
     for name, text in results.items():
         (PAGE.parent / name).write_text(text, encoding="utf-8")
     draw_all(serving, bench, PAGE.with_suffix(""))

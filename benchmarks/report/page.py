@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.report.command import RESULTS
-from benchmarks.report.rows import BenchRow, read_rows
+from benchmarks.report.rows import FILE_OF, BenchRow, read_rows
 from c2t_plugin.errors import C2TError
 from c2t_plugin.output import write_text
 
@@ -19,7 +19,7 @@ def write_page(command: str, argv: list[str], page: Path, render: Callable[[str,
     describe = f"Write the tables of docs/{page.name} anew."
     argparse.ArgumentParser(prog=f"python -m benchmarks.report.{command}", description=describe).parse_args(argv)
     try:
-        rows = read_rows(RESULTS / "simulated.jsonl", BenchRow)
+        rows = read_rows(RESULTS / FILE_OF["simulated"], BenchRow)
         write_text(page, render(page.read_text(encoding="utf-8"), rows))
     except C2TError as error:
         print(f"{command}: {error}", file=sys.stderr)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from c2t_plugin.errors import C2TError
+from c2t_plugin.output import write_whole
 
 ARMS = ("plain", "static", "c2t")
 BASES = ("none", "standalone", "eagle", "eagle3")
@@ -18,6 +21,8 @@ SCENARIOS = ("demo", "sweep")
 # measured-cpu: on a CPU with a model that is large enough for its times to say something, about that CPU.
 MEASURED_CPU = "measured-cpu"
 KINDS = ("simulated", "functional", "measured", MEASURED_CPU)
+# file of a kind's rows in benchmarks/results; the simulation's are so many that they are kept compressed
+FILE_OF = {kind: f"{kind}.jsonl.gz" if kind == "simulated" else f"{kind}.jsonl" for kind in KINDS}
 # tokens of a forward pass that a processor's row has the target's milliseconds of
 CURVE = (1, 2, 4, 8, 16, 32, 64, 128)
 MEMORY = "memory_gb_per_s"
@@ -137,21 +142,52 @@ Row = TypeVar("Row", BenchRow, ServingRow)
 
 
 def append_rows(path: Path, rows: Iterable[BenchRow | ServingRow]) -> None:
-    """Append rows to a JSONL file, which is made if it is missing and there are any."""
-    lines = [json.dumps(asdict(row), sort_keys=True) + "\n" for row in rows]
+    """Append rows to a JSONL file, which is made if it is missing and there are any. See `read_lines` for .gz."""
+    append_lines(path, [json.dumps(asdict(row), sort_keys=True) + "\n" for row in rows])
+
+
+def append_lines(path: Path, lines: Sequence[str]) -> None:
+    """Append lines to a JSONL file, which is made if it is missing and there are any."""
     if not lines:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as handle:
-        handle.writelines(lines)
+    with path.open("ab") as handle:
+        handle.write(_packed(path, lines))
+
+
+def read_lines(path: Path) -> list[str]:
+    """Lines of a JSONL file, with their ends; none if it does not exist.
+
+    A path that ends in .gz is compressed. Each `append_rows` adds a gzip member, and all of them read as one text.
+    Raises C2TError on a damaged file.
+    """
+    if not path.is_file():
+        return []
+    found = path.read_bytes()
+    try:
+        return (gzip.decompress(found) if _is_packed(path) else found).decode().splitlines(keepends=True)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise C2TError(f"{path.name} is damaged: {error}") from error
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Replace a JSONL file by these lines, whole or not at all."""
+    write_whole(path, lambda part: part.write_bytes(_packed(path, lines)))
+
+
+def _is_packed(path: Path) -> bool:
+    return path.suffix == ".gz"
+
+
+def _packed(path: Path, lines: Iterable[str]) -> bytes:
+    text = "".join(lines).encode()
+    return gzip.compress(text, mtime=0) if _is_packed(path) else text
 
 
 def read_rows(path: Path, row: type[Row]) -> list[Row]:
     """All rows of a JSONL file in their order; none if the file does not exist. Raises C2TError on a bad line."""
-    if not path.is_file():
-        return []
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         try:
             rows.append(row.from_json(json.loads(line)))
         except (json.JSONDecodeError, TypeError, C2TError) as error:

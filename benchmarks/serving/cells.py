@@ -11,10 +11,12 @@ from typing import Any
 
 from benchmarks.report.rows import MEASURED_CPU, BenchRow, append_rows, read_rows
 from benchmarks.serving.arms import ARMS, Arm, Speculation
+from benchmarks.serving.client import Client
 from benchmarks.serving.host import Host
 from benchmarks.serving.interleaved import ArmError, Interleaved, paired_ratio, same_as_plain, turned
 from benchmarks.serving.measuring import Condition, Outcome, checked, metrics_of, one_line, warm_up
 from benchmarks.serving.real_pair import ChatPrompts
+from benchmarks.serving.scenarios import lengths_of
 from benchmarks.serving.server import Runner
 from c2t_plugin.errors import C2TError
 
@@ -28,7 +30,7 @@ Cell = tuple[str, Condition]
 class Matrix:
     """What all cells have in common.
 
-    max_tokens: of an answer. passes: rounds of a cell. slots: prompts of a pass for each request at once. least:
+    max_tokens: of an answer, in the mean; each has a length of its own. passes: rounds of a cell. slots: prompts of a pass for each request at once. least:
     prompts of a pass at least. setting: of every row, load and temperature aside. run: a RunRecord's JSON.
     """
 
@@ -58,7 +60,7 @@ class Matrix:
 
         Ends early after a server has died: all servers of the group start again for the cells that are left.
         """
-        with Interleaved(lambda url: self.runner.engine.client(url, self.max_tokens)) as contest:
+        with Interleaved(self._client) as contest:
             failed = self._start(contest, arms)
             yield [self.row(cell, {}, failed[cell[0]]) for cell in todo if cell[0] in failed]
             for condition in dict.fromkeys(at for _, at in todo):
@@ -71,6 +73,11 @@ class Matrix:
                         raise
                     yield [self.row((error.name, condition), {}, str(error))]
                     return
+
+    def _client(self, url: str) -> Client:
+        found = self.runner.engine.client(url, self.max_tokens)
+        found.lengths = lengths_of(self.max_tokens)
+        return found
 
     def _start(self, contest: Interleaved, arms: Sequence[Arm]) -> dict[str, str]:
         """Start the servers. Returns why some have not started."""

@@ -25,8 +25,9 @@ from benchmarks.serving.demo_page import STREAMED, table, tie_lines
 from benchmarks.serving.engines import ENGINES
 from benchmarks.serving.host import add_threads, measure_host, threads_of
 from benchmarks.serving.interleaved import Interleaved
-from benchmarks.serving.real_demo import AS_IT_COMES, LOADS, PLAIN, RealDemo, lengths_of
+from benchmarks.serving.real_demo import AS_IT_COMES, LOADS, PLAIN, RealDemo
 from benchmarks.serving.real_pair import WORK, chat_prompts, use_threads
+from benchmarks.serving.scenarios import lengths_of
 from benchmarks.serving.streamed import question, show
 from c2t_plugin.errors import C2TError
 

@@ -26,7 +26,7 @@ from benchmarks.serving.engines import ENGINES
 from benchmarks.serving.host import add_threads, measure_host, threads_of
 from benchmarks.serving.measuring import one_line
 from benchmarks.serving.real_pair import PARTS, WORK, chat_prompts, real_runner, real_speculation, use_threads
-from benchmarks.serving.scenarios import WHOLE
+from benchmarks.serving.scenarios import DRAWN
 from c2t_plugin.errors import C2TError
 from c2t_plugin.provenance import RunRecord
 
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--concurrency", type=int, nargs="+", default=list(CONCURRENCIES))
     parser.add_argument("--temperature", type=float, nargs="+", default=list(TEMPERATURES))
     parser.add_argument("--part", choices=PARTS, default=PARTS[0], help="of the prompts; frozen: final tables only")
-    parser.add_argument("--max-tokens", type=int, default=64, help="output tokens of a request")
+    parser.add_argument("--max-tokens", type=int, default=64, help="output tokens of an answer, in the mean")
     parser.add_argument("--passes", type=int, default=3, help="rounds of each cell")
     parser.add_argument("--slots", type=int, default=2, help="prompts of a pass for each request at once")
     parser.add_argument("--least", type=int, default=4, help="prompts of a pass at least")
@@ -77,7 +77,7 @@ def _matrix(options: argparse.Namespace, out: Path) -> Matrix:
         "threshold": options.threshold,
         "prompts": f"{prompts.part} {prompts.digest[:12]}",
         "max_tokens": options.max_tokens,
-        "ends": WHOLE,
+        "ends": DRAWN,
         **host.setting,
     }
     return Matrix(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,8 +29,6 @@ SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, 2, 4], [3, 8, 2], [9, 
 # Passes are short nevertheless: a machine drifts, and what is compared is of one round.
 PROMPTS_A_PLACE = 2
 LOADS = (1, 4, 16)
-# how many lengths of answers are drawn
-LENGTHS = 64
 
 # By engine, names in the demo. SGLang finds the classifiers beside the draft; vLLM is told of one, and of a length.
 CONTESTANTS: Mapping[str, Mapping[str, Arm]] = {
@@ -62,17 +59,6 @@ MAY_REFUSE = ("SGLang adaptive", BY_BATCH)
 def prompts_of_a_pass(concurrency: int) -> int:
     """How many prompts a pass at this concurrency sends."""
     return PROMPTS_A_PLACE * concurrency
-
-
-def lengths_of(tokens: int) -> list[int]:
-    """Output tokens of a pass's answers in their order, the same for every arm; about `tokens` in the mean.
-
-    Of one length, answers that begin together end together where nothing is drafted, and only there. The next prompts
-    would then be read in one pass of the target by plain decoding, and one by one by every arm that drafts. Requests
-    that arrive by themselves are read one by one by all.
-    """
-    drawn = random.Random(0)
-    return [drawn.randint(max(1, tokens // 2), tokens + tokens // 2) for _ in range(LENGTHS)]
 
 
 class RealDemo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
@@ -14,9 +15,22 @@ from c2t_plugin.lab.corpora import SOURCES
 # of a row, how its answers end
 WHOLE, OWN_END = "at max_tokens", "where the model ends them"
 DRAWN = "at lengths drawn between half and one and a half of max_tokens"
+# how many lengths of answers are drawn
+LENGTHS = 64
 CONCURRENCIES = (1, 4, 8, 32, 64, 128, 256)
 QUALITY_SETS = ("mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dailymail", "natural-questions")
 SERVING_SETS = ("gsm8k", "alpaca", "cnn-dailymail")
+
+
+def lengths_of(tokens: int) -> list[int]:
+    """Output tokens of a pass's answers in their order, the same for every arm; about `tokens` in the mean.
+
+    Of one length, answers that begin together end together where nothing is drafted, and only there. The next prompts
+    would then be read in one pass of the target by plain decoding, and one by one by every arm that drafts. Requests
+    that arrive by themselves are read one by one by all.
+    """
+    drawn = random.Random(0)
+    return [drawn.randint(max(1, tokens // 2), tokens + tokens // 2) for _ in range(LENGTHS)]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ HOST = Host("a CPU", 2, 2, 10.0, {tokens: 50.0 + tokens for tokens in CURVE})
 class Stage:
     """What stubs do. refused: a word of the flags of servers that do not start. dead: of those that have died, by
     the number of turns that they get. odd: a prompt's first token whose answers differ under speculation. events:
-    what happened, in order."""
+    what happened, in order. lengths: of answers, that the last pass asked for."""
 
     refused: str = ""
     dead: dict[str, int] = field(default_factory=dict)
@@ -35,6 +35,7 @@ class Stage:
     most_at_once: int = 99
     client_share: float = 0.1
     events: list[str] = field(default_factory=list)
+    lengths: Sequence[int] = ()
 
 
 class StubServer:
@@ -72,6 +73,8 @@ class StubServer:
 class StubClient:
     """Twice as fast with speculation; an answer is its prompt's first token, three times."""
 
+    lengths: Sequence[int] = ()
+
     def __init__(self, url: str, max_tokens: int) -> None:
         self.stage = StubServer.stage
         self.speculates = "--speculative" in url
@@ -91,6 +94,7 @@ class StubClient:
         self, prompts: Sequence[Sequence[int]], concurrency: int, advance: Callable[[], None], temperature: float = 0.0
     ) -> Pass:
         self.stage.events.append(f"run {[prompt[0] for prompt in prompts]} {concurrency} {temperature:g}")
+        self.stage.lengths = self.lengths
         for _ in prompts:
             advance()
         seconds = 0.5 if self.speculates else 1.0

@@ -29,7 +29,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.report.command import RESULTS
-from benchmarks.report.rows import BenchRow, append_rows, read_rows
+from benchmarks.report.rows import FILE_OF, BenchRow, append_rows, read_rows
 from benchmarks.report.tables import AUTO
 from benchmarks.simulation.fleet.arrivals import PATTERNS, Request, Work, recorded
 from benchmarks.simulation.fleet.fleet import Fleet, Limits, Run, figures
@@ -73,7 +73,7 @@ class Simulation:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.published = read_rows(RESULTS / "simulated.jsonl", BenchRow)
+        self.published = read_rows(RESULTS / FILE_OF["simulated"], BenchRow)
         self.speeds = speeds_of(self.published, SETTING)
         machine, target = Machine(GPUS[str(SETTING["gpu"])], int(SETTING["tp"])), MODELS[str(SETTING["target"])]
         self.reading = Reading(machine, target, draft_of("eagle3", target))

@@ -10,14 +10,14 @@ import pytest
 from benchmarks.report import fleet_tables
 from benchmarks.report.command import RESULTS
 from benchmarks.report.fleet_tables import PAGE, TABLES, main, render, rows_of
-from benchmarks.report.rows import BenchRow, read_rows
+from benchmarks.report.rows import FILE_OF, BenchRow, read_rows
 from benchmarks.report.tables import AUTO
 from c2t_plugin.errors import C2TError
 
 
 @pytest.fixture(scope="module")
 def rows() -> list[BenchRow]:
-    return read_rows(RESULTS / "simulated.jsonl", BenchRow)
+    return read_rows(RESULTS / FILE_OF["simulated"], BenchRow)
 
 
 def test_the_page_shows_the_committed_rows(rows: list[BenchRow]) -> None:

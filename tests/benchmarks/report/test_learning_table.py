@@ -9,7 +9,7 @@ import pytest
 from benchmarks.report import learning_table
 from benchmarks.report.command import RESULTS
 from benchmarks.report.learning_table import LOADS, PAGE, learning, main, render
-from benchmarks.report.rows import BenchRow, read_rows
+from benchmarks.report.rows import FILE_OF, BenchRow, read_rows
 from c2t_plugin.errors import C2TError
 
 STATES = (0, 500, 2_000, 10_000, 50_000)
@@ -17,7 +17,7 @@ STATES = (0, 500, 2_000, 10_000, 50_000)
 
 @pytest.fixture(scope="module")
 def rows() -> list[BenchRow]:
-    return read_rows(RESULTS / "simulated.jsonl", BenchRow)
+    return read_rows(RESULTS / FILE_OF["simulated"], BenchRow)
 
 
 def made_up(arm: str, states: int, poisoned: int, speed: float) -> BenchRow:

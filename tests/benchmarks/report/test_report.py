@@ -5,7 +5,6 @@ Longer than most files, as rows of every kind are in it.
 
 from __future__ import annotations
 
-import gzip
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +16,7 @@ from benchmarks.report import command as report
 from benchmarks.report.command import PAGE, RESULTS, latest_run, markdown, published_pages, read_published
 from benchmarks.report.pictures import draw
 from benchmarks.report.results_page import pages
-from benchmarks.report.rows import BenchRow, ServingRow, append_rows, read_rows
+from benchmarks.report.rows import FILE_OF, BenchRow, ServingRow, append_rows, read_rows
 from benchmarks.report.sections import as_typed
 from benchmarks.report.simulated_page import over_simpler
 from benchmarks.report.tables import filled, latest_blocks, listing, load_of, losers, markers, measured_blocks
@@ -111,12 +110,22 @@ def test_a_command_is_shown_as_it_is_typed(recorded: str, typed: str) -> None:
     assert as_typed(recorded) == typed
 
 
-def test_rows_survive_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "rows.jsonl"
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+def test_rows_survive_the_file(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "new" / name
     rows = [ServingRow(**PLAIN), ServingRow(**C2T)]
     append_rows(path, rows[:1])
     append_rows(path, rows[1:])
     assert read_rows(path, ServingRow) == rows
+
+
+@pytest.mark.parametrize("kept", [slice(9, None), slice(-9)], ids=["no gzip", "cut short"])
+def test_a_damaged_file_is_named(kept: slice, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    append_rows(path, [ServingRow(**PLAIN)])
+    path.write_bytes(path.read_bytes()[kept])
+    with pytest.raises(C2TError, match=r"rows\.jsonl\.gz is damaged: "):
+        read_rows(path, ServingRow)
 
 
 def test_a_missing_file_has_no_rows(tmp_path: Path) -> None:
@@ -317,16 +326,15 @@ def test_replaced_rows_move_into_the_archive(files: Path, capsys: pytest.Capture
     functional = [BenchRow(**served), BenchRow(**named)]
     append_rows(files / "results/functional.jsonl", functional)
     for moved, newer in ((2, simulated[:3]), (1, simulated[3:])):
-        append_rows(files / "results/simulated.jsonl", newer)
+        append_rows(files / "results" / FILE_OF["simulated"], newer)
         assert report.main([]) == 0
         before = [each.read_text(encoding="utf-8") for each in sorted((files / "docs").glob("*.md"))]
         assert report.main(["--archive"]) == 0
         assert f"{moved} rows moved" in capsys.readouterr().out
         assert [each.read_text(encoding="utf-8") for each in sorted((files / "docs").glob("*.md"))] == before
-    assert read_rows(files / "results/simulated.jsonl", BenchRow) == [simulated[0], simulated[3]]
+    assert read_rows(files / "results" / FILE_OF["simulated"], BenchRow) == [simulated[0], simulated[3]]
     assert read_rows(files / "results/functional.jsonl", BenchRow) == [functional[1]]
-    (files / "old.jsonl").write_bytes(gzip.decompress((files / "results" / report.ARCHIVE).read_bytes()))
-    assert read_rows(files / "old.jsonl", BenchRow) == [simulated[1], functional[0], simulated[2]]
+    assert read_rows(files / "results" / report.ARCHIVE, BenchRow) == [simulated[1], functional[0], simulated[2]]
 
 
 @pytest.mark.parametrize("row", [(ServingRow, PLAIN), (BenchRow, SIMULATED)], ids=["demo", "bench"])

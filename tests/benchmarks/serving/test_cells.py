@@ -15,6 +15,7 @@ from benchmarks.serving.arms import ARMS, PLANNED_WARM_UPS
 from benchmarks.serving.cells import cell_of, group
 from benchmarks.serving.engines import ENGINES
 from benchmarks.serving.real_pair import BINDING, THREADS, ChatPrompts
+from benchmarks.serving.scenarios import lengths_of
 from tests.support.turns import HOST, Stage, StubServer, set_up
 
 PROMPTS = ChatPrompts("development", [[number, 0] for number in range(20)], "d" * 64)
@@ -50,6 +51,17 @@ def test_rounds_have_the_same_prompts_for_all_and_others_each(stage: Stage, tmp_
     assert passes == ["run [0, 1, 2, 3] 2 0"] * 3 + ["run [4, 5, 6, 7] 2 0"] * 3
     warmed = [event for event in stage.events if event.startswith("run [8")]
     assert warmed == ["run [8, 9] 2 0"] * (2 + PLANNED_WARM_UPS)
+
+
+def test_answers_have_lengths_of_their_own_the_same_every_time(stage: Stage, tmp_path: Path) -> None:
+    lengths = lengths_of(64)
+    assert lengths == lengths_of(64) and len(set(lengths)) > 32
+    assert min(lengths) >= 32 and max(lengths) <= 96
+    assert abs(sum(lengths) / len(lengths) - 64) < 8
+    assert set(lengths_of(1)) == {1}
+    _, rows = run(tmp_path)
+    assert stage.lengths == lengths
+    assert {row.setting["ends"] for row in rows} == {"at lengths drawn between half and one and a half of max_tokens"}
 
 
 def test_one_server_runs_at_a_time(stage: Stage, tmp_path: Path) -> None:

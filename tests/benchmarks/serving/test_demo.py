@@ -10,7 +10,7 @@ import pytest
 from benchmarks.report.rows import BenchRow, read_rows
 from benchmarks.serving import demo
 from benchmarks.serving.engines import ENGINES
-from benchmarks.serving.real_demo import CONTESTANTS, lengths_of, prompts_of_a_pass
+from benchmarks.serving.real_demo import CONTESTANTS, prompts_of_a_pass
 from benchmarks.serving.real_pair import ChatPrompts
 from benchmarks.serving.streamed import spans
 from tests.support.turns import Stage, set_up
@@ -142,11 +142,3 @@ def test_the_last_token_of_a_piece_is_the_targets_own() -> None:
 
 def test_a_character_waits_for_all_its_tokens() -> None:
     assert list(spans([(11, 12), (13, 14)], Words())) == [("a", True), ("c", True), ("d", False)]
-
-
-def test_answers_have_lengths_of_their_own_the_same_every_time() -> None:
-    lengths = lengths_of(64)
-    assert lengths == lengths_of(64) and len(set(lengths)) > 32
-    assert min(lengths) >= 32 and max(lengths) <= 96
-    assert abs(sum(lengths) / len(lengths) - 64) < 8
-    assert set(lengths_of(1)) == {1}

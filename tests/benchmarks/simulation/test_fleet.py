@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.report.command import RESULTS
-from benchmarks.report.rows import BenchRow, read_rows
+from benchmarks.report.rows import FILE_OF, BenchRow, read_rows
 from benchmarks.report.tables import AUTO, SPEED, load_of
 from benchmarks.simulation.fleet import command
 from benchmarks.simulation.fleet.arrivals import PATTERNS, Request, Work, recorded
@@ -209,7 +209,7 @@ def test_what_is_no_recording_is_refused(text: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def published() -> list[BenchRow]:
-    return read_rows(RESULTS / "simulated.jsonl", BenchRow)
+    return read_rows(RESULTS / FILE_OF["simulated"], BenchRow)
 
 
 def test_speeds_are_those_of_the_rows(published: list[BenchRow]) -> None:
