@@ -18,13 +18,6 @@ START_TIMEOUT_S = 240.0
 # requests at a time
 MOST = 32
 
-# What C2T decides when it is told no more than it must be; the table's arms are told whether they plan.
-TOLD_NOTHING = Arm(
-    "C2T told nothing",
-    {"sglang": lambda on: {"algorithm": "C2T", "draft_model_path": on.draft, "num_steps": on.d_max}},
-    c2t=True,
-    planned=True,
-)
 PLAIN, CHAIN, TREE = ARMS["plain"], ARMS["C2T"], ARMS["C2T tree"]
 PADDED = ("--speculative-c2t-packing", "off")
 # name: arm, and flags beside its own
@@ -33,7 +26,8 @@ SERVERS: dict[str, tuple[Arm, tuple[str, ...]]] = {
     "kept": (CHAIN, ()),
     "window": (CHAIN, PADDED),
     "eager": (CHAIN, ("--disable-cuda-graph",)),
-    "auto": (TOLD_NOTHING, ()),
+    # told nothing of whether it plans
+    "auto": (ARMS["C2T as it comes"], ("--speculative-num-steps", str(STEPS))),
     "rough": (CHAIN, ("--chunked-prefill-size", "32", "--enable-mixed-chunk")),
     "sync": (CHAIN, ("--disable-overlap-schedule",)),
     "tree": (TREE, ()),

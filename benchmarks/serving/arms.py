@@ -82,7 +82,7 @@ class Arm:
     cannot; an engine that is not named has another arm in this one's place. bases: the only kinds of draft it is for,
     empty for all; on others SGLang starts without it and only logs so. concurrency: the only one it is meant for, None
     for all. c2t: C2T decides, so that a running server can be given another beta. planned: it measures its own steps.
-    counted: the engine says how many tokens it verified.
+    counted: the engine says how many tokens it verified. named: it runs only where it is asked for by its name.
     """
 
     name: str
@@ -92,6 +92,7 @@ class Arm:
     c2t: bool = False
     planned: bool = False
     counted: bool = True
+    named: bool = False
 
     def absent(self, engine: str) -> str:
         """Why this engine cannot, empty if it can."""
@@ -156,13 +157,12 @@ def _vllm(on: Speculation, method: str, steps: int, **more: object) -> Options:
     return {"method": method, "model": on.draft, "num_speculative_tokens": steps, **more}
 
 
-def vllm_c2t(on: Speculation, beta: float | None, classifier: Path | None, **more: object) -> Options:
-    """C2T on vLLM. beta: None leaves it open. more: options beside it."""
+def _vllm_c2t(on: Speculation, beta: float | None, classifier: Path | None, **more: object) -> Options:
     return _vllm(on, f"c2t:{on.method}", on.d_max, c2t_beta=beta, **more, c2t_classifier=classifier)
 
 
 def _vllm_rule(on: Speculation, rule: Path | None) -> Options:
-    return vllm_c2t(on, on.threshold, _known(rule), c2t_planner="off")
+    return _vllm_c2t(on, on.threshold, _known(rule), c2t_planner="off")
 
 
 def _static(length: int) -> Arm:
@@ -175,6 +175,8 @@ def _static(length: int) -> Arm:
     )
 
 
+# vLLM's own dynamic arm is told by its user: [from, to, length of the chain] of requests at once
+_SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, 2, 4], [3, 8, 2], [9, 1024, 1]]}
 _ADAPTIVE = {"enable_adaptive_verification": "true"}
 _NO_TREES = "vLLM has no tree attention"
 
@@ -190,6 +192,7 @@ ARMS: Mapping[str, Arm] = {
             # it counts as many drafts for every step as it was started with, however deep this one went
             counted=False,
         ),
+        Arm("vLLM by batch size", {"vllm": lambda on: _vllm(on, on.method, 4, **_SCHEDULE)}, named=True),
         Arm("vLLM adaptive", {"vllm": lambda on: _vllm(on, on.method, on.d_max, **_ADAPTIVE)}),
         Arm(
             "EAGLE-2 tree",
@@ -216,17 +219,28 @@ ARMS: Mapping[str, Arm] = {
             "C2T",
             {
                 "sglang": lambda on: _sglang_c2t(on, c2t_planner="off", c2t_beta=on.beta),
-                "vllm": lambda on: vllm_c2t(on, on.beta, on.classifier, c2t_planner="off"),
+                "vllm": lambda on: _vllm_c2t(on, on.beta, on.classifier, c2t_planner="off"),
             },
             c2t=True,
         ),
+        # as a user types it: SGLang finds the classifiers beside the draft; vLLM is told of one, and of a length
+        Arm(
+            "C2T as it comes",
+            {
+                "sglang": lambda on: {"algorithm": "C2T", "draft_model_path": on.draft},
+                "vllm": lambda on: _vllm_c2t(on, None, on.classifier),
+            },
+            c2t=True,
+            planned=True,
+            named=True,
+        ),
         # its own threshold would cut before the manager does
-        Arm("C2T adaptive", {"vllm": lambda on: vllm_c2t(on, 0, on.classifier, **_ADAPTIVE)}, c2t=True),
+        Arm("C2T adaptive", {"vllm": lambda on: _vllm_c2t(on, 0, on.classifier, **_ADAPTIVE)}, c2t=True),
         Arm(
             "C2T auto",
             {
                 "sglang": lambda on: _sglang_c2t(on, c2t_planner="on"),
-                "vllm": lambda on: vllm_c2t(on, None, on.classifier, c2t_planner="on"),
+                "vllm": lambda on: _vllm_c2t(on, None, on.classifier, c2t_planner="on"),
             },
             c2t=True,
             planned=True,
@@ -246,14 +260,15 @@ ARMS: Mapping[str, Arm] = {
 
 
 def arms_of(engine: str) -> list[Arm]:
-    """The table's arms that are for this engine, those that it cannot do among them."""
+    """The table's arms that are for this engine, those that it cannot do and those to be named among them."""
     return [arm for arm in ARMS.values() if engine in arm.engines]
 
 
 def chosen(engine: str, names: tuple[str, ...] | None) -> list[Arm]:
-    """Arms of an engine by name, all for None, in the table's order. C2TError for a name that there is not."""
+    """Arms of an engine by name, in the table's order; for None all that need not be named. C2TError for a name that
+    there is not."""
     arms = arms_of(engine)
     unknown = set(names or ()) - {arm.name for arm in arms}
     if unknown:
         raise C2TError(f"{engine} has the arms {', '.join(arm.name for arm in arms)}; got {', '.join(sorted(unknown))}")
-    return [arm for arm in arms if names is None or arm.name in names]
+    return [arm for arm in arms if (not arm.named if names is None else arm.name in names)]

@@ -30,8 +30,9 @@ Cell = tuple[str, Condition]
 class Matrix:
     """What all cells have in common.
 
-    max_tokens: of an answer, in the mean; each has a length of its own. passes: rounds of a cell. slots: prompts of a pass for each request at once. least:
-    prompts of a pass at least. setting: of every row, load and temperature aside. run: a RunRecord's JSON.
+    max_tokens: of an answer, in the mean; each has a length of its own. passes: rounds of a cell. slots: prompts of a
+    pass for each request at once. least: prompts of a pass at least. setting: of every row, load and temperature aside.
+    run: a RunRecord's JSON.
     """
 
     runner: Runner

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.progress import Progress
 
 from benchmarks.report.rows import MEASURED_CPU, BenchRow
-from benchmarks.serving.arms import ARMS, Arm, vllm_c2t
+from benchmarks.serving.arms import ARMS, Arm
 from benchmarks.serving.cells import figures
 from benchmarks.serving.engines import Engine
 from benchmarks.serving.host import Host
@@ -23,34 +23,15 @@ from c2t_plugin.provenance import RunRecord
 PLAIN = "plain"
 AS_IT_COMES = "C2T"
 BY_BATCH = "vLLM by batch size"
-# vLLM's own dynamic arm is told by its user: [from, to, length of the chain] of requests at once
-SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, 2, 4], [3, 8, 2], [9, 1024, 1]]}
 # Prompts of a pass for each request at once: with one, most of a pass is its end, where the slowest answer runs alone.
 # Passes are short nevertheless: a machine drifts, and what is compared is of one round.
 PROMPTS_A_PLACE = 2
 LOADS = (1, 4, 16)
 
-# By engine, names in the demo. SGLang finds the classifiers beside the draft; vLLM is told of one, and of a length.
+# By engine: names in the demo, where C2T is as it comes, and arms.
 CONTESTANTS: Mapping[str, Mapping[str, Arm]] = {
-    "sglang": {
-        **{name: ARMS[name] for name in (PLAIN, "static 2", "static 4", "SGLang adaptive")},
-        AS_IT_COMES: Arm(
-            AS_IT_COMES,
-            {"sglang": lambda on: {"algorithm": "C2T", "draft_model_path": on.draft}},
-            c2t=True,
-            planned=True,
-        ),
-    },
-    "vllm": {
-        **{name: ARMS[name] for name in (PLAIN, "static 2", "static 4")},
-        BY_BATCH: Arm(BY_BATCH, {"vllm": lambda on: {**ARMS["static 4"].options("vllm", on), **SCHEDULE}}),
-        AS_IT_COMES: Arm(
-            AS_IT_COMES,
-            {"vllm": lambda on: vllm_c2t(on, None, on.classifier)},
-            c2t=True,
-            planned=True,
-        ),
-    },
+    engine: {name: ARMS[name] for name in (PLAIN, "static 2", "static 4", own)} | {AS_IT_COMES: ARMS["C2T as it comes"]}
+    for engine, own in (("sglang", "SGLang adaptive"), ("vllm", BY_BATCH))
 }
 # An engine's own that may refuse a CPU, which is then said and is no failure of the demo.
 MAY_REFUSE = ("SGLang adaptive", BY_BATCH)

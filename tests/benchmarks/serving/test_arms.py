@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from benchmarks.pairs.toy import pair_dir
+from benchmarks.serving import arms
 from benchmarks.serving.arms import (
     ARMS,
     Arm,
@@ -49,6 +51,7 @@ SGLANG = {
     "--speculative-c2t-planner off --speculative-c2t-beta 0.5",
     "C2T auto": f"--speculative-algorithm C2T {CHAIN.format(6)} --speculative-num-draft-tokens 7 "
     "--speculative-c2t-planner on",
+    "C2T as it comes": "--speculative-algorithm C2T --speculative-draft-model-path D",
     "C2T tree": "--speculative-algorithm C2T --speculative-draft-model-path D --speculative-num-steps 6 "
     "--speculative-eagle-topk 4 --speculative-c2t-mode tree --speculative-c2t-beta 0.5",
     "closed form tree": "--speculative-algorithm C2T --speculative-draft-model-path D --speculative-num-steps 6 "
@@ -73,7 +76,10 @@ def test_what_sglang_is_told():
 def test_a_classifier_that_is_named_goes_to_the_arms_of_c2t_alone(engine: str):
     on = replace(ON, classifier=Path("own.safetensors"))
     named = {arm.name for arm in able(engine) if "own.safetensors" in flags(engine, arm, on)}
-    assert named == {arm.name for arm in able(engine) if arm.name.startswith("C2T")}
+    # SGLang finds it beside the draft
+    as_it_comes = {"C2T as it comes"} if engine == "sglang" else set()
+    assert named == {arm.name for arm in able(engine) if arm.name.startswith("C2T")} - as_it_comes
+    named |= as_it_comes
     assert {arm.name for arm in able(engine) if arm.c2t} == named | {
         name for name in RULES if not ARMS[name].absent(engine)
     }
@@ -161,7 +167,21 @@ def test_an_unknown_arm_is_named():
 
 def test_arms_are_chosen_by_name():
     assert [arm.name for arm in chosen("sglang", ("C2T", "plain"))] == ["plain", "C2T"]
-    assert len(chosen("sglang", None)) == len(SGLANG)
+    assert {arm.name for arm in chosen("sglang", None)} == set(SGLANG) - {"C2T as it comes"}
+    assert [arm.name for arm in chosen("vllm", ("C2T as it comes",))] == ["C2T as it comes"]
+
+
+def built(source: str) -> int:
+    """How many arms a file makes."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return sum(getattr(call.func, "id", getattr(call.func, "attr", "")) == "Arm" for call in calls)
+
+
+def test_arms_are_made_in_the_table_alone():
+    """But for a server that somebody else has started, which is given a name."""
+    root = Path(arms.__file__).parents[1]
+    found = {path.name for path in root.rglob("*.py") if built(path.read_text(encoding="utf-8"))}
+    assert found == {"arms.py", "throughput.py"}
 
 
 @pytest.mark.parametrize("engine", ENGINES)

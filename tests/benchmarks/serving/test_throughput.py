@@ -16,7 +16,7 @@ from benchmarks.pairs.toy import pair_dir
 from benchmarks.report.rows import BenchRow, read_rows
 from benchmarks.serving import server as serving_server
 from benchmarks.serving import throughput
-from benchmarks.serving.arms import ARMS, arms_of
+from benchmarks.serving.arms import ARMS, chosen
 from benchmarks.serving.client import Completion, Pass
 from benchmarks.serving.engines import ENGINES, Launch
 from benchmarks.serving.measuring import Outcome, measure, metrics_of, ratio
@@ -95,10 +95,10 @@ def run(out: Path, *more: str) -> tuple[int, list[BenchRow]]:
 def test_every_arm_runs_on_a_server_of_its_own(fakes: type[FakeServer], tmp_path: Path):
     status, rows = run(tmp_path)
     assert status == 0
-    assert len(fakes.started) == len(arms_of("sglang"))
+    assert len(fakes.started) == len(chosen("sglang", None))
     assert {flags[:2] for flags in fakes.started} == {("--max-running-requests", "2")}
     arms = {row.arm: row for row in rows if row.setting["concurrency"] == 2}
-    assert set(arms) == {arm.name for arm in arms_of("sglang") if arm.concurrency is None}
+    assert set(arms) == {arm.name for arm in chosen("sglang", None) if arm.concurrency is None}
     assert arms["plain"].metrics["tau"] is None
     assert arms["C2T"].metrics["ratio_to_plain"] == pytest.approx(2.0)
     assert arms["C2T"].metrics["ratio_to_best_static"] == pytest.approx(1.0)
@@ -121,9 +121,9 @@ def test_every_arm_runs_on_a_server_of_its_own(fakes: type[FakeServer], tmp_path
 def test_vllm_runs_the_arms_that_it_has_and_names_those_that_it_has_not(fakes: type[FakeServer], tmp_path: Path):
     status, rows = run(tmp_path, "--engine", "vllm")
     assert status == 1
-    absent = {arm.name: arm.absent("vllm") for arm in arms_of("vllm") if arm.absent("vllm")}
-    assert {row.arm for row in rows} == {arm.name for arm in arms_of("vllm")}
-    assert len(fakes.started) == len(arms_of("vllm")) - len(absent) > 0
+    absent = {arm.name: arm.absent("vllm") for arm in chosen("vllm", None) if arm.absent("vllm")}
+    assert {row.arm for row in rows} == {arm.name for arm in chosen("vllm", None)}
+    assert len(fakes.started) == len(chosen("vllm", None)) - len(absent) > 0
     assert {row.arm: row.error for row in rows if row.error} == {
         name: f"not supported: {why}" for name, why in absent.items()
     }
@@ -154,7 +154,7 @@ def test_an_arm_that_does_not_start_is_a_row_and_the_others_go_on(
     assert status == 1
     assert {row.arm for row in failed} == {"SGLang adaptive"}
     assert {row.error for row in failed} == {"the server did not start: ValueError: no such option"}
-    assert len(fakes.started) == len(arms_of("sglang"))
+    assert len(fakes.started) == len(chosen("sglang", None))
     assert "no such option" in capsys.readouterr().out
 
 
