@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,14 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             delattr(owner, name)
         else:
             setattr(owner, name, original)
+
+
+def become(held: Any, ours: type) -> Any:
+    """Have an engine's object be of our class, which is its own and more; its constructor has run. Returns it."""
+    if not issubclass(ours, type(held)):
+        raise ContractError(f"{ours.__name__} stands for {ours.__bases__[-1].__name__}, got {type(held).__name__}")
+    held.__class__ = ours
+    return held
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,8 @@ class Table:
         self._package, self._logger, self._hooks = package, logger, hooks
         # what the engine had, and ours
         self._applied: dict[Patch, tuple[Any, Any]] = {}
+        # on single objects, for as long as those live
+        self._held: list[tuple[Patch, weakref.ref[Any], Any]] = []
         self._told: set[Patch] = set()
         self._noticed: set[Patch] = set()
 
@@ -128,7 +139,12 @@ class Table:
                 self._hooks[1](patch)
             elif _get(patch.owner, patch.name) is ours:
                 _set(patch.owner, patch.name, stock)
+        for patch, held, ours in self._held:
+            owner = held()
+            if owner is not None and vars(owner).get(patch.name) is ours:
+                delattr(owner, patch.name)
         self._applied.clear()
+        self._held.clear()
         self._told.clear()
         self._noticed.clear()
 
@@ -140,11 +156,15 @@ class Table:
     def require(self) -> None:
         """Raise ContractError unless every applied hook is in its place: an engine may log a failed one and go on."""
         for patch in self._applied:
-            if patch.hook and not _is_hooked(_get(patch.owner, patch.name)):
+            if not patch.hook:
+                continue
+            hooked = _hooks_of(_get(patch.owner, patch.name))
+            if not any(module.startswith("c2t_plugin.") for module in hooked):
                 raise ContractError(
                     f"{self._package} has not put C2T's hook over {patch.dotted} ({patch.why}): its log says why; take "
                     "out the plugin that stands in the way, or serve without C2T"
                 )
+            self._warn_of(patch, hooked, "C2T: %s, which C2T has hooked, was hooked by %s too")
 
     def during(self, patch: Patch, value: Any, owner: Any = None) -> contextlib.AbstractContextManager[None]:
         """Within it the name means `value`. owner: the object whose name it is, where that is no module or class."""
@@ -157,7 +177,9 @@ class Table:
         """Bind the name on one object, for its life: to what `ours` makes of the engine's."""
         stock = getattr(owner, patch.name)
         self._notice(patch, stock)
-        setattr(owner, patch.name, ours(stock))
+        made = ours(stock)
+        setattr(owner, patch.name, made)
+        self._held.append((patch, weakref.ref(owner), made))
 
     def _bind(self, patch: Patch) -> None:
         stock = _get(patch.owner, patch.name)
@@ -183,12 +205,15 @@ class Table:
     def _notice(self, patch: Patch, stock: Any) -> None:
         # once, since blocks come with every step
         self._noticed.add(patch)
-        strangers = [module for module in layers(stock) if not self._is_known(module)]
-        if strangers:
-            self._logger.warning(
-                "C2T: %s was bound by %s before C2T binds it: C2T calls that in place of the engine's",
-                *(patch.dotted, strangers[0]),
-            )
+        line = "C2T: %s was bound by %s before C2T binds it: C2T calls that in place of the engine's"
+        self._warn_of(patch, layers(stock), line)
+
+    def _warn_of(self, patch: Patch, modules: Sequence[str], line: str) -> None:
+        """Once a patch, if one of these modules is neither the engine's nor ours."""
+        strangers = [module for module in modules if not self._is_known(module)]
+        if strangers and patch not in self._told:
+            self._told.add(patch)
+            self._logger.warning(line, patch.dotted, strangers[0])
 
     def _is_known(self, module: str) -> bool:
         if module == f"{self._package}.srt.plugins.hook_registry":
@@ -208,15 +233,15 @@ def layers(value: Any) -> list[str]:
     return found
 
 
-def _is_hooked(value: Any) -> bool:
-    """Whether one of its wrappers holds a function of ours, as an engine's registry wraps a hook."""
+def _hooks_of(value: Any) -> list[str]:
+    """Modules of the functions that its wrappers hold, as an engine's registry wraps hooks."""
+    found = []
     value = getattr(value, "__func__", value)
     while value is not None:
         held = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
-        if any((getattr(each, "__module__", None) or "").startswith("c2t_plugin.") for each in held):
-            return True
+        found += [module for each in held if callable(each) for module in layers(each)[:1]]
         value = getattr(value, "__wrapped__", None)
-    return False
+    return found
 
 
 def _where(value: Any) -> str:

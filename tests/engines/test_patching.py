@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from c2t_plugin.engines.patching import ATTRIBUTE, Patch, Table, layers, replaced
+from c2t_plugin.engines.patching import ATTRIBUTE, Patch, Table, become, layers, replaced
+from c2t_plugin.errors import ContractError
 
 ENGINE = """
 class Scheduler:
@@ -108,6 +109,26 @@ def test_on_one_object_for_its_life(engine: ModuleType, table: Table):
     one, other = engine.Scheduler(), engine.Scheduler()
     table.on(STEP, one, louder)
     assert (one.step(1), other.step(1)) == ("step 1!", "step 1")
+    table.undo()
+    assert one.step(1) == "step 1" and vars(one) == {}
+
+
+def test_on_an_object_what_somebody_else_has_bound_since_stays(engine: ModuleType, table: Table):
+    one, gone = engine.Scheduler(), engine.Scheduler()
+    for each in (one, gone):
+        table.on(STEP, each, louder)
+    one.step = lambda batch: "another's"
+    del gone, each
+    table.undo()
+    assert one.step(1) == "another's"
+
+
+def test_an_object_becomes_ours_if_ours_is_its_own_and_more(engine: ModuleType):
+    one = engine.Scheduler()
+    ours = type("Ours", (engine.Scheduler,), {"step": lambda self, batch: "ours"})
+    assert become(one, ours) is one and one.step(1) == "ours"
+    with pytest.raises(ContractError, match="Ours stands for Scheduler, got module"):
+        become(ModuleType("another"), ours)
 
 
 def a_stranger(stock: Any) -> Any:
@@ -180,6 +201,37 @@ def test_an_engines_own_registry_of_hooks_is_used_where_it_has_one(engine: Modul
     assert hooked == []
 
 
+def test_a_hook_of_somebody_else_beside_ours_is_said_once(engine: ModuleType, caplog: pytest.LogCaptureFixture):
+    stock = engine.build
+
+    def hooked(inner: Any, hook: Any) -> Any:
+        return functools.wraps(inner)(lambda batch: hook(inner(batch)))
+
+    def hook_of(module: str) -> Any:
+        there: dict[str, Any] = {"__name__": module}
+        exec("def hook(result):\n    return result + '!'", there)
+        return there["hook"]
+
+    ours = hook_of("c2t_plugin.test")
+    made = Table(
+        "engine",
+        logging.getLogger("c2t.test"),
+        [patch("build", hook="after")],
+        hooks=(lambda each: setattr(engine, "build", hooked(stock, ours)), lambda each: None),
+    )
+    made.apply("start")
+    made.require()
+    assert engine.build(1) == "built!" and not caplog.records
+    engine.build = hooked(engine.build, hook_of("another.plugin"))
+    for _ in range(2):
+        made.require()
+    (line,) = [record.message for record in caplog.records]
+    assert line == "C2T: engine.parts.build, which C2T has hooked, was hooked by another.plugin too"
+    engine.build = stock
+    with pytest.raises(ContractError, match=r"has not put C2T's hook over engine\.parts\.build"):
+        made.require()
+
+
 # --- nothing of an adapter binds an engine's name beside the table
 
 
@@ -208,7 +260,11 @@ def bound_beside(engine: str, source: str) -> list[str]:
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("setattr", "delattr"):
             targets.append(ast.Attribute(node.args[0], "any"))
     stored = [each for each in targets if isinstance(each, ast.Attribute | ast.Subscript)]
-    return [ast.unparse(each) for each in stored if root(each) in imported]
+    return [
+        ast.unparse(each)
+        for each in stored
+        if root(each) in imported or (isinstance(each, ast.Attribute) and each.attr == "__class__")
+    ]
 
 
 ADAPTERS = Path(__file__).resolve().parents[2] / "c2t_plugin" / "engines"
@@ -232,6 +288,10 @@ def test_an_adapter_binds_names_by_its_table_alone(engine: str, path: Path):
 def test_a_planted_binding_is_seen(source: str):
     assert bound_beside("sglang", source)
     assert not bound_beside("vllm", source)
+
+
+def test_a_planted_change_of_class_is_seen():
+    assert bound_beside("sglang", "def of(stock):\n    stock.__class__ = Ours")
 
 
 # --- nor sets an attribute on one of its objects but that which both adapters know

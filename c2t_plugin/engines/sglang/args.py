@@ -15,6 +15,7 @@ from c2t_plugin.config import (
     LEARNING,
     MODES,
     OLD_NAMES,
+    PACKING,
     PACKINGS,
     POLICIES,
     PRECISIONS,
@@ -27,6 +28,8 @@ from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.errors import C2TError
 
 PREFIX = "speculative_c2t_"
+# What --speculative-c2t-packing names, as SGLang's options name it.
+ATTENTION_OF = {name: {"cpu": "intel_amx"}.get(name, name) for name in PACKING}
 
 # On SGLang 0.5.17 arguments are resolved inside the record's constructor, before `_c2t` can be set on it.
 _parsed: dict[str, Any] | None = None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from c2t_plugin.config import MASKED
 from c2t_plugin.engines.contract import check_contract
+from c2t_plugin.engines.sglang.args import ATTENTION_OF
 from c2t_plugin.engines.sglang.contract import SUPPORTED_TREES, TREE_SYMBOLS
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.trees.shape import fitting_shape
 
 # Attention that verifies under a mask of the tree; the others take chains only.
-_MASKED = ("fa3", "flashinfer", "triton", "intel_amx")
+_MASKED = tuple(ATTENTION_OF[name] for name in MASKED)
 # Of them, those whose draft attention reads branches of several tokens per page.
 _PAGED = ("fa3", "flashinfer", "triton")
 _BACKENDS = (

@@ -60,8 +60,6 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ("enable_unified_memory", bool, "--enable-unified-memory", "SGLang supports it for its built-in algorithms only"),
 )
 
-# What --speculative-c2t-packing names, as SGLang's options name it.
-_ATTENTION_OF = {name: {"cpu": "intel_amx"}.get(name, name) for name in PACKING}
 _BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
@@ -136,7 +134,7 @@ def _check_disaggregation(server_args: Any, base: str, config: C2TConfig) -> Non
 
 def _check_packing(server_args: Any, config: C2TConfig) -> None:
     """What can be known of a named packing attention before there is a model; verify/choice knows the rest."""
-    wanted, flag = _ATTENTION_OF.get(config.packing), f"--speculative-c2t-packing {config.packing}"
+    wanted, flag = args.ATTENTION_OF.get(config.packing), f"--speculative-c2t-packing {config.packing}"
     remedy = "use auto"
     if config.attention == TREE_ATTENTION:
         wanted, flag, remedy = "triton", f"--speculative-c2t-attention {config.attention}", "leave it out"

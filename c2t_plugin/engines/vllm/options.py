@@ -52,4 +52,5 @@ def _create(stock: Any, arguments: Any, *positional: Any, **keyword: Any) -> Any
     vllm_config = stock(arguments, *positional, **keyword)
     requests.allow(config.settle(vllm_config, options).request_settings)
     PATCHES.apply(ENGINE)
+    PATCHES.check()
     return vllm_config

@@ -1,6 +1,7 @@
 """Every name of vLLM's that C2T binds anew, why, and until when. See engines/patching.py for how.
 
-One thing beside names: on a CPU without Triton, `cpu_guard` registers a kernel with vLLM's own registry.
+Two things beside names: on a CPU without Triton, `cpu_guard` registers a kernel with vLLM's own registry, and what a
+planner has learnt travels to the metrics as LoRA's statistics (`metrics.CARRIER`).
 """
 
 from __future__ import annotations

@@ -12,6 +12,10 @@ from c2t_plugin.engines.sglang import states
 _CHANGE = "Switch adaptive runtime state"
 
 
+def _no_change(line: logging.LogRecord) -> bool:
+    return not line.getMessage().startswith(_CHANGE)
+
+
 class DepthSwitch:
     """In the place of the controller of SGLang's `--speculative-adaptive`, whose states it has the worker build: one
     for each depth, with attention backends and CUDA graphs of its own. How the draft has read all tokens when it is
@@ -22,8 +26,7 @@ class DepthSwitch:
         self._worker, self.depths = worker, depths
         self._states: dict[int, Any] = {}
         # SGLang has a line for every change, which here may come with every step.
-        logger = logging.getLogger("sglang.srt.speculative.eagle_worker_v2")
-        logger.addFilter(lambda line: not line.getMessage().startswith(_CHANGE))
+        logging.getLogger("sglang.srt.speculative.eagle_worker_v2").addFilter(_no_change)
 
     def register(self, state: Any) -> None:
         """Keep the state that the server was started with, that of the whole depth."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from c2t_plugin.config import AUTO, TREE_ATTENTION, C2TConfig
+from c2t_plugin.engines.patching import become
 from c2t_plugin.engines.sglang import args
 
 
@@ -41,7 +42,7 @@ def packing_flashinfer(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if name == "sglang.srt.layers.attention.flashinfer_mla_backend.FlashInferMLAAttnBackend":
             from c2t_plugin.engines.sglang.verify.flashinfer_mla import PackedFlashInferMLABackend
 
-            backend.__class__ = PackedFlashInferMLABackend
+            return become(backend, PackedFlashInferMLABackend)
         return backend
 
     return create
@@ -56,7 +57,7 @@ def packing_flashmla(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if config.mode == "chain" and config.packing in ("auto", "flashmla") and not runner.is_draft_worker:
             from c2t_plugin.engines.sglang.verify.flashmla import PackedFlashMLABackend
 
-            backend.__class__ = PackedFlashMLABackend
+            return become(backend, PackedFlashMLABackend)
         return backend
 
     return create

@@ -11,7 +11,7 @@ import torch
 
 from c2t_plugin.config import MASKED, OFF, TREE_ATTENTION, UNIFORM, C2TConfig
 from c2t_plugin.engines.sglang import args
-from c2t_plugin.engines.sglang.patches import PATCHES
+from c2t_plugin.engines.sglang.patches import PACKING, PATCHES
 from c2t_plugin.engines.sglang.verify.packing import PackedVerify
 from c2t_plugin.errors import ConfigError
 
@@ -143,7 +143,7 @@ def prepare(algorithm: Any, choice: Choice) -> None:
     algorithm.packing = choice
     # Read by the graph runner in this process; the algorithm's own answer keeps it from every other.
     os.environ["SGLANG_RAGGED_VERIFY_MODE"] = "compact"
-    PATCHES.apply("packing")
+    PATCHES.apply(PACKING)
 
 
 def start(config: C2TConfig, server_args: Any, target_worker: Any) -> PackedVerify | None:

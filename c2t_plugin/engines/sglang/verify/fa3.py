@@ -22,6 +22,7 @@ from sglang.srt.layers.attention.verify_mask import VerifyMask
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from torch import Tensor
 
+from c2t_plugin.engines.patching import become
 from c2t_plugin.engines.sglang.verify.layout import packed_layout, padding_rows
 
 
@@ -51,7 +52,7 @@ class PackedFa3Backend(FlashAttentionBackend):
             getattr(translator, "is_translating", False) or getattr(stock, "_kv_shard_pool", None) is not None,
         )
         if not any(odd):
-            stock.__class__ = cls
+            become(stock, cls)
             # without graphs nobody needs a buffer, but its form is asked for
             stock._verify_mask = stock._mask_buffer(0)
         return stock

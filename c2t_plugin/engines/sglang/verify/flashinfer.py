@@ -19,6 +19,7 @@ from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 from torch import Tensor
 
+from c2t_plugin.engines.patching import become
 from c2t_plugin.engines.sglang.verify.layout import packed_layout, padding_rows
 
 
@@ -39,8 +40,8 @@ class PackedFlashInferAttnBackend(FlashInferAttnBackend):
     @classmethod
     def of(cls, stock: FlashInferAttnBackend) -> PackedFlashInferAttnBackend:
         """SGLang's backend made to pack rows. Its constructor checks the format of keys for its own class alone."""
-        stock.__class__ = cls
-        return stock
+        found: PackedFlashInferAttnBackend = become(stock, cls)
+        return found
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int, *positional: Any, **keyword: Any) -> None:
         super().init_cuda_graph_state(max_bs, max_num_tokens, *positional, **keyword)
