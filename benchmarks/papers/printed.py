@@ -1,4 +1,4 @@
-"""Figures of the papers' tables that lab.equations recomputes, as printed."""
+"""Figures of the papers' tables that benchmarks.papers.equations recomputes, as printed."""
 
 from __future__ import annotations
 

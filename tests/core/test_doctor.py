@@ -97,8 +97,8 @@ def test_triton_is_needed_on_a_gpu_only(
     [
         (None, False, True, "absent"),
         (None, True, False, "absent"),
-        ("/x/c2t_plugin/engines/sglang/cpu_engine/site/sgl_kernel/__init__.py", False, True, "stub"),
-        ("/x/c2t_plugin/engines/sglang/cpu_engine/site/sgl_kernel/__init__.py", True, False, "stub"),
+        ("/x/benchmarks/cpu_engine/site/sgl_kernel/__init__.py", False, True, "stub"),
+        ("/x/benchmarks/cpu_engine/site/sgl_kernel/__init__.py", True, False, "stub"),
         ("/x/site-packages/sgl_kernel/__init__.py", True, True, "real, 0.4.2"),
     ],
     ids=["none", "none on a GPU", "stub", "stub on a GPU", "real"],

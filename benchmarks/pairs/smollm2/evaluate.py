@@ -1,7 +1,7 @@
 """Accepted draft tokens per verify step of a static chain on held-out prompts, by kind of prompt and by depth.
 
-Computed along the target's finished texts, without an engine: see c2t_plugin/pair/acceptance.py. The bonus token is not
-counted.
+Computed along the target's finished texts, without an engine: see benchmarks/pairs/toy/acceptance.py. The bonus token
+is not counted.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
 
+ROOT = Path(__file__).resolve().parents[3]
+
 # Named: what a server on a GPU with packed rows on Triton loads when it needs it, which no process on a CPU would show.
 PROGRAM = """
 import importlib, json, sys
@@ -29,13 +31,16 @@ others = [name for name in ("benchmarks", "tests", "hypothesis", "matplotlib") i
 print(json.dumps([ours, others]))
 """
 MOST_LINES = 9_500
+# of that which a server looks with once, at start, at its own kernels and its own target
+MOST_LINES_OF_CHECKS = 1_150
+CHECKS = ("c2t_plugin.engines.sglang.verify.contest", "c2t_plugin.engines.sglang.proof", "c2t_plugin.kernel_checks")
 NEVER = (
     *("c2t_plugin.lab", "c2t_plugin.provenance", "c2t_plugin.doctor", "c2t_plugin.cli"),
     # a server that records loads what records
     *("c2t_plugin.traces", "c2t_plugin.engines.served_traces"),
     # what looks once, at start: at arguments, in another process, at SGLang's names, at kernels
     *("c2t_plugin.engines.sglang.validate", "c2t_plugin.engines.sglang.contract"),
-    *("c2t_plugin.engines.sglang.verify.contest", "c2t_plugin.engines.sglang.proof", "c2t_plugin.kernel_checks"),
+    *CHECKS,
 )
 ADAPTER = "c2t_plugin.engines.sglang"
 VERIFY = tuple(f"{ADAPTER}.verify.{name}" for name in ("choice", "triton", "tree_attention"))
@@ -75,6 +80,13 @@ def test_a_server_loads_few_lines(imported: tuple[dict[str, str], list[str]]) ->
     assert sum(lines.values()) <= MOST_LINES, f"{sum(lines.values())} lines, most in {', '.join(largest)}"
     assert "c2t_kernels.pack.kernel" in lines
     assert len(DRAFTERS & lines.keys()) == 1
+
+
+def test_what_looks_once_is_few_lines_too() -> None:
+    places = [ROOT.joinpath(*name.split(".")) for name in CHECKS]
+    files = [file for place in places for file in (*place.glob("*.py"), *place.parent.glob(f"{place.name}.py"))]
+    lines = {str(file): len(file.read_text(encoding="utf-8").splitlines()) for file in files}
+    assert len(lines) >= len(CHECKS) and 0 < sum(lines.values()) <= MOST_LINES_OF_CHECKS, lines
 
 
 def test_a_server_loads_nothing_of_lab_and_benchmarks(imported: tuple[dict[str, str], list[str]]) -> None:
