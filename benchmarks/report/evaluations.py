@@ -10,20 +10,22 @@ from typing import Any
 from c2t_plugin.errors import C2TError
 
 FORMAT = "c2t-evaluation"
+# what `python -m benchmarks.pairs.smollm2 evaluate --json` writes
+HEAD_FORMAT = "c2t-head"
 
 Part = Mapping[str, Any]
 
 
-def load(path: Path) -> Part:
-    """An evaluation. C2TError if it is none, or if nobody could repeat it."""
+def load(path: Path, form: str = FORMAT) -> Part:
+    """An evaluation of this format. C2TError if it is none, or if nobody could repeat it."""
     try:
         found: Part = json.loads(path.read_text(encoding="utf-8"))
-        known, run = found["format"] == FORMAT, found["run"]
+        known, run = found["format"] == form, found["run"]
         clean = bool(run["command"] and run["git_sha"] and run["machine"]) and run["dirty"] is False
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise C2TError(f"{path} is no evaluation; `c2t evaluate --json` writes them: {error}") from error
+        raise C2TError(f"{path} is no evaluation; `evaluate --json` writes them: {error}") from error
     if not known or not clean:
-        raise C2TError(f"{path} is no evaluation of a clean commit; commit, and run `c2t evaluate --json` again")
+        raise C2TError(f"{path} is no evaluation of a clean commit ({form}); commit, and run `evaluate --json` again")
     return found
 
 

@@ -48,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--stop-after", type=int, help="training: leave after so many steps; run again to go on")
     top.add_argument("--weights", type=Path, default=WEIGHTS, help="directory of the shipped head")
     top.add_argument("--part", choices=("development", "frozen"), default="development", help="prompts to evaluate on")
+    top.add_argument("--json", type=Path, help="evaluate: a file for the figures and where they come from")
     top.add_argument("--trained", action="store_true", help="evaluate the head in training instead of the shipped one")
     return top
 

@@ -14,18 +14,21 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from benchmarks.pairs.smollm2.batches import OwnTexts
-from benchmarks.pairs.smollm2.evaluate import NEW_TOKENS, TAIL, measure, summarise
+from benchmarks.pairs.smollm2.evaluate import GAMMA, NEW_TOKENS, TAIL, measure, summarise
 from benchmarks.pairs.smollm2.head import TurnedHead, head_shape, write_head
 from benchmarks.pairs.smollm2.own_text import Shards, Writing, write_own_text
-from benchmarks.pairs.smollm2.prompts import Prompt, build_prompts, read_split, write_split
+from benchmarks.pairs.smollm2.prompts import Prompt, build_prompts, content_hash, read_split, write_split
 from benchmarks.pairs.smollm2.ship import WEIGHTS, pack, read_shipped, unpack, write_shipped
 from benchmarks.pairs.smollm2.sources import read_passages
 from benchmarks.pairs.smollm2.states import write_states
 from benchmarks.pairs.smollm2.target import write_target
 from benchmarks.pairs.smollm2.train import HeadRecipe, choose_vocabulary, run_folder, trained_weights, vocabulary_path
 from benchmarks.pairs.smollm2.train import train as train_head
+from benchmarks.report.evaluations import HEAD_FORMAT
 from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME
 from c2t_plugin.errors import C2TError
+from c2t_plugin.output import check_file, write_text
+from c2t_plugin.provenance import RunRecord
 
 PROMPTS = Path(__file__).parent / "prompts"
 HELD_OUT = {"development": 240, "frozen": 240}
@@ -103,14 +106,21 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
 
 def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     """Figures of a head, in the 8 bits that it is shipped in, at both temperatures."""
+    if options.json is not None:
+        check_file(options.json)
     asked = read_split(PROMPTS / f"{options.part}.json")
     target = load_target(options.work)
     head = load_head(shipped_or_trained(options), target)
-    return {
-        f"temperature {temperature}": summarise(measure(head, target, texts, asked, temperature))
+    figures = {
+        str(temperature): summarise(measure(head, target, texts, asked, temperature))
         for temperature in TEMPERATURES
         for texts in [held_out_texts(options.work, options.part, asked, temperature)]
     }
+    if options.json is not None:
+        of = {"part": options.part, "prompts": content_hash(asked), "chain": GAMMA, "new_tokens": NEW_TOKENS}
+        record = {"format": HEAD_FORMAT, **of, "run": RunRecord.capture(seed=0).to_json(), "temperatures": figures}
+        write_text(options.json, json.dumps(record, indent=1) + "\n")
+    return {f"temperature {temperature}": found for temperature, found in figures.items()}
 
 
 def check(options: argparse.Namespace) -> dict[str, Any]:
