@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.report.rows import BenchRow
@@ -18,6 +21,11 @@ seconds on the L40; everything else follows from recorded acceptance and data sh
 SIMULATED = """## Throughput by batch size, simulated
 
 Output tokens/s, with the ratio to plain decoding in brackets, by the number of requests in flight.
+"""
+EVERY = """### C2T auto over the best of all other arms
+
+Each figure is that of one setting and number of requests in flight. Every arm of the tables below is a rival: trees,
+thresholds, fixed betas, and planners that go by other chances. Trees need an attention that takes masks.
 """
 PROMISE = """### C2T auto over the best of plain decoding and every static chain
 
@@ -45,7 +53,7 @@ def simulated_sections(blocks: Mapping[Block, list[BenchRow]]) -> list[str]:
     """All sections that have rows."""
     parts = section(TABLE3, [_table3(found) for found in of_scenario(blocks, "c2t-v2-table3", "simulated")])
     simulated = of_scenario(blocks, "simulated", "simulated")
-    tables = [*_promise(simulated), *_sources(simulated), *map(_simulated, simulated)]
+    tables = [*_every(simulated), *_promise(simulated), *_sources(simulated), *map(_simulated, simulated)]
     parts += section(SIMULATED, tables, "throughput.png", "planner.png")
     parts += section(PLANNER, [_planner(found) for found in of_scenario(blocks, "planner", "simulated")])
     precision = of_scenario(blocks, "traces-precision", "simulated")
@@ -112,20 +120,45 @@ def _simulated(rows: Sequence[BenchRow]) -> str:
 
 
 def _promise(blocks: Sequence[Sequence[BenchRow]]) -> list[str]:
-    """What C2T auto reaches of the best simpler arm, one line a setting, one column a load; nothing without it."""
-    found = {}
-    for rows in blocks:
-        ratios = {load_of(row): over_simpler(row, rows) for row in rows if row.arm == AUTO}
-        found[title_of(rows[0].setting)] = {load: ratio for load, ratio in ratios.items() if ratio is not None}
-    loads = sorted({load for ratios in found.values() for load in ratios})
-    if not loads:
+    """What C2T auto reaches of the best simpler arm; nothing without it."""
+    found = {title_of(rows[0].setting): _ratios(rows, over_simpler) for rows in blocks}
+    return [f"{PROMISE}\n{_by_load(found)}\n"] if any(found.values()) else []
+
+
+def _every(blocks: Sequence[Sequence[BenchRow]]) -> list[str]:
+    """What C2T auto reaches of the best of all other arms, and which those are; nothing without it."""
+    found = {title_of(rows[0].setting): _ratios(rows, _over_all) for rows in blocks}
+    if not any(found.values()):
         return []
+    ahead = Counter(
+        arm
+        for rows in blocks
+        for row in rows
+        if row.arm == AUTO
+        for ratio, arm in best_of_all(row, rows)
+        if ratio < 1.0
+    )
+    named = "; ".join(f"{arm} in {times}" for arm, times in ahead.most_common())
+    return [f"{EVERY}\n{_by_load(found)}{f' Faster: {named}.' if named else ''}\n"]
+
+
+def _ratios(rows: Sequence[BenchRow], over: Callable[[BenchRow, Sequence[BenchRow]], float | None]) -> dict[int, float]:
+    """Of C2T auto by load, where it is known."""
+    ratios = {load_of(row): over(row, rows) for row in rows if row.arm == AUTO}
+    return {load: ratio for load, ratio in ratios.items() if ratio is not None}
+
+
+def _by_load(found: Mapping[str, Mapping[int, float]]) -> str:
+    """One line a setting, one column a load, and how often at least 1."""
+    loads = sorted({load for ratios in found.values() for load in ratios})
     lines = [
         [name, *(f"{ratios[load]:.3f}" if load in ratios else "" for load in loads)] for name, ratios in found.items()
     ]
     every = [ratio for ratios in found.values() for ratio in ratios.values()]
-    count = f"At least 1 in {sum(ratio >= 1.0 for ratio in every)} of {len(every)}; the least is {min(every):.3f}."
-    return [f"{PROMISE}\n{table(['setting', *map(str, loads)], lines)}\n\n{count}\n"]
+    mean = math.exp(statistics.fmean(map(math.log, every)))
+    count = f"At least 1 in {sum(ratio >= 1.0 for ratio in every)} of {len(every)}"
+    figures = f"{count}; the least is {min(every):.3f}, the mean {mean:.3f}."
+    return f"{table(['setting', *map(str, loads)], lines)}\n\n{figures}"
 
 
 def _sources(blocks: Sequence[Sequence[BenchRow]]) -> list[str]:
@@ -158,6 +191,19 @@ def over_simpler(row: BenchRow, rows: Sequence[BenchRow]) -> float | None:
     simpler = [each for each in rows if each.arm.split()[0] in ("plain", "static") and load_of(each) == load_of(row)]
     best = max((each.metrics.get("output_tokens_per_s") or 0.0 for each in simpler), default=0.0)
     return min(known, speed / best) if best else known
+
+
+def best_of_all(row: BenchRow, rows: Sequence[BenchRow]) -> list[tuple[float, str]]:
+    """The row's speed over that of the fastest other arm at its load, and that arm's name; empty if nobody knows."""
+    speed = row.metrics.get(SPEED)
+    beside = [each for each in rows if each.arm != row.arm and load_of(each) == load_of(row)]
+    others = [(each.metrics.get(SPEED) or 0.0, each.arm) for each in beside]
+    best, arm = max(others, default=(0.0, ""))
+    return [(speed / best, arm)] if speed and best else []
+
+
+def _over_all(row: BenchRow, rows: Sequence[BenchRow]) -> float | None:
+    return next((ratio for ratio, _ in best_of_all(row, rows)), None)
 
 
 def _planner(rows: Sequence[BenchRow]) -> str:

@@ -16,6 +16,8 @@ from c2t_plugin.errors import C2TError
 BASES = ("eagle3", "eagle", "standalone")
 VLLM_METHODS = {"eagle3": "eagle3", "eagle": "eagle", "standalone": "draft_model"}
 STATIC = (1, 2, 3, 4, 6)
+# longer than C2T's own chains are here
+LONG = 8
 # of an arm that plans: it measures what its steps cost in the first two dozen of each size of batch
 PLANNED_WARM_UPS = 3
 
@@ -165,13 +167,14 @@ def _vllm_rule(on: Speculation, rule: Path | None) -> Options:
     return _vllm_c2t(on, on.threshold, _known(rule), c2t_planner="off")
 
 
-def _static(length: int) -> Arm:
+def _static(length: int, *, named: bool = False) -> Arm:
     return Arm(
         f"static {length}",
         {
             "sglang": lambda on: _sglang_chain(on, on.algorithm, length),
             "vllm": lambda on: _vllm(on, on.method, length),
         },
+        named=named,
     )
 
 
@@ -185,6 +188,7 @@ ARMS: Mapping[str, Arm] = {
     for arm in (
         Arm("plain", {"sglang": _nothing, "vllm": _nothing}),
         *map(_static, STATIC),
+        _static(LONG, named=True),
         Arm(
             "SGLang adaptive",
             {"sglang": lambda on: _sglang_chain(on, on.algorithm, 3, adaptive=True)},

@@ -17,10 +17,10 @@ from c2t_plugin.lab.rivals import joint_prob, tempered
 from c2t_plugin.lab.sweeps import eagle2_sweep, kept_nodes, truncate
 from c2t_plugin.lab.trees import Forest
 
-STATIC = (1, 2, 4, 6)
+STATIC = (1, 2, 3, 4, 6, 8)
 THRESHOLDS = (0.1, 0.3, 0.5)
 BETAS = (0.3, 0.5, 0.7)
-TREE_NODES = 60
+TREE_NODES = (16, 32, 60)
 TREE_BETAS = (0.1, 0.3)
 
 Replays = Callable[[str, Replay, Setting], Iterator[Entrant]]
@@ -109,10 +109,10 @@ def _forest(replay: Replay, setting: Setting) -> Forest:
 
 def _eagle2_tree(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
     forest = _forest(replay, setting)
-    nodes = min(TREE_NODES, forest.accepted.shape[1])
-    hits = eagle2_sweep(forest).tau[nodes - 1].long()
-    name = f"EAGLE-2 tree of {nodes}"
-    yield _tree(arm, name, torch.full_like(hits, nodes), hits, forest, setting, scored=False)
+    sweep = eagle2_sweep(forest).tau
+    for nodes in dict.fromkeys(min(size, len(sweep)) for size in TREE_NODES):
+        hits, name = sweep[nodes - 1].long(), f"EAGLE-2 tree of {nodes}"
+        yield _tree(arm, name, torch.full_like(hits, nodes), hits, forest, setting, scored=False)
 
 
 def _c2t_tree(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:

@@ -18,7 +18,7 @@ from benchmarks.report.pictures import draw
 from benchmarks.report.results_page import pages
 from benchmarks.report.rows import FILE_OF, BenchRow, ServingRow, append_rows, read_rows
 from benchmarks.report.sections import as_typed
-from benchmarks.report.simulated_page import over_simpler
+from benchmarks.report.simulated_page import best_of_all, over_simpler
 from benchmarks.report.tables import filled, latest_blocks, listing, load_of, losers, markers, measured_blocks
 from c2t_plugin.errors import C2TError
 
@@ -455,7 +455,23 @@ def test_what_c2t_auto_reaches_of_the_best_without_it_is_one_table() -> None:
     assert "| setting | 1 | 32 |" in text
     assert "on L40, 512 tokens of context, acceptance of `eagle3` | 1.000 | 0.988 |" in text
     assert "on H200, 512 tokens of context, acceptance of `eagle3` |  | 1.250 |" in text
-    assert "At least 1 in 2 of 3; the least is 0.988." in text
+    assert "At least 1 in 2 of 3; the least is 0.988, the mean 1.073." in text
+
+
+def test_what_c2t_auto_reaches_of_every_other_arm_is_one_table() -> None:
+    def row(load: int, arm: str, speed: float) -> BenchRow:
+        setting = {**SIMULATED["setting"], "requests_in_flight": load}
+        metrics = {**SIMULATED["metrics"], "output_tokens_per_s": speed}
+        return BenchRow(**{**SIMULATED, "arm": arm, "setting": setting, "metrics": metrics})
+
+    auto, tree = SIMULATED["arm"], "EAGLE-2 tree"
+    rows = [row(1, auto, 80.0), row(1, tree, 100.0), row(1, "static 2", 90.0), row(8, auto, 90.0), row(8, tree, 60.0)]
+    assert best_of_all(rows[0], rows) == [(0.8, tree)]
+    text = page("", rows)
+    begun = text.index("### C2T auto over the best of all other arms")
+    shown = text[begun : text.index("###", begun + 3)]
+    assert "of `eagle3` | 0.800 | 1.500 |" in shown
+    assert "At least 1 in 1 of 2; the least is 0.800, the mean 1.095. Faster: EAGLE-2 tree in 1." in shown
 
 
 @pytest.mark.parametrize(

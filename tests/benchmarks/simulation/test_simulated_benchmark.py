@@ -135,6 +135,7 @@ def test_every_arm_has_a_row(replay: Replay):
     assert {"plain", "static 4", "SGLang adaptive", "P >= 0.3", "C2T beta 0.5", "C2T auto (planned)"} <= set(rows)
     assert {"planned, P (D-Cut)", "closed form >= 0.3", "closed form tree >= 0.3"} <= set(rows)
     assert any(name.startswith("EAGLE-2 tree") for name in rows) and "C2T tree, beta 0.3" in rows
+    assert {f"static {length}" for length in (1, 2, 3, 4, 6, 8)} <= set(rows)
     assert rows["plain"].metrics["ratio_to_plain"] == 1.0
     assert max(rows[f"static {n}"].metrics["ratio_to_best_static"] or 0 for n in simulate.STATIC) == 1.0
     assert max(rows[name].metrics["ratio_to_best"] or 0 for name in simulate.RIVALS) == 1.0
