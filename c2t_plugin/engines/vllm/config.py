@@ -215,7 +215,7 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
         config, base, spec.model, revision=spec.revision, probabilities=adaptive or config.planned
     )
     classifier = load_fitting_classifier(path, config)
-    learning.check(config, classifier, pair_of(vllm_config, base))
+    learning.check(config, classifier, pair_of(vllm_config, base), network=config.learn == NETWORK)
     fitted, learns = classifier.spec, config.planned and config.learn != OFF
     _warn(path, fitted, base, probabilities=(adaptive or config.planned) and not learns)
     beta = fitted.suggested_beta if config.beta is None else config.beta
