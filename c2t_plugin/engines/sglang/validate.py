@@ -140,6 +140,12 @@ def _check_learned(server_args: Any, base: str, config: C2TConfig, classifier: N
     """Raises C2TError if what is learnt can neither be read from its file nor written there."""
     if config.learned is None:
         return
+    replicas = getattr(server_args, "dp_size", None) or 1
+    if replicas > 1:
+        raise ConfigError(
+            f"--dp-size {replicas} cannot be combined with --speculative-c2t-learned {config.learned}: each replica "
+            "learns by itself and would overwrite what others wrote; leave it out, or start servers with a file each"
+        )
     alone = (getattr(server_args, "tp_size", None) or 1) == 1
     # a device that is not chosen yet is known when the file is read
     network = learning.trains(config, getattr(server_args, "device", None) or "cpu", alone=alone)
