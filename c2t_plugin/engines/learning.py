@@ -92,10 +92,10 @@ def unfit(device: str, *, alone: bool) -> str | None:
     return None if device == "cpu" else f"it was never tried on {device}, only on the CPU engine"
 
 
-def warn_unless_trained(config: C2TConfig, reason: str | None) -> None:
-    """Say in one line that the network is not learnt though that was asked for. reason: see `unfit`."""
-    if config.learn == NETWORK and not config.plans_chains:
-        logger.warning("C2T: learn %s is for a planner of chains, and there is none: nothing is learnt", NETWORK)
+def warn_unless_learnt(config: C2TConfig, reason: str | None = None) -> None:
+    """Say in one line what is not learnt though it was asked for. reason: why the network is not, see `unfit`."""
+    if config.learn in (CALIBRATE, NETWORK) and not config.plans_chains:
+        logger.warning("C2T: learn %s is for a planner of chains, and there is none: nothing is learnt", config.learn)
     elif config.learn == NETWORK and reason is not None:
         logger.warning("C2T: learn %s is %s here, what confidences mean: %s", NETWORK, CALIBRATE, reason)
 

@@ -13,7 +13,7 @@ import torch
 from sglang.srt.environ import envs
 
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.config import AUTO, LAGGED, LOWER, NETWORK, OFF, ON, STRICT, THRESHOLDS, C2TConfig
+from c2t_plugin.config import AUTO, CALIBRATE, LAGGED, LOWER, NETWORK, OFF, ON, STRICT, THRESHOLDS, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier, warn_of_kind
 from c2t_plugin.engines.sglang import args
 from c2t_plugin.engines.sglang.checkpoints import classifier_kind, draft_revision
@@ -97,10 +97,10 @@ def prepare(
     _log(configuration, scorer.shape)
     if leads and envs.SGLANG_RUST_SERVER.get():
         logger.warning("C2T: %s", _RUST)
-    if config.learn == NETWORK and leads:
+    if config.learn in (CALIBRATE, NETWORK) and leads:
         from c2t_plugin.engines import learning
 
-        learning.warn_unless_trained(config, learning.unfit(scorer.beta.device.type, alone=alone))
+        learning.warn_unless_learnt(config, learning.unfit(scorer.beta.device.type, alone=alone))
     planner = (
         _planner(server_args, base, config, scorer, classifier, most=most, leads=leads, alone=alone)
         if config.planned

@@ -294,9 +294,19 @@ def test_what_a_learnt_network_meant_is_refused_by_ranks_that_do_not_serve_it(tm
     assert np.array_equal(made.planner.network.out_weight, network.out_weight)
 
 
-def test_a_fixed_beta_learns_nothing_and_says_so(caplog: pytest.LogCaptureFixture):
-    prepare(pair_dir() / "eagle3", beta="0.5", learn="network")
-    assert caplog.text.count("learn network is for a planner of chains") == 1
+@pytest.mark.parametrize("learn", ["calibrate", "network"])
+@pytest.mark.parametrize(
+    "rule", [{"beta": "0.5"}, {"planner": "off"}, {"mode": "tree"}, {"mode": "tree", "planner": "on"}]
+)
+def test_what_learns_nothing_though_it_was_asked_to_says_so(
+    rule: dict[str, str], learn: str, caplog: pytest.LogCaptureFixture
+):
+    prepare(pair_dir() / "eagle3", **rule, learn=learn)
+    assert caplog.text.count(f"learn {learn} is for a planner of chains, and there is none: nothing is learnt") == 1
+    caplog.clear()
+    prepare(pair_dir() / "eagle3", **rule, learn=learn, leads=False)
+    prepare(pair_dir() / "eagle3", **rule)
+    assert "nothing is learnt" not in caplog.text
 
 
 @pytest.mark.parametrize(

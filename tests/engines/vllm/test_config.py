@@ -266,6 +266,20 @@ def test_what_makes_confidences_poor_is_said(
     assert said is None or said in lines[0]
 
 
+@pytest.mark.parametrize("learn", ["calibrate", "network", "auto"])
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [({"enable_adaptive_verification": True}, {}), ({}, {"planner": "off"}), ({}, {"beta": 0.5})],
+    ids=["adaptive", "no planner", "beta"],
+)
+def test_what_learns_nothing_though_it_was_asked_to_says_so(
+    spec: dict[str, Any], options: dict[str, Any], learn: str, caplog: pytest.LogCaptureFixture
+):
+    config.settle(resolved(**spec), config.C2TConfig(learn=learn, **options))
+    said = f"learn {learn} is for a planner of chains, and there is none: nothing is learnt"
+    assert caplog.text.count(said) == int(learn != "auto")
+
+
 # --- the contract
 
 
