@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.config import NETWORK, C2TConfig
+from c2t_plugin.config import NETWORK, OFF, C2TConfig
 from c2t_plugin.engines import learning
+
+logger = logging.getLogger("vllm.c2t")
 
 
 def settled(vllm_config: Any, config: C2TConfig, classifier: NodeClassifier, base: str) -> tuple[str, str | None]:
@@ -17,7 +20,12 @@ def settled(vllm_config: Any, config: C2TConfig, classifier: NodeClassifier, bas
     config: with the planner that there is, if there is one: where a network cannot be learnt there is none. Raises
     C2TError if what is learnt can neither be read from its file nor written there.
     """
+    from vllm import envs
+
     learning.check(config, classifier, pair_of(vllm_config, base), network=config.learn == NETWORK)
+    if config.planned and config.learn != OFF and envs.VLLM_BATCH_INVARIANT:
+        logger.warning("C2T: learns nothing: VLLM_BATCH_INVARIANT, and what is learnt is other requests'")
+        return OFF, None
     learning.warn_unless_learnt(config)
     return config.learn, config.learned
 
