@@ -1,4 +1,5 @@
-"""The table of docs/training.md on what is learnt without training, from rows of `benchmarks.simulation.learning`."""
+"""The tables of docs/training.md on what is learnt without training, from rows of `benchmarks.simulation.learning`, and
+of `benchmarks.simulation.censoring` where the page has the markers for it."""
 
 from __future__ import annotations
 
@@ -9,11 +10,13 @@ from benchmarks.report.command import ROOT
 from benchmarks.report.page import write_page
 from benchmarks.report.rows import BenchRow
 from benchmarks.report.sections import source_line
-from benchmarks.report.tables import filled, latest_blocks, table
+from benchmarks.report.tables import filled, latest_blocks, markers, table
+from benchmarks.simulation import censoring as cuts
 from benchmarks.simulation.learning import LOADS, OFFLINE, RIVAL, SCENARIO
 
 PAGE = ROOT / "docs/training.md"
 NAME, SOURCES = "learning", "learning-sources"
+CENSORING, CENSORING_SOURCES = "censoring", "censoring-sources"
 STATES, AFTER = (0, 500, 2_000, 10_000, 50_000), 10_000
 # the goals: better than vLLM's estimator from so many states on, and the share that a poisoned tenth may cost
 FROM, POISON_GOAL = 500, 0.02
@@ -35,9 +38,25 @@ def _table(rows: Sequence[BenchRow]) -> str:
     return table(head, (line for block in _streams(rows) for line in _lines(block)))
 
 
-def _streams(rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
+def censoring(rows: Sequence[BenchRow]) -> str:
+    """A line a stream, start and way to verify: nats by states, and draft tokens verified of a draft in the end."""
+    head = ["stream", "starts from", "verified", *(f"{states:,}" for states in STATES), "verified of a draft"]
+    lines = []
+    for block in _streams(rows, cuts.SCENARIO):
+        at = {(row.arm, row.setting["verified"], row.setting["states"]): row.metrics for row in block}
+        # the ways of a start beside each other
+        for arm in dict.fromkeys(row.arm for row in block):
+            for verified in cuts.VERIFIED:
+                nats = (_short(at[arm, verified, states]["nll"]) for states in STATES)
+                tokens = at[arm, verified, STATES[-1]]["verified_per_draft"] or 0.0
+                name = str(block[0].setting["stream"]), arm.removeprefix("from "), verified
+                lines.append([*name, *nats, f"{tokens:.2f}"])
+    return table(head, lines)
+
+
+def _streams(rows: Sequence[BenchRow], scenario: str = SCENARIO) -> list[list[BenchRow]]:
     """Newest rows by stream, those of poisoned streams too."""
-    mine = [row for row in rows if row.scenario == SCENARIO]
+    mine = [row for row in rows if row.scenario == scenario]
     return list(latest_blocks(mine, lambda row: (("stream", row.setting["stream"]),)).values())
 
 
@@ -119,21 +138,24 @@ def _short(figure: float | None) -> str:
     return "" if figure is None else f"{figure:.3f}".removeprefix("0")
 
 
-def sources(rows: Sequence[BenchRow]) -> str:
+def sources(rows: Sequence[BenchRow], scenario: str = SCENARIO) -> str:
     """The runs that these rows come from."""
-    runs = {row.run["utc"]: row.run for block in _streams(rows) for row in block}
+    runs = {row.run["utc"]: row.run for block in _streams(rows, scenario) for row in block}
     return "\n\n".join(source_line(run) for run in runs.values())
 
 
 def render(page: str, rows: Sequence[BenchRow]) -> str:
-    """The page with the table and its sources made anew. C2TError without their markers."""
-    for name, made in ((NAME, learning(rows)), (SOURCES, sources(rows))):
-        page = filled(page, name, f"\n\n{made}\n\n", PAGE.name)
+    """The page with its tables and their sources made anew. C2TError without the markers of the first."""
+    made = {NAME: learning(rows), SOURCES: sources(rows)}
+    if markers(CENSORING)[0] in page:
+        made |= {CENSORING: censoring(rows), CENSORING_SOURCES: sources(rows, cuts.SCENARIO)}
+    for name, text in made.items():
+        page = filled(page, name, f"\n\n{text}\n\n", PAGE.name)
     return page
 
 
 def main(argv: list[str]) -> int:
-    """Write the table of docs/training.md anew."""
+    """Write the tables of docs/training.md anew."""
     return write_page("learning_table", argv, PAGE, render)
 
 

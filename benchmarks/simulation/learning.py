@@ -11,6 +11,8 @@ estimator reads the same stream. At some numbers of states both stand still and 
 prompts: nats per draft token, AUC, verified draft tokens at the accept lengths of static chains over those of the
 static chains, and the output tokens per second that a planner gets with these chances on a GPU's data
 sheet. A poisoned stream says the contrary in every tenth prompt.
+
+Every draft is verified whole. What a cut by what was learnt makes of it: `benchmarks.simulation.censoring`.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -123,30 +125,52 @@ def _walk(states: range, start: int, accepted: Tensor) -> Iterator[int]:
         place += 1 + int(accepted[states[place]])
 
 
+# (drafts, D_MAX) chances -> (drafts,) int64 tokens of each that are verified.
+Verified = Callable[[Tensor], Tensor]
+
+
+def whole(chance: Tensor) -> Tensor:
+    """All of them."""
+    return torch.full((len(chance),), chance.shape[1])
+
+
 def learnt(
-    confidence: tuple[Tensor, Tensor], chains: tuple[Forest, Forest], outcome: Tensor, order: list[int], judge: Judge
+    confidence: tuple[Tensor, Tensor],
+    chains: tuple[Forest, Forest],
+    outcome: Tensor,
+    order: list[int],
+    judge: Judge,
+    verified: Verified = whole,
 ) -> Iterator[dict[str, float]]:
     """Figures at each of MARKS. confidence, chains: of the stream, and of what is judged. outcome: (states,) accepted
-    tokens of the stream, as they are told."""
-    calibration, whole = Calibration(D_MAX), torch.tensor([D_MAX])
+    tokens of the stream, as they are told where all are verified. verified: by what was learnt until then."""
+    calibration = Calibration(D_MAX)
     for before, mark in zip((0, *MARKS), MARKS, strict=False):
         for start in range(before, mark, CONCURRENT):
             rows = order[start : min(mark, start + CONCURRENT)]
-            sure = confidence[0][rows], whole.expand(len(rows)), outcome[rows]
-            calibration.observe(*sure, log_prob=chains[0].log_prob[rows])
+            sure, own = confidence[0][rows], chains[0].log_prob[rows]
+            lengths = verified(falling(calibration(sure, own)))
+            calibration.observe(sure, lengths, outcome[rows].minimum(lengths), log_prob=own)
         yield judge.figures(falling(calibration(confidence[1], chains[1].log_prob)))
 
 
 def retrained(
-    classifier: NodeClassifier, chains: tuple[Forest, Forest], outcome: Tensor, order: list[int], judge: Judge
+    classifier: NodeClassifier,
+    chains: tuple[Forest, Forest],
+    outcome: Tensor,
+    order: list[int],
+    judge: Judge,
+    verified: Verified = whole,
 ) -> Iterator[dict[str, float]]:
     """The same where the network is learnt too: `--speculative-c2t-learn network`."""
-    learner, whole = NetworkLearner(classifier, D_MAX, background=False), torch.tensor([D_MAX])
+    learner = NetworkLearner(classifier, D_MAX, background=False)
     served, judged = (torch.stack([each.log_prob, each.entropy, each.margin], dim=-1) for each in chains)
     for before, mark in zip((0, *MARKS), MARKS, strict=False):
         for start in range(before, mark, CONCURRENT):
             rows = order[start : min(mark, start + CONCURRENT)]
-            learner.observe(served[rows], whole.expand(len(rows)), outcome[rows])
+            stats = served[rows]
+            lengths = verified(falling(learner(learner.confidence(stats), stats[..., 0])))
+            learner.observe(stats, lengths, outcome[rows].minimum(lengths))
             learner.train()
             learner.settle()
         found = judge.figures(falling(learner(learner.confidence(judged), chains[1].log_prob)))
@@ -165,24 +189,50 @@ def rival(chains: tuple[Forest, Forest], outcome: Tensor, order: list[int], judg
         yield judge.figures(model.survival(chains[1]).exp())
 
 
+class Served(NamedTuple):
+    """What is replayed. chains: of the stream, and of what is judged. accepted: (states,) int64 tokens of the stream's.
+    order: states in which it is served. classifiers: to start from."""
+
+    stream: Traces
+    chains: tuple[Forest, Forest]
+    accepted: Tensor
+    order: list[int]
+    judge: Judge
+    classifiers: dict[str, NodeClassifier]
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Served:
+        """By the command's options. Raises C2TError for traces that do not go together."""
+        stream, held_out = load_traces(options.learn), load_traces(options.judge)
+        if stream.header["pair"] != held_out.header["pair"]:
+            raise C2TError(f"{options.learn} and {options.judge} are of different pairs; collect again")
+        chains = truncate(stream.chain, D_MAX), truncate(held_out.chain, D_MAX)
+        true = chains[0].accepted.long().sum(1)
+        judge = Judge(chains[1], replace(held_out, chain=chains[1], tree=chains[1]))
+        walk = visits(stream, true)
+        order = [next(walk) for _ in range(MARKS[-1])]
+        files = dict(each.split("=", 1) for each in options.start)
+        classifiers = {name: load_classifier(path) for name, path in {**files, OFFLINE: options.offline}.items()}
+        return cls(stream, chains, true, order, judge, classifiers)
+
+    def sure(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """By what is started from: confidences of both chains."""
+        one, other = self.chains
+        found = {
+            name: (each.confidence(one.stats()), each.confidence(other.stats()))
+            for name, each in self.classifiers.items()
+        }
+        return {**found, NOTHING: (one.joint_log_prob.exp(), other.joint_log_prob.exp())}
+
+
 def rows_of(options: argparse.Namespace, record: Mapping[str, Any]) -> Iterator[BenchRow]:
     """Every contestant at every mark, on the stream as it is and poisoned."""
-    stream, held_out = load_traces(options.learn), load_traces(options.judge)
-    if stream.header["pair"] != held_out.header["pair"]:
-        raise C2TError(f"{options.learn} and {options.judge} are of different pairs; collect again")
-    chains = truncate(stream.chain, D_MAX), truncate(held_out.chain, D_MAX)
-    true, judge = chains[0].accepted.long().sum(1), Judge(chains[1], replace(held_out, chain=chains[1], tree=chains[1]))
-    walk = visits(stream, true)
-    order = [next(walk) for _ in range(MARKS[-1])]
-    files = dict(each.split("=", 1) for each in options.start)
-    classifiers = {name: load_classifier(path) for name, path in {**files, OFFLINE: options.offline}.items()}
-    one, other = chains
-    sure = {name: (each.confidence(one.stats()), each.confidence(other.stats())) for name, each in classifiers.items()}
-    sure[NOTHING] = one.joint_log_prob.exp(), other.joint_log_prob.exp()
-    contrary = torch.where(stream.prompt % POISONED == 0, D_MAX - true, true)
-    for poisoned, outcome in ((0, true), (1, contrary)):
-        found = {f"from {name}": learnt(each, chains, outcome, order, judge) for name, each in sure.items()}
-        for name, each in classifiers.items():
+    served = Served.of(options)
+    chains, order, judge = served.chains, served.order, served.judge
+    contrary = torch.where(served.stream.prompt % POISONED == 0, D_MAX - served.accepted, served.accepted)
+    for poisoned, outcome in ((0, served.accepted), (1, contrary)):
+        found = {f"from {name}": learnt(each, chains, outcome, order, judge) for name, each in served.sure().items()}
+        for name, each in served.classifiers.items():
             found[f"from {name}, {NETWORK}"] = retrained(each, chains, outcome, order, judge)
         found[RIVAL] = rival(chains, outcome, order, judge)
         for arm, figures in found.items():
@@ -205,11 +255,11 @@ def table(rows: list[BenchRow], metric: str = "nll") -> list[str]:
     return lines
 
 
-def main(argv: list[str]) -> int:
-    """Print the tables of one stream and append its rows."""
+def parser_of(name: str, description: str | None) -> argparse.ArgumentParser:
+    """Options of the command of this name."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.simulation.learning",
-        description=__doc__,
+        prog=f"python -m benchmarks.simulation.{name}",
+        description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--learn", type=Path, required=True, help="traces that are served")
@@ -219,10 +269,14 @@ def main(argv: list[str]) -> int:
         "--from", dest="start", action="append", default=[], metavar="NAME=FILE", help="one to start from"
     )
     parser.add_argument("--name", required=True, help="what rows call the stream")
-    parser.add_argument(
-        "--out", type=Path, default=Path("build/simulate/learning.jsonl"), help="rows are appended here"
-    )
-    options = parser.parse_args(argv)
+    out = Path(f"build/simulate/{name}.jsonl")
+    parser.add_argument("--out", type=Path, default=out, help="rows are appended here")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Print the tables of one stream and append its rows."""
+    options = parser_of("learning", __doc__).parse_args(argv)
     try:
         rows = list(rows_of(options, RunRecord.capture().to_json()))
     except C2TError as error:

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import AUTO, CALIBRATE, NETWORK, OFF, C2TConfig
 from c2t_plugin.engines.checkpoints import SHIPPED_DRAFTS, fetch, read_config
@@ -26,8 +24,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def check(config: C2TConfig, classifier: NodeClassifier, pair: Callable[[], dict[str, Any]]) -> None:
-    """Raises C2TError if what is learnt can neither be read from its file nor written there. pair: see pair_of."""
+def check(
+    config: C2TConfig, classifier: NodeClassifier, pair: Callable[[], dict[str, Any]], *, network: bool = False
+) -> None:
+    """Raises C2TError if what is learnt can neither be read from its file nor written there. pair: see pair_of.
+    network: whether the server is to learn the network too, see `trains`."""
     if config.learned is None:
         return
     path = Path(config.learned)
@@ -38,7 +39,7 @@ def check(config: C2TConfig, classifier: NodeClassifier, pair: Callable[[], dict
     check_file(path)
     # weights that have yet to be fetched are told apart when they are there
     if os.path.exists(path) and known(pair()):
-        _earlier(config, classifier, pair, 1)
+        _earlier(config, classifier, pair, 1, network=network)
 
 
 def pair_of(base: str, target: tuple[str, str | None], draft: tuple[str | None, str | None]) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def calibration(
     """
     if config.learn == OFF:
         return None
-    _, start = _earlier(config, classifier, pair, d_max)
+    _, start = _earlier(config, classifier, pair, d_max, network=False)
     applies = config.learn != AUTO or not same(classifier.spec.pair, pair())
     if not applies:
         logger.info(
@@ -84,23 +85,23 @@ def calibration(
     return Calibration(d_max, applies=applies, start=start)
 
 
-def unfit(device: torch.device, *, alone: bool) -> str | None:
-    """Why a server does not learn the network itself; None: it can. alone: it is one rank."""
+def unfit(device: str, *, alone: bool) -> str | None:
+    """Why a server does not learn the network itself; None: it can. device: its type. alone: it is one rank."""
     if not alone:
         return "several ranks would train networks of their own"
-    return None if device.type == "cpu" else f"it was never tried on {device.type}, only on the CPU engine"
+    return None if device == "cpu" else f"it was never tried on {device}, only on the CPU engine"
 
 
-def warn_unless_trained(config: C2TConfig, reason: str | None) -> None:
-    """Say in one line that the network is not learnt though that was asked for. reason: see `unfit`."""
-    if config.learn == NETWORK and not config.plans_chains:
-        logger.warning("C2T: learn %s is for a planner of chains, and there is none: nothing is learnt", NETWORK)
+def warn_unless_learnt(config: C2TConfig, reason: str | None = None) -> None:
+    """Say in one line what is not learnt though it was asked for. reason: why the network is not, see `unfit`."""
+    if config.learn in (CALIBRATE, NETWORK) and not config.plans_chains:
+        logger.warning("C2T: learn %s is for a planner of chains, and there is none: nothing is learnt", config.learn)
     elif config.learn == NETWORK and reason is not None:
         logger.warning("C2T: learn %s is %s here, what confidences mean: %s", NETWORK, CALIBRATE, reason)
 
 
-def trains(config: C2TConfig, device: torch.device, *, alone: bool) -> bool:
-    """Whether the network itself is learnt."""
+def trains(config: C2TConfig, device: str, *, alone: bool) -> bool:
+    """Whether the network itself is learnt. device, alone: see `unfit`."""
     return config.learn == NETWORK and config.plans_chains and unfit(device, alone=alone) is None
 
 
@@ -111,21 +112,22 @@ def network(
     from c2t_plugin.planner.network import Network
     from c2t_plugin.planner.network_learner import NetworkLearner
 
-    begun, start = _earlier(config, classifier, pair, d_max)
+    begun, start = _earlier(config, classifier, pair, d_max, network=True)
     return NetworkLearner(classifier, d_max, start=start, network=Network.of(begun))
 
 
 def _earlier(
-    config: C2TConfig, classifier: NodeClassifier, pair: Callable[[], dict[str, Any]], d_max: int
+    config: C2TConfig, classifier: NodeClassifier, pair: Callable[[], dict[str, Any]], d_max: int, *, network: bool
 ) -> tuple[NodeClassifier, Learnt | None]:
-    """What an earlier server learnt, over which classifier: of `learned`, if it is there. Raises ClassifierError for a
-    file that is no good here."""
+    """What an earlier server learnt, over which classifier: of `learned`, if it is there. network: whether a network
+    that the file holds is what is served, which what was asked for does not say. Raises ClassifierError for a file that
+    is no good here."""
     path = None if config.learned is None else Path(config.learned)
     if path is None or not os.path.exists(path):
         return classifier, None
     from c2t_plugin.engines.learned import read, with_network_of
 
-    over = with_network_of(path, classifier) if config.learn == NETWORK else classifier
+    over = with_network_of(path, classifier) if network else classifier
     start = read(path, over, pair(), d_max)
     logger.info("C2T: goes on with what was learnt from %d draft tokens, from %s", start.seen, path)
     return over, start

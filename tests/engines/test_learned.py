@@ -278,7 +278,23 @@ def test_a_damaged_network_is_refused_in_a_line(classifier: NodeClassifier, tmp_
         goes_on(path, classifier)
     assert "\n" not in str(refusal.value)
     with pytest.raises(ClassifierError, match="holds no network"):
-        learning.check(config(path, learn="network"), classifier, lambda: PAIR)
+        learning.check(config(path, learn="network"), classifier, lambda: PAIR, network=True)
+
+
+def test_a_calibration_of_a_network_is_refused_where_that_is_not_served(classifier: NodeClassifier, tmp_path: Path):
+    """On a GPU and on several ranks `network` is `calibrate`."""
+    path = tmp_path / "learned.safetensors"
+    save_classifier(with_learnt(classifier, RETRAINED, PAIR, trained(classifier)), path)
+    asked = config(path, learn="network")
+    learning.check(asked, classifier, lambda: PAIR, network=True)
+    for judge in (learning.check, lambda *given: learning.calibration(given[0], given[1], D_MAX, given[2])):
+        with pytest.raises(ClassifierError, match="was learnt over another classifier than this server has") as refusal:
+            judge(asked, classifier, lambda: PAIR)
+        assert "\n" not in str(refusal.value)
+    # what no network was learnt in serves both
+    written(path, classifier)
+    found = learning.calibration(asked, classifier, D_MAX, lambda: PAIR)
+    assert found is not None and found.learnt.slope == 0.3
 
 
 def test_the_file_of_a_network_that_began_from_another_classifier_is_refused(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier
+from c2t_plugin.engines.learned import LearnedFile
 from c2t_plugin.errors import C2TError, ConfigError
 from c2t_plugin.lab import evaluate, judging
 from c2t_plugin.lab.curves import gamma_at, serve
@@ -21,6 +22,7 @@ from c2t_plugin.lab.plans import EvaluatePlan
 from c2t_plugin.lab.rivals import TREE_FORMS, OnlineLogistic, tempered
 from c2t_plugin.lab.scores import ChainReplay, auc, weighted_auc
 from c2t_plugin.lab.sweeps import eagle2_sweep, threshold_sweep, truncate
+from c2t_plugin.planner.calibration import Calibration
 from c2t_plugin.traces.file import save_traces
 
 FORMS = [form.name for form in TREE_FORMS]
@@ -131,6 +133,28 @@ def test_by_command_with_provenance(traces, tmp_path, capsys) -> None:
     assert str(tmp_path) not in out.read_text(encoding="utf-8")
     printed = capsys.readouterr().out
     assert "EAGLE-2" in printed and "static" in printed and "other" in printed
+
+
+def test_what_a_server_has_learnt_is_judged_by_what_it_means_there(traces, tmp_path) -> None:
+    """The file that `--speculative-c2t-learned` names, of a server that served these chains."""
+    save_traces(traces, tmp_path / "held.traces")
+    classifier, chain = untrained(), truncate(traces.chain, 4)
+    save_classifier(classifier, tmp_path / "begun.safetensors")
+    learner, sure = Calibration(4), classifier.confidence(chain.stats())
+    for rows in torch.arange(len(chain)).split(8):
+        accepted = chain.accepted[rows].long().sum(1)
+        learner.observe(sure[rows], torch.full_like(accepted, 4), accepted, log_prob=chain.log_prob[rows])
+    file = LearnedFile(tmp_path / "learned.safetensors", classifier, traces.header["pair"])
+    file.close({"learnt": learner.state()})
+    files = [str(tmp_path / f"{name}.safetensors") for name in ("begun", "learned")]
+    arguments = ["--traces", str(tmp_path / "held.traces"), "--d-max", "4", "--tree-depth", "3", "--replicates", "10"]
+    assert evaluate.main([*files, *arguments, "--json", str(tmp_path / "found.json")]) == 0
+    record = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    judged = {rule["name"]: rule["calibration"] for rule in record["chains"]["rules"]}
+    share = float(chain.accepted.float().mean())
+    assert judged["learned"]["accepted"] == judged["begun"]["accepted"] == pytest.approx(share)
+    assert abs(judged["learned"]["confidence"] - share) < 0.1 < abs(judged["begun"]["confidence"] - share)
+    assert judged["learned"]["error"] < judged["begun"]["error"] / 2
 
 
 def test_a_name_that_comes_twice_is_refused(traces, tmp_path) -> None:

@@ -13,7 +13,7 @@ import torch
 from sglang.srt.environ import envs
 
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.config import AUTO, LAGGED, LOWER, NETWORK, OFF, ON, STRICT, THRESHOLDS, C2TConfig
+from c2t_plugin.config import AUTO, CALIBRATE, LAGGED, LOWER, NETWORK, OFF, ON, STRICT, THRESHOLDS, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier, warn_of_kind
 from c2t_plugin.engines.sglang import args
 from c2t_plugin.engines.sglang.checkpoints import classifier_kind, draft_revision
@@ -97,10 +97,10 @@ def prepare(
     _log(configuration, scorer.shape)
     if leads and envs.SGLANG_RUST_SERVER.get():
         logger.warning("C2T: %s", _RUST)
-    if config.learn == NETWORK and leads:
+    if config.learn in (CALIBRATE, NETWORK) and leads:
         from c2t_plugin.engines import learning
 
-        learning.warn_unless_trained(config, learning.unfit(scorer.beta.device, alone=alone))
+        learning.warn_unless_learnt(config, learning.unfit(scorer.beta.device.type, alone=alone))
     planner = (
         _planner(server_args, base, config, scorer, classifier, most=most, leads=leads, alone=alone)
         if config.planned
@@ -199,7 +199,7 @@ def _planner(
     from c2t_plugin.engines import learning
 
     pair = pair_of(server_args, base)
-    if learning.trains(config, scorer.beta.device, alone=alone):
+    if learning.trains(config, scorer.beta.device.type, alone=alone):
         network = learning.network(config, classifier, scorer.d_max, pair)
         planner = StepPlanner(curve, path, **shape, calibration=network)
         _follow(scorer, network)
@@ -228,14 +228,6 @@ def pair_of(server_args: Any, base: str) -> Callable[[], dict[str, Any]]:
     revisions = getattr(server_args, "revision", None), draft_revision(server_args)
     kind = classifier_kind(base, draft, target)
     return functools.cache(lambda: pair_of(kind, (target, revisions[0]), (draft, revisions[1])))
-
-
-def check_learned(server_args: Any, base: str, config: C2TConfig, classifier: NodeClassifier) -> None:
-    """Raises C2TError if what is learnt can neither be read from its file nor written there."""
-    if config.learned is not None:
-        from c2t_plugin.engines import learning
-
-        learning.check(config, classifier, pair_of(server_args, base))
 
 
 def load_curve(config: C2TConfig) -> CostCurve | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import MASKED, PACKING, TREE_ATTENTION, C2TConfig
+from c2t_plugin.engines import learning
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
 from c2t_plugin.engines.contract import engine_version
 from c2t_plugin.engines.served_traces import check_directory
@@ -93,7 +95,7 @@ def _resolve(server_args: Any) -> None:
     classifier = load_fitting_classifier(path, config)
     check_directory(config)
     startup.check_curve(config)
-    startup.check_learned(server_args, base, config, classifier)
+    _check_learned(server_args, base, config, classifier)
     _check_packing(server_args, config)
     server_args.speculative_algorithm = f"C2T_{base}"
     _shape(server_args, config)
@@ -130,6 +132,22 @@ def _check_disaggregation(server_args: Any, base: str, config: C2TConfig) -> Non
     ):
         if unfit:
             raise ConfigError(f"--disaggregation-mode {mode} cannot be combined with {found}: {reason}; leave it out")
+
+
+def _check_learned(server_args: Any, base: str, config: C2TConfig, classifier: NodeClassifier) -> None:
+    """Raises C2TError if what is learnt can neither be read from its file nor written there."""
+    if config.learned is None:
+        return
+    replicas = getattr(server_args, "dp_size", None) or 1
+    if replicas > 1:
+        raise ConfigError(
+            f"--dp-size {replicas} cannot be combined with --speculative-c2t-learned {config.learned}: each replica "
+            "learns by itself and would overwrite what others wrote; leave it out, or start servers with a file each"
+        )
+    alone = (getattr(server_args, "tp_size", None) or 1) == 1
+    # a device that is not chosen yet is known when the file is read
+    network = learning.trains(config, getattr(server_args, "device", None) or "cpu", alone=alone)
+    learning.check(config, classifier, startup.pair_of(server_args, base), network=network)
 
 
 def _check_packing(server_args: Any, config: C2TConfig) -> None:

@@ -6,7 +6,6 @@ vLLM made of the rest and writes the settings that every worker reads: `addition
 
 from __future__ import annotations
 
-import functools
 import logging
 import os.path
 from collections.abc import Callable, Mapping
@@ -15,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from c2t_plugin.classifier import ClassifierSpec
-from c2t_plugin.config import AUTO, CALIBRATE, NETWORK, NONE, OFF, OLD_NAMES, C2TConfig
-from c2t_plugin.engines import learning
+from c2t_plugin.config import AUTO, NONE, OFF, OLD_NAMES, C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier, warn_of_kind
 from c2t_plugin.engines.served_traces import check_directory
+from c2t_plugin.engines.vllm import learns
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.request_options import shown
@@ -215,14 +214,13 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
         config, base, spec.model, revision=spec.revision, probabilities=adaptive or config.planned
     )
     classifier = load_fitting_classifier(path, config)
-    learning.check(config, classifier, pair_of(vllm_config, base))
-    fitted, learns = classifier.spec, config.planned and config.learn != OFF
-    _warn(path, fitted, base, probabilities=(adaptive or config.planned) and not learns)
+    learn, learned = learns.settled(vllm_config, config, classifier, base)
+    fitted, mended = classifier.spec, config.planned and learn != OFF
+    _warn(path, fitted, base, probabilities=(adaptive or config.planned) and not mended)
     beta = fitted.suggested_beta if config.beta is None else config.beta
     recorded = (config.trace_dir, config.trace_share, config.trace_limit, config.trace_precision)
     # where drafts are scored on a GPU, requests set nothing
     on_host = worker.endswith(".CPUWorker") and not vllm_config.use_v2_model_runner
-    learning.warn_unless_trained(config, None if on_host else "vLLM needs a CPU and model runner V1 for it")
     settings = Settings(
         str(path),
         origin,
@@ -231,8 +229,8 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
         *recorded,
         planned=config.planned,
         curve=None if config.curve is None else str(config.curve),
-        learn=CALIBRATE if config.learn == NETWORK and not on_host else config.learn,
-        learned=config.learned,
+        learn=learn,
+        learned=learned,
         request_settings=config.request_settings if on_host else NONE,
     )
     vllm_config.additional_config = {**vllm_config.additional_config, KEY: asdict(settings)}
@@ -242,18 +240,6 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     elif config.planned:
         scheduler.scheduler_cls = PLANNING
     return settings
-
-
-def pair_of(vllm_config: Any, base: str) -> Callable[[], dict[str, Any]]:
-    """See learning.pair_of; computed once, when it is first asked for."""
-
-    def found() -> dict[str, Any]:
-        target, spec = vllm_config.model_config, vllm_config.speculative_config
-        carried = spec.model == target.model
-        draft = (target.model, target.revision) if carried else (spec.model, spec.revision)
-        return learning.pair_of(base, (target.model, target.revision), draft)
-
-    return functools.cache(found)
 
 
 def _planned(vllm_config: Any, config: C2TConfig) -> C2TConfig:

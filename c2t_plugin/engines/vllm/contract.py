@@ -13,6 +13,9 @@ engine/arg_utils.py
     self.create_speculative_config(
   EngineArgs.from_cli_args(cls, args)
   EngineArgs: speculative_config, additional_config, async_scheduling
+envs.py
+  environment_variables
+    "VLLM_BATCH_INVARIANT": lambda: bool(
 sampling_params.py
   SamplingParams: extra_args, _verify_extra_args
 config/parallel.py

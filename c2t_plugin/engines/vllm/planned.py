@@ -13,9 +13,10 @@ from c2t_plugin.config import LOWER, NETWORK, C2TConfig
 from c2t_plugin.engines import learning
 from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.engines.vllm.behind import reads_later
-from c2t_plugin.engines.vllm.config import Settings, pair_of
+from c2t_plugin.engines.vllm.config import Settings
 from c2t_plugin.engines.vllm.early_exit import may_leave
 from c2t_plugin.engines.vllm.ending import Sent
+from c2t_plugin.engines.vllm.learns import pair_of
 from c2t_plugin.engines.vllm.metrics import CARRIER, packed
 from c2t_plugin.engines.vllm.planning import Planning, cut
 from c2t_plugin.engines.vllm.requests import OwnSettings

@@ -8,8 +8,9 @@ import pytest
 
 from benchmarks.report import learning_table
 from benchmarks.report.command import RESULTS
-from benchmarks.report.learning_table import LOADS, PAGE, learning, main, render
+from benchmarks.report.learning_table import LOADS, PAGE, censoring, learning, main, render
 from benchmarks.report.rows import FILE_OF, BenchRow, read_rows
+from benchmarks.simulation.censoring import VERIFIED
 from c2t_plugin.errors import C2TError
 
 STATES = (0, 500, 2_000, 10_000, 50_000)
@@ -20,24 +21,30 @@ def rows() -> list[BenchRow]:
     return read_rows(RESULTS / FILE_OF["simulated"], BenchRow)
 
 
+RUN = {
+    "utc": "2026-01-01T00:00:00+00:00",
+    "command": "c",
+    "machine": "m",
+    "git_sha": "0" * 40,
+    "dirty": False,
+    "seed": 0,
+    "versions": {},
+}
+
+
 def made_up(arm: str, states: int, poisoned: int, speed: float, nats: float = 0.0) -> BenchRow:
-    metrics: dict[str, float | None] = {
-        "nll": 0.5 - states / 1e6 + nats,
-        "gamma_ratio": 0.7 + poisoned / 10,
-        "auc": 0.9,
-    }
+    metrics: dict[str, float | None] = {"nll": 0.5 - states / 1e6 + nats, "gamma_ratio": 0.7 + poisoned / 10}
     metrics |= {f"tokens_per_s_{load}": speed * load for load in LOADS}
     label = {"stream": "made up", "states": states, "poisoned": poisoned}
-    run = {
-        "utc": "2026-01-01T00:00:00+00:00",
-        "command": "c",
-        "machine": "m",
-        "git_sha": "0" * 40,
-        "dirty": False,
-        "seed": 0,
-        "versions": {},
-    }
-    return BenchRow("learning", "simulated", arm, label, metrics, "", run)
+    return BenchRow("learning", "simulated", arm, label, metrics, "", RUN)
+
+
+def cut(arm: str, states: int, verified: str) -> BenchRow:
+    metrics: dict[str, float | None] = {"nll": 0.5 - states / 1e5 + len(verified) / 100}
+    if states:
+        metrics["verified_per_draft"] = 6.0 / len(verified)
+    label = {"stream": "made up", "states": states, "verified": verified}
+    return BenchRow("censoring", "simulated", arm, label, metrics, "", {**RUN, "command": "other"})
 
 
 RIVAL = [made_up("vLLM's estimator", states, bad, 50.0, nats=0.01) for states in STATES for bad in (0, 1)]
@@ -78,6 +85,21 @@ def test_goals_that_are_met_and_missed_are_said() -> None:
     nats, poison = learning([row for row in [*made, *RIVAL] if row.arm != "from nothing"]).splitlines()[-2:]
     assert nats.endswith("4 of 4 figures are better than vLLM's estimator's on the same stream.")
     assert poison.endswith("after 10,000 states, and does.")
+
+
+def test_a_page_with_markers_for_it_shows_what_cuts_make_of_it() -> None:
+    rows = [cut(f"from {arm}", states, way) for way in VERIFIED for arm in ("one", "other") for states in STATES]
+    lines = censoring(rows).splitlines()[-6:]
+    assert [line.split(" | ")[1:3] for line in lines] == [[arm, way] for arm in ("one", "other") for way in VERIFIED]
+    assert lines[1] == "| made up | one | as cut | .560 | .555 | .540 | .460 | .060 | 1.00 |"
+    plain = "".join(f"<!-- table:{name} -->\n<!-- /table:{name} -->\n" for name in ("learning", "learning-sources"))
+    made = [made_up("from offline fit", states, bad, 1.0) for states in STATES for bad in (0, 1)]
+    assert "as cut" not in render(plain, made + RIVAL + rows) and "other" not in render(plain, made + rows)
+    marked = plain.replace("learning", "censoring")
+    page = render(plain + marked, made + RIVAL + rows)
+    assert "| made up | one | as cut | .560 |" in page and "`other`" in page
+    with pytest.raises(C2TError, match="censoring-sources"):
+        render(plain + "<!-- table:censoring -->\n<!-- /table:censoring -->\n", made + RIVAL + rows)
 
 
 def test_the_command_writes_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

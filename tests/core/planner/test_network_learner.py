@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -304,6 +305,29 @@ def test_a_thread_trains_what_was_served(classifier: NodeClassifier, monkeypatch
             break
     assert learner.swaps == 1 and learner.batches >= learning.BATCHES
     learner.failed = True
+
+
+def test_it_rests_99_times_as_long_as_it_worked(classifier: NodeClassifier, monkeypatch: pytest.MonkeyPatch):
+    """Seconds of its thread, after each minibatch."""
+    learner = NetworkLearner(classifier, D_MAX, background=False)
+    for step in range(FIRST // REQUESTS):
+        learner.observe(drawn(step)[0], WHOLE, accepted(step))
+    worked, rested, clock = list[float](), list[float](), [0.0]
+
+    def work() -> None:
+        worked.append(0.001 * (1 + len(worked) % 7))
+        clock[0] += worked[-1]
+
+    def sleep(seconds: float) -> None:
+        rested.append(seconds)
+        # the thread ends with this round
+        learner.failed = len(rested) == learning.BATCHES
+
+    monkeypatch.setattr(learner, "_batch", work)
+    monkeypatch.setattr(learning, "time", SimpleNamespace(thread_time=lambda: clock[0], sleep=sleep))
+    learner._trains()
+    assert len(worked) == learning.BATCHES
+    assert rested == pytest.approx([99 * seconds for seconds in worked])
 
 
 def test_training_that_fails_says_so_once_and_serving_goes_on(

@@ -220,6 +220,15 @@ def test_flags_that_cannot_work_with_c2t(pair: types.SimpleNamespace, changes: d
             validate.validate(server_args)
 
 
+def test_replicas_would_write_one_file(pair: types.SimpleNamespace, tmp_path: Path):
+    kept = {"learned": str(tmp_path / "learned.safetensors")}
+    with pytest.raises(SystemExit, match=r"^C2T: --dp-size 2 cannot .* --speculative-c2t-learned") as error:
+        validate.validate(record(pair, dp_size=2, _c2t=kept))
+    assert "\n" not in str(error.value)
+    validate.validate(record(pair, dp_size=1, _c2t=kept))
+    validate.validate(record(pair, dp_size=2, _c2t={}))
+
+
 @pytest.mark.parametrize("mode", ["prefill", "decode"])
 def test_both_sides_of_a_disaggregated_server(pair: types.SimpleNamespace, mode: str):
     server_args = record(pair, disaggregation_mode=mode, speculative_algorithm="C2T_EAGLE3")

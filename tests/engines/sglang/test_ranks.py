@@ -1,4 +1,7 @@
-"""Tensor parallelism: two processes over gloo agree on one cut, though each rounded the draft's logits its own way."""
+"""Tensor parallelism: two processes over gloo agree on one cut, though each rounded the draft's logits its own way.
+
+So do those whose planners learn, each from the confidences that it computed itself.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
 
+Found = tuple[bool, list[dict[str, Any]]]
 # What one rank would verify of each request, and the other.
 MINE = ([3, 0, 2, 4], [3, 1, 2, 0])
 
@@ -29,9 +33,13 @@ from sglang.srt.distributed import parallel_state
 
 from c2t_kernels import early_stop
 from c2t_plugin.engines.sglang import ranks, worker
+from c2t_plugin.engines.sglang.drafters import chain
 from c2t_plugin.engines.sglang.drafters.chain import ChainDrafter
 from c2t_plugin.engines.sglang.parts import Parts
-from c2t_plugin.engines.sglang.verify.lagged import LaggedRows
+from c2t_plugin.engines.sglang.verify.lagged import LaggedRows, PlannedRows
+from c2t_plugin.planner import CostCurve
+from c2t_plugin.planner.calibration import Calibration
+from c2t_plugin.planner.step_planner import StepPlanner
 
 job = json.loads(sys.argv[1])
 rank = job["rank"]
@@ -65,15 +73,72 @@ for _ in range(4):
     made = drafter._step(requests, SimpleNamespace(retrieve_next_token=links))
     lagged_steps.append([made.kept.tolist(), made.rows])
     cuts.append([row.index(-1) for row in links.tolist()])
+
+
+def seeded(*numbers):
+    return torch.Generator().manual_seed(hash(numbers))
+
+
+def drawn(number):
+    '''(4, 4) confidences of a step's drafts as this rank computes them, and (4,) how many tokens are accepted.'''
+    lowest = 0.6 if number // 75 % 2 == 0 else 0.1
+    chance = lowest + 0.4 * torch.rand(4, 4, generator=seeded(number))
+    accepted = (torch.rand(4, 4, generator=seeded(number, 1)) < chance).int().cumprod(1).sum(1)
+    rounding = 0.1 * torch.rand(4, 4, generator=seeded(number, 2, rank))
+    return (chance.cumprod(1).sqrt() - rounding).clamp(0.01, 0.99), accepted
+
+
+def learnt(steps):
+    '''What a planner that learns decides in each step, and what it has learnt then.'''
+    calibration = Calibration(4)
+    curve = CostCurve(verify=((1, 1.0), (24, 2.0)), draft=((1, 0.2), (24, 0.25)))
+    planner = parts.planner = StepPlanner(curve, None, steps=4, most=4, device=torch.device("cpu"),
+        depths=(0, 1, 2, 4), calibration=calibration)
+    planner.packed, parts.lagged = True, None
+    if job["rows"] is not None:
+        planner.wait_for_nothing(4, "cpu")
+        parts.lagged = PlannedRows(planner)
+    drafter, decided = ChainDrafter(SimpleNamespace(speculative_num_steps=4), parts), []
+    for number in range(steps):
+        depth = worker.StepMixin.planned_depth(step, requests.reqs)
+        worker.StepMixin.plan_rows(step, 4)
+        sure, accepted = drawn(number)
+        sure, whole = sure[:, :depth], torch.full((4,), depth, dtype=torch.int32)
+        parts.scorer = SimpleNamespace(
+            lower=False,
+            drafted=lambda steps: None,
+            sure=lambda requests: sure,
+            own_beta=lambda requests: torch.zeros(requests, dtype=torch.bool),
+            end=lambda requests, links: whole,
+            end_within=lambda requests, budget, links: (whole, early_stop(sure, 0.0, whole, budget=budget)),
+        )
+        drafter._scorer = parts.scorer
+        if not depth:
+            decided.append([0, planner.rows, None, []])
+            continue
+        links = torch.arange(1, depth + 2).repeat(4, 1)
+        made = drafter._step(requests, SimpleNamespace(retrieve_next_token=links))
+        verified = made.kept.long()
+        planner.learn(made.sure, verified, accepted.minimum(verified), [f"{number // 8} {row}" for row in range(4)])
+        decided.append([depth, planner.rows, made.rows, verified.tolist()])
+    return {"decided": decided, "fits": calibration.fits, "offsets": calibration.learnt.offsets.tolist()}
+
+
+together = learnt(300)
+# the fault: nobody tells the others
+ranks.agree = chain.agree = lambda tensor: tensor
+apart = learnt(300)
 Path(job["out"]).write_text(json.dumps({"agreed": agreed.tolist(), "depth": depth, "rows": planner.rows,
-    "lagged": lagged_steps, "cuts": cuts, "leads": ranks.leads()}))
+    "lagged": lagged_steps, "cuts": cuts, "leads": ranks.leads(), "together": together, "apart": apart}))
 torch.distributed.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_all_ranks_take_the_first_ones_cut_depth_and_rows(tmp_path: Path, waits: bool):
-    program = tmp_path / "rank.py"
+@pytest.fixture(scope="module", params=[True, False], ids=["waits", "waits for nothing"])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Whether steps wait for their number of rows, and what each rank wrote."""
+    waits, folder = request.param, tmp_path_factory.mktemp("ranks")
+    program = folder / "rank.py"
     program.write_text(PROGRAM)
     ranks = []
     for rank, kept in enumerate(MINE):
@@ -82,19 +147,37 @@ def test_all_ranks_take_the_first_ones_cut_depth_and_rows(tmp_path: Path, waits:
             "kept": kept,
             "depth": (2, 4)[rank],
             "rows": None if waits else (7, 12)[rank],
-            "store": str(tmp_path / "store"),
-            "out": str(tmp_path / f"{rank}.json"),
+            "store": str(folder / "store"),
+            "out": str(folder / f"{rank}.json"),
         }
         command = [sys.executable, program, json.dumps(job)]
-        with (tmp_path / f"{rank}.log").open("wb") as log:
+        with (folder / f"{rank}.log").open("wb") as log:
             ranks.append(subprocess.Popen(command, env=cpu_engine_env(os.environ), stdout=log, stderr=log))
     codes = [process.wait(timeout=300) for process in ranks]
-    assert codes == [0, 0], "".join((tmp_path / f"{rank}.log").read_text()[-3000:] for rank in range(2))
-    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert [each["agreed"] for each in found] == [MINE[0], MINE[0]]
-    assert [each["depth"] for each in found] == [2, 2]
-    assert [each["rows"] for each in found] == [None if waits else 7] * 2
+    assert codes == [0, 0], "".join((folder / f"{rank}.log").read_text()[-3000:] for rank in range(2))
+    return waits, [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_all_ranks_take_the_first_ones_cut_depth_and_rows(found: Found):
+    waits, ranks = found
+    assert [each["agreed"] for each in ranks] == [MINE[0], MINE[0]]
+    assert [each["depth"] for each in ranks] == [2, 2]
+    assert [each["rows"] for each in ranks] == [None if waits else 7] * 2
     # the window, until the first one's numbers are known: 4 roots and 9 draft tokens
-    assert [each["lagged"] for each in found] == [[[MINE[0], rows] for rows in (20, 20, 13, 13)]] * 2
-    assert [each["cuts"] for each in found] == [[MINE[0]] * 4] * 2
-    assert [each["leads"] for each in found] == [True, False]
+    assert [each["lagged"] for each in ranks] == [[[MINE[0], rows] for rows in (20, 20, 13, 13)]] * 2
+    assert [each["cuts"] for each in ranks] == [[MINE[0]] * 4] * 2
+    assert [each["leads"] for each in ranks] == [True, False]
+
+
+def test_ranks_that_learn_apart_decide_alike(found: Found):
+    waits, ranks = found
+    mine, others = (each["together"] for each in ranks)
+    assert mine["decided"] == others["decided"]
+    # there was something to decide, and each learnt from confidences of its own
+    depths, rows, _, kept = zip(*mine["decided"], strict=True)
+    assert len(set(depths)) > 1 and any(min(each) < depth for depth, each in zip(depths, kept, strict=True) if depth)
+    assert all((each is None) == waits for each in rows)
+    assert min(mine["fits"], others["fits"]) > 3 and mine["offsets"] != others["offsets"]
+    # the first one's decisions are what it decides by itself; the other one's are not
+    assert ranks[0]["apart"] == mine
+    assert ranks[1]["apart"]["decided"] != mine["decided"]

@@ -1,7 +1,7 @@
 """Temperature 0.8: what a server samples has the joint distribution of the target alone, cuts or not.
 
 The first four tokens are compared with exact enumeration by transformers (chi-square). The same test on a server whose
-verification is biased on purpose has to fail.
+verification is biased on purpose has to fail. So it is while a planner learns from what is sampled.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
 from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
 from benchmarks.pairs.toy import pair_dir  # noqa: E402
+from c2t_plugin.planner import CostCurve  # noqa: E402
 from tests.support.engines.distribution import (  # noqa: E402
     ALPHA,
     MIN_EXPECTED,
@@ -34,6 +35,7 @@ from tests.support.engines.distribution import (  # noqa: E402
     most_varied_prompt,
     p_value,
 )
+from tests.support.sglang import faults, learns_fast  # noqa: E402
 from tests.support.sglang.verify_counts import DRAFTS, save_hand_made_classifier  # noqa: E402
 
 BETA = 0.45
@@ -41,6 +43,10 @@ D_MAX = 6
 SEED = "20251"
 # By how many requests run at once; one at a time takes long.
 COUNTS = {1: 200, 16: SAMPLES}
+# Tokens beside others cost something, drafting next to nothing: a planner drafts, and cuts.
+CUTS = CostCurve(verify=((1, 1.0), (400, 5.0)), draft=((1, 0.01), (64, 0.02)))
+# Samples of a call while a planner learns, and calls that a change may take.
+PART, MOST_PARTS = 500, 16
 
 
 @pytest.fixture(scope="module")
@@ -48,21 +54,22 @@ def enumerated() -> tuple[list[int], dict[Outcome, float]]:
     return most_varied_prompt()
 
 
-def server(base: str, folder: Path, **options: Any) -> CpuServer:
+def server(base: str, folder: Path, *rule: str, **options: Any) -> CpuServer:
+    """rule: flags in the place of a beta."""
     classifier = save_hand_made_classifier(folder / "hand.safetensors")
     return CpuServer(
         pair_dir() / "target",
         *("--speculative-algorithm", "C2T", "--speculative-draft-model-path", str(pair_dir() / DRAFTS[base])),
-        *("--speculative-num-steps", str(D_MAX)),
-        *("--speculative-c2t-classifier", str(classifier), "--speculative-c2t-beta", str(BETA)),
+        *("--speculative-num-steps", str(D_MAX), "--speculative-c2t-classifier", str(classifier)),
+        *(rule or ("--speculative-c2t-beta", str(BETA))),
         *("--max-running-requests", "48", "--random-seed", SEED),
         log=folder / "server.log",
         **options,
     )
 
 
-def sample(running: CpuServer, prompt: list[int]) -> list[dict[str, Any]]:
-    params = {"temperature": TEMPERATURE, "top_k": TOP_K, "max_new_tokens": TOKENS, "ignore_eos": True, "n": SAMPLES}
+def sample(running: CpuServer, prompt: list[int], count: int = SAMPLES) -> list[dict[str, Any]]:
+    params = {"temperature": TEMPERATURE, "top_k": TOP_K, "max_new_tokens": TOKENS, "ignore_eos": True, "n": count}
     return running.request("/generate", {"input_ids": prompt, "sampling_params": params})
 
 
@@ -154,3 +161,36 @@ def test_a_planted_bias_is_seen(enumerated: tuple[list[int], dict[Outcome, float
     assert "planted: refused drafts" in (tmp_path / "server.log").read_text(errors="replace")
     assert_drafts_were_tried_and_cut(answers)
     assert p_value(outcomes(answers), probs) < ALPHA
+
+
+def changes(running: CpuServer) -> int:
+    """How often what confidences are taken for has changed: networks that were put in force, else whether a fit was."""
+    (state,) = running.request("/get_server_info")["internal_states"]
+    learnt = state["c2t"]["planner"]["learnt"]
+    return int(learnt["network"]["swaps"]) if "network" in learnt else int(learnt["slope"] != 1.0)
+
+
+@pytest.mark.parametrize("learn", ["calibrate", "network"])
+def test_samples_have_it_while_a_planner_learns_from_them(
+    learn: str, enumerated: tuple[list[int], dict[Outcome, float]], tmp_path: Path
+):
+    prompt, probs = enumerated
+    CUTS.save(tmp_path / "curve.json")
+    plugin = str(faults.install(tmp_path, learns_fast.__file__))
+    path = os.pathsep.join(filter(None, [plugin, os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path, "BIAS": str(tmp_path / "bias")}
+    rule = ("--speculative-c2t-planner", str(tmp_path / "curve.json"), "--speculative-c2t-learn", learn)
+    with server("eagle3", tmp_path, *rule, env=env) as running:
+        seen, answers = [changes(running)], list[dict[str, Any]]()
+        # some before and some after, however long it takes
+        while len(answers) < SAMPLES or (not seen[-2] and len(seen) <= MOST_PARTS):
+            answers += sample(running, prompt, PART)
+            seen.append(changes(running))
+        (tmp_path / "bias").touch()
+        biased = sample(running, prompt)
+    assert "planted: networks are trained fast" in (tmp_path / "server.log").read_text(errors="replace")
+    assert seen[0] == 0 < seen[-2], "nothing was learnt while it sampled"
+    assert_drafts_were_tried_and_cut(answers)
+    assert p_value(outcomes(answers), probs) >= ALPHA
+    assert_drafts_were_tried_and_cut(biased)
+    assert p_value(outcomes(biased), probs) < ALPHA

@@ -14,20 +14,29 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 pytestmark = [pytest.mark.sglang]
 
 import huggingface_hub  # noqa: E402
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, OfflineModeIsEnabled  # noqa: E402
 
 from benchmarks.pairs.toy import pair_dir  # noqa: E402
-from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME, NodeClassifier  # noqa: E402
+from c2t_plugin.classifier import (  # noqa: E402
+    CALIBRATED_NAME,
+    FILE_NAME,
+    NodeClassifier,
+    load_classifier,
+    save_classifier,
+)
 from c2t_plugin.config import C2TConfig  # noqa: E402
-from c2t_plugin.engines import served_traces  # noqa: E402
+from c2t_plugin.engines import learning, served_traces  # noqa: E402
 from c2t_plugin.engines.checkpoints import CLASSIFIERS, find_classifier, read_config  # noqa: E402
+from c2t_plugin.engines.learned import with_learnt  # noqa: E402
 from c2t_plugin.engines.sglang import checkpoints, startup  # noqa: E402
 from c2t_plugin.errors import ClassifierError, ConfigError, HubError  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
 from c2t_plugin.planner.network import Network  # noqa: E402
 from c2t_plugin.planner.network_learner import Trial  # noqa: E402
 from c2t_plugin.scorer import ChainScorer  # noqa: E402
+from tests.engines.test_learned import RETRAINED, trained  # noqa: E402
 
 ANOTHER_PAIR = "this classifier was fitted on another pair; fit your own: c2t collect, then c2t fit"
 CURVE = CostCurve(verify=((1, 1.0), (9, 2.0)), draft=((1, 0.1), (9, 0.2)))
@@ -233,9 +242,9 @@ def test_auto_has_one_and_says_what_it_takes_confidences_for(tmp_path: Path, cap
     assert "takes confidences for probabilities" not in caplog.text
     other = {"planner": curve, "classifier": str(pair_dir() / "eagle3" / FILE_NAME)}
     # what they mean is learnt
-    learning = prepare(pair_dir() / "eagle3", **other)
-    assert learning.planner is not None
-    assert learning.planner.learns
+    learns = prepare(pair_dir() / "eagle3", **other)
+    assert learns.planner is not None
+    assert learns.planner.learns
     assert "c2t calibrate --on chain" not in caplog.text
     prepare(pair_dir() / "eagle3", **other, learn="off")
     assert "c2t calibrate --on chain" in caplog.text
@@ -271,9 +280,33 @@ def test_several_ranks_learn_no_network_and_one_line_says_so(caplog: pytest.LogC
     assert "learn network" not in caplog.text
 
 
-def test_a_fixed_beta_learns_nothing_and_says_so(caplog: pytest.LogCaptureFixture):
-    prepare(pair_dir() / "eagle3", beta="0.5", learn="network")
-    assert caplog.text.count("learn network is for a planner of chains") == 1
+def test_what_a_learnt_network_meant_is_refused_by_ranks_that_do_not_serve_it(tmp_path: Path):
+    draft, path = pair_dir() / "eagle3", tmp_path / "learned.safetensors"
+    classifier = load_classifier(draft / CALIBRATED_NAME)
+    served = learning.pair_of("eagle3", (str(pair_dir() / "target"), None), (str(draft), None))
+    network = trained(classifier)
+    save_classifier(with_learnt(classifier, RETRAINED, served, network), path)
+    before, asked = path.read_bytes(), {"planner": "on", "learn": "network", "learned": str(path)}
+    with pytest.raises(ClassifierError, match="over another classifier"):
+        prepare(draft, **asked, alone=False)
+    assert path.read_bytes() == before
+    made = prepare(draft, **asked, leads=False)
+    assert np.array_equal(made.planner.network.out_weight, network.out_weight)
+
+
+@pytest.mark.parametrize("learn", ["calibrate", "network"])
+@pytest.mark.parametrize(
+    "rule", [{"beta": "0.5"}, {"planner": "off"}, {"mode": "tree"}, {"mode": "tree", "planner": "on"}]
+)
+def test_what_learns_nothing_though_it_was_asked_to_says_so(
+    rule: dict[str, str], learn: str, caplog: pytest.LogCaptureFixture
+):
+    prepare(pair_dir() / "eagle3", **rule, learn=learn)
+    assert caplog.text.count(f"learn {learn} is for a planner of chains, and there is none: nothing is learnt") == 1
+    caplog.clear()
+    prepare(pair_dir() / "eagle3", **rule, learn=learn, leads=False)
+    prepare(pair_dir() / "eagle3", **rule)
+    assert "nothing is learnt" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -266,6 +266,39 @@ def test_what_makes_confidences_poor_is_said(
     assert said is None or said in lines[0]
 
 
+@pytest.mark.parametrize("learn", ["calibrate", "network", "auto"])
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [({"enable_adaptive_verification": True}, {}), ({}, {"planner": "off"}), ({}, {"beta": 0.5})],
+    ids=["adaptive", "no planner", "beta"],
+)
+def test_what_learns_nothing_though_it_was_asked_to_says_so(
+    spec: dict[str, Any], options: dict[str, Any], learn: str, caplog: pytest.LogCaptureFixture
+):
+    config.settle(resolved(**spec), config.C2TConfig(learn=learn, **options))
+    said = f"learn {learn} is for a planner of chains, and there is none: nothing is learnt"
+    assert caplog.text.count(said) == int(learn != "auto")
+
+
+@pytest.mark.parametrize("learn", ["calibrate", "network", "auto"])
+def test_nothing_is_learnt_where_batches_are_not_to_matter(learn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lines: list[str] = []
+    monkeypatch.setattr(config.logger, "warning", lambda text, *values: lines.append(text % values))
+    said = "C2T: learns nothing: VLLM_BATCH_INVARIANT"
+    options = config.C2TConfig(learn=learn, learned=str(tmp_path / "learned.safetensors"))
+    settings = config.settle(resolved(), options)
+    assert (settings.learn, settings.learned) == (learn, options.learned)
+    assert not any(line.startswith(said) for line in lines)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    settings = config.settle(resolved(), options)
+    assert settings.planned and (settings.learn, settings.learned) == ("off", None)
+    assert [line.startswith(said) for line in lines].count(True) == 1
+    # of one that plans nothing there is nothing to say
+    lines.clear()
+    config.settle(resolved(), config.C2TConfig(planner="off"))
+    assert lines == []
+
+
 # --- the contract
 
 

@@ -35,6 +35,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"c2t_max_depth": float("inf")}, "c2t_max_depth must be a whole number"),
     ({"c2t_enabled": "no"}, "c2t_enabled must be true or false"),
     ({"c2t_enabled": 2}, "c2t_enabled must be true or false"),
+    ({"c2t_learn": "no"}, "c2t_learn must be true or false, got 'no'"),
+    ({"c2t_learn": 2}, "c2t_learn must be true or false, got 2"),
+    ({"c2t_learn": 0.0}, "c2t_learn must be true or false"),
+    ({"c2t_learn": None}, "c2t_learn must be true or false"),
     ({"c2t_enabled": 0, "c2t_beta": 0.5}, "c2t_beta has no meaning with c2t_enabled false"),
     ({"c2t_bta": 0.5}, "there is no 'c2t_bta'.*takes c2t_enabled, c2t_beta, c2t_max_depth"),
 ]
@@ -49,6 +53,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
         ({"c2t_beta": 0.25, "other": 1}, RequestOptions(beta=0.25)),
         ({"c2t_enabled": 0, "c2t_max_depth": 3.0}, RequestOptions(enabled=False, max_depth=3)),
         ({"c2t_enabled": True}, RequestOptions()),
+        ({"c2t_learn": False}, RequestOptions(learn=False)),
+        # of vLLM's routes
+        ({"c2t_learn": 0, "c2t_beta": 0.25}, RequestOptions(beta=0.25, learn=False)),
+        ({"c2t_learn": 1}, RequestOptions()),
     ],
 )
 def test_what_a_request_gets(sent: Any, options: RequestOptions):
@@ -68,6 +76,18 @@ def test_an_operator_bounds_what_is_set():
         granted({"c2t_enabled": 0}, "lower")
     assert granted({"c2t_beta": 0.1}, "lower") == RequestOptions(beta=0.1)
     assert granted({"other": 1}, "none") == RequestOptions()
+
+
+@pytest.mark.parametrize("settings", ["all", "lower", "none"])
+def test_every_request_may_keep_out_of_what_is_learnt(settings: str):
+    assert granted({"c2t_learn": 0}, settings) == RequestOptions(learn=False)
+    (found,) = OwnSettings(settings, 1).of(["a"], {"a": request({"c2t_learn": False})})
+    assert found == RequestOptions(learn=False)
+
+
+def test_it_brings_nothing_else_with_it():
+    with pytest.raises(ConfigError, match="c2t_beta, c2t_learn cannot be set: this server lets requests set none"):
+        granted({"c2t_learn": 0, "c2t_beta": 0.1}, "none")
 
 
 @pytest.fixture
@@ -125,7 +145,7 @@ def test_where_they_are_used_a_bad_value_means_as_the_server_is_set(monkeypatch:
 
 
 OURS = st.fixed_dictionaries(
-    {}, optional={name: JSON for name in ("c2t_enabled", "c2t_beta", "c2t_max_depth", "c2t_b")}
+    {}, optional={name: JSON for name in ("c2t_enabled", "c2t_beta", "c2t_max_depth", "c2t_learn", "c2t_b")}
 )
 BETA, D_MAX = 0.25, 4
 

@@ -46,7 +46,7 @@ class ChainDrafter:
             max_depth=worker.speculative_num_steps,
             beta=beta,
             device=worker.device,
-            keep_stats=config.trace_dir is not None or trains(config, device, alone=alone()),
+            keep_stats=config.trace_dir is not None or trains(config, device.type, alone=alone()),
             keep_log_prob=config.plans_chains and config.learn != OFF,
         )
 

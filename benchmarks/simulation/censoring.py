@@ -1,0 +1,121 @@
+"""What a cut by what was learnt makes of what is learnt next: the replay of `learning`, with and without it.
+
+    python -m benchmarks.simulation.censoring --learn TRAINING.traces --judge HELD_OUT.traces --offline CLASSIFIER \\
+        --from draft=CLASSIFIER --name "toy, EAGLE-3"
+
+Nothing is learnt of a draft token that was not verified, and what is verified follows from what was learnt. So each
+start is replayed three times: verified whole; as a planner cuts that takes the chances of that moment for true, with
+CONCURRENT requests on a GPU's data sheet; and as it cuts with its probes, steps that are verified whole. One start more
+is a pessimist, the offline fit's network with a bias so low that the planner cuts nearly everything. States are the
+same, in the same order, whatever is verified. They are judged as `learning` judges, uncut.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.command import run
+from benchmarks.report.rows import BenchRow, append_rows
+from benchmarks.simulation import learning
+from benchmarks.simulation.learning import CONCURRENT, OFFLINE, Served, curve_of, learnt, parser_of, retrained, whole
+from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.config import NETWORK
+from c2t_plugin.errors import C2TError
+from c2t_plugin.planner import CostCurve, Planner
+from c2t_plugin.planner.planner import PROBE_EVERY
+from c2t_plugin.provenance import RunRecord
+
+SCENARIO = "censoring"
+WHOLE, AS_CUT, PROBED = VERIFIED = "whole", "as cut", "as cut, with probes"
+PESSIMIST, LOGITS = "a pessimist", -4.0
+# Steps between two probes of a planner that has none.
+NEVER = 10**9
+
+
+class Cut:
+    """How many tokens of each draft are verified, a step after the other. drafts, tokens: so far."""
+
+    def __init__(self, curve: CostCurve, d_max: int, verified: str) -> None:
+        """verified: one of VERIFIED."""
+        self.drafts = self.tokens = 0
+        self._planner: Planner | None = None
+        if verified != WHOLE:
+            self._planner = Planner(curve, d_max, PROBE_EVERY if verified == PROBED else NEVER)
+
+    def __call__(self, chance: Tensor) -> Tensor:
+        """(drafts,) int64. chance: (drafts, d_max) that a draft is accepted up to each token, as is known now."""
+        found = self._lengths(chance)
+        self.drafts += len(found)
+        self.tokens += int(found.sum())
+        return found
+
+    def _lengths(self, chance: Tensor) -> Tensor:
+        if self._planner is None:
+            return whole(chance)
+        depth = self._planner.depth(len(chance))
+        return self._planner.keep(chance[:, :depth]) if depth else torch.zeros(len(chance), dtype=torch.int64)
+
+
+def pessimist(classifier: NodeClassifier) -> NodeClassifier:
+    """One that ranks as this one does, and expects LOGITS of each token."""
+    found = copy.deepcopy(classifier).requires_grad_(False)
+    found.out.bias += LOGITS
+    return found
+
+
+def rows_of(options: argparse.Namespace, record: Mapping[str, Any]) -> Iterator[BenchRow]:
+    """Every start, verified in each of the ways, at every mark."""
+    served = Served.of(options)
+    served.classifiers[PESSIMIST] = pessimist(served.classifiers[OFFLINE])
+    curve = curve_of(served.stream.header["pair"].get("kind", ""), CONCURRENT)
+    given = served.chains, served.accepted, served.order, served.judge
+    starts: dict[str, Any] = {f"from {name}": (learnt, each) for name, each in served.sure().items()}
+    starts |= {f"from {name}, {NETWORK}": (retrained, each) for name, each in served.classifiers.items()}
+    for verified in VERIFIED:
+        for arm, (learns, start) in starts.items():
+            cut = Cut(curve, learning.D_MAX, verified)
+            for mark, metrics in zip(learning.MARKS, learns(start, *given, cut), strict=True):
+                label = {"stream": options.name, "states": mark, "verified": verified}
+                if cut.drafts:
+                    metrics["verified_per_draft"] = cut.tokens / cut.drafts
+                    cut.drafts = cut.tokens = 0
+                yield BenchRow(SCENARIO, "simulated", arm, label, metrics, "", record)
+
+
+def table(rows: list[BenchRow], metric: str) -> list[str]:
+    """Lines of Markdown: a start and way each, a column per number of states."""
+    marks = learning.MARKS
+    lines = [
+        f"| {metric} after states | verified | {' | '.join(f'{mark:,}' for mark in marks)} |",
+        "|---" * (len(marks) + 2) + "|",
+    ]
+    found = {(row.arm, row.setting["verified"], row.setting["states"]): row.metrics.get(metric) for row in rows}
+    for arm, verified in dict.fromkeys((row.arm, row.setting["verified"]) for row in rows):
+        cells = (found[arm, verified, mark] for mark in marks)
+        lines.append(f"| {arm} | {verified} | {' | '.join('' if x is None else f'{x:.4g}' for x in cells)} |")
+    return lines
+
+
+def main(argv: list[str]) -> int:
+    """Print the tables of one stream and append its rows."""
+    options = parser_of("censoring", __doc__).parse_args(argv)
+    try:
+        rows = list(rows_of(options, RunRecord.capture().to_json()))
+    except C2TError as error:
+        print(f"censoring: {error}", file=sys.stderr)
+        return 2
+    for metric in ("nll", "verified_per_draft", f"tokens_per_s_{CONCURRENT}"):
+        print("\n".join(table(rows, metric)), end="\n\n")
+    append_rows(options.out, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,42 @@
+"""What an engine learns while it serves, and of which pair: settled before it starts."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.config import NETWORK, OFF, C2TConfig
+from c2t_plugin.engines import learning
+
+logger = logging.getLogger("vllm.c2t")
+
+
+def settled(vllm_config: Any, config: C2TConfig, classifier: NodeClassifier, base: str) -> tuple[str, str | None]:
+    """`learn` and `learned` of C2TConfig as they hold here; what was asked for and is not done is said in the log.
+
+    config: with the planner that there is, if there is one: where a network cannot be learnt there is none. Raises
+    C2TError if what is learnt can neither be read from its file nor written there.
+    """
+    from vllm import envs
+
+    learning.check(config, classifier, pair_of(vllm_config, base), network=config.learn == NETWORK)
+    if config.planned and config.learn != OFF and envs.VLLM_BATCH_INVARIANT:
+        logger.warning("C2T: learns nothing: VLLM_BATCH_INVARIANT, and what is learnt is other requests'")
+        return OFF, None
+    learning.warn_unless_learnt(config)
+    return config.learn, config.learned
+
+
+def pair_of(vllm_config: Any, base: str) -> Callable[[], dict[str, Any]]:
+    """See learning.pair_of; computed once, when it is first asked for."""
+
+    def found() -> dict[str, Any]:
+        target, spec = vllm_config.model_config, vllm_config.speculative_config
+        carried = spec.model == target.model
+        draft = (target.model, target.revision) if carried else (spec.model, spec.revision)
+        return learning.pair_of(base, (target.model, target.revision), draft)
+
+    return functools.cache(found)
