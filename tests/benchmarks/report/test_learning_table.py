@@ -94,7 +94,7 @@ def test_a_page_with_markers_for_it_shows_what_cuts_make_of_it() -> None:
     assert lines[1] == "| made up | one | as cut | .560 | .555 | .540 | .460 | .060 | 1.00 |"
     plain = "".join(f"<!-- table:{name} -->\n<!-- /table:{name} -->\n" for name in ("learning", "learning-sources"))
     made = [made_up("from offline fit", states, bad, 1.0) for states in STATES for bad in (0, 1)]
-    assert "as cut" not in render(plain, made + RIVAL + rows) and "other" not in render(plain, made + rows)
+    assert "as cut" not in render(plain, made + RIVAL + rows) and "other" not in render(plain, made + RIVAL + rows)
     marked = plain.replace("learning", "censoring")
     page = render(plain + marked, made + RIVAL + rows)
     assert "| made up | one | as cut | .560 |" in page and "`other`" in page
