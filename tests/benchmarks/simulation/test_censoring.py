@@ -20,7 +20,7 @@ from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifie
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.traces.file import Traces, save_traces
 
-D_MAX, STATES = 4, 24_000
+D_MAX, STATES = 4, 12_000
 # Of eight requests a token has to be accepted in two of five cases to be worth its row.
 CURVE = CostCurve(verify=((1, 1.0), (40, 4.0)), draft=((1, 0.05), (40, 0.1)))
 
@@ -72,9 +72,9 @@ def test_without_probes_a_pessimist_sees_nothing_and_stays_one():
 
 
 @pytest.mark.parametrize("logits", [0.0, 2.0], ids=["from the truth", "from an optimist"])
-def test_without_probes_others_end_there_too(logits: float):
-    """They verify what they are wrong about."""
-    assert replayed(AS_CUT, logits)[1] < replayed(WHOLE, logits)[1] + 0.01
+def test_without_probes_others_end_nearly_there(logits: float):
+    """Who expects too much verifies that and sees it. Of what lies deeper than it ends up verifying it sees no more."""
+    assert replayed(AS_CUT, logits)[1] < replayed(WHOLE, logits)[1] + 0.02
 
 
 def test_a_pessimist_ranks_as_the_classifier_does():

@@ -94,7 +94,7 @@ def learnt(steps):
     curve = CostCurve(verify=((1, 1.0), (24, 2.0)), draft=((1, 0.2), (24, 0.25)))
     planner = parts.planner = StepPlanner(curve, None, steps=4, most=4, device=torch.device("cpu"),
         depths=(0, 1, 2, 4), calibration=calibration)
-    planner.packed, parts.lagged = True, None
+    planner.packed, parts.lagged, parts.scorer = True, None, SimpleNamespace(lower=False)
     if job["rows"] is not None:
         planner.wait_for_nothing(4, "cpu")
         parts.lagged = PlannedRows(planner)

@@ -42,6 +42,19 @@ def save_hand_made_classifier(path: Path) -> Path:
     return path
 
 
+def save_untaught_classifier(path: Path) -> Path:
+    """A classifier that is as sure of every token, so that there is much for it to learn."""
+    features = ("joint_log_prob", "entropy", "depth", "margin")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        classifier = NodeClassifier(ClassifierSpec(features, shift=(-1.5, 1.5, 2.0, 1.5), scale=(1.0,) * 4))
+    with torch.no_grad():
+        classifier.out.weight.zero_()
+        classifier.out.bias.zero_()
+    save_classifier(classifier, path)
+    return path
+
+
 @dataclass
 class Rule:
     """C2T chain mode written out in plain Python over a classifier file: which drafts of a chain are kept."""
