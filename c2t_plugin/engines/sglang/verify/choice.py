@@ -55,14 +55,16 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
     wanted = config.packing
     if wanted in UNIFORM:
         return Choice(None, "as asked for")
-    backend = verifier(runner.attn_backend)
+    backend, linear = _parts(runner.attn_backend)
     found = _packing_attention(backend)
     kind = type(backend).__name__
     masked = config.mode == "tree"
-    obstacle: str | None
-    if found is None:
-        obstacle = f"{kind} verifies requests of one length only"
-    else:
+    obstacle: str | None = None
+    if found is None or linear is not None:
+        from c2t_plugin.engines.sglang.verify import one_length
+
+        obstacle = one_length.reason(kind) if found is None else one_length.linear_obstacle(linear, masked)
+    if found is not None and obstacle is None:
         obstacle = _obstacle(server_args, runner, found, masked)
         if masked and obstacle is None and (found not in MASKED or not hasattr(backend, "c2t_packing")):
             obstacle = f"{found} packs chains only: it takes no mask for each request"
@@ -77,11 +79,21 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
 
 
 def verifier(attn_backend: Any) -> Any:
-    """The backend that computes verification, where prefill and decoding have different ones."""
-    if not hasattr(attn_backend, "prefill_backend"):
-        return attn_backend
-    decodes = attn_backend.spec_attn_is_decode
-    return verifier(attn_backend.decode_backend if decodes else attn_backend.prefill_backend)
+    """The backend of attention that verifies, where prefill and decoding, or linear layers, have others."""
+    return _parts(attn_backend)[0]
+
+
+def _parts(attn_backend: Any) -> tuple[Any, Any]:
+    """That, and the backend of the linear layers beside it; None: there are none."""
+    linear = None
+    while True:
+        if hasattr(attn_backend, "prefill_backend"):
+            decodes = attn_backend.spec_attn_is_decode
+            attn_backend = attn_backend.decode_backend if decodes else attn_backend.prefill_backend
+        elif hasattr(attn_backend, "linear_attn_backend"):
+            linear, attn_backend = attn_backend.linear_attn_backend, attn_backend.full_attn_backend
+        else:
+            return attn_backend, linear
 
 
 def _packing_attention(backend: Any) -> str | None:
@@ -110,7 +122,8 @@ def _obstacle(server_args: Any, runner: Any, backend: str, masked: bool) -> str 
     if (runner.sliding_window_size or 0) > 0 and (masked or backend not in _SLIDING):
         return f"sliding windows are packed on {', '.join(_SLIDING)} only, and for chains"
     if runner.attention_chunk_size is not None:
-        return "chunked attention: SGLang's captured verification ignores chunks"
+        # in eager passes alone it fills them
+        return "chunked attention: SGLang's captured verification ignores it (flashattention_backend.py:1083)"
     from sglang.srt.environ import envs
 
     # no variable of 0.5.17
