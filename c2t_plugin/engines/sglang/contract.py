@@ -162,6 +162,17 @@ srt/speculative/eagle_info.py
   EagleVerifyInput: retrieve_next_token, max_tree_depth
 srt/layers/attention/hybrid_attn_backend.py
   HybridAttnBackend: prefill_backend, decode_backend, spec_attn_is_decode
+srt/layers/attention/hybrid_linear_attn_backend.py
+  HybridLinearAttnBackend: full_attn_backend, linear_attn_backend
+  MambaAttnBackendBase._replay_metadata
+    padded_bs=bs, cap=spec_info.draft_token_num
+srt/layers/attention/linear/kda_backend.py
+  KDAAttnBackend: supports_ragged_verify_graph, kernel_dispatcher
+  KDAAttnBackend._forward_target_verify
+    dense.index_copy_(0, dense_token_indices, mixed_qkv)
+  KDAKernelDispatcher: verify_kernel
+srt/mem_cache/memory_pool.py
+  HybridReqToTokenPool: mamba_allocator, mamba_pool, req_index_to_mamba_index_mapping
 srt/layers/attention/trtllm_mha_backend.py
   TRTLLMHAAttnBackend: supports_ragged_verify_graph, is_xqa_impl
 srt/layers/attention/trtllm_mla_backend.py

@@ -19,6 +19,13 @@ from c2t_plugin.errors import C2TError, ConfigError
 # Draft steps when --speculative-num-steps is not given: deep enough for the classifier to choose, cheap enough to drop.
 DEFAULT_STEPS = 6
 
+# Where SGLang 0.5.23 is in the way, and what would change that.
+_LORA = "SGLang serves LoRA with its built-in speculative algorithms only (arg_groups/lora_hook.py:253 of 0.5.23)"
+_DP = (
+    "ranks that attend to different requests do not agree on a cut yet (speculative/spec_info.py:474 of SGLang 0.5.23 "
+    "counts rows by one width; SGLang 35898, open, has ranks agree on a depth)"
+)
+
 # Field of the argument record, when it is in the way, flag to name, why.
 _REFUSED: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     (
@@ -35,22 +42,18 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ),
     ("speculative_adaptive", bool, "--speculative-adaptive", "it changes the draft length that C2T cuts"),
     ("enable_multi_layer_eagle", bool, "--enable-multi-layer-eagle", "its worker drafts in another loop"),
-    ("enable_lora", bool, "--enable-lora", "SGLang serves LoRA with its built-in speculative algorithms only"),
-    ("lora_paths", bool, "--lora-paths", "SGLang serves LoRA with its built-in speculative algorithms only"),
+    ("enable_lora", bool, "--enable-lora", _LORA),
+    ("lora_paths", bool, "--lora-paths", _LORA),
     ("pp_size", lambda size: (size or 1) > 1, "--pp-size above 1", "stages would need the cut relayed"),
+    ("enable_dp_attention", bool, "--enable-dp-attention", _DP),
+    ("attn_dp_size", lambda size: (size or 1) > 1, "--attn-dp-size above 1", _DP),
     (
-        "enable_dp_attention",
+        "enable_two_batch_overlap",
         bool,
-        "--enable-dp-attention",
-        "ranks that attend to different requests do not agree on a cut yet",
+        "--enable-two-batch-overlap",
+        "the seeds of half batches are not relayed, and SGLang splits verification by one width "
+        "(batch_overlap/two_batch_overlap.py:72 of 0.5.23)",
     ),
-    (
-        "attn_dp_size",
-        lambda size: (size or 1) > 1,
-        "--attn-dp-size above 1",
-        "ranks that attend to different requests do not agree on a cut yet",
-    ),
-    ("enable_two_batch_overlap", bool, "--enable-two-batch-overlap", "the seeds of half batches are not relayed"),
     ("enable_pdmux", bool, "--enable-pdmux", "the order of prefill and decode steps is not the one C2T relies on"),
     (
         "enable_attn_tp_input_scattered",

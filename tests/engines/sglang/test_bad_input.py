@@ -141,7 +141,7 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
     "unknown_base": (["--speculative-c2t-base", "medusa"], {}, "base must be one of .*, got 'medusa'"),
     "rejection_sampling": (["--speculative-use-rejection-sampling"], {}, "--speculative-use-rejection-sampling .*bias"),
     "adaptive": (["--speculative-adaptive"], {}, "--speculative-adaptive cannot be combined"),
-    "lora": (["--enable-lora", "--max-lora-rank", "8"], {}, "--enable-lora cannot be combined"),
+    "lora": (["--enable-lora", "--max-lora-rank", "8"], {}, r"--enable-lora cannot be combined .*lora_hook\.py:253"),
     "pipeline": (["--pp-size", "2"], {}, "--pp-size above 1 cannot be combined"),
     "tree": (["--speculative-eagle-topk", "4"], {}, "--speculative-eagle-topk is 4"),
     "tree_of_no_children": (

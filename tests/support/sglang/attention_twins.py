@@ -13,16 +13,27 @@ import torch
 from torch import Tensor
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, last: int, window: int, scale: float) -> tuple[Tensor, Tensor]:
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, last: int, window: int, scale: float, sinks: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """q: (heads, dim). keys, values: (n, heads, ...). Sees keys last - window to last, from the first if window < 0.
-    The output, and the logarithm of the sum by which its weights were divided."""
+    sinks: (heads,), logits that weigh and have no value. The output, and the logarithm of the sum by which its weights
+    were divided."""
     scores = torch.einsum("hd,khd->hk", q.float(), keys.float()) * scale
     places = torch.arange(len(keys))
     seen = places <= last
     if window >= 0:
         seen &= places >= last - window
     scores = scores.masked_fill(~seen, -torch.inf)
-    return torch.einsum("hk,khd->hd", torch.softmax(scores, -1), values.float()), torch.logsumexp(scores, -1)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float()[:, None]], 1)
+    weights = torch.softmax(scores, -1)[:, : len(keys)]
+    return torch.einsum("hk,khd->hd", weights, values.float()), torch.logsumexp(scores, -1)
+
+
+def _descaled(keys: Tensor, scales: Tensor | None, request: int) -> Tensor:
+    """keys: (n, kv_heads, dim). scales: (requests, kv_heads), of a cache of few bits."""
+    return keys if scales is None else keys * scales[request].float()[:, None]
 
 
 def merge_state_v2(o: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,8 +66,9 @@ def flash_attn_with_kvcache(
     ver: int = 3,
     out: Tensor | None = None,
 ) -> Any:
-    """q: (rows, heads, dim), qv: (rows, heads, latent). k_cache, v_cache: (pages, page, kv_heads, ...)."""
-    assert ver == 3 and not softcap and sinks is None
+    """q: (rows, heads, dim), qv: (rows, heads, latent). k_cache, v_cache: (pages, page, kv_heads, ...) of q's dtype,
+    whatever that is."""
+    assert ver == 3 and not softcap and q.dtype == k_cache.dtype
     rows, heads, _ = q.shape
     page, kv_heads = k_cache.shape[1:3]
     found = torch.full((rows, heads, v_cache.shape[-1]), torch.nan)
@@ -66,8 +78,10 @@ def flash_attn_with_kvcache(
         places = torch.arange(length)
         slots = page_table[request, places // page].long() * page + places % page
         k, v = (
-            cache.reshape(-1, kv_heads, cache.shape[-1])[slots].repeat_interleave(heads // kv_heads, 1)
-            for cache in (k_cache, v_cache)
+            _descaled(cache.float().reshape(-1, kv_heads, cache.shape[-1])[slots], scales, request).repeat_interleave(
+                heads // kv_heads, 1
+            )
+            for cache, scales in ((k_cache, k_descale), (v_cache, v_descale))
         )
         count = starts[request + 1] - starts[request]
         for i in range(min(count, max_seqlen_q)):
@@ -76,7 +90,7 @@ def flash_attn_with_kvcache(
             asked = q[row] if qv is None else torch.cat([q[row], qv[row]], -1)
             keys = k if qv is None else torch.cat([k, v], -1)
             last = i + length - count if causal else length - 1
-            found[row], sums[:, row] = _attend(asked, keys, v, last, window_size[0], softmax_scale)
+            found[row], sums[:, row] = _attend(asked, keys, v, last, window_size[0], softmax_scale, sinks)
     return (found, sums) if return_softmax_lse else found
 
 
@@ -96,18 +110,18 @@ def trtllm_decode(
     **_: Any,
 ) -> Tensor:
     """trtllm_batch_decode_with_kv_cache. query: (rows, heads, dim). kv_cache: (pages, kv_heads, page, dim) each."""
-    assert sinks is None
+    assert query.dtype == kv_cache[0].dtype
     heads, starts = query.shape[1], cum_seq_lens_q.tolist()
     kv_heads, page = kv_cache[0].shape[1:3]
     found = torch.full(query.shape, torch.nan)
     for request, length in enumerate(seq_lens.tolist()):
         places = torch.arange(length)
         blocks = block_tables[request, places // page].long()
-        k, v = (each[blocks, :, places % page].repeat_interleave(heads // kv_heads, 1) for each in kv_cache)
+        k, v = (each.float()[blocks, :, places % page].repeat_interleave(heads // kv_heads, 1) for each in kv_cache)
         count = starts[request + 1] - starts[request]
         for i in range(min(count, max_q_len)):
             row = starts[request] + i
-            attended, _ = _attend(query[row], k, v, i + length - count, window_left, bmm1_scale)
+            attended, _ = _attend(query[row], k, v, i + length - count, window_left, bmm1_scale, sinks)
             found[row] = attended * bmm2_scale
     return found.to(out_dtype)
 

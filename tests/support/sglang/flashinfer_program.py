@@ -48,20 +48,37 @@ TIERS = (60, 90)
 class Pool:
     """Keys and values of one layer, by slot."""
 
+    dtype, scales = torch.float32, (1.0, 1.0)
+
     def __init__(self, generator: torch.Generator) -> None:
-        self.k, self.v = (torch.randn(SLOTS, KV_HEADS, DIM, generator=generator) for _ in "kv")
+        drawn = [torch.randn(SLOTS, KV_HEADS, DIM, generator=generator) for _ in "kv"]
+        self.k, self.v = (each.to(self.dtype) for each in drawn)
 
     def get_kv_buffer(self, _layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.k, self.v
 
-    def set_kv_buffer(self, _layer: Any, written: Any, k: torch.Tensor, v: torch.Tensor, *_scales: Any) -> None:
-        self.k[written.loc], self.v[written.loc] = k, v
+    def set_kv_buffer(self, _layer: Any, written: Any, k: torch.Tensor, v: torch.Tensor, *scales: Any) -> None:
+        assert [each is not None for each in scales] == [self.dtype != torch.float32] * 2
+        for buffer, new, scale in zip((self.k, self.v), (k, v), self.scales, strict=True):
+            # torch has no assignment of 8 bits by index
+            buffer.view(torch.uint8)[written.loc] = (new / scale).to(self.dtype).view(torch.uint8)
+
+    def read(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What is read of these where they are written."""
+        pairs = zip((k, v), self.scales, strict=True)
+        return tuple((each / scale).to(self.dtype).float() * scale for each, scale in pairs)
 
     def get_kv_cache_quant_method(self) -> Any:
         return SimpleNamespace(
             resolve_attention_access=lambda *_: SimpleNamespace(kind=None, scale_recipe=None),
             needs_global_scale=lambda: False,
         )
+
+
+class BytesPool(Pool):
+    """Of 8 bits, of a checkpoint that has scales."""
+
+    dtype, scales = torch.float8_e4m3fn, (0.5, 2.0)
 
 
 def stand_ins() -> None:
@@ -95,9 +112,9 @@ def _wrapper(*positional: Any, use_tensor_cores: bool = False, **named: Any) -> 
     return PagedWrapper(*positional, **named)
 
 
-def make_backend(generator: torch.Generator) -> PackedFlashInferAttnBackend:
+def make_backend(generator: torch.Generator, kind: type[Pool] = Pool) -> PackedFlashInferAttnBackend:
     slots = torch.randperm(SLOTS, generator=generator).view(MOST + 1, CONTEXT).int()
-    pool, allocator = Pool(generator), SimpleNamespace(get_kvcache=lambda: None)
+    pool, allocator = kind(generator), SimpleNamespace(get_kvcache=lambda: None)
     runner = SimpleNamespace(
         req_to_token_pool=SimpleNamespace(size=MOST, req_to_token=slots),
         token_to_kv_pool=pool,
@@ -198,10 +215,17 @@ def inputs(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.T
     return q, *(torch.randn(rows, KV_HEADS, DIM, generator=generator) for _ in "kv")  # type: ignore[return-value]
 
 
-def run(lengths: list[int], rows: int, trees: bool, prepare: Callable[[Any, Any], None]) -> dict[str, float]:
+def run(
+    lengths: list[int],
+    rows: int,
+    trees: bool,
+    prepare: Callable[[Any, Any], None],
+    kind: type[Pool] = Pool,
+    layer: Any = LAYER,
+) -> dict[str, float]:
     """One verify forward whose metadata `prepare` makes."""
     generator = torch.Generator().manual_seed(sum(lengths) + rows)
-    backend = make_backend(generator)
+    backend = make_backend(generator, kind)
     prefixes = list(PREFIXES[: len(lengths)])
     seen = [random_tree(n, generator) for n in lengths] if trees else []
     full = None
@@ -225,10 +249,11 @@ def run(lengths: list[int], rows: int, trees: bool, prepare: Callable[[Any, Any]
         masks["mask"] = torch.cat([tree.flatten() for tree in seen])
         masks["mask_indptr"] = torch.tensor([0, *(len(tree) ** 2 for tree in seen)]).cumsum(0)
     pool = backend.token_to_kv_pool
-    kept = pool.k.clone(), pool.v.clone()
+    kept = [each.float() * scale for each, scale in zip((pool.k, pool.v), pool.scales, strict=True)]
     prepare(backend, live)
-    found = backend.forward_extend(q, k, v, LAYER, live).view(rows, HEADS, DIM)
-    expected = tree_attention(q.view(rows, HEADS, DIM), k, v, *kept, starts, bounds, torch.cat(before), **masks)
+    found = backend.forward_extend(q, k, v, layer, live).view(rows, HEADS, DIM)
+    new = pool.read(k, v)
+    expected = tree_attention(q.view(rows, HEADS, DIM), *new, *kept, starts, bounds, torch.cat(before), **masks)
     used = sum(lengths)
     # NaN is no small distance
     distance = torch.nan_to_num((found[:used] - expected[:used]).abs(), nan=torch.inf).max().item()
@@ -302,6 +327,21 @@ def attention() -> dict[str, dict[str, float]]:
     # SGLang's option to plan for rows of one width without waiting for the device
     with envs.SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN.override(True):
         found["host_plan-graph"] = run(*CASES["trees"], graph)
+    return found
+
+
+def of_bytes() -> dict[str, float]:
+    """Distances with a cache of 8 bits, and with a scale of it left out where it is read."""
+    found = {}
+    for left_out in (None, "k", "v"):
+        layer = attention_layer(HEADS, KV_HEADS, DIM)
+        for name, scale in zip("kv", BytesPool.scales, strict=True):
+            setattr(layer, f"{name}_scale", torch.tensor(scale))
+            setattr(layer, f"{name}_scale_float", None if name == left_out else scale)
+        for case in ("chains", "trees"):
+            for how in (eager, graph):
+                name = f"{case if left_out is None else f'scale_of_{left_out}_left_out-{case}'}-{how.__name__}"
+                found[name] = run(*CASES[case], how, BytesPool, layer)["distance"]
     return found
 
 
@@ -418,7 +458,8 @@ def runner_of(kind: Any = None, **options: str) -> SimpleNamespace:
 
 def main(output: Path) -> None:
     stand_ins()
-    output.write_text(json.dumps({"attention": attention(), "uniform": uniform(), "registry": registry()}))
+    found = {"attention": attention(), "bytes": of_bytes(), "uniform": uniform(), "registry": registry()}
+    output.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -72,8 +72,19 @@ class PagedWrapper:
             self._custom_mask_buf, self._mask_indptr_buf = packed, begins
         self._plan = rows.tolist(), keys.tolist(), num_qo_heads, num_kv_heads
 
-    def forward(self, q: Tensor, pools: tuple[Tensor, Tensor], *, causal: bool, sm_scale: float, **rest: Any) -> Tensor:
-        """(rows, heads, head_dim); rows of nobody are NaN, as memory that no one wrote may be."""
+    def forward(
+        self,
+        q: Tensor,
+        pools: tuple[Tensor, Tensor],
+        *,
+        causal: bool,
+        sm_scale: float,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        **rest: Any,
+    ) -> Tensor:
+        """(rows, heads, head_dim); rows of nobody are NaN, as memory that no one wrote may be. k_scale, v_scale: of the
+        pools."""
         assert self._plan is not None
         rows, keys, heads, kv_heads = self._plan
         if not self.replaying and len(q) != sum(rows):
@@ -85,10 +96,10 @@ class PagedWrapper:
             k, v = (_read(pool, slots).repeat_interleave(heads // kv_heads, 1) for pool in pools)
             for row in range(count):
                 place = int(self._qo_indptr_buf[request]) + row
-                scores = torch.einsum("hd,khd->hk", q[place].float(), k) * sm_scale
+                scores = torch.einsum("hd,khd->hk", q[place].float(), k) * (sm_scale * (k_scale or 1))
                 seen = self._seen(request, row, count, length, causal)
                 weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), -1)
-                out[place] = torch.einsum("hk,khd->hd", weights, v)
+                out[place] = torch.einsum("hk,khd->hd", weights, v) * (v_scale or 1.0)
         return out
 
     def _seen(self, request: int, row: int, count: int, length: int, causal: bool) -> Tensor:
@@ -110,4 +121,4 @@ def _packed(mask: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
 def _read(pool: Tensor, slots: Tensor) -> Tensor:
     """Where nothing was written about a slot, its number may be any, and what it holds is NaN."""
     unknown = (slots < 0) | (slots >= len(pool))
-    return pool[slots.masked_fill(unknown, 0)].float().masked_fill(unknown[:, None, None], torch.nan)
+    return pool.float()[slots.masked_fill(unknown, 0)].masked_fill(unknown[:, None, None], torch.nan)

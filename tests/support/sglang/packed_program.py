@@ -59,6 +59,7 @@ sys.modules["sgl_kernel.flash_attn"] = flash_attn
 sgl_kernel.merge_state_v2 = None
 
 from sglang.srt.configs.model_config import AttentionArch  # noqa: E402
+from sglang.srt.layers.attention import cutedsl_mla_backend as cute  # noqa: E402
 from sglang.srt.layers.attention import flashattention_backend as fa3  # noqa: E402
 from sglang.srt.layers.attention import flashinfer_backend, flashinfer_mla_backend  # noqa: E402
 from sglang.srt.layers.attention import trtllm_mha_backend as mha  # noqa: E402
@@ -102,6 +103,11 @@ class Bench:
 
     kv_heads, latent, windowed, topk = 2, False, False, 1
     scale = DIM**-0.5
+    # of packed_variants_program.py: keys before its own that a row sees, all if < 0; logits of sinks; and a cache of
+    # another dtype with a scale of keys and one of values
+    window = -1
+    sinks: Tensor | None = None
+    cache, scales = torch.float32, (1.0, 1.0)
 
     def __init__(self, page: int, context: int) -> None:
         generator = torch.Generator().manual_seed(page)
@@ -112,7 +118,7 @@ class Bench:
         self.table = torch.zeros(MOST + 1, context, dtype=torch.int32)
         own = order[: MOST * context // page, None] * page + torch.arange(page)
         self.table[1:] = own.view(MOST, context).int()
-        self.pool = Pool(pages * page, self.kv_heads, self.latent, generator)
+        self.pool = self.filled(pages * page)
         allocator = SimpleNamespace(get_kvcache=lambda: None)
         self.translator = KVIndexTranslator(
             req_to_token=self.table,
@@ -129,9 +135,9 @@ class Bench:
             page_size=page,
             device="cpu",
             dtype=torch.float32,
-            kv_cache_dtype=torch.float32,
-            kv_cache_dtype_str="auto",
-            sliding_window_size=None,
+            kv_cache_dtype=self.cache,
+            kv_cache_dtype_str="auto" if self.cache == torch.float32 else "fp8_e4m3",
+            sliding_window_size=self.window if self.window >= 0 else None,
             is_draft_worker=False,
             max_running_requests=MOST,
             server_args=None,
@@ -171,6 +177,9 @@ class Bench:
             self.backend.init_forward_metadata_out_graph(batch, in_capture=True)
             self.backend.init_forward_metadata_in_graph(batch)
             self.captured[rows] = batch, self.metadata()
+
+    def filled(self, slots: int) -> Pool:
+        return Pool(slots, self.kv_heads, self.latent, self.generator)
 
     def captures(self) -> None:
         self.backend.init_cuda_graph_state(MOST, MOST * WIDTH)
@@ -212,21 +221,26 @@ class Bench:
         return torch.randn(rows, HEADS * DIM, generator=self.generator), {}
 
     def keys(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = (part[slots].repeat_interleave(HEADS // self.kv_heads, 1) for part in (self.pool.k, self.pool.v))
+        k, v = (
+            scale * part[slots].repeat_interleave(HEADS // self.kv_heads, 1)
+            for part, scale in zip((self.pool.k, self.pool.v), self.scales, strict=True)
+        )
         return k, v
 
     def expected(self, q: Tensor, named: dict[str, Tensor], lengths: list[int], prefixes: list[int]) -> Tensor:
         """(rows, heads * dim) attention by its definition, of real rows alone."""
         found = []
-        asked = q.view(len(q), HEADS, -1)
-        if named:
+        asked = q.to(self.cache).float().view(len(q), HEADS, -1)
+        if "q_rope" in named:
             asked = torch.cat([asked, named["q_rope"].view(len(q), HEADS, -1)], -1)
         rows = iter(asked)
         for request, (length, prefix) in enumerate(zip(lengths, prefixes, strict=True)):
             for i in range(length):
-                k, v = self.keys(self.table[request + 1, : prefix + i + 1].long())
-                weights = torch.softmax(torch.einsum("hd,khd->hk", next(rows), k) * self.scale, -1)
-                found.append(torch.einsum("hk,khd->hd", weights, v).flatten())
+                first = max(prefix + i - self.window, 0) if self.window >= 0 else 0
+                k, v = self.keys(self.table[request + 1, first : prefix + i + 1].long())
+                weights = (torch.einsum("hd,khd->hk", next(rows), k) * self.scale).exp()
+                sums = weights.sum(1) + (0.0 if self.sinks is None else self.sinks.exp())
+                found.append((torch.einsum("hk,khd->hd", weights, v) / sums[:, None]).flatten())
         return torch.stack(found)
 
     def run(self, case: str, fault: str = "") -> float:
@@ -290,6 +304,8 @@ class Bench:
         return self.attend(q, captured if self.windowed else batch, named)
 
     def attend(self, q: Tensor, batch: Any, named: dict[str, Tensor]) -> Tensor:
+        if self.sinks is not None:
+            named = {**named, "sinks": self.sinks}
         found: Tensor = self.backend.forward_extend(q, None, None, self.layer, batch, save_kv_cache=False, **named)
         return found
 
@@ -379,6 +395,21 @@ class TrtllmMla(LatentFa3):
     def queries(self, rows: int) -> tuple[Tensor, dict[str, Tensor]]:
         nope, rope = (torch.randn(rows, HEADS * size, generator=self.generator) for size in (RANK, ROPE))
         return nope, {"q_rope": rope}
+
+
+class CuteDslMla(TrtllmMla):
+    """That with another kernel behind it, and a workspace of its own."""
+
+    def make(self) -> Any:
+        super().make()
+        mla.global_cute_dsl_workspace_buffer = torch.empty(1)
+        mla.flashinfer.decode.trtllm_batch_decode_with_kv_cache_mla = self.kernel
+        return cute.CuteDslMLABackend(self.runner)
+
+    @staticmethod
+    def kernel(*, backend: str = "", **named: Any) -> Tensor:
+        assert backend == "cute-dsl"
+        return trtllm_decode_latent(**named)
 
 
 class FlashInferMla(LatentFa3):
@@ -491,6 +522,7 @@ BENCHES: dict[str, tuple[type[Bench], int, int]] = {
     "fa3_latent": (LatentFa3, 1, 96),
     "trtllm_mha": (TrtllmMha, 16, 96),
     "trtllm_mla": (TrtllmMla, 64, 128),
+    "cutedsl_mla": (CuteDslMla, 64, 128),
     "flashinfer_mla": (FlashInferMla, 1, 96),
     "flashmla": (FlashMla, 64, 128),
 }

@@ -13,6 +13,7 @@ from sglang.srt.speculative.eagle_worker_common import build_eagle_verify_input
 from torch import Tensor
 
 from c2t_plugin.engines.sglang.drafters.tree_input import build_verify_input
+from c2t_plugin.engines.sglang.proof import linear
 from c2t_plugin.engines.sglang.step import Step, attach, step_of
 from c2t_plugin.engines.sglang.verify.choice import verifier
 
@@ -43,11 +44,14 @@ class MadeUp:
         length = -(-(PREFIXES[-1] + 2 * worker.speculative_num_draft_tokens) // page) * page
         length = min(length, self._table.shape[1] // page * page)
         most = min(len(self._table) - 1, runner.max_running_requests or len(self._table))
-        self.requests = min(requests, most, self._allocator.available_size() // length)
+        most = linear.room(runner.req_to_token_pool, min(requests, most))
+        self.requests = min(most, self._allocator.available_size() // length)
         if self.requests < 1 or length < PREFIXES[-1] + worker.speculative_num_draft_tokens:
             raise MemoryError("there is no room for a request of its own")
+        self._linear = linear.LinearStates(runner.req_to_token_pool, self.requests)
         found = self._allocator.alloc(self.requests * length)
         if found is None:
+            self._linear.close()
             raise MemoryError(f"the allocator has no {self.requests * length} slots")
         self._slots = found.view(self.requests, length)
         self._table[1 : self.requests + 1, :length] = self._slots.int()
@@ -67,6 +71,7 @@ class MadeUp:
         """Leave the server's memory as it was found."""
         self._write(torch.cat([self._slots.flatten(), self._nobody()]), 0.0)
         self._table[1 : self.requests + 1] = 0
+        self._linear.close()
         self._allocator.free(self._slots.flatten())
 
     def _compute_prefixes(self) -> None:
@@ -151,6 +156,7 @@ class MadeUp:
 
     def forward(self, forward_batch: Any) -> Any:
         """The target's result."""
+        self._linear.clear()
         return self._target.forward_batch_generation(None, forward_batch, is_verify=True)
 
     def _window_pass(self, who: Tensor, kept: Tensor, prefixes: Tensor | None = None) -> Tensor:

@@ -26,6 +26,8 @@ SHARE = 0.99
 # float32 logits of a few copies of a window may take so much
 MOST_BYTES = 1 << 30
 REPEATS = 3
+# requests whose windows are compared where there are no graphs
+WITHOUT_GRAPHS = (2, 5)
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Findings:
     """failures: one line each. proved, tiers: numbers of rows that were compared, and that there are graphs for, over
     all depths. worst, allowed: of the tier that came nearest to its bound. poison: what stood in all that packed rows
     may not read, if anything did. microseconds: of one target pass, by its rows, at the full depth; on a GPU alone.
+    window_microseconds: of the pass over whole windows of the same requests, by the same rows.
     skipped: why something was not tried, which is no failure."""
 
     failures: list[str] = field(default_factory=list)
@@ -53,6 +56,7 @@ class Findings:
     allowed: float = 0.0
     poison: float | None = None
     microseconds: dict[int, float] = field(default_factory=dict)
+    window_microseconds: dict[int, float] = field(default_factory=dict)
     seconds: float = 0.0
     skipped: str = ""
 
@@ -60,6 +64,12 @@ class Findings:
         """For the server's state and the log."""
         poison = None if self.poison is None else str(self.poison)
         return {**dataclasses.asdict(self), "poison": poison}
+
+    def untried(self) -> list[str]:
+        """What will be computed and was not compared, a line for it."""
+        if self.skipped:
+            return [f"it was not tried: {self.skipped}"]
+        return [] if self.proved == self.tiers else [f"{self.tiers - self.proved} of {self.tiers} sizes were not tried"]
 
 
 def spread(found: Tensor, expected: Tensor) -> Spread:
@@ -86,20 +96,24 @@ def lengths(rows: int, below: int, requests: int, width: int, draw: random.Rando
     return each
 
 
-def prove(worker: Any, clock: Callable[[], float] = time.monotonic) -> Findings:
-    """Compare every captured number of rows, or without graphs a few, at every depth, as far as the time allows.
+def prove(worker: Any, clock: Callable[[], float] = time.monotonic, *, whole: bool = False) -> Findings:
+    """Compare every captured number of rows, or without graphs a few, at every depth, as far as time and memory allow.
 
-    worker: ours, whose packing is decided and whose graphs are captured. Never raises: what does not run has failed.
+    worker: ours, whose packing is decided and whose graphs are captured. whole: however long it takes, and with all the
+    memory that it takes. Never raises: what does not run has failed.
     """
-    found, begun = Findings(), clock()
+    found, begun, budget = Findings(), clock(), math.inf if whole else BUDGET_S
     try:
         vocabulary = worker.target_worker.model_runner.model_config.vocab_size
-        most = MOST_BYTES // (4 * 4 * worker.speculative_num_draft_tokens * vocabulary)
+        width = worker.speculative_num_draft_tokens
+        sizes = worker.c2t.packing.sizes()
+        needed = -(-sizes[-1] // width) if len(sizes) else max(WITHOUT_GRAPHS)
+        most = needed if whole else min(MOST_BYTES // (4 * 4 * width * vocabulary), needed)
         made = MadeUp(worker, max(most, 1))
         try:
             for part in _depths(worker):
                 timed = not found.tiers and made.device.type == "cuda"
-                ends = begun + part * BUDGET_S
+                ends = begun + part * budget
                 _prove_depth(worker, made, found, lambda ends=ends: clock() < ends, timed)  # type: ignore[misc]
         finally:
             made.close()
@@ -129,8 +143,12 @@ def _depths(worker: Any) -> Iterator[float]:
 
 def _prove_depth(worker: Any, made: MadeUp, found: Findings, time_is_left: Callable[[], bool], timed: bool) -> None:
     width, draw = worker.speculative_num_draft_tokens, random.Random(0)
-    tiers = list(worker.c2t.packing.sizes()) or [2 * width, min(made.requests, 5) * width]
+    tiers = list(worker.c2t.packing.sizes())
+    tiers = tiers or sorted({min(requests, made.requests) * width for requests in WITHOUT_GRAPHS})
     found.tiers += len(tiers)
+    # what comes first costs as much as a few sizes
+    if not ranks.agree_on(int(time_is_left()), made.device):
+        return
     everyone = torch.arange(made.requests)
     few = everyone[: min(len(everyone), 8)]
     floor = _floor(made, few)
@@ -148,7 +166,10 @@ def _prove_depth(worker: Any, made: MadeUp, found: Findings, time_is_left: Calla
         found.proved += 1
         if timed and len(found.failures) == before:
             kept = torch.tensor(each, dtype=torch.int32) - 1
-            found.microseconds[worker.c2t.packing.rows] = _timed(made, who, kept)
+            windows, packed = (_timed(made, who, each) for each in (torch.full_like(kept, width - 1), kept))
+            # of the later one
+            computed = worker.c2t.packing.rows
+            found.microseconds[computed], found.window_microseconds[computed] = packed, windows
 
 
 def _floor(made: MadeUp, who: Tensor) -> Spread:

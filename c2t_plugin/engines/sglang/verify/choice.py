@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from dataclasses import dataclass
@@ -19,11 +20,14 @@ logger = logging.getLogger(__name__)
 
 # Of the argument record: field, and why the window stays uniform where it is set.
 _UNIFORM_ONLY: tuple[tuple[str, str], ...] = (
-    ("enable_return_routed_experts", "routed experts are returned by place in the uniform window"),
-    ("enable_return_indexer_topk", "the indexer's choice is returned by place in the uniform window"),
     ("enable_return_aux_hidden_states", "hidden states are returned by place in the uniform window"),
     ("disable_cuda_graph_padding", "rows are padded to the size of a captured graph"),
     ("enable_hisparse", "its buffers are laid out for the uniform window"),
+)
+# The same of trees alone: of chains SGLang keeps it by the slot of each row, which is packed as the row is.
+_OF_TREES: tuple[tuple[str, str], ...] = (
+    ("enable_return_routed_experts", "routed experts are kept by slot, and accepted nodes change theirs"),
+    ("enable_return_indexer_topk", "the indexer's choice is kept by slot, and accepted nodes change theirs"),
 )
 
 # SGLang's own backends whose verification takes a length for each request, by class, and their names as options.
@@ -55,14 +59,16 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
     wanted = config.packing
     if wanted in UNIFORM:
         return Choice(None, "as asked for")
-    backend = verifier(runner.attn_backend)
+    backend, linear = _parts(runner.attn_backend)
     found = _packing_attention(backend)
     kind = type(backend).__name__
     masked = config.mode == "tree"
-    obstacle: str | None
-    if found is None:
-        obstacle = f"{kind} verifies requests of one length only"
-    else:
+    obstacle: str | None = None
+    if found is None or linear is not None:
+        from c2t_plugin.engines.sglang.verify import one_length
+
+        obstacle = one_length.reason(kind) if found is None else one_length.linear_obstacle(linear, masked)
+    if found is not None and obstacle is None:
         obstacle = _obstacle(server_args, runner, found, masked)
         if masked and obstacle is None and (found not in MASKED or not hasattr(backend, "c2t_packing")):
             obstacle = f"{found} packs chains only: it takes no mask for each request"
@@ -77,11 +83,21 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
 
 
 def verifier(attn_backend: Any) -> Any:
-    """The backend that computes verification, where prefill and decoding have different ones."""
-    if not hasattr(attn_backend, "prefill_backend"):
-        return attn_backend
-    decodes = attn_backend.spec_attn_is_decode
-    return verifier(attn_backend.decode_backend if decodes else attn_backend.prefill_backend)
+    """The backend of attention that verifies, where prefill and decoding, or linear layers, have others."""
+    return _parts(attn_backend)[0]
+
+
+def _parts(attn_backend: Any) -> tuple[Any, Any]:
+    """That, and the backend of the linear layers beside it; None: there are none."""
+    linear = None
+    while True:
+        if hasattr(attn_backend, "prefill_backend"):
+            decodes = attn_backend.spec_attn_is_decode
+            attn_backend = attn_backend.decode_backend if decodes else attn_backend.prefill_backend
+        elif hasattr(attn_backend, "linear_attn_backend"):
+            linear, attn_backend = attn_backend.linear_attn_backend, attn_backend.full_attn_backend
+        else:
+            return attn_backend, linear
 
 
 def _packing_attention(backend: Any) -> str | None:
@@ -96,21 +112,22 @@ def _packing_attention(backend: Any) -> str | None:
 
 
 def _obstacle(server_args: Any, runner: Any, backend: str, masked: bool) -> str | None:
-    for name, reason in _UNIFORM_ONLY:
+    for name, reason in (*_UNIFORM_ONLY, *(_OF_TREES if masked else ())):
         if getattr(server_args, name, False):
             return f"{name}: {reason}"
     if backend == "triton" and getattr(server_args, "enable_deterministic_inference", False):
         return "enable_deterministic_inference takes a Triton kernel for requests of one length"
     if (getattr(server_args, "dcp_size", 1) or 1) > 1:
         return "dcp_size: each rank holds a part of the window"
-    if runner.model_config.model_is_mrope:
-        return "positions of three axes are laid out for the uniform window"
+    if runner.model_config.model_is_mrope and not takes_axes():
+        return "this release of SGLang lays positions of three axes out for the uniform window itself"
     if runner.use_mla_backend and (masked or backend not in _LATENT):
         return f"latent keys are packed on {', '.join(_LATENT)} only, and for chains"
     if (runner.sliding_window_size or 0) > 0 and (masked or backend not in _SLIDING):
         return f"sliding windows are packed on {', '.join(_SLIDING)} only, and for chains"
     if runner.attention_chunk_size is not None:
-        return "chunked attention: SGLang's captured verification ignores chunks"
+        # in eager passes alone it fills them
+        return "chunked attention: SGLang's captured verification ignores it (flashattention_backend.py:1083)"
     from sglang.srt.environ import envs
 
     # no variable of 0.5.17
@@ -120,6 +137,13 @@ def _obstacle(server_args: Any, runner: Any, backend: str, masked: bool) -> str 
     if torch.version.hip is not None:
         return "on AMD GPUs SGLang verifies by other kernels, which have not been tried"
     return None
+
+
+def takes_axes() -> bool:
+    """Whether SGLang's forward batch takes positions of three axes from whoever makes it, as 0.5.23's does."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+    return "spec_mrope_positions" in inspect.signature(ForwardBatch.init_new).parameters
 
 
 def _check_attention(config: C2TConfig, choice: Choice, runner: Any) -> None:

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from c2t_kernels import pack_ragged, scatter_ragged
@@ -85,10 +86,16 @@ class PackedVerify:
         width = window.draft_token_num
         kept = step.kept
         self.rows = rows = self._rows(kept) if step.rows is None else step.rows
-        sources = [part.view(-1, width) for part in (window.draft_token, window.positions, batch.out_cache_loc)]
+        # of models with positions of three axes
+        axes = () if uniform.mrope_positions is None else uniform.mrope_positions[:, : len(kept) * width]
+        sources = (window.draft_token, window.positions, batch.out_cache_loc, *axes)
         # A row of nobody is token 0 at position 0, written to slot 0, which no request owns.
-        (tokens, positions, slots), starts, lengths = pack_ragged(
-            kept, sources, capacity=rows, pads=(0, 0, 0), slots=None if self.masked else self._slots(len(kept), rows)
+        (tokens, positions, slots, *axes), starts, lengths = pack_ragged(
+            kept,
+            [part.view(-1, width) for part in sources],
+            capacity=rows,
+            pads=(0,) * len(sources),
+            slots=None if self.masked else self._slots(len(kept), rows),
         )
         requests = len(kept)
 
@@ -106,6 +113,7 @@ class PackedVerify:
             self.target_worker.model_runner,
             capture_hidden_mode=uniform.capture_hidden_mode,
             return_hidden_states_before_norm=False,
+            **({"spec_mrope_positions": torch.stack(axes)} if axes else {}),
         )
         if len(starts) > requests + 1 and not self._graphs().can_run_graph(packed):
             # outside of a graph there are no slots without a request

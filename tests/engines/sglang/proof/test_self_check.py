@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,23 +14,12 @@ import torch
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
-from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.config import C2TConfig  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
 from c2t_plugin.kernel_checks import Checked  # noqa: E402
 
 WRONG = Checked("draft_stats", 0.5, 2e-4, 10.0)
 OFF = "10 rows of 4 requests, graph, depth 6: logits are off by 3, allowed 0.1"
-
-
-@pytest.fixture
-def proof(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The modules of the self-check, which import SGLang's."""
-    monkeypatch.syspath_prepend(str(SITE))
-    from c2t_plugin.engines.sglang import ranks, startup
-    from c2t_plugin.engines.sglang.proof import drafted, packed, report
-
-    return SimpleNamespace(drafted=drafted, packed=packed, report=report, ranks=ranks, startup=startup)
 
 
 @pytest.mark.parametrize(
@@ -73,15 +62,19 @@ def run(proof: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def at_start(config: C2TConfig, on: Any, failures: list[str], *kernels: Checked, **said: Any) -> bool:
         unpacked: list[Any] = []
+        whole_ones: list[bool] = []
         everywhere, draft = said.pop("everywhere", True), said.pop("draft", lambda _: (None, 8))
-        found = proof.packed.Findings(failures=failures, proved=3, tiers=4, poison=math.nan, **said)
-        monkeypatch.setattr(proof.report, "prove", lambda _: found)
+        counts = {"proved": 3, "tiers": 4, "poison": math.nan}
+        found = proof.packed.Findings(failures=failures, **{**counts, **said})
+        monkeypatch.setattr(proof.report, "prove", lambda _, whole: whole_ones.append(whole) or found)
         monkeypatch.setattr(proof.report, "compare", draft)
         monkeypatch.setattr(proof.report, "check", lambda *_, **__: iter(kernels))
         monkeypatch.setattr(proof.report, "_shapes", lambda _: None)
         monkeypatch.setattr(proof.report, "_unpack", lambda *given: unpacked.append(given))
         monkeypatch.setattr(proof.ranks, "all_hold", lambda here: here and everywhere)
         proof.report.at_start(on, config, lambda: None)
+        # all sizes are tried where all have to hold
+        assert whole_ones in ([], [config.self_check == "strict"])
         return bool(unpacked)
 
     return at_start
@@ -107,7 +100,9 @@ def test_what_fails_is_the_uniform_window(run: Any, caplog: pytest.LogCaptureFix
 def test_times_of_packed_rows_that_hold_seed_the_planner(run: Any, failures: list[str], expected: list[Any]):
     served, seeds = worker(), []
     served.c2t.planner = SimpleNamespace(seed=seeds.append)
-    run(C2TConfig(), served, failures, microseconds={8: 5000.0, 16: 6000.0})
+    times = {"microseconds": {8: 5000.0, 16: 6000.0}, "window_microseconds": {8: 6000.0, 16: 6000.0}}
+    run(C2TConfig(), served, failures, **times)
+    assert served.c2t.configuration["self_check"]["window_microseconds"] == times["window_microseconds"]
     assert [pytest.approx(each) for each in seeds] == expected
 
 
@@ -120,6 +115,26 @@ def test_what_fails_on_another_rank_fails_here(run: Any, caplog: pytest.LogCaptu
 def test_strict_is_an_error(run: Any, failures: list[str], kernels: list[Checked]):
     with pytest.raises(ConfigError, match=r"self-check on cpu: .*off by"):
         run(C2TConfig(self_check="strict"), worker(), failures, *kernels)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({}, "1 of 4 sizes were not tried; start with"),
+        ({"skipped": "MemoryError: no room"}, "it was not tried: MemoryError: no room; start with"),
+    ],
+)
+def test_strict_is_an_error_where_something_was_not_tried(run: Any, said: dict[str, Any], reason: str):
+    with pytest.raises(ConfigError, match=f"self-check on cpu: {reason}"):
+        run(C2TConfig(self_check="strict"), worker(), [], **said)
+    assert not run(C2TConfig(self_check="strict"), worker(), [], proved=4)
+
+
+def test_both_times_are_said(run: Any, caplog: pytest.LogCaptureFixture):
+    times = {"microseconds": {8: 5000.0, 16: 6000.0}, "window_microseconds": {8: 8000.0, 16: 6000.0}}
+    with caplog.at_level(logging.INFO):
+        run(C2TConfig(), worker(), [], **times)
+    assert "packed passes take 0.62 to 1.00 of the time of the same requests' windows" in caplog.text
 
 
 def test_a_wrong_kernel_of_the_draft_is_said(run: Any, caplog: pytest.LogCaptureFixture):
@@ -149,9 +164,9 @@ def test_when_it_runs(proof: Any, device: str, asked: str, expected: bool, monke
 def test_what_cannot_be_tried_is_no_failure(proof: Any, run: Any, caplog: pytest.LogCaptureFixture):
     pool = SimpleNamespace(post_capture_active=True)
     runner = SimpleNamespace(token_to_kv_pool=pool, model_config=SimpleNamespace(vocab_size=64))
-    found = proof.packed.prove(
-        SimpleNamespace(target_worker=SimpleNamespace(model_runner=runner), speculative_num_draft_tokens=5)
-    )
+    parts = SimpleNamespace(packing=SimpleNamespace(sizes=lambda: []))
+    target = SimpleNamespace(model_runner=runner)
+    found = proof.packed.prove(SimpleNamespace(target_worker=target, speculative_num_draft_tokens=5, c2t=parts))
     assert (found.failures, found.proved) == ([], 0)
     assert found.skipped.startswith("MemoryError: SGLANG_ENABLE_POST_CAPTURE_KV_SIZING")
     served = worker()
@@ -162,6 +177,36 @@ def test_what_cannot_be_tried_is_no_failure(proof: Any, run: Any, caplog: pytest
 def test_what_does_not_run_has_failed(proof: Any):
     found = proof.packed.prove(SimpleNamespace(target_worker=None))
     assert len(found.failures) == 1 and found.failures[0].startswith("it did not run (AttributeError")
+
+
+def test_requests_have_states_of_linear_layers_of_their_own(proof: Any):
+    free = [torch.tensor([3, 1, 4, 2])]
+
+    def alloc(count: int) -> torch.Tensor | None:
+        slots, free[0] = free[0][:count], free[0][count:]
+        return slots if len(slots) == count else None
+
+    cache = SimpleNamespace(conv=[torch.ones(2, 5, 3)], temporal=torch.ones(2, 5, 4, 4))
+    allocator = SimpleNamespace(alloc=alloc, free=free.append, available_size=lambda: len(free[0]))
+    rows = torch.zeros(6, dtype=torch.int32)
+    pool = SimpleNamespace(
+        mamba_allocator=allocator,
+        mamba_pool=SimpleNamespace(mamba_cache=cache),
+        req_index_to_mamba_index_mapping=rows,
+    )
+    assert (proof.linear.room(pool, 9), proof.linear.room(SimpleNamespace(), 9)) == (4, 9)
+    states = proof.linear.LinearStates(pool, 3)
+    assert rows.tolist() == [0, 3, 1, 4, 0, 0]
+    states.clear()
+    # of the others nothing is touched
+    assert [each[0, :, 0].flatten()[:5].tolist() for each in cache.conv] == [[1, 0, 1, 0, 0]]
+    assert cache.temporal.flatten(2).sum((0, 2)).tolist() == [32, 0, 32, 0, 0]
+    with pytest.raises(MemoryError, match="no 3 states"):
+        proof.linear.LinearStates(pool, 3)
+    states.close()
+    assert rows.tolist() == [0] * 6 and free[1].tolist() == [3, 1, 4]
+    # models without such layers
+    proof.linear.LinearStates(SimpleNamespace(), 3).close()
 
 
 def drafts(proof: Any, **changes: Any) -> Any:

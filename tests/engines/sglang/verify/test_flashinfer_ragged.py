@@ -66,6 +66,15 @@ def test_padded_trees_attend_to_what_is_above_them(ran: dict[str, Any], how: str
     assert ran["uniform"][f"padded_bit_off-{how}"]["distance"] > 0.01
 
 
+@pytest.mark.parametrize("how", ["eager", "graph"])
+@pytest.mark.parametrize("case", ["chains", "trees"])
+def test_a_cache_of_8_bits_is_read_with_its_scales(ran: dict[str, Any], case: str, how: str):
+    """FlashInfer applies them: the distance is that of sums."""
+    assert ran["bytes"][f"{case}-{how}"] < 2 * TOLERANCE
+    for name in "kv":
+        assert ran["bytes"][f"scale_of_{name}_left_out-{case}-{how}"] > 0.01
+
+
 def test_what_may_pack_rows_is_replaced_and_nothing_else(ran: dict[str, Any]):
     own = {"auto": ["triton", "flashinfer"], "triton": ["triton"], "flashinfer": ["flashinfer"]}
     assert ran["registry"]["replaced"] == {wanted: own.get(wanted, []) for wanted in PACKINGS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from c2t_plugin.config import C2TConfig
+from c2t_plugin.engines.sglang.verify import choice as choice_module
 from c2t_plugin.engines.sglang.verify.backends import with_capture_layout
 from c2t_plugin.engines.sglang.verify.choice import Choice, choose, start
 from c2t_plugin.engines.sglang.verify.layout import rows_to_compute
@@ -105,24 +107,37 @@ def test_choice(wanted: str, backend: Any, expected: str | None):
     [
         ({"enable_deterministic_inference": True}, {}, "deterministic"),
         ({"disable_cuda_graph_padding": True}, {}, "padded"),
-        ({"enable_return_routed_experts": True}, {}, "routed experts"),
+        ({"enable_return_aux_hidden_states": True}, {}, "hidden states"),
         ({"dcp_size": 2}, {}, "dcp_size"),
-        ({}, {"mrope": True}, "three axes"),
         (
             {},
             {"use_mla_backend": True},
             "cutedsl_mla, flashinfer, flashmla only, and for",
         ),
-        ({}, {"attention_chunk_size": 8192}, "chunked"),
+        ({}, {"attention_chunk_size": 8192}, "chunked attention: .*:1083"),
     ],
 )
 def test_what_keeps_the_uniform_window(server_args: dict[str, Any], changes: dict[str, Any], reason: str):
     record, model = SimpleNamespace(**server_args), runner(RaggedAttention(), **changes)
     choice = choose(C2TConfig(), record, model)
     assert choice.backend is None
-    assert reason in choice.reason
+    assert re.search(reason, choice.reason)
     with pytest.raises(ConfigError, match=f"--speculative-c2t-packing triton cannot be had: .*{reason}"):
         choose(C2TConfig(packing="triton"), record, model)
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_positions_of_three_axes_are_packed_where_sglang_takes_them(monkeypatch: pytest.MonkeyPatch, packs: bool):
+    monkeypatch.setattr(choice_module, "takes_axes", lambda: packs)
+    choice = choose(C2TConfig(), SimpleNamespace(), runner(RaggedAttention(), mrope=True))
+    assert (choice.backend is not None, "three axes" in choice.reason) == (packs, not packs)
+
+
+@pytest.mark.parametrize("field", ["enable_return_routed_experts", "enable_return_indexer_topk"])
+@pytest.mark.parametrize(("mode", "packs"), [("chain", True), ("tree", False)])
+def test_what_is_kept_by_slot_is_packed_for_chains(field: str, mode: str, packs: bool):
+    choice = choose(C2TConfig(mode=mode), SimpleNamespace(**{field: True}), runner(RaggedAttention()))
+    assert (choice.backend is not None, f"{field}: " in choice.reason) == (packs, not packs)
 
 
 @pytest.mark.parametrize("backend", [FlashAttentionBackend(3), TRTLLMMLABackend()])
@@ -265,7 +280,10 @@ def test_other_forwards_of_the_target_are_left_alone():
     assert calls == [(("prefill",), {"capture_hidden_mode": "full"})]
 
 
-@pytest.mark.parametrize(("nodes_alone", "changes", "again"), [(True, {"mrope": True}, 1), (False, {"mrope": True}, 0)])
+@pytest.mark.parametrize(
+    ("nodes_alone", "changes", "again"),
+    [(True, {"attention_chunk_size": 8}, 1), (False, {"attention_chunk_size": 8}, 0)],
+)
 def test_masks_without_a_prefix_are_left_where_the_window_is_verified(
     nodes_alone: bool, changes: dict[str, Any], again: int
 ):
