@@ -195,6 +195,8 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     _check_head(spec)
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         raise ConfigError("--pipeline-parallel-size above 1 cannot be combined with C2T: it was never tried")
+    if vllm_config.lora_config is not None:
+        raise ConfigError("--enable-lora cannot be combined with C2T: a draft knows no adapters; leave it out")
     worker = vllm_config.parallel_config.worker_cls
     if worker not in WORKERS:
         raise ConfigError(f"vLLM chose the worker {worker}, C2T knows {', '.join(WORKERS)}: use a CPU or CUDA device")

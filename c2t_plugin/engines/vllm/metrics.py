@@ -22,8 +22,8 @@ from c2t_plugin.engines.figures import GAUGES, figures
 from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.engines.vllm.config import Settings
 
-# Of statistics that a scheduler sends to where metrics are: LoRA's, which a planner is not combined with. They are
-# whole numbers, so that these are millionths.
+# Of statistics that a scheduler sends to where metrics are: LoRA's, which is refused beside C2T. They are whole numbers,
+# so that these are millionths.
 CARRIER, PREFIX, MILLION = "waiting_lora_adapters", "c2t:", 1e6
 
 

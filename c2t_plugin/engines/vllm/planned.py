@@ -115,9 +115,7 @@ class PlanningScheduler(Scheduler):
         return stats
 
     def _tell(self, state: dict[str, Any]) -> None:
-        # with LoRA that place is taken
-        if self.vllm_config.lora_config is None:
-            self._told = packed(state)
+        self._told = packed(state)
 
     def _tokens(self, drafts: Any, output: Any) -> dict[str, Any]:
         """Of each request that had a draft, vLLM's list of its tokens of this step."""

@@ -406,13 +406,8 @@ def test_statistics_carry_it_once(monkeypatch: pytest.MonkeyPatch):
     planning = Planning(CURVE, None, 2, calibration=Calibration(2))
     state = planning.planner.state()
     scheduler = PlanningScheduler.__new__(PlanningScheduler)
-    scheduler.vllm_config = types.SimpleNamespace(lora_config=None)
     scheduler._tell(state)
     assert [stats.waiting_lora_adapters for stats in (scheduler.make_stats(), scheduler.make_stats())] == [
         packed(state),
         {},
     ]
-    # where LoRA fills that place itself
-    scheduler.vllm_config.lora_config = object()
-    scheduler._tell(state)
-    assert scheduler.make_stats().waiting_lora_adapters == {}
