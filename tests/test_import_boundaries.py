@@ -35,8 +35,9 @@ FORBIDDEN = {
     # plugins of SGLang
     "benchmarks/gpu/float32.py": ("tests", "vllm"),
     "benchmarks/cpu_engine/site/": ("tests", "vllm"),
-    # what a step of SGLang's dispatches
-    "benchmarks/operations/": ("tests", "vllm"),
+    # what a step of either engine dispatches, the engine itself being a stub on vLLM
+    "benchmarks/operations/vllm_steps.py": ("tests", *ENGINES, "c2t_plugin.engines.sglang"),
+    "benchmarks/operations/": ("tests", "vllm", "c2t_plugin.engines.vllm"),
     # SGLang's own tests of a server
     "benchmarks/serving/kits_inside.py": ("tests", "vllm"),
     # vLLM writes the real target's own text

@@ -1,5 +1,6 @@
-"""`python -m benchmarks.operations`: prints the table, on any machine with SGLang and without a GPU."""
+"""`python -m benchmarks.operations`: prints the table of the engine that is installed, on any machine without a GPU."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -10,5 +11,7 @@ PROGRAM = "from benchmarks.operations.table import counts, printed; print(printe
 
 if __name__ == "__main__":
     # Triton reads the variable when a kernel is imported, hence a process of its own
-    env = cpu_engine_env({**os.environ, "TRITON_INTERPRET": "1"})
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    if importlib.util.find_spec("sglang") is not None:
+        env = cpu_engine_env(env)
     sys.exit(subprocess.run([sys.executable, "-c", PROGRAM], env=env, check=False).returncode)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -17,7 +17,9 @@ from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from torch import Tensor
 
+from benchmarks.operations import steps
 from benchmarks.operations.counter import GPU, OperationCounter
+from benchmarks.operations.steps import DEPTH, HIDDEN, IN_DRAFT_GRAPH, IN_TARGET_GRAPH, REQUESTS, VOCABULARY
 from c2t_plugin.classifier import PAPER_FEATURES, ClassifierSpec, NodeClassifier
 from c2t_plugin.engines.sglang import ranks
 from c2t_plugin.engines.sglang.drafters.chain import ChainDrafter
@@ -32,16 +34,10 @@ from c2t_plugin.planner.calibration import Calibration
 from c2t_plugin.planner.step_planner import StepPlanner
 from c2t_plugin.scorer import ChainScorer
 
-REQUESTS, DEPTH, VOCABULARY, HIDDEN = 8, 6, 300, 16
 WIDTH = DEPTH + 1
 TIERS = (8, 16, 24, 32, 40, 48, 56)
 MODES = ("sync", "lagged", "planned")
 CURVE = CostCurve(verify=((8, 1.0), (56, 1.5)), draft=((1, 0.05), (8, 0.06)))
-# Steps before the one that counts: by then the numbers of earlier ones arrive.
-BEFORE = 2
-# Where a CUDA graph holds the operations, a launch of the graph is what the host sees.
-IN_DRAFT_GRAPH, IN_TARGET_GRAPH = "draft graph", "target graph, one layer"
-IN_GRAPHS = (IN_DRAFT_GRAPH, IN_TARGET_GRAPH)
 
 
 class Graphs:
@@ -198,18 +194,6 @@ def finish(counter: OperationCounter, batch: Any, drafted: Any, packing: PackedV
         step.to_host()
 
 
-class Steps(Protocol):
-    """A server's steps, one after the other."""
-
-    def step(self) -> None: ...
-
-
-def counted(begun: Callable[[OperationCounter], Steps]) -> OperationCounter:
-    """What one step, in full swing, dispatches. begun: makes the server."""
-    with OperationCounter() as counter, stand_ins():
-        steps = begun(counter)
-        for _ in range(BEFORE):
-            steps.step()
-        counter.forget()
-        steps.step()
-    return counter
+def counted(begun: Callable[[OperationCounter], steps.Steps]) -> OperationCounter:
+    """See steps.counted."""
+    return steps.counted(begun, stand_ins)

@@ -50,8 +50,10 @@ class OperationCounter(TorchFunctionMode):
     counts: how often each operation was dispatched, by part, see `part`; waits: the same of waits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_host: bool = False) -> None:
+        """on_host: torch's operations of CPU tensors are counted too."""
         super().__init__()
+        self._on_host = on_host
         self.counts: dict[str, Counter[str]] = {}
         self.waits: dict[str, Counter[str]] = {}
         self.steps = 0
@@ -132,7 +134,7 @@ class OperationCounter(TorchFunctionMode):
 
     def _dispatched(self, func: Any) -> None:
         name = func.overloadpacket.__name__
-        if self._on_gpu and not _is_view(func) and not name.startswith(_FREE):
+        if (self._on_gpu or self._on_host) and not _is_view(func) and not name.startswith(_FREE):
             self._add(self.counts, name)
 
     def _launched(self, name: str) -> None:

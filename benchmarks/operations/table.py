@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from functools import partial
 
-from benchmarks.operations import chains, trees
 from benchmarks.operations.counter import OperationCounter
+from benchmarks.operations.steps import IN_GRAPHS, REQUESTS
 
 TREES = "trees"
 # How often each operation is dispatched, by mode and part; the same of waits.
 Counted = dict[str, dict[str, dict[str, dict[str, int]]]]
 
 
-def counts() -> Counted:
-    """{mode: {part: {"operations": {name: times}, "waits": {name: times}}}}"""
-    found = {mode: chains.counted(partial(chains.ChainSteps, mode=mode)) for mode in chains.MODES}
-    found[TREES] = chains.counted(trees.TreeSteps)
+def counts(requests: int = REQUESTS) -> Counted:
+    """{mode: {part: {"operations": {name: times}, "waits": {name: times}}}}, of the engine that is installed.
+
+    requests: of vLLM's steps.
+    """
+    found = _of_sglang() if importlib.util.find_spec("sglang") is not None else _of_vllm(requests)
     return {mode: as_json(counter) for mode, counter in found.items()}
+
+
+def _of_sglang() -> dict[str, OperationCounter]:
+    from benchmarks.operations import chains, trees
+
+    found = {mode: chains.counted(partial(chains.ChainSteps, mode=mode)) for mode in chains.MODES}
+    return {**found, TREES: chains.counted(trees.TreeSteps)}
+
+
+def _of_vllm(requests: int) -> dict[str, OperationCounter]:
+    from benchmarks.operations import vllm_steps
+
+    return {mode: vllm_steps.counted(mode, requests) for mode in vllm_steps.MODES}
 
 
 def as_json(counter: OperationCounter) -> dict[str, dict[str, dict[str, int]]]:
@@ -28,7 +44,7 @@ def as_json(counter: OperationCounter) -> dict[str, dict[str, dict[str, int]]]:
 
 def outside_of_graphs(parts: Mapping[str, Mapping[str, Mapping[str, int]]]) -> int:
     """Operations of a step that the host dispatches itself."""
-    return sum(sum(of["operations"].values()) for part, of in parts.items() if part not in chains.IN_GRAPHS)
+    return sum(sum(of["operations"].values()) for part, of in parts.items() if part not in IN_GRAPHS)
 
 
 def printed(found: Counted) -> str:

@@ -11,18 +11,9 @@ import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
-from benchmarks.operations.chains import (
-    DEPTH,
-    HIDDEN,
-    IN_DRAFT_GRAPH,
-    REQUESTS,
-    VOCABULARY,
-    Target,
-    batch_of,
-    classifier,
-    finish,
-)
+from benchmarks.operations.chains import Target, batch_of, classifier, finish
 from benchmarks.operations.counter import GPU, OperationCounter
+from benchmarks.operations.steps import DEPTH, HIDDEN, IN_DRAFT_GRAPH, REQUESTS, VOCABULARY
 from c2t_plugin.engines.sglang.drafters.tree import Grown, TreeDrafter
 from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.parts import Parts

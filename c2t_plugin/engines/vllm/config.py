@@ -194,14 +194,14 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     _check_head(spec)
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         raise ConfigError("--pipeline-parallel-size above 1 cannot be combined with C2T: it was never tried")
+    if vllm_config.lora_config is not None:
+        raise ConfigError("--enable-lora cannot be combined with C2T: a draft knows no adapters; leave it out")
     worker = vllm_config.parallel_config.worker_cls
     if worker not in WORKERS:
         raise ConfigError(f"vLLM chose the worker {worker}, C2T knows {', '.join(WORKERS)}: use a CPU or CUDA device")
     scheduler = vllm_config.scheduler_config
-    if spec.enable_adaptive_verification and scheduler.scheduler_cls is not None:
-        raise ConfigError(
-            f"--scheduler-cls {scheduler.scheduler_cls} cannot be combined with adaptive verification by C2T"
-        )
+    if spec.enable_adaptive_verification and (own := scheduler.scheduler_cls) is not None:
+        raise ConfigError(f"--scheduler-cls {own} cannot be combined with adaptive verification by C2T")
     if config.trace_dir is not None and spec.enable_adaptive_verification:
         raise ConfigError("trace_dir cannot be combined with enable_adaptive_verification: leave one of them out")
     check_directory(config)

@@ -26,7 +26,7 @@ config/speculative.py
 config/model.py
   ModelConfig: architectures
 config/vllm.py
-  VllmConfig: additional_config
+  VllmConfig: additional_config, lora_config
 v1/worker/worker_base.py
   WorkerWrapperBase.init_worker
     parallel_config.worker_cls

@@ -2,6 +2,7 @@
 
     vllm:c2t_verify_steps_total{length="n"}   verify steps of requests with n draft tokens, 0 included
     vllm:c2t_accepted_tokens_total            draft tokens accepted, bonus tokens excluded
+    vllm:c2t_classifier_seconds_total         statistics, confidences and cuts, where a planner decides
     vllm:c2t_learnt_tokens, ...               what a planner has learnt, see engines/figures.py
 
 Verified tokens a step are the mean of `length`, the accept length is accepted tokens a step and one. vLLM's own
@@ -22,9 +23,10 @@ from c2t_plugin.engines.figures import GAUGES, figures
 from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.engines.vllm.config import Settings
 
-# Of statistics that a scheduler sends to where metrics are: LoRA's, which a planner is not combined with. They are
-# whole numbers, so that these are millionths.
+# Of statistics that a scheduler sends to where metrics are: LoRA's, which is refused beside C2T. They are whole
+# numbers, so that these are millionths.
 CARRIER, PREFIX, MILLION = "waiting_lora_adapters", "c2t:", 1e6
+SECONDS = "classifier_seconds"
 
 
 def packed(state: dict[str, Any]) -> dict[str, int]:
@@ -32,6 +34,11 @@ def packed(state: dict[str, Any]) -> dict[str, int]:
     return {
         PREFIX + ",".join([name, *labels.values()]): round(value * MILLION) for name, value, labels in figures(state)
     }
+
+
+def classified(seconds: float) -> dict[str, int]:
+    """The same of the classifier's time since it was last said; nothing of none."""
+    return {PREFIX + SECONDS: round(seconds * MILLION)} if seconds else {}
 
 
 class VerifyCounters:
@@ -52,7 +59,11 @@ class VerifyCounters:
         self.steps = {
             index: [steps.labels(*own, str(length)) for length in range(longest + 1)] for index, own in labels.items()
         }
+        seconds = prometheus_client.Counter(
+            f"vllm:c2t_{SECONDS}", "Time for statistics, confidences and cuts, where a planner decides.", names
+        )
         self.accepted = {index: accepted.labels(*own) for index, own in labels.items()}
+        self.seconds = {index: seconds.labels(*own) for index, own in labels.items()}
         # Steps without drafts that are yet to be counted; below 0 where a step's output was dropped.
         self._plain = dict.fromkeys(labels, 0)
 
@@ -63,9 +74,11 @@ class VerifyCounters:
         self._labels = logger.per_engine_labelvalues
 
     def tell(self, engine: int, sent: dict[str, int]) -> None:
-        """What a planner has learnt, if it has just said it. sent: see `packed`."""
+        """What a planner's scheduler has just said. sent: see `packed` and `classified`."""
         for key, value in sent.items():
-            if key.startswith(PREFIX):
+            if key == PREFIX + SECONDS:
+                self.seconds[engine].inc(value / MILLION)
+            elif key.startswith(PREFIX):
                 name, *labels = key.removeprefix(PREFIX).split(",")
                 own = (str(label) for label in self._labels[engine])
                 self._gauges[name].labels(*own, *labels).set(value / MILLION)

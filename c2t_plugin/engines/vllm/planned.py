@@ -17,8 +17,8 @@ from c2t_plugin.engines.vllm.config import Settings
 from c2t_plugin.engines.vllm.early_exit import may_leave
 from c2t_plugin.engines.vllm.ending import Sent
 from c2t_plugin.engines.vllm.learns import pair_of
-from c2t_plugin.engines.vllm.metrics import CARRIER, packed
-from c2t_plugin.engines.vllm.planning import Planning, cut
+from c2t_plugin.engines.vllm.metrics import CARRIER, classified, packed
+from c2t_plugin.engines.vllm.planning import Drafted, Planning, cut
 from c2t_plugin.engines.vllm.requests import OwnSettings
 from c2t_plugin.planner import CostCurve, OwnLimits
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 class PlanningScheduler(Scheduler):
     """Synchronous. Named by `scheduler_config.scheduler_cls`."""
+
+    # of drafts, statistics, confidences and cuts, until the next statistics
+    _classifier_s = 0.0
 
     def __init__(self, *positional: Any, **keyword: Any) -> None:
         super().__init__(*positional, **keyword)
@@ -95,6 +98,8 @@ class PlanningScheduler(Scheduler):
         return outputs
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        drafted: Drafted | None = getattr(draft_token_ids, ATTRIBUTE, None)
+        self._classifier_s += 0.0 if drafted is None else drafted.classifier_s
         own = self._limits(draft_token_ids.req_ids)
         cut(self.planning, draft_token_ids, self._takes, [each is not None and each.exact for each in own])
         super().update_draft_token_ids(draft_token_ids)
@@ -110,15 +115,13 @@ class PlanningScheduler(Scheduler):
 
     def make_stats(self, *positional: Any, **keyword: Any) -> Any:
         stats = super().make_stats(*positional, **keyword)
-        if stats is not None and self._told:
-            getattr(stats, CARRIER).update(self._told)
-            self._told = {}
+        if stats is not None:
+            getattr(stats, CARRIER).update(self._told | classified(self._classifier_s))
+            self._told, self._classifier_s = {}, 0.0
         return stats
 
     def _tell(self, state: dict[str, Any]) -> None:
-        # with LoRA that place is taken
-        if self.vllm_config.lora_config is None:
-            self._told = packed(state)
+        self._told = packed(state)
 
     def _tokens(self, drafts: Any, output: Any) -> dict[str, Any]:
         """Of each request that had a draft, vLLM's list of its tokens of this step."""

@@ -34,7 +34,7 @@ class Drafted(NamedTuple):
     confidence: of each request its tokens', in the order of the drafts; NaN where it is not known. extend_s: seconds
     until the first token. seconds: of the whole draft. log_prob: as confidence, the logarithm of the draft's own
     probability of each; nothing where that is not known. stats: of each request its tokens' entropies and margins,
-    where a network learns.
+    where a network learns. classifier_s: of those seconds, statistics, confidences and cuts.
     """
 
     confidence: list[list[float]]
@@ -42,6 +42,7 @@ class Drafted(NamedTuple):
     seconds: float
     log_prob: Sequence[list[float]] = ()
     stats: Sequence[list[list[float]]] = ()
+    classifier_s: float = 0.0
 
     def sure(self, stats: bool = False) -> Array:
         """(requests, tokens, 2) float32 of both, NaN where they are not known; with `stats` behind them (.., 4)."""

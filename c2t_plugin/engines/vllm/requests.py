@@ -1,9 +1,9 @@
 """What one request may ask of C2T: `"vllm_xargs": {"c2t_enabled": false, "c2t_max_depth": 2}`, or `c2t_beta`.
 
 vLLM carries `vllm_xargs` of its routes, and `extra_args` of SamplingParams, to scheduler and workers as they are. A bad
-value is answered with status 400 where a request's parameters are made. vLLM's Rust front end does not make them in
-Python, and further API servers do not hear what the first one allows, so they are looked at again where they are used:
-there nothing raises, and a bad value means "as the server is set" and is counted.
+value is answered with status 400 where a request's parameters are made, in each API server, all of which make an
+engine's configuration. vLLM's Rust front end does not make them in Python, so they are looked at again where they are
+used: there nothing raises, and a bad value means "as the server is set" and is counted.
 """
 
 from __future__ import annotations

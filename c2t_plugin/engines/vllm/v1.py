@@ -8,10 +8,11 @@ which feeds every scheduled token again and so writes over them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -87,6 +88,9 @@ class _ChainMixin(_StockProposer):
         # set by the worker where requests are recorded
         self.traces: ServedTraces | None = None
         self.drafts = self.draft_steps = 0
+        # seconds of `propose`, and within them of statistics, confidences and cuts; on a GPU nobody's clock tells
+        self.draft_s = 0.0
+        self.classifier_s: float | None = 0.0 if isinstance(self.scorer, HostScorer) else None
         self.scorer.lower = settings.request_settings == LOWER
         self.own = OwnSettings(settings.request_settings, sizes["rows"])
         self._planned = settings.planned
@@ -120,16 +124,28 @@ class _ChainMixin(_StockProposer):
         def scored(*positional: Any, **keyword: Any) -> Any:
             logits = compute_logits(*positional, **keyword)
             # At once: probabilistic drafting divides these logits by the temperature in place.
-            self._score(logits if self._vocabulary is None else logits[:, self._vocabulary])
+            self._score(logits, self._vocabulary)
             return logits
 
         return scored
 
-    def _score(self, logits: Tensor) -> None:
+    def _score(self, logits: Tensor, vocabulary: Tensor | None = None) -> None:
+        """vocabulary: of these logits those that the draft's head has; None: all of them."""
         first = self._scored == 0
         self._scored += 1
         self.draft_steps += 1
-        self._chosen = self.scorer.score(logits, first=first)
+        with self._classifying():
+            self._chosen = self.scorer.score(logits if vocabulary is None else logits[:, vocabulary], first=first)
+
+    @contextlib.contextmanager
+    def _classifying(self) -> Iterator[None]:
+        """Around what the host computes for C2T itself."""
+        if self.classifier_s is None:
+            yield
+            return
+        started = time.perf_counter()
+        yield
+        self.classifier_s += time.perf_counter() - started
 
     def _greedy_sample(self, hidden_states: Tensor) -> Tensor:
         if not isinstance(self.scorer, HostScorer):
@@ -156,12 +172,16 @@ class _ChainMixin(_StockProposer):
 
     def _ends(self) -> bool:
         """Whether no chain may grow, or one more token of each does not pay."""
-        if not self.scorer.any_alive():
-            return True
-        return isinstance(self.scorer, HostScorer) and not self.ending.goes_on(self.scorer)
+        with self._classifying():
+            if not self.scorer.any_alive():
+                return True
+            return isinstance(self.scorer, HostScorer) and not self.ending.goes_on(self.scorer)
 
     def propose(self, num_speculative_tokens: int, *positional: Any, **keyword: Any) -> list[list[int]]:
+        began, classified = time.perf_counter(), self.classifier_s or 0.0
         found = self._propose(num_speculative_tokens, *positional, **keyword)
+        ended = time.perf_counter()
+        self.draft_s += ended - began
         if self._planned:
             none: list[list[float]] = [[] for _ in found]
             confidence = self.scorer.confidence(len(found)).tolist() if self._scored else none
@@ -170,17 +190,15 @@ class _ChainMixin(_StockProposer):
                 log_prob = self.scorer.log_prob(len(found)).tolist()
                 if self._tells_stats and (known := self.scorer.stats(len(found))) is not None:
                     stats = known[..., 2:].tolist()
-            self.drafted = Drafted(confidence, self._extend_s, time.perf_counter() - self._started, log_prob, stats)
+            classifier_s = (self.classifier_s or 0.0) - classified
+            self.drafted = Drafted(confidence, self._extend_s, ended - self._started, log_prob, stats, classifier_s)
         return found
 
     def _propose(self, num_speculative_tokens: int, *positional: Any, **keyword: Any) -> list[list[int]]:
         self._scored, self._sampled, self._started, self._extend_s = 0, [], time.perf_counter(), 0.0
         self.drafts += 1
-        if isinstance(self.scorer, HostScorer):
-            names = self._runner.input_batch.req_ids
-            own = self.own.of(names, self._runner.requests)
-            self.scorer.limit([each.threshold for each in own], [each.longest for each in own])
-            self.ending.begin(names, [OwnLimits.of(each, lower=self.scorer.lower) for each in own])
+        with self._classifying():
+            self._limit()
         self._recording = self.traces is not None and self.traces.any_chosen(self._runner.input_batch.req_ids)
         try:
             drafted = self._drafted(num_speculative_tokens, *positional, **keyword)
@@ -195,8 +213,17 @@ class _ChainMixin(_StockProposer):
         stats = self.scorer.stats(drafted.shape[0]) if self._recording else None
         if self.traces is not None and stats is not None and self._scored == self.scorer.d_max:
             self.traces.keep(stats, drafted.tolist(), self._runner.input_batch.req_ids)
-        kept = self.scorer.end(drafted.shape[0]).tolist()
-        return [row[:length] for row, length in zip(drafted.tolist(), kept, strict=True)]
+        with self._classifying():
+            kept = self.scorer.end(drafted.shape[0]).tolist()
+            return [row[:length] for row, length in zip(drafted.tolist(), kept, strict=True)]
+
+    def _limit(self) -> None:
+        """What requests have set for themselves, and by what their drafts end."""
+        if isinstance(self.scorer, HostScorer):
+            names = self._runner.input_batch.req_ids
+            own = self.own.of(names, self._runner.requests)
+            self.scorer.limit([each.threshold for each in own], [each.longest for each in own])
+            self.ending.begin(names, [OwnLimits.of(each, lower=self.scorer.lower) for each in own])
 
     def _drafted(self, depth: int, *positional: Any, **given: Any) -> Tensor:
         """As vLLM's `propose`, but that tokens of plain steps are kept, and read before the next draft."""

@@ -116,7 +116,8 @@ class WorkerMixin(_StockWorker):
 
         Returns the state: beta, max_depth, d_max, how many tokens were kept for want of finite statistics (non_finite),
         and what the runner counted since the start: drafts begun and draft steps taken. On V1 requests whose own
-        settings did not hold; on V2 requests by number of drafts verified, and draft tokens accepted.
+        settings did not hold, seconds of drafts, and of those seconds what statistics, confidences and cuts took (None
+        on a GPU); on V2 requests by number of drafts verified, and draft tokens accepted.
         """
         drafter = self._drafter()
         scorer = drafter.scorer
@@ -132,7 +133,11 @@ class WorkerMixin(_StockWorker):
         counts = (
             {"verified": scorer.verified.tolist(), "accepted": int(scorer.accepted)}
             if self.use_v2_model_runner
-            else {"settings_ignored": drafter.own.ignored}
+            else {
+                "settings_ignored": drafter.own.ignored,
+                "draft_s": drafter.draft_s,
+                "classifier_s": drafter.classifier_s,
+            }
         )
         return {
             "beta": float(scorer.beta),

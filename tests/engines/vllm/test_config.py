@@ -53,6 +53,7 @@ def resolved(**spec: Any) -> types.SimpleNamespace:
         ),
         scheduler_config=types.SimpleNamespace(scheduler_cls=None, async_scheduling=False),
         additional_config={"other": 1},
+        lora_config=None,
         use_v2_model_runner=False,
     )
 
@@ -429,6 +430,7 @@ def spec(layout: Path, base: str, **values: Any) -> dict[str, Any]:
         ("draft_model", {"parallel_drafting": True}, [], "parallel_drafting cannot be combined"),
         ("eagle3", SYNTHETIC, [], "rejection_sample_method other than standard"),
         ("eagle3", {}, ["--pipeline-parallel-size", "2"], "--pipeline-parallel-size above 1"),
+        ("eagle3", {}, ["--enable-lora"], "--enable-lora cannot be combined with C2T: a draft knows no adapters"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -102,8 +102,10 @@ def served(request: pytest.FixtureRequest, engine: Engine, mimo: Path) -> Iterat
             name: counter(llm, f"vllm:{name}")
             for name in ("num_preemptions", "prefix_cache_hits", "c2t_verify_steps", "c2t_accepted_tokens")
         }
-        steps = steps_by_length(llm)
-    yield SimpleNamespace(found=found, again=again, counts=counts, steps=steps)
+        steps, seconds = steps_by_length(llm), counter(llm, "vllm:c2t_classifier_seconds")
+        (state,) = llm.collective_rpc("c2t_control")
+    told = {"counts": counts, "steps": steps, "seconds": seconds, "state": state}
+    yield SimpleNamespace(found=found, again=again, planner=planner, **told)
 
 
 def of_kind(found: list[Any], kind: str) -> list[Any]:
@@ -142,6 +144,13 @@ def test_the_requests_are_what_their_names_say(plain: list[SimpleNamespace]):
 
 def test_requests_were_preempted_found_their_prefix_and_speculated(served: SimpleNamespace):
     assert all(value > 0 for value in served.counts.values()), served.counts
+
+
+def test_the_classifiers_time_is_a_part_of_the_drafts(served: SimpleNamespace):
+    assert 0 < served.state["classifier_s"] < served.state["draft_s"]
+    # what the last step has sent is not told yet
+    assert served.planner == "off" or 0 < served.seconds <= served.state["classifier_s"] + 1e-3
+    assert served.planner == "on" or served.seconds == 0
 
 
 def test_chains_of_several_lengths_were_verified(served: SimpleNamespace):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from c2t_plugin.engines.vllm import cpu_guard
-from c2t_plugin.engines.vllm.metrics import VerifyCounters, packed
+from c2t_plugin.engines.vllm.metrics import VerifyCounters, classified, packed
 
 
 @pytest.fixture
@@ -115,3 +115,10 @@ def test_what_a_planner_learns_travels_as_whole_numbers(counters: VerifyCounters
     assert value("vllm:c2t_expected_acceptance", by="classifier", depth="1") == 0.9
     assert value("vllm:c2t_tokens_per_expected") == 1.5
     assert value("vllm:c2t_seconds_per_expected") is None
+
+
+def test_the_classifiers_time_is_added_up(counters: VerifyCounters):
+    assert value("vllm:c2t_classifier_seconds_total") == 0
+    for seconds in (0.25, 0.0, 0.5):
+        counters.tell(0, classified(seconds))
+    assert value("vllm:c2t_classifier_seconds_total") == 0.75

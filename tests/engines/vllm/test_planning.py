@@ -21,9 +21,10 @@ from vllm.v1.metrics.stats import SchedulerStats  # noqa: E402
 from c2t_plugin.engines.patching import ATTRIBUTE  # noqa: E402
 from c2t_plugin.engines.vllm import config  # noqa: E402
 from c2t_plugin.engines.vllm.ending import Ending, Sent  # noqa: E402
-from c2t_plugin.engines.vllm.metrics import packed  # noqa: E402
+from c2t_plugin.engines.vllm.metrics import classified, packed  # noqa: E402
 from c2t_plugin.engines.vllm.planned import PlanningScheduler  # noqa: E402
 from c2t_plugin.engines.vllm.planning import Drafted, Planning, cut  # noqa: E402
+from c2t_plugin.engines.vllm.requests import OwnSettings  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
 from c2t_plugin.planner import CostCurve, OwnLimits  # noqa: E402
 from c2t_plugin.planner.calibration import Calibration  # noqa: E402
@@ -406,13 +407,24 @@ def test_statistics_carry_it_once(monkeypatch: pytest.MonkeyPatch):
     planning = Planning(CURVE, None, 2, calibration=Calibration(2))
     state = planning.planner.state()
     scheduler = PlanningScheduler.__new__(PlanningScheduler)
-    scheduler.vllm_config = types.SimpleNamespace(lora_config=None)
     scheduler._tell(state)
     assert [stats.waiting_lora_adapters for stats in (scheduler.make_stats(), scheduler.make_stats())] == [
         packed(state),
         {},
     ]
-    # where LoRA fills that place itself
-    scheduler.vllm_config.lora_config = object()
-    scheduler._tell(state)
-    assert scheduler.make_stats().waiting_lora_adapters == {}
+
+
+def test_statistics_carry_the_classifiers_time_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Scheduler, "make_stats", lambda self: SchedulerStats())
+    monkeypatch.setattr(Scheduler, "update_draft_token_ids", lambda self, drafts: None)
+    scheduler = PlanningScheduler.__new__(PlanningScheduler)
+    scheduler.planning, scheduler._told, scheduler.requests = Planning(CURVE, None, 2), {}, {}
+    scheduler._own, scheduler._lower = OwnSettings("all", 1), False
+    for seconds in (0.25, 0.5):
+        handed = types.SimpleNamespace(req_ids=["gone"], draft_token_ids=[[7]])
+        setattr(handed, ATTRIBUTE, Drafted([[0.5]], 1.0, 1.0, classifier_s=seconds))
+        scheduler.update_draft_token_ids(handed)
+    # of a step in which a worker has drafted nothing
+    scheduler.update_draft_token_ids(types.SimpleNamespace(req_ids=[], draft_token_ids=[]))
+    said = [stats.waiting_lora_adapters for stats in (scheduler.make_stats(), scheduler.make_stats())]
+    assert said == [classified(0.75), {}]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,6 +25,7 @@ from benchmarks.serving.process import free_port  # noqa: E402
 from benchmarks.serving.server import Server  # noqa: E402
 from tests.support.sglang.simulate import Target, simulate  # noqa: E402
 from tests.support.sglang.verify_counts import Rule, save_hand_made_classifier  # noqa: E402
+from tests.support.vllm.command import vllm_command  # noqa: E402
 from tests.support.vllm.verify_counts import Oracle, gamma_and_tau  # noqa: E402
 
 NEW_TOKENS = 24
@@ -195,13 +194,8 @@ def test_the_log_says_what_runs(served: SimpleNamespace):
 
 @pytest.fixture
 def own_command(tmp_path: Path) -> tuple[list[str], dict[str, str]]:
-    """The `vllm` command and an environment in which it knows its version, as docs/vllm.md has it."""
-    folder = tmp_path / "vllm-0.32.0+cpu.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Name: vllm\nVersion: 0.32.0+cpu\n")
-    values = launch(tmp_path).environment
-    path = os.pathsep.join(filter(None, (values.get("PYTHONPATH"), str(tmp_path))))
-    return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"], {**values, "PYTHONPATH": path}
+    command, values = vllm_command(tmp_path, launch(tmp_path).environment)
+    return [*command, "serve"], values
 
 
 @pytest.mark.parametrize("entry", ["module", "vllm serve"])

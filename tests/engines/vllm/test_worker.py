@@ -91,6 +91,7 @@ def test_a_control_message_that_does_not_hold_changes_nothing(worker: Worker, as
 def test_settings_that_did_not_hold_are_in_the_state(worker: Worker):
     worker.use_v2_model_runner, drafter = False, worker.model_runner.speculator
     worker.model_runner.drafter, drafter.own = drafter, OwnSettings("all", 2)
+    drafter.draft_s, drafter.classifier_s = 0.5, None
     assert worker.c2t_control()["settings_ignored"] == 0
     bad = SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"c2t_beta": 7}))
     drafter.own.of(["a", "b"], {"a": bad, "b": bad})
