@@ -13,8 +13,11 @@ pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
+from c2t_plugin.classifier import load_classifier  # noqa: E402
+from c2t_plugin.engines.vllm.config import Settings  # noqa: E402
 from tests.engines.vllm.conftest import DRAFTS, Engine  # noqa: E402
 from tests.support.sglang.simulate import Target  # noqa: E402
+from tests.support.vllm.verify_counts import Oracle, Steps, UnnormedMtpDraft  # noqa: E402
 
 MAX_MODEL_LEN = 160
 # 24 requests, 8 at a time, want about twice the blocks there are; prompts are longer than a prefill chunk.
@@ -37,6 +40,18 @@ KINDS: dict[str, dict[str, Any]] = {
     "minimum": {"min_tokens": 8, "ignore_eos": False},
 }
 REPEATS = 3
+D_MAX = 4
+# Served one at a time, so that none is preempted: the slice of a prompt, further sampling parameters, how often.
+# Prompts of up to a chunk are read whole; of longer ones a head drafts a little otherwise (docs/vllm.md).
+EXACT: dict[str, tuple[slice, dict[str, Any], int]] = {
+    "read whole": (slice(40), {}, 1),
+    "logprobs": (slice(56), {"logprobs": 3}, 1),
+    # whose grammar refuses nothing
+    "structured": (slice(56), {"structured_outputs": {"regex": r"[\s\S]*"}}, 1),
+    "in chunks": (slice(None), {}, 1),
+    "a prefix that is cached": (slice(None), {}, 2),
+}
+AS_A_WHOLE = ("read whole", "logprobs", "structured")
 
 
 def all_prompts() -> list[list[int]]:
@@ -44,26 +59,26 @@ def all_prompts() -> list[list[int]]:
     return held_out_prompts(REPEATS * len(KINDS), min_tokens=80, max_tokens=120, seed=3)
 
 
-def twice(llm: Any, ids: list[int], new_tokens: int) -> list[list[int]]:
-    """One prompt's answer, alone, and once more: nothing evicts its blocks in between."""
+def sampling_of(new_tokens: int, more: dict[str, Any]) -> Any:
+    """vLLM's parameters of a greedy request. more: as in KINDS."""
     from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
 
-    sampling = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
-    prompt = {"prompt_token_ids": ids}
-    return [list(llm.generate([prompt], sampling, use_tqdm=False)[0].outputs[0].token_ids) for _ in range(2)]
+    values = {"temperature": 0.0, "max_tokens": new_tokens, "ignore_eos": True, **more}
+    if "structured_outputs" in values:
+        values["structured_outputs"] = StructuredOutputsParams(**values["structured_outputs"])
+    return SamplingParams(**values)
+
+
+def twice(llm: Any, ids: list[int], new_tokens: int) -> list[Steps]:
+    """One prompt's answer, alone, and once more: nothing evicts its blocks in between."""
+    sampling, prompt = sampling_of(new_tokens, {}), {"prompt_token_ids": ids}
+    return [Steps.of_output(llm.generate([prompt], sampling, use_tqdm=False)[0]) for _ in range(2)]
 
 
 def answers(llm: Any, prompts: list[list[int]], new_tokens: int) -> list[SimpleNamespace]:
     """Of all requests, in one batch: ids, why it ended, log probabilities of the chosen words."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import StructuredOutputsParams
-
-    chosen = []
-    for kind in list(KINDS.values()) * REPEATS:
-        values = {"temperature": 0.0, "max_tokens": new_tokens, "ignore_eos": True, **kind}
-        if "structured_outputs" in values:
-            values["structured_outputs"] = StructuredOutputsParams(**values["structured_outputs"])
-        chosen.append(SamplingParams(**values))
+    chosen = [sampling_of(new_tokens, kind) for kind in list(KINDS.values()) * REPEATS]
     found = []
     for output in llm.generate([{"prompt_token_ids": ids} for ids in prompts], chosen, use_tqdm=False):
         (text,) = output.outputs
@@ -73,6 +88,23 @@ def answers(llm: Any, prompts: list[list[int]], new_tokens: int) -> list[SimpleN
             SimpleNamespace(ids=list(text.token_ids), text=text.text, reason=text.finish_reason, logprobs=logprobs)
         )
     return found
+
+
+def exactly(llm: Any) -> dict[str, list[Steps]]:
+    """By EXACT: the steps of the last of its turns, of some prompts."""
+    found: dict[str, list[Steps]] = {}
+    for name, (part, more, turns) in EXACT.items():
+        sampling = sampling_of(NEW_TOKENS, more)
+        prompts = [{"prompt_token_ids": ids[part]} for ids in exact_prompts()]
+        for _ in range(turns):
+            outputs = [llm.generate([prompt], sampling, use_tqdm=False)[0] for prompt in prompts]
+        found[name] = [Steps.of_output(output) for output in outputs]
+    return found
+
+
+def exact_prompts() -> list[list[int]]:
+    """Others than above, whose blocks were read in chunks that hung on the batch."""
+    return [ids[:120] for ids in held_out_prompts(2, min_tokens=121, max_tokens=128, seed=3)]
 
 
 def counter(llm: Any, name: str) -> float:
@@ -95,7 +127,7 @@ def plain(engine: Engine) -> list[SimpleNamespace]:
 def served(request: pytest.FixtureRequest, engine: Engine, mimo: Path) -> Iterator[SimpleNamespace]:
     base, planner = request.param
     target = mimo if base == "mtp" else None
-    with engine(f"c2t:{base}", 4, OPTIONS, target, c2t_planner=planner) as llm:
+    with engine(f"c2t:{base}", D_MAX, OPTIONS, target, c2t_planner=planner) as llm:
         found = answers(llm, all_prompts(), NEW_TOKENS)
         again = twice(llm, all_prompts()[0], NEW_TOKENS)
         counts = {
@@ -104,8 +136,11 @@ def served(request: pytest.FixtureRequest, engine: Engine, mimo: Path) -> Iterat
         }
         steps, seconds = steps_by_length(llm), counter(llm, "vllm:c2t_classifier_seconds")
         (state,) = llm.collective_rpc("c2t_control")
+        exact = exactly(llm) if planner == "off" else {}
+        settings = Settings.of(llm.llm_engine.vllm_config)
+    own = {"base": base, "exact": exact, "settings": settings, "mimo": mimo}
     told = {"counts": counts, "steps": steps, "seconds": seconds, "state": state}
-    yield SimpleNamespace(found=found, again=again, planner=planner, **told)
+    yield SimpleNamespace(found=found, again=again, planner=planner, **told, **own)
 
 
 def of_kind(found: list[Any], kind: str) -> list[Any]:
@@ -154,8 +189,31 @@ def test_the_classifiers_time_is_a_part_of_the_drafts(served: SimpleNamespace):
 
 
 def test_chains_of_several_lengths_were_verified(served: SimpleNamespace):
-    assert sum(count > 0 for length, count in served.steps.items() if 0 < length < 4) >= 2, served.steps
+    assert sum(count > 0 for length, count in served.steps.items() if 0 < length < D_MAX) >= 2, served.steps
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Oracle:
+    return Oracle(pair_dir(), Target(pair_dir() / "target"))
+
+
+def test_under_each_feature_requests_are_cut_where_the_classifier_says(served: SimpleNamespace, oracle: Oracle):
+    if served.planner == "on":
+        pytest.skip("a planner's steps hang on its clock; test_planned_counts.py gives it one")
+    # a stand-alone draft is told nothing but tokens
+    names = EXACT if served.base == "draft_model" else AS_A_WHOLE
+    if served.base == "mtp":
+        oracle.drafts["mtp"] = UnnormedMtpDraft(served.mimo, oracle.target)
+    path, compared = Path(served.settings.classifier), 0
+    assert served.settings.beta == load_classifier(path).spec.suggested_beta
+    for name in names:
+        for ids, steps in zip(exact_prompts(), served.exact[name], strict=True):
+            given = served.base, ids[EXACT[name][0]], NEW_TOKENS, D_MAX, path, served.settings.beta
+            expected = oracle.steps(*given)
+            compared += expected is not None
+            assert expected in (None, steps), name
+    assert compared > len(names)
 
 
 def test_a_prompt_found_in_the_prefix_cache_is_answered_the_same(served: SimpleNamespace, plain: list[SimpleNamespace]):
-    assert served.again == [plain[0].ids] * 2
+    assert [list(each.output_ids) for each in served.again] == [plain[0].ids] * 2

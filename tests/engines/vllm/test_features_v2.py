@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
+from benchmarks.pairs.toy import pair_dir  # noqa: E402
 from tests.engines.vllm.conftest import DRAFTS  # noqa: E402
 from tests.engines.vllm.test_features import (  # noqa: E402
     KINDS,
@@ -23,13 +24,16 @@ from tests.engines.vllm.test_features import (  # noqa: E402
     of_kind,
     penalties_matter,
 )
+from tests.support.sglang.simulate import Target  # noqa: E402
 from tests.support.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
+from tests.support.vllm.verify_counts import Oracle  # noqa: E402
 
 BASES = (*DRAFTS, "mtp")
 # Short ones, for the interpreter's sake: 20 to 43 tokens, and 4 requests want more blocks than there are.
 LENGTHS = range(20, 20 + REPEATS * len(KINDS))
 NEW_TOKENS = 8
 D_MAX = 4
+BETA = 0.45
 OPTIONS = {
     "max_model_len": 64,
     "max_num_batched_tokens": 32,
@@ -50,7 +54,7 @@ def found(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPat
     """By base, None for plain decoding: what run_v2 tells of mixed requests, all engines in one process."""
     folder = tmp_path_factory.mktemp("v2-features")
     classifier = save_hand_made_classifier(folder / "hand.safetensors")
-    cut = {"num_speculative_tokens": D_MAX, "c2t_classifier": str(classifier), "c2t_beta": 0.45}
+    cut = {"num_speculative_tokens": D_MAX, "c2t_classifier": str(classifier), "c2t_beta": BETA}
     models = {base: {"model": str(layout / draft)} for base, draft in DRAFTS.items()} | {"mtp": {"target": str(mimo)}}
     specs = [{"method": f"c2t:{base}", **models[base], **cut} for base in BASES]
     job = {
@@ -68,7 +72,9 @@ def found(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPat
     assert done.returncode == 0, done.stderr[-4000:]
     out = json.loads((folder / "out.json").read_text())
     return {
-        base: SimpleNamespace(**{**one, "answers": [SimpleNamespace(**each) for each in one["answers"]]})
+        base: SimpleNamespace(
+            **{**one, "answers": [SimpleNamespace(**each) for each in one["answers"]], "classifier": classifier}
+        )
         for base, one in zip((None, *BASES), out, strict=True)
     }
 
@@ -95,6 +101,15 @@ def test_a_prompt_found_in_the_prefix_cache_is_answered_the_same(found: Answers,
     assert (found[base].prefix_hits > 0) == (base == "draft_model")
     assert found[base].again == found[None].again
     assert found[base].again[0] == found[base].again[1]
+
+
+def test_in_chunks_and_behind_a_cached_prefix_a_request_is_cut_where_the_classifier_says(found: Answers):
+    """A stand-alone draft is told nothing but tokens; heads draft a little otherwise (docs/vllm.md)."""
+    oracle = Oracle(pair_dir(), Target(pair_dir() / "target"))
+    mine = found["draft_model"]
+    expected = oracle.steps("draft_model", prompts()[-1], NEW_TOKENS, D_MAX, mine.classifier, BETA)
+    assert expected is not None and len({drafted for drafted, _ in expected.steps}) > 1, "choose another beta"
+    assert [[tuple(pair) for pair in steps] for steps in mine.again_steps] == [list(expected.steps)] * 2
 
 
 def test_the_requests_are_what_their_names_say(found: Answers):

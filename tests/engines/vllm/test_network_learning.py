@@ -20,6 +20,7 @@ from c2t_plugin.engines.vllm.planning import Drafted  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
 from tests.engines.vllm.conftest import Engine  # noqa: E402
 from tests.support.sglang.simulate import Target  # noqa: E402
+from tests.support.vllm.verify_counts import Steps  # noqa: E402
 
 D_MAX, PROMPTS, ROUNDS, NEW_TOKENS = 4, 32, 30, 24
 # Drafts cost next to nothing, so there are some to learn from.
@@ -41,6 +42,22 @@ def scored_by(worker: Any) -> list[list[float]]:
 
 def flat(network: Any) -> list[list[float]]:
     return [each.flatten().tolist() for each in (network.hidden_weight, network.out_weight, network.out_bias)]
+
+
+def learnt_from(llm: Any, prompt: list[int], learn: bool) -> tuple[int, Steps]:
+    """Draft tokens that the planner has learnt from one request, and its steps."""
+    from vllm import SamplingParams
+
+    planning = llm.llm_engine.engine_core.engine_core.scheduler.planning
+
+    def seen() -> int:
+        planning.learn()
+        return planning.planner.state()["learnt"]["seen"]
+
+    before, own = seen(), {"c2t_learn": learn}
+    sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, extra_args=own)
+    (output,) = llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
+    return seen() - before, Steps.of_output(output)
 
 
 @pytest.mark.slow
@@ -79,5 +96,11 @@ def test_drafts_are_scored_by_the_network_in_force(engine: Engine, tmp_path: Pat
         assert learner.swaps, str(learner.state())
         llm.generate([{"prompt_token_ids": prompts[0]}], sampling, use_tqdm=False)
         assert llm.collective_rpc(scored_by) == [flat(learner.network)] != [begun]
+        unlearnt, learnt = (learnt_from(llm, prompts[1], learn) for learn in (False, True))
+    # of the last step what the text's end has cut off is not known
+    *whole, last = learnt[1].steps
+    assert unlearnt[0] == 0 and unlearnt[1].output_ids == learnt[1].output_ids == tuple(plain[1])
+    least = sum(min(drafted, accepted + 1) for drafted, accepted in whole)
+    assert 0 < least <= learnt[0] <= sum(drafted for drafted, _ in (*whole, last))
     assert {swaps > 0 for swaps, _ in seen} == {False, True}
     assert max(off for _, off in seen) < 1e-4

@@ -5,7 +5,7 @@ is another; None for plain decoding), and further `options` of every engine. OUT
 steps of each request as (drafted, accepted), C2T's state and counters of /metrics then, and the first prompt's steps
 alone, with the state behind them; under adaptive verification what its manager gave each request, step by step; of a
 configuration with `sampled` (tokens, and further sampling parameters), outputs at temperature 1 without and with a
-planted fault. With `mixed`: test_features.py's answers, the last prompt's twice more, and counters.
+planted fault. With `mixed`: test_features.py's answers, the last prompt's twice more with its steps, and counters.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def _mixed(job: dict[str, Any], spec: dict[str, Any] | None) -> dict[str, Any]:
         again = twice(llm, job["prompts"][-1], job["new_tokens"])
         return {
             "answers": [vars(each) for each in found],
-            "again": again,
+            "again": [each.output_ids for each in again],
+            "again_steps": [each.steps for each in again],
             "preemptions": counter(llm, "vllm:num_preemptions"),
             "prefix_hits": counter(llm, "vllm:prefix_cache_hits") - hits,
             "steps": list(steps.items()),
