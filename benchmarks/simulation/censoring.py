@@ -66,7 +66,7 @@ class Cut:
 def pessimist(classifier: NodeClassifier) -> NodeClassifier:
     """One that ranks as this one does, and expects LOGITS of each token."""
     found = copy.deepcopy(classifier).requires_grad_(False)
-    found.out.bias += LOGITS
+    found.out.bias.add_(LOGITS)
     return found
 
 
