@@ -114,7 +114,7 @@ class Table:
         self._applied: dict[Patch, tuple[Any, Any]] = {}
         # on single objects, for as long as those live
         self._held: list[tuple[Patch, weakref.ref[Any], Any]] = []
-        self._told: set[Patch] = set()
+        self._told: set[tuple[Patch, str]] = set()
         self._noticed: set[Patch] = set()
 
     def apply(self, when: str) -> None:
@@ -164,7 +164,7 @@ class Table:
                     f"{self._package} has not put C2T's hook over {patch.dotted} ({patch.why}): its log says why; take "
                     "out the plugin that stands in the way, or serve without C2T"
                 )
-            self._warn_of(patch, hooked, "C2T: %s, which C2T has hooked, was hooked by %s too")
+            self._tell(patch, "%s, which C2T has hooked, was hooked by %s too", *filter(self._is_strange, hooked))
 
     def during(self, patch: Patch, value: Any, owner: Any = None) -> contextlib.AbstractContextManager[None]:
         """Within it the name means `value`. owner: the object whose name it is, where that is no module or class."""
@@ -195,30 +195,26 @@ class Table:
         if patch.hook:
             return
         found, ours = _get(patch.owner, patch.name), self._applied[patch][1]
-        if found is not ours and patch not in self._told:
-            self._told.add(patch)
-            self._logger.warning(
-                "C2T: %s, which C2T has bound, was bound again by %s: C2T sees what that passes on",
-                *(patch.dotted, _where(found)),
+        if found is not ours:
+            self._tell(
+                patch, "%s, which C2T has bound, was bound again by %s: C2T sees what that passes on", _where(found)
             )
 
     def _notice(self, patch: Patch, stock: Any) -> None:
         # once, since blocks come with every step
         self._noticed.add(patch)
-        line = "C2T: %s was bound by %s before C2T binds it: C2T calls that in place of the engine's"
-        self._warn_of(patch, layers(stock), line)
+        line = "%s was bound by %s before C2T binds it: C2T calls that in place of the engine's"
+        self._tell(patch, line, *filter(self._is_strange, layers(stock)))
 
-    def _warn_of(self, patch: Patch, modules: Sequence[str], line: str) -> None:
-        """Once a patch, if one of these modules is neither the engine's nor ours."""
-        strangers = [module for module in modules if not self._is_known(module)]
-        if strangers and patch not in self._told:
-            self._told.add(patch)
-            self._logger.warning(line, patch.dotted, strangers[0])
+    def _tell(self, patch: Patch, line: str, *strangers: str) -> None:
+        """Of the first of these modules, if there is one, and once."""
+        if strangers and (patch, line) not in self._told:
+            self._told.add((patch, line))
+            self._logger.warning(f"C2T: {line}", patch.dotted, strangers[0])
 
-    def _is_known(self, module: str) -> bool:
-        if module == f"{self._package}.srt.plugins.hook_registry":
-            return False
-        return module.partition(".")[0] in (self._package, *_DECORATORS)
+    def _is_strange(self, module: str) -> bool:
+        registry = f"{self._package}.srt.plugins.hook_registry"
+        return module == registry or module.partition(".")[0] not in (self._package, *_DECORATORS)
 
 
 def layers(value: Any) -> list[str]:

@@ -19,7 +19,6 @@ from c2t_plugin.engines.sglang import args
 from c2t_plugin.engines.sglang.checkpoints import classifier_kind, draft_revision
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter, publish_learnt
 from c2t_plugin.engines.sglang.parts import Parts
-from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve, switched_depths
 from c2t_plugin.planner.step_planner import StepPlanner
 
@@ -233,15 +232,6 @@ def pair_of(server_args: Any, base: str) -> Callable[[], dict[str, Any]]:
 def load_curve(config: C2TConfig) -> CostCurve | None:
     """The cost curve of the options; None if there is none yet. Raises ConfigError for a file that is none."""
     return None if config.curve is None or not os.path.exists(config.curve) else CostCurve.load(config.curve)
-
-
-def check_curve(config: C2TConfig) -> None:
-    """Raises ConfigError if the cost curve can neither be read nor be made."""
-    if load_curve(config) is None and config.curve is not None and not os.path.isdir(config.curve.parent):
-        raise ConfigError(
-            f"planner {str(config.curve)!r} is not there, and neither is its directory to make it in; "
-            "expected on, off, or a file in a directory that exists"
-        )
 
 
 def _log(found: dict[str, Any], shape: str) -> None:

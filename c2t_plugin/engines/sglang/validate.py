@@ -97,7 +97,7 @@ def _resolve(server_args: Any) -> None:
     path, _ = find_classifier(config, kind, draft, revision=revision, probabilities=config.plans_chains)
     classifier = load_fitting_classifier(path, config)
     check_directory(config)
-    startup.check_curve(config)
+    _check_curve(config)
     _check_learned(server_args, base, config, classifier)
     _check_packing(server_args, config)
     server_args.speculative_algorithm = f"C2T_{base}"
@@ -135,6 +135,15 @@ def _check_disaggregation(server_args: Any, base: str, config: C2TConfig) -> Non
     ):
         if unfit:
             raise ConfigError(f"--disaggregation-mode {mode} cannot be combined with {found}: {reason}; leave it out")
+
+
+def _check_curve(config: C2TConfig) -> None:
+    """Raises ConfigError if the cost curve can neither be read nor be made."""
+    if startup.load_curve(config) is None and config.curve is not None and not config.curve.parent.is_dir():
+        raise ConfigError(
+            f"planner {str(config.curve)!r} is not there, and neither is its directory to make it in; "
+            "expected on, off, or a file in a directory that exists"
+        )
 
 
 def _check_learned(server_args: Any, base: str, config: C2TConfig, classifier: NodeClassifier) -> None:

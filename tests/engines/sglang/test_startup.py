@@ -30,7 +30,7 @@ from c2t_plugin.config import C2TConfig  # noqa: E402
 from c2t_plugin.engines import learning, served_traces  # noqa: E402
 from c2t_plugin.engines.checkpoints import CLASSIFIERS, find_classifier, read_config  # noqa: E402
 from c2t_plugin.engines.learned import with_learnt  # noqa: E402
-from c2t_plugin.engines.sglang import checkpoints, startup  # noqa: E402
+from c2t_plugin.engines.sglang import checkpoints, startup, validate  # noqa: E402
 from c2t_plugin.errors import ClassifierError, ConfigError, HubError  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
 from c2t_plugin.planner.network import Network  # noqa: E402
@@ -319,13 +319,13 @@ def test_what_learns_nothing_though_it_was_asked_to_says_so(
 def test_a_file_that_is_no_curve_is_refused(tmp_path: Path, make: Any, message: str):
     make(tmp_path / "curve.json")
     with pytest.raises(ConfigError, match=message):
-        startup.check_curve(C2TConfig(planner=str(tmp_path / "curve.json")))
+        validate._check_curve(C2TConfig(planner=str(tmp_path / "curve.json")))
 
 
 def test_a_curve_that_is_to_be_made_needs_its_directory(tmp_path: Path):
-    startup.check_curve(C2TConfig(planner=str(tmp_path / "new.json")))
+    validate._check_curve(C2TConfig(planner=str(tmp_path / "new.json")))
     with pytest.raises(ConfigError, match="neither is its directory"):
-        startup.check_curve(C2TConfig(planner=str(tmp_path / "no" / "new.json")))
+        validate._check_curve(C2TConfig(planner=str(tmp_path / "no" / "new.json")))
 
 
 @pytest.mark.parametrize("leads", [True, False])
