@@ -186,7 +186,7 @@ def finish(counter: OperationCounter, batch: Any, drafted: Any, packing: PackedV
     step = step_of(drafted)
     assert step is not None
     with packing.verifying(batch, step), counter.part("pack and scatter"):
-        uniform = SimpleNamespace(capture_hidden_mode=None)
+        uniform = SimpleNamespace(capture_hidden_mode=None, mrope_positions=None)
         packing.target_worker.forward_batch_generation(None, forward_batch=uniform)
     with counter.part("report"):
         # as C2TEagleWorker.verify and the copy of a result to the host do
