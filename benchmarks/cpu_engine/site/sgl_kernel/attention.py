@@ -142,7 +142,7 @@ def _extend_mask(length: int, tree_mask: torch.Tensor | None, is_causal: bool) -
 
 @functools.lru_cache(maxsize=256)
 def _chain_mask(length: int, is_causal: bool) -> torch.Tensor:
-    """Of a chain. Kept, and made without `tril`, which wakes all threads for it: a third of a millisecond a layer."""
+    """Of a chain. Kept, and made without `tril`, which wakes all threads for it in each layer."""
     place = torch.arange(length)
     return (place <= place[:, None])[None] if is_causal else torch.ones(1, length, length, dtype=torch.bool)
 
