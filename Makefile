@@ -36,7 +36,7 @@ help:
 	@echo "make test    everything: lint, types, all tests, servers included"
 	@echo "make check   the quick loop: lint, types, core tests"
 	@echo "make soak    10,000 requests, every fifth hostile, others aborted and retracted, while the disk fills: nothing lost"
-	@echo "make report  rewrite docs/results*.md, the tables of docs/classifiers.md and docs/distributed.md from benchmarks/results"
+	@echo "make report  rewrite docs/results*.md, and the generated tables of other pages from benchmarks/results"
 	@echo "make clean   remove build output and caches (environments stay: rm -r .venv removes them)"
 
 demo: demo-$(ENGINE)
@@ -74,6 +74,7 @@ report: venv-sglang
 	@$(PY) -m benchmarks.report.training_tables
 	@$(PY) -m benchmarks.report.fleet_tables
 	@$(PY) -m benchmarks.report.learning_table
+	@$(PY) -m benchmarks.report.head_table
 
 venv-sglang: $(STAMP)
 
