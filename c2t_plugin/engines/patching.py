@@ -204,7 +204,9 @@ class Table:
         # once, since blocks come with every step
         self._noticed.add(patch)
         line = "%s was bound by %s before C2T binds it: C2T calls that in place of the engine's"
-        self._tell(patch, line, *filter(self._is_strange, layers(stock)))
+        # what the engine's registry has wrapped is bound by whoever hooked it
+        registry = f"{self._package}.srt.plugins.hook_registry"
+        self._tell(patch, line, *(each for each in layers(stock) if each == registry or self._is_strange(each)))
 
     def _tell(self, patch: Patch, line: str, *strangers: str) -> None:
         """Of the first of these modules, if there is one, and once."""
@@ -213,8 +215,7 @@ class Table:
             self._logger.warning(f"C2T: {line}", patch.dotted, strangers[0])
 
     def _is_strange(self, module: str) -> bool:
-        registry = f"{self._package}.srt.plugins.hook_registry"
-        return module == registry or module.partition(".")[0] not in (self._package, *_DECORATORS)
+        return module.partition(".")[0] not in (self._package, *_DECORATORS)
 
 
 def layers(value: Any) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Callable
 from typing import Any
 
@@ -139,7 +140,7 @@ def _check_disaggregation(server_args: Any, base: str, config: C2TConfig) -> Non
 
 def _check_curve(config: C2TConfig) -> None:
     """Raises ConfigError if the cost curve can neither be read nor be made."""
-    if startup.load_curve(config) is None and config.curve is not None and not config.curve.parent.is_dir():
+    if startup.load_curve(config) is None and config.curve is not None and not os.path.isdir(config.curve.parent):
         raise ConfigError(
             f"planner {str(config.curve)!r} is not there, and neither is its directory to make it in; "
             "expected on, off, or a file in a directory that exists"

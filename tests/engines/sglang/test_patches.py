@@ -105,7 +105,7 @@ def registry(applied: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         setattr(patch.owner, patch.name, value)
 
 
-def test_hooks_that_are_in_place_are_found(registry: Any):
+def test_hooks_that_are_in_place_are_found(registry: Any, caplog: pytest.LogCaptureFixture):
     from sglang.srt.plugins.hook_registry import HookType
 
     # behind those of others too
@@ -115,6 +115,7 @@ def test_hooks_that_are_in_place_are_found(registry: Any):
     try:
         registry.apply_hooks()
         PATCHES.require()
+        assert f"{target}, which C2T has hooked, was hooked by {__name__} too" in caplog.text
     finally:
         registry._hooks[target][:] = [each for each in registry._hooks[target] if each[1] is not others]
 

@@ -6,8 +6,6 @@ pool's buffers are [slots, G, D] and [slots, G, E]; `req_to_token[r, p]` is the 
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -137,14 +135,11 @@ def _extend_mask(length: int, tree_mask: torch.Tensor | None, is_causal: bool) -
     """Which of the `length` new positions each of them sees: [B or 1, length, length]."""
     if tree_mask is not None:
         return tree_mask.view(-1, length, length).to(torch.bool)
-    return _chain_mask(length, is_causal)
-
-
-@functools.lru_cache(maxsize=256)
-def _chain_mask(length: int, is_causal: bool) -> torch.Tensor:
-    """Of a chain. Kept, and made without `tril`, which wakes all threads for it in each layer."""
+    if not is_causal:
+        return torch.ones(1, length, length, dtype=torch.bool)
+    # not by `tril`, which wakes all threads for it in each layer
     place = torch.arange(length)
-    return (place <= place[:, None])[None] if is_causal else torch.ones(1, length, length, dtype=torch.bool)
+    return (place <= place[:, None])[None]
 
 
 def _extend_uniform(
