@@ -1,5 +1,5 @@
-"""The tables of docs/training.md on what is learnt without training, from rows of `benchmarks.simulation.learning`, and
-of `benchmarks.simulation.censoring` where the page has the markers for it."""
+"""The tables of docs/training.md on what is learnt without training, from rows of `benchmarks.simulation.learning` and
+of `benchmarks.simulation.censoring`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.report.command import ROOT
 from benchmarks.report.page import write_page
 from benchmarks.report.rows import BenchRow
 from benchmarks.report.sections import source_line
-from benchmarks.report.tables import filled, latest_blocks, markers, table
+from benchmarks.report.tables import filled, latest_blocks, table
 from benchmarks.simulation import censoring as cuts
 from benchmarks.simulation.learning import LOADS, OFFLINE, RIVAL, SCENARIO
 
@@ -145,10 +145,13 @@ def sources(rows: Sequence[BenchRow], scenario: str = SCENARIO) -> str:
 
 
 def render(page: str, rows: Sequence[BenchRow]) -> str:
-    """The page with its tables and their sources made anew. C2TError without the markers of the first."""
-    made = {NAME: learning(rows), SOURCES: sources(rows)}
-    if markers(CENSORING)[0] in page:
-        made |= {CENSORING: censoring(rows), CENSORING_SOURCES: sources(rows, cuts.SCENARIO)}
+    """The page with its tables and their sources made anew. C2TError without their markers."""
+    made = {
+        NAME: learning(rows),
+        SOURCES: sources(rows),
+        CENSORING: censoring(rows),
+        CENSORING_SOURCES: sources(rows, cuts.SCENARIO),
+    }
     for name, text in made.items():
         page = filled(page, name, f"\n\n{text}\n\n", PAGE.name)
     return page

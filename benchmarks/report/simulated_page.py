@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.report.rows import BenchRow
@@ -121,31 +121,27 @@ def _simulated(rows: Sequence[BenchRow]) -> str:
 
 def _promise(blocks: Sequence[Sequence[BenchRow]]) -> list[str]:
     """What C2T auto reaches of the best simpler arm; nothing without it."""
-    found = {title_of(rows[0].setting): _ratios(rows, over_simpler) for rows in blocks}
+    found = {}
+    for rows in blocks:
+        ratios = {load_of(row): over_simpler(row, rows) for row in rows if row.arm == AUTO}
+        found[title_of(rows[0].setting)] = {load: ratio for load, ratio in ratios.items() if ratio is not None}
     return [f"{PROMISE}\n{_by_load(found)}\n"] if any(found.values()) else []
 
 
 def _every(blocks: Sequence[Sequence[BenchRow]]) -> list[str]:
     """What C2T auto reaches of the best of all other arms, and which those are; nothing without it."""
-    found = {title_of(rows[0].setting): _ratios(rows, _over_all) for rows in blocks}
+    found: dict[str, dict[int, float]] = {}
+    faster = Counter[str]()
+    for rows in blocks:
+        ratios = found[title_of(rows[0].setting)] = {}
+        for row in rows:
+            if row.arm == AUTO and (rival := fastest_beside(row, rows)) is not None:
+                ratios[load_of(row)] = ratio = (row.metrics[SPEED] or 0.0) / (rival.metrics[SPEED] or 1.0)
+                faster[rival.arm] += ratio < 1.0
     if not any(found.values()):
         return []
-    ahead = Counter(
-        arm
-        for rows in blocks
-        for row in rows
-        if row.arm == AUTO
-        for ratio, arm in best_of_all(row, rows)
-        if ratio < 1.0
-    )
-    named = "; ".join(f"{arm} in {times}" for arm, times in ahead.most_common())
+    named = "; ".join(f"{arm} in {times}" for arm, times in faster.most_common() if times)
     return [f"{EVERY}\n{_by_load(found)}{f' Faster: {named}.' if named else ''}\n"]
-
-
-def _ratios(rows: Sequence[BenchRow], over: Callable[[BenchRow, Sequence[BenchRow]], float | None]) -> dict[int, float]:
-    """Of C2T auto by load, where it is known."""
-    ratios = {load_of(row): over(row, rows) for row in rows if row.arm == AUTO}
-    return {load: ratio for load, ratio in ratios.items() if ratio is not None}
 
 
 def _by_load(found: Mapping[str, Mapping[int, float]]) -> str:
@@ -193,17 +189,11 @@ def over_simpler(row: BenchRow, rows: Sequence[BenchRow]) -> float | None:
     return min(known, speed / best) if best else known
 
 
-def best_of_all(row: BenchRow, rows: Sequence[BenchRow]) -> list[tuple[float, str]]:
-    """The row's speed over that of the fastest other arm at its load, and that arm's name; empty if nobody knows."""
-    speed = row.metrics.get(SPEED)
-    beside = [each for each in rows if each.arm != row.arm and load_of(each) == load_of(row)]
-    others = [(each.metrics.get(SPEED) or 0.0, each.arm) for each in beside]
-    best, arm = max(others, default=(0.0, ""))
-    return [(speed / best, arm)] if speed and best else []
-
-
-def _over_all(row: BenchRow, rows: Sequence[BenchRow]) -> float | None:
-    return next((ratio for ratio, _ in best_of_all(row, rows)), None)
+def fastest_beside(row: BenchRow, rows: Sequence[BenchRow]) -> BenchRow | None:
+    """The fastest other arm at the row's load; None if no speed is known of either."""
+    known = [each for each in rows if load_of(each) == load_of(row) and each.metrics.get(SPEED)]
+    beside = [each for each in known if each.arm != row.arm]
+    return max(beside, key=lambda each: each.metrics[SPEED] or 0.0, default=None) if row in known else None
 
 
 def _planner(rows: Sequence[BenchRow]) -> str:

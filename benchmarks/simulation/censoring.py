@@ -22,15 +22,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.command import run
-from benchmarks.report.rows import BenchRow, append_rows
+from benchmarks.report.rows import BenchRow
 from benchmarks.simulation import learning
-from benchmarks.simulation.learning import CONCURRENT, OFFLINE, Served, curve_of, learnt, parser_of, retrained, whole
+from benchmarks.simulation.learning import CONCURRENT, OFFLINE, Served, curve_of, learnt, replay, retrained, whole
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import NETWORK
-from c2t_plugin.errors import C2TError
 from c2t_plugin.planner import CostCurve, Planner
 from c2t_plugin.planner.planner import PROBE_EVERY
-from c2t_plugin.provenance import RunRecord
 
 SCENARIO = "censoring"
 WHOLE, AS_CUT, PROBED = VERIFIED = "whole", "as cut", "as cut, with probes"
@@ -86,7 +84,7 @@ def rows_of(options: argparse.Namespace, record: Mapping[str, Any]) -> Iterator[
                 if cut.drafts:
                     metrics["verified_per_draft"] = cut.tokens / cut.drafts
                     cut.drafts = cut.tokens = 0
-                yield BenchRow(SCENARIO, "simulated", arm, label, metrics, "", record)
+                yield BenchRow(SCENARIO, "simulated", arm, label, metrics, "", {**record, "files": served.files})
 
 
 def table(rows: list[BenchRow], metric: str) -> list[str]:
@@ -105,16 +103,8 @@ def table(rows: list[BenchRow], metric: str) -> list[str]:
 
 def main(argv: list[str]) -> int:
     """Print the tables of one stream and append its rows."""
-    options = parser_of("censoring", __doc__).parse_args(argv)
-    try:
-        rows = list(rows_of(options, RunRecord.capture().to_json()))
-    except C2TError as error:
-        print(f"censoring: {error}", file=sys.stderr)
-        return 2
-    for metric in ("nll", "verified_per_draft", f"tokens_per_s_{CONCURRENT}"):
-        print("\n".join(table(rows, metric)), end="\n\n")
-    append_rows(options.out, rows)
-    return 0
+    metrics = "nll", "verified_per_draft", f"tokens_per_s_{CONCURRENT}"
+    return replay("censoring", argv, __doc__, rows_of, table, metrics)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +38,7 @@ from benchmarks.simulation.vllm_rival import LEAST
 from c2t_plugin.classifier import NodeClassifier, load_classifier
 from c2t_plugin.config import NETWORK
 from c2t_plugin.errors import C2TError
+from c2t_plugin.lab.pair_files import file_hash
 from c2t_plugin.lab.rivals import OnlineLogistic
 from c2t_plugin.lab.sweeps import truncate
 from c2t_plugin.planner import CostCurve
@@ -191,7 +192,8 @@ def rival(chains: tuple[Forest, Forest], outcome: Tensor, order: list[int], judg
 
 class Served(NamedTuple):
     """What is replayed. chains: of the stream, and of what is judged. accepted: (states,) int64 tokens of the stream's.
-    order: states in which it is served. classifiers: to start from."""
+    order: states in which it is served. classifiers: to start from. files: hashes of the pair and of its classifier, by
+    name, as freshness.py knows them."""
 
     stream: Traces
     chains: tuple[Forest, Forest]
@@ -199,6 +201,7 @@ class Served(NamedTuple):
     order: list[int]
     judge: Judge
     classifiers: dict[str, NodeClassifier]
+    files: dict[str, str]
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Served:
@@ -213,7 +216,11 @@ class Served(NamedTuple):
         order = [next(walk) for _ in range(MARKS[-1])]
         files = dict(each.split("=", 1) for each in options.start)
         classifiers = {name: load_classifier(path) for name, path in {**files, OFFLINE: options.offline}.items()}
-        return cls(stream, chains, true, order, judge, classifiers)
+        pair = stream.header["pair"]
+        kind = str(pair.get("kind", ""))
+        own = {f"{kind}/{options.offline.name}": file_hash(options.offline)}
+        parts = {name: str(pair[part]).rpartition(":")[2] for part, name in (("draft", kind), ("target", "target"))}
+        return cls(stream, chains, true, order, judge, classifiers, own | parts)
 
     def sure(self) -> dict[str, tuple[Tensor, Tensor]]:
         """By what is started from: confidences of both chains."""
@@ -238,7 +245,7 @@ def rows_of(options: argparse.Namespace, record: Mapping[str, Any]) -> Iterator[
         for arm, figures in found.items():
             for mark, metrics in zip(MARKS, figures, strict=True):
                 label = {"stream": options.name, "states": mark, "poisoned": poisoned}
-                yield BenchRow(SCENARIO, "simulated", arm, label, metrics, "", record)
+                yield BenchRow(SCENARIO, "simulated", arm, label, metrics, "", {**record, "files": served.files})
 
 
 def table(rows: list[BenchRow], metric: str = "nll") -> list[str]:
@@ -255,8 +262,7 @@ def table(rows: list[BenchRow], metric: str = "nll") -> list[str]:
     return lines
 
 
-def parser_of(name: str, description: str | None) -> argparse.ArgumentParser:
-    """Options of the command of this name."""
+def _parser(name: str, description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.simulation.{name}",
         description=description,
@@ -274,18 +280,32 @@ def parser_of(name: str, description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: list[str]) -> int:
-    """Print the tables of one stream and append its rows."""
-    options = parser_of("learning", __doc__).parse_args(argv)
+def replay(
+    name: str,
+    argv: list[str],
+    description: str | None,
+    rows_of: Callable[[argparse.Namespace, Mapping[str, Any]], Iterator[BenchRow]],
+    table: Callable[[list[BenchRow], str], list[str]],
+    metrics: Sequence[str],
+) -> int:
+    """The command of this name: make its rows, print a table of each metric, and append them. Status 2 with one line if
+    an input does not hold."""
+    options = _parser(name, description).parse_args(argv)
     try:
         rows = list(rows_of(options, RunRecord.capture().to_json()))
     except C2TError as error:
-        print(f"learning: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 2
-    for metric in ("nll", "gamma_ratio", "auc", *(f"tokens_per_s_{load}" for load in LOADS)):
+    for metric in metrics:
         print("\n".join(table(rows, metric)), end="\n\n")
     append_rows(options.out, rows)
     return 0
+
+
+def main(argv: list[str]) -> int:
+    """Print the tables of one stream and append its rows."""
+    metrics = "nll", "gamma_ratio", "auc", *(f"tokens_per_s_{load}" for load in LOADS)
+    return replay("learning", argv, __doc__, rows_of, table, metrics)
 
 
 if __name__ == "__main__":

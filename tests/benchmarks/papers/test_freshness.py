@@ -46,7 +46,7 @@ def test_simulated_rows_are_of_what_ships() -> None:
     _, bench = read_published(RESULTS)
     shown = [row for found in latest_blocks(row for row in bench if row.kind == "simulated").values() for row in found]
     for row in shown:
-        real = str(row.setting.get("draft", "")).startswith("smollm2")
+        real = str(row.setting.get("draft", row.setting.get("stream", ""))).lower().startswith("smollm2")
         assert freshness.older(row.run.get("files", {}), real) == []
     unnamed = {row.run["utc"] for row in shown if "files" not in row.run}
     assert len(unnamed) <= UNNAMED_RUNS, "simulated rows that newly do not name their files"

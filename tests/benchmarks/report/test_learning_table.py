@@ -32,6 +32,14 @@ RUN = {
 }
 
 
+NAMES = ("learning", "learning-sources", "censoring", "censoring-sources")
+
+
+def marked(*names: str) -> str:
+    """A page with the markers of these tables."""
+    return "".join(f"<!-- table:{name} -->\nold\n<!-- /table:{name} -->\n" for name in names)
+
+
 def made_up(arm: str, states: int, poisoned: int, speed: float, nats: float = 0.0) -> BenchRow:
     metrics: dict[str, float | None] = {"nll": 0.5 - states / 1e6 + nats, "gamma_ratio": 0.7 + poisoned / 10}
     metrics |= {f"tokens_per_s_{load}": speed * load for load in LOADS}
@@ -87,25 +95,21 @@ def test_goals_that_are_met_and_missed_are_said() -> None:
     assert poison.endswith("after 10,000 states, and does.")
 
 
-def test_a_page_with_markers_for_it_shows_what_cuts_make_of_it() -> None:
+def test_the_page_shows_what_cuts_make_of_it() -> None:
     rows = [cut(f"from {arm}", states, way) for way in VERIFIED for arm in ("one", "other") for states in STATES]
     lines = censoring(rows).splitlines()[-6:]
     assert [line.split(" | ")[1:3] for line in lines] == [[arm, way] for arm in ("one", "other") for way in VERIFIED]
     assert lines[1] == "| made up | one | as cut | .560 | .555 | .540 | .460 | .060 | 1.00 |"
-    plain = "".join(f"<!-- table:{name} -->\n<!-- /table:{name} -->\n" for name in ("learning", "learning-sources"))
     made = [made_up("from offline fit", states, bad, 1.0) for states in STATES for bad in (0, 1)]
-    assert "as cut" not in render(plain, made + RIVAL + rows) and "other" not in render(plain, made + RIVAL + rows)
-    marked = plain.replace("learning", "censoring")
-    page = render(plain + marked, made + RIVAL + rows)
+    page = render(marked(*NAMES), made + RIVAL + rows)
     assert "| made up | one | as cut | .560 |" in page and "`other`" in page
-    with pytest.raises(C2TError, match="censoring-sources"):
-        render(plain + "<!-- table:censoring -->\n<!-- /table:censoring -->\n", made + RIVAL + rows)
+    with pytest.raises(C2TError, match=NAMES[-1]):
+        render(marked(*NAMES[:-1]), made + RIVAL + rows)
 
 
 def test_the_command_writes_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     page = tmp_path / "training.md"
-    names = (learning_table.NAME, learning_table.SOURCES)
-    page.write_text("".join(f"<!-- table:{name} -->\nold\n<!-- /table:{name} -->\n" for name in names))
+    page.write_text(marked(*NAMES))
     monkeypatch.setattr(learning_table, "PAGE", page)
     assert main([]) == 0
     text = page.read_text(encoding="utf-8")
