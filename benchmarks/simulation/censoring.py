@@ -24,7 +24,8 @@ from torch import Tensor
 from benchmarks.command import run
 from benchmarks.report.rows import BenchRow
 from benchmarks.simulation import learning
-from benchmarks.simulation.learning import CONCURRENT, OFFLINE, Served, curve_of, learnt, replay, retrained, whole
+from benchmarks.simulation.learning import CONCURRENT, OFFLINE, Served, curve_of, learnt, retrained, whole
+from benchmarks.simulation.streams import replay
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import NETWORK
 from c2t_plugin.planner import CostCurve, Planner

@@ -20,9 +20,8 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,10 +29,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.command import run
-from benchmarks.report.rows import BenchRow, append_rows
+from benchmarks.report.rows import BenchRow
 from benchmarks.simulation.roofline import GPUS, MODELS, Machine, draft_of
 from benchmarks.simulation.setting import Setting
 from benchmarks.simulation.steps import planned, serve
+from benchmarks.simulation.streams import replay
 from benchmarks.simulation.vllm_rival import LEAST
 from c2t_plugin.classifier import NodeClassifier, load_classifier
 from c2t_plugin.config import NETWORK
@@ -45,7 +45,6 @@ from c2t_plugin.planner import CostCurve
 from c2t_plugin.planner.budget import falling
 from c2t_plugin.planner.calibration import Calibration
 from c2t_plugin.planner.network_learner import NetworkLearner
-from c2t_plugin.provenance import RunRecord
 from c2t_plugin.traces.file import Traces, load_traces
 from c2t_plugin.traces.forest import Forest
 
@@ -260,46 +259,6 @@ def table(rows: list[BenchRow], metric: str = "nll") -> list[str]:
             name = f"{arm}{', a tenth poisoned' if poisoned else ''}"
             lines.append(f"| {name} | {' | '.join(f'{row.metrics[metric]:.4g}' for row in cells)} |")
     return lines
-
-
-def _parser(name: str, description: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.simulation.{name}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--learn", type=Path, required=True, help="traces that are served")
-    parser.add_argument("--judge", type=Path, required=True, help="traces of other prompts")
-    parser.add_argument("--offline", type=Path, required=True, help="classifier that was fitted on this pair")
-    parser.add_argument(
-        "--from", dest="start", action="append", default=[], metavar="NAME=FILE", help="one to start from"
-    )
-    parser.add_argument("--name", required=True, help="what rows call the stream")
-    out = Path(f"build/simulate/{name}.jsonl")
-    parser.add_argument("--out", type=Path, default=out, help="rows are appended here")
-    return parser
-
-
-def replay(
-    name: str,
-    argv: list[str],
-    description: str | None,
-    rows_of: Callable[[argparse.Namespace, Mapping[str, Any]], Iterator[BenchRow]],
-    table: Callable[[list[BenchRow], str], list[str]],
-    metrics: Sequence[str],
-) -> int:
-    """The command of this name: make its rows, print a table of each metric, and append them. Status 2 with one line if
-    an input does not hold."""
-    options = _parser(name, description).parse_args(argv)
-    try:
-        rows = list(rows_of(options, RunRecord.capture().to_json()))
-    except C2TError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 2
-    for metric in metrics:
-        print("\n".join(table(rows, metric)), end="\n\n")
-    append_rows(options.out, rows)
-    return 0
 
 
 def main(argv: list[str]) -> int:

@@ -1,0 +1,53 @@
+"""What the commands share that replay a stream of recorded states: their options, tables and rows."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report.rows import BenchRow, append_rows
+from c2t_plugin.errors import C2TError
+from c2t_plugin.provenance import RunRecord
+
+
+def _parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.simulation.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--learn", type=Path, required=True, help="traces that are served")
+    parser.add_argument("--judge", type=Path, required=True, help="traces of other prompts")
+    parser.add_argument("--offline", type=Path, required=True, help="classifier that was fitted on this pair")
+    parser.add_argument(
+        "--from", dest="start", action="append", default=[], metavar="NAME=FILE", help="one to start from"
+    )
+    parser.add_argument("--name", required=True, help="what rows call the stream")
+    out = Path(f"build/simulate/{name}.jsonl")
+    parser.add_argument("--out", type=Path, default=out, help="rows are appended here")
+    return parser
+
+
+def replay(
+    name: str,
+    argv: list[str],
+    description: str | None,
+    rows_of: Callable[[argparse.Namespace, Mapping[str, Any]], Iterator[BenchRow]],
+    table: Callable[[list[BenchRow], str], list[str]],
+    metrics: Sequence[str],
+) -> int:
+    """The command of this name: make its rows, print a table of each metric, and append them. Status 2 with one line if
+    an input does not hold."""
+    options = _parser(name, description).parse_args(argv)
+    try:
+        rows = list(rows_of(options, RunRecord.capture().to_json()))
+    except C2TError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    for metric in metrics:
+        print("\n".join(table(rows, metric)), end="\n\n")
+    append_rows(options.out, rows)
+    return 0
