@@ -150,9 +150,9 @@ def _sglang_tree(on: Speculation, algorithm: str, tree: Tree, **more: object) ->
     return _sglang(on, algorithm, tree.steps, eagle_topk=tree.topk, num_draft_tokens=tree.tokens, **more)
 
 
-def _sglang_c2t_tree(on: Speculation, beta: float | None, classifier: Path | None) -> Options:
+def _sglang_c2t_tree(on: Speculation, classifier: Path | None, **more: object) -> Options:
     tree = on.tree or Tree(on.d_max, C2T_TOPK)
-    return _sglang_tree(on, "C2T", tree, c2t_mode="tree", c2t_beta=beta, c2t_classifier=classifier)
+    return _sglang_tree(on, "C2T", tree, c2t_mode="tree", **more, c2t_classifier=classifier)
 
 
 def _vllm(on: Speculation, method: str, steps: int, **more: object) -> Options:
@@ -251,12 +251,22 @@ ARMS: Mapping[str, Arm] = {
         ),
         Arm(
             "C2T tree",
-            {"sglang": lambda on: _sglang_c2t_tree(on, on.beta, on.classifier), "vllm": _NO_TREES},
+            {"sglang": lambda on: _sglang_c2t_tree(on, on.classifier, c2t_beta=on.beta), "vllm": _NO_TREES},
             c2t=True,
         ),
         Arm(
+            "C2T tree auto",
+            {"sglang": lambda on: _sglang_c2t_tree(on, on.classifier, c2t_planner="on"), "vllm": _NO_TREES},
+            c2t=True,
+            planned=True,
+            named=True,
+        ),
+        Arm(
             "closed form tree",
-            {"sglang": lambda on: _sglang_c2t_tree(on, on.threshold, _known(on.closed_form)), "vllm": _NO_TREES},
+            {
+                "sglang": lambda on: _sglang_c2t_tree(on, _known(on.closed_form), c2t_beta=on.threshold),
+                "vllm": _NO_TREES,
+            },
             c2t=True,
         ),
     )

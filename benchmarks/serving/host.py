@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.cpu_engine import MKL, REPRODUCIBLE
 from benchmarks.report.rows import CURVE, MEMORY
 from c2t_plugin.errors import C2TError
 from c2t_plugin.provenance import cpu_model
@@ -77,14 +78,18 @@ def threads_of(options: argparse.Namespace) -> int:
 def measure_host(target: Path, threads: int) -> Host:
     """Measure this machine, on which nothing else may run. target: its directory, loaded in float32.
 
-    Changes this process's number of threads while it lasts.
+    Changes this process's number of threads while it lasts. Its first products of matrices should be these: MKL reads
+    once how it is to compute them, here as in the CPU engine's servers.
     """
-    before = torch.get_num_threads()
+    before, mode = torch.get_num_threads(), os.environ.get(MKL)
     torch.set_num_threads(threads)
+    os.environ[MKL] = mode or REPRODUCIBLE
     try:
         return Host(cpu_model(), cores(), threads, triad_gb_per_s(), target_curve(target))
     finally:
         torch.set_num_threads(before)
+        if mode is None:
+            del os.environ[MKL]
 
 
 def triad_gb_per_s(size: int = TRIAD_BYTES) -> float:

@@ -34,7 +34,8 @@ class Replay:
     """Recorded drafts to replay: held-out traces, the classifier beside their draft, vLLM's estimator if trained.
 
     calibrated: the classifier that a planner finds there. closed_form: the rule without training as a probability, by
-    Platt's map of training chains. files: hashes of the pair's files that were read, by name.
+    Platt's map of training chains. on_trees: the classifier as `c2t calibrate --on tree` makes it of training trees.
+    files: hashes of the pair's files that were read, by name.
     """
 
     traces: Traces
@@ -42,6 +43,7 @@ class Replay:
     estimator: OnlineLogistic | None
     calibrated: NodeClassifier | None = None
     closed_form: NodeClassifier | None = None
+    on_trees: NodeClassifier | None = None
     files: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -68,7 +70,7 @@ class Replay:
             for part, name in (("draft", kind), ("target", "target"))
         }
         if rivals_from is None:
-            return cls(held_out, classifier, None, planned, None, files)
+            return cls(held_out, classifier, None, planned, files=files)
         training = load_traces(rivals_from)
         if training.header["pair"] != held_out.header["pair"]:
             raise C2TError(f"{rivals_from} and {traces} are of different drafts; collect again")
@@ -76,7 +78,7 @@ class Replay:
         estimator = OnlineLogistic(layers).fit(training.chain, layers, ESTIMATOR_BATCH)
         chain = truncate(training.chain, min(CALIBRATED_DEPTH, layers))
         rule, _, _ = calibrated(closed_form(TEMPERED, training.header["top_m"]), chain)
-        return cls(held_out, classifier, estimator, planned, rule, files)
+        return cls(held_out, classifier, estimator, planned, rule, on_trees(classifier, training), files)
 
     @property
     def kind(self) -> str:
@@ -87,6 +89,12 @@ class Replay:
         return replace(self.traces, tree=self.traces.chain)
 
 
+def on_trees(classifier: NodeClassifier, training: Traces) -> NodeClassifier:
+    """See Replay."""
+    tree = truncate(training.tree, min(CALIBRATED_DEPTH, training.tree.layers))
+    return calibrated(classifier, tree)[0]
+
+
 def requests_of(traces: Traces, lengths: list[int]) -> tuple[Tensor, Tensor]:
     """Requests with outputs of these lengths, each from the first state of a recorded prompt on, and on into the next
     prompts where it is longer than the record: rows and the number of the request, (sum of lengths,) int64 both."""
@@ -95,10 +103,9 @@ def requests_of(traces: Traces, lengths: list[int]) -> tuple[Tensor, Tensor]:
     return torch.cat(rows), torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
 
 
-def replayed(traces: Traces, hits: Tensor, rows: Tensor, request: Tensor) -> Traces:
-    """The traces that `steps.serve` walks through: only how much of each chain is accepted matters to it."""
-    layers = traces.chain.layers
-    chain = replace(traces.chain, accepted=torch.arange(layers) < hits[:, None])[rows]
+def replayed(traces: Traces, rows: Tensor, request: Tensor) -> Traces:
+    """The traces that `steps.serve` walks through."""
+    chain = traces.chain[rows]
     steps = torch.cat([torch.arange(int(n)) for n in request.unique_consecutive(return_counts=True)[1]])
     return Traces(chain, chain, request.int(), steps.short(), traces.novel[rows], header=traces.header)
 
@@ -106,11 +113,12 @@ def replayed(traces: Traces, hits: Tensor, rows: Tensor, request: Tensor) -> Tra
 def play(entrant: Entrant, traces: Traces, rows: Tensor, request: Tensor, setting: Setting) -> Simulated:
     """Serve these requests. Keys and values are paid for the requests that run, not for a full batch all the time."""
     found = serve(
-        replayed(traces, entrant.hits, rows, request),
+        replayed(traces, rows, request),
         entrant.acceptance[rows],
         entrant.curve,
         entrant.policy,
         setting.requests,
+        entrant.accepted[rows],
     )
     machine, target = setting.machine, setting.target
     absent = machine.cache_s(target, setting.requests) - machine.cache_s(target, found.requests)

@@ -12,9 +12,18 @@ from benchmarks.report.tables import AUTO
 from benchmarks.simulation.recorded import Replay
 from benchmarks.simulation.setting import Entrant, Setting
 from benchmarks.simulation.sglang_adaptive import SglangAdaptive
-from benchmarks.simulation.steps import Policy, ending, fixed_beta, plain, planned, static
+from benchmarks.simulation.steps import (
+    Policy,
+    ending,
+    fixed_beta,
+    plain,
+    planned,
+    planned_tree,
+    static,
+    whole_tree,
+)
 from c2t_plugin.lab.rivals import joint_prob, tempered
-from c2t_plugin.lab.sweeps import eagle2_sweep, kept_nodes, truncate
+from c2t_plugin.lab.sweeps import kept_nodes, path_minimum, truncate
 from c2t_plugin.lab.trees import Forest
 
 STATIC = (1, 2, 3, 4, 6, 8)
@@ -22,13 +31,14 @@ THRESHOLDS = (0.1, 0.3, 0.5)
 BETAS = (0.3, 0.5, 0.7)
 TREE_NODES = (16, 32, 60)
 TREE_BETAS = (0.1, 0.3)
+TREE_AUTO = "C2T tree auto (planned)"
 
 Replays = Callable[[str, Replay, Setting], Iterator[Entrant]]
 
 
-def _hits(replay: Replay) -> Tensor:
-    """(states,) int64 draft tokens accepted of a whole chain."""
-    return replay.traces.chain.accepted.int().cumprod(1).sum(1)
+def _accepted(replay: Replay) -> Tensor:
+    """(states, depth) bool of whole chains."""
+    return replay.traces.chain.accepted.int().cumprod(1).bool()
 
 
 def _certain(replay: Replay) -> Tensor:
@@ -38,11 +48,11 @@ def _certain(replay: Replay) -> Tensor:
 
 def _plain(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
     alone = setting.machine.curve(setting.target, None, setting.requests)
-    yield Entrant(arm, arm, plain(), alone, _certain(replay), _hits(replay), setting.tokens(0), width=0)
+    yield Entrant(arm, arm, plain(), alone, _certain(replay), _accepted(replay), setting.tokens(0), width=0)
 
 
 def _static(arm: str, replay: Replay, setting: Setting, *, length: int) -> Iterator[Entrant]:
-    told = _certain(replay), _hits(replay)
+    told = _certain(replay), _accepted(replay)
     yield Entrant(arm, arm, static(length), setting.curve(), *told, setting.tokens(length))
 
 
@@ -50,14 +60,14 @@ def _sglang_adaptive(arm: str, replay: Replay, setting: Setting) -> Iterator[Ent
     outcome = replay.traces.chain.accepted.int().cumprod(1)
     adaptive = SglangAdaptive(initial=3)
     policy = Policy("adaptive", adaptive.depth, adaptive.keep)
-    told = outcome.float(), outcome.sum(1)
+    told = outcome.float(), outcome.bool()
     yield Entrant(arm, arm, policy, setting.curve(), *told, adaptive.tokens(setting.requests))
 
 
 def _scored(arm: str, name: str, policy: Policy, seen: Tensor, replay: Replay, setting: Setting) -> Entrant:
     """An arm that scores each draft token and may verify all. seen: (states, depth) what it goes by."""
     longest = setting.tokens(setting.d_max)
-    return Entrant(arm, name, policy, setting.curve(scored=True), seen, _hits(replay), longest)
+    return Entrant(arm, name, policy, setting.curve(scored=True), seen, _accepted(replay), longest)
 
 
 def _threshold(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
@@ -109,10 +119,10 @@ def _forest(replay: Replay, setting: Setting) -> Forest:
 
 def _eagle2_tree(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
     forest = _forest(replay, setting)
-    sweep = eagle2_sweep(forest).tau
-    for nodes in dict.fromkeys(min(size, len(sweep)) for size in TREE_NODES):
-        hits, name = sweep[nodes - 1].long(), f"EAGLE-2 tree of {nodes}"
-        yield _tree(arm, name, torch.full_like(hits, nodes), hits, forest, setting, scored=False)
+    order, accepted = _in_order(forest, forest.joint_log_prob, max(TREE_NODES))
+    for nodes in dict.fromkeys(min(size, order.shape[1]) for size in TREE_NODES):
+        whole = torch.full((len(forest),), nodes)
+        yield _whole_trees(arm, f"EAGLE-2 tree of {nodes}", whole, accepted, forest, setting, scored=False)
 
 
 def _c2t_tree(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
@@ -126,19 +136,43 @@ def _closed_form_tree(arm: str, replay: Replay, setting: Setting) -> Iterator[En
     yield from _cut_trees(arm, "closed form tree >= {:g}", tempered(forest).exp(), forest, setting)
 
 
+def _c2t_tree_auto(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
+    """Trees grown without a threshold, whose likeliest nodes the planner takes, if their meaning was learnt."""
+    if replay.on_trees is None:
+        return
+    forest = _forest(replay, setting)
+    confidence = replay.on_trees.confidence(forest.stats())
+    grown = kept_nodes(forest, confidence, 0.0, forest.k)
+    most = forest.k * forest.layers
+    chance, accepted = _in_order(forest, path_minimum(forest, confidence).masked_fill(~grown, -torch.inf), most)
+    curve = setting.curve(scored=True, width=forest.k)
+    policy, tokens = planned_tree(curve, forest.layers), setting.tokens(most)
+    yield Entrant(arm, TREE_AUTO, policy, curve, chance, accepted, tokens, forest.k)
+
+
+def _in_order(forest: Forest, score: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The `most` nodes of highest score of each tree, equal ones in node order: their scores, falling, and which of
+    them are accepted. score: (states, nodes), no node's above its parent's."""
+    order = score.argsort(dim=1, descending=True, stable=True)[:, :most]
+    return score.gather(1, order), forest.accepted.gather(1, order)
+
+
 def _cut_trees(arm: str, name: str, score: Tensor, forest: Forest, setting: Setting) -> Iterator[Entrant]:
     """Trees cut at TREE_BETAS. name: has a place for one of them. score: (states, nodes)."""
     for beta in TREE_BETAS:
         kept = kept_nodes(forest, score, beta, forest.k)
-        hits = (kept & forest.accepted).sum(1)
-        yield _tree(arm, name.format(beta), kept.sum(1), hits, forest, setting, scored=True)
+        sizes = kept.sum(1)
+        _, accepted = _in_order(forest, kept.float(), int(sizes.max()))
+        yield _whole_trees(arm, name.format(beta), sizes, accepted, forest, setting, scored=True)
 
 
-def _tree(arm: str, name: str, kept: Tensor, hits: Tensor, forest: Forest, setting: Setting, scored: bool) -> Entrant:
-    width, passes = forest.k, forest.layers
-    policy = Policy(name, lambda requests: passes, lambda table: table[:, 0].long())
-    table = kept.float()[:, None].expand(-1, passes)
-    return Entrant(arm, name, policy, setting.curve(scored, width), table, hits, setting.tokens(int(kept.max())), width)
+def _whole_trees(
+    arm: str, name: str, sizes: Tensor, accepted: Tensor, forest: Forest, setting: Setting, *, scored: bool
+) -> Entrant:
+    """An arm that verifies all nodes of its trees. sizes: (states,) int64. accepted: see Entrant."""
+    curve, policy = setting.curve(scored, forest.k), whole_tree(forest.layers)
+    tokens = setting.tokens(int(sizes.max()))
+    return Entrant(arm, name, policy, curve, sizes[:, None].float(), accepted, tokens, forest.k)
 
 
 # by the table's name of an arm: its entrants, of which several differ in a threshold
@@ -155,6 +189,7 @@ CHAINS: Mapping[str, Replays] = {
 TREES: Mapping[str, Replays] = {
     "EAGLE-2 tree": _eagle2_tree,
     "C2T tree": _c2t_tree,
+    "C2T tree auto": _c2t_tree_auto,
     "closed form tree": _closed_form_tree,
 }
 

@@ -16,9 +16,9 @@ class Entrant:
     """An arm that is replayed.
 
     arm: its name in the table of arms. name: in rows. policy: how it chooses. curve: what it pays.
-    acceptance: (states, depth) what it is told of each recorded chain. hits: (states,) int64 draft tokens accepted if
-    all are verified. tokens: that its largest step may verify, roots included. width: tokens of a request that a draft
-    pass reads, 0 without a draft.
+    acceptance: (states, tokens) what it is told of each recorded draft. accepted: (states, tokens) bool, which of its
+    tokens the target accepts; both in the order in which they are verified. tokens: that its largest step may verify,
+    roots included. width: tokens of a request that a draft pass reads, 0 without a draft.
     """
 
     arm: str
@@ -26,7 +26,7 @@ class Entrant:
     policy: Policy
     curve: CostCurve
     acceptance: Tensor
-    hits: Tensor
+    accepted: Tensor
     tokens: int
     width: int = 1
 

@@ -12,26 +12,37 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from c2t_kernels import early_stop
-from c2t_plugin.planner import CostCurve, Planner, draft_passes, switched_depths
+from c2t_plugin.planner import CostCurve, Planner, draft_passes, spend, switched_depths
 from c2t_plugin.planner.ahead import DraftEnd, Prices
 from c2t_plugin.traces.file import Traces
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How a server chooses. depth: requests -> draft tokens of a chain. keep: (requests, drafted) acceptance
+    """How a server chooses. depth: requests -> depth of the drafts. keep: (requests, drafted) acceptance
     probabilities -> (requests,) int64 draft tokens to verify. goes_on: (requests, drafted so far) of them -> whether
-    one more is drafted; None: as many as `depth` says."""
+    one more is drafted; None: as many as `depth` says. tree: whether drafts are trees, of which `keep` is told all
+    nodes, in the order in which they are verified."""
 
     name: str
     depth: Callable[[int], int]
     keep: Callable[[Tensor], Tensor]
     goes_on: Callable[[Tensor], bool] | None = None
+    tree: bool = False
 
-    def drafted(self, acceptance: Tensor) -> int:
+    def draft(self, acceptance: Tensor) -> tuple[Tensor, int]:
+        """What `keep` is told of a step, and how deep that drafts. acceptance: (requests, tokens) that may be."""
+        depth = self.depth(len(acceptance))
+        if self.tree:
+            return acceptance, depth
+        depth = self._ended(acceptance[:, :depth])
+        return acceptance[:, :depth], depth
+
+    def _ended(self, acceptance: Tensor) -> int:
         """How many tokens of each chain are drafted. acceptance: (requests, depth) of those that may be."""
         whole = acceptance.shape[1]
         if self.goes_on is None:
@@ -75,6 +86,20 @@ def ending(curve: CostCurve, d_max: int) -> Policy:
     return Policy("planned, drafts end", depth, planner.keep, goes_on)
 
 
+def whole_tree(depth: int) -> Policy:
+    """Trees all of whose nodes are verified, as the numbers that it is told say how many there are: (requests, 1)."""
+    return Policy("whole trees", lambda requests: depth, lambda nodes: nodes[:, 0].long(), tree=True)
+
+
+def planned_tree(curve: CostCurve, depth: int) -> Policy:
+    """C2T's planner over trees: one budget of the target's pass, spent on all requests' likeliest nodes."""
+
+    def keep(chances: Tensor) -> Tensor:
+        return spend(chances, curve, draft_passes(depth)).kept
+
+    return Policy("planned trees", lambda requests: depth, keep, tree=True)
+
+
 @dataclass(frozen=True)
 class Simulated:
     """seconds: simulated. tokens: output, bonus tokens included. steps: decoding steps of the batch. tau: accepted
@@ -93,29 +118,39 @@ class Simulated:
         return self.tokens / self.seconds
 
 
-def serve(traces: Traces, acceptance: Tensor, curve: CostCurve, policy: Policy, slots: int) -> Simulated:
+def serve(
+    traces: Traces,
+    acceptance: Tensor,
+    curve: CostCurve,
+    policy: Policy,
+    slots: int,
+    accepted: Tensor | None = None,
+) -> Simulated:
     """All recorded prompts, each token of them a state, through `slots` places; a new prompt takes each place that
     falls free. In each step the draft keeps up, which gives its first token.
 
-    acceptance: (states, recorded depth) the probabilities that the policy sees, of the recorded chains' tokens.
+    acceptance: (states, tokens) what the policy is told of each state's draft tokens, in the order in which they are
+    verified. accepted: (states, tokens) bool, which of them the target accepts in that order; None: the recorded
+    chains'.
     """
-    hits = traces.chain.accepted.int().cumprod(1).sum(1)
+    accepted = traces.chain.accepted.int().cumprod(1) if accepted is None else accepted.int()
+    hits = F.pad(accepted.cumsum(1), (1, 0))
     first = traces.first
     end = torch.cat([first[1:], torch.tensor([len(traces)])])
     at, until, waiting = first[:slots].clone(), end[:slots].clone(), slots
     seconds, tokens, steps, verified, accepted_in_all, turns = 0.0, 0, 0, 0, 0, 0
     while len(at):
         requests = len(at)
-        drafted = policy.drafted(acceptance[at, : policy.depth(requests)])
-        kept = policy.keep(acceptance[at, :drafted])
-        accepted = torch.minimum(hits[at], kept)
+        told, drafted = policy.draft(acceptance[at])
+        kept = policy.keep(told)
+        taken = hits[at, kept]
         total = torch.tensor(requests + int(kept.sum()))
         drafting = draft_passes(drafted) * curve.draft_s(requests) + curve.draft_extend
         seconds += float(curve.verify_s(total)) + drafting + curve.fixed
-        tokens += int(torch.minimum(accepted + 1, until - at).sum())
+        tokens += int(torch.minimum(taken + 1, until - at).sum())
         steps, turns = steps + 1, turns + requests
-        verified, accepted_in_all = verified + int(kept.sum()), accepted_in_all + int(accepted.sum())
-        at = at + accepted + 1
+        verified, accepted_in_all = verified + int(kept.sum()), accepted_in_all + int(taken.sum())
+        at = at + taken + 1
         running = at < until
         free = int((~running).sum())
         fresh = slice(waiting, waiting + free)

@@ -54,6 +54,8 @@ SGLANG = {
     "C2T as it comes": "--speculative-algorithm C2T --speculative-draft-model-path D",
     "C2T tree": "--speculative-algorithm C2T --speculative-draft-model-path D --speculative-num-steps 6 "
     "--speculative-eagle-topk 4 --speculative-c2t-mode tree --speculative-c2t-beta 0.5",
+    "C2T tree auto": "--speculative-algorithm C2T --speculative-draft-model-path D --speculative-num-steps 6 "
+    "--speculative-eagle-topk 4 --speculative-c2t-mode tree --speculative-c2t-planner on",
     "closed form tree": "--speculative-algorithm C2T --speculative-draft-model-path D --speculative-num-steps 6 "
     "--speculative-eagle-topk 4 --speculative-c2t-mode tree --speculative-c2t-beta 0.2 --speculative-c2t-classifier G",
 }
@@ -167,7 +169,11 @@ def test_an_unknown_arm_is_named():
 
 def test_arms_are_chosen_by_name():
     assert [arm.name for arm in chosen("sglang", ("C2T", "plain"))] == ["plain", "C2T"]
-    assert {arm.name for arm in chosen("sglang", None)} == set(SGLANG) - {"C2T as it comes", "static 8"}
+    assert {arm.name for arm in chosen("sglang", None)} == set(SGLANG) - {
+        "C2T as it comes",
+        "C2T tree auto",
+        "static 8",
+    }
     assert [arm.name for arm in chosen("vllm", ("C2T as it comes",))] == ["C2T as it comes"]
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.cpu_engine import cpu_engine_env
 from benchmarks.pairs.toy import SHIPPED
 from benchmarks.report.rows import CURVE, PROCESSOR, PROCESSOR_METRICS
 from benchmarks.serving import host
@@ -22,6 +24,26 @@ def test_a_host_says_what_rows_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.threads == 1 and found.cores == host.cores()
     assert set(found.setting) == set(PROCESSOR) and set(found.metrics) == set(PROCESSOR_METRICS)
     assert all(value > 0 for value in found.metrics.values())
+
+
+@pytest.mark.parametrize("before", [None, "AVX2"])
+def test_the_curve_is_measured_as_the_cpu_engines_servers_multiply(
+    monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    monkeypatch.delenv("MKL_CBWR", raising=False)
+    if before is not None:
+        monkeypatch.setenv("MKL_CBWR", before)
+    seen: list[str | None] = []
+
+    def curve(target: Path) -> dict[int, float]:
+        seen.append(os.environ.get("MKL_CBWR"))
+        return dict.fromkeys(CURVE, 1.0)
+
+    monkeypatch.setattr(host, "target_curve", curve)
+    monkeypatch.setattr(host, "triad_gb_per_s", lambda: 1.0)
+    host.measure_host(Path("target"), threads=1)
+    assert seen == [cpu_engine_env(os.environ)["MKL_CBWR"]]
+    assert os.environ.get("MKL_CBWR") == before
 
 
 def test_the_triad_counts_three_arrays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.simulation.steps import Policy, ending, fixed_beta, plain, planned, serve, static
+from benchmarks.simulation.steps import (
+    Policy,
+    ending,
+    fixed_beta,
+    plain,
+    planned,
+    planned_tree,
+    serve,
+    static,
+    whole_tree,
+)
 from c2t_plugin.planner import CostCurve, switched_depths
 from c2t_plugin.traces.file import Traces
 from c2t_plugin.traces.forest import Forest
@@ -66,6 +76,27 @@ def test_every_prompt_is_served_whole(policy: Policy, slots: int):
     found = serve(traces, acceptance, CURVE, policy, slots)
     assert found.tokens == len(traces)
     assert found.gamma >= found.tau
+
+
+def test_trees_by_hand():
+    """Six states, trees of 5 nodes in the order of their chances: the first and the third are accepted, then the second
+    alone."""
+    traces = traces_of(torch.zeros(6, DEPTH, dtype=torch.bool), torch.zeros(6, dtype=torch.int32))
+    accepted = torch.zeros(6, 5, dtype=torch.bool)
+    accepted[0, [0, 2]] = True
+    accepted[3, 1] = True
+    curve = CostCurve(verify=((1, 1.0), (4, 1.0), (6, 2.0)), draft=((1, 0.1), (5, 0.1)), fixed=0.01, draft_extend=0.02)
+    sizes = torch.tensor([5.0, 5, 5, 2, 5, 5])[:, None]
+    whole = serve(traces, sizes, curve, whole_tree(3), slots=1, accepted=accepted)
+    # from 0 to 3, from 3 to 5, and the last
+    assert (whole.steps, whole.tokens) == (3, 6)
+    assert whole.seconds == pytest.approx(2.0 + 1.0 + 2.0 + 3 * (2 * 0.1 + 0.03))
+    assert (whole.tau, whole.gamma) == (1.0, 4.0)
+    chances = torch.tensor([0.9, 0.5, 0.4, 0.3, 0.2]).expand(6, -1)
+    cut = serve(traces, chances, curve, planned_tree(curve, 3), slots=1, accepted=accepted)
+    # of a pass that gets dearer beyond 4 rows a tree of 3 nodes is worth most
+    assert (cut.steps, cut.tokens, cut.gamma) == (3, 6, 3.0)
+    assert cut.seconds == pytest.approx(3 * (1.0 + 2 * 0.1 + 0.03))
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def test_plain_decoding_takes_as_long_as_the_simulation_says(replay: Replay):
     lengths = [3, 8, 1, 5, 13, 2, 2]
     machine = Machine(GPUS["L40"], assumed=Assumptions(context=0))
     rows, request = requests_of(replay.traces, lengths)
-    traces = replayed(replay.traces, torch.zeros(len(replay.traces), dtype=torch.long), rows, request)
+    traces = replayed(replay.traces, rows, request)
     found = serve(traces, torch.ones(len(rows), 1), machine.curve(LLAMA, None, 3), plain(), slots=3)
     prefill = table3.prefill_seconds(machine, LLAMA)
     assert found.tokens == sum(lengths)
@@ -146,7 +146,24 @@ def test_replayed_arms_are_those_of_the_table(replay: Replay):
     assert {*CHAINS, *TREES} <= set(ARMS)
     # this one has learnt nothing that vLLM's estimator could be
     assert {each.arm for each in chain_arms(replay, setting())} == set(CHAINS) - {"vLLM adaptive"}
-    assert {each.arm for each in tree_arms(replay, setting())} == set(TREES)
+    assert {each.arm for each in tree_arms(replay, setting())} == set(TREES) - {"C2T tree auto"}
+    assert {each.arm for each in tree_arms(on_trees(replay), setting())} == set(TREES)
+
+
+def on_trees(replay: Replay) -> Replay:
+    return replace(replay, on_trees=replay.classifier)
+
+
+def test_planned_trees_are_told_their_nodes_in_the_order_in_which_they_are_verified(replay: Replay):
+    (found,) = (each for each in tree_arms(on_trees(replay), setting(2)) if each.arm == "C2T tree auto")
+    forest = replay.traces.tree
+    assert found.acceptance.shape == found.accepted.shape == (len(forest), forest.k * forest.layers)
+    assert (found.acceptance[:, 1:] <= found.acceptance[:, :-1]).all()
+    # no more nodes than are accepted, and of these the path from the root first
+    assert (found.accepted.sum(1) <= forest.accepted.sum(1)).all() and found.accepted.any()
+    assert found.curve == setting(2).curve(scored=True, width=forest.k)
+    kept = found.policy.keep(found.acceptance[:2])
+    assert ((kept >= 0) & (kept <= found.acceptance.shape[1])).all()
 
 
 def test_the_closed_form_plans_by_what_it_turned_out_to_mean(
@@ -155,6 +172,8 @@ def test_the_closed_form_plans_by_what_it_turned_out_to_mean(
     """With training traces alone, whose acceptance its probabilities have on average."""
     monkeypatch.setattr(recorded, "load_classifier", lambda path: replay.classifier)
     monkeypatch.setattr(recorded.OnlineLogistic, "fit", lambda self, *_: self)
+    # this one's confidences are chance
+    monkeypatch.setattr(recorded, "on_trees", lambda *_: None)
     save_traces(replay.traces, tmp_path / "traces")
     found = Replay.load(tmp_path / "traces", tmp_path / "traces")
     assert {"planned, closed form", "planned, vLLM's estimator"} <= {e.name for e in chain_arms(found, setting())}

@@ -1,4 +1,5 @@
-"""`vllm serve` with two API servers: exact counts, behind aborts and of `vllm bench serve` too; 400 on every route."""
+"""`vllm serve` with two API servers, through the openai client: exact counts, behind aborts and of `vllm bench serve`
+too; streaming, settings of single requests, /metrics; 400 on every route."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import re
 import subprocess
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -25,25 +27,45 @@ from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from benchmarks.serving.engines import ENGINES, Device  # noqa: E402
 from benchmarks.serving.engines.vllm import MODEL, value_of  # noqa: E402
 from benchmarks.serving.server import Server  # noqa: E402
-from tests.support.sglang.simulate import Target  # noqa: E402
-from tests.support.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
+from tests.support.sglang.simulate import Simulation, Target, simulate  # noqa: E402
+from tests.support.sglang.verify_counts import Rule, save_hand_made_classifier  # noqa: E402
 from tests.support.vllm.command import vllm_command  # noqa: E402
-from tests.support.vllm.verify_counts import Oracle, Steps  # noqa: E402
+from tests.support.vllm.verify_counts import Oracle, Steps, gamma_and_tau  # noqa: E402
 
 NEW_TOKENS, D_MAX, BETA, PROMPTS, SERVERS = 24, 6, 0.45, 6, 2
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 BAD = {"vllm_xargs": {"c2t_beta": 7}}
 # of each route, in turn: so many that both servers get some
 ASKED = 8
+KeepLength = Callable[..., int]
+# What a request asks for, and what that makes of the rule by which its drafts are cut.
+OWN: dict[str, tuple[dict[str, object], Callable[[KeepLength], KeepLength]]] = {
+    "at most 2": ({"c2t_max_depth": 2}, lambda rule: lambda logits: min(rule(logits), 2)),
+    "none": ({"c2t_max_depth": 0}, lambda rule: lambda logits: 0),
+    "not cut": ({"c2t_enabled": False}, lambda rule: len),
+    "all below its beta": ({"c2t_beta": 1.0}, lambda rule: lambda logits: 0),
+}
 
 
 class Served:
-    """A running server, and texts of which the simulation says how they are cut."""
+    """A running server, and texts of which the simulation says how they are cut.
 
-    def __init__(self, running: Server, texts: list[str], ids: list[list[int]], expected: list[Steps]) -> None:
+    expected: of each text. own: of the first one under the settings of OWN. before: the metrics before any request.
+    """
+
+    def __init__(
+        self,
+        running: Server,
+        texts: list[str],
+        ids: list[list[int]],
+        expected: list[Simulation],
+        own: dict[str, Simulation],
+    ) -> None:
         self.url, self.log = running.base_url, running.log
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
-        self.texts, self.ids, self.expected = texts, ids, expected
+        self.texts, self.ids, self.runs, self.own = texts, ids, expected, own
+        self.expected = [Steps.of_simulation(run) for run in expected]
+        self.before = self.metrics()
 
     def steps(self, row: int, **xargs: Any) -> Steps:
         """Of one request over HTTP, by what its own answer says."""
@@ -51,12 +73,25 @@ class Served:
         answer = self.client.completions.create(
             model=MODEL, prompt=self.ids[row], max_tokens=NEW_TOKENS, temperature=0, extra_body=body
         ).model_dump()
-        own = answer["metrics"]["speculative_decoding"]
-        pairs = zip(own["per_step_drafted"], own["per_step_accepted"], strict=True)
+        # nothing of a request without drafts
+        own = (answer.get("metrics") or {}).get("speculative_decoding") or {}
+        pairs = zip(own.get("per_step_drafted", ()), own.get("per_step_accepted", ()), strict=True)
         return Steps(tuple(answer["choices"][0]["token_ids"]), tuple(pairs))
 
+    def metrics(self) -> str:
+        return urllib.request.urlopen(f"{self.url}/metrics").read().decode()
+
     def metric(self, name: str) -> float:
-        return value_of(urllib.request.urlopen(f"{self.url}/metrics").read().decode(), name)
+        return value_of(self.metrics(), name)
+
+    def lengths(self) -> Counter[int]:
+        """Verify steps so far by draft tokens."""
+        return lengths_of(self.metrics())
+
+
+def lengths_of(metrics: str) -> Counter[int]:
+    found = re.findall(r"^vllm:c2t_verify_steps_total\{[^}]*length=\"(\d+)\"[^}]*\} (\S+)$", metrics, re.MULTILINE)
+    return Counter({int(length): int(float(steps)) for length, steps in found})
 
 
 @pytest.fixture(scope="module")
@@ -80,21 +115,63 @@ def served(
     # behind the module's own name and its --model
     start = [*command[0], "serve", str(layout / "target"), *stock.start[stock.start.index("--served-model-name") :]]
     tokenizer = AutoTokenizer.from_pretrained(layout / "target")
-    oracle = Oracle(pair_dir(), Target(pair_dir() / "target"))
+    target = Target(pair_dir() / "target")
+    oracle = Oracle(pair_dir(), target)
     texts = [tokenizer.decode(ids) for ids in held_out_prompts(PROMPTS + 3, seed=5)]
     known = []
     for text in texts:
         ids = tokenizer(text).input_ids
-        expected = oracle.steps("eagle3", ids, NEW_TOKENS, D_MAX, classifier, BETA)
+        expected = oracle.run("eagle3", ids, NEW_TOKENS, D_MAX, classifier, BETA)
         known += [] if expected is None else [(text, ids, expected)]
     columns = [list(each) for each in zip(*known[:PROMPTS], strict=True)]
+    draft = oracle.draft("eagle3")
+    own = {
+        name: simulate(target, draft, columns[1][0], NEW_TOKENS, D_MAX, rule(Rule(classifier, BETA).keep_length))
+        for name, (_, rule) in OWN.items()
+    }
     with Server(replace(stock, start=tuple(start), environment=command[1]), log=folder / "server.log") as running:
-        yield Served(running, *columns)
+        yield Served(running, *columns, own)
 
 
-def test_each_request_is_cut_where_the_classifier_says(served: Served):
+def test_counters_start_at_zero(served: Served):
+    assert "vllm:c2t_verify_steps_total" in served.before
+    assert value_of(served.before, "c2t_verify_steps_total") == 0
+
+
+def test_each_request_is_cut_where_the_classifier_says_and_counted(served: Served):
     with ThreadPoolExecutor(PROMPTS) as pool:
         assert list(pool.map(served.steps, range(PROMPTS))) == served.expected
+    lengths = Counter(length for run in served.runs for length in run.draft_lengths)
+    accepted = sum(sum(run.accept_lengths) for run in served.runs)
+    assert served.lengths() == lengths
+    assert served.metric("c2t_accepted_tokens_total") == accepted
+    gamma = sum(sum(run.draft_lengths) for run in served.runs) / lengths.total()
+    assert gamma_and_tau(served.lengths(), accepted) == (gamma, accepted / lengths.total())
+    # vLLM's own agree, without the steps that had no draft
+    assert served.metric("spec_decode_num_drafts_total") == lengths.total() - lengths[0]
+    assert served.metric("spec_decode_num_accepted_tokens_total") == accepted
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_request_has_settings_of_its_own(served: Served, name: str):
+    before = served.lengths()
+    found = served.steps(0, **OWN[name][0])
+    assert found.output_ids == tuple(served.own[name].output_ids)
+    assert served.lengths() - before == Counter(served.own[name].draft_lengths)
+
+
+def test_streaming_gives_the_same_text(served: Served):
+    asked: dict[str, Any] = {"model": MODEL, "prompt": served.ids[0], "max_tokens": NEW_TOKENS, "temperature": 0}
+    asked["extra_body"] = {"ignore_eos": True}
+    chunks = served.client.completions.create(**asked, stream=True)
+    streamed = "".join(chunk.choices[0].text for chunk in chunks)
+    assert streamed == served.client.completions.create(**asked).choices[0].text != ""
+
+
+def test_the_log_says_what_runs(served: Served):
+    log = served.log.read_text(errors="replace")
+    assert f"C2T: base eagle3, chains of at most {D_MAX}, beta {BETA}, classifier " in log
+    assert "model runner V1" in log
 
 
 def test_what_follows_an_aborted_request_is_cut_as_ever(served: Served):

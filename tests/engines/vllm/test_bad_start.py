@@ -1,0 +1,34 @@
+"""A bad option ends the start of vLLM's server, by either command, with one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
+pytestmark = [pytest.mark.vllm, pytest.mark.server]
+
+from benchmarks.serving.engines import ENGINES, Device  # noqa: E402
+from benchmarks.serving.process import free_port  # noqa: E402
+from benchmarks.serving.server import Server  # noqa: E402
+from tests.support.vllm.command import vllm_command  # noqa: E402
+
+
+@pytest.mark.parametrize("entry", ["module", "vllm serve"])
+def test_a_bad_option_ends_the_start_with_one_line(layout: Path, entry: str, tmp_path: Path):
+    draft = {"method": "c2t:eagle3", "model": str(layout / "eagle3"), "num_speculative_tokens": 6, "c2t_mode": "tree"}
+    options = ["--speculative-config", json.dumps(draft)]
+    launch = ENGINES["vllm"].launch(layout / "target", options, Device.CPU)
+    module = Server(launch, log=tmp_path / "log")
+    line, values = module.command(free_port()), module.environment()
+    if entry == "vllm serve":
+        command, values = vllm_command(tmp_path, launch.environment)
+        line = [*command, "serve", str(layout / "target"), *options]
+    done = subprocess.run(line, capture_output=True, text=True, env=values, timeout=300)
+    assert done.returncode == 1
+    last = done.stderr.rstrip().splitlines()[-1]
+    assert last.startswith("C2T: c2t_mode is 'tree': vLLM has no tree attention")
+    assert "Traceback" not in done.stderr
