@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.report.rows import BenchRow
 from benchmarks.report.sections import of_scenario, section, source_block
-from benchmarks.report.tables import AUTO, SPEED, Block, grid, listing, load_of, losers, table
+from benchmarks.report.tables import AUTO, SPEED, TREE_AUTO, Block, grid, listing, load_of, losers, table
 
 TABLE3 = """## The paper's table 3, simulated
 
@@ -26,6 +26,11 @@ EVERY = """### C2T auto over the best of all other arms
 
 Each figure is that of one setting and number of requests in flight. Every arm of the tables below is a rival: trees,
 thresholds, fixed betas, and planners that go by other chances. Trees need an attention that takes masks.
+"""
+EITHER = """### C2T's planner, over chains or over trees, over the best of all other arms
+
+The faster of two servers: one that comes as it is, and one with `--speculative-c2t-mode tree`. No server changes
+between them by itself yet.
 """
 PROMISE = """### C2T auto over the best of plain decoding and every static chain
 
@@ -53,7 +58,13 @@ def simulated_sections(blocks: Mapping[Block, list[BenchRow]]) -> list[str]:
     """All sections that have rows."""
     parts = section(TABLE3, [_table3(found) for found in of_scenario(blocks, "c2t-v2-table3", "simulated")])
     simulated = of_scenario(blocks, "simulated", "simulated")
-    tables = [*_every(simulated), *_promise(simulated), *_sources(simulated), *map(_simulated, simulated)]
+    tables = [
+        *_every(simulated),
+        *_either(simulated),
+        *_promise(simulated),
+        *_sources(simulated),
+        *map(_simulated, simulated),
+    ]
     parts += section(SIMULATED, tables, "throughput.png", "planner.png")
     parts += section(PLANNER, [_planner(found) for found in of_scenario(blocks, "planner", "simulated")])
     precision = of_scenario(blocks, "traces-precision", "simulated")
@@ -130,18 +141,37 @@ def _promise(blocks: Sequence[Sequence[BenchRow]]) -> list[str]:
 
 def _every(blocks: Sequence[Sequence[BenchRow]]) -> list[str]:
     """What C2T auto reaches of the best of all other arms, and which those are; nothing without it."""
+    return _compared(blocks, EVERY, lambda row: row.arm == AUTO, lambda row: row.arm != AUTO)
+
+
+def _either(blocks: Sequence[Sequence[BenchRow]]) -> list[str]:
+    """The same of the faster of both modes, where both were simulated."""
+    both = [rows for rows in blocks if {AUTO, TREE_AUTO} <= {row.arm for row in rows}]
+    return _compared(
+        both, EITHER, lambda row: row.arm in (AUTO, TREE_AUTO), lambda row: row.arm not in (AUTO, TREE_AUTO)
+    )
+
+
+def _compared(
+    blocks: Sequence[Sequence[BenchRow]],
+    text: str,
+    ours: Callable[[BenchRow], bool],
+    rivals: Callable[[BenchRow], bool],
+) -> list[str]:
+    """The fastest of ours over the fastest rival, one line a setting, one column a load; nothing without either."""
     found: dict[str, dict[int, float]] = {}
     faster = Counter[str]()
     for rows in blocks:
         ratios = found[title_of(rows[0].setting)] = {}
-        for row in rows:
-            if row.arm == AUTO and (rival := fastest_beside(row, rows)) is not None:
-                ratios[load_of(row)] = ratio = (row.metrics[SPEED] or 0.0) / (rival.metrics[SPEED] or 1.0)
+        for load in sorted({load_of(row) for row in rows}):
+            mine, rival = (fastest(row for row in rows if load_of(row) == load and of(row)) for of in (ours, rivals))
+            if mine is not None and rival is not None:
+                ratios[load] = ratio = (mine.metrics[SPEED] or 0.0) / (rival.metrics[SPEED] or 1.0)
                 faster[rival.arm] += ratio < 1.0
     if not any(found.values()):
         return []
     named = "; ".join(f"{arm} in {times}" for arm, times in faster.most_common() if times)
-    return [f"{EVERY}\n{_by_load(found)}{f' Faster: {named}.' if named else ''}\n"]
+    return [f"{text}\n{_by_load(found)}{f' Faster: {named}.' if named else ''}\n"]
 
 
 def _by_load(found: Mapping[str, Mapping[int, float]]) -> str:
@@ -189,11 +219,10 @@ def over_simpler(row: BenchRow, rows: Sequence[BenchRow]) -> float | None:
     return min(known, speed / best) if best else known
 
 
-def fastest_beside(row: BenchRow, rows: Sequence[BenchRow]) -> BenchRow | None:
-    """The fastest other arm at the row's load; None if no speed is known of either."""
-    known = [each for each in rows if load_of(each) == load_of(row) and each.metrics.get(SPEED)]
-    beside = [each for each in known if each.arm != row.arm]
-    return max(beside, key=lambda each: each.metrics[SPEED] or 0.0, default=None) if row in known else None
+def fastest(rows: Iterable[BenchRow]) -> BenchRow | None:
+    """None if no speed is known of any."""
+    known = [row for row in rows if row.metrics.get(SPEED)]
+    return max(known, key=lambda row: row.metrics[SPEED] or 0.0, default=None)
 
 
 def _planner(rows: Sequence[BenchRow]) -> str:

@@ -10,7 +10,7 @@ from benchmarks.serving.spans import PHASES
 from c2t_plugin.errors import C2TError
 
 # the planner in simulated rows
-AUTO = "C2T auto (planned)"
+AUTO, TREE_AUTO = "C2T auto (planned)", "C2T tree auto (planned)"
 # what a setting calls the number of requests that run at once
 LOADS = ("requests_in_flight", "concurrency")
 # what a run finds out by itself and only tells

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.report.tables import AUTO
+from benchmarks.report.tables import AUTO, TREE_AUTO
 from benchmarks.simulation.recorded import Replay
 from benchmarks.simulation.setting import Entrant, Setting
 from benchmarks.simulation.sglang_adaptive import SglangAdaptive
@@ -31,7 +31,6 @@ THRESHOLDS = (0.1, 0.3, 0.5)
 BETAS = (0.3, 0.5, 0.7)
 TREE_NODES = (16, 32, 60)
 TREE_BETAS = (0.1, 0.3)
-TREE_AUTO = "C2T tree auto (planned)"
 
 Replays = Callable[[str, Replay, Setting], Iterator[Entrant]]
 

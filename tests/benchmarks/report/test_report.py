@@ -18,8 +18,17 @@ from benchmarks.report.pictures import draw
 from benchmarks.report.results_page import pages
 from benchmarks.report.rows import FILE_OF, BenchRow, ServingRow, append_rows, read_rows
 from benchmarks.report.sections import as_typed
-from benchmarks.report.simulated_page import fastest_beside, over_simpler
-from benchmarks.report.tables import filled, latest_blocks, listing, load_of, losers, markers, measured_blocks
+from benchmarks.report.simulated_page import EITHER, over_simpler
+from benchmarks.report.tables import (
+    TREE_AUTO,
+    filled,
+    latest_blocks,
+    listing,
+    load_of,
+    losers,
+    markers,
+    measured_blocks,
+)
 from c2t_plugin.errors import C2TError
 
 RUN = {
@@ -466,12 +475,17 @@ def test_what_c2t_auto_reaches_of_every_other_arm_is_one_table() -> None:
 
     auto, tree = SIMULATED["arm"], "EAGLE-2 tree"
     rows = [row(1, auto, 80.0), row(1, tree, 100.0), row(1, "static 2", 90.0), row(8, auto, 90.0), row(8, tree, 60.0)]
-    assert fastest_beside(rows[0], rows) is rows[1]
     text = page("", rows)
     begun = text.index("### C2T auto over the best of all other arms")
     shown = text[begun : text.index("###", begun + 3)]
     assert "of `eagle3` | 0.800 | 1.500 |" in shown
     assert "At least 1 in 1 of 2; the least is 0.800, the mean 1.095. Faster: EAGLE-2 tree in 1." in shown
+    # of both modes, once both were simulated
+    assert EITHER not in text
+    text = page("", [*rows, row(1, TREE_AUTO, 110.0), row(8, TREE_AUTO, 70.0)])
+    shown = text[text.index(EITHER) + len(EITHER) :]
+    assert "of `eagle3` | 1.100 | 1.500 |" in shown[: shown.index("###")]
+    assert "of `eagle3` | 0.727 | 1.286 |" in text
 
 
 @pytest.mark.parametrize(
