@@ -75,7 +75,7 @@ class Served:
         ).model_dump()
         # nothing of a request without drafts
         own = (answer.get("metrics") or {}).get("speculative_decoding") or {}
-        pairs = zip(own.get("per_step_drafted", ()), own.get("per_step_accepted", ()), strict=True)
+        pairs = zip(own.get("per_step_drafted") or (), own.get("per_step_accepted") or (), strict=True)
         return Steps(tuple(answer["choices"][0]["token_ids"]), tuple(pairs))
 
     def metrics(self) -> str:
