@@ -6,7 +6,10 @@ Both say where a processor changes from waiting for memory to computing, which d
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -78,18 +81,16 @@ def threads_of(options: argparse.Namespace) -> int:
 def measure_host(target: Path, threads: int) -> Host:
     """Measure this machine, on which nothing else may run. target: its directory, loaded in float32.
 
-    Changes this process's number of threads while it lasts. Its first products of matrices should be these: MKL reads
-    once how it is to compute them, here as in the CPU engine's servers.
+    In a process of its own, which multiplies as the CPU engine's servers do: MKL reads once how, at its first product.
+    C2TError, in one line, if that process fails.
     """
-    before, mode = torch.get_num_threads(), os.environ.get(MKL)
-    torch.set_num_threads(threads)
-    os.environ[MKL] = mode or REPRODUCIBLE
-    try:
-        return Host(cpu_model(), cores(), threads, triad_gb_per_s(), target_curve(target))
-    finally:
-        torch.set_num_threads(before)
-        if mode is None:
-            del os.environ[MKL]
+    command = [sys.executable, "-m", "benchmarks.serving.host", str(target), str(threads)]
+    environment = {**os.environ, MKL: os.environ.get(MKL, REPRODUCIBLE)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise C2TError(f"this processor could not be measured: {(done.stderr.splitlines() or ['no message'])[-1]}")
+    speed, curve = json.loads(done.stdout.splitlines()[-1])
+    return Host(cpu_model(), cores(), threads, speed, {int(tokens): ms for tokens, ms in curve.items()})
 
 
 def triad_gb_per_s(size: int = TRIAD_BYTES) -> float:
@@ -120,3 +121,8 @@ def _seconds(do: Callable[[], object]) -> float:
     start = time.perf_counter()
     do()
     return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(int(sys.argv[2]))
+    print(json.dumps([triad_gb_per_s(), target_curve(Path(sys.argv[1]))]))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,34 +18,36 @@ from benchmarks.serving import host
 from c2t_plugin.errors import C2TError
 
 
-def test_a_host_says_what_rows_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "TRIAD_BYTES", 2**20)
-    threads = torch.get_num_threads()
-    found = host.measure_host(SHIPPED / "target", threads=1)
-    assert torch.get_num_threads() == threads
-    assert found.threads == 1 and found.cores == host.cores()
-    assert set(found.setting) == set(PROCESSOR) and set(found.metrics) == set(PROCESSOR_METRICS)
-    assert all(value > 0 for value in found.metrics.values())
-
-
 @pytest.mark.parametrize("before", [None, "AVX2"])
-def test_the_curve_is_measured_as_the_cpu_engines_servers_multiply(
-    monkeypatch: pytest.MonkeyPatch, before: str | None
-) -> None:
+def test_a_host_says_what_rows_ask_for(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+    """Measured by a process that multiplies as the CPU engine's servers do."""
     monkeypatch.delenv("MKL_CBWR", raising=False)
     if before is not None:
         monkeypatch.setenv("MKL_CBWR", before)
-    seen: list[str | None] = []
+    ran: list[tuple[list[str], str]] = []
 
-    def curve(target: Path) -> dict[int, float]:
-        seen.append(os.environ.get("MKL_CBWR"))
-        return dict.fromkeys(CURVE, 1.0)
+    def run(command: list[str], env: dict[str, str], **how: object) -> subprocess.CompletedProcess[str]:
+        ran.append((command[1:], env["MKL_CBWR"]))
+        out = json.dumps([12.5, dict.fromkeys(CURVE, 1.5)])
+        return subprocess.CompletedProcess(command, 0, f"a line\n{out}\n", "")
 
-    monkeypatch.setattr(host, "target_curve", curve)
-    monkeypatch.setattr(host, "triad_gb_per_s", lambda: 1.0)
-    host.measure_host(Path("target"), threads=1)
-    assert seen == [cpu_engine_env(os.environ)["MKL_CBWR"]]
-    assert os.environ.get("MKL_CBWR") == before
+    monkeypatch.setattr(subprocess, "run", run)
+    found = host.measure_host(Path("target"), threads=3)
+    assert ran == [(["-m", "benchmarks.serving.host", "target", "3"], cpu_engine_env(os.environ)["MKL_CBWR"])]
+    assert found.threads == 3 and found.cores == host.cores()
+    assert set(found.setting) == set(PROCESSOR) and set(found.metrics) == set(PROCESSOR_METRICS)
+    assert (found.memory_gb_per_s, found.target_ms[CURVE[0]]) == (12.5, 1.5)
+
+
+def test_a_target_that_cannot_be_loaded_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(C2TError, match=r"this processor could not be measured: .*Error"):
+        host.measure_host(tmp_path, threads=1)
+
+
+@pytest.mark.slow
+def test_a_real_target_is_measured() -> None:
+    found = host.measure_host(SHIPPED / "target", threads=1)
+    assert all(value > 0 for value in found.metrics.values())
 
 
 def test_the_triad_counts_three_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
