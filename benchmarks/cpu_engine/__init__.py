@@ -11,17 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SITE = Path(__file__).resolve().parent / "site"
-# MKL's mode in which the same product gives the same bits in every run. It is the faster one where MKL divides a
-# product of few rows among threads badly: on two cores of an AMD EPYC a pass of 3 rows takes half as long by it.
-MKL, REPRODUCIBLE = "MKL_CBWR", "AUTO"
 
 
 def cpu_engine_env(env: Mapping[str, str]) -> dict[str, str]:
     """A copy of `env` in which a child Python process runs SGLang on the CPU with the stub kernels.
 
-    Unless they are set, OMP_NUM_THREADS becomes 1, since with small models more threads only wait for one another;
+    Unless they are set, OMP_NUM_THREADS becomes 1, since with small models more threads only wait for one another, and
     TORCH_COMPILE_DISABLE becomes 1: SGLang compiles its tree drafting with torch.compile, which on a CPU takes a C++
-    compiler and minutes, for nothing; and MKL_CBWR becomes REPRODUCIBLE.
+    compiler and minutes, for nothing.
     """
     path = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(SITE)]
     return {
@@ -29,6 +26,5 @@ def cpu_engine_env(env: Mapping[str, str]) -> dict[str, str]:
         "SGLANG_USE_CPU_ENGINE": "1",
         "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", "1"),
         "TORCH_COMPILE_DISABLE": env.get("TORCH_COMPILE_DISABLE", "1"),
-        MKL: env.get(MKL, REPRODUCIBLE),
         "PYTHONPATH": os.pathsep.join([str(SITE), *path]),
     }

@@ -6,10 +6,8 @@ Both say where a processor changes from waiting for memory to computing, which d
 from __future__ import annotations
 
 import argparse
-import json
+import importlib.util
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.cpu_engine import MKL, REPRODUCIBLE
+from benchmarks.cpu_engine import SITE
 from benchmarks.report.rows import CURVE, MEMORY
 from c2t_plugin.errors import C2TError
 from c2t_plugin.provenance import cpu_model
@@ -81,16 +79,14 @@ def threads_of(options: argparse.Namespace) -> int:
 def measure_host(target: Path, threads: int) -> Host:
     """Measure this machine, on which nothing else may run. target: its directory, loaded in float32.
 
-    In a process of its own, which multiplies as the CPU engine's servers do: MKL reads once how, at its first product.
-    C2TError, in one line, if that process fails.
+    Changes this process's number of threads while it lasts.
     """
-    command = [sys.executable, "-m", "benchmarks.serving.host", str(target), str(threads)]
-    environment = {**os.environ, MKL: os.environ.get(MKL, REPRODUCIBLE)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise C2TError(f"this processor could not be measured: {(done.stderr.splitlines() or ['no message'])[-1]}")
-    speed, curve = json.loads(done.stdout.splitlines()[-1])
-    return Host(cpu_model(), cores(), threads, speed, {int(tokens): ms for tokens, ms in curve.items()})
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return Host(cpu_model(), cores(), threads, triad_gb_per_s(), target_curve(target))
+    finally:
+        torch.set_num_threads(before)
 
 
 def triad_gb_per_s(size: int = TRIAD_BYTES) -> float:
@@ -101,13 +97,15 @@ def triad_gb_per_s(size: int = TRIAD_BYTES) -> float:
 
 
 def target_curve(target: Path) -> dict[int, float]:
-    """Milliseconds of a forward pass of CURVE tokens, the median of several after one that does not count."""
+    """Milliseconds of a forward pass of CURVE tokens, the median of several after one that does not count. Wide weights
+    are packed, as the CPU engine's are."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     # its bar would stand in the middle of the caller's own
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    _pack(model)
     found = {}
     with torch.inference_mode():
         for tokens in CURVE:
@@ -117,12 +115,16 @@ def target_curve(target: Path) -> dict[int, float]:
     return found
 
 
+def _pack(model: torch.nn.Module) -> None:
+    """As the CPU engine does, whose kernels no other process has on its path."""
+    spec = importlib.util.spec_from_file_location("packed_products", SITE / "sgl_kernel" / "linear.py")
+    assert spec is not None and spec.loader is not None
+    kernels = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(kernels)
+    kernels.pack(model)
+
+
 def _seconds(do: Callable[[], object]) -> float:
     start = time.perf_counter()
     do()
     return time.perf_counter() - start
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(int(sys.argv[2]))
-    print(json.dumps([triad_gb_per_s(), target_curve(Path(sys.argv[1]))]))

@@ -3,50 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.cpu_engine import cpu_engine_env
 from benchmarks.pairs.toy import SHIPPED
 from benchmarks.report.rows import CURVE, PROCESSOR, PROCESSOR_METRICS
 from benchmarks.serving import host
 from c2t_plugin.errors import C2TError
 
 
-@pytest.mark.parametrize("before", [None, "AVX2"])
-def test_a_host_says_what_rows_ask_for(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
-    """Measured by a process that multiplies as the CPU engine's servers do."""
-    monkeypatch.delenv("MKL_CBWR", raising=False)
-    if before is not None:
-        monkeypatch.setenv("MKL_CBWR", before)
-    ran: list[tuple[list[str], str]] = []
-
-    def run(command: list[str], env: dict[str, str], **how: object) -> subprocess.CompletedProcess[str]:
-        ran.append((command[1:], env["MKL_CBWR"]))
-        out = json.dumps([12.5, dict.fromkeys(CURVE, 1.5)])
-        return subprocess.CompletedProcess(command, 0, f"a line\n{out}\n", "")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    found = host.measure_host(Path("target"), threads=3)
-    assert ran == [(["-m", "benchmarks.serving.host", "target", "3"], cpu_engine_env(os.environ)["MKL_CBWR"])]
-    assert found.threads == 3 and found.cores == host.cores()
-    assert set(found.setting) == set(PROCESSOR) and set(found.metrics) == set(PROCESSOR_METRICS)
-    assert (found.memory_gb_per_s, found.target_ms[CURVE[0]]) == (12.5, 1.5)
-
-
-def test_a_target_that_cannot_be_loaded_is_said_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(C2TError, match=r"this processor could not be measured: .*Error"):
-        host.measure_host(tmp_path, threads=1)
-
-
-@pytest.mark.slow
-def test_a_real_target_is_measured() -> None:
+def test_a_host_says_what_rows_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "TRIAD_BYTES", 2**20)
+    threads = torch.get_num_threads()
     found = host.measure_host(SHIPPED / "target", threads=1)
+    assert torch.get_num_threads() == threads
+    assert found.threads == 1 and found.cores == host.cores()
+    assert set(found.setting) == set(PROCESSOR) and set(found.metrics) == set(PROCESSOR_METRICS)
     assert all(value > 0 for value in found.metrics.values())
 
 
@@ -74,8 +48,21 @@ def test_the_curve_is_of_passes_of_that_many_tokens(monkeypatch: pytest.MonkeyPa
             seen.append(ids.shape[-1])
 
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda path, dtype: Model())
+    monkeypatch.setattr(host, "_pack", lambda model: seen.append(0))
     assert tuple(host.target_curve(Path("target"))) == CURVE
-    assert seen == [tokens for tokens in CURVE for _ in range(host.REPEATS + 1)]
+    assert seen == [0, *(tokens for tokens in CURVE for _ in range(host.REPEATS + 1))]
+
+
+def test_wide_layers_multiply_as_the_cpu_engines_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(600, 520), torch.nn.Linear(520, 8, bias=False))
+    given = torch.randn(2, 3, 600)
+    with torch.inference_mode():
+        before = model(given)
+        host._pack(model)
+        monkeypatch.setattr("torch.nn.functional.linear", None)
+        assert model[0](given).shape == (2, 3, 520)
+        monkeypatch.undo()
+        torch.testing.assert_close(model(given), before, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("there", "sglang", "vllm"), [(1, 1, 1), (2, 2, 1), (16, 16, 15)])

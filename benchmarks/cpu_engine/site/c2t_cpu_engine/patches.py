@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -32,12 +33,32 @@ def apply() -> None:
     Raises ContractError if SGLang lacks one of the names, which means that this version needs another patch.
     """
     _allow_intel_amx_backend()
+    from sgl_kernel.linear import wide
     from sglang.srt.layers.attention import attention_registry
+    from sglang.srt.layers.quantization import unquant
     from sglang.srt.speculative import eagle_utils
 
     _replace(eagle_utils, _SAMPLED_VERIFICATION)
+    for method in (unquant.UnquantizedLinearMethod, unquant.UnquantizedEmbeddingMethod):
+        method.process_weights_after_loading = _packing(method.process_weights_after_loading, wide)
     _replace(profiler, {"_disable_profiler": _disable_profiler})
     attention_registry.register_attention_backend("intel_amx")(lambda runner: ragged_attention(runner))
+
+
+def _packing(original: Callable[[Any, Any], None], wide: Callable[[Any], bool]) -> Callable[[Any, Any], None]:
+    """Over what SGLang does with a layer's weights once they are loaded: wide ones are multiplied with packed, as its
+    own CPU kernels do it where there are some. Once, however often it is applied."""
+    if getattr(original, "packing", False):
+        return original
+
+    @functools.wraps(original)
+    def process_weights_after_loading(self: Any, layer: Any) -> None:
+        original(self, layer)
+        if wide(layer.weight):
+            layer.use_intel_amx_backend = True
+
+    process_weights_after_loading.packing = True  # type: ignore[attr-defined]
+    return process_weights_after_loading
 
 
 def _disable_profiler() -> object:

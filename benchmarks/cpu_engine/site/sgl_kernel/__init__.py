@@ -5,14 +5,14 @@ argument order, so the stock server, its scheduler, KV pools, draft workers, ver
 It is meant for tests and demonstrations with small models: the results are those of the real ops, the speed is not.
 
 `convert_weight_packed` is left out on purpose. SGLang probes for it, concludes that the packed AMX kernels are absent,
-and takes its native torch path in every layer but attention.
+and takes its native torch path in every layer but attention, and but for wide weights (linear.py).
 """
 
 from ._guard import refuse_unless_asked_for
 
 refuse_unless_asked_for()
 
-from . import attention, murmur  # noqa: E402, F401  (importing them registers torch.ops.sgl_kernel.*)
+from . import attention, murmur, packed  # noqa: E402, F401  (importing them registers torch.ops.sgl_kernel.*)
 from .cache_locs import (  # noqa: E402
     assign_draft_cache_locs_contiguous_cpu,
     assign_extend_cache_locs_cpu,
