@@ -145,10 +145,14 @@ def _every(blocks: Sequence[Sequence[BenchRow]]) -> list[str]:
 
 
 def _either(blocks: Sequence[Sequence[BenchRow]]) -> list[str]:
-    """The same of the faster of both modes, where both were simulated."""
-    both = [rows for rows in blocks if {AUTO, TREE_AUTO} <= {row.arm for row in rows}]
+    """The same of the faster of both modes, at loads where both were simulated."""
+    both = []
+    for rows in blocks:
+        chains, trees = ({load_of(row) for row in rows if row.arm == arm} for arm in (AUTO, TREE_AUTO))
+        both.append([row for row in rows if load_of(row) in chains & trees])
+    known = [rows for rows in both if rows]
     return _compared(
-        both, EITHER, lambda row: row.arm in (AUTO, TREE_AUTO), lambda row: row.arm not in (AUTO, TREE_AUTO)
+        known, EITHER, lambda row: row.arm in (AUTO, TREE_AUTO), lambda row: row.arm not in (AUTO, TREE_AUTO)
     )
 
 

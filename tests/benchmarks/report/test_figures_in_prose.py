@@ -10,6 +10,7 @@ import pytest
 from benchmarks.report.command import RESULTS, ROOT, read_published
 from benchmarks.report.first_screen import Speeds, real_rows, speeds
 from benchmarks.report.rows import BenchRow
+from benchmarks.report.tables import AUTO, TREE_AUTO
 from benchmarks.report.training_tables import DRAFTS, number
 
 LOADS = (1, 4, 16)
@@ -126,3 +127,21 @@ def test_the_page_quotes_what_a_tree_would_gain_at_one_request() -> None:
     gain = tree / tree_ms / (chain / chain_ms) - 1
     said = f"a chain of 3 yields {chain:.2f} tokens in {chain_ms:.0f} ms and a tree of {nodes:.2f} nodes {tree:.2f}"
     assert f"{said} in {tree_ms:.0f}: {100 * gain:.0f}% more" in vllm_page()
+
+
+def test_the_page_quotes_what_trees_and_chains_are_worth() -> None:
+    _, rows = read_published(RESULTS)
+    on = {"gpu": "L40", "target": "llama-3.1-8b", "draft": "eagle3", "context": 512}
+    found: dict[str, dict[int, float]] = {"tree": {}, "chain": {}, "other": {}}
+    newest = max((row for row in rows if row.arm == TREE_AUTO), key=lambda row: row.run["utc"]).run
+    for row in rows:
+        ratio = row.metrics.get("ratio_to_plain")
+        if row.run != newest or ratio is None or on.items() - row.setting.items():
+            continue
+        way = {TREE_AUTO: "tree", AUTO: "chain"}.get(row.arm, "other")
+        load = row.setting["requests_in_flight"]
+        found[way][load] = max(ratio, found[way].get(load, 0.0))
+    text = (ROOT / "docs/trees.md").read_text(encoding="utf-8")
+    names = {"tree": "`--speculative-c2t-mode tree`", "chain": "chains, as it comes", "other": "the best other way"}
+    for way, name in names.items():
+        assert f"| {name} | {' | '.join(f'{ratio:.2f}' for _, ratio in sorted(found[way].items()))} |" in text
