@@ -110,6 +110,10 @@ def complete(worker: Any, config: C2TConfig) -> Any:
 
         parts.lagged = lagged.start(config, packing, parts.scorer, worker.req_to_token_pool.size, planner)
     parts.configuration["rows"] = "sync" if parts.lagged is None else LAGGED
+    if ranks.apart():
+        from c2t_plugin.engines.sglang import dp_attention
+
+        parts.together = dp_attention.start(worker, config)
     controller: Any
     if planner is not None and planner.depths:
         # elsewhere a depth has graphs of its own
