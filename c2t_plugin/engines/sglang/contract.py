@@ -358,8 +358,6 @@ srt/speculative/eagle_worker_v2.py
     self.activate_step_by_batch(batch.seq_lens.shape[0])
 srt/speculative/eagle_info.py
   EagleVerifyInput: draft_token, positions, custom_mask, draft_token_num
-srt/speculative/ragged_verify.py
-  build_capture_verify_lens(num_tokens, num_slots, num_draft_tokens)
 srt/layers/moe/utils.py
   get_moe_a2a_backend
 srt/utils/common.py

@@ -23,7 +23,6 @@ import torch
 from sglang.srt.layers.moe.utils import get_moe_a2a_backend
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.runtime_context import get_parallel
-from sglang.srt.speculative.ragged_verify import build_capture_verify_lens
 from sglang.srt.utils.common import require_mlp_tp_gather
 
 from c2t_plugin.engines.sglang.patches import CAN_RUN_GRAPH, PATCHES, TARGET_FORWARD
@@ -82,22 +81,22 @@ class OneTier(PackedVerify):
     def _nobodys(self, idle: Any, uniform: Any) -> Any:
         """The forward batch of a rank without requests. idle: the scheduler's batch of it. uniform: SGLang's own of
         that."""
-        rows, width, device = self.tier, idle.spec_info.draft_token_num, idle.seq_lens.device
+        rows, device = self.tier, idle.seq_lens.device
         assert rows is not None
         slots = self._graphs()._ragged_capture_slots(rows)
-        each = build_capture_verify_lens(num_tokens=rows, num_slots=slots, num_draft_tokens=width)
-        lengths = torch.tensor(each, dtype=torch.int32)
-        starts = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        # made on the device, so that nobody waits for it
+        places = torch.arange(slots + 1, dtype=torch.int32, device=device)
+        starts = places * (rows // slots) + places.clamp(max=rows % slots)
+        tokens, positions, cache = torch.zeros(3, rows, dtype=torch.int64, device=device)
         own, made = copy.copy(idle.spec_info), copy.copy(idle)
-        nobody = torch.zeros(rows, dtype=torch.int64, device=device)
-        own.draft_token, own.positions, own.custom_mask = nobody, nobody, None
-        own.ragged_verify_layout = layout_of(lengths.to(device), starts.to(device), rows)
-        ones = torch.ones(slots, dtype=torch.int64)
-        made.spec_info, made.input_ids, made.out_cache_loc = own, nobody, nobody
-        made.seq_lens_cpu, made.seq_lens, made.seq_lens_sum = ones, ones.to(device), slots
+        own.draft_token, own.positions, own.custom_mask = tokens, positions, None
+        own.ragged_verify_layout = layout_of(starts.diff(), starts, rows)
+        made.spec_info, made.input_ids, made.out_cache_loc = own, tokens, cache
+        made.seq_lens_cpu, made.seq_lens_sum = torch.ones(slots, dtype=torch.int64), slots
+        made.seq_lens = torch.ones(slots, dtype=torch.int64, device=device)
         made.orig_seq_lens, made.req_pool_indices = made.seq_lens.int(), torch.zeros_like(made.seq_lens)
         made.forward_mode, made.multimodal_inputs = ForwardMode.TARGET_VERIFY, [None] * slots
-        axes = {} if uniform.mrope_positions is None else {"spec_mrope_positions": nobody.expand(3, -1)}
+        axes = {} if uniform.mrope_positions is None else {"spec_mrope_positions": positions.expand(3, -1)}
         return ForwardBatch.init_new(
             made,
             self.target_worker.model_runner,
