@@ -58,7 +58,8 @@ def listed(text: str) -> tuple[EngineSymbol, ...]:
 def symbols_of(engine: str) -> tuple[EngineSymbol, ...]:
     """Everything that any part of an engine's adapter relies on."""
     contract = importlib.import_module(f"c2t_plugin.engines.{engine}.contract")
-    found: tuple[EngineSymbol, ...] = contract.SYMBOLS + getattr(contract, "TREE_SYMBOLS", ())
+    further = (getattr(contract, name, ()) for name in ("TREE_SYMBOLS", "DP_SYMBOLS"))
+    found: tuple[EngineSymbol, ...] = sum(further, contract.SYMBOLS)
     return found
 
 

@@ -43,6 +43,8 @@ class Pace:
         # size of the batch and depth of the step at hand
         self._kind: tuple[int, int] | None = None
         self._alike, self._broken = 0, False
+        # of the step before: its kind, and how many of that kind it was the last of
+        self._last: tuple[tuple[int, int] | None, int] = None, 0
         self._began = 0.0
         self._requests = self._passes = self._rows = 0
 
@@ -59,6 +61,7 @@ class Pace:
             self._note(Step(took, requests, self._kind[1], self._rows, self._passes))
         if requests != self._requests:
             self._alike = -1
+        self._last = self._kind, self._alike
         self._began, self._requests, self._rows, self._broken = now, requests, 0, False
         return took
 
@@ -68,10 +71,10 @@ class Pace:
         self._new[size] = self._new.get(size, 0) + 1
 
     def drafts(self, depth: int, passes: int) -> None:
-        """How deep the step that has begun drafts, and in how many draft passes."""
-        kind = (size_of(self._requests), depth)
-        self._alike = self._alike + 1 if kind == self._kind else 0
-        self._kind, self._passes = kind, passes
+        """How deep the step that has begun drafts, and in how many draft passes. What is said last holds."""
+        self._kind, self._passes = (size_of(self._requests), depth), passes
+        last, alike = self._last
+        self._alike = alike + 1 if self._kind == last else 0
 
     def verifies(self, rows: int) -> None:
         """How many tokens the target's pass of that step has."""

@@ -71,6 +71,11 @@ class CostProfile:
         self._kind, self._cycle = (size, length), (size, (done - WARM_UP) // len(self.lengths))
         return length
 
+    def skip(self) -> None:
+        """The step at hand has another length than it was to have: that one is asked for again."""
+        self._steps[self._kind[0]] -= 1
+        self._measuring = False
+
     @property
     def steps_per_size(self) -> int:
         """Steps until a size of batch is known."""

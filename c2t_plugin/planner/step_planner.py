@@ -253,6 +253,17 @@ class StepPlanner:
         if self._pace is not None:
             self._pace.drafts(depth, draft_passes(depth))
 
+    def follow(self, depth: int) -> None:
+        """The step at hand drafts so deep, whatever `begin` said: another planner decides for this one too."""
+        if depth == self.depth:
+            return
+        if self._forced is not None and self._profile is not None:
+            self._profile.skip()
+            self._forced = None
+        if self._planner is not None:
+            self._planner.probing = False
+        self.ended(depth)
+
     def plan_rows(self, requests: int) -> int | None:
         """Rows of the target's pass of the step at hand, by steps before; None where its own confidences decide.
 

@@ -189,8 +189,11 @@ srt/speculative/standalone_worker_v2.py
   StandaloneDraftWorker.alloc_memory_pool(req_to_token_pool)
   StandaloneWorkerV2.__init__(server_args)
     = StandaloneDraftWorker(
+srt/layers/dp_attention.py
+  is_dp_attention_enabled
 srt/distributed/parallel_state.py
   get_tp_group
+  get_attn_tp_group
   GroupCoordinator.broadcast(input_, src)
   GroupCoordinator: rank_in_group
 srt/managers/schedule_batch.py
@@ -336,6 +339,34 @@ srt/layers/attention/intel_amx_backend.py
 srt/mem_cache/memory_pool.py
   MHATokenToKVPool
   MLATokenToKVPool
+""")
+
+# What DP attention needs further, checked when it is selected.
+SUPPORTED_DP = f"{SUPPORTED} for DP attention"
+
+DP_SYMBOLS: tuple[EngineSymbol, ...] = listed("""
+srt/managers/scheduler.py
+  Scheduler.get_next_batch_to_run
+    need_mlp_sync = new_batch is None
+srt/managers/scheduler_components/dp_attn.py
+  _update_gather_batch
+    batch.is_extend_in_batch = mlp_sync_info.is_extend_in_batch
+  SchedulerDPAttnAdapter: get_idle_batch
+srt/speculative/eagle_worker_v2.py
+  EAGLEWorkerV2.forward_batch_generation(batch)
+    if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+    self.activate_step_by_batch(batch.seq_lens.shape[0])
+srt/speculative/eagle_info.py
+  EagleVerifyInput: draft_token, positions, custom_mask, draft_token_num
+srt/layers/moe/utils.py
+  get_moe_a2a_backend
+srt/utils/common.py
+  require_mlp_tp_gather
+srt/runtime_context.py
+  get_parallel
+srt/model_executor/cuda_graph_buffer_registry.py
+  build_decode_registry
+    buf.fill_(ctx.padded_num_tokens)
 """)
 
 

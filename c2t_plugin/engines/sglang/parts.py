@@ -14,6 +14,7 @@ from c2t_plugin.planner.step_planner import StepPlanner
 
 if TYPE_CHECKING:
     from c2t_plugin.engines.sglang.behind import Behind
+    from c2t_plugin.engines.sglang.dp_attention import Together
     from c2t_plugin.engines.sglang.verify.lagged import LaggedRows, PlannedRows
     from c2t_plugin.engines.sglang.verify.packing import PackedVerify
     from c2t_plugin.engines.sglang.verify.windows import Windows
@@ -41,8 +42,8 @@ class Parts:
 
     Known once the target has attention backends: packing, None where the uniform window is verified; lagged, its rows
     by earlier steps; windows, uniform ones of several widths; end_draft, which ends the draft at hand at a depth, None
-    where it is drafted as deep as it was begun; behind, None where the draft reads every plain step at once; untaught,
-    None but while SGLang handles a result.
+    where it is drafted as deep as it was begun; behind, None where the draft reads every plain step at once; together,
+    what ranks with requests of their own agree on; untaught, None but while SGLang handles a result.
     """
 
     scorer: Scorer
@@ -55,6 +56,7 @@ class Parts:
     windows: Windows | None = None
     end_draft: Callable[[int], None] | None = None
     behind: Behind | None = None
+    together: Together | None = None
     untaught: Untaught | None = None
 
     def timed(self, part: str, count: Callable[[], int]) -> contextlib.AbstractContextManager[None]:

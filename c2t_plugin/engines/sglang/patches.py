@@ -79,6 +79,11 @@ TARGET_FORWARD = Patch(
     why="the target's pass gets packed rows, and its output is put back into the window",
     until=_BLOCK,
 )
+CAN_RUN_GRAPH = Patch(
+    f"{_RUNNER}.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.can_run_graph",
+    why="an idle rank under DP attention takes the others' packed rows, not the graph of a uniform window",
+    until=_BLOCK,
+)
 STEP_DEPTH = Patch(
     f"{_SPEC}.eagle_worker_v2:EAGLEWorkerV2.speculative_num_steps",
     why="0.5.17 shapes log probabilities by the worker's depth, which a narrower window's is not",
@@ -228,6 +233,7 @@ PATCHES = Table(
         EXTEND_GRAPH,
         BUILD_VERIFY_INPUT,
         TARGET_FORWARD,
+        CAN_RUN_GRAPH,
         STEP_DEPTH,
     ),
     hooks=(_hook, _unhook),

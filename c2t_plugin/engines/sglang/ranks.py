@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from sglang.srt.distributed import get_tp_group
+from sglang.srt.distributed.parallel_state import get_attn_tp_group
+from sglang.srt.layers.dp_attention import is_dp_attention_enabled
 from torch import Tensor
+
+# Whether ranks have requests of their own: DP attention.
+apart = is_dp_attention_enabled
+
+
+def _peers() -> Any:
+    """Those that have the same requests; what the others agree on: dp_attention.py."""
+    return get_attn_tp_group() if apart() else get_tp_group()
 
 
 def alone() -> bool:
     """Whether there is one rank only."""
-    return bool(get_tp_group().world_size == 1)
+    return bool(get_tp_group().world_size == 1) and not apart()
 
 
 def leads() -> bool:
-    """Whether this is the rank that reports and records."""
-    return bool(get_tp_group().rank_in_group == 0)
+    """Whether this is the rank that reports and records its requests."""
+    return bool(_peers().rank_in_group == 0)
 
 
 def agree(tensor: Tensor) -> Tensor:
     """The first rank's values: a different cut or tree would desynchronise the others."""
-    return tensor if alone() else get_tp_group().broadcast(tensor, src=0)
+    peers = _peers()
+    return tensor if peers.world_size == 1 else peers.broadcast(tensor, src=0)
 
 
 def agree_on(number: int, device: torch.device | str) -> int:
     """The first rank's number. Waits for the device where there are several ranks."""
-    return number if alone() else int(agree(torch.tensor([number], dtype=torch.int32, device=device)))
+    return number if _peers().world_size == 1 else int(agree(torch.tensor([number], dtype=torch.int32, device=device)))
 
 
 def all_hold(here: bool) -> bool:

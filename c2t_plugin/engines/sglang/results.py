@@ -6,10 +6,9 @@ Nothing here waits for the device: tensors travel with the copy that SGLang make
 from __future__ import annotations
 
 import functools
-import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,9 +17,6 @@ from c2t_plugin.engines.sglang.metrics import RequestCounts
 from c2t_plugin.engines.sglang.parts import Parts, Untaught
 from c2t_plugin.engines.sglang.requests import KEY
 from c2t_plugin.engines.sglang.step import Step, attach, record_of, step_of
-
-if TYPE_CHECKING:
-    from c2t_plugin.traces.recorder import TraceRecorder
 
 
 def with_step(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,11 +70,9 @@ def count(parts: Parts, reqs: Sequence[Any], result: Any, step: Step) -> None:
             record.counts = RequestCounts(tiers=Counter() if parts.configuration["request_tiers"] == ON else None)
         record.counts.add(length, step.rows, step.depth, asked, step.seconds, hits)
     if parts.recorder is not None and step.drafted is not None:
-        with parts.recorder.guarding():
-            for row in running:
-                if number := record_of(reqs[row]).trace:
-                    stats, tokens = step.drafted.stats[row], step.drafted.tokens[row].tolist()
-                    parts.recorder.add(number, len(reqs[row].output_ids) - 1, stats, tokens)
+        from c2t_plugin.engines.sglang import recording
+
+        recording.add(parts.recorder, {row: reqs[row] for row in running}, step.drafted)
 
 
 def _teaches(req: Any) -> bool:
@@ -134,7 +128,10 @@ def finishing(original: Callable[..., Any]) -> Callable[..., Any]:
     def process_batch_result(self: Any, batch: Any, result: Any) -> Any:
         settled = original(self, batch, result)
         _teach(self.draft_worker.c2t)
-        finish(self.draft_worker.c2t.recorder, batch.reqs)
+        if (recorder := self.draft_worker.c2t.recorder) is not None:
+            from c2t_plugin.engines.sglang import recording
+
+            recording.finish(recorder, batch.reqs)
         return settled
 
     return process_batch_result
@@ -151,26 +148,3 @@ def read_by_the_draft(original: Callable[..., Any]) -> Callable[..., Any]:
         return owned if missed is None else max(owned - len(missed.rows), min(owned, self.kv.cache_protected_len))
 
     return owned_kv_len
-
-
-def any_chosen(reqs: Sequence[Any], recorder: TraceRecorder) -> bool:
-    """Whether a request of the batch belongs to the recorded share; each is decided on once."""
-    records = [record_of(req) for req in reqs]
-    with recorder.guarding():
-        for req, record in zip(reqs, records, strict=True):
-            if record.trace is None:
-                record.trace = recorder.admit(req.rid)
-                # one that is aborted while it waits never comes to `finish`
-                weakref.finalize(record, recorder.forget, record.trace).atexit = False
-    return any(record.trace for record in records)
-
-
-def finish(recorder: TraceRecorder | None, reqs: Sequence[Any]) -> None:
-    """Hand over the texts of the recorded requests that have ended: in a decode step, or in a prefill that others'
-    chunks or a retraction brought them into."""
-    if recorder is None:
-        return
-    with recorder.guarding():
-        for req in reqs:
-            if (number := record_of(req).trace) and req.finished():
-                recorder.finish(number, req.origin_input_ids, req.output_ids)

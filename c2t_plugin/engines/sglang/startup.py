@@ -24,15 +24,8 @@ from c2t_plugin.planner.step_planner import StepPlanner
 
 if TYPE_CHECKING:
     from c2t_plugin.engines.sglang.parts import Scorer
-    from c2t_plugin.planner.network import Network
-    from c2t_plugin.planner.network_learner import NetworkLearner
 
 logger = logging.getLogger(__name__)
-
-_RUST = (
-    "SGLang's Rust front end carries a request's own settings on /generate alone, where bad ones are ignored and not "
-    "refused; it has no /set_internal_state and answers without meta_info.c2t"
-)
 
 
 def prepare(
@@ -63,22 +56,9 @@ def prepare(
     d_max = scorer.d_max
     exporter = recorder = None
     if leads and config.trace_dir is not None:
-        from c2t_plugin.engines.served_traces import start_recorder
+        from c2t_plugin.engines.sglang import recording
 
-        recorder = start_recorder(
-            config.trace_dir,
-            config.trace_share,
-            config.trace_limit,
-            config.trace_precision,
-            command="sglang.launch_server",
-            base=kind,
-            target=server_args.model_path,
-            draft=draft or server_args.model_path,
-            # a draft that the target carries comes with it
-            revision=revision if draft else getattr(server_args, "revision", None),
-            top_m=spec.top_m,
-            d_max=d_max,
-        )
+        recorder = recording.start(config, server_args, kind, top_m=spec.top_m, d_max=d_max)
     if leads and server_args.enable_metrics:
         # 0.5.23 leaves the record as it was written, and resolves the name elsewhere
         exporter = Exporter({"model_name": server_args.served_model_name or server_args.model_path})
@@ -95,16 +75,14 @@ def prepare(
     }
     _log(configuration, scorer.shape)
     if leads and envs.SGLANG_RUST_SERVER.get():
-        logger.warning("C2T: %s", _RUST)
+        from c2t_plugin.engines.sglang.unplugged import RUST
+
+        logger.warning("C2T: %s", RUST)
     if config.learn in (CALIBRATE, NETWORK) and leads:
         from c2t_plugin.engines import learning
 
         learning.warn_unless_learnt(config, learning.unfit(scorer.beta.device.type, alone=alone))
-    planner = (
-        _planner(server_args, base, config, scorer, classifier, most=most, leads=leads, alone=alone)
-        if config.planned
-        else None
-    )
+    planner = _planner(server_args, base, config, scorer, classifier, most=most, leads=leads, alone=alone)
     if planner is not None and planner.learns and exporter is not None:
         planner.listeners.append(functools.partial(publish_learnt, exporter))
     # Kernels of other devices run when they have time, some of them out of a graph: the host's clock knows nothing.
@@ -124,15 +102,18 @@ def complete(worker: Any, config: C2TConfig) -> Any:
 
     parts, planner = worker.c2t, worker.c2t.planner
     packing = parts.packing = choice.start(config, worker.server_args, worker.target_worker)
-    parts.configuration["attention"] = getattr(
-        choice.verifier(worker.target_worker.model_runner.attn_backend), "c2t_kernel", "stock"
-    )
+    verifier = choice.verifier(worker.target_worker.model_runner.attn_backend)
+    parts.configuration["attention"] = getattr(verifier, "c2t_kernel", "stock")
     parts.configuration["packing"] = "off" if packing is None else packing.backend
     if config.mode == "chain":
         from c2t_plugin.engines.sglang.verify import lagged
 
         parts.lagged = lagged.start(config, packing, parts.scorer, worker.req_to_token_pool.size, planner)
     parts.configuration["rows"] = "sync" if parts.lagged is None else LAGGED
+    if ranks.apart():
+        from c2t_plugin.engines.sglang import dp_attention
+
+        parts.together = dp_attention.start(worker, config)
     controller: Any
     if planner is not None and planner.depths:
         # elsewhere a depth has graphs of its own
@@ -177,7 +158,9 @@ def _planner(
     most: int,
     leads: bool,
     alone: bool,
-) -> StepPlanner:
+) -> StepPlanner | None:
+    if not config.planned:
+        return None
     learns = config.learn != OFF and config.mode == "chain"
     if learns and getattr(server_args, "enable_deterministic_inference", False):
         logger.warning("C2T: learns nothing: enable_deterministic_inference, and what is learnt is other requests'")
@@ -198,25 +181,17 @@ def _planner(
     from c2t_plugin.engines import learning
 
     pair = pair_of(server_args, base)
+    learner: Any
     if learning.trains(config, scorer.beta.device.type, alone=alone):
-        network = learning.network(config, classifier, scorer.d_max, pair)
-        planner = StepPlanner(curve, path, **shape, calibration=network)
-        _follow(scorer, network)
+        learner = learning.network(config, classifier, scorer.d_max, pair)
+        # chains are scored by the network in force, now and later
+        learner.follow(lambda new: scorer.take([torch.from_numpy(each) for each in new]))  # type: ignore[union-attr]
     else:
-        found = learning.calibration(config, classifier, scorer.d_max, pair)
-        planner = StepPlanner(curve, path, **shape, calibration=found)
+        learner = learning.calibration(config, classifier, scorer.d_max, pair)
+    planner = StepPlanner(curve, path, **shape, calibration=learner)
     if leads:
         learning.report(planner, config.learned, classifier, pair)
     return planner
-
-
-def _follow(scorer: Scorer, learner: NetworkLearner) -> None:
-    """Have chains scored by the network in force, now and later."""
-
-    def take(network: Network) -> None:
-        scorer.take([torch.from_numpy(each) for each in network])  # type: ignore[union-attr]
-
-    learner.follow(take)
 
 
 def pair_of(server_args: Any, base: str) -> Callable[[], dict[str, Any]]:
@@ -238,14 +213,11 @@ def _log(found: dict[str, Any], shape: str) -> None:
     rule = f", policy {found['policy']}" if found["mode"] == "tree" else ""
     beta = "" if found["beta"] is None else f", beta {found['beta']}"
     beta += "" if found["planner"] == OFF else f", planner {found['planner']}"
+    said = f"C2T: base {found['base']}, {shape}{rule}{beta}"
     if found["policy"] != "c2t":
-        logger.info("C2T: base %s, %s%s%s", found["base"], shape, rule, beta)
+        logger.info("%s", said)
         return
-    logger.info(
-        "C2T: base %s, %s%s%s, classifier %s (%s; features %s, top-M %d)",
-        *(found["base"], shape, rule, beta, found["classifier"], found["classifier_origin"]),
-        ", ".join(found["features"]),
-        found["top_m"],
-    )
+    features = f"features {', '.join(found['features'])}, top-M {found['top_m']}"
+    logger.info("%s, classifier %s (%s; %s)", said, found["classifier"], found["classifier_origin"], features)
     if found["classifier_origin"].startswith("shipped"):
         logger.warning("C2T: this classifier was fitted on another pair; fit your own: c2t collect, then c2t fit")

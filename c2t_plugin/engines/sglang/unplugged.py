@@ -1,4 +1,4 @@
-"""Processes into which SGLang loads no plugins: its extra tokenizer workers and the actors of Ray."""
+"""Processes into which SGLang loads no plugins: extra tokenizer workers, Ray's actors, its Rust front end."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ APP_BY_VARIABLE = EngineSymbol(
     "srt/entrypoints/http_server.py",
     "_setup_and_run_http_server",
     contains=(f"app_path = envs.{APP_VARIABLE}.get()", "uvicorn.run(app_path"),
+)
+
+RUST = (
+    "SGLang's Rust front end carries a request's own settings on /generate alone, where bad ones are ignored and not "
+    "refused; it has no /set_internal_state and answers without meta_info.c2t"
 )
 
 

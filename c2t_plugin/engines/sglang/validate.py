@@ -22,10 +22,6 @@ DEFAULT_STEPS = 6
 
 # Where SGLang 0.5.23 is in the way, and what would change that.
 _LORA = "SGLang serves LoRA with its built-in speculative algorithms only (arg_groups/lora_hook.py:253 of 0.5.23)"
-_DP = (
-    "ranks that attend to different requests do not agree on a cut yet (speculative/spec_info.py:474 of SGLang 0.5.23 "
-    "counts rows by one width; SGLang 35898, open, has ranks agree on a depth)"
-)
 
 # Field of the argument record, when it is in the way, flag to name, why.
 _REFUSED: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
@@ -46,8 +42,6 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ("enable_lora", bool, "--enable-lora", _LORA),
     ("lora_paths", bool, "--lora-paths", _LORA),
     ("pp_size", lambda size: (size or 1) > 1, "--pp-size above 1", "stages would need the cut relayed"),
-    ("enable_dp_attention", bool, "--enable-dp-attention", _DP),
-    ("attn_dp_size", lambda size: (size or 1) > 1, "--attn-dp-size above 1", _DP),
     (
         "enable_two_batch_overlap",
         bool,
@@ -89,6 +83,7 @@ def _resolve(server_args: Any) -> None:
     base = _base(server_args, config)
     _refuse(server_args)
     _check_disaggregation(server_args, base, config)
+    _check_dp_attention(server_args, base, config)
     unplugged.reach(server_args)
     checkpoints.check_vocabulary(server_args, base)
     checkpoints.check_draft_loop(server_args, base)
@@ -136,6 +131,15 @@ def _check_disaggregation(server_args: Any, base: str, config: C2TConfig) -> Non
     ):
         if unfit:
             raise ConfigError(f"--disaggregation-mode {mode} cannot be combined with {found}: {reason}; leave it out")
+
+
+def _check_dp_attention(server_args: Any, base: str, config: C2TConfig) -> None:
+    # SGLang 0.5.23 has turned the older spelling, whose width is dp_size, into the newer one by now
+    older = getattr(server_args, "dp_size", None) if getattr(server_args, "enable_dp_attention", False) else 1
+    if max(older or 1, getattr(server_args, "attn_dp_size", None) or 1) > 1:
+        from c2t_plugin.engines.sglang import dp_attention
+
+        dp_attention.check(server_args, base, config)
 
 
 def _check_curve(config: C2TConfig) -> None:

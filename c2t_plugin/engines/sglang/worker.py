@@ -70,6 +70,8 @@ class StepMixin(_StockWorker):
     _draft_worker: Any
     adaptive_controller: Any
     _reqs: Sequence[Any] = ()
+    # of this rank, those of prefills and without a request too
+    steps = 0
 
     def __init__(self, *positional: Any, **keyword: Any) -> None:
         with PATCHES.during(*self._draft_class):
@@ -94,14 +96,16 @@ class StepMixin(_StockWorker):
 
     def forward_batch_generation(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
         """A prefill, or a step, of which SGLang calls the parts that follow."""
-        self._reqs = batch.reqs
+        self._reqs, self.steps = batch.reqs, self.steps + 1
         if self.c2t.planner is not None and not batch.forward_mode.is_decode():
             self.c2t.planner.interrupt()
         prebuilt.take_over(self.speculative_algorithm, self.c2t, self.device)
         return super().forward_batch_generation(batch, *positional, **keyword)
 
     def activate_step_by_batch(self, batch_size: int) -> None:
-        if isinstance(self.adaptive_controller, DepthSwitch) and batch_size:
+        if self.c2t.together is not None:
+            self.c2t.together.begin(self, self._reqs)
+        elif isinstance(self.adaptive_controller, DepthSwitch) and batch_size:
             self.adaptive_controller.switch(self.planned_depth(self._reqs))
             self.plan_rows(len(self._reqs))
 
@@ -112,8 +116,10 @@ class StepMixin(_StockWorker):
         # Recorded chains are whole. So are those of requests with a threshold of their own, among themselves: they
         # deepen no neighbour's draft.
         whole = parts.recorder is not None or (all(record_of(req).own_beta for req in reqs) and not parts.scorer.lower)
-        parts.planner.depth = ranks.agree_on(parts.planner.begin(len(reqs), whole, limits_of(parts, reqs)), self.device)
-        return parts.planner.depth
+        depth = parts.planner.begin(len(reqs), whole, limits_of(parts, reqs))
+        if parts.together is None:
+            depth = parts.planner.depth = ranks.agree_on(depth, self.device)
+        return depth
 
     def plan_rows(self, requests: int) -> None:
         """Have the planner choose the rows of this step's target pass, once its depth is in force."""
@@ -142,7 +148,8 @@ class StepMixin(_StockWorker):
     def verify(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
         step, parts = step_of(batch.spec_info), self.c2t
         if step is None:
-            return super().verify(batch, *positional, **keyword)
+            with contextlib.nullcontext() if parts.together is None else parts.together.idling(batch):
+                return super().verify(batch, *positional, **keyword)
         packing, window = parts.packing, batch.spec_info.draft_token.numel()
         computed = (lambda: window) if packing is None else (lambda: packing.rows)
         packed = contextlib.nullcontext() if packing is None else packing.verifying(batch, step)
@@ -202,7 +209,9 @@ class DraftMixin(_StockDraftWorker):
 
     def _draft_extend_for_decode(self, batch: Any, result: Any, *positional: Any, **keyword: Any) -> None:
         behind = self.c2t.behind
-        if behind is not None and not self.speculative_num_steps and not batch.forward_mode.is_idle():
+        if batch.forward_mode.is_idle():
+            return super()._draft_extend_for_decode(batch, result, *positional, **keyword)
+        if behind is not None and not self.speculative_num_steps:
             behind.skip(batch, result)
             if behind.full:
                 self._catch_up(batch, result.next_draft_input, ended=True)

@@ -64,6 +64,21 @@ def test_the_newest_steps_count(clock: Clock):
     assert known(pace) == pytest.approx(5.0, rel=0.02)
 
 
+@pytest.mark.parametrize("said", [(2,), (4, 2), (2, 4, 2)])
+def test_the_depth_that_was_said_last_is_a_steps(clock: Clock, said: tuple[int, ...]):
+    """On a GPU the first step of a kind does not count; the second and third do, whatever was planned before."""
+    pace = Pace(settled=1, clock=clock)
+    for seconds in (90.0, 3.0, 3.0, 3.0):
+        pace.begin(1)
+        for depth in said:
+            pace.drafts(depth, max(0, depth - 1))
+        pace.verifies(3)
+        clock.now += seconds
+    pace.begin(1)
+    assert pace.state() == {"1": {"2": 3.0}}
+    assert known(pace) == pytest.approx(3.0, rel=0.02)
+
+
 @pytest.mark.parametrize("what", ["prefill", "another batch", "no target pass"])
 def test_what_lies_between_other_steps_is_no_step(clock: Clock, what: str):
     pace = Pace(clock=clock)

@@ -54,6 +54,23 @@ def test_every_length_is_measured_and_then_nothing(machine: Machine):
     assert machine.waits == 2 * (3 * len(measured) - REPEATS)
 
 
+def test_a_length_that_a_step_did_not_have_is_asked_for_again(machine: Machine):
+    for _ in range(WARM_UP + 1):
+        machine.step(1)
+    before = machine.waits
+    assert [machine.profile.length(1) for _ in range(1)] == [LENGTHS[WARM_UP + 1]]
+    machine.profile.skip()
+    with machine.profile.timed("verify", lambda: 1):
+        machine.now += 99.0
+    assert machine.waits == before
+    for _ in range(machine.profile.steps_per_size - WARM_UP - 1):
+        machine.step(1)
+    measured = machine.lengths[WARM_UP:]
+    assert sorted(measured) == sorted(list(LENGTHS) * REPEATS)
+    found = machine.profile.curve()
+    assert found is not None and max(seconds for _, seconds in found.verify) < 9.0
+
+
 def test_the_curve_is_the_machines(machine: Machine):
     for requests in (1, 2, 4, 8):
         for _ in range(machine.profile.steps_per_size):

@@ -245,6 +245,9 @@ def test_where_it_cannot_be_done_each_step_is_read(
     assert reason in found and bool(reason) == bool(found)
     monkeypatch.setattr(contract, "missing_for_plain_steps", lambda: ["Req.owned_kv_len (not found)"])
     assert "owned_kv_len" in behind._reason(server_args, draft)
+    monkeypatch.setattr(contract, "missing_for_plain_steps", list)
+    monkeypatch.setattr("c2t_plugin.engines.sglang.ranks.apart", lambda: True)
+    assert bool(reason) or behind._reason(server_args, draft).startswith("DP attention")
 
 
 def test_the_installed_release_has_what_it_takes(tmp_path: Path):

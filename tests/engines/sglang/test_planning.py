@@ -116,6 +116,35 @@ def test_every_depth_is_tried_while_it_measures(own: list[OwnLimits], scorer: Ch
     assert planner.state()["curve"]
 
 
+def test_a_step_that_another_planner_decides_is_measured_if_it_is_what_was_to_be(scorer: ChainScorer):
+    planner, depths = planner_of(scorer, None), []
+    while planner.curve is None and len(depths) < 99:
+        wanted = planner.begin(ROWS)
+        # every other step is as deep as can be
+        depths.append(wanted if len(depths) % 2 else D_MAX)
+        planner.follow(depths[-1])
+        assert planner.depth == depths[-1] == planner.state()["depth"]
+        for part in ("draft", "verify", "draft_extend"):
+            with planner.timed(part, lambda: ROWS):
+                pass
+        scorer.drafted(depths[-1])
+        assert decide(planner, scorer) == [depths[-1]] * ROWS
+    # those that were not, are asked for again, but where it would have drafted so deep itself
+    assert WARM_UP + REPEATS * len(DEPTHS) < len(depths) < 2 * (WARM_UP + REPEATS * len(DEPTHS))
+
+
+def test_a_probe_that_another_planner_takes_the_place_of_is_none(scorer: ChainScorer):
+    planner = planner_of(scorer, NO_DRAFTS)
+    observe(planner, scorer)
+    assert planner._planner is not None
+    while not planner._planner.probing:
+        assert planner.begin(ROWS) == 0 or planner._planner.probing
+    planner.follow(D_MAX)
+    scorer.drafted(D_MAX)
+    # a probe verifies all
+    assert decide(planner, scorer) == [0] * ROWS
+
+
 def test_drafting_ends_where_it_loses_and_returns_where_it_wins(scorer: ChainScorer):
     planner = planner_of(scorer)
     observe(planner, scorer)

@@ -201,8 +201,6 @@ def test_a_target_that_carries_its_draft_is_eagle():
         ({"use_ray": True}, "--use-ray cannot be combined with C2T: .*/ray-actors.patch"),
         ({"watermark_config": "{}"}, "--watermark-config"),
         ({"enable_unified_memory": True}, "--enable-unified-memory"),
-        ({"enable_dp_attention": True}, "--enable-dp-attention .*SGLang 35898, open"),
-        ({"attn_dp_size": 2}, "--attn-dp-size above 1"),
         ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk is 4"),
         ({"speculative_num_steps": 0}, "--speculative-num-steps is 0"),
         ({"speculative_num_steps": 4, "speculative_num_draft_tokens": 9}, "--speculative-num-draft-tokens is 9"),
@@ -218,6 +216,57 @@ def test_flags_that_cannot_work_with_c2t(pair: types.SimpleNamespace, changes: d
     else:
         with pytest.raises(C2TError, match=message):
             validate.validate(server_args)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({}, {"mode": "tree"}, "trees: .* use chains$"),
+        ({}, {"beta": "0.3"}, "beta 0.3: .* let a planner choose, or set beta 0$"),
+        ({}, {"planner": "off"}, "no planner: .* or set beta 0$"),
+        ({"speculative_algorithm": "C2T"}, {}, r"a stand-alone draft: .*speculative_hook\.py:1078"),
+        ({}, {"packing": "cpu"}, "--speculative-c2t-packing cpu: .* captured graph; leave it out$"),
+        ({}, {"packing": "fa3", "rows": "sync"}, "--speculative-c2t-packing fa3: .* leave rows sync out"),
+        ({}, {"packing": "fa3", "beta": "0"}, "--speculative-c2t-packing fa3: .* let a planner choose$"),
+        ({}, {"learned": "learned.safetensors"}, "--speculative-c2t-learned learned.safetensors: ranks learn apart"),
+        ({}, {"self_check": "strict"}, "--speculative-c2t-self-check strict: .* not tried"),
+        ({"disaggregation_mode": "decode"}, {}, "--disaggregation-mode decode: "),
+        ({"attn_cp_size": 2}, {}, "--attn-cp-size 2: .* not tried there"),
+        ({"dcp_size": 2}, {}, "--dcp-size 2: "),
+        ({"dwdp_size": 2}, {}, "--dwdp-size 2: "),
+        ({"speculative_skip_dp_mlp_sync": True}, {}, "--speculative-skip-dp-mlp-sync: .* leave it out$"),
+        ({"elastic_ep_backend": "mooncake"}, {}, "--elastic-ep-backend mooncake: ranks come and go"),
+    ],
+)
+def test_what_cannot_be_had_with_dp_attention(
+    pair: types.SimpleNamespace, changes: dict[str, Any], options: dict[str, Any], message: str
+):
+    given = {"speculative_algorithm": "C2T_EAGLE3", "attn_dp_size": 2, "_c2t": options, **changes}
+    with pytest.raises(SystemExit, match=f"^C2T: DP attention cannot be combined with {message}") as error:
+        validate.validate(record(pair, **given))
+    assert "\n" not in str(error.value)
+    validate.validate(record(pair, **given | {"attn_dp_size": 1, "_c2t": options | {"learned": None}}))
+
+
+@pytest.mark.parametrize("name", ["SGLANG_SCHEDULER_SKIP_ALL_GATHER", "SGLANG_ENABLE_DP_SPEC_PREFILL_COORDINATION"])
+def test_variables_by_which_ranks_take_different_steps(
+    pair: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    monkeypatch.setenv(name, "1")
+    given = {"speculative_algorithm": "C2T_EAGLE3", "attn_dp_size": 2}
+    with pytest.raises(ConfigError, match=f"^DP attention cannot be combined with {name}: .* unset it$"):
+        validate.validate(record(pair, **given))
+
+
+@pytest.mark.parametrize("spelled", [{"attn_dp_size": 2}, {"enable_dp_attention": True, "dp_size": 2}])
+@pytest.mark.parametrize("options", [{}, {"beta": "0"}, {"packing": "full"}, {"packing": "fa3"}])
+def test_dp_attention_as_either_release_spells_it(
+    pair: types.SimpleNamespace, spelled: dict[str, Any], options: dict[str, Any]
+):
+    given = {"speculative_algorithm": "C2T_EAGLE3", **spelled}
+    validate.validate(record(pair, **given, _c2t=options))
+    with pytest.raises(SystemExit, match="DP attention cannot be combined with trees"):
+        validate.validate(record(pair, **given, _c2t={"mode": "tree"}))
 
 
 def test_replicas_would_write_one_file(pair: types.SimpleNamespace, tmp_path: Path):

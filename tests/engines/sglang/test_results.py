@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from c2t_plugin.engines.sglang import results
+from c2t_plugin.engines.sglang import recording, results
 from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.step import Drafted, Step, attach, record_of
@@ -223,7 +223,7 @@ def test_an_aborted_request_leaves_nothing_to_another_under_its_id(
     newest = len(text) - 1
     first, second = Request("same", [5] * 40, trace=None), Request("same", text, trace=None)
     for req, ends in ((first, set()), (second, {"same"})):
-        assert results.any_chosen([req], recorder)
+        assert recording.any_chosen([req], recorder)
         process(worker, [req], ends, step_of_one(), **LENS)
     recorder.close()
     found = load_traces(recorder.directory)
@@ -233,7 +233,7 @@ def test_an_aborted_request_leaves_nothing_to_another_under_its_id(
 
 def test_an_aborted_requests_states_go_with_it(worker: SimpleNamespace, recorder: TraceRecorder):
     req = Request("a", [5, 6], trace=None)
-    assert results.any_chosen([req], recorder)
+    assert recording.any_chosen([req], recorder)
     process(worker, [req], set(), step_of_one(), **LENS)
     assert len(recorder._open) == 1
     del req
@@ -243,7 +243,7 @@ def test_an_aborted_requests_states_go_with_it(worker: SimpleNamespace, recorder
 
 
 BROKEN = {
-    "admit": lambda worker, req: results.any_chosen([req], worker.c2t.recorder),
+    "admit": lambda worker, req: recording.any_chosen([req], worker.c2t.recorder),
     "add": lambda worker, req: process(worker, [req], set(), step_of_one(), **LENS),
     "finish": lambda worker, req: process(worker, [req], {"a"}, step_of_one(), **LENS),
 }

@@ -73,8 +73,9 @@ def _disable_profiler() -> object:
 
 def ragged_attention(runner: Any) -> Any:
     """The target's attention backend, imported when its model runner exists: it imports SGLang's memory pools."""
-    from .ragged_attention import RaggedCpuAttnBackend
+    from .ragged_attention import RaggedCpuAttnBackend, take_padded_batches
 
+    take_padded_batches()
     return RaggedCpuAttnBackend(runner)
 
 

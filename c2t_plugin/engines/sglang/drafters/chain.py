@@ -17,7 +17,6 @@ from torch import Tensor
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import OFF, C2TConfig
 from c2t_plugin.engines.learning import trains
-from c2t_plugin.engines.sglang import results
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.patches import DRAFT_FORWARD, PATCHES
 from c2t_plugin.engines.sglang.ranks import agree, alone
@@ -158,10 +157,8 @@ class ChainDrafter:
 
     def _recorded(self, batch: Any, verify_input: Any) -> Drafted | None:
         """The drafts, if a request of the batch is recorded."""
-        recorder = self._parts.recorder
-        if recorder is None or not results.any_chosen(batch.reqs, recorder):
+        if self._parts.recorder is None:
             return None
-        rows, width = verify_input.retrieve_next_token.shape
-        stats = self._scorer.stats(rows)
-        assert stats is not None
-        return Drafted(stats, verify_input.draft_token.view(rows, width)[:, 1:].clone())
+        from c2t_plugin.engines.sglang import recording
+
+        return recording.drafted(self._parts.recorder, self._scorer, batch.reqs, verify_input)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from c2t_plugin.config import MASKED, OFF, TREE_ATTENTION, UNIFORM, C2TConfig
-from c2t_plugin.engines.sglang import args
+from c2t_plugin.engines.sglang import args, ranks
 from c2t_plugin.engines.sglang.patches import PACKING, PATCHES
 from c2t_plugin.engines.sglang.verify.packing import PackedVerify
 from c2t_plugin.errors import ConfigError
@@ -68,6 +68,10 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
         from c2t_plugin.engines.sglang.verify import one_length
 
         obstacle = one_length.reason(kind) if found is None else one_length.linear_obstacle(linear, masked)
+    if found is not None and obstacle is None and ranks.apart():
+        from c2t_plugin.engines.sglang.verify import one_tier
+
+        obstacle = one_tier.obstacle(wanted, server_args, linear)
     if found is not None and obstacle is None:
         obstacle = _obstacle(server_args, runner, found, masked)
         if masked and obstacle is None and (found not in MASKED or not hasattr(backend, "c2t_packing")):
@@ -185,4 +189,7 @@ def start(config: C2TConfig, server_args: Any, target_worker: Any) -> PackedVeri
         return None
     kernel = f", kernel {verifier(runner.attn_backend).c2t_kernel}" if choice.backend == "triton" else ""
     logger.info("C2T: packed verification by %s (%s%s)", choice.backend, choice.reason, kernel)
-    return PackedVerify(target_worker, choice.masked, choice.backend)
+    kind: type[PackedVerify] = PackedVerify
+    if ranks.apart():
+        from c2t_plugin.engines.sglang.verify.one_tier import OneTier as kind
+    return kind(target_worker, choice.masked, choice.backend)

@@ -32,7 +32,7 @@ from c2t_plugin.engines.sglang.step import Step
 from c2t_plugin.engines.sglang.verify.layout import rows_to_compute
 
 # Where a verify forward has one row per token, whatever its request.
-_PER_ROW = ("next_token_logits", "hidden_states")
+PER_ROW = ("next_token_logits", "hidden_states")
 
 
 @dataclass
@@ -105,7 +105,7 @@ class PackedVerify:
             own.custom_mask = None
         # What SGLang worked out for the uniform window, where this version does so.
         own.prepared_out_cache_loc = own.prepared_mrope_positions = own.kv_loc_plan = None
-        own.ragged_verify_layout = _layout(lengths, starts, rows)
+        own.ragged_verify_layout = layout_of(lengths, starts, rows)
         packed_batch = copy.copy(batch)
         packed_batch.input_ids, packed_batch.out_cache_loc, packed_batch.spec_info = tokens, slots, own
         packed = ForwardBatch.init_new(
@@ -117,7 +117,7 @@ class PackedVerify:
         )
         if len(starts) > requests + 1 and not self._graphs().can_run_graph(packed):
             # outside of a graph there are no slots without a request
-            own.ragged_verify_layout = _layout(lengths[:requests], starts[: requests + 1], rows)
+            own.ragged_verify_layout = layout_of(lengths[:requests], starts[: requests + 1], rows)
         return packed, starts[: requests + 1]
 
     def _slots(self, requests: int, rows: int) -> int:
@@ -136,7 +136,7 @@ class PackedVerify:
 
         Nothing reads those: acceptance ends at the cut, and the draft's extend pass selects the last accepted row.
         """
-        for name in _PER_ROW:
+        for name in PER_ROW:
             packed = getattr(output, name)
             if packed is not None:
                 setattr(output, name, scatter_ragged(packed, cu_seqlens, width, fill=0).flatten(0, 1))
@@ -150,7 +150,7 @@ class PackedVerify:
         return self.target_worker.model_runner.decode_cuda_graph_runner
 
 
-def _layout(lengths: Tensor, starts: Tensor, rows: int) -> Any:
+def layout_of(lengths: Tensor, starts: Tensor, rows: int) -> Any:
     """SGLang's layout of a pass of so many rows. lengths: (requests,) int32. starts: (requests + 1,) int32."""
     from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 

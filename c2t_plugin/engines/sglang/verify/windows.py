@@ -17,7 +17,7 @@ from sglang.srt.speculative.eagle_worker_common import build_eagle_verify_input
 from torch import Tensor
 
 from c2t_plugin.config import C2TConfig
-from c2t_plugin.engines.sglang import states
+from c2t_plugin.engines.sglang import ranks, states
 from c2t_plugin.engines.sglang.step import attach, step_of
 from c2t_plugin.engines.sglang.verify.layout import cut_links
 from c2t_plugin.planner import switched_depths
@@ -153,6 +153,8 @@ def start(config: C2TConfig, server_args: Any, worker: Any, packed: bool) -> Win
 def _obstacle(config: C2TConfig, server_args: Any, worker: Any) -> str | None:
     if config.packing == "full":
         return "as asked for"
+    if ranks.apart():
+        return "DP attention: a step would wait until all ranks know their widths"
     if config.mode == "tree" and worker.topk == 1:
         return "at top-k 1 SGLang's draft fixes it"
     if worker.device not in ("cpu", "cuda"):

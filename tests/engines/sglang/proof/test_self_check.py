@@ -256,6 +256,21 @@ def test_statistics_that_are_off_are_said(run: Any, caplog: pytest.LogCaptureFix
     assert "self-check on cpu: confidence is off. Drafts may be cut in the wrong places" in caplog.text
 
 
+def test_ranks_with_requests_of_their_own_try_no_pass(
+    run: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """All of them would have to be in each pass of made-up requests."""
+    monkeypatch.setattr("c2t_plugin.engines.sglang.ranks.apart", lambda: True)
+    served = worker(packing=False)
+    with caplog.at_level(logging.INFO):
+        assert not run(C2TConfig(), served, [], draft=lambda _: pytest.fail("a draft was made"))
+    assert "statistics out of the draft's graph were not tried: DP attention" in caplog.text
+    assert served.c2t.configuration["self_check"]["draft"]["untried"].startswith("DP attention")
+    assert "packed verification" not in caplog.text
+    assert not run(C2TConfig(), worker(), [OFF])
+    assert "packed verification was not tried: DP attention" in caplog.text
+
+
 def test_statistics_that_cannot_be_tried_are_no_failure(run: Any, caplog: pytest.LogCaptureFixture):
     def untried(_: Any) -> None:
         raise AttributeError("no sampling_info")

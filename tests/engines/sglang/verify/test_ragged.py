@@ -126,6 +126,20 @@ def test_what_keeps_the_uniform_window(server_args: dict[str, Any], changes: dic
         choose(C2TConfig(packing="triton"), record, model)
 
 
+def test_ranks_with_requests_of_their_own_pack_rows_where_attention_is_named(monkeypatch: pytest.MonkeyPatch):
+    from c2t_plugin.engines.sglang.verify import one_tier
+
+    monkeypatch.setattr(choice_module.ranks, "apart", lambda: True)
+    monkeypatch.setattr(one_tier, "obstacle", lambda packing, *_: "DP attention" if packing == "auto" else None)
+    asked, named = C2TConfig(), C2TConfig(packing="triton")
+    choice = choose(asked, SimpleNamespace(), runner(RaggedAttention()))
+    assert choice == Choice(None, "DP attention")
+    assert choose(named, SimpleNamespace(), runner(RaggedAttention())).backend == "triton"
+    monkeypatch.setattr(one_tier, "obstacle", lambda *_: "DP attention: ranks take graphs of their own sizes")
+    with pytest.raises(ConfigError, match="--speculative-c2t-packing triton cannot be had: DP attention: ranks take"):
+        choose(named, SimpleNamespace(), runner(RaggedAttention()))
+
+
 @pytest.mark.parametrize("packs", [True, False])
 def test_positions_of_three_axes_are_packed_where_sglang_takes_them(monkeypatch: pytest.MonkeyPatch, packs: bool):
     monkeypatch.setattr(choice_module, "takes_axes", lambda: packs)

@@ -88,6 +88,15 @@ def test_the_log_says_which_and_why(
     assert (found is None) == ("in every step" in said)
 
 
+def test_ranks_with_requests_of_their_own_have_one_width(
+    windows: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(windows.ranks, "apart", lambda: True)
+    with caplog.at_level(logging.INFO):
+        assert windows.start(C2TConfig(), SimpleNamespace(), worker_of(), packed=False) is None
+    assert "uniform width 7 in every step (DP attention: " in caplog.text
+
+
 def test_where_rows_are_packed_only_the_cpus_trees_have_windows(windows: Any, caplog: pytest.LogCaptureFixture):
     def found(mode: str, device: str) -> Any:
         return windows.start(C2TConfig(mode=mode), SimpleNamespace(), worker_of(4, device), packed=True)
