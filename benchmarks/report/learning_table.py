@@ -46,7 +46,8 @@ def censoring(rows: Sequence[BenchRow]) -> str:
         at = {(row.arm, row.setting["verified"], row.setting["states"]): row.metrics for row in block}
         # the ways of a start beside each other
         for arm in dict.fromkeys(row.arm for row in block):
-            for verified in cuts.VERIFIED:
+            # older rows lack some
+            for verified in (way for way in cuts.VERIFIED if (arm, way, STATES[0]) in at):
                 nats = (_short(at[arm, verified, states]["nll"]) for states in STATES)
                 tokens = at[arm, verified, STATES[-1]]["verified_per_draft"] or 0.0
                 name = str(block[0].setting["stream"]), arm.removeprefix("from "), verified

@@ -4,10 +4,12 @@
         --from draft=CLASSIFIER --name "toy, EAGLE-3"
 
 Nothing is learnt of a draft token that was not verified, and what is verified follows from what was learnt. So each
-start is replayed three times: verified whole; as a planner cuts that takes the chances of that moment for true, with
-CONCURRENT requests on a GPU's data sheet; and as it cuts with its probes, steps that are verified whole. One start more
-is a pessimist, the offline fit's network with a bias so low that the planner cuts nearly everything. States are the
-same, in the same order, whatever is verified. They are judged as `learning` judges, uncut.
+start is replayed five times: verified whole; as a planner cuts that takes the chances of that moment for true, with
+so many requests (--requests) on a GPU's data sheet; as it cuts with its probes, steps that are verified whole; and
+both once more where the text that follows tells of drafted tokens that were cut too, at once, which is sooner than any
+server could know. One start more is a pessimist, the offline fit's network with a bias so low that the planner cuts
+nearly everything. States are the same, in the same order, whatever is verified. They are judged as `learning` judges,
+uncut.
 """
 
 from __future__ import annotations
@@ -18,13 +20,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from benchmarks.command import run
 from benchmarks.report.rows import BenchRow
 from benchmarks.simulation import learning
-from benchmarks.simulation.learning import CONCURRENT, OFFLINE, Served, curve_of, learnt, retrained, whole
+from benchmarks.simulation.learning import LOADS, OFFLINE, Served, curve_of, learnt, retrained, whole
 from benchmarks.simulation.streams import replay
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import NETWORK
@@ -32,34 +33,36 @@ from c2t_plugin.planner import CostCurve, Planner
 from c2t_plugin.planner.planner import PROBE_EVERY
 
 SCENARIO = "censoring"
-WHOLE, AS_CUT, PROBED = VERIFIED = "whole", "as cut", "as cut, with probes"
+WHOLE, AS_CUT, PROBED = "whole", "as cut", "as cut, with probes"
+# by the text that follows, where that tells of what was cut
+TOLD, TOLD_PROBED = (f"{way}, the text tells" for way in (AS_CUT, PROBED))
+VERIFIED = WHOLE, AS_CUT, PROBED, TOLD, TOLD_PROBED
 PESSIMIST, LOGITS = "a pessimist", -4.0
 # Steps between two probes of a planner that has none.
 NEVER = 10**9
 
 
 class Cut:
-    """How many tokens of each draft are verified, a step after the other. drafts, tokens: so far."""
+    """How many tokens of each draft are verified, a step after the other, and how many are told of. drafts, tokens:
+    verified so far."""
 
     def __init__(self, curve: CostCurve, d_max: int, verified: str) -> None:
         """verified: one of VERIFIED."""
         self.drafts = self.tokens = 0
         self._planner: Planner | None = None
+        self._told = verified in (TOLD, TOLD_PROBED)
         if verified != WHOLE:
-            self._planner = Planner(curve, d_max, PROBE_EVERY if verified == PROBED else NEVER)
+            probes = verified in (PROBED, TOLD_PROBED)
+            self._planner = Planner(curve, d_max, PROBE_EVERY if probes else NEVER)
 
     def __call__(self, chance: Tensor) -> Tensor:
-        """(drafts,) int64. chance: (drafts, d_max) that a draft is accepted up to each token, as is known now."""
-        found = self._lengths(chance)
+        """(drafts,) int64 tokens that are told of. chance: (drafts, d_max) that a draft is accepted up to each token,
+        as is known now."""
+        drafted = chance[:, : self._planner.depth(len(chance))] if self._planner else chance
+        found = self._planner.keep(drafted) if self._planner and drafted.numel() else whole(drafted)
         self.drafts += len(found)
         self.tokens += int(found.sum())
-        return found
-
-    def _lengths(self, chance: Tensor) -> Tensor:
-        if self._planner is None:
-            return whole(chance)
-        depth = self._planner.depth(len(chance))
-        return self._planner.keep(chance[:, :depth]) if depth else torch.zeros(len(chance), dtype=torch.int64)
+        return whole(drafted) if self._told else found
 
 
 def pessimist(classifier: NodeClassifier) -> NodeClassifier:
@@ -73,8 +76,8 @@ def rows_of(options: argparse.Namespace, record: Mapping[str, Any]) -> Iterator[
     """Every start, verified in each of the ways, at every mark."""
     served = Served.of(options)
     served.classifiers[PESSIMIST] = pessimist(served.classifiers[OFFLINE])
-    curve = curve_of(served.stream.header["pair"].get("kind", ""), CONCURRENT)
-    given = served.chains, served.accepted, served.order, served.judge
+    curve = curve_of(served.kind, options.requests)
+    given = served.chains, served.told, served.judge
     starts: dict[str, Any] = {f"from {name}": (learnt, each) for name, each in served.sure().items()}
     starts |= {f"from {name}, {NETWORK}": (retrained, each) for name, each in served.classifiers.items()}
     for verified in VERIFIED:
@@ -104,7 +107,7 @@ def table(rows: list[BenchRow], metric: str) -> list[str]:
 
 def main(argv: list[str]) -> int:
     """Print the tables of one stream and append its rows."""
-    metrics = "nll", "verified_per_draft", f"tokens_per_s_{CONCURRENT}"
+    metrics = "nll", "verified_per_draft", *(f"tokens_per_s_{load}" for load in LOADS)
     return replay("censoring", argv, __doc__, rows_of, table, metrics)
 
 

@@ -3,9 +3,9 @@
     python -m benchmarks.simulation.learning --learn TRAINING.traces --judge HELD_OUT.traces --offline CLASSIFIER \\
         --from eagle1=CLASSIFIER --from draft=CLASSIFIER --name "toy, EAGLE-3"
 
-The recorded states of some prompts are served in their order, 8 prompts at a time, each from state to state as its
-chains are accepted; when all have been served they are again, from another state. The planner's calibration starts from
-classifiers of other pairs, from the draft's own probabilities ("nothing") and from one that was fitted offline on the
+The recorded states of some prompts are served in their order, 8 prompts at a time (--requests), each from state to
+state as its chains are accepted; when all have been served they are again, from another state. The planner's
+calibration starts from classifiers of other pairs, from the draft's own probabilities ("nothing") and from one that was fitted offline on the
 very pair; from each classifier once more with its network learnt too ("network"), trained between two states. vLLM's
 estimator reads the same stream. At some numbers of states both stand still and judge the recorded chains of other
 prompts: nats per draft token, AUC, verified draft tokens at the accept lengths of static chains over those of the
@@ -33,7 +33,7 @@ from benchmarks.report.rows import BenchRow
 from benchmarks.simulation.roofline import GPUS, MODELS, Machine, draft_of
 from benchmarks.simulation.setting import Setting
 from benchmarks.simulation.steps import planned, serve
-from benchmarks.simulation.streams import replay
+from benchmarks.simulation.streams import CONCURRENT, replay
 from benchmarks.simulation.vllm_rival import LEAST
 from c2t_plugin.classifier import NodeClassifier, load_classifier
 from c2t_plugin.config import NETWORK
@@ -49,7 +49,7 @@ from c2t_plugin.traces.file import Traces, load_traces
 from c2t_plugin.traces.forest import Forest
 
 SCENARIO = "learning"
-D_MAX, CONCURRENT = 6, 8
+D_MAX = 6
 MARKS = (0, 100, 500, 2_000, 10_000, 50_000)
 NOTHING, RIVAL, OFFLINE = "nothing", "vLLM's estimator", "offline fit"
 # Every so many prompts say the contrary in a poisoned stream.
@@ -86,9 +86,20 @@ class Judge:
         }
 
     def planned(self, survival: Tensor, requests: int) -> float:
-        """Output tokens per second of a planner that takes these for chances, so many requests at once."""
+        """Output tokens per second of a planner that takes these for chances, so many requests at once. All prompts are
+        served as many times: once, 64 requests would be some 35 steps, and one of these more or less 3%."""
         curve = curve_of(self.traces.header["pair"].get("kind", ""), requests)
-        return serve(self.traces, survival, curve, planned(curve, D_MAX), requests).tokens_per_s
+        again = repeated(self.traces, requests)
+        return serve(again, survival.repeat(requests, 1), curve, planned(curve, D_MAX), requests).tokens_per_s
+
+
+def repeated(traces: Traces, times: int) -> Traces:
+    """The chains of these so many times, each time as other prompts."""
+    chain = traces.chain[torch.arange(len(traces)).repeat(times)]
+    states = {name: each.repeat(times) for name, each in traces.states().items()}
+    later = torch.arange(times).repeat_interleave(len(traces))
+    states["prompt"] = traces.owner.repeat(times) + len(traces.first) * later
+    return Traces(chain, chain, header=traces.header, **states)
 
 
 @functools.cache
@@ -98,15 +109,16 @@ def curve_of(kind: str, requests: int) -> CostCurve:
     return Setting(Machine(GPUS[GPU]), target, draft_of(kind, target), requests, D_MAX).curve(scored=True)
 
 
-def visits(traces: Traces, accepted: Tensor) -> Iterator[int]:
-    """States in the order in which they are served, for ever. accepted: (states,) int64 tokens of each chain."""
+def visits(traces: Traces, accepted: Tensor, at_once: int = CONCURRENT) -> Iterator[int]:
+    """States in the order in which they are served, for ever. accepted: (states,) int64 tokens of each chain. at_once:
+    prompts."""
     rows = [range(first, last) for first, last in zip(traces.first.tolist(), _ends(traces), strict=True)]
     pass_ = 0
     while True:
         waiting = list(rows)
         live: list[Iterator[int]] = []
         while waiting or live:
-            while waiting and len(live) < CONCURRENT:
+            while waiting and len(live) < at_once:
                 live.append(_walk(waiting.pop(0), pass_ % CONCURRENT, accepted))
             step = [(walk, state) for walk in live if (state := next(walk, None)) is not None]
             yield from (state for _, state in step)
@@ -134,70 +146,84 @@ def whole(chance: Tensor) -> Tensor:
     return torch.full((len(chance),), chance.shape[1])
 
 
+class Told(NamedTuple):
+    """A stream as it is told. accepted: (states,) int64 tokens of each chain, where all are verified. prompt: (states,)
+    whose they are. order: states in which they are served, so many at once."""
+
+    accepted: Tensor
+    prompt: Tensor
+    order: list[int]
+    at_once: int = CONCURRENT
+
+    def steps(self) -> Iterator[tuple[int, Iterator[list[int]]]]:
+        """Each of MARKS, and the states of each step from the one before up to it."""
+        for before, mark in zip((0, *MARKS), MARKS, strict=False):
+            starts = range(before, mark, self.at_once)
+            yield mark, (self.order[start : min(mark, start + self.at_once)] for start in starts)
+
+    def of(self, rows: list[int], lengths: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+        """Verified and accepted tokens of these states, and whose they are."""
+        return lengths, self.accepted[rows].minimum(lengths), self.prompt[rows].tolist()
+
+
 def learnt(
     confidence: tuple[Tensor, Tensor],
     chains: tuple[Forest, Forest],
-    outcome: Tensor,
-    order: list[int],
+    told: Told,
     judge: Judge,
     verified: Verified = whole,
 ) -> Iterator[dict[str, float]]:
-    """Figures at each of MARKS. confidence, chains: of the stream, and of what is judged. outcome: (states,) accepted
-    tokens of the stream, as they are told where all are verified. verified: by what was learnt until then."""
+    """Figures at each of MARKS. confidence, chains: of the stream, and of what is judged. verified: by what was learnt
+    until then."""
     calibration = Calibration(D_MAX)
-    for before, mark in zip((0, *MARKS), MARKS, strict=False):
-        for start in range(before, mark, CONCURRENT):
-            rows = order[start : min(mark, start + CONCURRENT)]
+    for _, steps in told.steps():
+        for rows in steps:
             sure, own = confidence[0][rows], chains[0].log_prob[rows]
             lengths = verified(falling(calibration(sure, own)))
-            calibration.observe(sure, lengths, outcome[rows].minimum(lengths), log_prob=own)
+            calibration.observe(sure, *told.of(rows, lengths), log_prob=own)
         yield judge.figures(falling(calibration(confidence[1], chains[1].log_prob)))
 
 
 def retrained(
     classifier: NodeClassifier,
     chains: tuple[Forest, Forest],
-    outcome: Tensor,
-    order: list[int],
+    told: Told,
     judge: Judge,
     verified: Verified = whole,
 ) -> Iterator[dict[str, float]]:
     """The same where the network is learnt too: `--speculative-c2t-learn network`."""
     learner = NetworkLearner(classifier, D_MAX, background=False)
     served, judged = (torch.stack([each.log_prob, each.entropy, each.margin], dim=-1) for each in chains)
-    for before, mark in zip((0, *MARKS), MARKS, strict=False):
-        for start in range(before, mark, CONCURRENT):
-            rows = order[start : min(mark, start + CONCURRENT)]
+    for _, steps in told.steps():
+        for rows in steps:
             stats = served[rows]
             lengths = verified(falling(learner(learner.confidence(stats), stats[..., 0])))
-            learner.observe(stats, lengths, outcome[rows].minimum(lengths))
+            learner.observe(stats, *told.of(rows, lengths))
             learner.train()
             learner.settle()
         found = judge.figures(falling(learner(learner.confidence(judged), chains[1].log_prob)))
         yield {**found, "networks": learner.swaps, "networks_discarded": learner.discarded}
 
 
-def rival(chains: tuple[Forest, Forest], outcome: Tensor, order: list[int], judge: Judge) -> Iterator[dict[str, float]]:
+def rival(chains: tuple[Forest, Forest], told: Told, judge: Judge) -> Iterator[dict[str, float]]:
     """The same of vLLM's estimator, which fits after every 100 drafts of one request at a time."""
     model, done = OnlineLogistic(D_MAX), 0
-    accepted = torch.arange(D_MAX) < outcome[:, None]
+    accepted = torch.arange(D_MAX) < told.accepted[:, None]
     for mark in MARKS:
         while done + OnlineLogistic.REFIT_INTERVAL <= mark:
-            rows = order[done : done + OnlineLogistic.REFIT_INTERVAL]
+            rows = told.order[done : done + OnlineLogistic.REFIT_INTERVAL]
             model.learn(chains[0].log_prob[rows], accepted[rows])
             done += len(rows)
         yield judge.figures(model.survival(chains[1]).exp())
 
 
 class Served(NamedTuple):
-    """What is replayed. chains: of the stream, and of what is judged. accepted: (states,) int64 tokens of the stream's.
-    order: states in which it is served. classifiers: to start from. files: hashes of the pair and of its classifier, by
-    name, as freshness.py knows them."""
+    """What is replayed. kind: of draft. chains: of the stream, and of what is judged. told: the stream as it is.
+    classifiers: to start from. files: hashes of the pair and of its classifier, by name, as freshness.py knows them."""
 
-    stream: Traces
+    kind: str
     chains: tuple[Forest, Forest]
-    accepted: Tensor
-    order: list[int]
+    told: Told
     judge: Judge
     classifiers: dict[str, NodeClassifier]
     files: dict[str, str]
@@ -211,7 +237,7 @@ class Served(NamedTuple):
         chains = truncate(stream.chain, D_MAX), truncate(held_out.chain, D_MAX)
         true = chains[0].accepted.long().sum(1)
         judge = Judge(chains[1], replace(held_out, chain=chains[1], tree=chains[1]))
-        walk = visits(stream, true)
+        walk = visits(stream, true, options.requests)
         order = [next(walk) for _ in range(MARKS[-1])]
         files = dict(each.split("=", 1) for each in options.start)
         classifiers = {name: load_classifier(path) for name, path in {**files, OFFLINE: options.offline}.items()}
@@ -219,7 +245,15 @@ class Served(NamedTuple):
         kind = str(pair.get("kind", ""))
         own = {f"{kind}/{options.offline.name}": file_hash(options.offline)}
         parts = {name: str(pair[part]).rpartition(":")[2] for part, name in (("draft", kind), ("target", "target"))}
-        return cls(stream, chains, true, order, judge, classifiers, own | parts)
+        told = Told(true, stream.prompt, order, options.requests)
+        return cls(kind, chains, told, judge, classifiers, own | parts)
+
+    @property
+    def poisoned(self) -> Told:
+        """The stream where every POISONED-th prompt says the contrary."""
+        contrary = self.told.prompt % POISONED == 0
+        accepted = self.told.accepted
+        return self.told._replace(accepted=torch.where(contrary, D_MAX - accepted, accepted))
 
     def sure(self) -> dict[str, tuple[Tensor, Tensor]]:
         """By what is started from: confidences of both chains."""
@@ -234,13 +268,12 @@ class Served(NamedTuple):
 def rows_of(options: argparse.Namespace, record: Mapping[str, Any]) -> Iterator[BenchRow]:
     """Every contestant at every mark, on the stream as it is and poisoned."""
     served = Served.of(options)
-    chains, order, judge = served.chains, served.order, served.judge
-    contrary = torch.where(served.stream.prompt % POISONED == 0, D_MAX - served.accepted, served.accepted)
-    for poisoned, outcome in ((0, served.accepted), (1, contrary)):
-        found = {f"from {name}": learnt(each, chains, outcome, order, judge) for name, each in served.sure().items()}
+    chains, judge = served.chains, served.judge
+    for poisoned, told in ((0, served.told), (1, served.poisoned)):
+        found = {f"from {name}": learnt(each, chains, told, judge) for name, each in served.sure().items()}
         for name, each in served.classifiers.items():
-            found[f"from {name}, {NETWORK}"] = retrained(each, chains, outcome, order, judge)
-        found[RIVAL] = rival(chains, outcome, order, judge)
+            found[f"from {name}, {NETWORK}"] = retrained(each, chains, told, judge)
+        found[RIVAL] = rival(chains, told, judge)
         for arm, figures in found.items():
             for mark, metrics in zip(MARKS, figures, strict=True):
                 label = {"stream": options.name, "states": mark, "poisoned": poisoned}

@@ -12,6 +12,9 @@ from benchmarks.report.rows import BenchRow, append_rows
 from c2t_plugin.errors import C2TError
 from c2t_plugin.provenance import RunRecord
 
+# Prompts that are served at a time.
+CONCURRENT = 8
+
 
 def _parser(name: str, description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -26,6 +29,8 @@ def _parser(name: str, description: str | None) -> argparse.ArgumentParser:
         "--from", dest="start", action="append", default=[], metavar="NAME=FILE", help="one to start from"
     )
     parser.add_argument("--name", required=True, help="what rows call the stream")
+    at_once = "prompts that are served at a time"
+    parser.add_argument("--requests", type=int, default=CONCURRENT, help=f"{at_once} (default: {CONCURRENT})")
     out = Path(f"build/simulate/{name}.jsonl")
     parser.add_argument("--out", type=Path, default=out, help="rows are appended here")
     return parser

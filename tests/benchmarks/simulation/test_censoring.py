@@ -14,8 +14,8 @@ from torch import Tensor
 
 from benchmarks.report.rows import BenchRow, read_rows
 from benchmarks.simulation import censoring, learning
-from benchmarks.simulation.censoring import AS_CUT, PROBED, VERIFIED, WHOLE, Cut, main, pessimist
-from benchmarks.simulation.learning import learnt
+from benchmarks.simulation.censoring import AS_CUT, PROBED, TOLD, TOLD_PROBED, VERIFIED, WHOLE, Cut, main, pessimist
+from benchmarks.simulation.learning import Told, learnt
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.traces.file import Traces, save_traces
@@ -53,7 +53,9 @@ def replayed(verified: str, logits: float) -> tuple[float, float, float]:
     chains: Any = tuple(SimpleNamespace(log_prob=torch.full_like(each, -0.7)) for each in (chance, other))
     judge: Any = SimpleNamespace(figures=figures)
     cut = Cut(CURVE, D_MAX, verified)
-    first, last = learnt(told, chains, accepted, list(range(STATES)), judge, cut)  # type: ignore[arg-type]
+    # eight requests at a time, of eight states each
+    stream = Told(accepted, torch.arange(STATES) // 64 * 8 + torch.arange(STATES) % 8, list(range(STATES)))
+    first, last = learnt(told, chains, stream, judge, cut)  # type: ignore[arg-type]
     assert cut.drafts == STATES
     return first["nll"], last["nll"], cut.tokens / cut.drafts
 
@@ -69,6 +71,19 @@ def test_with_probes_a_cut_ends_where_whole_drafts_end(logits: float):
 def test_without_probes_a_pessimist_sees_nothing_and_stays_one():
     first, last, tokens = replayed(AS_CUT, -3.0)
     assert tokens == 0.0 and last == first > replayed(PROBED, -3.0)[1] + 0.5
+
+
+def test_a_text_tells_nothing_of_what_was_not_drafted():
+    """A pessimist drafts nothing, so labels of cut tokens take no probe's place."""
+    _, last, tokens = replayed(TOLD, -3.0)
+    assert tokens < 0.01 and last > replayed(PROBED, -3.0)[1] + 0.2
+
+
+def test_a_text_tells_of_all_that_was_drafted_and_cut():
+    drafted, kept = Cut(CURVE, D_MAX, TOLD_PROBED), Cut(CURVE, D_MAX, PROBED)
+    chance = torch.tensor([[0.9, 0.8, 0.1, 0.05]] * 8)
+    assert drafted(chance).tolist() == [D_MAX] * 8
+    assert kept(chance).tolist() == [2] * 8 and drafted.tokens == kept.tokens == 16
 
 
 @pytest.mark.parametrize("logits", [0.0, 2.0], ids=["from the truth", "from an optimist"])

@@ -12,7 +12,7 @@ import torch
 from benchmarks.report.pictures import draw_learning
 from benchmarks.report.rows import BenchRow, read_rows
 from benchmarks.simulation import learning
-from benchmarks.simulation.learning import NOTHING, RIVAL, Judge, main, visits
+from benchmarks.simulation.learning import NOTHING, RIVAL, Judge, Told, main, repeated, visits
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier
 from c2t_plugin.lab.sweeps import truncate
 from c2t_plugin.traces.file import Traces, save_traces
@@ -49,6 +49,28 @@ def test_states_are_served_in_their_order_some_prompts_at_a_time(traces: Traces)
     assert [[state for state in served[:once] if state in one] for one in walks] == walks
     # when all have been served they are again, from another state
     assert served[once] == 1
+
+
+def test_so_many_prompts_are_served_at_a_time(traces: Traces):
+    accepted = truncate(traces.chain, learning.D_MAX).accepted.long().sum(1)
+    served = list(itertools.islice(visits(traces, accepted, 3), 3))
+    assert served == traces.first[:3].tolist()
+
+
+def test_a_step_is_told_with_whose_it_is_and_what_was_verified_of_it(traces: Traces):
+    accepted = torch.full((len(traces),), 2)
+    told = Told(accepted, traces.prompt, list(range(len(traces))), at_once=3)
+    _, steps = next(each for each in told.steps() if each[0])
+    rows = next(steps)
+    verified, hits, whose = told.of(rows, torch.tensor([1, 2, 4]))
+    assert rows == [0, 1, 2] and verified.tolist() == [1, 2, 4] and hits.tolist() == [1, 2, 2]
+    assert whose == traces.prompt[:3].tolist()
+
+
+def test_what_is_judged_is_served_again_as_other_prompts(traces: Traces):
+    again = repeated(traces, 3)
+    assert len(again) == 3 * len(traces) and len(again.first) == 3 * len(traces.first)
+    assert again.chain[torch.arange(len(traces), 2 * len(traces))].accepted.equal(traces.chain.accepted)
 
 
 def test_figures_of_those_who_know(traces: Traces):
