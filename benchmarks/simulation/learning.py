@@ -5,11 +5,11 @@
 
 The recorded states of some prompts are served in their order, 8 prompts at a time (--requests), each from state to
 state as its chains are accepted; when all have been served they are again, from another state. The planner's
-calibration starts from classifiers of other pairs, from the draft's own probabilities ("nothing") and from one that was fitted offline on the
-very pair; from each classifier once more with its network learnt too ("network"), trained between two states. vLLM's
-estimator reads the same stream. At some numbers of states both stand still and judge the recorded chains of other
-prompts: nats per draft token, AUC, verified draft tokens at the accept lengths of static chains over those of the
-static chains, and the output tokens per second that a planner gets with these chances on a GPU's data
+calibration starts from classifiers of other pairs, from the draft's own probabilities ("nothing") and from one that was
+fitted offline on the very pair; from each classifier once more with its network learnt too ("network"), trained between
+two states. vLLM's estimator reads the same stream. At some numbers of states both stand still and judge the recorded
+chains of other prompts: nats per draft token, AUC, verified draft tokens at the accept lengths of static chains over
+those of the static chains, and the output tokens per second that a planner gets with these chances on a GPU's data
 sheet. A poisoned stream says the contrary in every tenth prompt.
 
 Every draft is verified whole. What a cut by what was learnt makes of it: `benchmarks.simulation.censoring`.
