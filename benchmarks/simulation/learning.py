@@ -33,7 +33,7 @@ from benchmarks.report.rows import BenchRow
 from benchmarks.simulation.roofline import GPUS, MODELS, Machine, draft_of
 from benchmarks.simulation.setting import Setting
 from benchmarks.simulation.steps import planned, serve
-from benchmarks.simulation.streams import CONCURRENT, replay
+from benchmarks.simulation.streams import CONCURRENT, repeated, replay
 from benchmarks.simulation.vllm_rival import LEAST
 from c2t_plugin.classifier import NodeClassifier, load_classifier
 from c2t_plugin.config import NETWORK
@@ -91,15 +91,6 @@ class Judge:
         curve = curve_of(self.traces.header["pair"].get("kind", ""), requests)
         again = repeated(self.traces, requests)
         return serve(again, survival.repeat(requests, 1), curve, planned(curve, D_MAX), requests).tokens_per_s
-
-
-def repeated(traces: Traces, times: int) -> Traces:
-    """The chains of these so many times, each time as other prompts."""
-    chain = traces.chain[torch.arange(len(traces)).repeat(times)]
-    states = {name: each.repeat(times) for name, each in traces.states().items()}
-    later = torch.arange(times).repeat_interleave(len(traces))
-    states["prompt"] = traces.owner.repeat(times) + len(traces.first) * later
-    return Traces(chain, chain, header=traces.header, **states)
 
 
 @functools.cache

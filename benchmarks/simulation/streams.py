@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.report.rows import BenchRow, append_rows
 from c2t_plugin.errors import C2TError
 from c2t_plugin.provenance import RunRecord
+from c2t_plugin.traces.file import Traces
 
 # Prompts that are served at a time.
 CONCURRENT = 8
@@ -56,3 +59,12 @@ def replay(
         print("\n".join(table(rows, metric)), end="\n\n")
     append_rows(options.out, rows)
     return 0
+
+
+def repeated(traces: Traces, times: int) -> Traces:
+    """The chains of these so many times, each time as other prompts."""
+    chain = traces.chain[torch.arange(len(traces)).repeat(times)]
+    states = {name: each.repeat(times) for name, each in traces.states().items()}
+    later = torch.arange(times).repeat_interleave(len(traces))
+    states["prompt"] = traces.owner.repeat(times) + len(traces.first) * later
+    return Traces(chain, chain, header=traces.header, **states)
