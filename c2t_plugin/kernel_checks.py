@@ -15,8 +15,6 @@ from torch import Tensor
 
 from c2t_kernels import ChainState, DraftStats, ScoringNetwork
 
-# Children of a node, and nodes of a layer, of a tree that is grown.
-TOPK = 4
 # float32 sums of up to a vocabulary's terms, and of a hidden layer's, in another order
 STATS_ALLOWED, SCORE_ALLOWED = 2e-4, 1e-4
 # an output near 1 in so many bits, whose reference rounds once
@@ -25,7 +23,8 @@ ATTENTION_ALLOWED = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1
 
 @dataclass(frozen=True)
 class Shapes:
-    """Of one server, or what is usual. width: places of a request's window, at least 3. network: its classifier."""
+    """Of one server, or what is usual. width: places of a request's window, at least 3. network: its classifier. topk:
+    children of a node, and nodes of a layer, of a tree that is grown; of chains 1."""
 
     device: torch.device
     network: ScoringNetwork
@@ -34,6 +33,7 @@ class Shapes:
     width: int = 7
     dtype: torch.dtype = torch.bfloat16
     top_m: int = 1000
+    topk: int = 4
     heads: tuple[int, int] = (32, 8)
     head_dim: int = 128
     prefix: int = 300
@@ -80,6 +80,7 @@ def check(shapes: Shapes, *, trees: bool = True) -> Iterator[Checked]:
         checks += [
             ("grow_layer", SCORE_ALLOWED, _grow(shapes)),
             ("build_tree", 0.0, _build(shapes)),
+            ("full_mask", 0.0, _mask(shapes)),
             ("tree_attention", ATTENTION_ALLOWED[shapes.dtype], _attention(shapes)),
         ]
     for name, allowed, run in checks:
@@ -134,7 +135,7 @@ def _stats(shapes: Shapes) -> _Run:
         shapes.requests, shapes.vocabulary, generator=_generator(shapes), device=shapes.device, dtype=torch.float32
     )
     logits = (3 * logits).to(shapes.dtype)
-    k = min(TOPK, shapes.vocabulary)
+    k = min(shapes.topk, shapes.vocabulary)
     at = 2 * torch.arange(shapes.requests, device=shapes.device).flip(0)
 
     def run(side: Callable[[str, str], Any]) -> Sequence[Tensor]:
@@ -176,7 +177,10 @@ def _stop(shapes: Shapes) -> _Run:
         # as a step that waits for nothing has it
         told = {"unclipped": torch.empty_like(longest), "unknown": longest.new_zeros(1, dtype=torch.int64)}
         told["links"] = torch.arange(1, shapes.width + 1, device=shapes.device).repeat(shapes.requests, 1)
-        return side("stop", "early_stop")(confidence, beta, longest, budget=budget, **told), *told.values()
+        stop = side("stop", "early_stop")
+        # and as one that waits for its own confidences
+        whole = stop(confidence, beta, longest)
+        return whole, stop(confidence, beta, longest, budget=budget, **told), *told.values()
 
     return run
 
@@ -205,16 +209,16 @@ def _pack(shapes: Shapes) -> _Run:
 
 
 def _grow(shapes: Shapes) -> _Run:
-    generator, rows = _generator(shapes), shapes.requests * TOPK
-    log_probs = (-4 * shapes.random(generator, rows, TOPK)).sort(dim=1, descending=True).values
-    ids = torch.arange(TOPK, device=shapes.device).repeat(rows, 1)
+    generator, k, rows = _generator(shapes), shapes.topk, shapes.requests * shapes.topk
+    log_probs = (-4 * shapes.random(generator, rows, k)).sort(dim=1, descending=True).values
+    ids = torch.arange(k, device=shapes.device).repeat(rows, 1)
     stats = DraftStats(ids, log_probs, 8 * shapes.random(generator, rows), shapes.random(generator, rows))
-    joint, path = -shapes.random(generator, shapes.requests, TOPK), shapes.random(generator, shapes.requests, TOPK)
-    alive = shapes.random(generator, shapes.requests, TOPK) < 0.9
+    joint, path = -shapes.random(generator, shapes.requests, k), shapes.random(generator, shapes.requests, k)
+    alive = shapes.random(generator, shapes.requests, k) < 0.9
     beta = torch.full((1,), 0.4, device=shapes.device)
 
     def run(side: Callable[[str, str], Any]) -> Sequence[Tensor]:
-        grown = side("growth", "grow_layer")(shapes.network, joint, path, alive, stats, beta, 2, width=TOPK)
+        grown = side("growth", "grow_layer")(shapes.network, joint, path, alive, stats, beta, 2, width=k)
         return tuple(grown)
 
     return run
@@ -239,6 +243,19 @@ def _build(shapes: Shapes) -> _Run:
     return run
 
 
+def _mask(shapes: Shapes) -> _Run:
+    generator, width, requests = _generator(shapes), shapes.width, min(shapes.requests, 8)
+    trees = shapes.random(generator, requests, width, width) < 0.5
+    prefixes = torch.arange(requests, device=shapes.device) + shapes.prefix
+    counts = (torch.arange(requests, device=shapes.device) % width + 1).int()
+    capacity = int((counts * (prefixes + counts)).sum())
+
+    def run(side: Callable[[str, str], Any]) -> Sequence[Tensor]:
+        return tuple(side("masks", "full_mask")(trees, prefixes, capacity=capacity, counts=counts))
+
+    return run
+
+
 def _attention(shapes: Shapes) -> _Run:
     generator, device = _generator(shapes), shapes.device
     (heads, kv_heads), dim, requests = shapes.heads, shapes.head_dim, min(shapes.requests, 8)
@@ -254,8 +271,12 @@ def _attention(shapes: Shapes) -> _Run:
     pools = random(slots, kv_heads, dim), random(slots, kv_heads, dim)
     pages = torch.randperm(slots, generator=generator, device=device)
     bounds = torch.arange(requests + 1, device=device) * shapes.prefix
+    squares = torch.nn.functional.pad(sizes.square().cumsum(0), (1, 0))
+    mask = shapes.random(generator, int(squares[-1])) < 0.5
 
     def run(side: Callable[[str, str], Any]) -> Sequence[Tensor]:
-        return (side("attention", "tree_attention")(*new, *pools, starts, bounds, pages),)
+        attention = side("attention", "tree_attention")
+        chains = attention(*new, *pools, starts, bounds, pages)
+        return chains, attention(*new, *pools, starts, bounds, pages, mask, squares)
 
     return run

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from c2t_kernels.attention import kernel as attention
+from c2t_kernels.masks import kernel as masks
 from c2t_kernels.pack import kernel as pack
 from c2t_kernels.score import kernel as score
 from c2t_kernels.stats import kernel as stats
@@ -15,7 +17,8 @@ from c2t_kernels.stop import kernel as stop
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.kernel_checks import Checked, Shapes, check
 
-NAMES = ["draft_stats", "score_chain", "early_stop", "pack_ragged", "grow_layer", "build_tree", "tree_attention"]
+CHAINS = ["draft_stats", "score_chain", "early_stop", "pack_ragged"]
+NAMES = [*CHAINS, "grow_layer", "build_tree", "full_mask", "tree_attention"]
 
 
 def checked(device: str, *, trees: bool = False) -> dict[str, Checked]:
@@ -79,6 +82,21 @@ def lengths_of_the_neighbour(right: Any) -> Any:
     return packed
 
 
+def stops_without_a_budget(right: Any) -> Any:
+    return lambda *arguments, **named: right(*arguments, **named) - (named.get("budget") is None)
+
+
+def sees_a_chain(right: Any) -> Any:
+    return lambda *arguments: right(*arguments[:8])
+
+
+def sees_all(right: Any) -> Any:
+    def mask(trees: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        return right(torch.ones_like(trees), *arguments, **named)
+
+    return mask
+
+
 def broken(_: Any) -> Any:
     def kernel(*_: Any, **__: Any) -> None:
         raise RuntimeError("no kernel image for this GPU")
@@ -97,6 +115,7 @@ def broken(_: Any) -> Any:
         (stop, "early_stop", ends_early),
         (stop, "early_stop", counts_nothing),
         (stop, "early_stop", cuts_no_links),
+        (stop, "early_stop", stops_without_a_budget),
         (stop, "early_stop", broken),
     ],
 )
@@ -107,3 +126,11 @@ def test_a_planted_fault_is_named(module: Any, name: str, fault: Any, device: st
     if fault is broken:
         assert math.isinf(found[name].error)
         assert str(found[name]) == "did not run (RuntimeError: no kernel image for this GPU)"
+
+
+@pytest.mark.slow
+def test_faults_of_trees_are_named(device: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(attention, "tree_attention", sees_a_chain(attention.tree_attention))
+    monkeypatch.setattr(masks, "full_mask", sees_all(masks.full_mask))
+    found = checked(device, trees=True)
+    assert [each.name for each in found.values() if not each.ok] == ["full_mask", "tree_attention"]

@@ -20,7 +20,6 @@ NAMED_OF = "0.5.23"
 LINES = {
     "arg_groups/lora_hook.py:253": "not in lora_spec_algorithms",
     "batch_overlap/two_batch_overlap.py:72": "return spec_info.draft_token_num",
-    "speculative/spec_info.py:474": "x * spec_info.num_tokens_per_req",
     "linear/gdn_backend.py:1042": "batch_size = seq_len // forward_batch.spec_info.draft_token_num",
     "mamba/mamba.py:670": "num_decodes, draft_token_num, -1",
     "dsa_backend.py:1101": "draft_token_num = self.speculative_num_draft_tokens",

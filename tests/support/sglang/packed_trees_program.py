@@ -151,10 +151,11 @@ def built() -> dict[str, str]:
     """What the factory makes of SGLang's backend, by what the server is."""
     stock = Fa3(1, 96).backend
 
-    def of(changes: dict[str, Any], **options: str) -> str:
+    def of(changes: dict[str, Any], *layers: Any, **options: str) -> str:
         backend = copy.copy(stock)
         vars(backend).update({"topk": 4, **changes})
         runner = SimpleNamespace(server_args=SimpleNamespace(_c2t=options), is_draft_worker=False)
+        runner.model = SimpleNamespace(modules=lambda: iter((SimpleNamespace(k_scale=None), *layers)))
         return type(packing_fa3(lambda _: backend)(runner)).__name__
 
     return {
@@ -165,6 +166,7 @@ def built() -> dict[str, str]:
         "latent": of({"use_mla": True}, mode="tree"),
         "sliding": of({"has_swa": True}, mode="tree"),
         "fa4": of({"fa_impl_ver": 4}, mode="tree"),
+        "fp8_with_scales": of({}, SimpleNamespace(k_scale=1.0), mode="tree"),
     }
 
 

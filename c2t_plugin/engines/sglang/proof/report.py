@@ -123,6 +123,8 @@ def _shapes(worker: Any) -> Shapes:
         requests=min(worker.req_to_token_pool.size, 64),
         width=max(worker.speculative_num_draft_tokens, 3),
         dtype=target.dtype,
+        top_m=worker.c2t.configuration["top_m"],
+        topk=worker.topk,
         heads=heads,
         head_dim=layer.qk_head_dim if layer is not None and fits else HEAD_DIMS[0],
     )

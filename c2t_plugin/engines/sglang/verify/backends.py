@@ -74,7 +74,7 @@ def packing_fa3(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return backend
         from c2t_plugin.engines.sglang.verify.fa3 import PackedFa3Backend
 
-        return PackedFa3Backend.of(backend)
+        return PackedFa3Backend.of(backend, runner.model)
 
     return create
 

@@ -67,7 +67,7 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
     if found is None or linear is not None:
         from c2t_plugin.engines.sglang.verify import one_length
 
-        obstacle = one_length.reason(kind) if found is None else one_length.linear_obstacle(linear, masked)
+        obstacle = one_length.reason(backend) if found is None else one_length.linear_obstacle(linear, masked)
     if found is not None and obstacle is None and ranks.apart():
         from c2t_plugin.engines.sglang.verify import one_tier
 

@@ -41,8 +41,9 @@ class PackedFa3Backend(FlashAttentionBackend):
     _captured: dict[int, tuple[Any, Any]]
 
     @classmethod
-    def of(cls, stock: Any) -> Any:
-        """SGLang's backend made to pack trees; as it is where its metadata is not what this fills."""
+    def of(cls, stock: Any, model: Any) -> Any:
+        """SGLang's backend made to pack trees; as it is where its metadata is not what this fills, or where the model
+        brings scales of an fp8 cache, which SGLang spreads over requests and its pass over the nodes takes by row."""
         translator = getattr(stock, "kv_index_translator", None)
         odd = (
             type(stock) is not FlashAttentionBackend,
@@ -50,6 +51,7 @@ class PackedFa3Backend(FlashAttentionBackend):
             *(getattr(stock, name, False) for name in ("use_mla", "has_swa", "has_local_attention")),
             *(getattr(stock, name, False) for name in ("is_encoder_decoder", "kv_cache_is_mxfp8")),
             getattr(translator, "is_translating", False) or getattr(stock, "_kv_shard_pool", None) is not None,
+            any(getattr(each, "k_scale", None) is not None for each in model.modules()),
         )
         if not any(odd):
             become(stock, cls)

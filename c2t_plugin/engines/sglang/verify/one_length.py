@@ -14,8 +14,11 @@ _PLACES = {
 _LINEAR, _KERNEL = "KDAAttnBackend", "TritonKDAKernel"
 
 
-def reason(kind: str) -> str:
-    """kind: class of an attention backend that packs no rows."""
+def reason(backend: Any) -> str:
+    """backend: of attention, that packs no rows."""
+    kind, version = type(backend).__name__, getattr(backend, "fa_impl_ver", 3)
+    if version != 3:
+        return f"{kind} by fa{version} has not been tried on packed rows: use --attention-backend fa3 where it runs"
     where = f" ({_PLACES[kind]})" if kind in _PLACES else ""
     return f"{kind} verifies requests of one length only{where}"
 
@@ -28,7 +31,7 @@ def linear_obstacle(linear: Any, masked: bool) -> str | None:
     """
     kind = type(linear).__name__
     if kind != _LINEAR:
-        return reason(kind)
+        return reason(linear)
     kernel = type(linear.kernel_dispatcher.verify_kernel).__name__
     if kernel != _KERNEL:
         return f"{kind} is packed by {_KERNEL} only, not by {kernel}: leave --linear-attn-verify-backend out"

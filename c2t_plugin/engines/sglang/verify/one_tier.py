@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.moe.utils import get_moe_a2a_backend
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.utils.common import require_mlp_tp_gather
 
@@ -81,6 +80,8 @@ class OneTier(PackedVerify):
     def _nobodys(self, idle: Any, uniform: Any) -> Any:
         """The forward batch of a rank without requests. idle: the scheduler's batch of it. uniform: SGLang's own of
         that."""
+        from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+
         rows, device = self.tier, idle.seq_lens.device
         assert rows is not None
         slots = self._graphs()._ragged_capture_slots(rows)

@@ -80,6 +80,11 @@ def test_the_attention_is_what_verifies():
 @pytest.mark.parametrize(
     ("backend", "mode", "reason"),
     [
+        (
+            FlashAttentionBackend(4),
+            "chain",
+            "FlashAttentionBackend by fa4 has not been tried on packed rows: use .* fa3",
+        ),
         (DeepseekSparseAttnBackend(), "chain", r"dsa_backend\.py:1101 .*SGLang 32010, open"),
         (
             HybridLinearAttnBackend(FA3, GDNAttnBackend()),

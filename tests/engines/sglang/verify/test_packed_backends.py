@@ -78,7 +78,7 @@ def trees(trees_run: dict[str, Any]) -> dict[str, dict[str, tuple[float, float]]
 
 def test_fa3_is_ours_for_trees_alone(trees_run: dict[str, Any]):
     """And where its metadata is what we fill."""
-    names = ("chains", "trees_off", "top_k_of_1", "latent", "sliding", "fa4")
+    names = ("chains", "trees_off", "top_k_of_1", "latent", "sliding", "fa4", "fp8_with_scales")
     assert trees_run["built"] == {"trees": "PackedFa3Backend", **dict.fromkeys(names, "FlashAttentionBackend")}
 
 

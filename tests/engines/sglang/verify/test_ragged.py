@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.cpu_engine import SITE
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang.verify import choice as choice_module
 from c2t_plugin.engines.sglang.verify.backends import with_capture_layout
@@ -43,6 +44,10 @@ class TRTLLMHAAttnBackend:
 
 class TRTLLMMLABackend:
     supports_ragged_verify_graph = True
+
+
+class CuteDslMLABackend(TRTLLMMLABackend):
+    """It is SGLang's own name that counts."""
 
 
 class HybridAttnBackend:
@@ -91,6 +96,7 @@ def runner(backend: Any, **changes: Any) -> SimpleNamespace:
         ("trtllm_mha", TRTLLMHAAttnBackend(), "trtllm_mha"),
         ("auto", TRTLLMHAAttnBackend(xqa=True), None),  # a kernel of one length
         ("auto", TRTLLMMLABackend(), "trtllm_mla"),
+        ("auto", CuteDslMLABackend(), "cutedsl_mla"),
         ("auto", HybridAttnBackend(FlashAttentionBackend(3), TorchNativeAttnBackend(), "prefill"), "fa3"),
         ("auto", HybridAttnBackend(FlashAttentionBackend(3), TorchNativeAttnBackend(), "decode"), None),
         ("auto", HybridAttnBackend(TorchNativeAttnBackend(), RaggedAttention(), "decode"), "triton"),
@@ -127,6 +133,8 @@ def test_what_keeps_the_uniform_window(server_args: dict[str, Any], changes: dic
 
 
 def test_ranks_with_requests_of_their_own_pack_rows_where_attention_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+    monkeypatch.syspath_prepend(str(SITE))
     from c2t_plugin.engines.sglang.verify import one_tier
 
     monkeypatch.setattr(choice_module.ranks, "apart", lambda: True)
