@@ -34,6 +34,17 @@ def test_a_weight_that_changes_is_packed_anew(packed: Any) -> None:
     torch.testing.assert_close(packed(given, weight, None, True), 2.0 * first, rtol=1e-4, atol=1e-3)
 
 
+def test_a_weight_in_the_place_of_another_is_packed_anew(packed: Any) -> None:
+    """One that is freed leaves its address and its id to the next."""
+    given, places = torch.randn(3, 512), set()
+    for seed in range(8):
+        weight = torch.randn(512, 512, generator=torch.Generator().manual_seed(seed))
+        places.add((weight.data_ptr(), id(weight)))
+        torch.testing.assert_close(packed(given, weight, None, True), linear(given, weight), rtol=1e-4, atol=1e-3)
+        del weight
+    assert len(places) < 8, "nothing came back"
+
+
 def test_wide_weights_alone_are_packed_once_they_are_loaded(sgl_kernel: ModuleType) -> None:
     wide = importlib.import_module("sgl_kernel.linear").wide
     loaded: list[object] = []

@@ -23,6 +23,8 @@ MOST = 4
 NEW_TOKENS, AT_ONCE = 40, 3
 # so that requests do not come and go together
 SPREAD = (0, 5, 11, 2, 17)
+# Runs until one has something to show: which requests run beside each other hangs on when they come.
+TRIES = 4
 FAULTS = (
     "a_token_is_not_read",
     "positions_are_one_too_low",
@@ -123,6 +125,14 @@ class Answered:
     steps: Sequence[Mapping[str, Any]]
     caught_up: Sequence[Mapping[str, Any]]
 
+    def shows(self, whole: bool) -> bool:
+        """Whether AT_ONCE requests have caught up together. whole: some of them unequally far behind, and the bound was
+        reached, too."""
+        lengths = [line["caught_up"] for line in self.caught_up]
+        if max(map(len, lengths), default=0) != AT_ONCE:
+            return False
+        return not whole or (any(len(set(each)) > 1 for each in lengths) and any(e["ended"] for e in self.caught_up))
+
 
 def answered(
     running: Any,
@@ -132,25 +142,30 @@ def answered(
     fault: str = "",
     depths: Sequence[int] = DEPTHS,
     most: int = MOST,
+    tries: int = TRIES,
 ) -> Answered:
     """Prompts answered, AT_ONCE at a time, by a server with this plugin."""
     from tests.support.sglang import verify_counts
 
-    plan.write_text(json.dumps({"depths": depths, "most": most, "fault": fault}))
-    log.write_text("")
-    answers = verify_counts.answers(running, prompts, AT_ONCE, new_tokens=NEW_TOKENS, spread=SPREAD)
-    plan.write_text("")
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    steps, caught_up = ([line for line in lines if name in line] for name in ("rids", "caught_up"))
-    return Answered(prompts, answers, steps, caught_up)
+    for _ in range(tries):
+        plan.write_text(json.dumps({"depths": depths, "most": most, "fault": fault}))
+        log.write_text("")
+        answers = verify_counts.answers(running, prompts, AT_ONCE, new_tokens=NEW_TOKENS, spread=SPREAD)
+        plan.write_text("")
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        steps, caught_up = ([line for line in lines if name in line] for name in ("rids", "caught_up"))
+        found = Answered(prompts, answers, steps, caught_up)
+        if found.shows(whole=not fault):
+            break
+    return found
 
 
 def continued(running: Any, prompts: Sequence[Sequence[int]], plan: Path, log: Path, fault: str = "") -> Answered:
     """Texts that plain steps have given, as prompts of drafted ones, which find them in the server's cache."""
     running.flush_cache()
-    plain = answered(running, prompts, plan, log, fault, depths=(0,), most=2 * NEW_TOKENS)
+    plain = answered(running, prompts, plan, log, fault, depths=(0,), most=2 * NEW_TOKENS, tries=1)
     texts = [[*prompt, *answer["output_ids"][:-1]] for prompt, answer in zip(prompts, plain.answers, strict=True)]
-    found = answered(running, texts, plan, log, fault, depths=(2, 4, 1))
+    found = answered(running, texts, plan, log, fault, depths=(2, 4, 1), tries=1)
     running.flush_cache()
     return found
 
@@ -184,12 +199,7 @@ class Judge:
         differing, seen = self.wrong(found)
         assert (differing > 0) == bool(fault), f"{differing} of {seen} differ"
         assert seen > 20
-        caught_up = [line["caught_up"] for line in found.caught_up]
-        assert max(len(lengths) for lengths in caught_up) == AT_ONCE
-        if fault:
-            return
-        assert any(len(set(lengths)) > 1 for lengths in caught_up), "all were as far behind"
-        assert any(line["ended"] for line in found.caught_up), "the bound was never reached"
+        assert found.shows(whole=not fault), "all were as far behind, or the bound was never reached"
 
     def _differs(self, text: list[int], states: Any, tokens: list[int], sure: list[float]) -> bool | None:
         """None: that is too near to call."""

@@ -6,14 +6,15 @@ product, which on some processors divides few rows among threads so badly that 3
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 
 import torch
 
 # Smaller ones lie in the caches, and to dispatch their product costs more than the layout saves.
 LEAST = 512
-# by where a weight lies: its version, and as oneDNN has it
-_PACKED: dict[int, tuple[int, torch.Tensor]] = {}
+# by the id of a weight: the weight, its version, and as oneDNN has it
+_PACKED: dict[int, tuple[weakref.ref[torch.Tensor], int, torch.Tensor]] = {}
 
 
 def wide(weight: torch.Tensor) -> bool:
@@ -24,10 +25,12 @@ def wide(weight: torch.Tensor) -> bool:
 def product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """(rows, in) float32 -> (rows, out) float32. weight: (out, in), packed anew when it has changed."""
     version = 0 if weight.is_inference() else weight._version
-    known = _PACKED.get(weight.data_ptr())
-    if known is None or known[0] != version:
-        known = _PACKED[weight.data_ptr()] = version, torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
-    return torch.ops.mkldnn._linear_pointwise(rows, known[1], bias, "none", [], "")
+    known = _PACKED.get(id(weight))
+    # the id of one that is gone may be another's
+    if known is None or known[0]() is not weight or known[1] != version:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+        known = _PACKED[id(weight)] = weakref.ref(weight), version, packed
+    return torch.ops.mkldnn._linear_pointwise(rows, known[2], bias, "none", [], "")
 
 
 def pack(model: torch.nn.Module) -> None:
