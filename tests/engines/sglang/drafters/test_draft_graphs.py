@@ -163,7 +163,11 @@ def switched(worker: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     made.speculative_num_steps, made.speculative_num_draft_tokens = DEPTHS[-1], DEPTHS[-1] + 1
     made._target_worker = SimpleNamespace(model_runner=SimpleNamespace())
     made.planned_depth, made.plan_rows = lambda reqs: made.planned.pop(), lambda requests: None
-    made._draft_worker = SimpleNamespace(draft_runner=SimpleNamespace(), _rebuild_topk1_chain_buffers=lambda: None)
+    made._draft_worker = SimpleNamespace(
+        draft_runner=SimpleNamespace(),
+        _rebuild_topk1_chain_buffers=lambda: None,
+        c2t=SimpleNamespace(together=None),
+    )
     made.adaptive_controller = DepthSwitch(made, DEPTHS)
     made.adaptive_controller.register(state_of(DEPTHS[-1] + 1, DEPTHS[-1]))
     made.adaptive_controller.init_states(cuda_graph_bs=[1, 2])

@@ -234,7 +234,7 @@ def test_rows_are_planned_by_the_sizes_of_the_depth_that_is_in_force(chain: Any,
     planner.wait_for_nothing(3, "cpu")
     switch = object.__new__(worker.DepthSwitch)
     monkeypatch.setattr(worker.DepthSwitch, "switch", lambda _, depth: now.__setitem__(0, depth))
-    step = object.__new__(type("Step", (worker.StepMixin,), {"c2t": SimpleNamespace(planner=planner)}))
+    step = object.__new__(type("Step", (worker.StepMixin,), {"c2t": SimpleNamespace(planner=planner, together=None)}))
     step.device, step.adaptive_controller, step._reqs = "cpu", switch, [SimpleNamespace(rid=rid) for rid in "abc"]
     script = iter([2, 2, 2, D_MAX, 2])
 
