@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.report.rows import BenchRow
@@ -141,7 +141,7 @@ def _promise(blocks: Sequence[Sequence[BenchRow]]) -> list[str]:
 
 def _every(blocks: Sequence[Sequence[BenchRow]]) -> list[str]:
     """What C2T auto reaches of the best of all other arms, and which those are; nothing without it."""
-    return _compared(blocks, EVERY, lambda row: row.arm == AUTO, lambda row: row.arm != AUTO)
+    return _compared(blocks, EVERY, (AUTO,))
 
 
 def _either(blocks: Sequence[Sequence[BenchRow]]) -> list[str]:
@@ -150,25 +150,18 @@ def _either(blocks: Sequence[Sequence[BenchRow]]) -> list[str]:
     for rows in blocks:
         chains, trees = ({load_of(row) for row in rows if row.arm == arm} for arm in (AUTO, TREE_AUTO))
         both.append([row for row in rows if load_of(row) in chains & trees])
-    known = [rows for rows in both if rows]
-    return _compared(
-        known, EITHER, lambda row: row.arm in (AUTO, TREE_AUTO), lambda row: row.arm not in (AUTO, TREE_AUTO)
-    )
+    return _compared([rows for rows in both if rows], EITHER, (AUTO, TREE_AUTO))
 
 
-def _compared(
-    blocks: Sequence[Sequence[BenchRow]],
-    text: str,
-    ours: Callable[[BenchRow], bool],
-    rivals: Callable[[BenchRow], bool],
-) -> list[str]:
-    """The fastest of ours over the fastest rival, one line a setting, one column a load; nothing without either."""
+def _compared(blocks: Sequence[Sequence[BenchRow]], text: str, arms: Sequence[str]) -> list[str]:
+    """The fastest of these arms over the fastest other one, one line a setting, one column a load; nothing without."""
     found: dict[str, dict[int, float]] = {}
     faster = Counter[str]()
     for rows in blocks:
         ratios = found[title_of(rows[0].setting)] = {}
         for load in sorted({load_of(row) for row in rows}):
-            mine, rival = (fastest(row for row in rows if load_of(row) == load and of(row)) for of in (ours, rivals))
+            here = [row for row in rows if load_of(row) == load]
+            mine, rival = (fastest(row for row in here if (row.arm in arms) == ours) for ours in (True, False))
             if mine is not None and rival is not None:
                 ratios[load] = ratio = (mine.metrics[SPEED] or 0.0) / (rival.metrics[SPEED] or 1.0)
                 faster[rival.arm] += ratio < 1.0

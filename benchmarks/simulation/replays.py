@@ -56,11 +56,10 @@ def _static(arm: str, replay: Replay, setting: Setting, *, length: int) -> Itera
 
 
 def _sglang_adaptive(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
-    outcome = replay.traces.chain.accepted.int().cumprod(1)
+    accepted = _accepted(replay)
     adaptive = SglangAdaptive(initial=3)
     policy = Policy("adaptive", adaptive.depth, adaptive.keep)
-    told = outcome.float(), outcome.bool()
-    yield Entrant(arm, arm, policy, setting.curve(), *told, adaptive.tokens(setting.requests))
+    yield Entrant(arm, arm, policy, setting.curve(), accepted.float(), accepted, adaptive.tokens(setting.requests))
 
 
 def _scored(arm: str, name: str, policy: Policy, seen: Tensor, replay: Replay, setting: Setting) -> Entrant:
@@ -118,8 +117,8 @@ def _forest(replay: Replay, setting: Setting) -> Forest:
 
 def _eagle2_tree(arm: str, replay: Replay, setting: Setting) -> Iterator[Entrant]:
     forest = _forest(replay, setting)
-    order, accepted = _in_order(forest, forest.joint_log_prob, max(TREE_NODES))
-    for nodes in dict.fromkeys(min(size, order.shape[1]) for size in TREE_NODES):
+    _, accepted = _in_order(forest, forest.joint_log_prob, max(TREE_NODES))
+    for nodes in dict.fromkeys(min(size, accepted.shape[1]) for size in TREE_NODES):
         whole = torch.full((len(forest),), nodes)
         yield _whole_trees(arm, f"EAGLE-2 tree of {nodes}", whole, accepted, forest, setting, scored=False)
 

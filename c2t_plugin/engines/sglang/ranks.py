@@ -31,13 +31,13 @@ def leads() -> bool:
 
 def agree(tensor: Tensor) -> Tensor:
     """The first rank's values: a different cut or tree would desynchronise the others."""
-    return tensor if alone() or (peers := _peers()).world_size == 1 else peers.broadcast(tensor, src=0)
+    peers = _peers()
+    return tensor if peers.world_size == 1 else peers.broadcast(tensor, src=0)
 
 
 def agree_on(number: int, device: torch.device | str) -> int:
     """The first rank's number. Waits for the device where there are several ranks."""
-    told = alone() or _peers().world_size == 1
-    return number if told else int(agree(torch.tensor([number], dtype=torch.int32, device=device)))
+    return number if _peers().world_size == 1 else int(agree(torch.tensor([number], dtype=torch.int32, device=device)))
 
 
 def all_hold(here: bool) -> bool:

@@ -329,7 +329,7 @@ def test_ones_own_threshold_does_not_deepen_the_drafts_of_others(
     with monkeypatch.context() as patch:
         patch.syspath_prepend(str(SITE))
         worker = importlib.import_module("c2t_plugin.engines.sglang.worker")
-    monkeypatch.setattr(worker.ranks, "alone", lambda: True)
+    monkeypatch.setattr(worker.ranks, "_peers", lambda: SimpleNamespace(world_size=1))
     parts, reqs, told = parts_of(request_settings=setting), [request({"c2t": each}) for each in asked], []
     requests.set_options(parts, torch.arange(len(reqs)), reqs)
     parts.planner = SimpleNamespace(begin=lambda count, whole, own: told.append((count, whole)) or 3)
@@ -353,7 +353,7 @@ def test_drafts_beside_one_that_wants_none_end_as_without_it(odd: int, monkeypat
     with monkeypatch.context() as patch:
         patch.syspath_prepend(str(SITE))
         worker = importlib.import_module("c2t_plugin.engines.sglang.worker")
-    monkeypatch.setattr(worker.ranks, "alone", lambda: True)
+    monkeypatch.setattr(worker.ranks, "_peers", lambda: SimpleNamespace(world_size=1))
     planner = StepPlanner(COSTS, None, steps=D_MAX, most=D_MAX, device=torch.device("cpu"), depths=range(D_MAX + 1))
     planner.packed, planner.draft_end = True, DraftEnd()
     for _ in range(WHOLE_FIRST):

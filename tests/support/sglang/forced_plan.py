@@ -118,12 +118,17 @@ def register() -> None:
 
 @dataclasses.dataclass
 class Answered:
-    """Under the script. steps: drafted ones. caught_up: lines of catching up."""
+    """Under the script, of one run or several. steps: drafted ones. caught_up: lines of catching up."""
 
     prompts: Sequence[Sequence[int]]
     answers: Sequence[Mapping[str, Any]]
     steps: Sequence[Mapping[str, Any]]
     caught_up: Sequence[Mapping[str, Any]]
+
+    def gives(self, texts: Sequence[tuple[int, ...]]) -> bool:
+        """Whether the answers of each run begin so."""
+        found = [tuple(answer["output_ids"][: len(texts[0])]) for answer in self.answers]
+        return found == [*texts] * (len(found) // len(texts))
 
     def shows(self, whole: bool) -> bool:
         """Whether AT_ONCE requests have caught up together. whole: some of them unequally far behind, and the bound was
@@ -147,6 +152,7 @@ def answered(
     """Prompts answered, AT_ONCE at a time, by a server with this plugin."""
     from tests.support.sglang import verify_counts
 
+    found = Answered([], [], [], [])
     for _ in range(tries):
         plan.write_text(json.dumps({"depths": depths, "most": most, "fault": fault}))
         log.write_text("")
@@ -154,7 +160,13 @@ def answered(
         plan.write_text("")
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         steps, caught_up = ([line for line in lines if name in line] for name in ("rids", "caught_up"))
-        found = Answered(prompts, answers, steps, caught_up)
+        # all of them are judged
+        found = Answered(
+            [*found.prompts, *prompts],
+            [*found.answers, *answers],
+            [*found.steps, *steps],
+            [*found.caught_up, *caught_up],
+        )
         if found.shows(whole=not fault):
             break
     return found
