@@ -36,7 +36,7 @@ WORKERS = {
     "vllm.v1.worker.gpu_worker.Worker": "c2t_plugin.engines.vllm.worker_gpu.C2TWorker",
 }
 
-# Under adaptive verification, by whether scheduling is asynchronous.
+# Without a planner, by whether scheduling is asynchronous.
 SCHEDULERS = {
     False: "c2t_plugin.engines.vllm.verified.CountingScheduler",
     True: "c2t_plugin.engines.vllm.verified.AsyncCountingScheduler",
@@ -235,10 +235,12 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     )
     vllm_config.additional_config = {**vllm_config.additional_config, KEY: asdict(settings)}
     vllm_config.parallel_config.worker_cls = WORKERS[worker]
-    if spec.enable_adaptive_verification:
-        scheduler.scheduler_cls = SCHEDULERS[scheduler.async_scheduling]
-    elif config.planned:
+    if config.planned:
         scheduler.scheduler_cls = PLANNING
+    elif scheduler.scheduler_cls is None:
+        scheduler.scheduler_cls = SCHEDULERS[scheduler.async_scheduling]
+    else:
+        logger.info("C2T: --scheduler-cls %s counts no steps without a draft", scheduler.scheduler_cls)
     return settings
 
 

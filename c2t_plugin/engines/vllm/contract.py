@@ -90,8 +90,6 @@ v1/metrics/loggers.py
   PrometheusStatLogger.record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
 v1/metrics/stats.py
   SchedulerStats: spec_decoding_stats, waiting_lora_adapters
-  IterationStats.update_from_output
-    inter_token_latencies_iter.append(
 config/scheduler.py
   SchedulerConfig: async_scheduling, scheduler_cls
 v1/core/sched/output.py
@@ -111,7 +109,7 @@ v1/core/sched/scheduler.py
   Scheduler._update_request_with_output
     del new_token_ids[num_new:]
 v1/request.py
-  Request: use_structured_output, is_prefill_chunk
+  Request: use_structured_output, is_prefill_chunk, num_output_tokens
 v1/core/sched/async_scheduler.py
   AsyncScheduler
 v1/spec_decode/metrics.py

@@ -8,7 +8,8 @@
 Verified tokens a step are the mean of `length`, the accept length is accepted tokens a step and one. vLLM's own
 vllm:spec_decode_num_drafts leaves out the steps of requests without a draft, so its means are those of the requests
 that had one. Draft tokens are those that were verified: what the scheduler scheduled, less what adaptive verification
-cut on the device (verified.py).
+cut on the device. The scheduler counts what has no draft (verified.py), as of several API servers each sees its own
+requests and only one is told of a step's drafts.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from c2t_plugin.engines.vllm.config import Settings
 # Of statistics that a scheduler sends to where metrics are: LoRA's, which is refused beside C2T. They are whole
 # numbers, so that these are millionths.
 CARRIER, PREFIX, MILLION = "waiting_lora_adapters", "c2t:", 1e6
-SECONDS = "classifier_seconds"
+SECONDS, PLAIN = "classifier_seconds", "plain_steps"
 
 
 def packed(state: dict[str, Any]) -> dict[str, int]:
@@ -39,6 +40,11 @@ def packed(state: dict[str, Any]) -> dict[str, int]:
 def classified(seconds: float) -> dict[str, int]:
     """The same of the classifier's time since it was last said; nothing of none."""
     return {PREFIX + SECONDS: round(seconds * MILLION)} if seconds else {}
+
+
+def plain(steps: int) -> dict[str, int]:
+    """The same of verify steps of requests without a draft; nothing of none."""
+    return {PREFIX + PLAIN: steps} if steps else {}
 
 
 class VerifyCounters:
@@ -64,9 +70,6 @@ class VerifyCounters:
         )
         self.accepted = {index: accepted.labels(*own) for index, own in labels.items()}
         self.seconds = {index: seconds.labels(*own) for index, own in labels.items()}
-        # Steps without drafts that are yet to be counted; below 0 where a step's output was dropped.
-        self._plain = dict.fromkeys(labels, 0)
-
         self._gauges = {
             name: prometheus_client.Gauge(f"vllm:c2t_{name}", text, [*names, *more], multiprocess_mode="mostrecent")
             for name, text, more in GAUGES
@@ -74,30 +77,26 @@ class VerifyCounters:
         self._labels = logger.per_engine_labelvalues
 
     def tell(self, engine: int, sent: dict[str, int]) -> None:
-        """What a planner's scheduler has just said. sent: see `packed` and `classified`."""
+        """What a scheduler of ours has just said. sent: see `packed`, `classified` and `plain`."""
         for key, value in sent.items():
             if key == PREFIX + SECONDS:
                 self.seconds[engine].inc(value / MILLION)
+            elif key == PREFIX + PLAIN:
+                self.steps[engine][0].inc(value)
             elif key.startswith(PREFIX):
                 name, *labels = key.removeprefix(PREFIX).split(",")
                 own = (str(label) for label in self._labels[engine])
                 self._gauges[name].labels(*own, *labels).set(value / MILLION)
 
-    def record(self, engine: int, drafts: Any, iteration: Any) -> None:
-        """Add one iteration. drafts: vLLM's SpecDecodingStats or None. iteration: its IterationStats or None."""
-        if iteration is not None:
-            # one latency per request that decoded, with or without drafts
-            self._plain[engine] += len(iteration.inter_token_latencies_iter)
-        if drafts is not None:
-            self._plain[engine] -= drafts.num_drafts
-            self.accepted[engine].inc(drafts.num_accepted_tokens)
-            # drafts with at least so many tokens
-            reaching = [drafts.num_drafts, *drafts.num_draft_tokens_per_pos, 0]
-            for length, steps in enumerate(self.steps[engine]):
-                steps.inc(reaching[length] - reaching[length + 1])
-        if self._plain[engine] > 0:
-            self.steps[engine][0].inc(self._plain[engine])
-            self._plain[engine] = 0
+    def record(self, engine: int, drafts: Any) -> None:
+        """Add the drafts of one step. drafts: vLLM's SpecDecodingStats, or None where there was none."""
+        if drafts is None:
+            return
+        self.accepted[engine].inc(drafts.num_accepted_tokens)
+        # drafts with at least so many tokens
+        reaching = [drafts.num_drafts, *drafts.num_draft_tokens_per_pos, 0]
+        for length, steps in enumerate(self.steps[engine]):
+            steps.inc(reaching[length] - reaching[length + 1])
 
 
 def creating(stock: Callable[..., None]) -> Callable[..., None]:
@@ -122,7 +121,7 @@ def recording(stock: Callable[..., None]) -> Callable[..., None]:
         counters: VerifyCounters | None = getattr(self, ATTRIBUTE)
         if counters is not None:
             drafts = None if scheduler_stats is None else scheduler_stats.spec_decoding_stats
-            counters.record(engine_idx, drafts, iteration_stats)
+            counters.record(engine_idx, drafts)
             counters.tell(engine_idx, getattr(scheduler_stats, CARRIER, {}))
 
     return record

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.core.sched.scheduler import Scheduler
-
 from c2t_plugin.classifier import load_classifier
 from c2t_plugin.config import LOWER, NETWORK, C2TConfig
 from c2t_plugin.engines import learning
@@ -20,6 +18,7 @@ from c2t_plugin.engines.vllm.learns import pair_of
 from c2t_plugin.engines.vllm.metrics import CARRIER, classified, packed
 from c2t_plugin.engines.vllm.planning import Drafted, Planning, cut
 from c2t_plugin.engines.vllm.requests import OwnSettings
+from c2t_plugin.engines.vllm.verified import CountingScheduler
 from c2t_plugin.planner import CostCurve, OwnLimits
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from c2t_plugin.planner.network_learner import NetworkLearner
 
 
-class PlanningScheduler(Scheduler):
+class PlanningScheduler(CountingScheduler):
     """Synchronous. Named by `scheduler_config.scheduler_cls`."""
 
     # of drafts, statistics, confidences and cuts, until the next statistics

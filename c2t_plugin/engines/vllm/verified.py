@@ -1,8 +1,9 @@
-"""How many draft tokens were verified, under adaptive verification.
+"""How many draft tokens were verified, none included.
 
-vLLM schedules whole drafts there and cuts them on the device, so its statistics would take all of them for verified.
-The numbers come from the device with the sampled tokens of the same step. The statistics leave out what a grammar has
-refused, by a number per request; what was cut is left out by the same number.
+vLLM's statistics know nothing of a request without a draft: such steps are counted here, where all requests are.
+Under adaptive verification vLLM schedules whole drafts and cuts them on the device, so its statistics would take all
+of them for verified. The numbers come from the device with the sampled tokens of the same step. The statistics leave
+out what a grammar has refused, by a number per request; what was cut is left out by the same number.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.async_utils import AsyncOutput, async_copy_to_np, stream
 
 from c2t_plugin.engines.patching import ATTRIBUTE
+from c2t_plugin.engines.vllm.metrics import CARRIER, plain
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _StockScheduler
@@ -45,22 +47,42 @@ class VerifiedOutput(AsyncModelRunnerOutput):
         return self._output.get_kv_connector_output()
 
 
-class _CountingMixin(_StockScheduler):
+class CountingMixin(_StockScheduler):
     """Over a stock scheduler; its statistics are all that changes."""
 
+    # until the next statistics
+    _plain = 0
+
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        drafts = scheduler_output.scheduled_spec_decode_tokens
         verified = getattr(model_runner_output, ATTRIBUTE, None)
         if verified is not None:
-            scheduled = scheduler_output.scheduled_spec_decode_tokens
             scheduler_output.num_invalid_spec_tokens = {
-                name: len(tokens) - verified[name] for name, tokens in scheduled.items()
+                name: len(tokens) - verified[name] for name, tokens in drafts.items()
             }
+        without = [name for name in scheduler_output.num_scheduled_tokens if not drafts.get(name)]
+        self._plain += sum(self._decoded(name, model_runner_output) for name in without)
         return super().update_from_output(scheduler_output, model_runner_output)
 
+    def _decoded(self, name: str, output: ModelRunnerOutput) -> bool:
+        """Whether a request got a token that is not its first."""
+        request = self.requests.get(name)
+        if request is None or request.is_finished() or not request.num_output_tokens:
+            return False
+        tokens = output.sampled_token_ids
+        return bool(tokens) and len(tokens[output.req_id_to_index[name]]) > 0
 
-class CountingScheduler(_CountingMixin, Scheduler):
+    def make_stats(self, *positional: Any, **keyword: Any) -> Any:
+        stats = super().make_stats(*positional, **keyword)
+        if stats is not None:
+            getattr(stats, CARRIER).update(plain(self._plain))
+            self._plain = 0
+        return stats
+
+
+class CountingScheduler(CountingMixin, Scheduler):
     """Synchronous."""
 
 
-class AsyncCountingScheduler(_CountingMixin, AsyncScheduler):
+class AsyncCountingScheduler(CountingMixin, AsyncScheduler):
     """Asynchronous."""

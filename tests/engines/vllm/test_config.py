@@ -161,23 +161,30 @@ def test_the_settings_reach_the_worker(tmp_path: Path):
     assert found.parallel_config.worker_cls == "c2t_plugin.engines.vllm.worker_cpu.C2TWorker"
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_under_adaptive_verification_a_scheduler_of_ours_counts(asynchronous: bool):
+def test_a_scheduler_of_ours_counts(asynchronous: bool, adaptive: bool):
     from vllm.utils.import_utils import resolve_obj_by_qualname
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-    found = resolved(enable_adaptive_verification=True)
+    found = resolved(enable_adaptive_verification=adaptive)
     found.scheduler_config.async_scheduling = asynchronous
-    config.settle(found, config.C2TConfig())
+    config.settle(found, config.C2TConfig(planner="off"))
     chosen = resolve_obj_by_qualname(found.scheduler_config.scheduler_cls)
     assert issubclass(chosen, AsyncScheduler) is asynchronous
-    own = resolved(enable_adaptive_verification=True)
+
+
+def test_a_scheduler_of_the_users_stays(caplog: pytest.LogCaptureFixture):
+    own = resolved()
     own.scheduler_config.scheduler_cls = "mine.Scheduler"
+    with caplog.at_level("INFO", "vllm.c2t"):
+        config.settle(own, config.C2TConfig(planner="off"))
+    assert own.scheduler_config.scheduler_cls == "mine.Scheduler"
+    assert "--scheduler-cls mine.Scheduler counts no steps without a draft" in caplog.text
+    adaptive = resolved(enable_adaptive_verification=True)
+    adaptive.scheduler_config.scheduler_cls = "mine.Scheduler"
     with pytest.raises(ConfigError, match=r"--scheduler-cls mine\.Scheduler cannot be combined with adaptive"):
-        config.settle(own, config.C2TConfig())
-    others = resolved()
-    config.settle(others, config.C2TConfig(planner="off"))
-    assert others.scheduler_config.scheduler_cls is None
+        config.settle(adaptive, config.C2TConfig())
 
 
 def test_where_traces_are_recorded(tmp_path: Path):

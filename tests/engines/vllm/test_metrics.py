@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from c2t_plugin.engines.vllm import cpu_guard
-from c2t_plugin.engines.vllm.metrics import VerifyCounters, classified, packed
+from c2t_plugin.engines.vllm.metrics import VerifyCounters, classified, packed, plain
+from c2t_plugin.engines.vllm.verified import CountingMixin
 
 
 @pytest.fixture
@@ -45,24 +46,21 @@ def drafts(lengths: list[int], accepted: int) -> Any:
     return SimpleNamespace(num_drafts=len(lengths), num_draft_tokens_per_pos=reaching, num_accepted_tokens=accepted)
 
 
-def iteration(decoded: int) -> Any:
-    return SimpleNamespace(inter_token_latencies_iter=[0.1] * decoded)
-
-
 def test_each_length_is_counted(counters: VerifyCounters):
-    counters.record(0, drafts([3, 1, 1], accepted=2), iteration(5))
-    assert steps() == [2, 2, 0, 1]
+    counters.record(0, drafts([3, 1, 1], accepted=2))
+    assert steps() == [0, 2, 0, 1]
     assert value("vllm:c2t_accepted_tokens_total") == 2
-    counters.record(0, drafts([2], accepted=2), iteration(1))
-    assert steps() == [2, 2, 1, 1]
+    counters.record(0, drafts([2], accepted=2))
+    assert steps() == [0, 2, 1, 1]
     # drafts of which adaptive verification has left nothing
-    counters.record(0, drafts([0, 1, 0], accepted=1), iteration(3))
-    assert steps() == [4, 3, 1, 1]
+    counters.record(0, drafts([0, 1, 0], accepted=1))
+    assert steps() == [2, 3, 1, 1]
 
 
-def test_iterations_without_drafts_are_plain_steps(counters: VerifyCounters):
-    counters.record(0, None, iteration(2))
-    counters.record(0, None, None)
+def test_steps_without_drafts_are_those_that_the_scheduler_counted(counters: VerifyCounters):
+    counters.record(0, None)
+    counters.tell(0, plain(0))
+    counters.tell(0, {**plain(2), "of LoRA": 3})
     assert steps() == [2, 0, 0, 0]
 
 
@@ -72,10 +70,64 @@ def test_the_help_says_what_is_counted(counters: VerifyCounters):
     assert "# HELP vllm:c2t_accepted_tokens_total Draft tokens accepted, bonus tokens excluded." in text
 
 
-def test_a_dropped_output_is_not_a_step_less(counters: VerifyCounters):
-    counters.record(0, drafts([1, 1], accepted=0), iteration(1))
-    counters.record(0, None, iteration(3))
-    assert steps() == [2, 2, 0, 0]
+class Requests(dict[str, SimpleNamespace]):
+    """A scheduler as far as CountingMixin reads it."""
+
+    def __init__(self, **outputs: int | None) -> None:
+        """outputs: by request, how many tokens it has; None where it has ended."""
+        made = {
+            name: SimpleNamespace(num_output_tokens=tokens, is_finished=lambda ended=tokens is None: ended)
+            for name, tokens in outputs.items()
+        }
+        super().__init__(made)
+
+
+class Stock:
+    """vLLM's scheduler as far as CountingMixin calls it. stats: whether it is asked for statistics."""
+
+    def __init__(self, requests: Requests, *, stats: bool = True) -> None:
+        self.requests, self.stats = requests, stats
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        for each in self.requests.values():
+            each.num_output_tokens = 99
+        return self.make_stats(None)
+
+    def make_stats(self, drafts: Any) -> Any:
+        return SimpleNamespace(waiting_lora_adapters={}) if self.stats else None
+
+
+class Counting(CountingMixin, Stock):  # type: ignore[misc]
+    """What is tested: over another base than vLLM's."""
+
+
+def step(drafts: dict[str, list[int]], tokens: dict[str, list[int]]) -> tuple[Any, Any]:
+    """What was scheduled and what came of it, of the requests of `tokens`."""
+    scheduled = SimpleNamespace(scheduled_spec_decode_tokens=drafts, num_scheduled_tokens=dict.fromkeys(tokens, 1))
+    places = {name: row for row, name in enumerate(tokens)}
+    return scheduled, SimpleNamespace(req_id_to_index=places, sampled_token_ids=list(tokens.values()))
+
+
+def test_a_scheduler_counts_tokens_that_came_without_a_draft():
+    running = Requests(plain=3, empty=1, drafted=2, first=0, chunk=0, resumed=4, ended=None)
+    found = Counting(running).update_from_output(
+        *step(
+            {"drafted": [5], "empty": []},
+            {
+                **{"plain": [1], "empty": [1], "drafted": [5, 6], "first": [1], "chunk": []},
+                **{"resumed": [], "ended": [1], "aborted": [1]},
+            },
+        )
+    )
+    assert found.waiting_lora_adapters == plain(2) == {"c2t:plain_steps": 2}
+
+
+def test_what_is_counted_waits_for_statistics():
+    scheduler = Counting(Requests(plain=3), stats=False)
+    assert scheduler.update_from_output(*step({}, {"plain": [1]})) is None
+    scheduler.stats = True
+    assert scheduler.update_from_output(*step({}, {"plain": [1]})).waiting_lora_adapters == plain(2)
+    assert scheduler.make_stats(None).waiting_lora_adapters == {}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
