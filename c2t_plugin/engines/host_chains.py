@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from c2t_kernels import DraftStats
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.engines.host_scorer import HostNetwork, HostStatistics, HostStats, extend
 from c2t_plugin.scorer import ChainScorer
@@ -21,26 +20,52 @@ class HostChainScorer(ChainScorer):
     def __init__(self, classifier: NodeClassifier, **how: Any) -> None:
         """how: as ChainScorer takes it; the device is the CPU."""
         super().__init__(classifier, **how)
-        self._host_stats = HostStatistics(how["rows"], classifier.spec.top_m)
-        self._draft_stats = self._on_host
+        self._statistics = HostStatistics(how["rows"], classifier.spec.top_m)
         self._host_network = HostNetwork(self.network, how["max_depth"])
         # views: what is written here is read there
         self._joint, self._path, self._confidence = (each.numpy() for each in self._state)
+        self._host_seeds = self._seeds.numpy()
+        self._host_stats, self._host_log_prob = (
+            None if each is None else each.numpy() for each in (self._stats, self._log_prob)
+        )
 
     def take(self, parameters: Sequence[Tensor]) -> None:
         super().take(parameters)
         self._host_network = HostNetwork(self.network, self.d_max)
 
-    def _on_host(self, logits: Tensor, *, out: DraftStats | None = None, at: Tensor | None = None) -> DraftStats:
-        """c2t_kernels.draft_stats of the most probable token."""
-        token_ids, log_prob, entropy, margin = map(torch.from_numpy, self._host_stats(logits))
-        return DraftStats(token_ids[:, None], log_prob[:, None], entropy, margin).into(out, at)
+    def write_seed(self, slots: Tensor, logits: Tensor) -> None:
+        self._host_seeds[:, slots.numpy()] = self._on_host(logits)[1:]
 
-    def _score_chain(self, log_prob: Tensor, entropy: Tensor, margin: Tensor) -> None:
-        n, column = len(log_prob), self._step - 1
+    def step(self, logits: Tensor) -> None:
+        self._add(self._on_host(logits[: self._batch]))
+
+    def newest(self) -> tuple[list[float], list[float]]:
+        """Of each request of the draft at hand its newest token's confidence, and the logarithm of the draft's own
+        probability of it, NaN where that is not kept."""
+        n, column = self._batch, self._step - 1
+        own = self._host_log_prob
+        return (
+            self._confidence[:n, column].tolist(),
+            [float("nan")] * n if own is None else own[:n, column].tolist(),
+        )
+
+    def _score(self, log_prob: Tensor, entropy: Tensor, margin: Tensor) -> None:
+        # a chain's token is the most probable one, whatever its id
+        self._add(HostStats(None, log_prob.numpy(), entropy.numpy(), margin.numpy()))
+
+    def _on_host(self, logits: Tensor) -> HostStats:
+        """Of the most probable token."""
+        return self._statistics(logits)
+
+    def _add(self, stats: HostStats) -> None:
+        """One more token of every chain, as it is kept."""
+        n, column = self._batch, self._step
+        self._step += 1
         joint, path = self._joint[:n], self._path[:n]
         if column == 0:
             joint[:] = path[:] = 0.0
-        # a chain's token is the most probable one, whatever its id
-        stats = HostStats(None, log_prob.numpy(), entropy.numpy(), margin.numpy())
         self._confidence[:n, column] = extend(self._host_network, joint, path, stats, column)
+        if self._host_log_prob is not None:
+            self._host_log_prob[:n, column] = stats.log_prob
+        if self._host_stats is not None:
+            self._host_stats[:n, column] = np.stack((joint, *stats[1:]), axis=-1)

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from c2t_plugin.planner.fitting import fitted, forgotten, prior_of
-from c2t_plugin.planner.learnt import NEAREST, Learnt, chance, confidence_of, features_of
+from c2t_plugin.planner.fitting import fitted, forgotten
+from c2t_plugin.planner.learnt import Learnt, chance, confidence_of, features_of
 
 if TYPE_CHECKING:
     from c2t_plugin.planner.network import Network
@@ -28,8 +28,6 @@ FIT_EVERY, FIRST_FIT = 64, 16
 STEPS = 8
 # Of the window, what a single request may fill.
 MOST_OF_ONE = WINDOW // 16
-# A slope of `joint` below it would take the least likely tokens first.
-LEAST_SLOPE = 0.05
 # Standard errors by which a fit has to predict worse.
 DOUBT = 3.0
 
@@ -114,11 +112,9 @@ class Calibration:
         depths = confidence.shape[1]
         known = (np.arange(depths) < verified.numpy()[:, None]) & np.isfinite(confidence.numpy())
         rows = known.any(1).nonzero()[0].tolist()
-        rows = [row for row in rows if not owners or self._held[owners[row]] < MOST_OF_ONE]
+        rows = [row for row in rows if not owners or self._enters(owners[row])]
         if not rows:
             return []
-        for row in rows if owners else ():
-            self._enter(owners[row])
         features, known = features_of(confidence, log_prob)[rows], known[rows]
         place = (self._count + np.arange(len(rows))) % WINDOW
         all_features, expected, foretold, all_known, all_accepted = self._written
@@ -142,14 +138,17 @@ class Calibration:
         """(drafts,) nats of the outcome of each of the newest ones, as it was foretold; no more of them than are in the
         window."""
         newest = (self._count - drafts + torch.arange(drafts)) % WINDOW
-        return torch.where(self._known, _nll(self._foretold, self._hits()), 0.0).sum(1)[newest]
+        return torch.where(self._known, nll(self._foretold, self._hits()), 0.0).sum(1)[newest]
 
     def succeed(self, before: Calibration) -> None:
         """Go on in the place of one that took the same drafts: counts, and whose drafts they were."""
         self._held, self._entered = before._held, before._entered
         self.fits, self.discarded, self.seen = before.fits + self.fits, before.discarded, before.seen
 
-    def _enter(self, owner: Hashable) -> None:
+    def _enters(self, owner: Hashable) -> bool:
+        """Whether the window takes one more draft of this request, and then it does."""
+        if self._held[owner] >= MOST_OF_ONE:
+            return False
         self._held[owner] += 1
         self._entered.append(owner)
         if len(self._entered) > WINDOW:
@@ -157,43 +156,20 @@ class Calibration:
             self._held[gone] -= 1
             if not self._held[gone]:
                 del self._held[gone]
+        return True
 
     def state(self) -> dict[str, Any]:
-        """As JSON. applied: whether confidences are taken for it. seen: draft tokens. discarded: fits that predicted
-        worse. joint: see `joint`. nll: nats a token, auc: of the window's verified tokens, [of the classifier's own
-        confidences, of what was learnt before each came]. depths: of these tokens by depth, how many, the share that
-        was accepted, and the mean that was expected of them, by classifier and by what was learnt."""
-        size = min(self._count, WINDOW)
-        known, hit = self._known[:size], self._hits()[:size]
-        both = [expected[:size][known].clamp(1e-6, 1 - 1e-6) for expected in self._expected]
-        tokens = hit[known]
-        mixed = bool(tokens.any()) and not bool(tokens.all())
-        depths = [
-            _at(known[:, depth], hit[:, depth].double(), *(each[:size, depth] for each in self._expected))
-            for depth in range(known.shape[1])
-        ]
-        joint = self.joint()
-        return {
-            "applied": self.applied,
-            "seen": self.seen,
-            "slope": self.learnt.slope,
-            "own": self.learnt.own,
-            "offsets": self.learnt.offsets.tolist(),
-            "joint": {"slope": max(joint.slope, LEAST_SLOPE), "offsets": joint.offsets.tolist()},
-            "discarded": self.discarded,
-            "nll": [float(_nll(each, tokens).mean()) for each in both] if size else None,
-            "auc": [_auc(each, tokens) for each in both] if mixed else None,
-            "depths": depths,
-        }
+        """See `told.state_of`."""
+        # who serves without being asked does not load it
+        from c2t_plugin.planner.told import state_of
 
-    def joint(self) -> Learnt:
-        """The same with nothing but a slope and offsets on the logit of each draft's lowest confidence so far, for the
-        chance that a token *and* all before it are accepted: what a classifier's last layer can hold."""
+        return state_of(self)
+
+    def window(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the drafts that are remembered: (drafts, d_max) bool, which tokens were verified, and accepted; and (2,
+        drafts, d_max) what was expected of them, by the classifier and by what was learnt until then."""
         size = min(self._count, WINDOW)
-        chance = torch.logit(self._expected[0, :size], eps=NEAREST**2)
-        features = torch.stack([chance, torch.zeros_like(chance)], dim=-1)
-        known, hit = self._known[:size], self._hits()[:size]
-        return fitted(self._plain, prior_of(self._plain), features, known, hit, self.seen)
+        return self._known[:size], self._hits()[:size], self._expected[:, :size]
 
     def _hits(self) -> Tensor:
         return torch.arange(self._known.shape[1]) < self._accepted[:, None]
@@ -207,7 +183,7 @@ class Calibration:
         # of drafts that came after each: the fit before on the newest, the classifier on the whole window
         reached, hit = self._reached(), self._hits()
         now, before = (self._losses(each, reached[newest], hit[newest], newest) for each in (self.learnt, self._before))
-        plain, used = (torch.where(self._known, _nll(each, hit), 0.0).sum(1)[:size] for each in self._expected)
+        plain, used = (torch.where(self._known, nll(each, hit), 0.0).sum(1)[:size] for each in self._expected)
         self._proven = _worse(plain - used)
         if self.learnt is not self._plain and _worse(used - plain):
             # nor does what an earlier server learnt hold here
@@ -227,27 +203,14 @@ class Calibration:
 
     def _losses(self, learnt: Learnt, reached: Tensor, hit: Tensor, rows: Tensor) -> Tensor:
         """(rows,) nats of each draft's outcome."""
-        loss = _nll(torch.sigmoid(learnt.logits(self._features[rows])), hit)
+        loss = nll(torch.sigmoid(learnt.logits(self._features[rows])), hit)
         return torch.where(reached, loss, 0.0).sum(1)
 
 
-def _nll(chance: Tensor, hit: Tensor) -> Tensor:
+def nll(chance: Tensor, hit: Tensor) -> Tensor:
     return -torch.where(hit, chance, 1 - chance).clamp(min=1e-9).log()
 
 
 def _worse(more: Tensor) -> bool:
     """Whether what was lost more is more than chance."""
     return float(more.mean()) > DOUBT * float(more.std()) / len(more) ** 0.5
-
-
-def _at(known: Tensor, hit: Tensor, classifier: Tensor, learnt: Tensor) -> dict[str, Any]:
-    tokens = int(known.sum())
-    means = [float(values[known].mean()) if tokens else None for values in (hit, classifier, learnt)]
-    return {"tokens": tokens, **dict(zip(("accepted", "classifier", "learnt"), means, strict=True))}
-
-
-def _auc(score: Tensor, hit: Tensor) -> float:
-    """The chance that an accepted token scores above one that is not."""
-    low, high = score[~hit].sort().values, score[hit]
-    below = torch.searchsorted(low, high) + torch.searchsorted(low, high, right=True)
-    return float(below.double().mean()) / (2 * len(low))

@@ -37,6 +37,11 @@ logger = logging.getLogger(__name__)
 
 # Seconds between two reports of what was learnt.
 TELL_EVERY_S = 60.0
+# Drafts, and steps at most, that are learnt from together.
+TOGETHER = 8
+
+# Confidences, draft tokens verified and accepted, and whose drafts they are; see StepPlanner.learn.
+Outcome = tuple[Tensor, Tensor, Tensor, Sequence[Hashable]]
 
 
 class StepPlanner:
@@ -100,6 +105,8 @@ class StepPlanner:
             self.curve = curve
         self._forced: int | None = None
         self._ledger = Ledger()
+        # of steps that are not learnt from yet, as `learn` takes them
+        self._outcomes: list[Outcome] = []
         # seconds that the step at hand was expected to take
         self._promised_s: float | None = None
 
@@ -173,16 +180,27 @@ class StepPlanner:
 
     def learn(self, sure: Tensor, verified: Tensor, accepted: Tensor, owners: Sequence[Hashable] = ()) -> None:
         """What became of a step's drafts, on the host: see `keep`, and Calibration.observe. Where a network learns,
-        each token's entropy and margin stand behind its log probability: (requests, tokens, 4)."""
+        each token's entropy and margin stand behind its log probability: (requests, tokens, 4). Not to be written to
+        afterwards: of few requests several steps are learnt from together, since each alone costs as much."""
         if self._calibration is None:
             return
+        self._outcomes.append((sure, verified, accepted, owners))
+        if len(self._outcomes) >= TOGETHER or sum(len(each[1]) for each in self._outcomes) >= TOGETHER:
+            self._take_in(self._calibration)
+
+    def _take_in(self, calibration: Calibration | NetworkLearner) -> None:
+        """Learn from what has come, if anything has."""
+        if not self._outcomes:
+            return
+        sure, verified, accepted, owners = _joined(self._outcomes)
+        self._outcomes = []
         tried = torch.arange(sure.shape[1]) < verified[:, None]
         hoped = (falling(self._meant(sure)) * tried).sum()
         self._ledger.add("tokens", len(verified) + float(hoped), len(verified) + float(accepted.sum()))
-        self._calibration.learn(sure, verified, accepted, owners)
+        calibration.learn(sure, verified, accepted, owners)
         when, fits = self._told
-        if self._calibration.fits > fits and self._clock() >= when + TELL_EVERY_S:
-            self._told = self._clock(), self._calibration.fits
+        if calibration.fits > fits and self._clock() >= when + TELL_EVERY_S:
+            self._told = self._clock(), calibration.fits
             state = self.state()
             for listener in self.listeners:
                 listener(state)
@@ -229,16 +247,15 @@ class StepPlanner:
             if self._open:
                 self.depth = self._steps
 
-    def goes_on(self, sure: Tensor) -> bool:
-        """Whether the step at hand drafts one more token, asked after each, where `begin` was told of each request what
-        it has set for itself, by row. sure: see `keep`, of those that it has."""
+    def goes_on(self, drafted: int, confidence: Sequence[float], log_prob: Sequence[float]) -> bool:
+        """Whether the step at hand drafts one more token than the `drafted` that it has, asked after each, where
+        `begin` was told of each request what it has set for itself, by row. Of each its newest token: see Chances.add.
+        """
         if self.draft_end is None:
             return True
-        if sure.shape[1] == 1:
-            self.draft_end.begin(self.prices(len(sure)), self._own)
-        confidence, log_prob = confidence_of(sure[:, -1:])
-        own = torch.full_like(confidence, math.nan) if log_prob is None else log_prob
-        return self.draft_end.goes_on(confidence.flatten().tolist(), own.flatten().tolist())
+        if drafted == 1:
+            self.draft_end.begin(self.prices(len(confidence)), self._own)
+        return self.draft_end.goes_on(confidence, log_prob)
 
     def prices(self, requests: int) -> Prices | None:
         """What drafts of the step at hand end by, in whichever process; None: they are as deep as `depth`."""
@@ -325,6 +342,8 @@ class StepPlanner:
     def state(self) -> dict[str, Any]:
         """active: whether it decides. curve: whether it has one to decide by. depth: of the last step's draft. learnt:
         see Calibration.state. step_seconds: see Pace.state. came: see Ledger.state."""
+        if self._calibration is not None:
+            self._take_in(self._calibration)
         learnt = None if self._calibration is None else self._calibration.state()
         pace = None if self._pace is None else self._pace.state()
         curve = self.curve is not None
@@ -335,3 +354,17 @@ class StepPlanner:
 def _waiting_for(device: torch.device) -> Callable[[], None]:
     wait: Callable[[], None] = torch.get_device_module(device).synchronize
     return wait
+
+
+def _joined(outcomes: Sequence[Outcome]) -> Outcome:
+    """One after the other; what a draft is shorter by is NaN."""
+    if len(outcomes) == 1:
+        return outcomes[0]
+    width = max(each[0].shape[1] for each in outcomes)
+    rows, (first, *_) = sum(len(each[1]) for each in outcomes), outcomes[0]
+    sure, at = first.new_full((rows, width, *first.shape[2:]), math.nan), 0
+    for mine, *_ in outcomes:
+        sure[at : at + len(mine), : mine.shape[1]] = mine
+        at += len(mine)
+    verified, accepted = (torch.cat(each) for each in list(zip(*outcomes, strict=True))[1:3])
+    return sure, verified, accepted, [owner for each in outcomes for owner in each[3]]

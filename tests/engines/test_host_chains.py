@@ -76,6 +76,21 @@ def test_other_vocabularies(both: tuple[HostChainScorer, ChainScorer]):
         assert_agree(both, 2)
 
 
+@pytest.mark.parametrize("keeps", [{}, {"keep_log_prob": True}])
+def test_the_newest_token_of_each_chain(keeps: dict[str, bool]):
+    classifier = NodeClassifier(ClassifierSpec()).requires_grad_(False)
+    made = {"slots": SLOTS, "rows": ROWS, "max_depth": D_MAX, "beta": 0.4, "device": "cpu"}
+    scorer = HostChainScorer(classifier, **made, **keeps)
+    scorer.write_seed(torch.tensor([4, 1]), logits_of(1, 2))
+    scorer.begin(torch.tensor([4, 1]))
+    for step in range(2):
+        confidence, own = scorer.newest()
+        sure = scorer.sure(2)[:, -1]
+        assert confidence == (sure[:, 0] if keeps else sure).tolist()
+        assert own == sure[:, 1].tolist() if keeps else all(each != each for each in own)
+        scorer.step(logits_of(2 + step, 2))
+
+
 def test_half_precision(both: tuple[HostChainScorer, ChainScorer]):
     for scorer in both:
         scorer.write_seed(torch.arange(2), logits_of(7, 2).bfloat16())

@@ -158,7 +158,7 @@ def draft(planner: StepPlanner, chances: torch.Tensor, **how: object) -> int:
     """How deep a step of these whole confidences drafts."""
     depth = planner.begin(len(chances), **how)
     for scored in range(1, depth):
-        if not planner.goes_on(chances[:, :scored]):
+        if not planner.goes_on(scored, chances[:, scored - 1].tolist(), [math.nan] * len(chances)):
             depth = scored
             planner.ended(depth)
             break

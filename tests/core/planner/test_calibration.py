@@ -16,10 +16,10 @@ from c2t_plugin.planner.calibration import (
     STEPS,
     WINDOW,
     Calibration,
-    _auc,
 )
 from c2t_plugin.planner.fitting import MEMORY, fitted
 from c2t_plugin.planner.learnt import Learnt
+from c2t_plugin.planner.told import auc, joint
 
 D_MAX, REQUESTS = 4, 4
 SLOPE, OWN, OFFSETS = 1.6, 0.5, torch.tensor([-0.2, -0.8, -1.0, -1.5], dtype=torch.float64)
@@ -285,15 +285,15 @@ def test_the_state_says_what_was_expected_and_what_came():
 
 def test_what_a_classifier_can_hold_of_it_predicts_better_than_the_classifier():
     calibration, stream = taught(2000), Stream.drawn(500, seed=2)
-    joint = calibration.joint()
+    found = joint(calibration)
     truth, confidence = (each.view(-1, D_MAX) for each in (stream.truth.cumprod(-1), stream.confidence))
-    held = torch.sigmoid(joint.slope * torch.logit(confidence) + joint.offsets)
+    held = torch.sigmoid(found.slope * torch.logit(confidence) + found.offsets)
     before, after, best = judged(calibration)
-    assert joint.own == 0.0
+    assert found.own == 0.0
     assert best < after < nll(held, truth) < before
 
 
 def test_chances_are_compared_as_the_definition_says():
     score, hit = torch.tensor([0.1, 0.4, 0.4, 0.8, 0.2]), torch.tensor([False, True, False, True, False])
     pairs = [(float(a > b) + 0.5 * float(a == b)) for a in score[hit] for b in score[~hit]]
-    assert _auc(score, hit) == pytest.approx(sum(pairs) / len(pairs))
+    assert auc(score, hit) == pytest.approx(sum(pairs) / len(pairs))

@@ -10,8 +10,8 @@ import torch
 
 from c2t_plugin.engines import figures, learning
 from c2t_plugin.planner import CostCurve
-from c2t_plugin.planner.calibration import Calibration
-from c2t_plugin.planner.step_planner import TELL_EVERY_S, StepPlanner
+from c2t_plugin.planner.calibration import MOST_OF_ONE, Calibration
+from c2t_plugin.planner.step_planner import TELL_EVERY_S, TOGETHER, StepPlanner
 
 CURVE = CostCurve(verify=((1, 1.0), (9, 1.8)), draft=((1, 0.1), (2, 0.1)))
 D_MAX = 2
@@ -44,6 +44,32 @@ def test_they_are_told_once_a_minute_and_only_of_what_is_new():
     now[0] = 3 * TELL_EVERY_S
     one.learn(torch.full((1, D_MAX), 0.6), torch.tensor([1]), torch.tensor([1]))
     assert len(told) == 2
+
+
+def test_few_drafts_are_learnt_from_together_as_each_alone():
+    drawn = torch.Generator().manual_seed(2)
+    together, alone = planner(lambda: 0.0), Calibration(D_MAX)
+    for step in range(2 * TOGETHER - 1):
+        width = 1 + step % 2
+        sure = torch.rand((1, width, 2), generator=drawn)
+        verified, accepted = torch.tensor([width]), torch.tensor([step % (width + 1)])
+        together.learn(sure, verified, accepted, [step % 3])
+        alone.learn(sure, verified, accepted, [step % 3])
+        assert together._calibration.seen <= alone.seen
+    assert 0 < together._calibration.seen < alone.seen
+    # who asks is told of all
+    assert together.state()["learnt"]["seen"] == alone.seen
+    mine = together._calibration
+    assert mine._held == alone._held and mine._accepted.equal(alone._accepted) and mine._known.equal(alone._known)
+    torch.testing.assert_close(mine._features[mine._known], alone._features[mine._known])
+    torch.testing.assert_close(mine._expected[0][mine._known], alone._expected[0][mine._known])
+
+
+def test_of_one_request_no_more_is_taken_however_many_steps_come_at_once():
+    one = planner(lambda: 0.0)
+    for _ in range(2 * MOST_OF_ONE):
+        one.learn(torch.full((1, D_MAX), 0.6), torch.tensor([1]), torch.tensor([1]), ["the same"])
+    assert one.state()["learnt"]["seen"] == MOST_OF_ONE
 
 
 def test_the_log_has_a_line(caplog: pytest.LogCaptureFixture):

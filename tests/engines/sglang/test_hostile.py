@@ -365,8 +365,8 @@ def test_drafts_beside_one_that_wants_none_end_as_without_it(odd: int, monkeypat
     requests.set_options(parts, torch.arange(2), reqs)
     for own, neighbours, goes_on in ((0.99, 0.01, False), (0.01, 0.99, True)):
         assert worker.StepMixin.planned_depth(SimpleNamespace(c2t=parts, device="cpu"), reqs) == D_MAX
-        newest = torch.tensor([[own], [neighbours]])
-        assert planner.goes_on(newest if odd == 0 else newest.flip(0)) is goes_on
+        newest = [own, neighbours] if odd == 0 else [neighbours, own]
+        assert planner.goes_on(1, newest, [math.nan] * 2) is goes_on
 
 
 @pytest.mark.parametrize(

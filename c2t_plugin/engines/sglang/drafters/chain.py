@@ -86,8 +86,10 @@ class ChainDrafter:
         parts, scored = self._parts, self._scorer.scored
         if parts.end_draft is None or parts.planner is None or scored >= self._worker.speculative_num_steps:
             return False
+        # drafts end on their way where the host scores them, and nowhere else
+        host: Any = self._scorer
         with parts.counts.classifying():
-            ends = not parts.planner.goes_on(self._scorer.sure(self._scorer.batch))
+            ends = not parts.planner.goes_on(scored, *host.newest())
         if ends:
             parts.planner.ended(scored)
             parts.end_draft(scored)
