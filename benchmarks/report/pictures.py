@@ -115,7 +115,8 @@ def draw_measured(rows: Sequence[BenchRow], path: Path) -> None:
 
 def draw_speeds(rows: Sequence[BenchRow], path: Path) -> None:
     """One panel a setting of measured-cpu rows: every arm's output tokens/s with its interval, by concurrency."""
-    blocks = measured_blocks(rows, MEASURED_CPU)
+    # what ran at several loads in turn has no place on that axis
+    blocks = [found for found in measured_blocks(rows, MEASURED_CPU) if all(map(load_of, found))]
     figure, panels = plt.subplots(len(blocks), 1, figsize=(8, 4.5 * len(blocks)), squeeze=False)
     for axes, found in zip(panels.flat, blocks, strict=True):
         for arm in dict.fromkeys(row.arm for row in found):
