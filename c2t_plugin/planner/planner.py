@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # Steps between two probes at least, and the share of the time that all of them together may cost, as far as is known.
 PROBE_EVERY, PROBES_COST = 16, 0.01
+# How much faster than plain decoding drafting has to look: of several estimates the best one is mostly too high.
+PAYS_FROM = 1.02
 # Weight of the newest step in the running means of acceptance by depth, and of each of its drafts at most: what ten
 # drafts of one request say is mostly chance, and who stops drafting for it does not see it mended.
 FORGET, FORGET_ONE = 0.1, 0.02
@@ -160,6 +162,8 @@ class Planner:
         possible = counts <= most[:, None] if self.packed else counts == most[:, None]
         rates = np.where(possible, expected / seconds, -1.0)
         best, count = divmod(int(rates.argmax()), len(counts))
+        if rates[best, count] < PAYS_FROM * rates[0, 0]:
+            best = count = 0
         each = np.arange(len(most))
         lost = seconds[each, most] - expected[each, most] / rates[best, count]
         return best, lost / seconds[best, count]

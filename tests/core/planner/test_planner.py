@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import PROBE_EVERY, CostCurve, OwnLimits, Planner, draft_passes, spend
 from c2t_plugin.planner.gains import MEMORY, RecentGains
 from c2t_plugin.planner.pace import Pace
-from c2t_plugin.planner.planner import FORGET, FORGET_ONE, PROBES_COST
+from c2t_plugin.planner.planner import FORGET, FORGET_ONE, PAYS_FROM, PROBES_COST
 from c2t_plugin.planner.step_costs import StepCosts
 
 FREE = CostCurve(verify=((1, 1.0), (1000, 1.0)), draft=((1, 1e-6), (1000, 1e-6)))
@@ -109,6 +110,11 @@ def test_of_equal_tokens_the_shallow_ones_go_first():
     assert kept.tolist() == [1, 1, 0]
 
 
+def wanted(rates: Sequence[float]) -> float:
+    """The largest, plain decoding's first, unless that is nearly it."""
+    return max(rates) if max(rates) >= PAYS_FROM * rates[0] else rates[0]
+
+
 @given(
     accepted=st.lists(st.floats(0, 1), min_size=4, max_size=4),
     requests=st.integers(1, 5),
@@ -119,7 +125,7 @@ def test_the_depth_is_the_one_whose_best_budget_is_fastest(accepted: list[float]
     planner = Planner(curve, 4)
     planner.keep(chain[None])
     rates = [spend(chain[:n].expand(requests, n), curve, draft_passes(n)).rate for n in range(5)]
-    assert rates[planner.depth(requests)] == pytest.approx(max(rates), rel=1e-9)
+    assert rates[planner.depth(requests)] == pytest.approx(wanted(rates), rel=1e-9)
 
 
 @given(
@@ -146,7 +152,7 @@ def test_of_the_depths_that_there_are_the_fastest_is_taken(
 
     chosen = planner.depth(requests)
     assert chosen in depths
-    assert best(chosen) == pytest.approx(max(best(depth) for depth in depths), rel=1e-9)
+    assert best(chosen) == pytest.approx(wanted([best(depth) for depth in depths]), rel=1e-9)
 
 
 OWN = st.lists(st.tuples(st.none() | st.floats(0, 1), st.none() | st.integers(0, 2**31 - 1), st.booleans()), max_size=4)
@@ -184,7 +190,7 @@ def test_requests_with_settings_of_their_own_are_priced_as_what_they_will_be(
         return expected / (seconds + curve.fixed + curve.draft_extend)
 
     chosen = planner.depth(requests, [OwnLimits(*each) for each in own])
-    assert best(chosen) == pytest.approx(max(best(depth) for depth in range(5)), rel=1e-9)
+    assert best(chosen) == pytest.approx(wanted([best(depth) for depth in range(5)]), rel=1e-9)
 
 
 def test_what_one_request_has_verified_makes_a_deep_draft_dear():
@@ -327,9 +333,9 @@ def test_draft_extend_is_no_price_of_plain_steps_that_do_without():
 
 
 def test_what_a_draft_has_to_read_first_is_shared_by_some_steps():
-    """A gain of .3% a step is not worth going back and forth; one of 3% is."""
+    """A gain of 2.6% a step is not worth going back and forth; one of 4% is."""
     curve = CostCurve(verify=((1, 1.0), (2, 1.4)), draft=((1, 0.1), (2, 0.1)), draft_extend=0.3)
-    for skips, acceptance, expected in ((True, 0.705, 0), (True, 0.75, 1), (False, 0.705, 1)):
+    for skips, acceptance, expected in ((True, 0.745, 0), (True, 0.77, 1), (False, 0.705, 1)):
         planner = Planner(curve, 1)
         planner.skips = skips
         planner.keep(torch.tensor([[acceptance]]))
