@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu import self_checks
 from benchmarks.gpu.environment import plugin_environment
 from benchmarks.gpu.options import part_parser
 from benchmarks.gpu.rungs import NUMBERS, RUNGS, STEPS, Found, Verdict, number_of
@@ -235,6 +236,12 @@ def run(
     def visit(name: str) -> None:
         climb.visit(name)
         with one_at_a_time:
+            state = climb.found[name].state if name in climb.found else None
+            if state is not None:
+                checked = self_checks.rows_of(state, name, kind, setting, record)
+                append_rows(out / self_checks.ROWS, checked)
+                for row in checked:
+                    show(row)
             known = {*climb.found, *climb.missing}
             for rung in [rung for rung, needs in rungs.items() if known.issuperset(needs)]:
                 metrics, fault = judge(rung, rungs.pop(rung), climb.found, climb.missing)

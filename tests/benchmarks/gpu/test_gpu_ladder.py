@@ -30,6 +30,7 @@ from benchmarks.report.rows import BenchRow, read_rows
 from benchmarks.serving.client import Completion, Pass
 from benchmarks.serving.process import ServerError
 from c2t_plugin.errors import C2TError
+from c2t_plugin.provenance import RunRecord
 
 PROMPTS = 3
 SAME = Comparison(states=100, off=2, largest_difference=1e-5)
@@ -225,6 +226,23 @@ def test_a_rungs_row_is_there_before_the_next_server_starts(
     assert written["eager"] == ["R16 both ends", "R8 kept and window"]
     assert [row.arm for row in rows] == [*written["auto"], "R1 configuration"]
     assert rows == read_rows(tmp_path / gpu_ladder.ROWS, BenchRow) and not any(row.error for row in rows)
+
+
+def test_what_servers_checked_at_start_is_written(
+    tmp_path: Path, served: None, good: dict[str, Found], monkeypatch: pytest.MonkeyPatch
+):
+    made: list[str] = []
+
+    def rows_of(state: Any, arm: str, *_: Any) -> list[BenchRow]:
+        assert state == good[arm].state
+        made.append(arm)
+        run = RunRecord.capture(seed=0).to_json()
+        return [BenchRow("gpu-self-check", "functional", arm, {}, {"seconds": 1.0}, "", run)]
+
+    monkeypatch.setattr(gpu_ladder.self_checks, "rows_of", rows_of)
+    run(tmp_path, DRY, None, float("inf"), ["R2", "R8"])
+    assert made == ["kept", "window"]
+    assert [row.arm for row in read_rows(tmp_path / "self-check.jsonl", BenchRow)] == made
 
 
 def test_no_server_starts_that_would_take_too_long(tmp_path: Path, served: None, monkeypatch: pytest.MonkeyPatch):

@@ -20,7 +20,7 @@ from c2t_plugin.engines.sglang.proof.drafted import compare
 from c2t_plugin.engines.sglang.proof.packed import Findings, prove
 from c2t_plugin.engines.sglang.verify.choice import verifier
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.kernel_checks import Shapes, check
+from c2t_plugin.kernel_checks import Checked, Shapes, check
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,8 @@ def at_start(worker: Any, config: C2TConfig, capture: Callable[[], None]) -> Non
     strict.
     """
     place, strict = device_name(worker.device), config.self_check == STRICT
-    wrong = _wrong_kernels(worker, config)
+    checked = list(check(_shapes(worker), trees=config.mode == "tree"))
+    wrong = _wrong_kernels(worker, checked)
     packs = [line for name, line in wrong.items() if name not in TWINS]
     if len(wrong) > len(packs) and not strict:
         _compute_in_torch(worker, {name: line for name, line in wrong.items() if name in TWINS}, place, capture)
@@ -49,7 +50,8 @@ def at_start(worker: Any, config: C2TConfig, capture: Callable[[], None]) -> Non
     if failed and not found.failures:
         found.failures.append("another rank found a fault")
     kernels, off = list(wrong.values()), [draft["off"]] if "off" in draft else []
-    state = {**found.state(), "kernels": kernels, "draft": draft, "device": place}
+    figures = {each.name: each._asdict() for each in checked}
+    state = {**found.state(), "kernels": kernels, "checked": figures, "draft": draft, "device": place}
     if (failed or wrong or off) and strict:
         faults = dict.fromkeys([*found.failures, *kernels, *off])
         raise ConfigError(
@@ -92,13 +94,13 @@ def _times(found: Findings) -> str:
     return f"; packed passes take {min(shares):.2f} to {max(shares):.2f} of the time of the same requests' windows"
 
 
-def _wrong_kernels(worker: Any, config: C2TConfig) -> dict[str, str]:
+def _wrong_kernels(worker: Any, checked: list[Checked]) -> dict[str, str]:
     """Those that this server runs and that are wrong on any of its ranks, all of which have to compute the same: what
     is said of each."""
     kernel = getattr(verifier(worker.target_worker.model_runner.attn_backend), "c2t_kernel", "")
     runs = {"pack_ragged": worker.c2t.packing is not None, "tree_attention": kernel == TREE_ATTENTION}
     wrong = {}
-    for each in check(_shapes(worker), trees=config.mode == "tree"):
+    for each in checked:
         if runs.get(each.name, True) and not ranks.all_hold(each.ok):
             wrong[each.name] = f"{each.name} {'is wrong on another rank' if each.ok else each}"
     return wrong

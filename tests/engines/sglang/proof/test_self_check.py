@@ -148,7 +148,10 @@ def test_a_wrong_kernel_is_done_without(run: Any, caplog: pytest.LogCaptureFixtu
     assert served.in_torch == ["draft_stats", "and all graphs anew"]
     said = "self-check on cpu: Triton kernel draft_stats off by 0.5, allowed 0.0002, 10 us. torch computes that, more s"
     assert [said in each.message for each in caplog.records] == [True]
-    assert served.c2t.configuration["self_check"]["kernels"] == ["draft_stats off by 0.5, allowed 0.0002, 10 us"]
+    state = served.c2t.configuration["self_check"]
+    assert state["kernels"] == ["draft_stats off by 0.5, allowed 0.0002, 10 us"]
+    figures = {"name": "early_stop", "error": 0.0, "allowed": 0.0, "microseconds": 5.0, "failure": ""}
+    assert state["checked"]["early_stop"] == figures and list(state["checked"]) == ["draft_stats", "early_stop"]
 
 
 def test_a_kernel_that_is_wrong_on_another_rank_is_done_without_here(run: Any, caplog: pytest.LogCaptureFixture):
