@@ -67,7 +67,7 @@ class C2TConfig:
     attention: kernel of packed verification on triton; stock: the engine's own, tree: c2t_kernels.tree_attention; auto:
         on a GPU whichever wins a contest at start.
     self_check: ON: once at start packed verification and kernels are compared with the uniform window and with float32,
-        and packed rows that fail are not used; AUTO: that on a GPU; STRICT: what fails is an error; OFF: nothing.
+        and what fails is not used; AUTO: that on a GPU; STRICT: what fails is an error; OFF: nothing.
     trace_dir: directory that chains of served requests are recorded into, without their text; None records none.
     trace_share: share of the requests that is recorded, in (0, 1].
     trace_limit: millions of bytes that the directory's recordings may take; the oldest are removed for new ones.

@@ -210,7 +210,7 @@ def _statistics(rows: int, top_m: int, device: torch.device) -> _Statistics:
 
 def _fused_statistics(rows: int, top_m: int, device: torch.device) -> _Statistics:
     """draft_stats into buffers for up to `rows` rows that all captured graphs share: the next call overwrites them."""
-    from c2t_kernels.stats.kernel import draft_stats as fused
+    from c2t_kernels.stats import kernel
     from c2t_kernels.stats.workspace import DraftStatsWorkspace
 
     workspace = DraftStatsWorkspace.create(rows, device)
@@ -221,8 +221,8 @@ def _fused_statistics(rows: int, top_m: int, device: torch.device) -> _Statistic
     def statistics(logits: Tensor, *, out: DraftStats | None = None, at: Tensor | None = None) -> DraftStats:
         n = len(logits)
         if n > rows:
-            return fused(logits, top_m, out=out, at=at)
+            return kernel.draft_stats(logits, top_m, out=out, at=at)
         out = out or DraftStats(token_ids[:n], log_probs[:n], entropy[:n], margin[:n])
-        return fused(logits, top_m, out=out, at=at, workspace=workspace)
+        return kernel.draft_stats(logits, top_m, out=out, at=at, workspace=workspace)
 
     return statistics

@@ -1,16 +1,17 @@
 """What has to hold in SGLang on a GPU before its speed means anything, one rung after the other, with the shipped pair.
 
     python -m benchmarks.gpu.ladder --out OUT --seconds 500      on a GPU, float32
-    python -m benchmarks.gpu.ladder --out OUT --rungs R9 R14     these alone, with the servers that they need
+    python -m benchmarks.gpu.ladder --out OUT --rungs R2 R3      these alone, with the servers that they need: what
+                                                                 crashes SGLang's own servers with packed rows
     python -m benchmarks.gpu.ladder --out OUT --at-once 3        three servers beside each other: R10's gap grows
     python -m benchmarks.gpu.ladder --out OUT --dry-run          few requests, on the CPU engine: it works
 
-starts nine servers (plain decoding; C2T with kept tokens only; over the uniform window; without
-CUDA graphs; with a planner; among aborted, retracted and chunked requests; without the overlap scheduler; trees of kept
-nodes only; padded trees), asks them the same, and writes a row per rung (rungs.py) to OUT/ladder.jsonl with what
-was found and, if a rung does not hold, why, once the servers that it looks at have answered. Exit status 1: a rung does
-not hold, or could not be tried. Numbers of rungs stay when others are added; what the ladder leaves to other scripts or
-to more GPUs is in docs/benchmarking.md.
+starts ten servers (plain decoding; C2T with kept tokens only; with graphs of few sizes; over the uniform window;
+without CUDA graphs; with a planner; among aborted, retracted and chunked requests; without the overlap scheduler; trees
+of kept nodes only; padded trees), asks them the same, and writes a row per rung (rungs.py) to OUT/ladder.jsonl with
+what was found and, if a rung does not hold, why, once the servers that it looks at have answered. Exit status 1: a rung
+does not hold, or could not be tried. Numbers of rungs stay when others are added; what the ladder leaves to other
+scripts or to more GPUs is in docs/benchmarking.md.
 
 One file, from the asking to the rows, since a rung is judged as soon as the last of its servers has answered.
 """
@@ -31,10 +32,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu import self_checks
 from benchmarks.gpu.environment import plugin_environment
 from benchmarks.gpu.options import part_parser
 from benchmarks.gpu.rungs import NUMBERS, RUNGS, STEPS, Found, Verdict, number_of
-from benchmarks.gpu.servers import DRAFT, MOST, SERVERS, SHARED, serve
+from benchmarks.gpu.servers import DRAFT, GRAPHS, MOST, SERVERS, SHARED, serve
 from benchmarks.pairs.toy import held_out_prompts
 from benchmarks.report.recomputed import Comparison, compare, recompute
 from benchmarks.report.rows import BenchRow, append_rows
@@ -60,20 +62,28 @@ PROFILED_STEPS = 8
 
 @dataclass(frozen=True)
 class Size:
-    """How much is asked: greedy prompts, those at a time, and samples of one prompt."""
+    """How much is asked: greedy prompts, those at a time, samples of one prompt, and how often its LOADS."""
 
     prompts: int
     concurrency: int
     samples: int
+    rounds: int
 
 
-FULL, DRY = Size(64, MOST, 3_000), Size(4, 2, 30)
+FULL, DRY = Size(64, MOST, 3_000, 4), Size(4, 2, 30, 1)
+# Of servers under load, pass after pass: beta (None: the classifier's), depth, and requests at a time. By turns a graph
+# has whole chains, chains that are cut, and a row of each request; of `slots` it is the same graph.
+LOADS: dict[str, tuple[tuple[float | None, int, int], ...]] = {
+    "kept": ((None, STEPS, MOST), (0.0, STEPS, MOST), (None, 0, MOST)),
+    "slots": ((0.0, STEPS, GRAPHS[1]), (None, 0, GRAPHS[1] * (STEPS + 1))),
+}
 
 
 def ask(server: Any, name: str, size: Size, log: Path, traces: Path | None) -> Found:
     """All passes of one server."""
     prompts = held_out_prompts(size.prompts, seed=SEED)
     uncut = nothing = state = recorded = compared = gap = None
+    loaded: tuple[Pass, ...] = ()
     faults: dict[str, str] = {}
     with NativeClient(server.base_url, MAX_TOKENS) as client:
         alone = client.run(prompts, 1, _nothing)
@@ -99,6 +109,10 @@ def ask(server: Any, name: str, size: Size, log: Path, traces: Path | None) -> F
         sampled = client.run([prompts[0]] * size.samples, size.concurrency, _nothing, TEMPERATURE)
         if name != "plain":
             state = client.c2t_state()
+        if name in LOADS:
+            client.max_tokens = MAX_TOKENS
+            with _apart("loaded", faults):
+                loaded = _under_load(client, prompts, LOADS[name], size)
     samples = Counter(completion.token_ids for completion in sampled.completions)
     text = log.read_text(encoding="utf-8", errors="replace")
     if recorded is not None and name in RECOMPUTED:
@@ -109,7 +123,7 @@ def ask(server: Any, name: str, size: Size, log: Path, traces: Path | None) -> F
             gap = _gap(server, prompts[: size.concurrency], log)
     aborted = sum(stopped.result())
     found = (alone, together, samples, text, uncut, nothing, state, recorded)
-    return Found(*found, recomputed=compared, aborted=aborted, gap_ms=gap, faults=faults)
+    return Found(*found, recomputed=compared, aborted=aborted, gap_ms=gap, loaded=loaded, faults=faults)
 
 
 @contextmanager
@@ -130,6 +144,17 @@ def _named(error: Exception) -> str:
 def _recomputed(recorded: Traces, prompts: Sequence[Sequence[int]], answered: Pass) -> Comparison:
     texts = [(prompt, one.token_ids) for prompt, one in zip(prompts, answered.completions, strict=True)]
     return compare(recorded, recompute(DRAFT, texts, STEPS, recorded.header["top_m"]))
+
+
+def _under_load(
+    client: NativeClient, prompts: Sequence[Sequence[int]], loads: Sequence[tuple[float | None, int, int]], size: Size
+) -> tuple[Pass, ...]:
+    own, found = client.c2t_state()["beta"], []
+    for beta, depth, at_a_time in size.rounds * tuple(loads):
+        client.control(own if beta is None else beta, depth)
+        found.append(client.run(prompts, min(at_a_time, size.concurrency), _nothing))
+    client.control(own, STEPS)
+    return tuple(found)
 
 
 def _gap(server: Any, prompts: Sequence[Sequence[int]], log: Path) -> float | None:
@@ -211,6 +236,12 @@ def run(
     def visit(name: str) -> None:
         climb.visit(name)
         with one_at_a_time:
+            state = climb.found[name].state if name in climb.found else None
+            if state is not None:
+                checked = self_checks.rows_of(state, name, kind, setting, record)
+                append_rows(out / self_checks.ROWS, checked)
+                for row in checked:
+                    show(row)
             known = {*climb.found, *climb.missing}
             for rung in [rung for rung, needs in rungs.items() if known.issuperset(needs)]:
                 metrics, fault = judge(rung, rungs.pop(rung), climb.found, climb.missing)

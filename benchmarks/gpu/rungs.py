@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from benchmarks.serving.client import Pass
 
 RETRACTED = re.compile(r"#retracted_reqs: (\d+)")
+# What a log has of a GPU that read or wrote where it must not, or of a scheduler that ended
+CRASHED = re.compile(r"illegal memory access|illegal address|CUDA error|device-side assert|Scheduler hit an exception")
 # Of the drafts, chains and trees.
 STEPS = 4
 TOPK = 4
@@ -38,8 +40,8 @@ TREES = ("plain", "tree", "padded tree")
 class Found:
     """What one server did. uncut, nothing: passes at beta 0 and, of a chain, with nothing verified. samples: of the
     first tokens. recomputed: what it recorded, beside a recomputation. aborted: requests stopped while they ran.
-    gap_ms: from the draft's end to the verification's start, a step. faults: why traces, recomputed or gap_ms could
-    not be had, by that name."""
+    gap_ms: from the draft's end to the verification's start, a step. loaded: passes of which each has other numbers of
+    rows than the one before. faults: why traces, recomputed, gap_ms or loaded could not be had, by that name."""
 
     alone: Pass
     together: Pass
@@ -52,6 +54,7 @@ class Found:
     recomputed: Comparison | None = None
     aborted: int = 0
     gap_ms: float | None = None
+    loaded: tuple[Pass, ...] = ()
     faults: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -63,6 +66,21 @@ def configured(found: Mapping[str, Found]) -> Verdict:
     lines = {name: each.log.count("C2T: configuration {") for name, each in found.items()}
     wrong = [name for name, count in lines.items() if count != int(name != "plain")]
     return {"servers": len(lines)}, f"configuration stated {lines} times" if wrong else ""
+
+
+def survives(found: Mapping[str, Found]) -> Verdict:
+    """A server whose graphs of packed rows are replayed with ever other layouts lives, and its text stays plain
+    decoding's."""
+    (name,) = found.keys() - {"plain"}
+    one, plain = found[name], found["plain"].alone
+    crash = CRASHED.search(one.log)
+    if crash is not None or not one.loaded:
+        why = ([crash[0]] if crash else []) + [one.faults.get("loaded", "")]
+        return {}, f"{name}: {' '.join(why)}".strip()
+    least, of = min(each.n_identical(plain) for each in one.loaded), len(plain.completions)
+    metrics: dict[str, float | None] = {"passes": len(one.loaded), "identical": least}
+    metrics["steps"] = sum(each.verify_steps for each in one.loaded)
+    return metrics, "" if least == of else f"{name}: of {of} outputs the same: {least}"
 
 
 def recomputed(found: Mapping[str, Found]) -> Verdict:
@@ -172,6 +190,8 @@ def planned(found: Mapping[str, Found]) -> Verdict:
 # name: check, and the servers it looks at
 RUNGS: dict[str, tuple[Callable[[Mapping[str, Found]], Verdict], tuple[str, ...]]] = {
     "R1 configuration": (configured, CHAINS),
+    "R2 SGLang 31023, 31455": (survives, ("plain", "kept")),
+    "R3 SGLang 34384": (survives, ("plain", "slots")),
     "R4 recomputed": (recomputed, ("kept", "rough")),
     "R6 graph and eager": (graphs_are_eager, ("kept", "eager")),
     "R8 kept and window": (kept_is_window, ("kept", "window")),

@@ -20,10 +20,14 @@ MOST = 32
 
 PLAIN, CHAIN, TREE = ARMS["plain"], ARMS["C2T"], ARMS["C2T tree"]
 PADDED = ("--speculative-c2t-packing", "off")
+# Requests that graphs are captured for. The second's whole chains have fewer rows than there are requests at most, so
+# that graph is captured with one row of as many requests (SGLang 34384).
+GRAPHS = (1, 6, MOST)
 # name: arm, and flags beside its own
 SERVERS: dict[str, tuple[Arm, tuple[str, ...]]] = {
     "plain": (PLAIN, ()),
     "kept": (CHAIN, ()),
+    "slots": (CHAIN, ("--cuda-graph-bs-decode", *map(str, GRAPHS))),
     "window": (CHAIN, PADDED),
     "eager": (CHAIN, ("--disable-cuda-graph",)),
     # told nothing of whether it plans

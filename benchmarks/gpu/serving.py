@@ -7,8 +7,8 @@
 writes the inflated pair (`benchmarks.pairs.inflated`) to --models unless it is there, then starts one server after
 another with it: outputs and counts first, one request at a time, then throughput by concurrency. A server that does
 not start gets a row with the reason and the others go on; what there is no time for gets a row too. Rows go to
-OUT/serving.jsonl. Exit status 1: an arm failed, or a count that must agree does not. Every server is stopped before
-the next starts.
+OUT/serving.jsonl, those of C2T's checks at start to OUT/self-check.jsonl. Exit status 1: an arm or a check failed, or a
+count that must agree does not. Every server is stopped before the next starts.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.gpu import self_checks
 from benchmarks.gpu.contests import COMPARISONS, LONG_PREFIX, Entry, fitting
 from benchmarks.gpu.environment import FLAGS, plugin_environment
 from benchmarks.gpu.options import part_parser
@@ -66,6 +67,7 @@ class Measurements:
 
     def __init__(self, out: Path, models: Path, target: str, prefix: int, dry_run: bool) -> None:
         self.out, self.models, self.dry_run = out, models, dry_run
+        self.kind = "functional" if dry_run else "measured"
         self.per_slot = 1 if prefix > LONG_PREFIX else PROMPTS_PER_SLOT
         self.prompts = prompts_of(DRY_PROMPTS if dry_run else self.per_slot * max(CONCURRENCIES), prefix)
         self.setting: dict[str, Setting] = {
@@ -84,9 +86,8 @@ class Measurements:
 
     def row(self, arm: str, metrics: Mapping[str, float | None], error: str = "", **setting: Setting) -> None:
         """Append one, and print it."""
-        kind = "functional" if self.dry_run else "measured"
         whole = {**self.setting, **setting}
-        append_rows(self.out / ROWS, [BenchRow("gpu-serving", kind, arm, whole, metrics, error, self.record)])
+        append_rows(self.out / ROWS, [BenchRow("gpu-serving", self.kind, arm, whole, metrics, error, self.record)])
         shown = " ".join(f"{name}={value:.4g}" for name, value in metrics.items() if value is not None)
         where = " ".join(f"{name}={value}" for name, value in setting.items() if value is not None)
         print(f"{arm:<18} {where:<42} {shown}{error}", flush=True)
@@ -98,6 +99,10 @@ class Measurements:
         began = time.monotonic()
         with server as running, NativeClient(running.base_url, MAX_TOKENS) as client:
             started = time.monotonic() - began
+            if arm.in_table.c2t:
+                checked = self_checks.rows_of(client.c2t_state(), arm.name, self.kind, self.setting, self.record)
+                append_rows(self.out / self_checks.ROWS, checked)
+                self.faults += [f"{arm.name}: {row.error}" for row in checked if row.error]
             for beta in arm.betas:
                 if beta is not None:
                     client.control(beta, arm.steps)

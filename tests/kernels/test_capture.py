@@ -72,6 +72,14 @@ def draft_stats(device: str) -> Launch:
     )
 
 
+def statistics_of_a_draft(device: str) -> Launch:
+    """As a server asks for them: its top-M is a number, and what is written is there."""
+    logits = draw(3, 300, seed=0).to(device)
+    out = empty_like(reference.draft_stats(logits, 7, 1))
+    asked: dict[str, Any] = {"out": out}
+    return Launch([], lambda: fused.draft_stats(logits, 7, **asked), lambda: reference.draft_stats(logits, 7, **asked))
+
+
 def score_chain(device: str) -> Launch:
     inputs = changing(
         device,
@@ -305,6 +313,16 @@ def test_a_replay_reads_its_tensors_anew(launch: Callable[[str], Launch], device
     expected = made.judge()
     close(found, expected, made.tolerance)
     assert not all(torch.equal(a, b) for a, b in zip(before, flat(expected), strict=True)), "nothing changed"
+
+
+@pytest.mark.parametrize("launch", (score_chain, grow_layer, statistics_of_a_draft), ids=lambda launch: launch.__name__)
+def test_twins_in_a_drafts_graph_wait_for_nothing(launch: Callable[[str], Launch], device: str):
+    """Where their kernel is wrong, a graph captures the reference; see c2t_kernels/twins.py."""
+    made = launch(device)
+    with Watch() as watch:
+        made.judge()
+    # of dtypes alone here; what is made of a number is filled on the device
+    assert set(watch.seen) & {*WAITING, "lift_fresh"} <= {"_to_copy"}, watch.seen
 
 
 def flat(result: Any) -> list[Tensor]:

@@ -181,7 +181,7 @@ def tree_attention(
     max_nodes: the most nodes that any request has, fixed at capture time; rows of a larger request beyond it stay
         unwritten. None takes the number of rows, which is always enough and starts programs that have nothing to do.
     out: (rows, heads, head_dim) contiguous, q's dtype. Rows from cu_nodes[-1] on stay as they are.
-    launch: how the work is cut; None means default_launch.
+    launch: how the work is cut; None means default_launch, of as many requests as the rows are whole windows of.
 
     Lengths are read on the device: one captured launch serves every batch of at most this many rows and requests.
     Raises TypeError or ValueError, naming the argument, before anything is launched.
@@ -191,30 +191,24 @@ def tree_attention(
     kv_heads, requests = k_new.shape[1], cu_nodes.shape[0] - 1
     if scale is not None and not math.isfinite(scale):
         raise ValueError(f"tree_attention: scale must be finite, got {scale}")
+    windows = max_nodes is not None
     max_nodes = rows if max_nodes is None else max_nodes
     check_int("tree_attention: max_nodes", max_nodes, 0)
     out = output("tree_attention: out", out, q.shape, q.dtype, q.device)
     if rows == 0 or requests == 0 or max_nodes == 0:
         return out
-    launch = default_launch(requests, max_nodes, heads, kv_heads, head_dim) if launch is None else launch
+    if launch is None:
+        # A captured batch has room for as many requests as rows: with fewer whole windows the others have no row.
+        filled = min(requests, triton.cdiv(rows, max_nodes)) if windows else requests
+        launch = default_launch(filled, max_nodes, heads, kv_heads, head_dim)
     split = launch.splits > 1
     partial = torch.empty(rows, heads, launch.splits, head_dim, device=q.device, dtype=torch.float32) if split else None
     partial_lse = torch.empty(rows, heads, launch.splits, device=q.device, dtype=torch.float32) if split else None
     tiles = triton.cdiv(max_nodes * (heads // kv_heads), launch.block_rows)
     tree_attention_kernel[(tiles, kv_heads * launch.splits, requests)](
-        q,
-        k_new,
-        v_new,
-        k_pool,
-        v_pool,
-        cu_nodes,
-        kv_indptr,
-        kv_indices,
+        *(q, k_new, v_new, k_pool, v_pool, cu_nodes, kv_indptr, kv_indices),
         mask.view(torch.uint8) if mask is not None else None,
-        mask_indptr,
-        out,
-        partial,
-        partial_lse,
+        *(mask_indptr, out, partial, partial_lse),
         (head_dim**-0.5 if scale is None else scale) * math.log2(math.e),
         heads,
         launch.splits,

@@ -13,6 +13,8 @@ from c2t_kernels.checks import check_int
 # Two per multiprocessor of an H200 (132 of them): below this a launch leaves memory bandwidth unused.
 WANTED_PROGRAMS = 264
 MAX_SPLITS = 32
+# Numbers of partial results that a program of the combining kernel holds, where one head has no more.
+COMBINED = 4096
 # (head_dim, block_rows) -> block_keys, num_warps, num_stages: the largest that no GPU generation spills. Triton spends
 # every other stage of the pipeline on the slots, so that 5 stages keep two blocks of keys and values, 7 three, 9 four.
 BLOCKS = {
@@ -63,24 +65,45 @@ def default_launch(requests: int, max_nodes: int, heads: int, kv_heads: int, hea
 
 @triton.jit
 def combine_kernel(
-    p_partial, p_partial_lse, p_cu_nodes, p_out, requests, splits, HEAD_DIM: tl.constexpr, BLOCK_SPLITS: tl.constexpr
+    p_partial,
+    p_partial_lse,
+    p_cu_nodes,
+    p_out,
+    requests,
+    heads,
+    splits,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
 ):
-    # grid: (rows, heads)
+    # grid: (rows, blocks of heads)
     i_row = tl.program_id(0)
     if i_row >= tl.load(p_cu_nodes + requests):
         return
-    at = i_row.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    b_head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     b_split = tl.arange(0, BLOCK_SPLITS)
     b_dim = tl.arange(0, HEAD_DIM)
-    b_lse = tl.load(p_partial_lse + at * splits + b_split, mask=b_split < splits, other=float("-inf"))
+    b_live = b_head < heads
+    b_at = i_row.to(tl.int64) * heads + b_head
+    b_share = b_at[:, None] * splits + b_split[None, :]
+    b_inside = b_live[:, None] & (b_split[None, :] < splits)
+    b_lse = tl.load(p_partial_lse + b_share, mask=b_inside, other=float("-inf"))
     b_used = b_lse > float("-inf")
-    largest = tl.max(b_lse, 0)
-    b_weight = tl.exp2(b_lse - tl.where(largest == float("-inf"), 0.0, largest))
-    p_source = p_partial + (at * splits + b_split)[:, None] * HEAD_DIM + b_dim[None, :]
-    b_part = tl.load(p_source, mask=b_used[:, None], other=0.0)
-    total = tl.sum(b_weight, 0)
-    b_out = tl.sum(b_part * b_weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
-    tl.store(p_out + at * HEAD_DIM + b_dim, b_out.to(p_out.dtype.element_ty))
+    b_largest = tl.max(b_lse, 1)
+    b_weight = tl.exp2(b_lse - tl.where(b_largest == float("-inf"), 0.0, b_largest)[:, None])
+    p_source = p_partial + b_share[:, :, None] * HEAD_DIM + b_dim[None, None, :]
+    b_part = tl.load(p_source, mask=b_used[:, :, None], other=0.0)
+    b_total = tl.sum(b_weight, 1)
+    b_out = tl.sum(b_part * b_weight[:, :, None], 1) / tl.where(b_total == 0.0, 1.0, b_total)[:, None]
+    p_target = p_out + b_at[:, None] * HEAD_DIM + b_dim[None, :]
+    tl.store(p_target, b_out.to(p_out.dtype.element_ty), mask=b_live[:, None])
+
+
+def combine_blocks(heads: int, splits: int, head_dim: int) -> dict[str, int]:
+    """As many heads of a row in one program as keep its table of shares at 4,096 numbers, or one."""
+    block_splits = triton.next_power_of_2(splits)
+    block_heads = min(triton.next_power_of_2(heads), max(1, COMBINED // (block_splits * head_dim)))
+    return {"HEAD_DIM": head_dim, "BLOCK_HEADS": block_heads, "BLOCK_SPLITS": block_splits}
 
 
 def combine(partial: Tensor, partial_lse: Tensor, cu_nodes: Tensor, out: Tensor) -> None:
@@ -92,13 +115,7 @@ def combine(partial: Tensor, partial_lse: Tensor, cu_nodes: Tensor, out: Tensor)
     out: (rows, heads, head_dim) contiguous; a row whose shares are all empty is 0.
     """
     rows, heads, splits, head_dim = partial.shape
-    combine_kernel[(rows, heads)](
-        partial,
-        partial_lse,
-        cu_nodes,
-        out,
-        cu_nodes.shape[0] - 1,
-        splits,
-        HEAD_DIM=head_dim,
-        BLOCK_SPLITS=triton.next_power_of_2(splits),
+    blocks = combine_blocks(heads, splits, head_dim)
+    combine_kernel[(rows, triton.cdiv(heads, blocks["BLOCK_HEADS"]))](
+        partial, partial_lse, cu_nodes, out, cu_nodes.shape[0] - 1, heads, splits, **blocks
     )

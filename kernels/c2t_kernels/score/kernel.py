@@ -90,18 +90,10 @@ def score_chain(
     if rows == 0:
         return
     score_chain_kernel[(triton.cdiv(rows, ROWS),)](
-        log_prob,
-        entropy,
-        margin,
-        state.joint_log_prob,
-        state.path_entropy,
-        state.confidence,
+        *(log_prob, entropy, margin, *state),
         *network.weights().values(),
         rows,
-        log_prob.stride(0),
-        entropy.stride(0),
-        margin.stride(0),
-        state.confidence.stride(0),
+        *(each.stride(0) for each in (log_prob, entropy, margin, state.confidence)),
         depth,
         network.depth_origin,
         **_constants(network.features, len(network.hidden_bias)),

@@ -74,8 +74,8 @@ def score_chain(
     check_chain(state, network, log_prob, entropy, margin, depth)
     rows = log_prob.shape[0]
     if depth == 1:
-        state.joint_log_prob[:rows] = 0.0
-        state.path_entropy[:rows] = 0.0
+        state.joint_log_prob[:rows].zero_()
+        state.path_entropy[:rows].zero_()
     # a chain's token is the only child of the one before it
     stats = DraftStats(torch.zeros_like(log_prob, dtype=torch.int64)[:, None], log_prob[:, None], entropy, margin)
     known = finite(stats)

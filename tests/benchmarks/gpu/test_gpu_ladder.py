@@ -22,14 +22,15 @@ pytest.importorskip("openai", reason="the servers' client is not installed in th
 
 from benchmarks.gpu import ladder as gpu_ladder
 from benchmarks.gpu.command import SERVERS as SERVER_PARTS
-from benchmarks.gpu.ladder import DRY, MAX_TOKENS, ask, run
+from benchmarks.gpu.ladder import DRY, FULL, LOADS, MAX_TOKENS, ask, run
 from benchmarks.gpu.rungs import NUMBERS, RUNGS, STEPS, TOPK, Found, p_value
-from benchmarks.gpu.servers import SERVERS
+from benchmarks.gpu.servers import GRAPHS, MOST, SERVERS
 from benchmarks.report.recomputed import Comparison
 from benchmarks.report.rows import BenchRow, read_rows
 from benchmarks.serving.client import Completion, Pass
 from benchmarks.serving.process import ServerError
 from c2t_plugin.errors import C2TError
+from c2t_plugin.provenance import RunRecord
 
 PROMPTS = 3
 SAME = Comparison(states=100, off=2, largest_difference=1e-5)
@@ -67,6 +68,8 @@ def good() -> dict[str, Found]:
     found["rough"] = replace(found["rough"], aborted=2, log=found["rough"].log + RETRACTED)
     ends = {"uncut": answers(candidates=10 * STEPS), "nothing": answers(steps=MAX_TOKENS - 1, accepted=0, candidates=0)}
     found["kept"] = replace(found["kept"], **ends)
+    for name in LOADS:
+        found[name] = replace(found[name], loaded=(answers(), answers()))
     found["tree"] = replace(found["tree"], uncut=answers(candidates=10 * STEPS * TOPK))
     return found
 
@@ -83,6 +86,8 @@ def judged(servers: dict[str, Found], rung: str) -> str:
 # rung: server with the fault, what is changed
 FAULTS: dict[str, tuple[str, Callable[[Found], dict[str, Any]]]] = {
     "R1 configuration": ("window", lambda found: {"log": ""}),
+    "R2 SGLang 31023, 31455": ("kept", lambda found: {"log": f"{found.log}CUDA error: an illegal memory access was"}),
+    "R3 SGLang 34384": ("slots", lambda found: {"loaded": (answers(), answers(first=8))}),
     "R4 recomputed": ("rough", lambda found: {"recomputed": replace(SAME, off=3)}),
     "R6 graph and eager": ("eager", lambda found: {"traces": Recorded(shift=0.1)}),
     "R8 kept and window": ("kept", lambda found: {"together": answers(accepted=28)}),
@@ -123,6 +128,36 @@ def test_a_recomputation_of_nothing_or_of_something_else_is_said(
 ):
     good[server] = replace(good[server], **changed)
     assert said in judged(good, "R4 recomputed")
+
+
+def test_a_server_that_crashes_under_load_has_both_reasons_in_its_row(good: dict[str, Found]):
+    log = f"{good['slots'].log}cudaErrorIllegalAddress: an illegal memory access was encountered\n"
+    good["slots"] = replace(good["slots"], log=log, loaded=(), faults={"loaded": "C2TError: the server did not answer"})
+    assert judged(good, "R3 SGLang 34384") == "slots: illegal memory access C2TError: the server did not answer"
+
+
+def test_one_graph_is_captured_with_a_row_each_and_gets_whole_chains():
+    """SGLang 34384: 192 requests with 1 row there, of which 32 with 6 are replayed."""
+    whole, roots = LOADS["slots"]
+    assert whole == (0.0, STEPS, GRAPHS[1]) and whole[2] * (STEPS + 1) == roots[2] <= MOST == max(GRAPHS)
+    # no smaller graph would hold either, and a round has one after the other
+    assert GRAPHS[0] * (STEPS + 1) < roots[2] and roots[1] == 0 and FULL.rounds > 1
+
+
+def test_a_load_is_asked_for_pass_after_pass():
+    asked: list[Any] = []
+
+    class Noted(Client):
+        def control(self, beta: float, steps: int) -> None:
+            asked.append((beta, steps))
+
+        def run(self, prompts: Any, concurrency: int, *_: Any) -> Pass:
+            asked.append(concurrency)
+            return super().run(prompts)
+
+    passes = gpu_ladder._under_load(Noted("", MAX_TOKENS), [[1], [2]], LOADS["kept"], replace(FULL, rounds=2))  # type: ignore[arg-type]
+    one_round = [(0.5, STEPS), MOST, (0.0, STEPS), MOST, (0.5, 0), MOST]
+    assert asked == [*one_round, *one_round, (0.5, STEPS)] and len(passes) == 6
 
 
 def test_every_server_is_looked_at():
@@ -193,6 +228,23 @@ def test_a_rungs_row_is_there_before_the_next_server_starts(
     assert rows == read_rows(tmp_path / gpu_ladder.ROWS, BenchRow) and not any(row.error for row in rows)
 
 
+def test_what_servers_checked_at_start_is_written(
+    tmp_path: Path, served: None, good: dict[str, Found], monkeypatch: pytest.MonkeyPatch
+):
+    made: list[str] = []
+
+    def rows_of(state: Any, arm: str, *_: Any) -> list[BenchRow]:
+        assert state == good[arm].state
+        made.append(arm)
+        run = RunRecord.capture(seed=0).to_json()
+        return [BenchRow("gpu-self-check", "functional", arm, {}, {"seconds": 1.0}, "", run)]
+
+    monkeypatch.setattr(gpu_ladder.self_checks, "rows_of", rows_of)
+    run(tmp_path, DRY, None, float("inf"), ["R2", "R8"])
+    assert made == ["kept", "window"]
+    assert [row.arm for row in read_rows(tmp_path / "self-check.jsonl", BenchRow)] == made
+
+
 def test_no_server_starts_that_would_take_too_long(tmp_path: Path, served: None, monkeypatch: pytest.MonkeyPatch):
     """Two of 40 s fit before 100 s, a third would not."""
     now = [0.0]
@@ -239,6 +291,7 @@ class Client:
     ("broken", "error", "fallen"),
     [
         ("_gap", C2TError("no trace"), {"R10 gap"}),
+        ("_under_load", C2TError("the server did\nnot answer"), {"R2 SGLang 31023, 31455"}),
         ("_recomputed", RuntimeError("out of\nmemory"), {"R4 recomputed"}),
         ("_recorded", C2TError("no drafts"), {"R4 recomputed", "R6 graph and eager"}),
     ],
@@ -257,13 +310,14 @@ def test_what_fails_beside_the_passes_is_its_own_rungs_fault(
     log = tmp_path / "log"
     log.write_text(good["kept"].log)
     monkeypatch.setattr(gpu_ladder, "NativeClient", Client)
-    for name, value in (("_gap", 0.02), ("_recomputed", SAME), ("_recorded", good["kept"].traces)):
+    right = {"_gap": 0.02, "_recomputed": SAME, "_recorded": good["kept"].traces, "_under_load": good["kept"].loaded}
+    for name, value in right.items():
         monkeypatch.setattr(gpu_ladder, name, lambda *_, value=value: value)
     monkeypatch.setattr(gpu_ladder, broken, breaks)
     asked = ask(SimpleNamespace(base_url=""), "kept", DRY, log, tmp_path)
     assert asked.log == good["kept"].log and asked.uncut is not None and asked.samples.total() == DRY.samples
     # the other servers' answers are to other prompts
-    extras = {name: getattr(asked, name) for name in ("traces", "recomputed", "gap_ms", "faults")}
+    extras = {name: getattr(asked, name) for name in ("traces", "recomputed", "gap_ms", "loaded", "faults")}
     good["kept"] = replace(good["kept"], **extras)
     judged_ = {rung: judged(good, rung) for rung in RUNGS}
     assert {rung for rung, fault in judged_.items() if fault} == fallen

@@ -17,6 +17,8 @@ from benchmarks.serving.server import Server
 TOLD: dict[str, dict[str, str | None]] = {
     "plain": {},
     "kept": {"speculative-c2t-planner": "off"},
+    # the last of several values
+    "slots": {"speculative-c2t-planner": "off", "cuda-graph-bs-decode": "32"},
     "window": {"speculative-c2t-planner": "off", "speculative-c2t-packing": "off"},
     "eager": {"speculative-c2t-planner": "off", "disable-cuda-graph": None},
     "auto": {},

@@ -157,6 +157,20 @@ def test_every_arm_is_compared_and_then_measured(tmp_path: Path, capsys: pytest.
     assert all(metrics["decode_step_ms"] == pytest.approx(10) for metrics in speed.values())
 
 
+def test_what_a_c2t_server_checked_at_start_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def rows_of(state: Any, arm: str, kind: str, setting: Any, record: Any) -> list[BenchRow]:
+        assert "beta" in state and setting["target"] == "tiny"
+        return [BenchRow("gpu-self-check", kind, arm, setting, {}, "draft_stats off by 0.5", record)]
+
+    monkeypatch.setattr(gpu_serving.self_checks, "rows_of", rows_of)
+    status, _ = run(tmp_path)
+    rows = read_rows(tmp_path / "self-check.jsonl", BenchRow)
+    assert [(row.arm, row.kind) for row in rows] == [("c2t, at most 4", "functional")]
+    assert status == 1 and "FAULT: c2t, at most 4: draft_stats off by 0.5" in capsys.readouterr().out
+
+
 def test_the_best_static_chain_is_that_of_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     arms = (
         *(Entry("plain"), Entry("static 1", steps=1)),

@@ -243,15 +243,17 @@ def test_triton_verifies_the_same(setting: SimpleNamespace, tmp_path: Path):
 
 
 def test_packed_rows_that_are_wrong_at_start_are_not_used(setting: SimpleNamespace):
-    """The server starts over from the attention backends, and verifies windows of a few widths."""
+    """The server starts over from the attention backends, and verifies windows of a few widths. Before that it has
+    started over without a kernel that is wrong."""
     planted = setting.folder / "wrong-at-start"
     planted.write_text(ragged_faults.positions_off_by_one.__name__)
-    env = {"C2T_SELF_CHECK": "on", "PLANTED_FAULT_FILE": str(planted)}
+    env = {"C2T_SELF_CHECK": "on", "PLANTED_FAULT_FILE": str(planted), "PLANTED_KERNEL": "draft_stats"}
     with serve(setting, "standalone", "fallback", **env) as running:
         found = [told(answer) for answer in vc.answers(running, setting.prompts, PROMPTS)]
         state = running.request("/get_server_info")["internal_states"][0]["c2t"]["configuration"]
     assert [tuple(answer["ids"]) for answer in found] == setting.plain
     log = (setting.folder / "fallback.log").read_text(errors="replace")
     assert "C2T: self-check on cpu: packed verification on RaggedCpuAttnBackend is wrong: " in log
+    assert "C2T: self-check on cpu: Triton kernel draft_stats off by 0.5, allowed " in log
     assert "C2T: uniform width in buckets 1, 2, 3, 5" in log
     assert state["packing"] == "off" and state["widths"] == list(WIDTHS) and state["self_check"]["failures"]

@@ -6,6 +6,7 @@ every test makes its batch with the same builder.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -183,6 +184,48 @@ def test_default_launch(device: str):
     # few programs, so the default splits; max_nodes bounds the grid
     assert default_launch(2, 9, 4, 1, 64).splits == attention_split.MAX_SPLITS
     assert_matches(make_case(device, (9, 3), (260, 7), heads=4), max_nodes=9)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "max_nodes", "filled"),
+    [((7, *[0] * 6), 7, 1), ((1,) * 7, 7, 1), ((1,) * 7, None, 7), ((3, 4, 2), 4, 3), ((2, 1), 4, 1)],
+)
+def test_a_captured_batch_is_cut_for_the_whole_windows_that_its_rows_are(
+    device: str, monkeypatch: pytest.MonkeyPatch, nodes: tuple[int, ...], max_nodes: int | None, filled: int
+):
+    """Capture leaves room for a request of each row, where one request with them all has the GPU to itself."""
+    asked: list[tuple[int, ...]] = []
+
+    def noted(*shape: int) -> Launch:
+        asked.append(shape)
+        return default_launch(*shape)
+
+    monkeypatch.setattr(attention_kernel, "default_launch", noted)
+    # so that a CPU has not too many programs to run
+    monkeypatch.setattr(attention_split, "WANTED_PROGRAMS", 8)
+    prefixes = (300, *[65] * 6)[: len(nodes)]
+    assert_matches(make_case(device, nodes, prefixes, heads=4, pad_rows=0), max_nodes=max_nodes)
+    assert asked == [(filled, max_nodes or sum(nodes), 4, 1, 64)]
+
+
+@pytest.mark.parametrize(
+    ("heads", "splits", "head_dim", "together"), [(6, 2, 64, 8), (3, 5, 128, 4), (5, 32, 128, 1), (3, 32, 256, 1)]
+)
+def test_shares_of_several_heads_are_put_together(device: str, heads: int, splits: int, head_dim: int, together: int):
+    assert attention_split.combine_blocks(heads, splits, head_dim)["BLOCK_HEADS"] == together
+    generator = torch.Generator().manual_seed(0)
+    lse = 3 * torch.randn(4, heads, splits, generator=generator)
+    partial = torch.randn(4, heads, splits, head_dim, generator=generator)
+    # shares without a key, in one head all of them
+    lse[0, :, 1], lse[1, heads - 1] = -torch.inf, -torch.inf
+    expected = (torch.softmax(lse * math.log(2), -1)[..., None] * partial).sum(2)
+    expected[1, heads - 1] = 0.0
+    # nobody reads what they have, and the last row is nobody's
+    partial[lse == -torch.inf] = torch.nan
+    out = torch.full((4, heads, head_dim), torch.nan, device=device)
+    attention_split.combine(partial.to(device), lse.to(device), torch.tensor([0, 1, 3], device=device), out)
+    torch.testing.assert_close(out[:3].cpu(), expected[:3], atol=FLOAT_TOLERANCE, rtol=FLOAT_TOLERANCE)
+    assert bool(out[3].isnan().all())
 
 
 def test_default_launch_fits_its_rows():

@@ -1,8 +1,8 @@
 """Runs SGLang's FlashInfer backend, made ragged, on the CPU with stubs, for test_flashinfer_ragged.py.
 
 Usage: python flashinfer_program.py OUTPUT.json, in the CPU engine's environment with TRITON_INTERPRET=1. Writes, per
-case, the largest distance from c2t_kernels' reference attention, and what rows of nobody hold; and which backends
-SGLang's registry builds.
+case, the largest distance from c2t_kernels' reference attention, and what rows of nobody hold, with NaN in every key
+and value that no real row may read; and which backends SGLang's registry builds.
 
 Stubs are FlashInfer's wrappers and the model runner; the backend's constructor, its metadata of both modes, its
 indices updater and the kernel that lists the slots of keys are SGLang's.
@@ -202,9 +202,9 @@ def graph(backend: Any, live: Any) -> None:
         backend.forward_extend(q, k, v, LAYER, capture, save_kv_cache=False)
         captured[rows] = backend.forward_metadata, backend._padding
     rows, lengths = len(live.input_ids), live.spec_info.ragged_verify_layout.verify_lens.tolist()
-    backend.init_forward_metadata_out_graph(
-        view(lengths, rows, live.seq_lens.tolist(), live.spec_info.custom_mask, MOST)
-    )
+    replayed = view(lengths, rows, live.seq_lens.tolist(), live.spec_info.custom_mask, MOST)
+    replayed.req_pool_indices[: live.batch_size] = live.req_pool_indices
+    backend.init_forward_metadata_out_graph(replayed)
     # What a graph has captured stays: only what lies behind its addresses is new.
     backend.forward_metadata, backend._padding = captured[rows]
     PagedWrapper.replaying = True
@@ -222,8 +222,9 @@ def run(
     prepare: Callable[[Any, Any], None],
     kind: type[Pool] = Pool,
     layer: Any = LAYER,
+    fault: Callable[[Any], None] | None = None,
 ) -> dict[str, float]:
-    """One verify forward whose metadata `prepare` makes."""
+    """One verify forward whose metadata `prepare` makes. fault: in the forward batch, or in the metadata."""
     generator = torch.Generator().manual_seed(sum(lengths) + rows)
     backend = make_backend(generator, kind)
     prefixes = list(PREFIXES[: len(lengths)])
@@ -243,18 +244,27 @@ def run(
     PagedWrapper.replaying = False
     q, k, v = inputs(rows, generator)
     starts, bounds = (torch.tensor([0, *each]).cumsum(0) for each in (lengths, prefixes))
-    before = [slots[i + 1, :prefix].long() for i, prefix in enumerate(prefixes)]
+    before = torch.cat([slots[i + 1, :prefix].long() for i, prefix in enumerate(prefixes)])
     masks = {}
     if trees:
         masks["mask"] = torch.cat([tree.flatten() for tree in seen])
         masks["mask_indptr"] = torch.tensor([0, *(len(tree) ** 2 for tree in seen)]).cumsum(0)
     pool = backend.token_to_kv_pool
     kept = [each.float() * scale for each, scale in zip((pool.k, pool.v), pool.scales, strict=True)]
-    prepare(backend, live)
-    found = backend.forward_extend(q, k, v, layer, live).view(rows, HEADS, DIM)
-    new = pool.read(k, v)
-    expected = tree_attention(q.view(rows, HEADS, DIM), *new, *kept, starts, bounds, torch.cat(before), **masks)
     used = sum(lengths)
+    new = pool.read(k, v)
+    if kind is Pool:
+        hidden = torch.ones(SLOTS, dtype=torch.bool)
+        hidden[before] = False
+        for fresh, stored in zip((k, v), (pool.k, pool.v), strict=True):
+            fresh[used:], stored[hidden] = torch.nan, torch.nan
+    if fault is not None and fault not in OF_METADATA:
+        fault(live)
+    prepare(backend, live)
+    if fault in OF_METADATA:
+        fault(backend.forward_metadata.prefill_wrappers[0])
+    found = backend.forward_extend(q, k, v, layer, live).view(rows, HEADS, DIM)
+    expected = tree_attention(q.view(rows, HEADS, DIM), *new, *kept, starts, bounds, before, **masks)
     # NaN is no small distance
     distance = torch.nan_to_num((found[:used] - expected[:used]).abs(), nan=torch.inf).max().item()
     padding = torch.nan_to_num(found[used:].abs(), nan=torch.inf).max().item() if rows > used else 0.0
@@ -280,6 +290,40 @@ def _prefix_only(self: PackedRows, *positional: Any, **keyword: Any) -> Any:
     with patch.object(self, "starts", torch.zeros_like(starts)):
         slots, keys, _, mask = SOUND(self, *positional, **keyword)
     return slots, keys, starts, mask
+
+
+def lengths_of_another_step(live: Any) -> None:
+    _lengths(live, live.spec_info.ragged_verify_layout.verify_lens.flip(0))
+
+
+def left_over_rows_to_the_last(live: Any) -> None:
+    """As SGLang pads a layout that does not sum to its graph's rows."""
+    lengths = live.spec_info.ragged_verify_layout.verify_lens.clone()
+    lengths[-1] += len(live.input_ids) - lengths.sum()
+    _lengths(live, lengths)
+
+
+def _lengths(live: Any, lengths: torch.Tensor) -> None:
+    rows = len(live.input_ids)
+    layout = RaggedVerifyLayout.from_verify_lens_device(verify_lens=lengths, graph_num_tokens=rows)
+    live.spec_info.ragged_verify_layout = layout
+
+
+def a_request_reads_slot_0(live: Any) -> None:
+    live.req_pool_indices[-1] = 0
+
+
+def a_stale_page_table(wrapper: PagedWrapper) -> None:
+    """Of a batch whose keys lay one place further."""
+    listed = wrapper._paged_kv_indices_buf
+    assert listed is not None
+    listed.copy_(listed.roll(1))
+
+
+def mask_offset_of_the_neighbour(wrapper: PagedWrapper) -> None:
+    begins = wrapper._mask_indptr_buf
+    assert begins is not None
+    begins[1:] = begins[:-1].clone()
 
 
 class _ByRequests(dict[int, Any]):
@@ -311,6 +355,15 @@ FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "uniform_rows": ("chains", _uniform),
     "own_keys_left_out": ("chains", _prefix_only),
 }
+OF_METADATA = (a_stale_page_table, mask_offset_of_the_neighbour)
+# what happens to the batch or to FlashInfer's wrapper, and of which case
+PLANTED: dict[Callable[[Any], None], str] = {
+    lengths_of_another_step: "chains",
+    left_over_rows_to_the_last: "one_chain",
+    a_request_reads_slot_0: "chains",
+    a_stale_page_table: "chains",
+    mask_offset_of_the_neighbour: "trees",
+}
 
 
 def attention() -> dict[str, dict[str, float]]:
@@ -323,6 +376,9 @@ def attention() -> dict[str, dict[str, float]]:
         for how in (eager, graph):
             with patch.object(PackedRows, "generate_attn_arg_prefill", fault):
                 found[f"{name}-{how.__name__}"] = run(*CASES[case_name], how)
+    for planted, case_name in PLANTED.items():
+        for how in (eager, graph):
+            found[f"{planted.__name__}-{how.__name__}"] = run(*CASES[case_name], how, fault=planted)
     found["wrappers_by_requests-graph"] = run(*CASES["trees_larger_tier"], _forget_tiers)
     # SGLang's option to plan for rows of one width without waiting for the device
     with envs.SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN.override(True):

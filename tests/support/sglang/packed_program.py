@@ -42,6 +42,14 @@ CASES: dict[str, tuple[list[int], int | None, list[int]]] = {
     "eager": ([0, 6, 3], None, [7, 60, 1]),
     "eager_of_all": ([1, 2, 0, 4, 6], None, [5, 1, 40, 12, 30]),
 }
+# As SGLang 34384 has them: the second graph is captured with a row of each request, and replayed with whole windows of
+# few, with a row of each, and whole again.
+OF_SLOTS = {"WIDTH": 4, "MOST": 12, "TIERS": (4, 12, 48)}
+SLOT_CASES: dict[str, tuple[list[int], int | None, list[int]]] = {
+    "whole_windows": ([3, 3, 3], 12, [7, 60, 1]),
+    "a_row_of_each": ([0] * 12, 12, [7, 60, 1, 5, 40, 12, 30, 2, 3, 9, 21, 50]),
+    "whole_windows_again": ([3, 3, 3], 12, [60, 1, 7]),
+}
 
 
 def on_the_cpu(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -245,7 +253,7 @@ class Bench:
 
     def run(self, case: str, fault: str = "") -> float:
         """Distance of the real rows; infinite where one of them is not a number."""
-        kept, rows, prefixes = CASES[case]
+        kept, rows, prefixes = (CASES | SLOT_CASES)[case]
         requests, graph = len(kept), rows is not None
         counts = torch.tensor(kept, dtype=torch.int32)
         if rows is None:
@@ -292,12 +300,20 @@ class Bench:
         stale = self.tables(metadata).clone()
         own = captured.spec_info.ragged_verify_layout
         runner = SimpleNamespace(_captured_ragged_layouts={rows: own}, captured_req_width=WIDTH)
-        DecodeCudaGraphRunner._stage_ragged_verify_layout(runner, batch.spec_info.ragged_verify_layout, rows)
+        given = batch.spec_info.ragged_verify_layout
+        DecodeCudaGraphRunner._stage_ragged_verify_layout(runner, given, rows)
+        if not fault and self.topk == 1:
+            # chains: as many requests as at capture, whose rows are the graph's, so SGLang adds nothing
+            assert own.bs == given.bs and torch.equal(own.verify_lens, given.verify_lens)
+            assert int(own.qo_indptr_device[-1]) == rows and int(own.verify_lens.max()) <= WIDTH
         # the runner's buffers
         captured.seq_lens.copy_(batch.seq_lens)
         self.backend.init_forward_metadata_out_graph(batch)
         # what a graph has captured stays: only what lies behind its addresses is new
         self.keep(metadata)
+        if fault == "rows_of_the_capture":
+            assert captured.spec_info.ragged_verify_layout.verify_lens_cpu == [1] * MOST
+            metadata.max_seq_len_q = 1
         if fault == "a_stale_page_table":
             # of a batch in another order
             self.tables(metadata).copy_(stale.roll(1, 0))
@@ -541,7 +557,14 @@ def main(output: Path) -> None:
         # one after another on the same graphs: each replay finds what the one before has left
         found[name] = {case: bench.run(case) for case in CASES}
         found[name] |= {fault: bench.run(case, fault) for fault, case in FAULTS.items()}
-    output.write_text(json.dumps(found))
+    globals().update(OF_SLOTS)
+    slots: dict[str, dict[str, float]] = {}
+    for name, (kind, page, context) in BENCHES.items():
+        bench = kind(page, context)
+        slots[name] = {case: bench.run(case) for case in SLOT_CASES}
+        if hasattr(bench.metadata(), "max_seq_len_q"):
+            slots[name]["rows_of_the_capture"] = bench.run("whole_windows", "rows_of_the_capture")
+    output.write_text(json.dumps({"rows": found, "slots": slots}))
 
 
 if __name__ == "__main__":

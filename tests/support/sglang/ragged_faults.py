@@ -3,7 +3,7 @@
 ROW_LOG names a file that gets one JSON line per verify forward of the target: requests, width of the window, rows, the
 lengths of the layout (None where the whole window is verified), and kept draft tokens of each request.
 PLANTED_FAULT_FILE names one that holds the name of a fault or nothing; it is read at every step, so that one server
-serves all of them.
+serves all of them. PLANTED_KERNEL names a kernel that the self-check finds wrong.
 """
 
 from __future__ import annotations
@@ -31,6 +31,16 @@ def register() -> None:
         PackedVerify.pack = _faulty(PackedVerify.pack, PACKING)
         PackedVerify.scatter = _faulty(PackedVerify.scatter, SCATTERING)
         Windows.narrow = _faulty(Windows.narrow, NARROWING)
+    if "PLANTED_KERNEL" in os.environ:
+        from c2t_plugin import kernel_checks
+
+        kernel_checks.check = _wrong(kernel_checks.check, os.environ["PLANTED_KERNEL"])
+
+
+def _wrong(check: Callable[..., Any], kernel: str) -> Callable[..., Any]:
+    return lambda *given, **named: (
+        each._replace(error=0.5) if each.name == kernel else each for each in check(*given, **named)
+    )
 
 
 def _logged(forward: Callable[..., Any], path: Path) -> Callable[..., Any]:

@@ -1,7 +1,8 @@
 """Runs the packed Triton backends on the CPU in Triton's interpreter, for test_triton_ragged.py.
 
 Usage: python triton_program.py OUTPUT.json, in the CPU engine's environment with TRITON_INTERPRET=1. Writes, per case,
-the largest distance from c2t_kernels' reference attention, and what rows of nobody hold.
+the largest distance from c2t_kernels' reference attention, and what rows of nobody hold, with NaN in every key and
+value that no real row may read.
 
 SGLang's constructor is left out, since it needs a model runner; the server tests have one.
 """
@@ -112,23 +113,28 @@ Mask = tuple[torch.Tensor | None, torch.Tensor | None]
 class Batch:
     """Requests of a verify forward: rows and prefix tokens of each, and (nodes, nodes) bool of what nodes see.
 
-    shift: by how much the places are wrong at which the masks are said to begin.
+    shift: by how much the places are wrong at which the masks are said to begin. nobody: the last request has the row
+    of pads in the table of slots.
     """
 
     lengths: list[int]
     prefixes: list[int]
     trees: list[torch.Tensor] | None = None
     shift: int = 0
+    nobody: bool = False
 
     def view(self, rows: int, requests: int, mask: Mask) -> Any:
         """As far as the backend reads a forward batch; requests: some of them nobody's."""
         pads = requests - len(self.prefixes)
         seq_lens = torch.tensor(self.prefixes + [1] * pads)
+        owners = [*range(1, len(self.prefixes) + 1), *[0] * pads]
+        if self.nobody:
+            owners[len(self.prefixes) - 1] = 0
         return SimpleNamespace(
             batch_size=requests,
             forward_mode=ForwardMode.TARGET_VERIFY,
             input_ids=torch.zeros(rows, dtype=torch.int64),
-            req_pool_indices=torch.tensor([*range(1, len(self.prefixes) + 1), *[0] * pads]),
+            req_pool_indices=torch.tensor(owners),
             seq_lens=seq_lens,
             seq_lens_sum=int(seq_lens.sum()),
             seq_lens_cpu=seq_lens,
@@ -170,20 +176,26 @@ def random_tree(nodes: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def run(
-    kernel: str, lengths: list[int], rows: int, trees: bool, prepare: Prepare, fault: Callable[[Batch], Batch]
+    kernel: str, lengths: list[int], rows: int, trees: bool, prepare: Prepare, fault: Callable[[Any], Any] | None = None
 ) -> dict[str, float]:
-    """One verify forward whose metadata `prepare` makes, of what `fault` has made of the batch."""
+    """One verify forward whose metadata `prepare` makes, of what `fault` has made of the batch, or of the metadata."""
     generator = torch.Generator().manual_seed(sum(lengths) + rows)
     backend = make_backend(generator, kernel, trees)
     batch = Batch(lengths, list(PREFIXES[: len(lengths)]))
     if trees:
         batch = replace(batch, trees=[random_tree(n, generator) for n in lengths])
-    live = prepare(backend, fault(batch), rows)
+    live = prepare(backend, batch if fault is None or fault in OF_METADATA else fault(batch), rows)
+    if fault in OF_METADATA:
+        fault(backend)
     q = torch.randn(rows, HEADS * DIM, generator=generator)
     k, v = (torch.randn(rows, KV_HEADS, DIM, generator=generator) for _ in "kv")
+    kv = torch.cat([backend.req_to_token[i + 1, :prefix].long() for i, prefix in enumerate(batch.prefixes)])
+    hidden = torch.ones(POOL, dtype=torch.bool)
+    hidden[kv] = False
+    for new, before in zip((k, v), backend.pool, strict=True):
+        new[sum(lengths) :], before[hidden] = torch.nan, torch.nan
     found = backend.forward_extend(q, k, v, LAYER, live, save_kv_cache=False).view(rows, HEADS, DIM)
     used = sum(lengths)
-    kv = [backend.req_to_token[i + 1, :prefix].long() for i, prefix in enumerate(batch.prefixes)]
     masks = {}
     if batch.trees is not None:
         masks["mask"] = torch.cat([tree.flatten() for tree in batch.trees])
@@ -195,11 +207,16 @@ def run(
         *backend.pool,
         torch.tensor([0, *lengths]).cumsum(0),
         torch.tensor([0, *batch.prefixes]).cumsum(0),
-        torch.cat(kv),
+        kv,
         **masks,
     )
-    padding = found[used:].abs().max().item() if rows > used else 0.0
-    return {"distance": (found[:used] - expected[:used]).abs().max().item(), "padding": padding}
+    padding = largest(found[used:]) if rows > used else 0.0
+    return {"distance": largest(found[:used] - expected[:used]), "padding": padding}
+
+
+def largest(differences: torch.Tensor) -> float:
+    """NaN is no small one."""
+    return float(torch.nan_to_num(differences.abs(), nan=torch.inf).max())
 
 
 def eager(backend: Any, batch: Batch, rows: int) -> Any:
@@ -222,7 +239,7 @@ def graph(backend: Any, batch: Batch, rows: int) -> Any:
     backend.init_forward_metadata_out_graph(captured, in_capture=True)
     held = backend.forward_metadata, backend._padding
     trees = None if batch.trees is None else batch.trees[::-1]
-    for each in (Batch(batch.lengths[::-1], batch.prefixes[::-1], trees, batch.shift), batch):
+    for each in (replace(batch, lengths=batch.lengths[::-1], prefixes=batch.prefixes[::-1], trees=trees), batch):
         live = each.view(rows, slots, each.mask(backend))
         backend.init_forward_metadata_out_graph(live)
     backend.forward_metadata, backend._padding = held
@@ -247,6 +264,30 @@ def mask_begins(batch: Batch) -> Batch:
     return replace(batch, shift=1)
 
 
+def lengths_of_another_step(batch: Batch) -> Batch:
+    return replace(batch, lengths=batch.lengths[::-1])
+
+
+def left_over_rows_to_the_last(batch: Batch) -> Batch:
+    """As SGLang pads a layout that does not sum to its graph's rows."""
+    return replace(batch, lengths=[*batch.lengths[:-1], batch.lengths[-1] + LEFT_OVER])
+
+
+def a_request_reads_slot_0(batch: Batch) -> Batch:
+    return replace(batch, nobody=True)
+
+
+def a_stale_page_table(backend: Any) -> None:
+    """Of a batch whose keys lay one place further."""
+    listed = backend.forward_metadata.kv_indices
+    listed.copy_(listed.roll(1))
+
+
+def mask_offset_of_the_neighbour(backend: Any) -> None:
+    begins = backend.forward_metadata.mask_indptr
+    begins[1:] = begins[:-1].clone()
+
+
 Prepare = Callable[[Any, Batch, int], Any]
 CASES: dict[str, tuple[list[int], int, bool]] = {
     "chains": ([1, 5, 3, 2], 11, False),
@@ -257,7 +298,18 @@ CASES: dict[str, tuple[list[int], int, bool]] = {
     "trees": ([1, 9, 4, 7], 21, True),
     "trees_with_padding": ([1, 9, 30, 17], 64, True),
 }
-FAULTS = (mask_bit, prefix, mask_begins)
+LEFT_OVER = 5
+FAULTS: dict[Callable[[Any], Any], str] = {
+    mask_bit: "trees_with_padding",
+    prefix: "trees_with_padding",
+    mask_begins: "trees_with_padding",
+    lengths_of_another_step: "chains_with_padding",
+    left_over_rows_to_the_last: "chains_with_padding",
+    a_request_reads_slot_0: "chains_with_padding",
+    a_stale_page_table: "chains_with_padding",
+    mask_offset_of_the_neighbour: "trees",
+}
+OF_METADATA = (a_stale_page_table, mask_offset_of_the_neighbour)
 
 
 def main(output: Path) -> None:
@@ -268,10 +320,9 @@ def main(output: Path) -> None:
     for kernel in ("stock", "tree"):
         for how in (eager, graph):
             for name, case in CASES.items():
-                results[f"{kernel}-{name}-{how.__name__}"] = run(kernel, *case, how, lambda batch: batch)
-            for fault in FAULTS:
-                faulty = run(kernel, *CASES["trees_with_padding"], how, fault)
-                results[f"{kernel}-{fault.__name__}-{how.__name__}"] = faulty
+                results[f"{kernel}-{name}-{how.__name__}"] = run(kernel, *case, how)
+            for fault, name in FAULTS.items():
+                results[f"{kernel}-{fault.__name__}-{how.__name__}"] = run(kernel, *CASES[name], how, fault)
     output.write_text(json.dumps(results))
 
 

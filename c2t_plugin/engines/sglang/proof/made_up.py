@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,8 +23,8 @@ PREFIXES = (1, 2, 3, 5, 8, 13, 21, 34)
 WINDOWED = ("trtllm_mla", "cutedsl_mla", "flashmla")
 # What stands in for NaN where that spreads from what is weighed with 0.
 LOUD = 256.0
-# NaN in both formats of 8 bits.
-NAN_BYTE = 0x7F
+# In formats of 8 bits: NaN in both, and a large number, 128 or 8192.
+NAN_BYTE, LOUD_BYTE = 0x7F, 0x70
 
 
 class MadeUp:
@@ -39,6 +39,8 @@ class MadeUp:
         if getattr(runner.token_to_kv_pool, "post_capture_active", False):
             raise MemoryError("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING: there are no keys yet")
         self._allocator, self._table = runner.token_to_kv_pool_allocator, runner.req_to_token_pool.req_to_token
+        if getattr(self._allocator, "swa_req_ring", False):
+            raise MemoryError("keys of sliding windows are in a ring of each request, of which made-up ones have none")
         self.device, page = self._table.device, runner.page_size
         self._page = page
         length = -(-(PREFIXES[-1] + 2 * worker.speculative_num_draft_tokens) // page) * page
@@ -49,7 +51,7 @@ class MadeUp:
         if self.requests < 1 or length < PREFIXES[-1] + worker.speculative_num_draft_tokens:
             raise MemoryError("there is no room for a request of its own")
         self._linear = linear.LinearStates(runner.req_to_token_pool, self.requests)
-        found = self._allocator.alloc(self.requests * length)
+        found = _alloc(self._allocator, self.requests * length)
         if found is None:
             self._linear.close()
             raise MemoryError(f"the allocator has no {self.requests * length} slots")
@@ -208,17 +210,35 @@ class MadeUp:
 
     def _write(self, slots: Tensor, value: float) -> bool:
         written = False
-        for buffer in self._buffers():
-            if buffer.dtype.itemsize > 1:
-                buffer[slots.long()] = value
-            else:
-                buffer.view(torch.uint8)[slots.long()] = 0 if value == 0.0 else NAN_BYTE
-            written = True
+        for pool, own in self._pools(slots.long()):
+            for name in ("k_buffer", "v_buffer", "kv_buffer"):
+                # fewer are of another format
+                for buffer in (each for each in getattr(pool, name, None) or () if each.shape[0] >= pool.size):
+                    if buffer.dtype.itemsize > 1:
+                        buffer[own] = value
+                    else:
+                        buffer.view(torch.uint8)[own] = {0.0: 0, LOUD: LOUD_BYTE}.get(value, NAN_BYTE)
+                    written = True
         return written
 
-    def _buffers(self) -> Iterator[Tensor]:
-        """(slots, ...) each, of all layers; none where slots are of several spaces or formats."""
+    def _pools(self, slots: Tensor) -> Iterator[tuple[Any, Tensor]]:
+        """Each pool of keys and values, and these slots as it counts them. Layers with sliding windows have one of
+        their own, beside linear ones the others have."""
         pool = self._runner.token_to_kv_pool
-        for name in ("k_buffer", "v_buffer", "kv_buffer"):
-            found: Sequence[Tensor] = getattr(pool, name, None) or ()
-            yield from (each for each in found if each.shape[0] >= pool.size)
+        yield getattr(pool, "full_kv_pool", pool), slots
+        sliding = getattr(pool, "swa_kv_pool", None)
+        if sliding is not None:
+            # of page 0, all but its first slot are no slot's there
+            own = self._allocator.translate_loc_from_full_to_swa(slots)
+            yield sliding, torch.cat([own, self._nobody().long()])
+
+
+def _alloc(allocator: Any, tokens: int) -> Tensor | None:
+    """Slots of whole pages, None: there are not so many. Pages of two pools SGLang gives to prefills alone."""
+    sliding = getattr(allocator, "swa_attn_allocator", None)
+    if sliding is None or allocator.page_size == 1:
+        found: Tensor | None = allocator.alloc(tokens)
+        return found
+    found = allocator.full_attn_allocator.alloc(tokens)
+    allocator.set_full_to_swa_mapping(found, sliding.alloc(tokens))
+    return found

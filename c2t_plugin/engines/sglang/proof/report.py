@@ -1,4 +1,4 @@
-"""What came of the self-check: a line in the log, the server's state, and the uniform window where packed rows fail."""
+"""What came of the self-check: a line in the log, the server's state, and what is done without."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import torch
 from sglang.srt.layers.radix_attention import RadixAttention
 
 from c2t_kernels.attention.arguments import HEAD_DIMS
+from c2t_kernels.twins import TWINS, compute_in_torch
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
-from c2t_plugin.config import OFF, STRICT, C2TConfig
+from c2t_plugin.config import OFF, STRICT, TREE_ATTENTION, C2TConfig
 from c2t_plugin.engines.sglang import args, ranks
 from c2t_plugin.engines.sglang.proof.drafted import compare
 from c2t_plugin.engines.sglang.proof.packed import Findings, prove
 from c2t_plugin.engines.sglang.verify.choice import verifier
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.kernel_checks import Shapes, check
+from c2t_plugin.kernel_checks import Checked, Shapes, check
 
 logger = logging.getLogger(__name__)
 
@@ -27,34 +28,40 @@ _DP = "DP attention, where each pass takes all ranks"
 
 
 def at_start(worker: Any, config: C2TConfig, capture: Callable[[], None]) -> None:
-    """Prove what this server computes, and have it verify the uniform window if packed rows are wrong here.
+    """Prove what this server computes; have torch compute what a kernel does wrong here, and verify the uniform window
+    if packed rows are wrong.
 
     capture: has SGLang capture the graphs of draft and depths. Raises ConfigError for what fails, if the check is
     strict.
     """
-    place = device_name(worker.device)
-    wrong = [f"{each.name} {each}" for each in check(_shapes(worker), trees=config.mode == "tree") if not each.ok]
+    place, strict = device_name(worker.device), config.self_check == STRICT
+    checked = list(check(_shapes(worker), trees=config.mode == "tree"))
+    wrong = _wrong_kernels(worker, checked)
+    packs = [line for name, line in wrong.items() if name not in TWINS]
+    if len(wrong) > len(packs) and not strict:
+        _compute_in_torch(worker, {name: line for name, line in wrong.items() if name in TWINS}, place, capture)
     draft = _drafted(worker)
-    wrong += [draft["off"]] if "off" in draft else []
-    strict = config.self_check == STRICT
-    found = Findings(skipped=_DP) if ranks.apart() else Findings()
-    if worker.c2t.packing is not None and not ranks.apart():
+    found = Findings(skipped=_DP if ranks.apart() else "", failures=packs)
+    if worker.c2t.packing is not None and not ranks.apart() and not packs:
         found = prove(worker, whole=strict)
     # what is served is to be what was compared
     found.failures += found.untried() if strict else []
     failed = not ranks.all_hold(not found.failures)
     if failed and not found.failures:
         found.failures.append("another rank found a fault")
-    state = {**found.state(), "kernels": wrong, "draft": draft, "device": place}
-    if (failed or wrong) and strict:
+    kernels, off = list(wrong.values()), [draft["off"]] if "off" in draft else []
+    figures = {each.name: each._asdict() for each in checked}
+    state = {**found.state(), "kernels": kernels, "checked": figures, "draft": draft, "device": place}
+    if (failed or wrong or off) and strict:
+        faults = dict.fromkeys([*found.failures, *kernels, *off])
         raise ConfigError(
-            f"self-check on {place}: {'; '.join(found.failures + wrong)}; start with --speculative-c2t-packing off, "
-            "or with --speculative-c2t-self-check auto, which does so by itself"
+            f"self-check on {place}: {'; '.join(faults)}; start with --speculative-c2t-packing off, "
+            "or with --speculative-c2t-self-check auto, which does without what is wrong by itself"
         )
-    if wrong:
+    if off:
         logger.warning(
             "C2T: self-check on %s: %s. Drafts may be cut in the wrong places; the output stays the target's",
-            *(place, "; ".join(wrong)),
+            *(place, off[0]),
         )
     if failed:
         kind = type(verifier(worker.target_worker.model_runner.attn_backend)).__name__
@@ -85,6 +92,28 @@ def _times(found: Findings) -> str:
     if not shares:
         return ""
     return f"; packed passes take {min(shares):.2f} to {max(shares):.2f} of the time of the same requests' windows"
+
+
+def _wrong_kernels(worker: Any, checked: list[Checked]) -> dict[str, str]:
+    """Those that this server runs and that are wrong on any of its ranks, all of which have to compute the same: what
+    is said of each."""
+    kernel = getattr(verifier(worker.target_worker.model_runner.attn_backend), "c2t_kernel", "")
+    runs = {"pack_ragged": worker.c2t.packing is not None, "tree_attention": kernel == TREE_ATTENTION}
+    wrong = {}
+    for each in checked:
+        if runs.get(each.name, True) and not ranks.all_hold(each.ok):
+            wrong[each.name] = f"{each.name} {'is wrong on another rank' if each.ok else each}"
+    return wrong
+
+
+def _compute_in_torch(worker: Any, wrong: dict[str, str], place: str, capture: Callable[[], None]) -> None:
+    """In the place of these kernels; graphs of the draft hold them."""
+    logger.warning(
+        "C2T: self-check on %s: Triton kernel %s. torch computes that, more slowly", place, "; ".join(wrong.values())
+    )
+    for name in wrong:
+        compute_in_torch(name)
+    _start_over(worker, capture)
 
 
 def _drafted(worker: Any) -> dict[str, Any]:
@@ -133,11 +162,16 @@ def _shapes(worker: Any) -> Shapes:
 def _unpack(worker: Any, capture: Callable[[], None]) -> None:
     """Start over from the attention backends, with the uniform window in the place of packed rows."""
     args.override(worker.server_args, "packing", OFF)
-    target = worker.target_worker
-    target.model_runner.spec_algorithm.packing = None
+    worker.target_worker.model_runner.spec_algorithm.packing = None
     os.environ.pop("SGLANG_RAGGED_VERIFY_MODE", None)
     if worker.c2t.planner is not None:
         worker.c2t.planner.verify_windows()
+    _start_over(worker, capture)
+
+
+def _start_over(worker: Any, capture: Callable[[], None]) -> None:
+    """Have backends and graphs made anew."""
+    target = worker.target_worker
     # Their graphs go before others come: there may be memory for one of the two only.
     worker.adaptive_controller = target.model_runner.decode_cuda_graph_runner = None
     gc.collect()

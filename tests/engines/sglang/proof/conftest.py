@@ -13,6 +13,7 @@ def proof(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The modules of the self-check, which import SGLang's."""
     monkeypatch.syspath_prepend(str(SITE))
     from c2t_plugin.engines.sglang import ranks, startup
-    from c2t_plugin.engines.sglang.proof import drafted, linear, packed, report
+    from c2t_plugin.engines.sglang.proof import drafted, linear, made_up, packed, report
 
-    return SimpleNamespace(drafted=drafted, linear=linear, packed=packed, report=report, ranks=ranks, startup=startup)
+    parts = {"drafted": drafted, "linear": linear, "made_up": made_up, "packed": packed, "report": report}
+    return SimpleNamespace(**parts, ranks=ranks, startup=startup)

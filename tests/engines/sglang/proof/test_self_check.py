@@ -49,11 +49,12 @@ def test_the_spread_is_that_of_the_worst_row(proof: Any):
     assert not Spread(0.0, 0.0).within(Spread(math.nan, math.nan))
 
 
-def worker(*, packing: bool = True) -> Any:
-    backend = type("FlashAttentionBackend", (), {})()
+def worker(*, packing: bool = True, kernel: str = "stock", unproved: bool = False) -> Any:
+    """unproved: packed rows are not to be compared."""
+    backend = type("FlashAttentionBackend", (), {"c2t_kernel": kernel})()
     parts = SimpleNamespace(packing=object() if packing else None, configuration={}, planner=None)
     target = SimpleNamespace(model_runner=SimpleNamespace(attn_backend=backend))
-    return SimpleNamespace(device="cpu", c2t=parts, target_worker=target)
+    return SimpleNamespace(device="cpu", c2t=parts, target_worker=target, in_torch=[], unproved=unproved)
 
 
 @pytest.fixture
@@ -71,10 +72,13 @@ def run(proof: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(proof.report, "check", lambda *_, **__: iter(kernels))
         monkeypatch.setattr(proof.report, "_shapes", lambda _: None)
         monkeypatch.setattr(proof.report, "_unpack", lambda *given: unpacked.append(given))
+        monkeypatch.setattr(proof.report, "compute_in_torch", on.in_torch.append)
+        monkeypatch.setattr(proof.report, "_start_over", lambda *_: on.in_torch.append("and all graphs anew"))
         monkeypatch.setattr(proof.ranks, "all_hold", lambda here: here and everywhere)
         proof.report.at_start(on, config, lambda: None)
-        # all sizes are tried where all have to hold
+        # all sizes are tried where all have to hold, and none where what packs them is wrong
         assert whole_ones in ([], [config.self_check == "strict"])
+        assert not (whole_ones and on.unproved)
         return bool(unpacked)
 
     return at_start
@@ -137,11 +141,54 @@ def test_both_times_are_said(run: Any, caplog: pytest.LogCaptureFixture):
     assert "packed passes take 0.62 to 1.00 of the time of the same requests' windows" in caplog.text
 
 
-def test_a_wrong_kernel_of_the_draft_is_said(run: Any, caplog: pytest.LogCaptureFixture):
+def test_a_wrong_kernel_is_done_without(run: Any, caplog: pytest.LogCaptureFixture):
+    """Torch computes it, in graphs that are captured for that."""
+    served = worker()
+    assert not run(C2TConfig(), served, [], WRONG, Checked("early_stop", 0.0, 0.0, 5.0))
+    assert served.in_torch == ["draft_stats", "and all graphs anew"]
+    said = "self-check on cpu: Triton kernel draft_stats off by 0.5, allowed 0.0002, 10 us. torch computes that, more s"
+    assert [said in each.message for each in caplog.records] == [True]
+    state = served.c2t.configuration["self_check"]
+    assert state["kernels"] == ["draft_stats off by 0.5, allowed 0.0002, 10 us"]
+    figures = {"name": "early_stop", "error": 0.0, "allowed": 0.0, "microseconds": 5.0, "failure": ""}
+    assert state["checked"]["early_stop"] == figures and list(state["checked"]) == ["draft_stats", "early_stop"]
+
+
+def test_a_kernel_that_is_wrong_on_another_rank_is_done_without_here(run: Any, caplog: pytest.LogCaptureFixture):
+    """Ranks that cut by other numbers take other steps."""
     served = worker(packing=False)
-    assert not run(C2TConfig(), served, [], WRONG)
-    assert "draft_stats off by 0.5, allowed 0.0002, 10 us. Drafts may be cut in the wrong places" in caplog.text
-    assert served.c2t.configuration["self_check"]["kernels"] == ["draft_stats off by 0.5, allowed 0.0002, 10 us"]
+    run(C2TConfig(), served, [], Checked("draft_stats", 0.0, 2e-4, 10.0), everywhere=False)
+    assert served.in_torch == ["draft_stats", "and all graphs anew"]
+    assert "Triton kernel draft_stats is wrong on another rank." in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "packing", "kernel", "unpacks"),
+    [
+        ("pack_ragged", True, "stock", True),
+        ("pack_ragged", False, "stock", False),
+        ("tree_attention", True, "tree", True),
+        ("tree_attention", True, "stock", False),
+    ],
+)
+def test_a_wrong_kernel_of_packed_rows_is_the_uniform_window(
+    run: Any, caplog: pytest.LogCaptureFixture, name: str, packing: bool, kernel: str, unpacks: bool
+):
+    """Where it is one that the server runs; without a word where it is not."""
+    served = worker(packing=packing, kernel=kernel, unproved=unpacks)
+    assert run(C2TConfig(), served, [], Checked(name, math.inf, 0.0, 10.0)) == unpacks
+    line = f"{name} off by inf, allowed 0, 10 us"
+    said = f"self-check on cpu: packed verification on FlashAttentionBackend is wrong: {line}. The uniform window is"
+    assert (said in caplog.text, served.in_torch) == (unpacks, [])
+    state = served.c2t.configuration["self_check"]
+    assert (state["kernels"], state["failures"]) == (([line], [line]) if unpacks else ([], []))
+
+
+def test_strict_does_without_nothing(run: Any):
+    served = worker()
+    with pytest.raises(ConfigError, match=r"self-check on cpu: draft_stats off by 0.5, allowed 0.0002, 10 us; start"):
+        run(C2TConfig(self_check="strict"), served, [], WRONG, proved=4)
+    assert served.in_torch == []
 
 
 @pytest.mark.parametrize(

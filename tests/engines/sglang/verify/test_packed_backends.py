@@ -42,8 +42,14 @@ def run(program: str, folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float]]:
-    loaded: dict[str, dict[str, float]] = run("packed_program.py", tmp_path_factory.mktemp("packed"))
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[str, float]]]:
+    loaded: dict[str, dict[str, dict[str, float]]] = run("packed_program.py", tmp_path_factory.mktemp("packed"))
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def found(ran: dict[str, dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    loaded = ran["rows"]
     assert tuple(loaded) == BACKENDS and all(tuple(each) == (*CASES, *FAULTS) for each in loaded.values())
     return loaded
 
@@ -61,6 +67,22 @@ def test_a_planted_fault_is_seen(found: dict[str, dict[str, float]], backend: st
     if fault == "left_over_rows_to_the_last" and backend in WINDOWED:
         pytest.skip("SGLang gives no request more rows there")
     assert found[backend][fault] > 0.01
+
+
+@pytest.mark.parametrize("case", ["whole_windows", "a_row_of_each", "whole_windows_again"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_graph_is_replayed_with_other_rows_of_each_request_than_it_was_captured_with(
+    ran: dict[str, dict[str, dict[str, float]]], backend: str, case: str
+):
+    """SGLang 34384. That its layout has as many requests and rows as at capture is looked at where it is replayed."""
+    assert ran["slots"][backend][case] < TOLERANCE
+
+
+@pytest.mark.parametrize("backend", ["fa3", "fa3_pages_of_16", "fa3_latent", "trtllm_mha"])
+def test_a_kernel_that_takes_the_captured_number_of_rows_is_seen(
+    ran: dict[str, dict[str, dict[str, float]]], backend: str
+):
+    assert ran["slots"][backend]["rows_of_the_capture"] > 0.01
 
 
 @pytest.fixture(scope="module")

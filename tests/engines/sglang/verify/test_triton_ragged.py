@@ -15,7 +15,10 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
 from tests.support.places import SGLANG  # noqa: E402
 
-FAULTS = ("mask_bit", "prefix", "mask_begins")
+FAULTS = (
+    *("mask_bit", "prefix", "mask_begins", "lengths_of_another_step", "left_over_rows_to_the_last"),
+    *("a_request_reads_slot_0", "a_stale_page_table", "mask_offset_of_the_neighbour"),
+)
 CASES = (
     "chains",
     "chains_with_padding",
@@ -40,6 +43,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kernel", ["stock", "tree"])
 def test_each_request_attends_to_its_own_rows(found: dict[str, dict[str, float]], kernel: str, case: str, how: str):
+    """With NaN in all that no real row may read."""
     # float32 sums of some tens of terms in another order
     assert found[f"{kernel}-{case}-{how}"]["distance"] < 5e-6
     assert found[f"{kernel}-{case}-{how}"]["padding"] == 0.0
