@@ -29,8 +29,8 @@ thresholds, fixed betas, and planners that go by other chances. Trees need an at
 """
 EITHER = """### C2T's planner, over chains or over trees, over the best of all other arms
 
-The faster of two servers: one that comes as it is, and one with `--speculative-c2t-mode tree`. No server changes
-between them by itself yet.
+The faster of two servers: one that comes as it is, and one with `--speculative-c2t-mode tree`. On a GPU no
+server changes between them by itself yet.
 """
 PROMISE = """### C2T auto over the best of plain decoding and every static chain
 

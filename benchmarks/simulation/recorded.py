@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.pairs.toy import pair_dir
 from benchmarks.serving.closed_forms import TEMPERED, closed_form
 from benchmarks.simulation.setting import Entrant, Setting
-from benchmarks.simulation.steps import Simulated, serve
+from benchmarks.simulation.steps import Simulated, serve, walk
 from c2t_plugin.classifier import FILE_NAME, NodeClassifier, load_classifier
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier
@@ -112,14 +112,12 @@ def replayed(traces: Traces, rows: Tensor, request: Tensor) -> Traces:
 
 def play(entrant: Entrant, traces: Traces, rows: Tensor, request: Tensor, setting: Setting) -> Simulated:
     """Serve these requests. Keys and values are paid for the requests that run, not for a full batch all the time."""
-    found = serve(
-        replayed(traces, rows, request),
-        entrant.acceptance[rows],
-        entrant.curve,
-        entrant.policy,
-        setting.requests,
-        entrant.accepted[rows],
-    )
+    again, own = replayed(traces, rows, request), entrant.step
+    if own is None:
+        told = entrant.acceptance[rows], entrant.curve, entrant.policy, setting.requests, entrant.accepted[rows]
+        found = serve(again, *told)
+    else:
+        found = walk(again, lambda at: own(rows[at]), setting.requests)
     machine, target = setting.machine, setting.target
     absent = machine.cache_s(target, setting.requests) - machine.cache_s(target, found.requests)
     return replace(found, seconds=found.seconds - found.steps * absent)

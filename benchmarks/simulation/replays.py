@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
@@ -12,6 +13,7 @@ from benchmarks.report.tables import AUTO, TREE_AUTO
 from benchmarks.simulation.recorded import Replay
 from benchmarks.simulation.setting import Entrant, Setting
 from benchmarks.simulation.sglang_adaptive import SglangAdaptive
+from benchmarks.simulation.shaped import Drafts, ShapedTrees
 from benchmarks.simulation.steps import (
     Policy,
     ending,
@@ -25,6 +27,7 @@ from benchmarks.simulation.steps import (
 from c2t_plugin.lab.rivals import joint_prob, tempered
 from c2t_plugin.lab.sweeps import kept_nodes, path_minimum, truncate
 from c2t_plugin.lab.trees import Forest
+from c2t_plugin.planner.shapes import Shape
 
 STATIC = (1, 2, 3, 4, 6, 8)
 THRESHOLDS = (0.1, 0.3, 0.5)
@@ -145,7 +148,26 @@ def _c2t_tree_auto(arm: str, replay: Replay, setting: Setting) -> Iterator[Entra
     chance, accepted = _in_order(forest, path_minimum(forest, confidence).masked_fill(~grown, -torch.inf), most)
     curve = setting.curve(scored=True, width=forest.k)
     policy, tokens = planned_tree(curve, forest.layers), setting.tokens(most)
-    yield Entrant(arm, TREE_AUTO, policy, curve, chance, accepted, tokens, forest.k)
+    whole = Entrant(arm, TREE_AUTO, policy, curve, chance, accepted, tokens, forest.k)
+    yield whole
+    curves = {1: setting.curve(scored=True), forest.k: curve}
+    step = ShapedTrees(_shapes(forest, confidence, replay), curves)
+    yield dataclasses.replace(whole, name="C2T tree auto, width by step", step=step)
+
+
+def _shapes(forest: Forest, confidence: Tensor, replay: Replay) -> dict[Shape, Drafts]:
+    """Chains and trees of every depth that these have."""
+    assert replay.on_trees is not None
+    found = {}
+    chain, accepted = replay.on_trees.confidence(replay.traces.chain.stats()), _accepted(replay)
+    for depth in range(1, forest.layers + 1):
+        tree = truncate(forest, depth)
+        own = confidence[:, : tree.accepted.shape[1]]
+        grown = path_minimum(tree, own).masked_fill(~kept_nodes(tree, own, 0.0, tree.k), -torch.inf)
+        found[Shape(tree.k, depth)] = Drafts(*_in_order(tree, grown, tree.k * depth))
+        falling = chain[:, :depth].nan_to_num(nan=1.0).cummin(1).values
+        found[Shape(1, depth)] = Drafts(falling, accepted[:, :depth])
+    return found
 
 
 def _in_order(forest: Forest, score: Tensor, most: int) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from benchmarks.simulation.roofline import Machine, Measured, Model
-from benchmarks.simulation.steps import Policy
+from benchmarks.simulation.steps import Policy, StepOf
 from c2t_plugin.planner import CostCurve
 
 
@@ -18,7 +18,8 @@ class Entrant:
     arm: its name in the table of arms. name: in rows. policy: how it chooses. curve: what it pays.
     acceptance: (states, tokens) what it is told of each recorded draft. accepted: (states, tokens) bool, which of its
     tokens the target accepts; both in the order in which they are verified. tokens: that its largest step may verify,
-    roots included. width: tokens of a request that a draft pass reads, 0 without a draft.
+    roots included. width: tokens of a request that a draft pass reads, 0 without a draft. step: what the arm does,
+    where it drafts in several shapes, in the place of what its policy says.
     """
 
     arm: str
@@ -29,6 +30,7 @@ class Entrant:
     accepted: Tensor
     tokens: int
     width: int = 1
+    step: StepOf | None = None
 
 
 @dataclass(frozen=True)

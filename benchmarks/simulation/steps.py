@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -118,6 +118,34 @@ class Simulated:
         return self.tokens / self.seconds
 
 
+class Taken(NamedTuple):
+    """What one step came to. kept, accepted: (requests,) int64 draft tokens of each. seconds: simulated."""
+
+    kept: Tensor
+    accepted: Tensor
+    seconds: float
+
+
+# A step of the requests at these states, (requests,) int64.
+StepOf = Callable[[Tensor], Taken]
+
+
+def steps_of(policy: Policy, acceptance: Tensor, accepted: Tensor, curve: CostCurve) -> StepOf:
+    """Steps in which `policy` chooses. In each the draft keeps up, which gives its first token. acceptance, accepted:
+    see `serve`."""
+    hits = F.pad(accepted.int().cumsum(1), (1, 0))
+
+    def step(at: Tensor) -> Taken:
+        requests = len(at)
+        told, drafted = policy.draft(acceptance[at])
+        kept = policy.keep(told)
+        drafting = draft_passes(drafted) * curve.draft_s(requests) + curve.draft_extend
+        verifying = float(curve.verify_s(torch.tensor(requests + int(kept.sum()))))
+        return Taken(kept, hits[at, kept], verifying + drafting + curve.fixed)
+
+    return step
+
+
 def serve(
     traces: Traces,
     acceptance: Tensor,
@@ -126,29 +154,28 @@ def serve(
     slots: int,
     accepted: Tensor | None = None,
 ) -> Simulated:
-    """All recorded prompts, each token of them a state, through `slots` places; a new prompt takes each place that
-    falls free. In each step the draft keeps up, which gives its first token.
+    """`walk` with the steps of a policy.
 
     acceptance: (states, tokens) what the policy is told of each state's draft tokens, in the order in which they are
     verified. accepted: (states, tokens) bool, which of them the target accepts in that order; None: the recorded
     chains'.
     """
     accepted = traces.chain.accepted.int().cumprod(1) if accepted is None else accepted.int()
-    hits = F.pad(accepted.cumsum(1), (1, 0))
+    return walk(traces, steps_of(policy, acceptance, accepted, curve), slots)
+
+
+def walk(traces: Traces, step_of: StepOf, slots: int) -> Simulated:
+    """All recorded prompts, each token of them a state, through `slots` places; a new prompt takes each place that
+    falls free."""
     first = traces.first
     end = torch.cat([first[1:], torch.tensor([len(traces)])])
     at, until, waiting = first[:slots].clone(), end[:slots].clone(), slots
     seconds, tokens, steps, verified, accepted_in_all, turns = 0.0, 0, 0, 0, 0, 0
     while len(at):
-        requests = len(at)
-        told, drafted = policy.draft(acceptance[at])
-        kept = policy.keep(told)
-        taken = hits[at, kept]
-        total = torch.tensor(requests + int(kept.sum()))
-        drafting = draft_passes(drafted) * curve.draft_s(requests) + curve.draft_extend
-        seconds += float(curve.verify_s(total)) + drafting + curve.fixed
+        kept, taken, took = step_of(at)
+        seconds += took
         tokens += int(torch.minimum(taken + 1, until - at).sum())
-        steps, turns = steps + 1, turns + requests
+        steps, turns = steps + 1, turns + len(at)
         verified, accepted_in_all = verified + int(kept.sum()), accepted_in_all + int(taken.sum())
         at = at + taken + 1
         running = at < until

@@ -30,9 +30,9 @@ class CostCurve:
     """Seconds of the parts of one decoding step on one machine.
 
     verify: (tokens, seconds) of the target's forward pass over so many tokens in all, roots included; at least two
-    points. draft: (requests, seconds) of one draft forward pass. fixed: seconds of a step that depend on neither.
-    draft_extend: seconds that a step costs for the draft to read what was accepted, without which it cannot draft
-    later; spent in plain decoding too, unless the engine does without it there.
+    points. draft: (rows, seconds) of one draft forward pass; of chains each request has one row. fixed: seconds of a
+    step that depend on neither. draft_extend: seconds that a step costs for the draft to read what was accepted,
+    without which it cannot draft later; spent in plain decoding too, unless the engine does without it there.
 
     Points are joined by straight lines, and continued by the last one. A larger pass may take less than a smaller one:
     processors compute some sizes badly.
@@ -73,7 +73,7 @@ class CostCurve:
         return _interpolated(self.verify, tokens)
 
     def draft_s(self, requests: int) -> float:
-        """Seconds of one draft pass for so many requests."""
+        """Seconds of one draft pass for so many requests' chains, or rows."""
         return _interpolated(self.draft, requests)
 
     def save(self, path: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.errors import C2TError
-from c2t_plugin.planner import CostCurve, OwnLimits, Planner, draft_passes, spend
+from c2t_plugin.planner import CostCurve, OwnLimits, Planner, draft_passes
 from c2t_plugin.planner.budget import falling
 from c2t_plugin.planner.learnt import confidence_of
 from c2t_plugin.planner.ledger import Ledger
@@ -329,15 +329,15 @@ class StepPlanner:
         else:
             host = torch.cat([sure.flatten(1), kept[:, None], own[:, None]], dim=1).cpu()
             acceptance, longest, exact = self._meant(host[:, :-2].view(sure.shape)), host[:, -2].long(), host[:, -1] > 0
-        at_least = torch.where(exact, longest, 0)
-        if self.depths:
-            self._planner.packed = self.packed
-            budget = self._planner.keep(acceptance, longest, at_least, self.sizes())
-            self._promised_s = self._planner.promised_s
-        else:
-            passes = draft_passes(self._steps)
-            budget = spend(acceptance, self._planner.curve, passes, longest, at_least, self.sizes()).kept
-        return budget.int().to(kept.device)
+        return self._spent(acceptance, longest, torch.where(exact, longest, 0)).int().to(kept.device)
+
+    def _spent(self, acceptance: Tensor, longest: Tensor, at_least: Tensor) -> Tensor:
+        """(rows,) int64, see Planner.keep."""
+        assert self._planner is not None
+        self._planner.packed = self.packed
+        budget = self._planner.keep(acceptance, longest, at_least, self.sizes())
+        self._promised_s = self._planner.promised_s
+        return budget
 
     def state(self) -> dict[str, Any]:
         """active: whether it decides. curve: whether it has one to decide by. depth: of the last step's draft. learnt:

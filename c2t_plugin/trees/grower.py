@@ -46,9 +46,10 @@ class TreeGrower(RequestLimits):
     draft starts; `step` with the logits after the nodes that the call before returned; `end`. Between `begin` and `end`
     every shape depends on the batch size alone and nothing synchronises with the host.
 
-    Every layer has `policy.width` places to draft from. A dead place holds token 0 and is drafted from as well; what
-    comes of it belongs to no tree. So `end` may come after fewer than `max_depth` layers: columns of the rest are dead,
-    also where the calls were captured in graphs and those of some layers are not replayed (segments.py).
+    Every layer has `policy.width` places to draft from, or as many as `begin` says. A dead place holds token 0 and is
+    drafted from as well; what comes of it belongs to no tree. So `end` may come after fewer than `max_depth` layers:
+    columns of the rest are dead, also where the calls were captured in graphs and those of some layers are not replayed
+    (segments.py).
     """
 
     def __init__(
@@ -62,14 +63,18 @@ class TreeGrower(RequestLimits):
         beta: float,
         device: torch.device | str,
         vocabulary: Tensor | None = None,
+        narrow: SlotPolicy | None = None,
     ) -> None:
         """top_m: how many probabilities the entropy sums over. slots: seeds are kept per request slot.
 
         max_depth: draft steps. max_nodes: of a tree, the root not counted.
 
         vocabulary: (draft_vocab,) int64, the target's id of each token of the draft; None where they are the same.
+
+        narrow: the same rule of a smaller width, for drafts of that.
         """
-        self.policy = policy
+        self.policy = self._rule = policy
+        self._narrow = narrow
         super().__init__(slots=slots, max_depth=max_depth, beta=beta, device=device)
         self.top_m = top_m
         self.max_nodes = max_nodes
@@ -101,21 +106,24 @@ class TreeGrower(RequestLimits):
         """For the log."""
         return f"trees of at most {self.max_nodes} nodes and depth {self.d_max}, top-k {self.policy.width}"
 
-    def begin(self, slots: Tensor) -> GrownLayer:
-        """Start a draft for the requests in these slots ((n,) int64): the first layer, (n, width)."""
-        width = self.policy.width
+    def begin(self, slots: Tensor, width: int | None = None) -> GrownLayer:
+        """Start a draft for the requests in these slots ((n,) int64): the first layer, (n, width). width: of one of the
+        rules; None: of `policy`."""
+        self._rule = self.policy if width in (None, self.policy.width) or self._narrow is None else self._narrow
+        width = self._rule.width
         self._tree = _Candidates.of_nobody(len(slots), width + (self.d_max - 1) * width**2, slots.device)
         self._drawn = self._columns = 0
         self._beta, self._depth = self.limits_of(slots)
         root = torch.zeros(len(slots), 1, dtype=torch.float32, device=slots.device)
         self._frontier = Frontier(root, root, torch.ones_like(root, dtype=torch.bool))
         self._above, self._key = torch.full_like(root, ROOT, dtype=torch.int64), root + math.inf
-        return self._grow(self._in_target_ids(DraftStats(*(seed[slots] for seed in self._seeds))))
+        token_ids, log_probs, entropy, margin = (seed[slots] for seed in self._seeds)
+        return self._grow(self._in_target_ids(DraftStats(token_ids[:, :width], log_probs[:, :width], entropy, margin)))
 
     def step(self, logits: Tensor) -> GrownLayer:
         """The next layer, from the logits after the nodes of the layer before: (n * width or more, draft_vocab)."""
         logits = logits[: self._frontier.alive.numel()]
-        return self._grow(self._in_target_ids(draft_stats(logits, self.top_m, self.policy.width)))
+        return self._grow(self._in_target_ids(draft_stats(logits, self.top_m, self._rule.width)))
 
     def end(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The trees: parent_ids int64, keep bool, token_ids int64, key float32, all (n, columns); parents before their
@@ -126,6 +134,12 @@ class TreeGrower(RequestLimits):
         """
         parent_ids, keep, token_ids, key = self._tree
         return parent_ids, best(key, keep, self.max_nodes), token_ids, key
+
+    def layers(self, device: torch.device | str) -> Tensor:
+        """(columns,) int64: the layer of each column of the newest draft's trees, 1 for children of the root."""
+        width = self._rule.width
+        deeper = torch.arange(2, self.d_max + 1, device=device).repeat_interleave(width**2)
+        return torch.cat([torch.ones(width, dtype=torch.int64, device=device), deeper])
 
     @property
     def alive(self) -> Tensor:
@@ -139,8 +153,8 @@ class TreeGrower(RequestLimits):
 
     def _grow(self, stats: DraftStats) -> GrownLayer:
         self._drawn += 1
-        depth, width = self._drawn, self.policy.width
-        layer = self.policy.layer(self._frontier, stats, self._beta, depth)
+        depth, width = self._drawn, self._rule.width
+        layer = self._rule.layer(self._frontier, stats, self._beta, depth)
         allowed = (self._depth >= depth)[:, None]
         keep, alive = layer.kept & allowed, layer.alive & allowed
         confidence = layer.confidence

@@ -280,6 +280,7 @@ TREE_SYMBOLS: tuple[EngineSymbol, ...] = listed("""
 srt/speculative/eagle_worker_v2.py
   EagleDraftWorker.draft(batch)
     build_eagle_verify_input(
+    self.topk,
   EagleDraftWorker.draft_forward(forward_batch)
     attn_backend=self.draft_attn_backend.attn_backends[i]
     forward_batch.positions.add_(1)
@@ -336,6 +337,8 @@ srt/model_executor/forward_context.py
 srt/layers/attention/intel_amx_backend.py
   IntelAMXAttnBackend.init_forward_metadata
     max_extend_len = self.num_draft_tokens
+  IntelAMXMultiStepDraftBackend.init_forward_metadata
+    topk = self.topk
 srt/mem_cache/memory_pool.py
   MHATokenToKVPool
   MLATokenToKVPool

@@ -171,12 +171,14 @@ def _planner(
             "`c2t calibrate --on %s` does that",
             *(config.mode, config.mode),
         )
-    # a tree's loop is captured as a whole
-    switched = switched_depths(scorer.d_max) if config.mode == "chain" else ()
-    shape: dict[str, Any] = {"steps": scorer.d_max, "most": most, "device": scorer.beta.device, "depths": switched}
+    shape: dict[str, Any] = {"steps": scorer.d_max, "most": most, "device": scorer.beta.device}
     curve, path = load_curve(config), config.curve if leads else None
+    if config.mode == "tree":
+        from c2t_plugin.planner.tree_planner import TreePlanner
+
+        return TreePlanner(curve, path, **shape, topk=server_args.speculative_eagle_topk)
     if not learns:
-        return StepPlanner(curve, path, **shape)
+        return StepPlanner(curve, path, **shape, depths=switched_depths(scorer.d_max))
     # by servers that learn alone
     from c2t_plugin.engines import learning
 
@@ -188,7 +190,7 @@ def _planner(
         learner.follow(lambda new: scorer.take([torch.from_numpy(each) for each in new]))  # type: ignore[union-attr]
     else:
         learner = learning.calibration(config, classifier, scorer.d_max, pair)
-    planner = StepPlanner(curve, path, **shape, calibration=learner)
+    planner = StepPlanner(curve, path, **shape, depths=switched_depths(scorer.d_max), calibration=learner)
     if leads:
         learning.report(planner, config.learned, classifier, pair)
     return planner

@@ -29,8 +29,8 @@ class Step:
     kept: (bs,) int32 draft tokens to verify of each request, root and pads not counted. wanted: (bs,) int32 what the
     threshold left of them, where a budget may have dropped more; else None. drafted: the drafts, where a request of
     the batch is recorded. rows: of the target's pass; before it those that are planned, None: as many as hold what is
-    kept. depth: draft steps; None before the pass. seconds: of the classifier, None where the host's clock does not
-    know them. sure: see ChainScorer.sure, where a planner learns from what becomes of the drafts.
+    kept. depth: draft steps; None before the pass: the worker's. seconds: of the classifier, None where the host's
+    clock does not know them. sure: see ChainScorer.sure, where a planner learns from what becomes of the drafts.
     """
 
     kept: Tensor

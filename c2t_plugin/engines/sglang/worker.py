@@ -163,8 +163,8 @@ class StepMixin(_StockWorker):
             # SGLang asked for a graph of the uniform window, which there is none of.
             result.can_run_cuda_graph = packing.ran_graph
         result.cap_lens = step.kept + 1
-        report = {"rows": computed(), "depth": self.speculative_num_steps, "seconds": parts.counts.lap()}
-        attach(result, dataclasses.replace(step, **report))
+        depth, seconds = step.depth or self.speculative_num_steps, parts.counts.lap()
+        attach(result, dataclasses.replace(step, rows=computed(), depth=depth, seconds=seconds))
         return result
 
 
@@ -194,9 +194,9 @@ class DraftMixin(_StockDraftWorker):
     def draft(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
         if batch.forward_mode.is_idle():
             return super().draft(batch, *positional, **keyword)
-        planner = self.c2t.planner
+        planner, reqs = self.c2t.planner, batch.reqs
         if planner is not None and not planner.depths:
-            planner.begin(len(batch.reqs))
+            planner.begin(len(reqs), all(record_of(req).own_beta for req in reqs) and not self.c2t.scorer.lower)
         self._catch_up(batch, batch.spec_info)
         with self.c2t.timed("draft", lambda: len(batch.reqs)), self.drafter.drafting():
             drafted = super().draft(batch, *positional, **keyword)

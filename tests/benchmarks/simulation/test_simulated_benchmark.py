@@ -155,7 +155,7 @@ def on_trees(replay: Replay) -> Replay:
 
 
 def test_planned_trees_are_told_their_nodes_in_the_order_in_which_they_are_verified(replay: Replay):
-    (found,) = (each for each in tree_arms(on_trees(replay), setting(2)) if each.arm == "C2T tree auto")
+    found, by_step = (each for each in tree_arms(on_trees(replay), setting(2)) if each.arm == "C2T tree auto")
     forest = replay.traces.tree
     assert found.acceptance.shape == found.accepted.shape == (len(forest), forest.k * forest.layers)
     assert (found.acceptance[:, 1:] <= found.acceptance[:, :-1]).all()
@@ -164,6 +164,9 @@ def test_planned_trees_are_told_their_nodes_in_the_order_in_which_they_are_verif
     assert found.curve == setting(2).curve(scored=True, width=forest.k)
     kept = found.policy.keep(found.acceptance[:2])
     assert ((kept >= 0) & (kept <= found.acceptance.shape[1])).all()
+    # where the shape is chosen by step, the first one is a whole tree, of the same nodes
+    assert found.step is None and by_step.step is not None and by_step.name != found.name
+    assert by_step.step(torch.tensor([0, 1])).kept.tolist() == kept.tolist()
 
 
 def test_the_closed_form_plans_by_what_it_turned_out_to_mean(

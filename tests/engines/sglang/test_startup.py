@@ -63,6 +63,7 @@ def prepare(
         revision=target_revision,
         speculative_draft_model_path=None if draft is None else str(draft),
         speculative_draft_model_revision=revision,
+        speculative_eagle_topk=4,
         served_model_name="m",
         enable_metrics=False,
         enable_deterministic_inference=deterministic,

@@ -14,11 +14,11 @@ pytestmark = pytest.mark.sglang
 
 from c2t_plugin.planner import CostCurve  # noqa: E402
 from c2t_plugin.planner.profile import REPEATS, WARM_UP  # noqa: E402
-from c2t_plugin.planner.step_planner import StepPlanner  # noqa: E402
+from c2t_plugin.planner.tree_planner import TreePlanner  # noqa: E402
 from c2t_plugin.trees.planning import plan  # noqa: E402
 from tests.engines.sglang.test_tree_policies import STATES, grower, grown  # noqa: E402
 
-NODES, STEPS = 5, 3
+NODES, STEPS, TOPK = 5, 3, 2
 # With little else to pay for, rows beyond the sixth are dear.
 CURVE = CostCurve(verify=((1, 1.0), (6, 1.1), (16, 6.0)), draft=((1, 0.05), (16, 0.1)), fixed=0.1)
 SIZES = (4, 8, 12)
@@ -26,14 +26,14 @@ SIZES = (4, 8, 12)
 SEED = 6
 
 
-def planner_of(curve: CostCurve | None = CURVE, sizes: tuple[int, ...] = ()) -> StepPlanner:
-    planner = StepPlanner(curve, None, steps=STEPS, most=NODES, device=torch.device("cpu"))
+def planner_of(curve: CostCurve | None = CURVE, sizes: tuple[int, ...] = ()) -> TreePlanner:
+    planner = TreePlanner(curve, None, topk=TOPK, steps=STEPS, most=NODES, device=torch.device("cpu"))
     planner.packed = True
     planner.sizes = lambda: sizes
     return planner
 
 
-def deciding(planner: StepPlanner, own: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+def deciding(planner: TreePlanner, own: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda counts, keys: planner.keep(counts, own, keys)
 
 
@@ -74,8 +74,8 @@ def rate(key: Tensor, forest: tuple[set[int], ...], sizes: tuple[int, ...]) -> f
     rows = len(forest) + sum(map(len, forest))
     padded = next((size for size in sizes if size >= rows), rows)
     expected = len(forest) + sum(float(key[row, node].double()) for row, tree in enumerate(forest) for node in tree)
-    seconds = float(CURVE.verify_s(torch.tensor(padded))) + (STEPS - 1) * CURVE.draft_s(len(forest)) + CURVE.fixed
-    return expected / seconds
+    drafting = (STEPS - 1) * CURVE.draft_s(len(forest) * TOPK)
+    return expected / (float(CURVE.verify_s(torch.tensor(padded))) + drafting + CURVE.fixed)
 
 
 @pytest.mark.parametrize("sizes", [(), SIZES])

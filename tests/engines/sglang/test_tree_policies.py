@@ -72,17 +72,23 @@ class MadeUpDrafter:
         return LogitDistributions(torch.stack(rows))
 
 
-def grower(name: str, topk: int, depth: int, max_nodes: int, beta: float = 0.0, **options: Any) -> TreeGrower:
+def grower(
+    name: str, topk: int, depth: int, max_nodes: int, beta: float = 0.0, narrow: int | None = None, **options: Any
+) -> TreeGrower:
+    """narrow: width of a second rule."""
     policy = slot_policy(name, classifier(), topk, "cpu")
+    options["narrow"] = None if narrow is None else slot_policy(name, classifier(), narrow, "cpu")
     limits = {"slots": 8, "max_depth": depth, "max_nodes": max_nodes, "beta": beta, "device": "cpu"}
     return TreeGrower(policy, top_m=TOP_M, **{**limits, **options})
 
 
-def grown(made: TreeGrower, depth: int, slots: tuple[int, ...] = (4, 1, 6)) -> list[set[Path]]:
+def grown(
+    made: TreeGrower, depth: int, slots: tuple[int, ...] = (4, 1, 6), width: int | None = None
+) -> list[set[Path]]:
     """Paths of the trees that a draft of `depth` layers grows, state by state."""
     where = torch.tensor(slots)
     made.write_seed(where, torch.stack([logits_after(state, ()) for state in range(STATES)]))
-    layer = made.begin(where)
+    layer = made.begin(where, width)
     frontier: list[list[Path]] = [[()] for _ in slots]
     for _ in range(depth - 1):
         frontier = [
@@ -279,3 +285,19 @@ def test_the_static_tree_fits_its_slots():
     growing = {path[:-1] for path in EAGLE1_PATHS}
     per_layer = [sum(len(path) == depth for path in growing) for depth in range(1, 5)]
     assert max(per_layer) <= EAGLE1_WIDTH
+
+
+@pytest.mark.parametrize("name", ["c2t", "prob"])
+@pytest.mark.parametrize("narrow", [1, 2])
+def test_a_narrow_draft_is_that_of_a_narrow_server(name: str, narrow: int):
+    """One after the other in one grower, the wide one whole in between."""
+    made = grower(name, 4, 3, 12, 0.02, narrow)
+    for width in (narrow, 4, narrow):
+        alone = grower(name, width, 3, 12, 0.02)
+        assert grown(made, 3, width=width) == grown(alone, 3)
+        assert all(torch.equal(*both) for both in zip(made.end(), alone.end(), strict=True))
+        layers = made.layers("cpu").tolist()
+        assert len(layers) == made.end()[0].shape[1]
+        assert [layers.count(layer) for layer in (1, 2, 3)] == [width, width**2, width**2]
+    whole = grower(name, 4, 3, 12, 0.02, narrow)
+    assert grown(whole, 3) == grown(grower(name, 4, 3, 12, 0.02), 3), "the wide one if nothing is said"

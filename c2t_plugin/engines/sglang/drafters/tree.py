@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
@@ -35,6 +36,11 @@ from c2t_plugin.trees.branches import inherit_branches
 from c2t_plugin.trees.grower import TreeGrower
 from c2t_plugin.trees.planning import plan
 from c2t_plugin.trees.policies import slot_policy
+
+if TYPE_CHECKING:
+    from c2t_plugin.planner.tree_planner import TreePlanner
+
+logger = logging.getLogger(__name__)
 
 
 class Grown:
@@ -72,11 +78,14 @@ class TreeDrafter:
             beta=beta,
             device=worker.device,
             vocabulary=worker.hot_token_id,
+            narrow=slot_policy(config.policy, classifier, 1, worker.device) if config.planned else None,
         )
 
     def __init__(self, worker: Any, parts: Parts) -> None:
         self._worker, self._parts = worker, parts
         self.scorer: TreeGrower = parts.scorer  # type: ignore[assignment]
+        self._planner: TreePlanner | None = parts.planner  # type: ignore[assignment]
+        self._said = False
         # SGLang's own trees read each branch's own keys, whatever it grew from; to have the same trees is the point.
         self.inherits = parts.configuration["policy"] != "eagle2"
         self.may_end_early = False
@@ -84,11 +93,21 @@ class TreeDrafter:
     @contextlib.contextmanager
     def drafting(self) -> Iterator[None]:
         # The loop is captured outside of here, and whole; ranks have to take the same steps.
-        with replaced(self, "may_end_early", ranks.alone()), PATCHES.during(BUILD_VERIFY_INPUT, Grown.of):
+        with contextlib.ExitStack() as held:
+            held.enter_context(replaced(self, "may_end_early", ranks.alone()))
+            held.enter_context(PATCHES.during(BUILD_VERIFY_INPUT, Grown.of))
+            if self._planner is not None and self._planner.width != self._worker.topk:
+                # By it a draft's slots, positions and attention are laid out. Verification goes by the target worker's.
+                for owner in (self._worker, self._worker.draft_attn_backend):
+                    held.enter_context(replaced(owner, "topk", self._planner.width))
             yield
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
+        # With windows of several widths SGLang captures several times.
+        if self._planner is not None and not self._said:
+            self._said = True
+            vary_shapes(self._worker, self._planner, packed=self._parts.packing is not None)
         resolve = eagle_draft_cuda_graph_runner.resolve_decode_backend
         # Ranks have to take the same steps, and may see an end at different times.
         divided = (lambda runner: divide(resolve(runner), self)) if ranks.alone() else resolve
@@ -101,12 +120,12 @@ class TreeDrafter:
         buffers = kv_buffers(worker.draft_runner.token_to_kv_pool)
         hidden = forward_batch.spec_info.hidden_states
         with counts.classifying():
-            layer = self.scorer.begin(forward_batch.req_pool_indices)
-        for step in range(worker.speculative_num_steps - 1):
+            layer = self.scorer.begin(forward_batch.req_pool_indices, worker.topk)
+        for step in range(self._depth - 1):
             if self.may_end_early and len(slots) <= EARLY_END_BATCH and not self.scorer.alive:
                 break
             self.between_layers()
-            if self.inherits:
+            if self.inherits and worker.topk > 1:
                 inherit_branches(buffers, slots, layer.parents, written=step)
             forward_batch.input_ids = layer.token_ids.flatten()
             forward_batch.out_cache_loc = slots[:, :, step].flatten()
@@ -123,6 +142,11 @@ class TreeDrafter:
         # What nodes go by takes the place of draft probabilities, which only rejection sampling has.
         return self.scorer.end()
 
+    @property
+    def _depth(self) -> int:
+        """Layers of the step at hand. Attention and slots are laid out for all that there may be."""
+        return int(self._worker.speculative_num_steps) if self._planner is None else self._planner.depth
+
     def between_layers(self) -> None:
         """Nothing, except while a graph of the loop is recorded in segments."""
 
@@ -134,8 +158,8 @@ class TreeDrafter:
     def decide(self, batch: Any, drafted: Any) -> TreeVerifyInput:
         worker = self._worker
         parent_ids, keep, token_ids, key = drafted.trees
-        wanted = None if self._parts.planner is None else keep.sum(1, dtype=torch.int32)
-        keep = self._planned(keep, key, batch.reqs, batch.req_pool_indices)
+        wanted = None if self._planner is None else keep.sum(1, dtype=torch.int32)
+        keep = self._planned(parent_ids, keep, key, batch.reqs, batch.req_pool_indices)
         trees = (agree(parent_ids), agree(keep), agree(token_ids))
         made = build_verify_input(
             batch,
@@ -148,16 +172,25 @@ class TreeDrafter:
             tree_mask_mode=worker.tree_mask_mode,
             packed=self._parts.packing is not None,
             wanted=wanted,
+            depth=self._depth,
         )
         for name, value in drafted.noted().items():
             setattr(made, name, value)
         return made
 
-    def _planned(self, keep: Tensor, key: Tensor, reqs: Sequence[Any], slots: Tensor) -> Tensor:
-        planner = self._parts.planner
+    def _planned(self, parent_ids: Tensor, keep: Tensor, key: Tensor, reqs: Sequence[Any], slots: Tensor) -> Tensor:
+        planner = self._planner
         if planner is None:
             return self._narrowed(keep, key, reqs, slots)
         own = self.scorer.owns(slots)
+        if planner.shapes is not None:
+            from c2t_plugin.trees.worth import best_by_layers, chain_by_layers
+
+            most, depth = self.scorer.max_nodes, planner.depth
+            best = best_by_layers(keep, key, self.scorer.layers(key.device), depth, most)
+            # as many as a draft of width 1 has columns
+            chains = chain_by_layers(parent_ids, keep, key, planner.width, depth, min(most, self.scorer.d_max))
+            planner.observe(best[~own], chains[~own])
         return plan(keep, key, self.scorer.max_nodes, lambda sizes, keys: planner.keep(sizes, own, keys))
 
     def _narrowed(self, keep: Tensor, key: Tensor, reqs: Sequence[Any], slots: Tensor) -> Tensor:
@@ -178,6 +211,32 @@ class TreeDrafter:
         width = windows.fitting(int(keep.sum(1).max()) + 1)
         windows.enter(width)
         return width
+
+
+# Of a draft, whose width is an attribute that it reads in each step.
+_ANY_WIDTH = "IntelAMXMultiStepDraftBackend"
+
+
+def vary_shapes(worker: Any, planner: TreePlanner, packed: bool) -> None:
+    """Have the planner choose each step's shape, where SGLang can draft any at once. Said in the log.
+
+    worker: SGLang's draft worker, whose attention exists. packed: whether the target computes each tree's own nodes.
+    """
+    topk, steps = worker.topk, worker.speculative_num_steps
+    obstacle = None
+    if not packed:
+        obstacle = "every node is verified"
+    elif not ranks.alone():
+        obstacle = "ranks have to take the same steps"
+    elif topk == 1 or steps == 1:
+        obstacle = "no draft pass is wider than another"
+    elif type(worker.draft_attn_backend).__name__ != _ANY_WIDTH:
+        obstacle = "the draft's attention, and CUDA graphs where there are some, are laid out for one width"
+    if obstacle is None:
+        planner.vary()
+        logger.info("C2T: each step drafts chains, or trees %d wide, up to %d deep, as the planner says", topk, steps)
+    else:
+        logger.info("C2T: every step drafts %d wide and %d deep: %s", topk, steps, obstacle)
 
 
 # SGLang 0.5.17 reads the backend alone from there

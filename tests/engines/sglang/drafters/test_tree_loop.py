@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -15,10 +16,12 @@ pytestmark = pytest.mark.sglang
 from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.engines.sglang.metrics import Counts  # noqa: E402
 from c2t_plugin.engines.sglang.parts import Parts  # noqa: E402
+from c2t_plugin.planner import CostCurve  # noqa: E402
+from c2t_plugin.planner.tree_planner import TreePlanner  # noqa: E402
 from tests.engines.sglang import test_tree_policies as policies  # noqa: E402
 
 TOPK, DEPTH = 4, 4
-SLOTS = policies.STATES * TOPK * DEPTH
+CURVE = CostCurve(verify=((1, 1.0), (9, 1.8)), draft=((1, 0.1), (36, 0.2)))
 PREFIX = 7
 
 
@@ -41,16 +44,18 @@ class MadeUpModel:
     Its hidden state is made of the tokens above.
     """
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: Any, width: int) -> None:
         self.token_to_kv_pool = pool
         self.model_config = SimpleNamespace(model_is_mrope=False)
-        self.slots = torch.arange(SLOTS).view(policies.STATES, TOPK, DEPTH)
-        self.forwards = 0
+        slots = policies.STATES * width * DEPTH
+        pool.k_buffer, pool.v_buffer = [torch.zeros(slots, 1)], [torch.zeros(slots, 1)]
+        self.slots = torch.arange(slots).view(policies.STATES, width, DEPTH)
+        self.forwards, self.width = 0, width
 
     def forward(self, batch: Any) -> Any:
         self.token_to_kv_pool.k_buffer[0][batch.out_cache_loc, 0] = batch.input_ids.float()
-        assert torch.equal(batch.out_cache_loc.view(-1, TOPK), self.slots[:, :, self.forwards])
-        assert (batch.positions == PREFIX + self.forwards).all()
+        assert torch.equal(batch.out_cache_loc.view(-1, self.width), self.slots[:, :, self.forwards])
+        assert batch.positions.tolist() == [PREFIX + self.forwards] * policies.STATES * self.width
         self.forwards += 1
         tokens = self.token_to_kv_pool.k_buffer[0][self.slots[:, :, : self.forwards]][..., 0].long().tolist()
         paths = [(state, *path) for state, paths in enumerate(tokens) for path in paths]
@@ -65,18 +70,18 @@ def states_of(paths: list[tuple[int, ...]]) -> Tensor:
     return torch.tensor([[sum(token * 50.0**place for place, token in enumerate(path))] for path in paths]).double()
 
 
-def draft(tree: Any, name: str, beta: float, **changes: Any) -> tuple[list[set[tuple[int, ...]]], int]:
+def draft(
+    tree: Any, name: str, beta: float, width: int = TOPK, **changes: Any
+) -> tuple[list[set[tuple[int, ...]]], int]:
     """Paths of each request's tree, and how many draft forwards there were."""
-    pool = object.__new__(tree.MHATokenToKVPool)
-    pool.k_buffer, pool.v_buffer = [torch.zeros(SLOTS, 1)], [torch.zeros(SLOTS, 1)]
-    runner = MadeUpModel(pool)
+    runner = MadeUpModel(object.__new__(tree.MHATokenToKVPool), width)
     worker = SimpleNamespace(
         draft_runner=runner,
-        topk=TOPK,
+        topk=width,
         speculative_num_steps=DEPTH,
         draft_attn_backend=SimpleNamespace(attn_backends=[object()] * (DEPTH - 1)),
     )
-    made = drafter_of(tree, policies.grower(name, TOPK, DEPTH, TOPK * DEPTH, beta), worker)
+    made = drafter_of(tree, policies.grower(name, TOPK, DEPTH, TOPK * DEPTH, beta, narrow=1), worker)
     for key, value in changes.items():
         setattr(made, key, value)
     where = torch.tensor([4, 1, 6])
@@ -85,7 +90,7 @@ def draft(tree: Any, name: str, beta: float, **changes: Any) -> tuple[list[set[t
         forward_mode=SimpleNamespace(is_idle=lambda: False),
         out_cache_loc=runner.slots.flatten(),
         req_pool_indices=where,
-        positions=torch.full((policies.STATES * TOPK,), PREFIX),
+        positions=torch.full((policies.STATES * width,), PREFIX),
         spec_info=SimpleNamespace(hidden_states=states_of([(state,) for state in range(policies.STATES)])),
         moe_num_token_non_padded=None,
     )
@@ -98,6 +103,71 @@ def draft(tree: Any, name: str, beta: float, **changes: Any) -> tuple[list[set[t
 def test_each_node_is_drafted_from_the_tokens_above_it(tree: Any, name: str, beta: float):
     expected = policies.trees_of(policies.core_policy(name, TOPK, DEPTH, TOPK * DEPTH, beta))
     assert draft(tree, name, beta) == (expected, DEPTH - 1)
+
+
+@pytest.mark.parametrize("depth", [1, 2, DEPTH])
+@pytest.mark.parametrize("width", [1, TOPK])
+def test_a_step_may_draft_chains_and_end_after_any_layer(tree: Any, width: int, depth: int):
+    expected = policies.trees_of(policies.core_policy("c2t", width, depth, TOPK * DEPTH, 0.0))
+    found = draft(tree, "c2t", 0.0, width, _planner=SimpleNamespace(depth=depth))
+    assert found == (expected, depth - 1)
+    assert len({len(path) for paths in expected for path in paths}) == depth
+
+
+def test_slots_and_attention_are_of_the_steps_width_while_it_drafts(tree: Any, monkeypatch: pytest.MonkeyPatch):
+    attention, planner = SimpleNamespace(topk=TOPK), SimpleNamespace(width=1)
+    worker = SimpleNamespace(topk=TOPK, draft_attn_backend=attention)
+    made = drafter_of(tree, None, worker)
+    monkeypatch.setattr(tree.ranks, "alone", lambda: True)
+    monkeypatch.setattr(made, "_planner", planner)
+    for width in (1, TOPK):
+        planner.width = width
+        with made.drafting():
+            assert (worker.topk, attention.topk) == (width, width)
+        assert (worker.topk, attention.topk) == (TOPK, TOPK)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({}, "each step drafts chains, or trees 4 wide, up to 6 deep, as the planner says"),
+        ({"attention": "Triton"}, "every step drafts 4 wide and 6 deep: the draft's attention, and CUDA graphs where"),
+        ({"alone": False}, "every step drafts 4 wide and 6 deep: ranks have to take the same steps"),
+        ({"topk": 1}, "every step drafts 1 wide and 6 deep: no draft pass is wider than another"),
+        # then SGLang makes no attention for the draft
+        ({"steps": 1, "attention": "NoneType"}, "every step drafts 4 wide and 1 deep: no draft pass is wider"),
+        ({"packing": None}, "every step drafts 4 wide and 6 deep: every node is verified"),
+    ],
+)
+def test_where_shapes_are_planned(
+    tree: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    changed: dict[str, Any],
+    says: str,
+):
+    """Said once, however often SGLang captures."""
+    found = {
+        "topk": 4,
+        "steps": 6,
+        "alone": True,
+        "attention": "IntelAMXMultiStepDraftBackend",
+        "packing": 1,
+        **changed,
+    }
+    topk, steps = found["topk"], found["steps"]
+    planner = TreePlanner(None, None, topk=topk, steps=steps, most=24, device=torch.device("cpu"))
+    monkeypatch.setattr(tree.ranks, "alone", lambda: found["alone"])
+    attention = type(found["attention"], (), {})()
+    worker = SimpleNamespace(topk=topk, speculative_num_steps=steps, draft_attn_backend=attention)
+    made = drafter_of(tree, None, worker)
+    made._planner, made._parts.packing = planner, found["packing"]
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            with made.capturing():
+                pass
+    assert (planner.shapes is not None) == says.startswith("each")
+    assert caplog.text.count(says) == 1
 
 
 def test_as_in_stock_sglang_branches_read_other_tokens(tree: Any):
@@ -162,7 +232,7 @@ def test_ones_own_threshold_does_not_widen_the_window_of_others(
     reqs = [SimpleNamespace(_c2t=SimpleNamespace(own_beta=each)) for each in own]
     keep = torch.arange(8) < torch.tensor([6, 1, 3])[:, None]
     key = torch.linspace(0.9, 0.1, 8).expand(3, 8)
-    found = made._planned(keep, key, reqs, slots)
+    found = made._planned(torch.full((3, 8), -1), keep, key, reqs, slots)
     assert found.sum(1).tolist() == sizes
     assert found.equal(keep & (torch.arange(8) < torch.tensor(sizes)[:, None]))
 
@@ -182,7 +252,7 @@ def test_ranks_verify_the_first_ones_trees(tree: Any, monkeypatch: pytest.Monkey
     )
     made = drafter_of(tree, policies.grower("c2t", TOPK, 1, TOPK), worker)
     made._parts.packing = SimpleNamespace()
-    made._parts.planner = SimpleNamespace(keep=lambda sizes, own, keys: sizes - 1)
+    made._planner = SimpleNamespace(keep=lambda sizes, own, keys: sizes - 1, shapes=None, depth=1)
     mine = (torch.full((1, 4), -1), torch.ones(1, 4, dtype=torch.bool), torch.arange(4)[None])
     planned = torch.tensor([[True, True, True, False]])
     theirs = (mine[0], torch.tensor([[True, False, True, True]]), mine[2] + 10)
@@ -217,3 +287,35 @@ def test_ranks_verify_the_first_ones_trees(tree: Any, monkeypatch: pytest.Monkey
 def test_a_pool_whose_slots_cannot_be_moved_is_refused(tree: Any):
     with pytest.raises(tree.ConfigError, match="keeps its keys in a object, whose slots tree mode cannot move"):
         tree.kv_buffers(object())
+
+
+@pytest.mark.parametrize("nodes", [1, 2, TOPK * DEPTH])
+def test_every_step_teaches_what_chains_and_trees_bring(tree: Any, monkeypatch: pytest.MonkeyPatch, nodes: int):
+    """But nothing of those that have a threshold of their own, and whatever the tree's size may be."""
+    planner = TreePlanner(CURVE, None, topk=TOPK, steps=DEPTH, most=nodes, device=torch.device("cpu"))
+    planner.packed = True
+    planner.vary()
+    assert planner.shapes is not None
+    scorer = policies.grower("c2t", TOPK, DEPTH, nodes, narrow=1)
+    monkeypatch.setattr(tree.ranks, "alone", lambda: True)
+    made = drafter_of(tree, scorer, None)
+    made._planner = planner
+    slots = torch.tensor([4, 1, 6])
+    scorer.set_requests(slots, [None, 0.9, None], [None] * 3)
+    seen: list[tuple[int, Any, Any]] = []
+    monkeypatch.setattr(planner.shapes, "observe", lambda *found: seen.append(found))
+    for width in (TOPK, 1):
+        planner.begin(3)
+        planner.width = width
+        policies.grown(scorer, DEPTH, width=width)
+        parents, keep, _, key = scorer.end()
+        made._planned(parents, keep, key, [], slots)
+    (_, best, chains), (_, chain, none) = seen
+    assert [width for width, *_ in seen] == [TOPK, 1] and none is None
+    assert best.shape == (2, DEPTH, nodes)
+    assert chain.shape == chains.shape == (2, DEPTH, min(nodes, DEPTH))
+    if nodes == TOPK * DEPTH:
+        # the trees hold the chains; what is worth most does not fall with more layers
+        assert chains == pytest.approx(chain) and (chain[:, -1] > 0).all()
+        assert (best[:, 1:].cumsum(-1) >= best[:, :-1].cumsum(-1) - 1e-6).all()
+        assert (best.cumsum(-1)[..., :DEPTH] >= chains.cumsum(-1) - 1e-6).all()

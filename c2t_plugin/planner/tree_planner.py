@@ -1,0 +1,80 @@
+"""`--speculative-c2t-planner` over trees: what shape they are drafted in, where a step may choose, and what of them is
+verified."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from c2t_plugin.planner import CostCurve, OwnLimits, draft_passes, spend
+from c2t_plugin.planner.shapes import Shapes
+from c2t_plugin.planner.step_costs import StepCosts
+from c2t_plugin.planner.step_planner import StepPlanner
+
+
+class TreePlanner(StepPlanner):
+    """One budget of the target's pass for the nodes of all trees; `keep` is told these from the surest on.
+
+    The draft of its cost curve is by rows of a pass, a request's width times requests: a chain's and a tree's are
+    points of one line. width: nodes that the step at hand is drafted from per layer.
+    """
+
+    def __init__(
+        self, curve: CostCurve | None, path: Path | None, *, topk: int, steps: int, most: int, device: torch.device
+    ) -> None:
+        """topk: the widest. steps, most, device: see StepPlanner."""
+        super().__init__(curve, path, steps=steps, most=most, device=device)
+        self.width = self._topk = topk
+        self.shapes: Shapes | None = None
+        # steps by width
+        self.widths: Counter[int] = Counter()
+
+    def vary(self) -> None:
+        """Choose the shape of each step from now on: its draft may be a chain, and end after any layer."""
+        self.shapes = Shapes(self._topk, self._steps)
+
+    def begin(self, requests: int, whole: bool = False, own: Sequence[OwnLimits | None] = ()) -> int:
+        self.width = self._topk
+        depth = super().begin(requests, whole, own)
+        self.widths[self.width] += 1
+        return depth
+
+    def _choose(self, requests: int, before: int | None) -> None:
+        super()._choose(requests, before)
+        if self.shapes is None:
+            return
+        if self._forced is not None:
+            # what a chain has room for is measured on chains, so that draft passes of both widths are
+            self.width = 1 if self._forced <= self._steps else self._topk
+        elif self.curve is not None:
+            self.width, self.depth = self.shapes.choose(self.curve, requests)
+
+    @contextmanager
+    def timed(self, part: str, count: Callable[[], int]) -> Iterator[None]:
+        with super().timed(part, (lambda: count() * self.width) if part == "draft" else count):
+            yield
+
+    def observe(self, chances: Tensor, chains: Tensor) -> None:
+        """Learn what drafts bring, from those of the step at hand. chances: see Shapes.observe. chains: the same of the
+        chains that they hold."""
+        if self.shapes is not None and self._decides:
+            held = chains.double().numpy() if self.width > 1 else None
+            self.shapes.observe(self.width, chances.double().numpy(), held)
+
+    def _spent(self, acceptance: Tensor, longest: Tensor, at_least: Tensor) -> Tensor:
+        assert self.curve is not None
+        drafting = draft_passes(self.depth) * self.curve.draft_s(len(acceptance) * self.width)
+        costs = StepCosts(self.curve.beside + drafting)
+        return spend(acceptance, self.curve, 0, longest, at_least, self.sizes(), costs).kept
+
+    def state(self) -> dict[str, Any]:
+        """Besides, where each step has a width of its own. widths: steps by it."""
+        if self.shapes is None:
+            return super().state()
+        return {**super().state(), "widths": {str(width): self.widths[width] for width in (1, self._topk)}}
