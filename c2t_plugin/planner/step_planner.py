@@ -25,13 +25,13 @@ from c2t_plugin.planner.ledger import Ledger
 from c2t_plugin.planner.pace import Pace
 from c2t_plugin.planner.planner import WHOLE_FIRST
 from c2t_plugin.planner.profile import CostProfile
-from c2t_plugin.planner.readback import Readback
 
 if TYPE_CHECKING:
     from c2t_plugin.planner.ahead import DraftEnd, Prices
     from c2t_plugin.planner.calibration import Calibration
     from c2t_plugin.planner.network import Network
     from c2t_plugin.planner.network_learner import NetworkLearner
+    from c2t_plugin.planner.readback import Readback
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +112,8 @@ class StepPlanner:
 
     def wait_for_nothing(self, requests: int, device: torch.device | str) -> None:
         """Decide by steps before, whose confidences `note` brings. requests: of the largest batch."""
+        from c2t_plugin.planner.readback import Readback
+
         self._unread = Readback(device, 2 * requests * self._steps, torch.float32)
 
     def verify_windows(self) -> None:
@@ -192,8 +194,7 @@ class StepPlanner:
         """Learn from what has come, if anything has."""
         if not self._outcomes:
             return
-        sure, verified, accepted, owners = _joined(self._outcomes)
-        self._outcomes = []
+        (sure, verified, accepted, owners), self._outcomes = _joined(self._outcomes), []
         tried = torch.arange(sure.shape[1]) < verified[:, None]
         hoped = (falling(self._meant(sure)) * tried).sum()
         self._ledger.add("tokens", len(verified) + float(hoped), len(verified) + float(accepted.sum()))
@@ -358,13 +359,8 @@ def _waiting_for(device: torch.device) -> Callable[[], None]:
 
 def _joined(outcomes: Sequence[Outcome]) -> Outcome:
     """One after the other; what a draft is shorter by is NaN."""
-    if len(outcomes) == 1:
-        return outcomes[0]
-    width = max(each[0].shape[1] for each in outcomes)
-    rows, (first, *_) = sum(len(each[1]) for each in outcomes), outcomes[0]
-    sure, at = first.new_full((rows, width, *first.shape[2:]), math.nan), 0
-    for mine, *_ in outcomes:
-        sure[at : at + len(mine), : mine.shape[1]] = mine
-        at += len(mine)
-    verified, accepted = (torch.cat(each) for each in list(zip(*outcomes, strict=True))[1:3])
+    mine, width = [each[0] for each in outcomes], max(each[0].shape[1] for each in outcomes)
+    missing = (each.new_full((len(each), width - each.shape[1], *each.shape[2:]), math.nan) for each in mine)
+    sure = torch.cat([torch.cat(each, 1) for each in zip(mine, missing, strict=True)])
+    verified, accepted = (torch.cat(each) for each in zip(*(each[1:3] for each in outcomes), strict=True))
     return sure, verified, accepted, [owner for each in outcomes for owner in each[3]]
