@@ -31,6 +31,14 @@ def vllm_in_this_process() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def plugin_of_this_process() -> None:
+    """vLLM loads plugins once a process, and another file's tests may have taken back what ours has bound."""
+    from c2t_plugin.engines.vllm.plugin import register
+
+    register()
+
+
 @pytest.fixture(scope="session")
 def layout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pair as vLLM loads it."""

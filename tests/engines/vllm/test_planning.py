@@ -26,7 +26,7 @@ from c2t_plugin.engines.vllm.planned import PlanningScheduler  # noqa: E402
 from c2t_plugin.engines.vllm.planning import Drafted, Planning, cut  # noqa: E402
 from c2t_plugin.engines.vllm.requests import OwnSettings  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
-from c2t_plugin.planner import CostCurve, OwnLimits  # noqa: E402
+from c2t_plugin.planner import CostCurve, OwnLimits, step_planner  # noqa: E402
 from c2t_plugin.planner.calibration import Calibration  # noqa: E402
 from tests.engines.vllm.test_config import resolved  # noqa: E402
 
@@ -209,6 +209,7 @@ def test_it_learns_what_became_of_its_drafts():
 def test_it_learns_when_the_next_step_was_sent_off_and_forgets_nothing_where_nobody_asks(
     monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setattr(step_planner, "TOGETHER", 1)
     planning = Planning(CURVE, None, 1, calibration=Calibration(1))
     calibration = planning.planner._calibration
     planning.kept(Drafted([[0.9], [0.7]], 1.0, 1.0), ["a", "b"], [1, 1], [False] * 2)
