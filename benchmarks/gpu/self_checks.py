@@ -25,7 +25,8 @@ def rows_of(
     """
     configuration = state.get("configuration", {})
     found = configuration.get("self_check")
-    if found is None:
+    # before a check it is what was asked for
+    if not isinstance(found, Mapping):
         fault = "the server's state has no check at start"
         return [BenchRow(SCENARIO, kind, arm, setting, {}, fault, run)] if kind == "measured" else []
     setting = {**setting, **{name: configuration.get(name) for name in ("attention", "packing")}}

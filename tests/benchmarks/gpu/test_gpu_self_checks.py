@@ -89,3 +89,5 @@ def test_over_the_uniform_window_nothing_was_to_be_proved():
 def test_a_server_on_a_gpu_without_one_is_said_and_one_on_a_cpu_is_not():
     assert rows({"beta": 0.5}) == [(None, {}, "the server's state has no check at start")]
     assert rows({"configuration": {"packing": "off"}}, "functional") == []
+    # which says there what was asked for
+    assert rows({"configuration": {"self_check": "auto"}}, "functional") == []

@@ -31,32 +31,32 @@ def register() -> None:
 
 
 def seed_of_the_wrong_slot() -> None:
-    from c2t_plugin.scorer import ChainScorer
+    from c2t_plugin.engines.host_chains import HostChainScorer
 
-    write = ChainScorer.write_seed
+    write = HostChainScorer.write_seed
 
     def write_seed(self, slots, logits):
         write(self, slots.roll(1), logits)
 
-    ChainScorer.write_seed = write_seed
+    HostChainScorer.write_seed = write_seed
 
 
 def entropy_of_the_childs_distribution() -> None:
     """Each token gets the entropy of the distribution that follows it, one step late, instead of its own."""
-    from c2t_plugin.scorer import ChainScorer
+    from c2t_plugin.engines.host_chains import HostChainScorer
 
-    score = ChainScorer._score
+    add = HostChainScorer._add
 
-    def late(self, log_prob, entropy, margin):
+    def late(self, stats):
         if self._step:
             # score the previous token again, with what came after it
             self._step -= 1
-            self._state.joint_log_prob[: len(log_prob)] -= self._c2t_previous
-            score(self, self._c2t_previous, entropy, margin)
-        self._c2t_previous = log_prob
-        score(self, log_prob, entropy, margin)
+            self._joint[: len(stats.log_prob)] -= self._c2t_previous
+            add(self, stats._replace(log_prob=self._c2t_previous))
+        self._c2t_previous = stats.log_prob
+        add(self, stats)
 
-    ChainScorer._score = late
+    HostChainScorer._add = late
 
 
 def depth_off_by_one() -> None:
