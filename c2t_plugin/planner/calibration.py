@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.planner.fitting import fitted, forgotten
-from c2t_plugin.planner.learnt import Learnt, chance, confidence_of, features_of
+from c2t_plugin.planner.learnt import Learnt, chance, confidence_of, features_of, nll
 
 if TYPE_CHECKING:
     from c2t_plugin.planner.network import Network
@@ -205,10 +205,6 @@ class Calibration:
         """(rows,) nats of each draft's outcome."""
         loss = nll(torch.sigmoid(learnt.logits(self._features[rows])), hit)
         return torch.where(reached, loss, 0.0).sum(1)
-
-
-def nll(chance: Tensor, hit: Tensor) -> Tensor:
-    return -torch.where(hit, chance, 1 - chance).clamp(min=1e-9).log()
 
 
 def _worse(more: Tensor) -> bool:

@@ -71,3 +71,8 @@ def chance(learnt: Learnt, features: Array) -> Array:
     logits = learnt.slope * features[..., 0] + learnt.own * features[..., 1] + offsets
     found: Array = np.cumprod(1.0 / (1.0 + np.exp(-logits)), axis=1)
     return found
+
+
+def nll(chance: Tensor, hit: Tensor) -> Tensor:
+    """Nats of each outcome, any shape. hit: bool, whether what had this chance came."""
+    return -torch.where(hit, chance, 1 - chance).clamp(min=1e-9).log()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from c2t_plugin.planner.calibration import Calibration, nll
 from c2t_plugin.planner.fitting import fitted, prior_of
-from c2t_plugin.planner.learnt import NEAREST, Learnt
+from c2t_plugin.planner.learnt import NEAREST, Learnt, nll
+
+if TYPE_CHECKING:
+    from c2t_plugin.planner.calibration import Calibration
 
 # A slope of `joint` below it would take the least likely tokens first.
 LEAST_SLOPE = 0.05
