@@ -11,14 +11,12 @@ from typing import Any
 
 from benchmarks.report.rows import MEASURED_CPU, BenchRow, append_rows, read_rows
 from benchmarks.serving.arms import ARMS, Arm, Speculation
-from benchmarks.serving.client import Client
 from benchmarks.serving.host import Host
 from benchmarks.serving.interleaved import ArmError, Interleaved, paired_ratio, same_as_plain, turned
-from benchmarks.serving.measuring import Condition, Outcome, checked, metrics_of, one_line, warm_up
+from benchmarks.serving.measuring import Condition, Outcome, checked, metrics_of, warm_up
+from benchmarks.serving.real_command import drawing_client
 from benchmarks.serving.real_pair import ChatPrompts
-from benchmarks.serving.scenarios import lengths_of
 from benchmarks.serving.server import Runner
-from c2t_plugin.errors import C2TError
 
 SCENARIO = "matrix"
 PLAIN = "plain"
@@ -61,8 +59,9 @@ class Matrix:
 
         Ends early after a server has died: all servers of the group start again for the cells that are left.
         """
-        with Interleaved(self._client) as contest:
-            failed = self._start(contest, arms)
+        with Interleaved(drawing_client(self.runner.engine, self.max_tokens)) as contest:
+            by_name = {arm.name: arm for arm in arms}
+            failed = contest.start_all(by_name, lambda name: self.runner.server(name, by_name[name], self.on), PLAIN)
             yield [self.row(cell, {}, failed[cell[0]]) for cell in todo if cell[0] in failed]
             for condition in dict.fromkeys(at for _, at in todo):
                 wanted = [name for name, at in todo if at == condition and name not in failed]
@@ -74,23 +73,6 @@ class Matrix:
                         raise
                     yield [self.row((error.name, condition), {}, str(error))]
                     return
-
-    def _client(self, url: str) -> Client:
-        found = self.runner.engine.client(url, self.max_tokens)
-        found.lengths = lengths_of(self.max_tokens)
-        return found
-
-    def _start(self, contest: Interleaved, arms: Sequence[Arm]) -> dict[str, str]:
-        """Start the servers. Returns why some have not started."""
-        failed = {}
-        for arm in arms:
-            try:
-                contest.start(arm.name, self.runner.server(arm.name, arm, self.on))
-            except C2TError as error:
-                if arm.name == PLAIN:
-                    raise
-                failed[arm.name] = one_line(error)
-        return failed
 
     def _rows(self, contest: Interleaved, wanted: Sequence[str], condition: Condition) -> Iterator[BenchRow]:
         """Rows of some arms at a condition, each paired with plain decoding's passes."""

@@ -20,14 +20,13 @@ from benchmarks.pairs.smollm2.commands import write_pair
 from benchmarks.report.pictures import draw_speeds
 from benchmarks.report.rows import append_rows
 from benchmarks.serving import toy_demo
-from benchmarks.serving.client import Client
 from benchmarks.serving.demo_page import STREAMED, table, tie_lines
 from benchmarks.serving.engines import ENGINES
 from benchmarks.serving.host import add_threads, measure_host, threads_of
 from benchmarks.serving.interleaved import Interleaved
+from benchmarks.serving.real_command import drawing_client
 from benchmarks.serving.real_demo import AS_IT_COMES, LOADS, PLAIN, RealDemo
 from benchmarks.serving.real_pair import WORK, chat_prompts, use_threads
-from benchmarks.serving.scenarios import lengths_of
 from benchmarks.serving.streamed import question, show
 from c2t_plugin.errors import C2TError
 
@@ -81,12 +80,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     engine = ENGINES[options.engine]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
-    def client_of(url: str) -> Client:
-        found = engine.client(url, options.tokens)
-        found.lengths = lengths_of(options.tokens)
-        return found
-
-    with Interleaved(client_of) as contest:
+    with Interleaved(drawing_client(engine, options.tokens)) as contest:
         with Progress(*columns, console=console) as progress:
             demo = RealDemo(
                 engine, pair, options.out, chat_prompts(pair / "target", "development"), contest, progress, host

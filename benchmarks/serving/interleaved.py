@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Protocol, Self
@@ -86,6 +86,18 @@ class Interleaved:
             server.halt()
             self._stack.push(starting.pop_all())
         self._servers[name] = server, client
+
+    def start_all(self, names: Iterable[str], server: Callable[[str], Halting], needed: str) -> dict[str, str]:
+        """Start these servers, one after the other. Returns why some have not started; C2TError if `needed` has not."""
+        failed = {}
+        for name in names:
+            try:
+                self.start(name, server(name))
+            except C2TError as error:
+                if name == needed:
+                    raise
+                failed[name] = one_line(error)
+        return failed
 
     @contextmanager
     def turn(self, name: str) -> Iterator[Client]:

@@ -17,21 +17,18 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from rich.console import Console
-from rich.markdown import Markdown
-
 from benchmarks.pairs.smollm2.commands import write_pair
-from benchmarks.report.rows import MEASURED_CPU, BenchRow, append_rows
-from benchmarks.report.tables import listing
+from benchmarks.report.rows import MEASURED_CPU, BenchRow
 from benchmarks.serving.answers import Ask, Pass
 from benchmarks.serving.arms import Arm
 from benchmarks.serving.engines import ENGINES
-from benchmarks.serving.host import Host, add_threads, measure_host, threads_of
+from benchmarks.serving.host import Host, measure_host, threads_of
 from benchmarks.serving.interleaved import Interleaved
 from benchmarks.serving.measuring import BUSY, one_line
 from benchmarks.serving.open_loop import Mix, figures
+from benchmarks.serving.real_command import measure_once, real_parser, real_setting, starting
 from benchmarks.serving.real_demo import CONTESTANTS, PLAIN
-from benchmarks.serving.real_pair import WORK, chat_prompts, real_runner, real_speculation, use_threads
+from benchmarks.serving.real_pair import chat_prompts, real_runner, real_speculation, use_threads
 from benchmarks.serving.scenarios import WHOLE
 from benchmarks.simulation.fleet.arrivals import PATTERNS
 from c2t_plugin.errors import C2TError
@@ -43,17 +40,10 @@ SPARE = 64
 # a server plans by what it has measured at these loads; the others get the first alone
 WARM_UP = (1, 2, 4)
 WARM_UP_TOKENS = 24
-PIPE_WIDTH = 200
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serving.long_mixed",
-        description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )
-    parser.add_argument("--engine", choices=ENGINES, default="sglang")
-    parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these arms of the demo; plain is always there")
+    parser = real_parser("long_mixed", __doc__, "only these arms of the demo; plain is always there", "build/long")
     parser.add_argument("--contexts", type=int, nargs=2, default=list(Mix.contexts), help="least and most tokens")
     parser.add_argument("--outputs", type=int, nargs=2, default=list(Mix.outputs), help="least and most tokens")
     parser.add_argument("--arrivals", choices=PATTERNS, default=Mix.arrivals)
@@ -62,10 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tpot-ms", type=float, default=150.0, help="that an answer that counts as good keeps")
     parser.add_argument("--slots", type=int, default=8, help="requests at once, at most")
     parser.add_argument("--tokens", type=int, default=20_480, help="of all requests at once, at most")
-    add_threads(parser)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--work", type=Path, default=WORK, help="directory of the pair, prepared if it is not there")
-    parser.add_argument("--out", type=Path, help="directory of rows and logs (default: build/long-ENGINE)")
     return parser
 
 
@@ -133,30 +120,15 @@ def _measure(options: argparse.Namespace, out: Path) -> list[BenchRow]:
     runner = real_runner(engine, pair, out, options.slots, context=context, tokens=max(options.tokens, context))
     on = real_speculation(engine, pair, out, None, 0.3)
     setting: dict[str, str | int | float | None] = {
-        "engine": engine.name,
-        "target": "SmolLM2-135M-Instruct",
-        "dtype": "float32",
-        "base": on.base,
-        "prompts": f"{prompts.part} {prompts.digest[:12]}",
-        "ends": WHOLE,
+        **real_setting(engine, prompts, WHOLE, host),
         "temperature": 0.0,
         "slots": options.slots,
         "tpot_limit_ms": options.tpot_ms,
         **mix.setting,
-        **host.setting,
     }
-    started: dict[str, Arm] = {}
-    refused: dict[str, str] = {}
     with Interleaved(lambda url: engine.client(url, WARM_UP_TOKENS)) as contest:
-        for name, arm in arms.items():
-            print(f"{name}: starting", flush=True)
-            try:
-                contest.start(name, runner.server(name, arm, on))
-                started[name] = arm
-            except C2TError as error:
-                if name == PLAIN:
-                    raise
-                refused[name] = one_line(error)
+        refused = contest.start_all(arms, starting(runner, arms, on), PLAIN)
+        started = {name: arm for name, arm in arms.items() if name not in refused}
         found, failed = measured(contest, started, asks)
     return rows_of(arms, found, {**refused, **failed}, setting, host, RunRecord.capture(seed=options.seed).to_json())
 
@@ -165,16 +137,7 @@ def main(argv: list[str]) -> int:
     """Measure, append rows, print the table; status 1 if an arm failed, 2 if nothing could be run."""
     options = _parser().parse_args(argv)
     out: Path = options.out or Path(f"build/long-{options.engine}")
-    (out / "logs").mkdir(parents=True, exist_ok=True)
-    try:
-        rows = _measure(options, out)
-    except C2TError as error:
-        print(f"long_mixed: {one_line(error)}", file=sys.stderr)
-        return 2
-    append_rows(out / "rows.jsonl", rows)
-    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
-    console.print(Markdown(listing(rows)))
-    return 1 if any(row.error for row in rows) else 0
+    return measure_once("long_mixed", out, lambda into: _measure(options, into))
 
 
 if __name__ == "__main__":

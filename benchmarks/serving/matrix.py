@@ -14,7 +14,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.markdown import Markdown
 
 from benchmarks.pairs.smollm2.commands import write_pair
@@ -23,26 +22,20 @@ from benchmarks.report.tables import listing
 from benchmarks.serving.arms import chosen
 from benchmarks.serving.cells import Matrix, fill
 from benchmarks.serving.engines import ENGINES
-from benchmarks.serving.host import add_threads, measure_host, threads_of
+from benchmarks.serving.host import measure_host, threads_of
 from benchmarks.serving.measuring import one_line
-from benchmarks.serving.real_pair import PARTS, WORK, chat_prompts, real_runner, real_speculation, use_threads
+from benchmarks.serving.real_command import console, real_parser, real_setting
+from benchmarks.serving.real_pair import PARTS, chat_prompts, real_runner, real_speculation, use_threads
 from benchmarks.serving.scenarios import DRAWN
 from c2t_plugin.errors import C2TError
 from c2t_plugin.provenance import RunRecord
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32)
 TEMPERATURES = (0.0, 0.7)
-PIPE_WIDTH = 200
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serving.matrix",
-        description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )
-    parser.add_argument("--engine", choices=ENGINES, default="sglang")
-    parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these arms")
+    parser = real_parser("matrix", __doc__, "only these arms", "build/matrix")
     parser.add_argument("--concurrency", type=int, nargs="+", default=list(CONCURRENCIES))
     parser.add_argument("--temperature", type=float, nargs="+", default=list(TEMPERATURES))
     parser.add_argument("--part", choices=PARTS, default=PARTS[0], help="of the prompts; frozen: final tables only")
@@ -53,9 +46,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--at-once", type=int, default=6, help="servers that are up together, 3 GB each")
     parser.add_argument("--beta", type=float, default=0.5, help="of the arm C2T")
     parser.add_argument("--threshold", type=float, default=0.3, help="of the arms threshold on P and closed form")
-    add_threads(parser)
-    parser.add_argument("--work", type=Path, default=WORK, help="directory of the pair, prepared if it is not there")
-    parser.add_argument("--out", type=Path, help="directory of rows and logs (default: build/matrix-ENGINE)")
     return parser
 
 
@@ -68,17 +58,11 @@ def _matrix(options: argparse.Namespace, out: Path) -> Matrix:
     host = measure_host(pair / "target", threads)
     on = real_speculation(engine, pair, out, options.beta, options.threshold)
     setting = {
-        "engine": engine.name,
-        "target": "SmolLM2-135M-Instruct",
-        "dtype": "float32",
-        "base": on.base,
+        **real_setting(engine, prompts, DRAWN, host),
         "d_max": on.d_max,
         "beta": options.beta,
         "threshold": options.threshold,
-        "prompts": f"{prompts.part} {prompts.digest[:12]}",
         "max_tokens": options.max_tokens,
-        "ends": DRAWN,
-        **host.setting,
     }
     return Matrix(
         runner=real_runner(engine, pair, out, max(options.concurrency)),
@@ -110,11 +94,11 @@ def main(argv: list[str]) -> int:
     except C2TError as error:
         print(f"matrix: {one_line(error)}", file=sys.stderr)
         return 2
-    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+    shown = console()
     for temperature in options.temperature:
         rows = [row for row in read_rows(path, BenchRow) if row.setting["temperature"] == temperature]
-        console.print(f"temperature {temperature:g}")
-        console.print(Markdown(listing(rows)))
+        shown.print(f"temperature {temperature:g}")
+        shown.print(Markdown(listing(rows)))
     return 1 if errors else 0
 
 

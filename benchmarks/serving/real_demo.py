@@ -15,6 +15,7 @@ from benchmarks.serving.engines import Engine
 from benchmarks.serving.host import Host
 from benchmarks.serving.interleaved import Interleaved, turned
 from benchmarks.serving.measuring import Outcome, one_line
+from benchmarks.serving.real_command import real_setting
 from benchmarks.serving.real_pair import ChatPrompts, real_runner, real_speculation
 from benchmarks.serving.scenarios import DRAWN
 from c2t_plugin.errors import C2TError
@@ -133,15 +134,9 @@ class RealDemo:
     def rows(self, tokens: int) -> list[BenchRow]:
         """A row an arm and concurrency."""
         setting = {
-            "engine": self.engine.name,
-            "target": "SmolLM2-135M-Instruct",
-            "dtype": "float32",
-            "base": "eagle3",
-            "prompts": f"{self.prompts.part} {self.prompts.digest[:12]}",
+            **real_setting(self.engine, self.prompts, DRAWN, self.host),
             "max_tokens": tokens,
-            "ends": DRAWN,
             "temperature": 0.0,
-            **self.host.setting,
         }
         found = []
         for load, outcomes in self.found.items():

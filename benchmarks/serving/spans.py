@@ -35,7 +35,7 @@ FUNCTIONS = (
     ("rerank", re.compile(r"c2t_kernels\S*\.py\(\d+\): (?:grow_layer|build_tree|full_mask)$")),
     ("rerank", re.compile(r"c2t_plugin/trees/nodes\.py\(\d+\): best$")),
     ("statistics", re.compile(r"c2t_kernels\S*\.py\(\d+\): draft_stats$")),
-    ("statistics", re.compile(r"c2t_plugin/engines/host_chains\.py\(\d+\): _on_host$")),
+    ("statistics", re.compile(r"c2t_plugin/engines/host_scorer\.py\(\d+\): host_stats$")),
     ("classifier", re.compile(r"c2t_plugin/engines/host_chains\.py\(\d+\): _add$")),
     ("classifier", re.compile(r"c2t_plugin/classifier/network\.py\(\d+\): confidence$")),
     ("classifier", re.compile(r"c2t_kernels\S*\.py\(\d+\): (?:score_chain|confidence_of|early_stop)$")),

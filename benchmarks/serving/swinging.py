@@ -15,24 +15,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.markdown import Markdown
-
 from benchmarks.pairs.smollm2.commands import write_pair
-from benchmarks.report.rows import MEASURED_CPU, BenchRow, append_rows
-from benchmarks.report.tables import listing
+from benchmarks.report.rows import MEASURED_CPU, BenchRow
 from benchmarks.serving.answers import Pass
 from benchmarks.serving.arms import Arm
 from benchmarks.serving.cells import figures
 from benchmarks.serving.client import Client
 from benchmarks.serving.engines import ENGINES
-from benchmarks.serving.host import add_threads, measure_host, threads_of
+from benchmarks.serving.host import measure_host, threads_of
 from benchmarks.serving.interleaved import ArmError, Interleaved, turned
-from benchmarks.serving.long_mixed import PIPE_WIDTH, contestants
-from benchmarks.serving.measuring import Outcome, checked, one_line, warm_up
+from benchmarks.serving.long_mixed import contestants
+from benchmarks.serving.measuring import Outcome, checked, warm_up
+from benchmarks.serving.real_command import drawing_client, measure_once, real_parser, real_setting, starting
 from benchmarks.serving.real_demo import PLAIN
-from benchmarks.serving.real_pair import WORK, ChatPrompts, chat_prompts, real_runner, real_speculation, use_threads
-from benchmarks.serving.scenarios import DRAWN, lengths_of
+from benchmarks.serving.real_pair import ChatPrompts, chat_prompts, real_runner, real_speculation, use_threads
+from benchmarks.serving.scenarios import DRAWN
 from c2t_plugin.errors import C2TError
 from c2t_plugin.provenance import RunRecord
 
@@ -41,22 +38,13 @@ LOADS = (1, 32, 2, 16, 4, 8)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serving.swinging",
-        description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )
-    parser.add_argument("--engine", choices=ENGINES, default="sglang")
-    parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these arms of the demo; plain is always there")
+    parser = real_parser("swinging", __doc__, "only these arms of the demo; plain is always there", "build/swinging")
     parser.add_argument("--loads", type=int, nargs="+", default=list(LOADS), help="requests at once, in their order")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--max-tokens", type=int, default=64, help="output tokens of an answer, in the mean")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slots", type=int, default=2, help="prompts of a load for each request at once")
     parser.add_argument("--least", type=int, default=8, help="prompts of a load at least")
-    add_threads(parser)
-    parser.add_argument("--work", type=Path, default=WORK, help="directory of the pair, prepared if it is not there")
-    parser.add_argument("--out", type=Path, help="directory of rows and logs (default: build/swinging-ENGINE)")
     return parser
 
 
@@ -124,6 +112,8 @@ def measured(contest: Interleaved, arms: Mapping[str, Arm], swing: Swing, rounds
 
 
 def _measure(options: argparse.Namespace, out: Path) -> list[BenchRow]:
+    if min(*options.loads, options.rounds, options.slots, options.least) < 1:
+        raise C2TError("--loads, --rounds, --slots and --least are 1 or more")
     engine, arms = ENGINES[options.engine], contestants(options.engine, options.arms)
     threads = threads_of(options)
     use_threads(threads)
@@ -134,37 +124,17 @@ def _measure(options: argparse.Namespace, out: Path) -> list[BenchRow]:
     on = real_speculation(engine, pair, out, None, 0.3)
     swing = Swing(prompts, options.loads, options.slots, options.least, options.temperature)
     setting = {
-        "engine": engine.name,
-        "target": "SmolLM2-135M-Instruct",
-        "dtype": "float32",
-        "base": on.base,
+        **real_setting(engine, prompts, DRAWN, host),
         "d_max": on.d_max,
-        "prompts": f"{prompts.part} {prompts.digest[:12]}",
         "loads": ", ".join(map(str, options.loads)),
         "temperature": options.temperature,
         "max_tokens": options.max_tokens,
-        "ends": DRAWN,
-        **host.setting,
     }
-
-    def client(url: str) -> Client:
-        made = engine.client(url, options.max_tokens)
-        made.lengths = lengths_of(options.max_tokens)
-        return made
-
-    found: dict[str, Outcome] = {}
-    started: dict[str, Arm] = {}
-    with Interleaved(client) as contest:
-        for name, arm in arms.items():
-            print(f"{name}: starting", flush=True)
-            try:
-                contest.start(name, runner.server(name, arm, on))
-                started[name] = arm
-            except C2TError as error:
-                if name == PLAIN:
-                    raise
-                found[name] = Outcome(error=one_line(error))
-        found |= measured(contest, started, swing, options.rounds)
+    with Interleaved(drawing_client(engine, options.max_tokens)) as contest:
+        refused = contest.start_all(arms, starting(runner, arms, on), PLAIN)
+        started = {name: arm for name, arm in arms.items() if name not in refused}
+        found = measured(contest, started, swing, options.rounds)
+    found |= {name: Outcome(error=why) for name, why in refused.items()}
     run = RunRecord.capture(seed=0).to_json()
     rows = []
     for name, arm in arms.items():
@@ -180,18 +150,7 @@ def main(argv: list[str]) -> int:
     """Measure, append rows, print the table; status 1 if an arm failed, 2 if nothing could be run."""
     options = _parser().parse_args(argv)
     out: Path = options.out or Path(f"build/swinging-{options.engine}")
-    (out / "logs").mkdir(parents=True, exist_ok=True)
-    try:
-        if min(*options.loads, options.rounds, options.slots, options.least) < 1:
-            raise C2TError("--loads, --rounds, --slots and --least are 1 or more")
-        rows = _measure(options, out)
-    except C2TError as error:
-        print(f"swinging: {one_line(error)}", file=sys.stderr)
-        return 2
-    append_rows(out / "rows.jsonl", rows)
-    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
-    console.print(Markdown(listing(rows)))
-    return 1 if any(row.error for row in rows) else 0
+    return measure_once("swinging", out, lambda into: _measure(options, into))
 
 
 if __name__ == "__main__":
