@@ -184,16 +184,13 @@ class ChainScorer(DraftScorer):
 
     def _score(self, log_prob: Tensor, entropy: Tensor, margin: Tensor) -> None:
         self._step += 1
-        self._score_chain(log_prob, entropy, margin)
+        score_chain(self._state, self.network, log_prob, entropy, margin, self._step)
         if self._log_prob is not None:
             self._log_prob[: self._batch, self._step - 1] = log_prob
         if self._stats is not None:
             n = self._batch
             joint = self._state.joint_log_prob[:n]
             self._stats[:n, self._step - 1] = torch.stack((joint, log_prob, entropy, margin), dim=-1)
-
-    def _score_chain(self, log_prob: Tensor, entropy: Tensor, margin: Tensor) -> None:
-        score_chain(self._state, self.network, log_prob, entropy, margin, self._step)
 
 
 class _Statistics(Protocol):

@@ -34,10 +34,10 @@ class HostChainScorer(ChainScorer):
         self._host_network = HostNetwork(self.network, self.d_max)
 
     def write_seed(self, slots: Tensor, logits: Tensor) -> None:
-        self._host_seeds[:, slots.numpy()] = self._on_host(logits)[1:]
+        self._host_seeds[:, slots.numpy()] = self._statistics(logits)[1:]
 
     def step(self, logits: Tensor) -> None:
-        self._add(self._on_host(logits[: self._batch]))
+        self._add(self._statistics(logits[: self._batch]))
 
     def newest(self) -> tuple[list[float], list[float]]:
         """Of each request of the draft at hand its newest token's confidence, and the logarithm of the draft's own
@@ -52,10 +52,6 @@ class HostChainScorer(ChainScorer):
     def _score(self, log_prob: Tensor, entropy: Tensor, margin: Tensor) -> None:
         # a chain's token is the most probable one, whatever its id
         self._add(HostStats(None, log_prob.numpy(), entropy.numpy(), margin.numpy()))
-
-    def _on_host(self, logits: Tensor) -> HostStats:
-        """Of the most probable token."""
-        return self._statistics(logits)
 
     def _add(self, stats: HostStats) -> None:
         """One more token of every chain, as it is kept."""

@@ -100,7 +100,7 @@ class StepPlanner:
         if curve is None:
             # on a CPU a step has ended when the next one begins
             self._pace = Pace(settled=int(device.type != "cpu"), clock=clock)
-            self._profile = CostProfile(self.depths or range(most + 1), _waiting_for(device))
+            self._profile = CostProfile(self.depths or range(most + 1), torch.get_device_module(device).synchronize)
         else:
             self.curve = curve
         self._forced: int | None = None
@@ -352,13 +352,10 @@ class StepPlanner:
         return {**known, "learnt": learnt, "step_seconds": pace, "came": self._ledger.state()}
 
 
-def _waiting_for(device: torch.device) -> Callable[[], None]:
-    wait: Callable[[], None] = torch.get_device_module(device).synchronize
-    return wait
-
-
 def _joined(outcomes: Sequence[Outcome]) -> Outcome:
     """One after the other; what a draft is shorter by is NaN."""
+    if len(outcomes) == 1:
+        return outcomes[0]
     mine, width = [each[0] for each in outcomes], max(each[0].shape[1] for each in outcomes)
     missing = (each.new_full((len(each), width - each.shape[1], *each.shape[2:]), math.nan) for each in mine)
     sure = torch.cat([torch.cat(each, 1) for each in zip(mine, missing, strict=True)])

@@ -35,9 +35,9 @@ class TreePlanner(StepPlanner):
         # steps by width
         self.widths: Counter[int] = Counter()
 
-    def vary(self) -> None:
-        """Choose the shape of each step from now on: its draft may be a chain, and end after any layer."""
-        self.shapes = Shapes(self._topk, self._steps)
+    def vary(self, may: bool) -> None:
+        """Whether to choose the shape of each step from now on: its draft may be a chain, and end after any layer."""
+        self.shapes = Shapes(self._topk, self._steps) if may else None
 
     def begin(self, requests: int, whole: bool = False, own: Sequence[OwnLimits | None] = ()) -> int:
         self.width = self._topk

@@ -82,6 +82,11 @@ def _used(parts: Parts, req: Any) -> RequestOptions:
     return record.options
 
 
+def all_by_their_own(parts: Parts, reqs: Sequence[Any]) -> bool:
+    """Whether each of these is cut by its own threshold alone, so that no planner has a say."""
+    return all(record_of(req).own_beta for req in reqs) and not parts.scorer.lower
+
+
 def check(_result: None, manager: Any, obj: Any, input_ids: Any, *_: Any, **__: Any) -> None:
     """AFTER hook over the Python front end's check of a request. Raises ConfigError: SGLang answers with status 400."""
     from sglang.srt.runtime_context import get_server_args

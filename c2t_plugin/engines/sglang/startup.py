@@ -109,6 +109,8 @@ def complete(worker: Any, config: C2TConfig) -> Any:
         from c2t_plugin.engines.sglang.verify import lagged
 
         parts.lagged = lagged.start(config, packing, parts.scorer, worker.req_to_token_pool.size, planner)
+    elif planner is not None:
+        worker._draft_worker.drafter.vary_shapes(packed=packing is not None)
     parts.configuration["rows"] = "sync" if parts.lagged is None else LAGGED
     if ranks.apart():
         from c2t_plugin.engines.sglang import dp_attention

@@ -44,7 +44,7 @@ from c2t_plugin.engines.sglang.patches import (
     STANDALONE_DRAFT_WORKER,
     STEP_DEPTH,
 )
-from c2t_plugin.engines.sglang.requests import limits_of, set_options
+from c2t_plugin.engines.sglang.requests import all_by_their_own, limits_of, set_options
 from c2t_plugin.engines.sglang.step import Step, attach, record_of, step_of
 from c2t_plugin.engines.sglang.verify.layout import rows_to_compute
 
@@ -115,7 +115,7 @@ class StepMixin(_StockWorker):
         assert parts.planner is not None
         # Recorded chains are whole. So are those of requests with a threshold of their own, among themselves: they
         # deepen no neighbour's draft.
-        whole = parts.recorder is not None or (all(record_of(req).own_beta for req in reqs) and not parts.scorer.lower)
+        whole = parts.recorder is not None or all_by_their_own(parts, reqs)
         depth = parts.planner.begin(len(reqs), whole, limits_of(parts, reqs))
         if parts.together is None:
             depth = parts.planner.depth = ranks.agree_on(depth, self.device)
@@ -196,7 +196,7 @@ class DraftMixin(_StockDraftWorker):
             return super().draft(batch, *positional, **keyword)
         planner, reqs = self.c2t.planner, batch.reqs
         if planner is not None and not planner.depths:
-            planner.begin(len(reqs), all(record_of(req).own_beta for req in reqs) and not self.c2t.scorer.lower)
+            planner.begin(len(reqs), all_by_their_own(self.c2t, reqs))
         self._catch_up(batch, batch.spec_info)
         with self.c2t.timed("draft", lambda: len(batch.reqs)), self.drafter.drafting():
             drafted = super().draft(batch, *positional, **keyword)

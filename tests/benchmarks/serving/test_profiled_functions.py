@@ -22,7 +22,7 @@ FOUND = [
     ("draft", "c2t_plugin/engines/sglang/worker.py", "draft"),
     ("draft", "c2t_plugin/engines/sglang/worker.py", "_draft_extend_for_decode"),
     ("rerank", "c2t_plugin/trees/nodes.py", "best"),
-    ("statistics", "c2t_plugin/engines/host_chains.py", "_on_host"),
+    ("statistics", "c2t_plugin/engines/host_scorer.py", "host_stats"),
     ("classifier", "c2t_plugin/engines/host_chains.py", "_add"),
     ("classifier", "c2t_plugin/classifier/network.py", "confidence"),
     ("classifier", "c2t_kernels/network/reference.py", "confidence_of"),

@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+# Of a draft, whose width is an attribute that it reads in each step.
+_ANY_WIDTH = "IntelAMXMultiStepDraftBackend"
+
+
 class Grown:
     """The trees of a batch, in the place of a verify input until it is decided what of them is verified.
 
@@ -85,10 +89,32 @@ class TreeDrafter:
         self._worker, self._parts = worker, parts
         self.scorer: TreeGrower = parts.scorer  # type: ignore[assignment]
         self._planner: TreePlanner | None = parts.planner  # type: ignore[assignment]
-        self._said = False
         # SGLang's own trees read each branch's own keys, whatever it grew from; to have the same trees is the point.
         self.inherits = parts.configuration["policy"] != "eagle2"
         self.may_end_early = False
+
+    def vary_shapes(self, packed: bool) -> None:
+        """Have the planner choose each step's shape, where SGLang can draft any at once. Said in the log.
+
+        To be called when the draft's attention exists. packed: whether the target computes each tree's own nodes.
+        """
+        assert self._planner is not None
+        topk, steps = self._worker.topk, self._worker.speculative_num_steps
+        obstacle = None
+        if not packed:
+            obstacle = "every node is verified"
+        elif not ranks.alone():
+            obstacle = "ranks have to take the same steps"
+        elif topk == 1 or steps == 1:
+            obstacle = "no draft pass is wider than another"
+        elif type(self._worker.draft_attn_backend).__name__ != _ANY_WIDTH:
+            obstacle = "the draft's attention, and CUDA graphs where there are some, are laid out for one width"
+        self._planner.vary(obstacle is None)
+        if obstacle is None:
+            text = "C2T: each step drafts chains, or trees %d wide, up to %d deep, as the planner says"
+            logger.info(text, topk, steps)
+        else:
+            logger.info("C2T: every step drafts %d wide and %d deep: %s", topk, steps, obstacle)
 
     @contextlib.contextmanager
     def drafting(self) -> Iterator[None]:
@@ -104,10 +130,6 @@ class TreeDrafter:
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
-        # With windows of several widths SGLang captures several times.
-        if self._planner is not None and not self._said:
-            self._said = True
-            vary_shapes(self._worker, self._planner, packed=self._parts.packing is not None)
         resolve = eagle_draft_cuda_graph_runner.resolve_decode_backend
         # Ranks have to take the same steps, and may see an end at different times.
         divided = (lambda runner: divide(resolve(runner), self)) if ranks.alone() else resolve
@@ -211,32 +233,6 @@ class TreeDrafter:
         width = windows.fitting(int(keep.sum(1).max()) + 1)
         windows.enter(width)
         return width
-
-
-# Of a draft, whose width is an attribute that it reads in each step.
-_ANY_WIDTH = "IntelAMXMultiStepDraftBackend"
-
-
-def vary_shapes(worker: Any, planner: TreePlanner, packed: bool) -> None:
-    """Have the planner choose each step's shape, where SGLang can draft any at once. Said in the log.
-
-    worker: SGLang's draft worker, whose attention exists. packed: whether the target computes each tree's own nodes.
-    """
-    topk, steps = worker.topk, worker.speculative_num_steps
-    obstacle = None
-    if not packed:
-        obstacle = "every node is verified"
-    elif not ranks.alone():
-        obstacle = "ranks have to take the same steps"
-    elif topk == 1 or steps == 1:
-        obstacle = "no draft pass is wider than another"
-    elif type(worker.draft_attn_backend).__name__ != _ANY_WIDTH:
-        obstacle = "the draft's attention, and CUDA graphs where there are some, are laid out for one width"
-    if obstacle is None:
-        planner.vary()
-        logger.info("C2T: each step drafts chains, or trees %d wide, up to %d deep, as the planner says", topk, steps)
-    else:
-        logger.info("C2T: every step drafts %d wide and %d deep: %s", topk, steps, obstacle)
 
 
 # SGLang 0.5.17 reads the backend alone from there

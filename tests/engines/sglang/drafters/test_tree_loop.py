@@ -146,7 +146,6 @@ def test_where_shapes_are_planned(
     changed: dict[str, Any],
     says: str,
 ):
-    """Said once, however often SGLang captures."""
     found = {
         "topk": 4,
         "steps": 6,
@@ -161,13 +160,14 @@ def test_where_shapes_are_planned(
     attention = type(found["attention"], (), {})()
     worker = SimpleNamespace(topk=topk, speculative_num_steps=steps, draft_attn_backend=attention)
     made = drafter_of(tree, None, worker)
-    made._planner, made._parts.packing = planner, found["packing"]
+    made._planner = planner
     with caplog.at_level(logging.INFO):
-        for _ in range(2):
-            with made.capturing():
-                pass
+        made.vary_shapes(packed=found["packing"] is not None)
     assert (planner.shapes is not None) == says.startswith("each")
     assert caplog.text.count(says) == 1
+    # where packed rows turn out to be wrong
+    made.vary_shapes(packed=False)
+    assert planner.shapes is None
 
 
 def test_as_in_stock_sglang_branches_read_other_tokens(tree: Any):
@@ -294,7 +294,7 @@ def test_every_step_teaches_what_chains_and_trees_bring(tree: Any, monkeypatch: 
     """But nothing of those that have a threshold of their own, and whatever the tree's size may be."""
     planner = TreePlanner(CURVE, None, topk=TOPK, steps=DEPTH, most=nodes, device=torch.device("cpu"))
     planner.packed = True
-    planner.vary()
+    planner.vary(True)
     assert planner.shapes is not None
     scorer = policies.grower("c2t", TOPK, DEPTH, nodes, narrow=1)
     monkeypatch.setattr(tree.ranks, "alone", lambda: True)
