@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
@@ -38,6 +39,22 @@ class HostChainScorer(ChainScorer):
 
     def step(self, logits: Tensor) -> None:
         self._add(self._statistics(logits[: self._batch]))
+
+    def owns(self, slots: Tensor) -> Tensor:
+        return super().owns(slots) if self._any_own else torch.zeros(len(slots), dtype=torch.bool)
+
+    def lengths(self, rows: int, **how: Any) -> Tensor:
+        if self._any_own or how.keys() - {"unknown", "links"}:
+            return super().lengths(rows, **how)
+        sure = self._confidence[:rows, : self._step]
+        kept = np.logical_and.accumulate(~(sure < float(self.beta)), axis=1)
+        found = np.minimum(kept.sum(axis=1), int(self.max_depth))
+        unknown, links = how.get("unknown"), how.get("links")
+        if unknown is not None:
+            unknown += int(np.count_nonzero(np.isnan(sure)))
+        if links is not None:
+            links.numpy()[np.arange(rows), found] = -1
+        return torch.from_numpy(found.astype(np.int32))
 
     def newest(self) -> tuple[list[float], list[float]]:
         """Of each request of the draft at hand its newest token's confidence, and the logarithm of the draft's own

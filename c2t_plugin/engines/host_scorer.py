@@ -76,9 +76,10 @@ def host_stats(logits: Array, top_m: int, room: Array | None = None) -> HostStat
     ids = logits.argmax(axis=-1)
     top = logits[np.arange(rows), ids]
     many = min(top_m, vocab)
-    # how far below the largest; partitioned from the small end, since the other is slow where many tokens are -inf
     np.subtract(top[:, None], logits, out=below)
-    below.partition(many - 1, axis=-1)
+    if many < vocab:
+        # how far below the largest: from the small end, since the other is slow where many tokens are -inf
+        below.partition(many - 1, axis=-1)
     np.exp(np.negative(below, out=weights), out=weights)
     total = weights.sum(axis=-1)
     log_total = np.log(total)

@@ -93,11 +93,15 @@ def sums(values: Array) -> Array:
     return found
 
 
-# Asked for in every step, and the same as long as requests, curve and costs are.
-@functools.lru_cache(maxsize=256)
 def pass_seconds(curve: CostCurve, requests: int, most: int, sizes: tuple[int, ...], costs: StepCosts) -> Tensor:
     """(most + 1,) float64 seconds of target passes over the roots of so many requests and 0, 1, 2, ... draft tokens.
     sizes, costs: see `spend`. Not to be written to."""
+    return _seconds_of(curve, requests, max(8, 1 << most.bit_length()), sizes, costs)[: most + 1]
+
+
+# Asked for in every step, and the same as long as requests, curve and costs are; so that drafts of all depths share it.
+@functools.lru_cache(maxsize=256)
+def _seconds_of(curve: CostCurve, requests: int, most: int, sizes: tuple[int, ...], costs: StepCosts) -> Tensor:
     run = padded(requests + torch.arange(most + 1), sizes)
     return costs.scale * curve.verify_s(run) + costs.of_tokens(run / requests - 1.0)
 

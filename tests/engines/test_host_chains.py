@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -67,6 +69,39 @@ def test_a_draft_without_a_seed_and_one_of_bad_logits(both: tuple[HostChainScore
         scorer.drafted(3)
     assert both[0].confidence(3).isnan().any()
     assert_agree(both, 3)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("own", [(), ((None, 0.7), (None, None)), ((None, None), (2, None))])
+@pytest.mark.parametrize("limits", [(0.4, D_MAX), (0.0, D_MAX), (0.0, 2), (1.0, D_MAX), (0.3, 0)])
+def test_where_chains_end(
+    both: tuple[HostChainScorer, ChainScorer], limits: tuple[float, int], own: tuple[Any, ...], linked: bool
+):
+    slots, ends = torch.tensor([3, 1]), []
+    for scorer in both:
+        scorer.set_beta(limits[0])
+        scorer.set_max_depth(limits[1])
+        if own:
+            scorer.set_requests(slots, *own)
+        draft(scorer, slots, 40)
+        links = torch.arange(2 * (D_MAX + 1)).view(2, -1) if linked else None
+        scorer.confidence(2)[0, 2] = torch.nan
+        # equality keeps a token
+        scorer.confidence(2)[1, 1] = limits[0]
+        ends.append((scorer.end(2, links).tolist(), links, scorer.non_finite.tolist(), scorer.own_beta(2).tolist()))
+    (mine, mine_links, *mine_rest), (theirs, their_links, *their_rest) = ends
+    assert (mine, mine_rest) == (theirs, their_rest)
+    assert not linked or torch.equal(mine_links, their_links)
+    assert mine_rest[0] == [1]
+
+
+def test_what_a_batch_has_room_for(both: tuple[HostChainScorer, ChainScorer]):
+    slots = torch.arange(3)
+    for scorer in both:
+        draft(scorer, slots, 50)
+    for budget in (0, 2, 5, 12):
+        mine, theirs = ([each.tolist() for each in scorer.end_within(3, budget)] for scorer in both)
+        assert mine == theirs
 
 
 def test_other_vocabularies(both: tuple[HostChainScorer, ChainScorer]):

@@ -62,7 +62,7 @@ def test_statistics_are_those_of_the_reference(top_m: int):
     assert host_stats(logits.numpy(), top_m).token_ids.tolist() == logits.argmax(-1).tolist()
 
 
-@pytest.mark.parametrize("top_m", [1, 2, 100])
+@pytest.mark.parametrize("top_m", [1, 2, 100, VOCAB])
 def test_statistics_of_words_that_a_vocabulary_lacks_and_of_equal_ones(top_m: int):
     absent = logits_of(1).masked_fill(torch.rand((ROWS, VOCAB)) < 0.8, float("-inf"))
     one_word = torch.full((1, VOCAB), float("-inf"))
