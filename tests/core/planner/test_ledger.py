@@ -53,3 +53,24 @@ def test_a_planner_keeps_it_of_its_steps():
     assert came["tokens"] == pytest.approx((1 + 3) / (2.3 * 2), abs=0.1)
     # what the steps take beside their passes is measured, so that it soon expects what comes
     assert 1.0 < came["seconds"] < 2.0
+
+
+def test_plain_steps_are_expected_to_take_something_too():
+    now = [0.0]
+    shape = {"steps": 2, "most": 2, "device": torch.device("cpu"), "depths": (0, 2)}
+    planner = StepPlanner(None, None, **shape, clock=lambda: now[0])
+    planner.packed, planner.curve = True, CURVE
+    confidence = torch.tensor([[0.01, 0.01]])
+    plain, compared = 0, []
+    planner._ledger.add = lambda what, expected, came: compared.append((what, expected, came))  # type: ignore[method-assign]
+    for _ in range(60):
+        depth, rows = planner.begin(1), 1
+        plain += depth == 0 and planner._forced is None
+        if depth:
+            rows += int(planner.keep(torch.tensor([2], dtype=torch.int32), torch.tensor([False]), confidence))
+        planner.ran(rows)
+        now[0] += 1.5
+    assert plain > 30
+    assert len(compared) >= plain - 1
+    # by the curve it would take 1; what it takes is known after a few steps
+    assert [round(expected, 1) for _, expected, _ in compared[-3:]] == [1.5] * 3
