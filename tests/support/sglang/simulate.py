@@ -68,8 +68,25 @@ class Target:
         return found
 
 
+class Text:
+    """The target along one prompt and plain decoding's output, run once: what it makes of the front of a text does not
+    change with what follows."""
+
+    def __init__(self, target: Target, prompt: Sequence[int], new_tokens: int) -> None:
+        """new_tokens: of the output, no fewer than a simulation of it asks about."""
+        self._tokens = [*prompt, *target.greedy(prompt, new_tokens)]
+        self._choices, self._states = target.run(self._tokens)
+        assert self._choices[len(prompt) - 1 : -1] == self._tokens[len(prompt) :], "a tie: choose another prompt"
+
+    def run(self, tokens: Sequence[int]) -> tuple[list[int], list[torch.Tensor]]:
+        """As Target.run, up to the last token before the first that plain decoding has not: its choice is another."""
+        assert len(tokens) < len(self._tokens), "the text is too short"
+        same = next((at for at, token in enumerate(tokens) if token != self._tokens[at]), len(tokens))
+        return self._choices[:same], [state[:same] for state in self._states]
+
+
 def simulate(
-    target: Target,
+    target: Target | Text,
     draft: Draft,
     prompt: Sequence[int],
     new_tokens: int,

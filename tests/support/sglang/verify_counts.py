@@ -16,10 +16,12 @@ from safetensors import safe_open
 
 from benchmarks.cpu_engine.server import CpuServer
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier
-from tests.support.sglang.simulate import Draft, Simulation, Target, load_draft, simulate
+from tests.support.sglang.simulate import Draft, Simulation, Target, Text, load_draft, simulate
 
 DRAFTS = {"standalone": "draft", "eagle3": "eagle3", "eagle": "eagle1"}
 NEW_TOKENS = 24
+# of the longest chain that is simulated, at least
+MOST_DRAFTS = 9
 BETA = 0.45
 # Server and simulation sum the same numbers in another order; a confidence this near to beta may fall either way.
 UNDECIDED = 1e-4
@@ -152,6 +154,14 @@ class Oracle:
     target: Target
     known: dict[tuple, Counts | None] = field(default_factory=dict)
     drafts: dict[str, Remembered] = field(default_factory=dict)
+    texts: dict[tuple[int, ...], Text] = field(default_factory=dict)
+
+    def text(self, prompt: Sequence[int]) -> Text:
+        """Plain decoding's, with room for the drafts behind its last token."""
+        key = tuple(prompt)
+        if key not in self.texts:
+            self.texts[key] = Text(self.target, prompt, NEW_TOKENS + MOST_DRAFTS)
+        return self.texts[key]
 
     def counts(
         self, base: str, prompt: Sequence[int], d_max: int, rule_path: Path | None, beta: float = BETA
@@ -164,7 +174,7 @@ class Oracle:
                 self.drafts[base] = Remembered(load_draft(self.pair, DRAFTS[base], self.target))
             draft = self.drafts[base]
             keep = rule.keep_length if rule else None
-            simulation = simulate(self.target, draft, prompt, NEW_TOKENS, d_max, keep)
+            simulation = simulate(self.text(prompt), draft, prompt, NEW_TOKENS, d_max, keep)
             self.known[key] = None if rule and rule.undecided else Counts.of_simulation(simulation)
         return self.known[key]
 
