@@ -10,8 +10,17 @@ from typing import Any
 import torch
 
 from tests.engines.vllm.conftest import DRAFTS
-from tests.support.sglang.simulate import Draft, MtpDraft, Simulation, StandaloneDraft, Target, load_draft, simulate
-from tests.support.sglang.verify_counts import Rule
+from tests.support.sglang.simulate import (
+    Draft,
+    MtpDraft,
+    Simulation,
+    StandaloneDraft,
+    Target,
+    Text,
+    load_draft,
+    simulate,
+)
+from tests.support.sglang.verify_counts import MOST_DRAFTS, Remembered, Rule
 
 
 class WholeStandaloneDraft(StandaloneDraft):
@@ -68,15 +77,23 @@ class Oracle:
     def __init__(self, pair: Path, target: Target) -> None:
         self.pair, self.target = pair, target
         self.drafts: dict[str, Draft] = {}
+        self.texts: dict[tuple[tuple[int, ...], int], Text] = {}
 
     def draft(self, base: str) -> Draft:
         if base not in self.drafts:
             name = DRAFTS[base]
             whole = base == "draft_model"
-            self.drafts[base] = (
+            self.drafts[base] = Remembered(
                 WholeStandaloneDraft(self.pair / name) if whole else load_draft(self.pair, name, self.target)
             )
         return self.drafts[base]
+
+    def text(self, prompt: Sequence[int], new_tokens: int) -> Text:
+        """Plain decoding's, with room for the drafts behind its last token."""
+        key = tuple(prompt), new_tokens
+        if key not in self.texts:
+            self.texts[key] = Text(self.target, prompt, new_tokens + MOST_DRAFTS)
+        return self.texts[key]
 
     def steps(
         self, base: str, prompt: Sequence[int], new_tokens: int, d_max: int, classifier: Path | None, beta: float
@@ -90,5 +107,5 @@ class Oracle:
         """With the steps that had no draft."""
         rule = None if classifier is None else Rule(classifier, beta)
         keep = None if rule is None else rule.keep_length
-        run = simulate(self.target, self.draft(base), prompt, new_tokens, d_max, keep)
+        run = simulate(self.text(prompt, new_tokens), self.draft(base), prompt, new_tokens, d_max, keep)
         return None if rule is not None and rule.undecided else run
