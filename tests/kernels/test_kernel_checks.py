@@ -104,6 +104,7 @@ def broken(_: Any) -> Any:
     return kernel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "name", "fault"),
     [

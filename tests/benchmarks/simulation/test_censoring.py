@@ -60,6 +60,7 @@ def replayed(verified: str, logits: float) -> tuple[float, float, float]:
     return first["nll"], last["nll"], cut.tokens / cut.drafts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logits", [-3.0, 0.0, 2.0], ids=["from a pessimist", "from the truth", "from an optimist"])
 def test_with_probes_a_cut_ends_where_whole_drafts_end(logits: float):
     _, uncensored, most = replayed(WHOLE, logits)
@@ -86,6 +87,7 @@ def test_a_text_tells_of_all_that_was_drafted_and_cut():
     assert kept(chance).tolist() == [2] * 8 and drafted.tokens == kept.tokens == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logits", [0.0, 2.0], ids=["from the truth", "from an optimist"])
 def test_without_probes_others_end_nearly_there(logits: float):
     """Who expects too much verifies that and sees it. Of what lies deeper than it ends up verifying it sees no more."""

@@ -56,6 +56,7 @@ def traces() -> Traces:
     return traces_of(torch.zeros(states, 8, dtype=torch.bool), torch.arange(PROMPTS).repeat_interleave(EACH).int())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slots", "width"), [(1, WIDTH), (4, WIDTH), (24, 1), (28, 1)])
 def test_it_is_near_the_best_shape_of_every_load(slots: int, width: int):
     found = drafts(3)

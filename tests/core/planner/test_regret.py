@@ -139,6 +139,7 @@ class Served:
         self.clock.now += slower * took / 1e3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 def test_it_is_as_fast_as_the_best_static_chain(machine: str):
     rates = []
