@@ -46,7 +46,7 @@ BETA = 0.45
 D_MAX = 6
 SEED = "20251"
 # By how many requests run at once; one at a time takes long.
-COUNTS = {1: 200, 16: SAMPLES}
+COUNTS = {1: 100, 40: SAMPLES}
 # Tokens beside others cost something, drafting next to nothing: a planner drafts, and cuts.
 CUTS = CostCurve(verify=((1, 1.0), (400, 5.0)), draft=((1, 0.01), (64, 0.02)))
 # While a planner learns: samples of a call, calls, and calls that a change may take.
