@@ -14,9 +14,8 @@ from sglang.srt.environ import envs
 
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import AUTO, CALIBRATE, LAGGED, LOWER, NETWORK, OFF, ON, STRICT, THRESHOLDS, C2TConfig
-from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier, warn_of_kind
+from c2t_plugin.engines.checkpoints import classifier_kind, find_classifier, load_fitting_classifier, warn_of_kind
 from c2t_plugin.engines.sglang import args
-from c2t_plugin.engines.sglang.checkpoints import classifier_kind, draft_revision
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter, publish_learnt
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.planner import CostCurve, switched_depths
@@ -42,7 +41,7 @@ def prepare(
     config = args.config_of(server_args)
     draft = server_args.speculative_draft_model_path
     kind = classifier_kind(base, draft, server_args.model_path)
-    revision = draft_revision(server_args)
+    revision = args.draft_revision(server_args)
     path, origin = find_classifier(config, kind, draft, revision=revision, probabilities=config.plans_chains)
     classifier = load_fitting_classifier(path, config)
     spec = classifier.spec
@@ -203,7 +202,7 @@ def pair_of(server_args: Any, base: str) -> Callable[[], dict[str, Any]]:
     from c2t_plugin.engines.learning import pair_of
 
     draft, target = server_args.speculative_draft_model_path, server_args.model_path
-    revisions = getattr(server_args, "revision", None), draft_revision(server_args)
+    revisions = getattr(server_args, "revision", None), args.draft_revision(server_args)
     kind = classifier_kind(base, draft, target)
     return functools.cache(lambda: pair_of(kind, (target, revisions[0]), (draft, revisions[1])))
 

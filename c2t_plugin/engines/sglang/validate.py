@@ -9,7 +9,7 @@ from typing import Any
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import MASKED, PACKING, TREE_ATTENTION, C2TConfig
 from c2t_plugin.engines import learning
-from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
+from c2t_plugin.engines.checkpoints import classifier_kind, find_classifier, load_fitting_classifier
 from c2t_plugin.engines.contract import engine_version
 from c2t_plugin.engines.served_traces import check_directory
 from c2t_plugin.engines.sglang import args, checkpoints, startup, tree_options, unplugged
@@ -88,8 +88,8 @@ def _resolve(server_args: Any) -> None:
     checkpoints.check_vocabulary(server_args, base)
     checkpoints.check_draft_loop(server_args, base)
     draft = server_args.speculative_draft_model_path
-    kind = checkpoints.classifier_kind(base, draft, server_args.model_path)
-    revision = checkpoints.draft_revision(server_args)
+    kind = classifier_kind(base, draft, server_args.model_path)
+    revision = args.draft_revision(server_args)
     path, _ = find_classifier(config, kind, draft, revision=revision, probabilities=config.plans_chains)
     classifier = load_fitting_classifier(path, config)
     check_directory(config)
@@ -109,7 +109,7 @@ def _base(server_args: Any, config: C2TConfig) -> str:
         named
         or chosen
         or checkpoints.detect_base(
-            server_args.speculative_draft_model_path, server_args.model_path, checkpoints.draft_revision(server_args)
+            server_args.speculative_draft_model_path, server_args.model_path, args.draft_revision(server_args)
         )
     )
 

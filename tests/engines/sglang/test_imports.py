@@ -39,7 +39,7 @@ NEVER = (
     # a server that records loads what records
     *("c2t_plugin.traces", "c2t_plugin.engines.served_traces"),
     # what looks once, at start: at arguments, in another process, at SGLang's names, at kernels
-    *("c2t_plugin.engines.sglang.validate", "c2t_plugin.engines.sglang.contract"),
+    *(f"c2t_plugin.engines.sglang.{name}" for name in ("validate", "contract", "checkpoints")),
     *CHECKS,
 )
 ADAPTER = "c2t_plugin.engines.sglang"
