@@ -12,34 +12,16 @@ from typing import TYPE_CHECKING, Any
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import AUTO, CALIBRATE, NETWORK, OFF, C2TConfig
 from c2t_plugin.engines.checkpoints import SHIPPED_DRAFTS, fetch, read_config
-from c2t_plugin.errors import C2TError, ConfigError
+from c2t_plugin.errors import C2TError
 from c2t_plugin.planner.calibration import Calibration
 from c2t_plugin.planner.learnt import Learnt
 from c2t_plugin.planner.step_planner import StepPlanner
-from c2t_plugin.weights import fingerprint, known, same
+from c2t_plugin.weights import fingerprint, same
 
 if TYPE_CHECKING:
     from c2t_plugin.planner.network_learner import NetworkLearner
 
 logger = logging.getLogger(__name__)
-
-
-def check(
-    config: C2TConfig, classifier: NodeClassifier, pair: Callable[[], dict[str, Any]], *, network: bool = False
-) -> None:
-    """Raises C2TError if what is learnt can neither be read from its file nor written there. pair: see pair_of.
-    network: whether the server is to learn the network too, see `trains`."""
-    if config.learned is None:
-        return
-    path = Path(config.learned)
-    if not config.plans_chains:
-        raise ConfigError(f"learned {path} is what a planner of chains learns, and there is none; leave it out")
-    from c2t_plugin.output import check_file
-
-    check_file(path)
-    # weights that have yet to be fetched are told apart when they are there
-    if os.path.exists(path) and known(pair()):
-        _earlier(config, classifier, pair, 1, network=network)
 
 
 def pair_of(base: str, target: tuple[str, str | None], draft: tuple[str | None, str | None]) -> dict[str, Any]:
@@ -119,18 +101,12 @@ def network(
 def _earlier(
     config: C2TConfig, classifier: NodeClassifier, pair: Callable[[], dict[str, Any]], d_max: int, *, network: bool
 ) -> tuple[NodeClassifier, Learnt | None]:
-    """What an earlier server learnt, over which classifier: of `learned`, if it is there. network: whether a network
-    that the file holds is what is served, which what was asked for does not say. Raises ClassifierError for a file that
-    is no good here."""
-    path = None if config.learned is None else Path(config.learned)
-    if path is None or not os.path.exists(path):
+    """What an earlier server learnt, over which classifier; see learned.earlier. Nothing without a file."""
+    if config.learned is None or not os.path.exists(config.learned):
         return classifier, None
-    from c2t_plugin.engines.learned import read, with_network_of
+    from c2t_plugin.engines.learned import earlier
 
-    over = with_network_of(path, classifier) if network else classifier
-    start = read(path, over, pair(), d_max)
-    logger.info("C2T: goes on with what was learnt from %d draft tokens, from %s", start.seen, path)
-    return over, start
+    return earlier(Path(config.learned), classifier, pair, d_max, network=network)
 
 
 def report(

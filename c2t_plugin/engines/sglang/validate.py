@@ -8,7 +8,7 @@ from typing import Any
 
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import MASKED, PACKING, TREE_ATTENTION, C2TConfig
-from c2t_plugin.engines import learning
+from c2t_plugin.engines import learned, learning
 from c2t_plugin.engines.checkpoints import classifier_kind, find_classifier, load_fitting_classifier
 from c2t_plugin.engines.contract import engine_version
 from c2t_plugin.engines.served_traces import check_directory
@@ -164,7 +164,7 @@ def _check_learned(server_args: Any, base: str, config: C2TConfig, classifier: N
     alone = (getattr(server_args, "tp_size", None) or 1) == 1
     # a device that is not chosen yet is known when the file is read
     network = learning.trains(config, getattr(server_args, "device", None) or "cpu", alone=alone)
-    learning.check(config, classifier, startup.pair_of(server_args, base), network=network)
+    learned.check(config, classifier, startup.pair_of(server_args, base), network=network)
 
 
 def _check_packing(server_args: Any, config: C2TConfig) -> None:
