@@ -80,6 +80,12 @@ def shipped_classifier(base: str, names: Sequence[str] = (FILE_NAME,)) -> Path:
     return next(path for name in names if (path := CLASSIFIERS / SHIPPED_DRAFTS[base] / name).is_file())
 
 
+def classifier_kind(base: str, draft: str | None, target: str | None) -> str:
+    """The kind of draft that a classifier is for. An MTP head, which the target carries, is drafted with as EAGLE
+    on SGLang."""
+    return "mtp" if base == "EAGLE" and draft in (None, target) else base.lower()
+
+
 def find_classifier(
     config: C2TConfig, base: str, draft: str | None, *, revision: str | None = None, probabilities: bool = False
 ) -> tuple[Path, str]:

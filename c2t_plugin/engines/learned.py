@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
+import os.path
 import queue
 import threading
 import time
@@ -16,18 +17,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from c2t_kernels.network import MAX_HIDDEN
 from c2t_plugin.classifier import NodeClassifier, load_classifier, save_classifier
-from c2t_plugin.errors import ClassifierError
+from c2t_plugin.config import C2TConfig
+from c2t_plugin.errors import ClassifierError, ConfigError
+from c2t_plugin.output import check_file
 from c2t_plugin.planner.learnt import Learnt
 from c2t_plugin.planner.network import Network
 from c2t_plugin.request_options import is_number, shown
-from c2t_plugin.weights import same
+from c2t_plugin.weights import known, same
+
+if TYPE_CHECKING:
+    from c2t_plugin.planner.network_learner import NetworkLearner
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +181,45 @@ def with_network_of(path: Path, classifier: NodeClassifier) -> NodeClassifier:
     if not good:
         raise ClassifierError(f"{path} holds no network of this classifier's shape; name another file, or remove it")
     return with_network(classifier, Network(*parameters))
+
+
+def check(
+    config: C2TConfig, classifier: NodeClassifier, pair: Callable[[], dict[str, Any]], *, network: bool = False
+) -> None:
+    """Raises C2TError if what is learnt can neither be read from its file nor written there. pair: see
+    learning.pair_of. network: whether the server is to learn the network too, see learning.trains."""
+    if config.learned is None:
+        return
+    path = Path(config.learned)
+    if not config.plans_chains:
+        raise ConfigError(f"learned {path} is what a planner of chains learns, and there is none; leave it out")
+    check_file(path)
+    # weights that have yet to be fetched are told apart when they are there
+    if os.path.exists(path) and known(pair()):
+        earlier(path, classifier, pair, 1, network=network)
+
+
+def network(
+    config: C2TConfig, classifier: NodeClassifier, d_max: int, pair: Callable[[], dict[str, Any]]
+) -> NetworkLearner:
+    """As learning.calibration, of one that learns the network too."""
+    from c2t_plugin.planner.network_learner import NetworkLearner
+
+    begun, start = classifier, None
+    if config.learned is not None and os.path.exists(config.learned):
+        begun, start = earlier(Path(config.learned), classifier, pair, d_max, network=True)
+    return NetworkLearner(classifier, d_max, start=start, network=Network.of(begun))
+
+
+def earlier(
+    path: Path, classifier: NodeClassifier, pair: Callable[[], dict[str, Any]], d_max: int, *, network: bool = False
+) -> tuple[NodeClassifier, Learnt]:
+    """What the server that wrote this file learnt, over which classifier. network: whether a network that it holds is
+    what is served, which what was asked for does not say. Raises ClassifierError for a file that is no good here."""
+    over = with_network_of(path, classifier) if network else classifier
+    start = read(path, over, pair(), d_max)
+    logger.info("C2T: goes on with what was learnt from %d draft tokens, from %s", start.seen, path)
+    return over, start
 
 
 def read(path: Path, classifier: NodeClassifier, pair: Mapping[str, Any], d_max: int) -> Learnt:

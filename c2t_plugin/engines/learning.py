@@ -7,39 +7,17 @@ import logging
 import os.path
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import AUTO, CALIBRATE, NETWORK, OFF, C2TConfig
 from c2t_plugin.engines.checkpoints import SHIPPED_DRAFTS, fetch, read_config
-from c2t_plugin.errors import C2TError, ConfigError
+from c2t_plugin.errors import C2TError
 from c2t_plugin.planner.calibration import Calibration
-from c2t_plugin.planner.learnt import Learnt
 from c2t_plugin.planner.step_planner import StepPlanner
-from c2t_plugin.weights import fingerprint, known, same
-
-if TYPE_CHECKING:
-    from c2t_plugin.planner.network_learner import NetworkLearner
+from c2t_plugin.weights import fingerprint, same
 
 logger = logging.getLogger(__name__)
-
-
-def check(
-    config: C2TConfig, classifier: NodeClassifier, pair: Callable[[], dict[str, Any]], *, network: bool = False
-) -> None:
-    """Raises C2TError if what is learnt can neither be read from its file nor written there. pair: see pair_of.
-    network: whether the server is to learn the network too, see `trains`."""
-    if config.learned is None:
-        return
-    path = Path(config.learned)
-    if not config.plans_chains:
-        raise ConfigError(f"learned {path} is what a planner of chains learns, and there is none; leave it out")
-    from c2t_plugin.output import check_file
-
-    check_file(path)
-    # weights that have yet to be fetched are told apart when they are there
-    if os.path.exists(path) and known(pair()):
-        _earlier(config, classifier, pair, 1, network=network)
 
 
 def pair_of(base: str, target: tuple[str, str | None], draft: tuple[str | None, str | None]) -> dict[str, Any]:
@@ -76,7 +54,11 @@ def calibration(
     """
     if config.learn == OFF:
         return None
-    _, start = _earlier(config, classifier, pair, d_max, network=False)
+    start = None
+    if config.learned is not None and os.path.exists(config.learned):
+        from c2t_plugin.engines.learned import earlier
+
+        _, start = earlier(Path(config.learned), classifier, pair, d_max)
     applies = config.learn != AUTO or not same(classifier.spec.pair, pair())
     if not applies:
         logger.info(
@@ -103,34 +85,6 @@ def warn_unless_learnt(config: C2TConfig, reason: str | None = None) -> None:
 def trains(config: C2TConfig, device: str, *, alone: bool) -> bool:
     """Whether the network itself is learnt. device, alone: see `unfit`."""
     return config.learn == NETWORK and config.plans_chains and unfit(device, alone=alone) is None
-
-
-def network(
-    config: C2TConfig, classifier: NodeClassifier, d_max: int, pair: Callable[[], dict[str, Any]]
-) -> NetworkLearner:
-    """As `calibration`, of one that learns the network too."""
-    from c2t_plugin.planner.network import Network
-    from c2t_plugin.planner.network_learner import NetworkLearner
-
-    begun, start = _earlier(config, classifier, pair, d_max, network=True)
-    return NetworkLearner(classifier, d_max, start=start, network=Network.of(begun))
-
-
-def _earlier(
-    config: C2TConfig, classifier: NodeClassifier, pair: Callable[[], dict[str, Any]], d_max: int, *, network: bool
-) -> tuple[NodeClassifier, Learnt | None]:
-    """What an earlier server learnt, over which classifier: of `learned`, if it is there. network: whether a network
-    that the file holds is what is served, which what was asked for does not say. Raises ClassifierError for a file that
-    is no good here."""
-    path = None if config.learned is None else Path(config.learned)
-    if path is None or not os.path.exists(path):
-        return classifier, None
-    from c2t_plugin.engines.learned import read, with_network_of
-
-    over = with_network_of(path, classifier) if network else classifier
-    start = read(path, over, pair(), d_max)
-    logger.info("C2T: goes on with what was learnt from %d draft tokens, from %s", start.seen, path)
-    return over, start
 
 
 def report(

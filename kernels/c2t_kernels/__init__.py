@@ -4,7 +4,8 @@ Each operation is a package: `__init__.py` says what it computes and chooses a s
 `reference.py` is short float32 torch and the judge, `kernel.py` is Triton. The functions here have the arguments that
 both sides take. A kernel.py takes more, mostly buffers to write into, as a captured CUDA graph needs them.
 
-An operation is imported when it is asked for, Triton only where a tensor on a GPU arrives.
+An operation is imported when it is asked for, Triton only where a tensor on a GPU arrives, and a reference that nobody
+else needs only where another one does.
 """
 
 from __future__ import annotations

@@ -143,17 +143,17 @@ def test_options_that_do_not_go_together_are_refused(classifier: NodeClassifier,
     with pytest.raises(ConfigError, match="learn off"):
         config(tmp_path / "new", learn="off")
     with pytest.raises(ConfigError, match="there is none; leave it out"):
-        learning.check(config(tmp_path / "new", beta=0.5), classifier, lambda: PAIR)
+        learned.check(config(tmp_path / "new", beta=0.5), classifier, lambda: PAIR)
     with pytest.raises(C2TError, match="it is a directory"):
-        learning.check(config(tmp_path), classifier, lambda: PAIR)
-    learning.check(config(tmp_path / "new"), classifier, lambda: PAIR)
+        learned.check(config(tmp_path), classifier, lambda: PAIR)
+    learned.check(config(tmp_path / "new"), classifier, lambda: PAIR)
     path = written(tmp_path / "learned.safetensors", classifier)
-    learning.check(config(path), classifier, lambda: PAIR)
+    learned.check(config(path), classifier, lambda: PAIR)
     other = {**PAIR, "target": "T sha256:9"}
     with pytest.raises(ClassifierError, match="was learnt on"):
-        learning.check(config(path), classifier, lambda: other)
+        learned.check(config(path), classifier, lambda: other)
     # weights that are yet to be fetched
-    learning.check(config(path), classifier, lambda: {**PAIR, "target": "someone/target"})
+    learned.check(config(path), classifier, lambda: {**PAIR, "target": "someone/target"})
 
 
 def served(kind: str = "eagle3") -> dict[str, Any]:
@@ -240,7 +240,7 @@ def trained(classifier: NodeClassifier) -> Network:
 
 
 def goes_on(path: Path, classifier: NodeClassifier, learn: str = "network") -> Any:
-    make = learning.network if learn == "network" else learning.calibration
+    make = learned.network if learn == "network" else learning.calibration
     return make(config(path, learn=learn), classifier, D_MAX, lambda: PAIR)
 
 
@@ -278,7 +278,7 @@ def test_a_damaged_network_is_refused_in_a_line(classifier: NodeClassifier, tmp_
         goes_on(path, classifier)
     assert "\n" not in str(refusal.value)
     with pytest.raises(ClassifierError, match="holds no network"):
-        learning.check(config(path, learn="network"), classifier, lambda: PAIR, network=True)
+        learned.check(config(path, learn="network"), classifier, lambda: PAIR, network=True)
 
 
 def test_a_calibration_of_a_network_is_refused_where_that_is_not_served(classifier: NodeClassifier, tmp_path: Path):
@@ -286,8 +286,8 @@ def test_a_calibration_of_a_network_is_refused_where_that_is_not_served(classifi
     path = tmp_path / "learned.safetensors"
     save_classifier(with_learnt(classifier, RETRAINED, PAIR, trained(classifier)), path)
     asked = config(path, learn="network")
-    learning.check(asked, classifier, lambda: PAIR, network=True)
-    for judge in (learning.check, lambda *given: learning.calibration(given[0], given[1], D_MAX, given[2])):
+    learned.check(asked, classifier, lambda: PAIR, network=True)
+    for judge in (learned.check, lambda *given: learning.calibration(given[0], given[1], D_MAX, given[2])):
         with pytest.raises(ClassifierError, match="was learnt over another classifier than this server has") as refusal:
             judge(asked, classifier, lambda: PAIR)
         assert "\n" not in str(refusal.value)

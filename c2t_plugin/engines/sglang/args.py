@@ -122,3 +122,9 @@ def asks_for_c2t(server_args: Any) -> bool:
 def config_of(server_args: Any) -> C2TConfig:
     """The configuration for this record: flags, C2T_* variables, C2T_CONFIG, defaults."""
     return C2TConfig.resolve(flags_of(server_args) or {})
+
+
+def draft_revision(server_args: Any) -> str | None:
+    """Of the draft, as SGLang loads it."""
+    found: str | None = getattr(server_args, "speculative_draft_model_revision", None)
+    return found

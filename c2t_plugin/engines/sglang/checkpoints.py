@@ -1,4 +1,4 @@
-"""What SGLang's adapter reads off the draft checkpoint before a server starts: its kind, whether vocabularies fit."""
+"""What is read off checkpoints before a server starts, in no process that serves: the draft's kind, whether it fits."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from c2t_plugin.engines.checkpoints import read_config
+from c2t_plugin.engines.sglang.args import draft_revision
 from c2t_plugin.errors import ConfigError
 
 # SGLang's srt/arg_groups/model_overrides switches multi-layer EAGLE on for these.
 _MULTI_LAYER = ("MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM", "GigaChat35ForCausalLM")
-
-
-def draft_revision(server_args: Any) -> str | None:
-    """Of the draft, as SGLang loads it."""
-    found: str | None = getattr(server_args, "speculative_draft_model_revision", None)
-    return found
 
 
 def _config_of_target(server_args: Any) -> dict[str, Any]:
@@ -42,11 +37,6 @@ def _architectures(config: Mapping[str, Any], checkpoint: str) -> list[str]:
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         raise ConfigError(f"{checkpoint} has architectures in config.json that are no list of names")
     return found
-
-
-def classifier_kind(base: str, draft: str | None, target: str | None) -> str:
-    """The kind of draft that a classifier is for. An MTP head, which the target carries, is drafted with as EAGLE."""
-    return "mtp" if base == "EAGLE" and draft in (None, target) else base.lower()
 
 
 def check_draft_loop(server_args: Any, base: str) -> None:

@@ -15,8 +15,9 @@ from c2t_plugin.planner.step_planner import StepPlanner
 if TYPE_CHECKING:
     from c2t_plugin.engines.sglang.behind import Behind
     from c2t_plugin.engines.sglang.dp_attention import Together
-    from c2t_plugin.engines.sglang.verify.lagged import LaggedRows, PlannedRows
+    from c2t_plugin.engines.sglang.verify.lagged import PlannedRows
     from c2t_plugin.engines.sglang.verify.packing import PackedVerify
+    from c2t_plugin.engines.sglang.verify.predicted import LaggedRows
     from c2t_plugin.engines.sglang.verify.windows import Windows
     from c2t_plugin.scorer import ChainScorer
     from c2t_plugin.traces.recorder import TraceRecorder

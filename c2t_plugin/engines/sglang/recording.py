@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.served_traces import start_recorder
-from c2t_plugin.engines.sglang.checkpoints import draft_revision
+from c2t_plugin.engines.sglang.args import draft_revision
 from c2t_plugin.engines.sglang.step import Drafted, record_of
 
 if TYPE_CHECKING:

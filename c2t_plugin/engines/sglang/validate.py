@@ -8,8 +8,8 @@ from typing import Any
 
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import MASKED, PACKING, TREE_ATTENTION, C2TConfig
-from c2t_plugin.engines import learning
-from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
+from c2t_plugin.engines import learned, learning
+from c2t_plugin.engines.checkpoints import classifier_kind, find_classifier, load_fitting_classifier
 from c2t_plugin.engines.contract import engine_version
 from c2t_plugin.engines.served_traces import check_directory
 from c2t_plugin.engines.sglang import args, checkpoints, startup, tree_options, unplugged
@@ -88,8 +88,8 @@ def _resolve(server_args: Any) -> None:
     checkpoints.check_vocabulary(server_args, base)
     checkpoints.check_draft_loop(server_args, base)
     draft = server_args.speculative_draft_model_path
-    kind = checkpoints.classifier_kind(base, draft, server_args.model_path)
-    revision = checkpoints.draft_revision(server_args)
+    kind = classifier_kind(base, draft, server_args.model_path)
+    revision = args.draft_revision(server_args)
     path, _ = find_classifier(config, kind, draft, revision=revision, probabilities=config.plans_chains)
     classifier = load_fitting_classifier(path, config)
     check_directory(config)
@@ -109,7 +109,7 @@ def _base(server_args: Any, config: C2TConfig) -> str:
         named
         or chosen
         or checkpoints.detect_base(
-            server_args.speculative_draft_model_path, server_args.model_path, checkpoints.draft_revision(server_args)
+            server_args.speculative_draft_model_path, server_args.model_path, args.draft_revision(server_args)
         )
     )
 
@@ -164,7 +164,7 @@ def _check_learned(server_args: Any, base: str, config: C2TConfig, classifier: N
     alone = (getattr(server_args, "tp_size", None) or 1) == 1
     # a device that is not chosen yet is known when the file is read
     network = learning.trains(config, getattr(server_args, "device", None) or "cpu", alone=alone)
-    learning.check(config, classifier, startup.pair_of(server_args, base), network=network)
+    learned.check(config, classifier, startup.pair_of(server_args, base), network=network)
 
 
 def _check_packing(server_args: Any, config: C2TConfig) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import NETWORK, OFF, C2TConfig
-from c2t_plugin.engines import learning
+from c2t_plugin.engines import learned, learning
 
 logger = logging.getLogger("vllm.c2t")
 
@@ -22,7 +22,7 @@ def settled(vllm_config: Any, config: C2TConfig, classifier: NodeClassifier, bas
     """
     from vllm import envs
 
-    learning.check(config, classifier, pair_of(vllm_config, base), network=config.learn == NETWORK)
+    learned.check(config, classifier, pair_of(vllm_config, base), network=config.learn == NETWORK)
     if config.planned and config.learn != OFF and envs.VLLM_BATCH_INVARIANT:
         logger.warning("C2T: learns nothing: VLLM_BATCH_INVARIANT, and what is learnt is other requests'")
         return OFF, None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from c2t_kernels.attention import reference
-
 __all__ = ["tree_attention"]
 
 
@@ -47,6 +45,8 @@ def tree_attention(
         return kernel.tree_attention(
             q, k_new, v_new, k_pool, v_pool, cu_nodes, kv_indptr, kv_indices, mask, mask_indptr, scale=scale
         )
+    from c2t_kernels.attention import reference
+
     return reference.tree_attention(
         q, k_new, v_new, k_pool, v_pool, cu_nodes, kv_indptr, kv_indices, mask, mask_indptr, scale=scale
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from c2t_kernels.stop import reference
-
 __all__ = ["early_stop"]
 
 
@@ -43,6 +41,8 @@ def early_stop(
         return kernel.early_stop(
             confidence, beta, max_depth, budget=budget, unclipped=unclipped, unknown=unknown, links=links
         )
+    from c2t_kernels.stop import reference
+
     return reference.early_stop(
         confidence, beta, max_depth, budget=budget, unclipped=unclipped, unknown=unknown, links=links
     )

@@ -39,7 +39,7 @@ NEVER = (
     # a server that records loads what records
     *("c2t_plugin.traces", "c2t_plugin.engines.served_traces"),
     # what looks once, at start: at arguments, in another process, at SGLang's names, at kernels
-    *("c2t_plugin.engines.sglang.validate", "c2t_plugin.engines.sglang.contract"),
+    *(f"c2t_plugin.engines.sglang.{name}" for name in ("validate", "contract", "checkpoints")),
     *CHECKS,
 )
 ADAPTER = "c2t_plugin.engines.sglang"
@@ -54,7 +54,8 @@ def kernels(*operations: str) -> tuple[str, ...]:
 MODES = {
     "chain": (
         *(f"{ADAPTER}.{name}" for name in ("worker", "drafters.chain", "drafters.depths", "behind", "verify.lagged")),
-        *("c2t_plugin.engines.learning", "c2t_plugin.engines.figures", "c2t_plugin.planner.readback"),
+        *(f"c2t_plugin.engines.{name}" for name in ("learning", "figures", "curve_cache")),
+        "c2t_plugin.planner.readback",
         *(*VERIFY, *kernels("score", "stop")),
     ),
     "tree": (

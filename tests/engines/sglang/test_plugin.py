@@ -21,7 +21,7 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 pytestmark = pytest.mark.sglang
 
 from c2t_plugin.classifier import CALIBRATED_NAME, FILE_NAME, ClassifierSpec, NodeClassifier, save_classifier  # noqa: E402
-from c2t_plugin.engines.checkpoints import find_classifier  # noqa: E402
+from c2t_plugin.engines.checkpoints import classifier_kind, find_classifier  # noqa: E402
 from c2t_plugin.engines.sglang import algo, args, checkpoints, validate  # noqa: E402
 from c2t_plugin.errors import C2TError, ClassifierError, ConfigError  # noqa: E402
 
@@ -376,7 +376,7 @@ def test_named_then_beside_then_shipped(pair: types.SimpleNamespace, tmp_path: P
 def test_a_draft_that_the_target_carries_has_the_mtp_heads_classifier(base: str, draft: str | None, kind: str):
     from c2t_plugin.config import C2TConfig
 
-    assert checkpoints.classifier_kind(base, draft, "target") == kind
+    assert classifier_kind(base, draft, "target") == kind
     path, origin = find_classifier(C2TConfig(), kind, None)
     folder = {"eagle": "eagle1", "standalone": "draft"}.get(kind, kind)
     assert (path.parent.name, origin) == (folder, "shipped, generic") and path.is_file()

@@ -36,7 +36,8 @@ from c2t_plugin.engines.sglang import ranks, worker
 from c2t_plugin.engines.sglang.drafters import chain
 from c2t_plugin.engines.sglang.drafters.chain import ChainDrafter
 from c2t_plugin.engines.sglang.parts import Parts
-from c2t_plugin.engines.sglang.verify.lagged import LaggedRows, PlannedRows
+from c2t_plugin.engines.sglang.verify.lagged import PlannedRows
+from c2t_plugin.engines.sglang.verify.predicted import LaggedRows
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.planner.calibration import Calibration
 from c2t_plugin.planner.step_planner import StepPlanner

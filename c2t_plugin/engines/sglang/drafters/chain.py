@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,9 +21,12 @@ from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.patches import DRAFT_FORWARD, PATCHES
 from c2t_plugin.engines.sglang.ranks import agree, alone
 from c2t_plugin.engines.sglang.step import Drafted, Step, attach, record_of
-from c2t_plugin.engines.sglang.verify.lagged import LaggedRows, PlannedRows
 from c2t_plugin.engines.sglang.verify.layout import cut_links, within_the_others
 from c2t_plugin.scorer import ChainScorer
+
+if TYPE_CHECKING:
+    from c2t_plugin.engines.sglang.verify.lagged import PlannedRows
+    from c2t_plugin.engines.sglang.verify.predicted import LaggedRows
 
 
 class ChainDrafter:

@@ -20,7 +20,7 @@ from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.step import step_of
 from c2t_plugin.engines.sglang.verify import lagged
-from c2t_plugin.engines.sglang.verify.lagged import LaggedRows
+from c2t_plugin.engines.sglang.verify.predicted import LaggedRows
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.planner.readback import ROOM, Readback
