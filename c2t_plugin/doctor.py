@@ -8,7 +8,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
 from pathlib import Path
@@ -240,17 +240,31 @@ def check_kernels(classifier: Path | None) -> Iterator[Finding]:
             yield Finding(f"{each.name}, V {vocabulary}", each.ok, str(each))
 
 
-def examine(classifier: Path | None = None, draft: str | None = None, *, gpu: bool = False) -> list[Finding]:
-    """All findings, in the order in which a user would mend them. gpu: the kernels too."""
+def check_packing(attention: Sequence[str] = ()) -> Iterator[Finding]:
+    """What SGLang verifies on this GPU, compared as a server does at start, on a made-up model. attention: backends to
+    start it with; none: the one that it chooses."""
+    if not has_gpu() or installed("sglang") is None:
+        return
+    trial = import_module("c2t_plugin.engines.sglang.trial")
+    for name in attention or (None,):
+        for mode in ("chain", "tree"):
+            yield Finding(f"packed {mode}s" + (f", {name}" if name else ""), *trial.run(mode, name))
+
+
+def examine(
+    classifier: Path | None = None, draft: str | None = None, *, gpu: bool = False, attention: Sequence[str] = ()
+) -> Iterator[Finding]:
+    """In the order in which a user would mend them. gpu: kernels and packed rows too. attention: see check_packing."""
     checks: list[Callable[[], Iterator[Finding]]] = [
         check_runtime,
         check_engines,
         check_sglang,
         check_vllm,
         lambda: check_classifiers(classifier, draft),
-        *([lambda: check_kernels(classifier)] if gpu else []),
+        *([lambda: check_kernels(classifier), lambda: check_packing(attention)] if gpu else []),
     ]
-    return [finding for check in checks for finding in check()]
+    for check in checks:
+        yield from check()
 
 
 def main(argv: list[str]) -> int:
@@ -258,13 +272,28 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="c2t doctor", description=__doc__)
     parser.add_argument("--classifier", type=Path, help="classifier file to check (default: the one beside the draft)")
     parser.add_argument("--draft", help="draft checkpoint, a directory or hub id (default: those of the shipped pair)")
-    parser.add_argument("--gpu", action="store_true", help="try each kernel on this GPU against its float32 reference")
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help="try each kernel here against its float32 reference, then packed rows of a made-up model, for minutes",
+    )
+    parser.add_argument(
+        "--attention",
+        nargs="+",
+        default=[],
+        metavar="BACKEND",
+        help="with --gpu: these --attention-backend in the place of SGLang's choice",
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     options = parser.parse_args(argv)
-    findings = examine(options.classifier, options.draft, gpu=options.gpu)
+    if options.attention and not options.gpu:
+        parser.error("--attention names what --gpu tries: give both")
+    findings = []
+    for finding in examine(options.classifier, options.draft, gpu=options.gpu, attention=options.attention):
+        findings.append(finding)
+        if not options.json:
+            print(finding, flush=True)
     ok = all(finding.ok for finding in findings)
     if options.json:
         print(json.dumps({"ok": ok, "findings": [asdict(finding) for finding in findings]}, indent=2))
-    else:
-        print("\n".join(str(finding) for finding in findings))
     return 0 if ok else 1

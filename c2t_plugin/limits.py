@@ -61,7 +61,8 @@ class RequestLimits:
 
     def owns(self, slots: Tensor) -> Tensor:
         """(n,) bool: which of the requests in these slots ((n,) int64) are cut by their own threshold alone."""
-        return ~self._slot_beta[slots].isnan() & (not self.lower)
+        own = self._any_own and not self.lower
+        return ~self._slot_beta[slots].isnan() if own else torch.zeros_like(slots, dtype=torch.bool)
 
     def limits_of(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Threshold (n,) float32 and largest depth (n,) int32 of the requests in these slots ((n,) int64)."""

@@ -19,7 +19,7 @@ class _Candidates(NamedTuple):
     """The children of one layer, (bs, slots * k), or those of all layers beside each other, the columns of a tree.
 
     parent_ids: int64 column, -1 the root. keep: bool. token_ids: int64. key: float32, the lowest confidence on the way
-    from the root, so that by it no node goes before one that it needs.
+    from the root, so that by it no node goes before one that it needs; not above 0 of what is no node.
     """
 
     parent_ids: Tensor
@@ -115,7 +115,7 @@ class TreeGrower(RequestLimits):
         self._drawn = self._columns = 0
         self._beta, self._depth = self.limits_of(slots)
         root = torch.zeros(len(slots), 1, dtype=torch.float32, device=slots.device)
-        self._frontier = Frontier(root, root, torch.ones_like(root, dtype=torch.bool))
+        self._frontier = Frontier(root, root, (self._depth > 0)[:, None])
         self._above, self._key = torch.full_like(root, ROOT, dtype=torch.int64), root + math.inf
         token_ids, log_probs, entropy, margin = (seed[slots] for seed in self._seeds)
         return self._grow(self._in_target_ids(DraftStats(token_ids[:, :width], log_probs[:, :width], entropy, margin)))
@@ -130,7 +130,7 @@ class TreeGrower(RequestLimits):
         children.
 
         keep is closed under ancestors and has at most max_nodes True entries per row. key is what nodes go by: the
-        lowest confidence on the way from the root, infinite where none is known.
+        lowest confidence on the way from the root, infinite where none is known, and not above 0 of what is no node.
         """
         parent_ids, keep, token_ids, key = self._tree
         return parent_ids, best(key, keep, self.max_nodes), token_ids, key
@@ -155,13 +155,14 @@ class TreeGrower(RequestLimits):
         self._drawn += 1
         depth, width = self._drawn, self._rule.width
         layer = self._rule.layer(self._frontier, stats, self._beta, depth)
-        allowed = (self._depth >= depth)[:, None]
-        keep, alive = layer.kept & allowed, layer.alive & allowed
-        confidence = layer.confidence
-        self.non_finite += (keep & confidence.isnan()).sum()
+        # from nodes of the largest depth nothing is drafted
+        keep, alive = layer.kept, layer.alive & (self._depth > depth)[:, None]
+        confidence, unscored = layer.confidence, layer.kept & layer.confidence.isnan()
+        self.non_finite += unscored.sum()
         above = (x[..., None].expand(*x.shape, width).flatten(1) for x in (self._above, self._key))
         parent_ids, key = next(above), next(above)
-        key = torch.minimum(key, confidence.nan_to_num(nan=math.inf, posinf=math.inf))
+        sure = confidence.nan_to_num(nan=-math.inf, posinf=math.inf).masked_fill(unscored, math.inf)
+        key = torch.minimum(key, sure)
         end = self._columns + keep.shape[1]
         drawn = _Candidates(parent_ids, keep, stats.token_ids.reshape(keep.shape), key)
         for columns, value in zip(self._tree, drawn, strict=True):

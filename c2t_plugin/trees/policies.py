@@ -179,7 +179,8 @@ class _Children:
 
     @property
     def prob(self) -> Tensor:
-        return self.joint_log_prob.exp()
+        """0 where there is no such child."""
+        return self.joint_log_prob.exp() * self.possible
 
     def most_probable(self, candidates: Tensor, width: int) -> Tensor:
         """Columns of the `width` candidates of highest P, of equal ones the lower first: (bs, width) int32, -1 pads."""
@@ -213,13 +214,8 @@ def slot_policy(name: str, classifier: NodeClassifier, width: int, device: torch
     return policies[name]()
 
 
-def has_beta(name: str) -> bool:
-    """Whether the policy of this name cuts below a threshold."""
-    return name in THRESHOLDS
-
-
 def largest_tree(name: str, topk: int, steps: int) -> int:
     """Most nodes of a tree, the root not counted."""
     if name == "static":
         return len(EAGLE1_PATHS)
-    return topk * steps if has_beta(name) else topk + (steps - 1) * topk**2
+    return topk * steps if name in THRESHOLDS else topk + (steps - 1) * topk**2

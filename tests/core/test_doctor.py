@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -268,7 +268,7 @@ def test_the_exit_status_says_it_all(
 @pytest.mark.slow
 def test_this_environment_is_sound() -> None:
     """Loads SGLang's plugins in a child process and each classifier of the shipped pair."""
-    findings = doctor.examine()
+    findings = list(doctor.examine())
     assert [str(finding) for finding in findings if not finding.ok] == []
     assert {"sglang contract", "sglang plugin", "classifier draft", "classifier eagle3"} <= {f.name for f in findings}
 
@@ -286,3 +286,58 @@ def test_kernels_are_tried_where_that_is_asked_for(
     assert asked == []
     doctor.main(["--gpu"])
     assert asked == [None] and "pack " in capsys.readouterr().out
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch, versions: Versions) -> list[tuple[str, str | None]]:
+    """What packed verification is tried of, where trees turn out wrong."""
+    versions(sglang="0.5.23")
+    asked: list[tuple[str, str | None]] = []
+
+    def run(mode: str, attention: str | None) -> tuple[bool, str]:
+        asked.append((mode, attention))
+        return mode == "chain", "what was found"
+
+    monkeypatch.setattr("c2t_plugin.engines.sglang.trial.run", run)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("attention", "named"),
+    [([], ["packed chains", "packed trees"]), (["fa3"], ["packed chains, fa3", "packed trees, fa3"])],
+)
+def test_packed_rows_are_tried_by_the_attention_that_is_asked_for(
+    trials: list[tuple[str, str | None]], monkeypatch: pytest.MonkeyPatch, attention: list[str], named: list[str]
+) -> None:
+    gpu(monkeypatch, True)
+    findings = list(doctor.check_packing(attention))
+    assert [(finding.name, finding.ok) for finding in findings] == list(zip(named, (True, False), strict=True))
+    assert trials == [(mode, *(attention or [None])) for mode in ("chain", "tree")]
+
+
+def test_without_a_gpu_no_engine_is_started(
+    trials: list[tuple[str, str | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That there is none, the kernels' line says."""
+    gpu(monkeypatch, False)
+    assert list(doctor.check_packing(["fa3"])) == [] and trials == []
+
+
+def test_attention_without_a_gpu_to_try_it_on_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        doctor.main(["--attention", "fa3"])
+    assert stop.value.code == 2 and "--attention names what --gpu tries" in capsys.readouterr().err
+
+
+def test_each_line_comes_as_it_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is tried takes minutes."""
+    seen: list[str] = []
+
+    def found(*_: object, **__: object) -> Iterator[Finding]:
+        for name in ("first", "second"):
+            seen.append(capsys.readouterr().out)
+            yield Finding(name, True, "text")
+
+    monkeypatch.setattr(doctor, "examine", found)
+    doctor.main([])
+    assert seen[0] == "" and "first" in seen[1]

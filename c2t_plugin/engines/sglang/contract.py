@@ -121,7 +121,7 @@ srt/layers/attention/triton_backend.py
   ForwardMetadata: qo_indptr, mask_indptr
 srt/layers/radix_attention.py
   RadixAttention: qk_head_dim, v_head_dim, logit_cap, sliding_window_size, is_cross_attention, attn_type
-  RadixAttention: xai_temperature_len, k_scale, tp_q_head_num, tp_k_head_num
+  RadixAttention: xai_temperature_len, k_scale, k_scale_float, v_scale_float, tp_q_head_num, tp_k_head_num
   AttentionType: DECODER
 srt/layers/attention/verify_mask.py
   VerifyMask: mode, max_bs
@@ -145,7 +145,8 @@ srt/speculative/dflash_info.py
 srt/speculative/ragged_verify.py
   RaggedVerifyLayout: total_verify_tokens
 srt/layers/attention/flashinfer_backend.py
-  FlashInferAttnBackend: workspace_buffer
+  FlashInferAttnBackend: workspace_buffer, prefill_backend, dispatch_reason
+  fast_prefill_plan(qo_indptr_host, kv_indptr_host, kv_lens_host, max_q_len, max_kv_len)
   FlashInferAttnBackend.init_cuda_graph_state(max_bs, max_num_tokens)
   FlashInferAttnBackend.init_forward_metadata(forward_batch)
   FlashInferAttnBackend.init_forward_metadata_out_graph(forward_batch, in_capture)
@@ -322,7 +323,8 @@ srt/layers/attention/triton_backend.py
     self._verify_mask.buffer
 srt/layers/attention/flashattention_backend.py
   FlashAttentionBackend: target_verify_metadata_topk_normal, target_verify_metadata_topk_expand, _verify_mask
-  FlashAttentionBackend: has_swa, has_local_attention, use_mla, req_to_token, max_context_len
+  FlashAttentionBackend: has_swa, has_local_attention, use_mla, req_to_token, max_context_len, page_size
+  FlashAttentionBackend: kv_cache_dtype_str
   FlashAttentionBackend.init_cuda_graph_state(max_bs, max_num_tokens)
   FlashAttentionBackend.init_forward_metadata(forward_batch)
   FlashAttentionBackend.init_forward_metadata_out_graph(forward_batch, in_capture)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.sglang
 from c2t_plugin.planner import CostCurve  # noqa: E402
 from c2t_plugin.planner.profile import REPEATS, WARM_UP  # noqa: E402
 from c2t_plugin.planner.tree_planner import TreePlanner  # noqa: E402
-from c2t_plugin.trees.planning import plan  # noqa: E402
+from c2t_plugin.trees.planning import fill, plan  # noqa: E402
 from tests.engines.sglang.test_tree_policies import STATES, grower, grown  # noqa: E402
 
 NODES, STEPS, TOPK = 5, 3, 2
@@ -168,3 +168,77 @@ def test_of_equal_nodes_the_ones_drafted_first_are_taken():
 def test_no_more_is_taken_than_there_is():
     _, keep, key = random_trees(SEED)
     assert torch.equal(plan(keep, key, NODES, lambda sizes, keys: sizes + 1), keep)
+
+
+# --- rows that a captured graph has beside those of the trees
+
+NOBODY = torch.zeros(2, dtype=torch.bool)
+
+
+def hanging(parents: Tensor, keep: Tensor) -> Tensor:
+    """Which of the columns that are not kept hang on one that is, or on the root."""
+    return ~keep & ((parents < 0) | keep.gather(1, parents.clamp_min(0)))
+
+
+def next_best(keep: Tensor, key: Tensor, more: Tensor, spare: int) -> Tensor:
+    """One node after the other, the surest first, as long as there is room in its tree."""
+    found = keep.clone()
+    for row, column in sorted(map(tuple, more.nonzero().tolist()), key=lambda place: (-float(key[place]), place)):
+        if spare and found[row].sum() < NODES:
+            found[row, column] = True
+            spare -= 1
+    return found
+
+
+@pytest.mark.parametrize("sizes", [SIZES, (2, 9), (3,)])
+@pytest.mark.parametrize("seed", range(12))
+def test_spare_rows_are_the_next_best_nodes(seed: int, sizes: tuple[int, ...]):
+    """Of all trees, never more than one may have, and none behind the largest graph."""
+    parents, keep, key = random_trees(seed)
+    more = hanging(parents, keep)
+    # of what hangs on nothing the grower says that it is no node
+    key = key.masked_fill(~(keep | more), -torch.inf)
+    rows = 2 + int(keep.sum())
+    spare = next((size for size in sizes if size >= rows), rows) - rows
+    found = fill(keep, key, NODES, torch.tensor(sizes), NOBODY)
+    assert torch.equal(found, next_best(keep, key, more, spare))
+    trees = [set(tree.nonzero().flatten().tolist()) for tree in found]
+    assert all(closed(row.tolist(), tree) for row, tree in zip(parents, trees, strict=True))
+
+
+def test_the_passes_above_have_spare_rows_and_trees_without_room():
+    found = []
+    for seed in range(12):
+        parents, keep, key = random_trees(seed)
+        key = key.masked_fill(~(keep | hanging(parents, keep)), -torch.inf)
+        found.append(fill(keep, key, NODES, torch.tensor(SIZES), NOBODY).sum(1) - keep.sum(1))
+    given = torch.stack(found)
+    assert (given[:, 0] > 0).any() and (given[:, 1] > 0).any() and (given.sum(1) == 0).any()
+
+
+def test_a_threshold_of_ones_own_gets_no_spare_rows():
+    parents, keep, key = random_trees(SEED)
+    key = key.masked_fill(~(keep | hanging(parents, keep)), -torch.inf)
+    found = [fill(keep, key, NODES, torch.tensor([12]), torch.tensor(own)) for own in ([False, True], [True, True])]
+    assert torch.equal(found[0][1], keep[1]) and found[0][0].sum() > keep[0].sum()
+    assert torch.equal(found[1], keep)
+
+
+@pytest.mark.parametrize("most", [4, 9])
+@pytest.mark.parametrize("name", ["c2t", "prob"])
+def test_what_a_grower_offers_for_spare_rows_hangs_on_its_trees(name: str, most: int):
+    """Whatever it drafted from dead places, or below a request's own depth, is no node."""
+    made = grower(name, 3, 3, most, 0.15)
+    made.set_requests(torch.tensor([4, 1, 6]), [None] * 3, [None, 1, 0])
+    grown(made, 3)
+    parents, keep, _, key = made.end()
+    more = ~keep & (key > 0)
+    whole = keep.sum(1, keepdim=True) == most
+    assert more[:2].any(1).all() and not (more & ~hanging(parents, keep) & ~whole).any()
+    assert not more[1, made.layers("cpu") > 1].any() and not more[2].any()
+
+
+def test_a_slot_without_a_seed_offers_nothing():
+    made = grower("c2t", 3, 2, 6, 0.15)
+    made.begin(torch.tensor([3]))
+    assert not (made.end()[3] > 0).any()

@@ -67,8 +67,9 @@ def flash_attn_with_kvcache(
     out: Tensor | None = None,
 ) -> Any:
     """q: (rows, heads, dim), qv: (rows, heads, latent). k_cache, v_cache: (pages, page, kv_heads, ...) of q's dtype,
-    whatever that is."""
+    whatever that is. Scales have a row for each of its requests, as the kernel asks for."""
     assert ver == 3 and not softcap and q.dtype == k_cache.dtype
+    assert k_descale is None or k_descale.shape == (len(cache_seqlens), k_cache.shape[2])
     rows, heads, _ = q.shape
     page, kv_heads = k_cache.shape[1:3]
     found = torch.full((rows, heads, v_cache.shape[-1]), torch.nan)
@@ -137,7 +138,9 @@ def trtllm_decode_latent(
     **_: Any,
 ) -> Tensor:
     """trtllm_batch_decode_with_kv_cache_mla. query: (requests, width, heads, rank + rope). kv_cache: (pages, 1, page,
-    rank + rope)."""
+    rank + rope), of the same dtype."""
+    assert query.dtype == kv_cache.dtype
+    kv_cache = kv_cache.float()
     requests, width, heads, _ = query.shape
     page = kv_cache.shape[2]
     found = torch.full((requests, width, heads, kv_lora_rank), torch.nan)
@@ -209,16 +212,19 @@ def flash_mla_with_kvcache(
     num_splits: Tensor,
     softmax_scale: float,
     causal: bool,
+    descale_q: Tensor | None = None,
+    descale_k: Tensor | None = None,
 ) -> tuple[Tensor, None]:
     """q: (requests, width, heads, rank + rope). k_cache: (pages, page, 1, rank + rope). Its schedule, made for other
-    lengths, would leave keys out: it is those lengths here."""
+    lengths, would leave keys out: it is those lengths here. Scales: of 8 bits, one each."""
+    scales = [1.0 if each is None else float(each) for each in (descale_q, descale_k)]
     assert causal and torch.equal(tile_scheduler_metadata[: len(q), 0], cache_seqlens) and len(num_splits) == len(q) + 1
     found = trtllm_decode_latent(
         query=q,
         kv_cache=k_cache.transpose(1, 2),
         block_tables=block_table,
         seq_lens=cache_seqlens,
-        bmm1_scale=softmax_scale,
+        bmm1_scale=softmax_scale * scales[0] * scales[1],
         kv_lora_rank=head_dim_v,
     )
-    return found, None
+    return found * scales[1], None

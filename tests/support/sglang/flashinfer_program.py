@@ -30,6 +30,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout, build_capture_verify_lens
 
+from c2t_kernels import pack_ragged
 from c2t_kernels.attention.reference import tree_attention
 from c2t_plugin.config import PACKINGS
 from c2t_plugin.engines.sglang import algo
@@ -38,6 +39,8 @@ from c2t_plugin.engines.sglang.patches import PATCHES
 from c2t_plugin.engines.sglang.verify import backends
 from c2t_plugin.engines.sglang.verify.flashinfer import PackedFlashInferAttnBackend, PackedRows
 
+# of the last graph that was replayed
+PLANNED_BY: dict[str, str] = {}
 HEADS, KV_HEADS, DIM = 4, 2, 16
 MOST, WIDTH, CONTEXT = 5, 30, 80
 SLOTS = (MOST + 1) * CONTEXT
@@ -166,7 +169,7 @@ def view(lengths: list[int], rows: int, prefixes: list[int], mask: torch.Tensor 
         req_pool_indices=torch.tensor([*range(1, len(prefixes) + 1), *[0] * pads]),
         seq_lens=seq_lens,
         seq_lens_sum=int(seq_lens.sum()),
-        seq_lens_cpu=seq_lens,
+        seq_lens_cpu=seq_lens.clone(),
         encoder_lens=None,
         out_cache_loc=None,
         out_cache_loc_is_physical=False,
@@ -204,15 +207,25 @@ def graph(backend: Any, live: Any) -> None:
     rows, lengths = len(live.input_ids), live.spec_info.ragged_verify_layout.verify_lens.tolist()
     replayed = view(lengths, rows, live.seq_lens.tolist(), live.spec_info.custom_mask, MOST)
     replayed.req_pool_indices[: live.batch_size] = live.req_pool_indices
+    replayed.seq_lens_cpu[: live.batch_size] = live.seq_lens_cpu
     backend.init_forward_metadata_out_graph(replayed)
     # What a graph has captured stays: only what lies behind its addresses is new.
     backend.forward_metadata, backend._padding = captured[rows]
+    PLANNED_BY["trees" if masked else "chains"] = PagedWrapper.planned_by
     PagedWrapper.replaying = True
 
 
 def inputs(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     q = torch.randn(rows, HEADS * DIM, generator=generator)
     return q, *(torch.randn(rows, KV_HEADS, DIM, generator=generator) for _ in "kv")  # type: ignore[return-value]
+
+
+def filled(lengths: list[int], rows: int) -> list[int]:
+    """Rows of each slot of a captured graph, where packing.py has given the spare ones of chains away."""
+    kept, words = torch.tensor(lengths, dtype=torch.int32) - 1, torch.zeros(len(lengths), WIDTH, dtype=torch.int64)
+    given: list[int] = pack_ragged(kept, [words], capacity=rows, pads=(0,), slots=MOST).lengths.tolist()
+    assert sum(given) == rows
+    return given
 
 
 def run(
@@ -228,6 +241,8 @@ def run(
     generator = torch.Generator().manual_seed(sum(lengths) + rows)
     backend = make_backend(generator, kind)
     prefixes = list(PREFIXES[: len(lengths)])
+    given = filled(lengths, rows) if prepare is graph and not trees and fault is None else lengths
+    lengths = given[: len(lengths)]
     seen = [random_tree(n, generator) for n in lengths] if trees else []
     full = None
     if trees:
@@ -239,7 +254,7 @@ def run(
         full = torch.cat([*parts, torch.zeros(50, dtype=torch.bool)])
     slots = backend.req_to_token_pool.req_to_token
     own = [slots[i + 1, p : p + n] for i, (p, n) in enumerate(zip(prefixes, lengths, strict=True))]
-    live = view(lengths, rows, prefixes, full, len(lengths))
+    live = view(given, rows, prefixes, full, len(lengths))
     live.out_cache_loc = torch.cat([*own, torch.zeros(rows - sum(lengths))]).long()
     PagedWrapper.replaying = False
     q, k, v = inputs(rows, generator)
@@ -267,7 +282,9 @@ def run(
     expected = tree_attention(q.view(rows, HEADS, DIM), *new, *kept, starts, bounds, before, **masks)
     # NaN is no small distance
     distance = torch.nan_to_num((found[:used] - expected[:used]).abs(), nan=torch.inf).max().item()
-    padding = torch.nan_to_num(found[used:].abs(), nan=torch.inf).max().item() if rows > used else 0.0
+    # rows of a slot without a request may be anything
+    nobodys = found[sum(given) :]
+    padding = torch.nan_to_num(nobodys.abs(), nan=torch.inf).max().item() if len(nobodys) else 0.0
     return {"distance": distance, "padding": padding}
 
 
@@ -307,6 +324,11 @@ def _lengths(live: Any, lengths: torch.Tensor) -> None:
     rows = len(live.input_ids)
     layout = RaggedVerifyLayout.from_verify_lens_device(verify_lens=lengths, graph_num_tokens=rows)
     live.spec_info.ragged_verify_layout = layout
+
+
+def prefixes_of_another_step(live: Any) -> None:
+    """On the host alone, which in a graph plans by them."""
+    live.seq_lens_cpu = live.seq_lens_cpu.flip(0)
 
 
 def a_request_reads_slot_0(live: Any) -> None:
@@ -379,6 +401,7 @@ def attention() -> dict[str, dict[str, float]]:
     for planted, case_name in PLANTED.items():
         for how in (eager, graph):
             found[f"{planted.__name__}-{how.__name__}"] = run(*CASES[case_name], how, fault=planted)
+    found["prefixes_of_another_step-graph"] = run(*CASES["chains"], graph, fault=prefixes_of_another_step)
     found["wrappers_by_requests-graph"] = run(*CASES["trees_larger_tier"], _forget_tiers)
     # SGLang's option to plan for rows of one width without waiting for the device
     with envs.SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN.override(True):
@@ -515,7 +538,7 @@ def runner_of(kind: Any = None, **options: str) -> SimpleNamespace:
 def main(output: Path) -> None:
     stand_ins()
     found = {"attention": attention(), "bytes": of_bytes(), "uniform": uniform(), "registry": registry()}
-    output.write_text(json.dumps(found))
+    output.write_text(json.dumps({**found, "planned_by": PLANNED_BY}))
 
 
 if __name__ == "__main__":

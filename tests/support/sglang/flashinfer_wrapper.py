@@ -6,6 +6,7 @@ keeps that in a workspace of each wrapper, and where keys and mask bits are from
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -20,6 +21,8 @@ class PagedWrapper:
 
     # Set while a captured graph is replayed: no Python of FlashInfer runs then, and nothing is checked.
     replaying = False
+    # who said so where rows and keys are: what was read off the device, or SGLang by numbers of the host
+    planned_by = ""
     _plan: tuple[list[int], list[int], int, int] | None = None
 
     def __init__(
@@ -32,6 +35,9 @@ class PagedWrapper:
         self._paged_kv_indices_buf = buffers.get("paged_kv_indices_buf")
         self._custom_mask_buf, self._mask_indptr_buf = buffers.get("custom_mask_buf"), buffers.get("mask_indptr_buf")
         self._most: int | None = None
+        self._backend, self._max_total_num_rows, self._cached_module = backend, None, None
+        self._paged_kv_last_page_len_buf = buffers.get("paged_kv_last_page_len_buf")
+        self._float_workspace_buffer = self._int_workspace_buffer = self._pin_memory_int_workspace_buffer = workspace
 
     def begin_forward(
         self,
@@ -71,6 +77,17 @@ class PagedWrapper:
             self._paged_kv_indices_buf = paged_kv_indices
             self._custom_mask_buf, self._mask_indptr_buf = packed, begins
         self._plan = rows.tolist(), keys.tolist(), num_qo_heads, num_kv_heads
+        self._cached_module = SimpleNamespace(plan=self._plan_on_host)
+        PagedWrapper.planned_by = "device"
+
+    def _plan_on_host(self, *given: Any) -> None:
+        """What FlashInfer's module of a plan before does, with the arguments that SGLang gives it."""
+        starts, ends, keys, most, requests, heads, kv_heads, page = given[3:11]
+        assert all(each.device.type == "cpu" and each.dtype == torch.int32 for each in (starts, ends, keys))
+        assert len(starts) == len(ends) == len(keys) + 1 == requests + 1 and page == 1
+        assert int(starts[-1]) <= (self._most or most) and torch.equal(ends.diff(), keys)
+        self._plan = starts.diff().tolist(), keys.tolist(), heads, kv_heads
+        PagedWrapper.planned_by = "host"
 
     def forward(
         self,

@@ -116,6 +116,8 @@ class Bench:
     window = -1
     sinks: Tensor | None = None
     cache, scales = torch.float32, (1.0, 1.0)
+    # that queries are rounded to; None: the cache's
+    asked: torch.dtype | None = None
 
     def __init__(self, page: int, context: int) -> None:
         generator = torch.Generator().manual_seed(page)
@@ -238,9 +240,8 @@ class Bench:
     def expected(self, q: Tensor, named: dict[str, Tensor], lengths: list[int], prefixes: list[int]) -> Tensor:
         """(rows, heads * dim) attention by its definition, of real rows alone."""
         found = []
-        asked = q.to(self.cache).float().view(len(q), HEADS, -1)
-        if "q_rope" in named:
-            asked = torch.cat([asked, named["q_rope"].view(len(q), HEADS, -1)], -1)
+        parts = [each.view(len(q), HEADS, -1) for each in (q, *named.values())]
+        asked = torch.cat(parts, -1).to(self.asked or self.cache).float()
         rows = iter(asked)
         for request, (length, prefix) in enumerate(zip(lengths, prefixes, strict=True)):
             for i in range(length):
@@ -536,10 +537,12 @@ BENCHES: dict[str, tuple[type[Bench], int, int]] = {
     "fa3": (Fa3, 1, 96),
     "fa3_pages_of_16": (Fa3, 16, 96),
     "fa3_latent": (LatentFa3, 1, 96),
+    "fa3_latent_pages_of_64": (LatentFa3, 64, 128),
     "trtllm_mha": (TrtllmMha, 16, 96),
     "trtllm_mla": (TrtllmMla, 64, 128),
     "cutedsl_mla": (CuteDslMla, 64, 128),
     "flashinfer_mla": (FlashInferMla, 1, 96),
+    "flashinfer_mla_pages_of_16": (FlashInferMla, 16, 96),
     "flashmla": (FlashMla, 64, 128),
 }
 FAULTS = {

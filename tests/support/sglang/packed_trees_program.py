@@ -1,7 +1,7 @@
 """The same as packed_program.py of trees on fa3: SGLang's two passes, with metadata that verify/fa3.py fills.
 
 Usage: python packed_trees_program.py OUTPUT.json, in the CPU engine's environment with TRITON_INTERPRET=1. Writes, by
-size of a page and case, how far the real rows are from attention as it is defined, with NaN in every key that no node
+bench and case, how far the real rows are from attention as it is defined, with NaN in every key that no node
 has written, and what rows of nobody hold.
 """
 
@@ -17,7 +17,8 @@ from typing import Any
 import packed_program
 import torch
 from attention_twins import merge_state_v2
-from packed_program import MOST, WIDTH, Fa3, fa3
+from packed_program import MOST, WIDTH, Fa3, LatentFa3, fa3
+from packed_variants_program import FP8, BytesPool
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from torch import Tensor
@@ -90,7 +91,7 @@ class Fa3Trees(Fa3):
 
     def of_trees(self, q: Tensor, trees: list[Tensor], prefixes: list[int]) -> Tensor:
         """(rows, heads * dim) attention by its definition, of real rows alone."""
-        found, rows = [], iter(q.view(len(q), packed_program.HEADS, -1))
+        found, rows = [], iter(q.to(self.cache).float().view(len(q), packed_program.HEADS, -1))
         for request, (tree, prefix) in enumerate(zip(trees, prefixes, strict=True)):
             for seen in tree:
                 nodes = prefix + seen.nonzero().flatten()
@@ -147,9 +148,32 @@ class Fa3Trees(Fa3):
         return super().attend(q, batch, named)
 
 
+class LatentTrees(Fa3Trees, LatentFa3):
+    """The same of latent keys."""
+
+
+class BytesTrees(Fa3Trees):
+    """A cache of 8 bits, of a checkpoint of 8 bits that says nothing about keys: SGLang gives them scales of 1."""
+
+    cache = FP8
+
+    def filled(self, slots: int) -> BytesPool:
+        return BytesPool(slots, False, self.generator)
+
+    def make(self) -> Any:
+        for name in "kv":
+            setattr(self.layer, f"{name}_scale", torch.tensor(1.0))
+            setattr(self.layer, f"{name}_scale_float", 1.0)
+        self.runner.model.modules = lambda: [self.layer]
+        return super().make()
+
+
 def built() -> dict[str, str]:
     """What the factory makes of SGLang's backend, by what the server is."""
     stock = Fa3(1, 96).backend
+
+    scaled, unscaled = (SimpleNamespace(k_scale=1.0, k_scale_float=s, v_scale_float=1.0) for s in (0.5, 1.0))
+    bytes_of = {"kv_cache_dtype_str": "fp8_e4m3"}
 
     def of(changes: dict[str, Any], *layers: Any, **options: str) -> str:
         backend = copy.copy(stock)
@@ -164,19 +188,32 @@ def built() -> dict[str, str]:
         "trees_off": of({}, mode="tree", packing="off"),
         "top_k_of_1": of({"topk": 1}, mode="tree"),
         "latent": of({"use_mla": True}, mode="tree"),
+        "latent_pages": of({"use_mla": True, "page_size": 64}, mode="tree"),
         "sliding": of({"has_swa": True}, mode="tree"),
         "fa4": of({"fa_impl_ver": 4}, mode="tree"),
-        "fp8_with_scales": of({}, SimpleNamespace(k_scale=1.0), mode="tree"),
+        "fp8_checkpoint": of({}, scaled, mode="tree"),
+        "fp8_cache": of(bytes_of, mode="tree"),
+        "fp8_cache_and_checkpoint": of(bytes_of, unscaled, mode="tree"),
+        "fp8_with_scales": of(bytes_of, unscaled, scaled, mode="tree"),
     }
+
+
+# name: backend, tokens of a page
+BENCHES: dict[str, tuple[type[Fa3Trees], int]] = {
+    "pages_of_1": (Fa3Trees, 1),
+    "pages_of_4": (Fa3Trees, 4),
+    "latent": (LatentTrees, 1),
+    "fp8": (BytesTrees, 4),
+}
 
 
 def main(output: Path) -> None:
     found: dict[str, dict[str, tuple[float, float]]] = {}
-    for page in (1, 4):
-        bench = Fa3Trees(page, 96)
+    for name, (kind, page) in BENCHES.items():
+        bench = kind(page, 96)
         # one after another on the same graphs: each replay finds what the one before has left
-        found[str(page)] = {case: bench.verify(case) for case in CASES}
-        found[str(page)] |= {fault: bench.verify(case, fault) for fault, case in FAULTS.items()}
+        found[name] = {case: bench.verify(case) for case in CASES}
+        found[name] |= {fault: bench.verify(case, fault) for fault, case in FAULTS.items()}
     output.write_text(json.dumps({"found": found, "built": built()}))
 
 

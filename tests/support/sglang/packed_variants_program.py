@@ -1,4 +1,4 @@
-"""The same as packed_program.py of sliding windows, sinks and caches of 8 bits.
+"""The same as packed_program.py of sliding windows, sinks and caches of 8 bits, latent ones too.
 
 Usage: python packed_variants_program.py OUTPUT.json, in the CPU engine's environment with TRITON_INTERPRET=1. Writes,
 per backend and case, how far the real rows are from attention as it is defined, and how far with a fault planted.
@@ -14,8 +14,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import packed_program
 import torch
-from packed_program import CASES, DIM, HEADS, Bench, Fa3, Pool, TrtllmMha
+from packed_program import (
+    CASES,
+    DIM,
+    HEADS,
+    Bench,
+    CuteDslMla,
+    Fa3,
+    FlashInferMla,
+    FlashMla,
+    LatentFa3,
+    Pool,
+    TrtllmMha,
+    TrtllmMla,
+)
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from torch import Tensor
 
@@ -50,12 +64,15 @@ class WindowPool(Pool, SWAKVPool):
 class BytesPool(Pool):
     """Of keys and values in 8 bits, which is what is in them already."""
 
-    def __init__(self, slots: int, generator: torch.Generator) -> None:
-        super().__init__(slots, 2, False, generator)
+    def __init__(self, slots: int, latent: bool, generator: torch.Generator) -> None:
+        super().__init__(slots, 2, latent, generator)
         self.k, self.v = (each.to(FP8).float() for each in (self.k, self.v))
 
     def get_kv_buffer(self, _layer: int) -> tuple[Tensor, Tensor]:
         return self.k.to(FP8), self.v.to(FP8)
+
+    def get_key_buffer(self, _layer: int) -> Tensor:
+        return self.k.to(FP8)
 
 
 class Windowed(Bench):
@@ -97,7 +114,7 @@ class Bytes(Bench):
     fault = ""
 
     def filled(self, slots: int) -> Pool:
-        return BytesPool(slots, self.generator)
+        return BytesPool(slots, self.latent, self.generator)
 
     def run(self, case: str, fault: str = "") -> float:
         self.fault = fault
@@ -112,6 +129,61 @@ class Bytes(Bench):
             # one that has none of values alone is of no checkpoint: SGLang takes both or neither
             self.layer.v_scale = torch.tensor(1.0)
         return super().attend(q, batch, named)
+
+
+class LatentBytes(Bytes):
+    """The same of latent keys, which SGLang writes without scales: those of such checkpoints are 1."""
+
+    scales = (1.0, 1.0)
+
+
+class Fa3LatentBytes(LatentBytes, LatentFa3):
+    """Heads as large as DeepSeek's: for these SGLang widens the keys, and leaves queries as they are."""
+
+    asked = torch.float32
+
+    def __init__(self, page: int, context: int) -> None:
+        packed_program.RANK, rank = 256, packed_program.RANK
+        super().__init__(page, context)
+        self.rank, packed_program.RANK = packed_program.RANK, rank
+
+    def run(self, case: str, fault: str = "") -> float:
+        packed_program.RANK, rank = self.rank, packed_program.RANK
+        try:
+            return super().run(case, fault)
+        finally:
+            packed_program.RANK = rank
+
+
+class TrtllmLatentBytes(LatentBytes, TrtllmMla):
+    """SGLang rounds queries, and new keys, in the attention."""
+
+    def attend(self, q: Tensor, batch: Any, named: dict[str, Tensor]) -> Tensor:
+        nope, rope = (each.view(len(q), HEADS, -1) for each in (q, named["q_rope"]))
+        written = {"k": nope[:, :1], "v": nope[:, :1], "k_rope": rope[:, :1]}
+        found: Tensor = self.backend.forward_extend(
+            nope, layer=self.layer, forward_batch=batch, save_kv_cache=False, q_rope=rope, **written
+        )
+        return found
+
+
+class CuteDslLatentBytes(TrtllmLatentBytes, CuteDslMla):
+    pass
+
+
+class FlashInferLatentBytes(LatentBytes, FlashInferMla):
+    """SGLang widens the keys there too."""
+
+    asked = torch.float32
+
+
+class FlashMlaBytes(LatentBytes, FlashMla):
+    def make(self) -> Any:
+        made = super().make()
+        from sglang.srt.layers.attention import flashmla_backend as base
+
+        base.scaled_fp8_quant = lambda q, scale: ((q / scale).to(FP8), scale)
+        return made
 
 
 class Fa3Windowed(Windowed, Fa3):
@@ -141,21 +213,31 @@ BYTES_FAULTS = {
     "scale_of_v_left_out": "pad_slots",
     "lengths_of_another_step": "spare_rows",
 }
-# name: backend, tokens of a page
-BENCHES: dict[str, tuple[type[Bench], int, dict[str, str]]] = {
-    "fa3_window": (Fa3Windowed, 1, WINDOW_FAULTS),
-    "fa3_window_pages_of_16": (Fa3Windowed, 16, WINDOW_FAULTS),
-    "trtllm_mha_window": (TrtllmWindowed, 16, WINDOW_FAULTS),
-    "fa3_fp8": (Fa3Bytes, 1, BYTES_FAULTS),
-    "trtllm_mha_fp8": (TrtllmBytes, 16, BYTES_FAULTS),
+LATENT_FAULTS = {
+    "lengths_of_another_step": "spare_rows",
+    "a_stale_page_table": "pad_slots",
+    "a_request_reads_slot_0": "pad_slots",
+}
+# name: backend, tokens of a page, of a request's longest context
+BENCHES: dict[str, tuple[type[Bench], int, int, dict[str, str]]] = {
+    "fa3_window": (Fa3Windowed, 1, 96, WINDOW_FAULTS),
+    "fa3_window_pages_of_16": (Fa3Windowed, 16, 96, WINDOW_FAULTS),
+    "trtllm_mha_window": (TrtllmWindowed, 16, 96, WINDOW_FAULTS),
+    "fa3_fp8": (Fa3Bytes, 1, 96, BYTES_FAULTS),
+    "trtllm_mha_fp8": (TrtllmBytes, 16, 96, BYTES_FAULTS),
+    "fa3_latent_fp8": (Fa3LatentBytes, 16, 96, LATENT_FAULTS),
+    "trtllm_mla_fp8": (TrtllmLatentBytes, 64, 128, LATENT_FAULTS),
+    "cutedsl_mla_fp8": (CuteDslLatentBytes, 64, 128, LATENT_FAULTS),
+    "flashinfer_mla_fp8": (FlashInferLatentBytes, 1, 96, LATENT_FAULTS),
+    "flashmla_fp8": (FlashMlaBytes, 64, 128, LATENT_FAULTS),
 }
 
 
 def main(output: Path) -> None:
     assert DIM <= 256, "SGLang takes no scales there"
     found: dict[str, dict[str, float]] = {}
-    for name, (kind, page, faults) in BENCHES.items():
-        bench = kind(page, 96)
+    for name, (kind, page, context, faults) in BENCHES.items():
+        bench = kind(page, context)
         found[name] = {case: bench.run(case) for case in CASES}
         found[name] |= {fault: bench.run(case, fault) for fault, case in faults.items()}
     output.write_text(json.dumps(found))

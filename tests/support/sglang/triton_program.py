@@ -28,6 +28,7 @@ from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout, build_capture_verify_lens
 from torch.nn.functional import pad
 
+from c2t_kernels import pack_ragged
 from c2t_kernels.attention import split as attention_split
 from c2t_kernels.attention.reference import tree_attention
 from c2t_plugin.engines.sglang.drafters.tree_input import _mask
@@ -53,8 +54,9 @@ class Translator:
             out[int(indptr[i]) : int(indptr[i]) + length] = self.req_to_token[row, :length]
 
 
-def make_backend(generator: torch.Generator, kernel: str, masked: bool) -> Any:
-    slots = torch.randperm(POOL, generator=generator)[: (MOST + 1) * CONTEXT].view(MOST + 1, CONTEXT)
+def make_backend(generator: torch.Generator, kernel: str, masked: bool, page: int = 1) -> Any:
+    pages = torch.randperm(POOL // page, generator=generator)[:, None] * page + torch.arange(page)
+    slots = pages.view(MOST + 1, CONTEXT)
     pool = [torch.randn(POOL, KV_HEADS, DIM, generator=generator) for _ in "kv"]
     attributes = dict(
         device="cpu",
@@ -83,7 +85,7 @@ def make_backend(generator: torch.Generator, kernel: str, masked: bool) -> Any:
         is_draft_runner=False,
         dllm_attention=None,
         dcp_size=1,
-        page_size=1,
+        page_size=page,
         use_mla=False,
         enable_deterministic=False,
         use_verify_splitkv=False,
@@ -175,12 +177,28 @@ def random_tree(nodes: int, generator: torch.Generator) -> torch.Tensor:
     return seen
 
 
+def filled(lengths: list[int], rows: int) -> list[int]:
+    """Rows of each request where packing.py has given a captured graph's spare ones of chains away."""
+    kept, words = torch.tensor(lengths, dtype=torch.int32) - 1, torch.zeros(len(lengths), WIDTH, dtype=torch.int64)
+    given: list[int] = pack_ragged(kept, [words], capacity=rows, pads=(0,), slots=min(rows, MOST)).lengths.tolist()
+    assert sum(given[: len(lengths)]) == rows
+    return given[: len(lengths)]
+
+
 def run(
-    kernel: str, lengths: list[int], rows: int, trees: bool, prepare: Prepare, fault: Callable[[Any], Any] | None = None
+    kernel: str,
+    lengths: list[int],
+    rows: int,
+    trees: bool,
+    prepare: Prepare,
+    fault: Callable[[Any], Any] | None = None,
+    page: int = 1,
 ) -> dict[str, float]:
     """One verify forward whose metadata `prepare` makes, of what `fault` has made of the batch, or of the metadata."""
+    if prepare is graph and not trees and fault is None:
+        lengths = filled(lengths, rows)
     generator = torch.Generator().manual_seed(sum(lengths) + rows)
-    backend = make_backend(generator, kernel, trees)
+    backend = make_backend(generator, kernel, trees, page)
     batch = Batch(lengths, list(PREFIXES[: len(lengths)]))
     if trees:
         batch = replace(batch, trees=[random_tree(n, generator) for n in lengths])
@@ -298,6 +316,8 @@ CASES: dict[str, tuple[list[int], int, bool]] = {
     "trees": ([1, 9, 4, 7], 21, True),
     "trees_with_padding": ([1, 9, 30, 17], 64, True),
 }
+# tokens of a page, and of which case
+PAGES: dict[str, tuple[int, str]] = {"chains_of_pages": (4, "chains_with_padding"), "trees_of_pages": (4, "trees")}
 LEFT_OVER = 5
 FAULTS: dict[Callable[[Any], Any], str] = {
     mask_bit: "trees_with_padding",
@@ -321,6 +341,8 @@ def main(output: Path) -> None:
         for how in (eager, graph):
             for name, case in CASES.items():
                 results[f"{kernel}-{name}-{how.__name__}"] = run(kernel, *case, how)
+            for name, (page, case_name) in PAGES.items():
+                results[f"{kernel}-{name}-{how.__name__}"] = run(kernel, *CASES[case_name], how, page=page)
             for fault, name in FAULTS.items():
                 results[f"{kernel}-{fault.__name__}-{how.__name__}"] = run(kernel, *CASES[name], how, fault)
     output.write_text(json.dumps(results))

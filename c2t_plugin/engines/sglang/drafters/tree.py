@@ -21,7 +21,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.config import THRESHOLDS, C2TConfig
+from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.patching import replaced
 from c2t_plugin.engines.sglang import ranks
 from c2t_plugin.engines.sglang.drafters.segments import EARLY_END_BATCH, divide
@@ -34,7 +34,7 @@ from c2t_plugin.engines.sglang.verify.layout import within_the_others
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.trees.branches import inherit_branches
 from c2t_plugin.trees.grower import TreeGrower
-from c2t_plugin.trees.planning import plan
+from c2t_plugin.trees.planning import fill, plan
 from c2t_plugin.trees.policies import slot_policy
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ class TreeDrafter:
         # SGLang's own trees read each branch's own keys, whatever it grew from; to have the same trees is the point.
         self.inherits = parts.configuration["policy"] != "eagle2"
         self.may_end_early = False
+        # see trees.planning.fill; None before the first step that asks
+        self._sizes: Tensor | None = None
 
     def vary_shapes(self, packed: bool) -> None:
         """Have the planner choose each step's shape, where SGLang can draft any at once. Said in the log.
@@ -203,7 +205,7 @@ class TreeDrafter:
     def _planned(self, parent_ids: Tensor, keep: Tensor, key: Tensor, reqs: Sequence[Any], slots: Tensor) -> Tensor:
         planner = self._planner
         if planner is None:
-            return self._narrowed(keep, key, reqs, slots)
+            return self._filled(self._narrowed(keep, key, reqs, slots), key, slots)
         own = self.scorer.owns(slots)
         if planner.shapes is not None:
             from c2t_plugin.trees.worth import best_by_layers, chain_by_layers
@@ -217,13 +219,21 @@ class TreeDrafter:
 
     def _narrowed(self, keep: Tensor, key: Tensor, reqs: Sequence[Any], slots: Tensor) -> Tensor:
         """On a window, a threshold of one's own leaves no more nodes than the largest tree of the others has."""
-        parts = self._parts
-        if parts.windows is None or parts.configuration["policy"] not in THRESHOLDS:
-            return keep
-        if len({record_of(req).own_beta for req in reqs}) < 2:
+        mixed = self._parts.windows is not None and self.scorer.policy.cuts
+        if not mixed or len({record_of(req).own_beta for req in reqs}) < 2:
             return keep
         own = self.scorer.owns(slots)
         return plan(keep, key, self.scorer.max_nodes, lambda sizes, _: within_the_others(sizes, own))
+
+    def _filled(self, keep: Tensor, key: Tensor, slots: Tensor) -> Tensor:
+        """Rows that the captured graph has left are next-best nodes, but of no request with a threshold of its own."""
+        packing = self._parts.packing
+        sizes = () if packing is None or not self.scorer.policy.cuts else packing.sizes()
+        if not len(sizes):
+            return keep
+        if self._sizes is None:
+            self._sizes = torch.tensor(sizes, device=keep.device)
+        return fill(keep, key, self.scorer.max_nodes, self._sizes, self.scorer.owns(slots))
 
     def _width(self, keep: Tensor) -> int:
         """Places per request, the root included, for the largest tree of this batch; that window is entered."""

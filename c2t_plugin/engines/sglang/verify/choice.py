@@ -37,8 +37,8 @@ _STOCK = {
     "TRTLLMMLABackend": "trtllm_mla",
     "CuteDslMLABackend": "cutedsl_mla",
 }
-# Those that verify latent keys, and sliding windows, by each request's own length.
-_LATENT = ("fa3", "trtllm_mla", "cutedsl_mla", "flashinfer", "flashmla")
+# Those that verify latent keys, the first two of trees too, and sliding windows, by each request's own length.
+_LATENT = ("fa3", "triton", "trtllm_mla", "cutedsl_mla", "flashinfer", "flashmla")
 _SLIDING = ("fa3", "trtllm_mha", "triton")
 
 
@@ -125,8 +125,9 @@ def _obstacle(server_args: Any, runner: Any, backend: str, masked: bool) -> str 
         return "dcp_size: each rank holds a part of the window"
     if runner.model_config.model_is_mrope and not takes_axes():
         return "this release of SGLang lays positions of three axes out for the uniform window itself"
-    if runner.use_mla_backend and (masked or backend not in _LATENT):
-        return f"latent keys are packed on {', '.join(_LATENT)} only, and for chains"
+    latent = _LATENT[:2] if masked else _LATENT
+    if runner.use_mla_backend and backend not in latent:
+        return f"latent keys are packed on {', '.join(latent)} only{', for trees' if masked else ''}"
     if (runner.sliding_window_size or 0) > 0 and (masked or backend not in _SLIDING):
         return f"sliding windows are packed on {', '.join(_SLIDING)} only, and for chains"
     if runner.attention_chunk_size is not None:

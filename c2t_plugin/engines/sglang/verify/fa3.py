@@ -42,16 +42,17 @@ class PackedFa3Backend(FlashAttentionBackend):
 
     @classmethod
     def of(cls, stock: Any, model: Any) -> Any:
-        """SGLang's backend made to pack trees; as it is where its metadata is not what this fills, or where the model
-        brings scales of an fp8 cache, which SGLang spreads over requests and its pass over the nodes takes by row."""
+        """SGLang's backend made to pack trees; as it is where its metadata is not what this fills, or where the keys
+        have scales. Of latent keys its pass over the nodes reads pages as slots, so those are of one token."""
         translator = getattr(stock, "kv_index_translator", None)
         odd = (
             type(stock) is not FlashAttentionBackend,
             getattr(stock, "fa_impl_ver", 3) != 3 or stock.topk <= 1,
-            *(getattr(stock, name, False) for name in ("use_mla", "has_swa", "has_local_attention")),
+            getattr(stock, "use_mla", False) and stock.page_size > 1,
+            *(getattr(stock, name, False) for name in ("has_swa", "has_local_attention")),
             *(getattr(stock, name, False) for name in ("is_encoder_decoder", "kv_cache_is_mxfp8")),
             getattr(translator, "is_translating", False) or getattr(stock, "_kv_shard_pool", None) is not None,
-            any(getattr(each, "k_scale", None) is not None for each in model.modules()),
+            _scaled(stock, model),
         )
         if not any(odd):
             become(stock, cls)
@@ -99,6 +100,11 @@ class PackedFa3Backend(FlashAttentionBackend):
         # what SGLang captures with is not of these trees
         mask = self._verify_mask.buffer if in_capture else forward_batch.spec_info.custom_mask
         self._fill(*self._captured[rows], self._padding, forward_batch, mask)
+
+    def prepare_paged_mha_query(self, *positional: Any, **keyword: Any) -> tuple[Any, ...]:
+        prepared: tuple[Any, ...] = super().prepare_paged_mha_query(*positional, **keyword)
+        # shaped for requests, which rows of the pass over the nodes are not; and all 1 (see _scaled)
+        return prepared if self._padding is None else (*prepared[:3], None, None)
 
     def forward_extend(self, *positional: Any, **keyword: Any) -> Tensor:
         output: Tensor = super().forward_extend(*positional, **keyword)
@@ -151,6 +157,17 @@ class PackedFa3Backend(FlashAttentionBackend):
         nodes.page_table.copy_(slots.gather(1, first))
         nodes.cache_seqlens_int32.copy_(seen.sum(1))
         self.forward_metadata, self.forward_metadata_spec_decode_expand = prefix, nodes
+
+
+def _scaled(stock: Any, model: Any) -> bool:
+    """Whether keys and values of 8 bits have scales other than 1, which every fp8 checkpoint has. SGLang spreads them
+    over requests, where its pass over the nodes takes them by row."""
+    if getattr(stock, "kv_cache_dtype_str", "auto") == "auto":
+        return False
+    layers = [each for each in model.modules() if getattr(each, "k_scale", None) is not None]
+    scales = {getattr(each, name) for each in layers for name in ("k_scale_float", "v_scale_float")}
+    # 0.5.17 has no place at which they can be left out
+    return bool(scales) and (scales != {1.0} or not hasattr(stock, "prepare_paged_mha_query"))
 
 
 def visible(mask: Tensor, starts: Tensor, padding: Tensor, width: int) -> tuple[Tensor, Tensor]:

@@ -5,17 +5,19 @@ length, and asks the verify input for it; here it asks one that knows the layout
 causal chain. With one (as in triton.py: flat, (rows of a request, prefix + rows) row-major, request after
 request) they may be any tree, of a size of its own; FlashInfer packs it into bits.
 
-Planning waits for the device, as it does in SGLang's own verify forwards on FlashInfer.
+Planning waits for the device, as it does in SGLang's own verify forwards on FlashInfer. Of chains in a captured graph
+it waits once, for where rows begin: all else the host knows, and SGLang has a plan that takes it from there.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from typing import Any
 
 import torch
-from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
+from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend, fast_prefill_plan
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 from torch import Tensor
 
@@ -31,9 +33,11 @@ class PackedFlashInferAttnBackend(FlashInferAttnBackend):
 
     # Of the running verify forward, None where nothing is packed. Eager: rows that belong to requests.
     _used: int | None = None
-    # Captured: (rows,) bool, True for padding.
+    # Captured, of trees: (rows,) bool, True for padding.
     _padding: Tensor | None = None
     _captured_padding: Tensor
+    # (requests,) on the host: tokens before the rows of the pass that is planned, None where only the device knows.
+    _prefixes: Tensor | None = None
     # By rows of the captured graph, of which several have as many requests; SGLang keeps them by requests.
     _captured_wrappers: dict[int, list[Any]]
 
@@ -61,13 +65,43 @@ class PackedFlashInferAttnBackend(FlashInferAttnBackend):
         if packed is None:
             super().init_forward_metadata_out_graph(forward_batch, in_capture)
             return
-        rows, requests = len(packed.input_ids), packed.batch_size
+        rows, requests, chains = len(packed.input_ids), packed.batch_size, packed.spec_info.custom_mask is None
         if not in_capture:
             self.prefill_cuda_graph_metadata[requests] = self._captured_wrappers[rows]
+        self._prefixes = packed.seq_lens_cpu
         super().init_forward_metadata_out_graph(packed, in_capture)
         self._captured_wrappers[rows] = self.prefill_cuda_graph_metadata[requests]
-        self._padding = self._captured_padding[:rows]
-        self._padding.copy_(padding_rows(rows, packed.spec_info.starts))
+        if in_capture and chains and self.prefill_backend == "fa2" and self.dispatch_reason is None:
+            # FlashInfer's own plan of a capture makes what this one needs
+            for wrapper in self._captured_wrappers[rows]:
+                wrapper.begin_forward = functools.partial(self._plan, wrapper, wrapper.begin_forward)
+        # a graph's rows of chains are all given to somebody (packing.py)
+        if not chains:
+            self._padding = self._captured_padding[:rows]
+            self._padding.copy_(padding_rows(rows, packed.spec_info.starts))
+
+    def _plan(self, wrapper: Any, stock: Any, starts: Tensor, *positional: Any, **keyword: Any) -> None:
+        """In place of FlashInfer's, which reads three tensors back and looks for the largest of each one by one.
+
+        starts: (requests + 1,) int32, where rows begin. The rest: as SGLang gives it.
+        """
+        if self._prefixes is None:
+            stock(starts, *positional, **keyword)
+            return
+        begun = starts.cpu()
+        rows = begun.diff()
+        keys = self._prefixes[: len(rows)].int() + rows
+        fast_prefill_plan(
+            wrapper,
+            starts,
+            *positional,
+            **keyword,
+            qo_indptr_host=begun,
+            kv_indptr_host=torch.nn.functional.pad(keys.cumsum(0, dtype=torch.int32), (1, 0)),
+            kv_lens_host=keys,
+            max_q_len=int(rows.max()),
+            max_kv_len=int(keys.max()),
+        )
 
     def forward_extend(self, q: Tensor, *positional: Any, **keyword: Any) -> Tensor:
         # FlashInfer refuses rows that its plan gives to nobody. A captured graph runs without its asking.

@@ -8,8 +8,8 @@ Rows that are spare, since a pass has as many as a captured graph or as steps be
 next draft tokens, then to the graph's slots without a request: nobody gets more rows than a window has, and no row that
 a kernel computes is beyond what SGLang has reserved slots for. Links stay cut, so nothing of that is accepted.
 
-A tree packs as a chain does, since its pads stand behind its nodes. Only what its rows see of each other is not plain
-from their order: its verify input brings a mask for packed rows (drafters/tree_input.py).
+A tree packs as a chain does, since its pads stand behind its nodes, with a mask besides (drafters/tree_input.py). Its
+spare rows are its next-best nodes, which are verified as others are (drafters/tree.py), and then nobody's.
 
 SGLang has the parts of this for another algorithm (srt/speculative/ragged_verify.py); the attention backend has to
 take requests of different lengths, which choice.py decides.

@@ -77,7 +77,7 @@ class TreeTritonAttnBackend(PackedTritonAttnBackend):
 
     def _attend(self, *arguments: Any, **options: Any) -> None:
         """In place of SGLang's extend kernel, with its arguments, in every forward pass but decoding."""
-        if self._padding is None:
+        if not self._packed:
             self._stock_kernel(*arguments, **options)
             return
         *_, causal, _, _, k_scale, v_scale, _ = arguments
@@ -142,23 +142,21 @@ def _obstacle(layer: RadixAttention) -> str | None:
     if layer.qk_head_dim not in HEAD_DIMS or layer.v_head_dim != layer.qk_head_dim:
         dims = ", ".join(map(str, HEAD_DIMS))
         return f"heads of {layer.qk_head_dim} for keys and {layer.v_head_dim} for values, not of one of {dims}"
-    for present, what in (
+    found = (
         (layer.attn_type != AttentionType.DECODER or layer.is_cross_attention, "attention that is not causal"),
         (layer.logit_cap > 0, "a logit cap"),
         (layer.sliding_window_size > -1, "a sliding window"),
         (layer.xai_temperature_len > 0, "a temperature by length"),
-        (layer.k_scale is not None, "scaled keys and values"),
-    ):
-        if present:
-            return what
-    return None
+        # every fp8 checkpoint has some, of 1 where it says nothing else
+        ({layer.k_scale_float, layer.v_scale_float} - {None, 1.0}, "scaled keys and values"),
+    )
+    return next((what for present, what in found if present), None)
 
 
 def _fits(name: str, value: Any) -> bool:
-    if name in _IGNORED:
-        return True
     # a tensor, as sinks are, must not be compared
-    return name in _PLAIN and (value is _PLAIN[name] or (isinstance(value, int | float) and value == _PLAIN[name]))
+    plain = name in _PLAIN and (value is _PLAIN[name] or (isinstance(value, int | float) and value == _PLAIN[name]))
+    return plain or name in _IGNORED
 
 
 def _refused(reason: str) -> ConfigError:

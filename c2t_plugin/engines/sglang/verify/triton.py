@@ -26,7 +26,8 @@ class PackedTritonAttnBackend(TritonAttnBackend):
     # which attention kernel verifies packed rows
     c2t_kernel = "stock"
 
-    # (rows,) bool of the running verify forward, True for padding; None where nothing is packed.
+    # Whether the running forward's rows are packed; (rows,) bool, True for padding, None where there can be none.
+    _packed = False
     _padding: Tensor | None = None
     _captured_padding: Tensor
     _row_numbers: Tensor
@@ -39,27 +40,26 @@ class PackedTritonAttnBackend(TritonAttnBackend):
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
-        self._padding = None
         layout = packed_layout(forward_batch)
+        self._packed, self._padding = layout is not None, None
         if layout is not None:
             requests, rows = forward_batch.batch_size, forward_batch.input_ids.shape[0]
             self._fill(layout, requests, forward_batch)
             self._padding = padding_rows(rows, layout.qo_indptr_device)
-            self.forward_metadata = dataclasses.replace(
-                self.forward_metadata,
-                qo_indptr=self.qo_indptr[: requests + 1],
-                mask_indptr=self.mask_indptr[: requests + 1],
-            )
+            starts, masks = (each[: requests + 1] for each in (self.qo_indptr, self.mask_indptr))
+            self.forward_metadata = dataclasses.replace(self.forward_metadata, qo_indptr=starts, mask_indptr=masks)
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         super().init_forward_metadata_out_graph(forward_batch, in_capture)
-        self._padding = None
         layout = packed_layout(forward_batch)
-        if layout is not None:
-            self._fill(layout, forward_batch.batch_size, forward_batch)
-            rows = forward_batch.input_ids.shape[0]
-            self._padding = self._captured_padding[:rows]
-            torch.ge(self._row_numbers[:rows], layout.qo_indptr_device[-1], out=self._padding)
+        self._packed, self._padding = layout is not None, None
+        if layout is None:
+            return
+        self._fill(layout, forward_batch.batch_size, forward_batch)
+        # a graph's rows of chains are all given to somebody (packing.py)
+        if forward_batch.spec_info.custom_mask is not None:
+            self._padding = self._captured_padding[: len(forward_batch.input_ids)]
+            torch.ge(self._row_numbers[: len(self._padding)], layout.qo_indptr_device[-1], out=self._padding)
 
     def forward_extend(self, *positional: Any, **keyword: Any) -> Tensor:
         output: Tensor = super().forward_extend(*positional, **keyword)

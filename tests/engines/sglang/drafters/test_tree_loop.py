@@ -237,6 +237,30 @@ def test_ones_own_threshold_does_not_widen_the_window_of_others(
     assert found.equal(keep & (torch.arange(8) < torch.tensor(sizes)[:, None]))
 
 
+@pytest.mark.parametrize(
+    ("policy", "sizes", "nodes"),
+    [
+        ("c2t", [8, 16], [6, 3, 4]),
+        ("c2t", [8], [6, 1, 3]),  # no graph is as large
+        ("c2t", [], [6, 1, 3]),
+        # whose trees nothing cuts
+        ("eagle2", [8, 16], [6, 1, 3]),
+    ],
+)
+def test_rows_that_a_graph_leaves_over_are_the_next_best_nodes(
+    tree: Any, policy: str, sizes: list[int], nodes: list[int]
+):
+    scorer = policies.grower(policy, TOPK, DEPTH, 6)
+    made = drafter_of(tree, scorer, None)
+    made._parts.packing = SimpleNamespace(sizes=lambda: sizes)
+    slots, keep = torch.arange(3), torch.arange(8) < torch.tensor([6, 1, 3])[:, None]
+    # whose next ones are 0.65, 0.55, ... in the second tree and 0.6, 0.5, ... in the third
+    key = torch.linspace(0.9, 0.2, 8) - torch.tensor([0.0, 0.15, 0.0])[:, None]
+    found = made._planned(torch.full((3, 8), -1), keep, key, [], slots)
+    assert found.sum(1).tolist() == nodes
+    assert found.equal(torch.arange(8) < torch.tensor(nodes)[:, None])
+
+
 def test_ranks_verify_the_first_ones_trees(tree: Any, monkeypatch: pytest.MonkeyPatch):
     """Links, choice and tokens: each rank may have rounded its draft's logits its own way, and planned by them."""
     from c2t_plugin.engines.sglang import ranks

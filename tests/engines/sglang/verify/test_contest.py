@@ -128,7 +128,7 @@ def test_chains_of_an_odd_layer_go_to_sglangs_kernel_where_nobody_asked_for_ours
     from c2t_plugin.engines.sglang.verify.tree_attention import TreeTritonAttnBackend
 
     backend = TreeTritonAttnBackend.__new__(TreeTritonAttnBackend)
-    backend._padding, backend._masked, backend._asked_for = torch.zeros(1, dtype=torch.bool), False, False
+    backend._packed, backend._masked, backend._asked_for = True, False, False
     seen: list[Any] = []
     backend._stock_kernel = lambda *given, **named: seen.append((given, named))  # type: ignore[method-assign]
     arguments = [None] * 10 + [True, None, 1, 1.0, 1.0, 1.0]

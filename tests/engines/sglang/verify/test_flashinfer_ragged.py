@@ -46,13 +46,19 @@ def test_each_request_attends_to_its_own_rows(found: dict[str, dict[str, float]]
     """With NaN in all that no real row may read."""
     assert found[f"{case}-{how}"]["distance"] < TOLERANCE
     assert found[f"{case}-{how}"]["padding"] == 0.0
-    assert len(found) == 2 * len(CASES) + 2 * len(FAULTS) + 2
+    assert len(found) == 2 * len(CASES) + 2 * len(FAULTS) + 3
 
 
 @pytest.mark.parametrize("how", ["eager", "graph"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(found: dict[str, dict[str, float]], fault: str, how: str):
     assert found[f"{fault}-{how}"]["distance"] > 0.01
+
+
+def test_graphs_of_chains_are_planned_by_what_the_host_knows(ran: dict[str, Any]):
+    """But for where rows begin, which is read back; a tree's mask is packed by FlashInfer's own plan."""
+    assert ran["planned_by"] == {"chains": "host", "trees": "device"}
+    assert ran["attention"]["prefixes_of_another_step-graph"]["distance"] > 0.01
 
 
 def test_each_tier_has_wrappers_of_its_own(found: dict[str, dict[str, float]]):

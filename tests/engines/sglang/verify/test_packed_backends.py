@@ -18,11 +18,12 @@ from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
 from tests.support.places import SGLANG  # noqa: E402
 
 # SGLang gives no request more rows there: it drops them, or they are nobody's
-WINDOWED = ("trtllm_mla", "cutedsl_mla", "flashinfer_mla", "flashmla")
-BACKENDS = ("fa3", "fa3_pages_of_16", "fa3_latent", "trtllm_mha", *WINDOWED)
+WINDOWED = ("trtllm_mla", "cutedsl_mla", "flashinfer_mla", "flashinfer_mla_pages_of_16", "flashmla")
+BY_LENGTH = ("fa3", "fa3_pages_of_16", "fa3_latent", "fa3_latent_pages_of_64", "trtllm_mha")
+BACKENDS = (*BY_LENGTH, *WINDOWED)
 CASES = ("pad_slots", "whole", "spare_rows", "one_request", "eager", "eager_of_all")
 FAULTS = ("left_over_rows_to_the_last", "a_stale_page_table", "lengths_of_another_step", "a_request_reads_slot_0")
-PAGES = ("1", "4")
+TREE_BENCHES = ("pages_of_1", "pages_of_4", "latent", "fp8")
 TREES = ("pad_slots", "whole", "spare_rows", "roots_only", "one_request", "eager", "eager_of_all")
 TREE_FAULTS = (
     *("mask_offset_of_the_neighbour", "nodes_of_the_row_above", "a_stale_page_table", "lengths_of_another_step"),
@@ -78,7 +79,7 @@ def test_a_graph_is_replayed_with_other_rows_of_each_request_than_it_was_capture
     assert ran["slots"][backend][case] < TOLERANCE
 
 
-@pytest.mark.parametrize("backend", ["fa3", "fa3_pages_of_16", "fa3_latent", "trtllm_mha"])
+@pytest.mark.parametrize("backend", BY_LENGTH)
 def test_a_kernel_that_takes_the_captured_number_of_rows_is_seen(
     ran: dict[str, dict[str, dict[str, float]]], backend: str
 ):
@@ -94,26 +95,30 @@ def trees_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def trees(trees_run: dict[str, Any]) -> dict[str, dict[str, tuple[float, float]]]:
     loaded: dict[str, dict[str, tuple[float, float]]] = trees_run["found"]
-    assert tuple(loaded) == PAGES and all(tuple(each) == (*TREES, *TREE_FAULTS) for each in loaded.values())
+    assert tuple(loaded) == TREE_BENCHES and all(tuple(each) == (*TREES, *TREE_FAULTS) for each in loaded.values())
     return loaded
 
 
 def test_fa3_is_ours_for_trees_alone(trees_run: dict[str, Any]):
     """And where its metadata is what we fill."""
-    names = ("chains", "trees_off", "top_k_of_1", "latent", "sliding", "fa4", "fp8_with_scales")
-    assert trees_run["built"] == {"trees": "PackedFa3Backend", **dict.fromkeys(names, "FlashAttentionBackend")}
+    ours = ("trees", "latent", "fp8_checkpoint", "fp8_cache", "fp8_cache_and_checkpoint")
+    stock = ("chains", "trees_off", "top_k_of_1", "latent_pages", "sliding", "fa4", "fp8_with_scales")
+    assert trees_run["built"] == {
+        **dict.fromkeys(ours, "PackedFa3Backend"),
+        **dict.fromkeys(stock, "FlashAttentionBackend"),
+    }
 
 
 @pytest.mark.parametrize("case", TREES)
-@pytest.mark.parametrize("page", PAGES)
-def test_each_node_of_fa3_attends_to_its_own_ancestors(trees: dict[str, Any], page: str, case: str):
+@pytest.mark.parametrize("bench", TREE_BENCHES)
+def test_each_node_of_fa3_attends_to_its_own_ancestors(trees: dict[str, Any], bench: str, case: str):
     """With NaN in every key that is no node's of the pass and behind no prefix; rows of nobody are 0."""
-    distance, padding = trees[page][case]
+    distance, padding = trees[bench][case]
     assert distance < TOLERANCE
     assert padding == 0.0
 
 
 @pytest.mark.parametrize("fault", TREE_FAULTS)
-@pytest.mark.parametrize("page", PAGES)
-def test_a_planted_fault_of_trees_is_seen(trees: dict[str, Any], page: str, fault: str):
-    assert trees[page][fault][0] > 0.01
+@pytest.mark.parametrize("bench", TREE_BENCHES)
+def test_a_planted_fault_of_trees_is_seen(trees: dict[str, Any], bench: str, fault: str):
+    assert trees[bench][fault][0] > 0.01

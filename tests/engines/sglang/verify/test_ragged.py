@@ -115,11 +115,6 @@ def test_choice(wanted: str, backend: Any, expected: str | None):
         ({"disable_cuda_graph_padding": True}, {}, "padded"),
         ({"enable_return_aux_hidden_states": True}, {}, "hidden states"),
         ({"dcp_size": 2}, {}, "dcp_size"),
-        (
-            {},
-            {"use_mla_backend": True},
-            "cutedsl_mla, flashinfer, flashmla only, and for",
-        ),
         ({}, {"attention_chunk_size": 8192}, "chunked attention: .*:1083"),
     ],
 )
@@ -162,9 +157,22 @@ def test_what_is_kept_by_slot_is_packed_for_chains(field: str, mode: str, packs:
     assert (choice.backend is not None, f"{field}: " in choice.reason) == (packs, not packs)
 
 
-@pytest.mark.parametrize("backend", [FlashAttentionBackend(3), TRTLLMMLABackend()])
-def test_latent_keys_are_packed_where_the_kernel_takes_lengths(backend: Any):
-    assert choose(C2TConfig(), SimpleNamespace(), runner(backend, use_mla_backend=True)).backend is not None
+@pytest.mark.parametrize(
+    ("backend", "modes"),
+    [
+        (FlashAttentionBackend(3), ("chain",)),
+        (PackedFa3(), ("chain", "tree")),
+        (RaggedAttention(), ("chain", "tree")),
+        (TRTLLMMLABackend(), ("chain",)),
+        (TRTLLMHAAttnBackend(), ()),
+    ],
+)
+def test_latent_keys_are_packed_where_the_kernel_takes_lengths(backend: Any, modes: tuple[str, ...]):
+    for mode in ("chain", "tree"):
+        found = choose(C2TConfig(mode=mode), SimpleNamespace(), runner(backend, use_mla_backend=True))
+        assert (found.backend is not None) == (mode in modes)
+    if not modes:
+        assert "latent keys are packed on fa3, triton only, for trees" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -198,7 +206,9 @@ def test_trees_are_packed_where_a_request_has_a_mask_of_its_own():
     assert (choice.backend, choice.masked) == ("fa3", True)
     choice = choose(trees, record, runner(FlashAttentionBackend(3)))
     assert (choice.backend, "fa3 packs chains only" in choice.reason) == (None, True)
-    assert "for chains" in choose(trees, record, runner(PackedFa3(), use_mla_backend=True)).reason
+    assert choose(trees, record, runner(PackedFa3(), use_mla_backend=True)).backend == "fa3"
+    choice = choose(trees, record, runner(RaggedFlashInfer(), use_mla_backend=True))
+    assert "latent keys are packed on fa3, triton only, for trees" in choice.reason
     with pytest.raises(ConfigError, match="packing fa3 cannot be had: fa3 packs chains only"):
         choose(C2TConfig(mode="tree", packing="fa3"), record, runner(FlashAttentionBackend(3)))
 

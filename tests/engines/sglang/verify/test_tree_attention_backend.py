@@ -40,7 +40,8 @@ def layers(own: Any, **changes: Any) -> torch.nn.Module:
         ({"is_cross_attention": True}, "not causal"),
         ({"attn_type": "encoder_only"}, "not causal"),
         ({"xai_temperature_len": 9}, "a temperature"),
-        ({"k_scale": 0.5}, "scaled keys"),
+        ({"k_scale_float": 0.5, "v_scale_float": 1.0}, "scaled keys"),
+        ({"v_scale_float": 2.0}, "scaled keys"),
     ],
 )
 def test_what_tree_attention_does_not_compute(own: Any, changes: dict[str, Any], reason: str):
@@ -51,6 +52,9 @@ def test_what_tree_attention_does_not_compute(own: Any, changes: dict[str, Any],
 
 def test_tree_attention_takes_plain_layers_and_a_cache_of_one_dtype(own: Any):
     own.refuse_unfit(SimpleNamespace(model=layers(own), dtype="bf16", kv_cache_dtype="bf16"))
+    # as SGLang leaves the layers of every checkpoint of 8 bits
+    of_fp8 = {"k_scale": torch.tensor(1.0), "k_scale_float": 1.0, "v_scale": torch.tensor(1.0), "v_scale_float": 1.0}
+    own.refuse_unfit(SimpleNamespace(model=layers(own, **of_fp8), dtype="bf16", kv_cache_dtype="bf16"))
     with pytest.raises(ConfigError, match="the target computes in bf16 and keeps keys and values in fp8"):
         own.refuse_unfit(SimpleNamespace(model=layers(own), dtype="bf16", kv_cache_dtype="fp8"))
 
@@ -61,7 +65,7 @@ def test_tree_attention_takes_plain_layers_and_a_cache_of_one_dtype(own: Any):
 )
 def test_a_call_that_asks_for_more_is_refused(own: Any, name: str, value: Any):
     backend = own.TreeTritonAttnBackend.__new__(own.TreeTritonAttnBackend)
-    backend._padding = torch.zeros(1, dtype=torch.bool)
+    backend._packed = True
     options = {"causal": True, "k_scale": 1.0, name: value}
     arguments = [None] * 10 + [options.pop("causal"), None, 1, options.pop("k_scale"), 1.0, 1.0]
     with pytest.raises(ConfigError, match=f"tree cannot be had: a layer of the target attends with {name}; leave it"):

@@ -27,6 +27,8 @@ CASES = (
     "the_whole_window",
     "trees",
     "trees_with_padding",
+    "chains_of_pages",
+    "trees_of_pages",
 )
 
 
