@@ -65,6 +65,17 @@ def test_fault_is_caught(served: SimpleNamespace, right: list[vc.Counts], fault:
     assert answers(served, fault) != right
 
 
+@pytest.mark.parametrize("concurrency", [1, PROMPTS])
+def test_spare_rows_accept_more_and_change_no_output(served: SimpleNamespace, right: list[vc.Counts], concurrency: int):
+    filled = answers(served, tree_faults.graphs_of_24_rows.__name__, concurrency)
+    assert [found.output_ids for found in filled] == [found.output_ids for found in right]
+    assert sum(found.verify_count for found in filled) < sum(found.verify_count for found in right)
+    sizes = {size for found in filled for size, _ in found.draft_lengths}
+    if concurrency == 1:
+        # there is room for the largest tree, so all that was drafted is verified
+        assert max(sizes) > max(size for found in right for size, _ in found.draft_lengths)
+
+
 def test_keys_of_another_branch_are_caught(served: SimpleNamespace):
     """It changes little, so more prompts are looked at, and larger trees."""
     vc.control(served.running, beta=0.02)

@@ -22,6 +22,7 @@ def register() -> None:
 
     from c2t_plugin.engines.sglang import worker
     from c2t_plugin.engines.sglang.drafters import tree, tree_input
+    from c2t_plugin.engines.sglang.verify.packing import PackedVerify
     from c2t_plugin.trees import grower
 
     tree_input.build_tree = tampered(tree_input.build_tree)
@@ -32,6 +33,7 @@ def register() -> None:
     )
     grower.TreeGrower.write_seed = seed_of_the_wrong_slot(grower.TreeGrower.write_seed)
     sampling._draw = refused_drafts_drawn_again(sampling._draw)
+    PackedVerify.sizes = graphs_of_24_rows(PackedVerify.sizes)
     record(grower.TreeGrower, worker.StepMixin)
 
 
@@ -138,6 +140,15 @@ def refused_drafts_drawn_again(draw: Callable[..., Any]) -> Callable[..., Any]:
         return draw(probs, [] if planted(refused_drafts_drawn_again) else refused, coin)
 
     return biased
+
+
+def graphs_of_24_rows(sizes: Callable[..., Any]) -> Callable[..., Any]:
+    """No fault: as if target passes of 24, 48, ... rows were captured."""
+
+    def captured(self):
+        return list(range(24, 4800, 24)) if planted(graphs_of_24_rows) else sizes(self)
+
+    return captured
 
 
 # Of them the first four may change the output as well; the others change only how much is drafted and accepted.
