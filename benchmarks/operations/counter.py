@@ -154,6 +154,10 @@ class _Event:
     def record(self) -> None:
         self._recorded = self._counter.steps
 
+    def query(self) -> bool:
+        """It has, so that whatever follows from that is counted. To ask is no wait."""
+        return True
+
     def synchronize(self) -> None:
         if self._recorded == self._counter.steps:
             self._counter._add(self._counter.waits, "event")

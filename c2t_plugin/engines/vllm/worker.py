@@ -131,7 +131,7 @@ class WorkerMixin(_StockWorker):
             scorer.set_max_depth(previous)
             raise
         counts = (
-            {"verified": scorer.verified.tolist(), "accepted": int(scorer.accepted)}
+            dict(zip(("verified", "accepted"), scorer.outcomes(), strict=True))
             if self.use_v2_model_runner
             else {
                 "settings_ignored": drafter.own.ignored,
