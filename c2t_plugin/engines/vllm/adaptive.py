@@ -70,9 +70,17 @@ class StepScorer(DraftScorer):
             return torch.zeros(rows, dtype=torch.int32, device=self.beta.device)
         return early_stop(self._state.confidence[:rows, :steps], self.beta, self.max_depth)
 
+    def said(self, rows: int, steps: int) -> tuple[list[list[float]], list[list[float]]]:
+        """Of each request's first `steps` tokens of the last draft, confidences and the logarithms of the draft's own
+        probabilities. Of a scorer that keeps statistics; asks the device."""
+        assert self._stats is not None
+        found = torch.stack((self._state.confidence[:rows, :steps], self._stats[:rows, :steps, 1]))
+        confidence, log_prob = found.tolist()
+        return confidence, log_prob
+
     def any_alive_after(self, rows: int, steps: int) -> bool:
-        """Whether a chain may grow behind its first `steps` tokens; on a GPU as far as that is known. Not for a captured
-        graph."""
+        """Whether a chain may grow behind its first `steps` tokens; on a GPU as far as that is known. Not for a
+        captured graph."""
         if self._ended is not None:
             return not self._ended.after(steps, partial(self.kept, rows, steps))
         return bool(((self.kept(rows, steps) == steps) & (self.max_depth > steps)).any())

@@ -23,6 +23,7 @@ config/parallel.py
 config/speculative.py
   SpeculativeConfig: use_gemma4_mtp, use_step3p5_mtp, use_multi_module_mtp, use_local_argmax_reduction
   SpeculativeConfig: revision, parallel_drafting, use_heterogeneous_vocab, rejection_sample_method, draft_model_config
+  SpeculativeConfig: num_speculative_tokens_per_batch_size
 config/model.py
   ModelConfig: architectures
 config/vllm.py
@@ -91,7 +92,7 @@ v1/metrics/loggers.py
 v1/metrics/stats.py
   SchedulerStats: spec_decoding_stats, waiting_lora_adapters
 config/scheduler.py
-  SchedulerConfig: async_scheduling, scheduler_cls
+  SchedulerConfig: async_scheduling, scheduler_cls, max_num_seqs
 v1/core/sched/output.py
   SchedulerOutput: scheduled_spec_decode_tokens, num_invalid_spec_tokens, num_scheduled_tokens
 v1/core/sched/scheduler.py
@@ -139,6 +140,12 @@ v1/worker/gpu/spec_decode/__init__.py
 v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py
   TargetDependentARSpeculator._generate_draft
     self._run_model(
+  TargetDependentARSpeculator.on_prefill_end(num_reqs)
+  TargetDependentARSpeculator.propose
+    self.on_prefill_end(
+v1/worker/gpu/spec_decode/target_dependent_ar/cudagraph_utils.py
+  SpeculatorCudaGraphManager.capture
+    speculative_config.num_speculative_tokens_per_batch_size
 v1/worker/gpu/spec_decode/standalone_ar/speculator.py
   StandaloneARSpeculator._multi_step_decode
     self._run_model(

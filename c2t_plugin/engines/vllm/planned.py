@@ -49,8 +49,10 @@ class PlanningScheduler(CountingScheduler):
             found.follow(self._take)
         else:
             found = learning.calibration(own, classifier, self.num_spec_tokens, pair)
-        ends, skips = may_leave(self.vllm_config), reads_later(self.vllm_config)
-        self.planning = Planning(curve, path, self.num_spec_tokens, calibration=found, ends=ends, skips=skips)
+        # on V2 a draft is on a device, which would have to be asked where it ends
+        few = self.vllm_config.use_v2_model_runner
+        ways = {"ends": may_leave(self.vllm_config) and not few, "skips": reads_later(self.vllm_config), "few": few}
+        self.planning = Planning(curve, path, self.num_spec_tokens, calibration=found, **ways)
         self.planning.own = self._own_limits
         if found is not None:
             learning.report(self.planning.planner, settings.learned, classifier, pair)

@@ -203,6 +203,11 @@ class _ChainMixin(_StockProposer):
             self.drafted = Drafted(confidence, self._extend_s, ended - self._started, log_prob, stats, classifier_s)
         return found
 
+    def tell(self) -> Drafted | None:
+        """Of the newest draft, once, what the scheduler's planner goes by; None: there is no planner."""
+        drafted, self.drafted = self.drafted, None
+        return drafted
+
     def _propose(self, num_speculative_tokens: int, *positional: Any, **keyword: Any) -> list[list[int]]:
         self._scored, self._sampled, self._started, self._extend_s = 0, [], time.perf_counter(), 0.0
         self.drafts += 1

@@ -90,10 +90,9 @@ class WorkerMixin(_StockWorker):
         traces = self._traces()
         if traces is not None:
             traces.settle()
-        drafts, drafter = super().take_draft_token_ids(), self._drafter()
-        if drafts is not None and getattr(drafter, "drafted", None) is not None:
-            setattr(drafts, ATTRIBUTE, drafter.drafted)
-            drafter.drafted = None
+        drafts = super().take_draft_token_ids()
+        if drafts is not None and (drafted := self._drafter().tell()) is not None:
+            setattr(drafts, ATTRIBUTE, drafted)
         return drafts
 
     def shutdown(self) -> None:

@@ -307,6 +307,9 @@ def test_drafts_of_which_nothing_is_said_stay_as_they_are():
     assert drafts.draft_token_ids == [[1, 2], [3]]
 
 
+GPU_WORKER = "vllm.v1.worker.gpu_worker.Worker"
+
+
 def changed(what: str, value: Any) -> types.SimpleNamespace:
     owner, _, name = what.rpartition(".")
     found = resolved(**({name: value} if owner == "speculative_config" else {}))
@@ -320,9 +323,8 @@ def changed(what: str, value: Any) -> types.SimpleNamespace:
     [
         ("speculative_config.enable_adaptive_verification", True, "adaptive verification decides"),
         ("speculative_config.num_speculative_tokens_per_batch_size", [[1, 8, 2]], "per_batch_size decides"),
-        ("parallel_config.worker_cls", "vllm.v1.worker.gpu_worker.Worker", "on a CPU's worker alone"),
+        ("parallel_config.worker_cls", GPU_WORKER, "on a GPU it takes model runner V2"),
         ("parallel_config.data_parallel_size", 2, "ranks of data parallelism"),
-        ("use_v2_model_runner", True, "V2 does not draft as deep"),
         ("scheduler_config.scheduler_cls", "mine.Scheduler", r"--scheduler-cls is mine\.Scheduler"),
     ],
 )
@@ -331,6 +333,57 @@ def test_where_it_cannot_decide_it_is_refused_and_auto_has_none(what: str, value
         config.settle(changed(what, value), config.C2TConfig(planner="on"))
     settings = config.settle(changed(what, value), config.C2TConfig())
     assert not settings.planned and settings.beta > 0
+
+
+def of_v2(worker: str | None = None, most: int = 8) -> types.SimpleNamespace:
+    found = changed("use_v2_model_runner", True)
+    found.speculative_config.num_speculative_tokens = 6
+    found.scheduler_config.max_num_seqs = most
+    if worker is not None:
+        found.parallel_config.worker_cls = worker
+    return found
+
+
+@pytest.mark.parametrize("worker", [None, GPU_WORKER])
+def test_on_model_runner_v2_it_decides_where_it_is_asked_for(worker: str | None):
+    found = of_v2(worker)
+    assert not config.settle(found, config.C2TConfig()).planned
+    assert found.speculative_config.num_speculative_tokens_per_batch_size is None
+    found = of_v2(worker)
+    settings = config.settle(found, config.C2TConfig(planner="on", learn="network"))
+    assert settings.planned and settings.beta == 0
+    # which was never tried there
+    assert settings.learn == "calibrate"
+    assert found.scheduler_config.scheduler_cls == config.PLANNING
+
+
+def test_on_a_gpu_vllm_captures_graphs_of_each_depth():
+    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+    found = of_v2(GPU_WORKER, most=5)
+    config.settle(found, config.C2TConfig(planner="on"))
+    table = found.speculative_config.num_speculative_tokens_per_batch_size
+    assert build_dynamic_sd_schedule_lookup(table, 5, 6)[1:] == [6, 4, 2, 1, 0]
+    with pytest.raises(ConfigError, match="each of its depths wants a size of batch, and --max-num-seqs leaves fewer"):
+        config.settle(of_v2(GPU_WORKER, most=4), config.C2TConfig(planner="on"))
+
+
+def test_a_step_that_hands_tokens_over_while_it_drafts_is_over_with_both():
+    now, planning = [0.0], Planning(None, None, 2, clock=lambda: now[0], few=True)
+    assert planning.planner.depths == (0, 1, 2)
+    took: list[tuple[str, int, float]] = []
+    planning.planner.took = lambda *what: took.append(what)
+    for overlaps in (False, True):
+        took.clear()
+        now[0] = 10.0
+        planning.begin(decoding=True)
+        planning.planner.depth = 2
+        now[0] += 5.0
+        planning.ran({"a": 3}, {"a": [7, 7]})
+        now[0] += 2.0
+        planning.kept(Drafted([[0.9, 0.8]], 1.0, 3.0, overlaps=overlaps), ["a"], [2], [False])
+        assert took[0] == ("verify", 3, 4.0 if overlaps else 2.0)
+        assert took[1:] == [("draft_extend", 1, 1.0), ("draft", 1, 2.0)]
 
 
 def test_what_is_recorded_is_drafted_whole(tmp_path: Path):

@@ -23,6 +23,7 @@ OPERATIONS: dict[str, dict[str, int]] = {
     "V2": {"draft graph": 18, "cut": 1, "report": 2},
     "V2 without graphs": {"draft steps": 18, "early end": 10, "cut": 1, "report": 2},
     "V2 adaptive": {"draft graph": 18, "report": 4},
+    "V2 planned": {"draft graph": 18, "cut": 2, "report": 2},
 }
 # A synchronous scheduler takes lists. Drafts that end on their way wait for nothing.
 WAITS: dict[str, dict[str, dict[str, int]]] = {
@@ -31,6 +32,8 @@ WAITS: dict[str, dict[str, dict[str, int]]] = {
     "V2": {"cut": {"tolist": 1}},
     "V2 without graphs": {"cut": {"tolist": 1}},
     "V2 adaptive": {},
+    # the second one asks for what the first has waited for
+    "V2 planned": {"cut": {"tolist": 2}},
 }
 
 
