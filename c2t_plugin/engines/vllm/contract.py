@@ -84,6 +84,7 @@ v1/worker/gpu_model_runner.py
 v1/worker/gpu_input_batch.py
   InputBatch: req_ids, num_computed_tokens_cpu
 v1/attention/backend.py
+  AttentionCGSupport: ALWAYS
   CommonAttentionMetadata: query_start_loc_cpu, max_query_len, block_table_tensor, slot_mapping
   CommonAttentionMetadata: seq_lens_cpu_upper_bound
 v1/metrics/loggers.py
@@ -155,9 +156,19 @@ v1/worker/gpu/spec_decode/mtp/speculator.py
 v1/worker/gpu/model_runner.py
   GPUModelRunner.sample_tokens
     num_speculative_tokens=num_spec_tokens
-  GPUModelRunner: main_stream, output_copy_stream
+  GPUModelRunner: main_stream, output_copy_stream, attn_groups, model_state, decode_query_len, ubatch_runner
+  GPUModelRunner.initialize_kv_cache
+    self.cudagraph_manager = ModelCudaGraphManager(
+    varlen_decode=self.adaptive_verification is not None
   GPUModelRunner.take_draft_token_ids
     self.draft_tokens_handler.get_draft_tokens()
+v1/worker/gpu/cudagraph_utils.py
+  CudaGraphManager._init_candidates
+    max_query_len=self.decode_query_len
+v1/worker/gpu/attn_utils.py
+  get_varlen_cudagraph_unsupported_backend(attn_groups, vllm_config, max_query_len)
+v1/worker/gpu/model_states/interface.py
+  ModelState.get_additional_cg_support
 v1/outputs.py
   AsyncModelRunnerOutput: get_output
   DraftTokenIds: req_ids, draft_token_ids

@@ -48,7 +48,10 @@ class WorkerMixin(_StockWorker):
             super().load_model(*positional, **keyword)
         runner, config = self.model_runner, self.vllm_config
         if self.use_v2_model_runner and not config.speculative_config.enable_adaptive_verification:
+            from c2t_plugin.engines.vllm.graphs import capture_any_lengths
+
             runner.draft_tokens_handler.scorer = runner.speculator.scorer
+            capture_any_lengths(runner)
         settings = Settings.of(config)
         assert settings is not None
         if settings.trace_dir is not None and config.parallel_config.rank == 0:
