@@ -219,8 +219,8 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     _warn(path, fitted, base, probabilities=(adaptive or config.planned) and not mended)
     beta = fitted.suggested_beta if config.beta is None else config.beta
     recorded = (config.trace_dir, config.trace_share, config.trace_limit, config.trace_precision)
-    # where drafts are scored on a GPU, requests set nothing
-    on_host = worker.endswith(".CPUWorker") and not vllm_config.use_v2_model_runner
+    # where a device cuts drafts by itself, requests set nothing
+    on_host = config.planned or (worker.endswith(".CPUWorker") and not vllm_config.use_v2_model_runner)
     settings = Settings(
         str(path),
         origin,

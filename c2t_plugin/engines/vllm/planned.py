@@ -101,8 +101,7 @@ class PlanningScheduler(CountingScheduler):
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         drafted: Drafted | None = getattr(draft_token_ids, ATTRIBUTE, None)
         self._classifier_s += 0.0 if drafted is None else drafted.classifier_s
-        own = self._limits(draft_token_ids.req_ids)
-        cut(self.planning, draft_token_ids, self._takes, [each is not None and each.exact for each in own])
+        cut(self.planning, draft_token_ids, self._takes, self._limits(draft_token_ids.req_ids))
         super().update_draft_token_ids(draft_token_ids)
 
     def _limits(self, names: Iterable[str]) -> list[OwnLimits | None]:

@@ -178,13 +178,22 @@ class Planning:
             self.planner.took("draft", requests, drafted.extend_s)
 
 
-def cut(planning: Planning, drafts: Any, takes: Callable[[str], bool], own: Sequence[bool]) -> None:
-    """Shorten vLLM's DraftTokenIds in place. takes: whether a request takes a draft in its next step. own: see kept."""
+def cut(planning: Planning, drafts: Any, takes: Callable[[str], bool], own: Sequence[OwnLimits | None]) -> None:
+    """Shorten vLLM's DraftTokenIds in place. takes: whether a request takes a draft in its next step. own: what each
+    has set for itself, by which model runner V1 has cut already, and V2 has not."""
     drafted: Drafted | None = getattr(drafts, ATTRIBUTE, None)
     if drafted is None or not drafted.confidence or len(drafted.confidence) != len(drafts.req_ids):
         return
-    lengths = [
-        len(tokens) if takes(name) else 0 for name, tokens in zip(drafts.req_ids, drafts.draft_token_ids, strict=True)
-    ]
-    kept = planning.kept(drafted, drafts.req_ids, lengths, own)
+    rows = zip(drafts.req_ids, drafts.draft_token_ids, drafted.confidence, own, strict=True)
+    lengths = [_left(limits, chances, len(tokens)) if takes(name) else 0 for name, tokens, chances, limits in rows]
+    exact = [limits is not None and limits.exact for limits in own]
+    kept = planning.kept(drafted, drafts.req_ids, lengths, exact)
     drafts.draft_token_ids = [row[:length] for row, length in zip(drafts.draft_token_ids, kept, strict=True)]
+
+
+def _left(limits: OwnLimits | None, chances: Sequence[float], length: int) -> int:
+    """How much of a draft of this length a request's own limits leave."""
+    if limits is None:
+        return length
+    rows = enumerate(chances[:length], start=1)
+    return next((depth - 1 for depth, chance in rows if not limits.leaves(depth, chance)), length)

@@ -67,7 +67,7 @@ class Machine:
         handed = types.SimpleNamespace(req_ids=names, draft_token_ids=[[7] * depth for _ in names])
         chances = [self.confidence ** (place + 1) for place in range(depth)]
         setattr(handed, ATTRIBUTE, Drafted([chances for _ in names], EXTEND * bool(depth), drafting))
-        cut(self.planning, handed, lambda name: True, [False] * requests)
+        cut(self.planning, handed, lambda name: True, [None] * requests)
         self.waiting = dict(zip(names, handed.draft_token_ids, strict=True))
         return [len(row) for row in handed.draft_token_ids]
 
@@ -195,7 +195,7 @@ def test_it_learns_what_became_of_its_drafts():
     handed = types.SimpleNamespace(req_ids=["a", "b", "c"], draft_token_ids=[[7, 7], [7, 7], [7, 7]])
     setattr(handed, ATTRIBUTE, Drafted([[0.9, 0.8], [0.7, 0.6], [0.5, 0.4]], 1.0, 1.0))
     planning.begin(decoding=True)
-    cut(planning, handed, lambda name: True, [False] * 3)
+    cut(planning, handed, lambda name: True, [None] * 3)
     # one that wants nothing learnt is left out, and one that nobody knows
     planning.judged({"b": 2, "c": 1, "d": 1}, {"b": 1, "c": 1, "d": 0})
     planning.learn()
@@ -296,14 +296,43 @@ def test_all_requests_share_a_budget():
     ]
 
 
+@pytest.mark.parametrize(
+    ("own", "kept"),
+    [
+        # all of it pays
+        (None, 4),
+        (OwnLimits(None, 3, exact=False), 3),
+        (OwnLimits(None, 0, exact=False), 0),
+        # equality keeps, and so does what is not known
+        (OwnLimits(0.5, None, exact=True), 3),
+        (OwnLimits(0.75, None, exact=True), 1),
+        (OwnLimits(0.5, 2, exact=True), 2),
+        (OwnLimits(1.0, None, exact=True), 0),
+    ],
+    ids=str,
+)
+def test_a_request_is_cut_by_what_it_has_set_where_its_worker_has_not(own: OwnLimits | None, kept: int):
+    planning = Planning(CURVE, None, D_MAX)
+    planning.begin(decoding=True)
+    assert planning[2] == D_MAX
+    chances = [0.75, 0.5, math.nan, 0.25]
+    handed = types.SimpleNamespace(req_ids=["a", "b"], draft_token_ids=[[7] * D_MAX, [8] * D_MAX])
+    sure = [0.99, 0.98, 0.97, 0.96]
+    setattr(handed, ATTRIBUTE, Drafted([chances, sure], 0.1, 0.2))
+    cheap = CostCurve(verify=((1, 1.0), (16, 1.001)), draft=((1, 0.001), (16, 0.001)))
+    planning.planner.curve = cheap
+    cut(planning, handed, lambda name: True, [own, None])
+    assert handed.draft_token_ids == [[7] * kept, [8] * D_MAX]
+
+
 def test_drafts_of_which_nothing_is_said_stay_as_they_are():
     planning = Planning(CURVE, None, D_MAX)
     planning.begin(decoding=True)
     drafts = types.SimpleNamespace(req_ids=["a", "b"], draft_token_ids=[[1, 2], [3]])
-    cut(planning, drafts, lambda name: True, [False] * 2)
+    cut(planning, drafts, lambda name: True, [None] * 2)
     assert drafts.draft_token_ids == [[1, 2], [3]]
     setattr(drafts, ATTRIBUTE, Drafted([[]], 0.0, 0.0))
-    cut(planning, drafts, lambda name: True, [False] * 2)
+    cut(planning, drafts, lambda name: True, [None] * 2)
     assert drafts.draft_token_ids == [[1, 2], [3]]
 
 
@@ -352,6 +381,9 @@ def test_on_model_runner_v2_it_decides_where_it_is_asked_for(worker: str | None)
     found = of_v2(worker)
     settings = config.settle(found, config.C2TConfig(planner="on", learn="network"))
     assert settings.planned and settings.beta == 0
+    # the scheduler cuts by them, and without a planner nobody does
+    assert settings.request_settings == "all"
+    assert config.settle(of_v2(worker), config.C2TConfig()).request_settings == "none"
     # which was never tried there
     assert settings.learn == "calibrate"
     assert found.scheduler_config.scheduler_cls == config.PLANNING
