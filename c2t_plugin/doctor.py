@@ -226,6 +226,7 @@ def check_kernels(classifier: Path | None) -> Iterator[Finding]:
 
     from c2t_plugin.classifier import load_classifier
     from c2t_plugin.kernel_checks import Shapes, check
+    from c2t_plugin.step_check import step_check
 
     if not has_gpu():
         yield Finding("kernels", False, "there is no GPU to try them on")
@@ -236,7 +237,9 @@ def check_kernels(classifier: Path | None) -> Iterator[Finding]:
     yield Finding("capability", True, f"{major}.{minor}, CUDA {torch.version.cuda}")
     for vocabulary in (32_000, 151_936):
         shapes = Shapes(torch.device("cuda"), network, vocabulary=vocabulary)
-        for each in check(shapes, trees=vocabulary == 32_000):
+        # once is enough where the vocabulary changes nothing
+        once = vocabulary == 32_000
+        for each in check(shapes, trees=once, also=[step_check(shapes)] if once else []):
             yield Finding(f"{each.name}, V {vocabulary}", each.ok, str(each))
 
 

@@ -66,11 +66,13 @@ class Checked(NamedTuple):
 
 # Called with which side it is to run; all that is written to is made anew by each call.
 _Run = Callable[[Callable[[str, str], Any]], Sequence[Tensor]]
+# An operation's name, what its error may be, and the run.
+Check = tuple[str, float, _Run]
 
 
-def check(shapes: Shapes, *, trees: bool = True) -> Iterator[Checked]:
-    """One after another, so that who asks may stop. trees: also those that trees alone need."""
-    checks: list[tuple[str, float, _Run]] = [
+def check(shapes: Shapes, *, trees: bool = True, also: Sequence[Check] = ()) -> Iterator[Checked]:
+    """One after another, so that who asks may stop. trees: also those that trees alone need. also: further ones."""
+    checks: list[Check] = [
         ("draft_stats", STATS_ALLOWED, _stats(shapes)),
         ("score_chain", SCORE_ALLOWED, _score(shapes)),
         ("early_stop", 0.0, _stop(shapes)),
@@ -83,7 +85,7 @@ def check(shapes: Shapes, *, trees: bool = True) -> Iterator[Checked]:
             ("full_mask", 0.0, _mask(shapes)),
             ("tree_attention", ATTENTION_ALLOWED[shapes.dtype], _attention(shapes)),
         ]
-    for name, allowed, run in checks:
+    for name, allowed, run in (*checks, *also):
         yield _checked(name, allowed, run, shapes.device)
 
 
@@ -151,10 +153,8 @@ def _stats(shapes: Shapes) -> _Run:
 
 
 def _score(shapes: Shapes) -> _Run:
-    generator, depths = _generator(shapes), min(2, shapes.width - 1)
-    drawn = shapes.random(generator, depths, 3, shapes.requests) * torch.tensor(
-        [[-4.0], [8.0], [2.0]], device=shapes.device
-    )
+    depths = min(2, shapes.width - 1)
+    drawn = drawn_stats(shapes, depths)
 
     def run(side: Callable[[str, str], Any]) -> Sequence[Tensor]:
         state = ChainState.create(shapes.requests, shapes.width - 1, shapes.device)
@@ -163,6 +163,12 @@ def _score(shapes: Shapes) -> _Run:
         return state.confidence[:, :depths], state.joint_log_prob
 
     return run
+
+
+def drawn_stats(shapes: Shapes, depths: int) -> Tensor:
+    """(depths, 3, requests): log probabilities, entropies and margins of so many draft steps."""
+    highest = torch.tensor([[-4.0], [8.0], [2.0]], device=shapes.device)
+    return shapes.random(_generator(shapes), depths, 3, shapes.requests) * highest
 
 
 def _stop(shapes: Shapes) -> _Run:

@@ -30,14 +30,15 @@ from c2t_plugin.engines.vllm.v2 import CuttingHandler, _ScoringMixin
 
 CPU = torch.device("cpu")
 V1_ON_CPU, V1, V2, V2_EAGER, V2_ADAPTIVE = "V1 on a CPU", "V1", "V2", "V2 without graphs", "V2 adaptive"
+V2_PLANNED = "V2 planned"
 DRAFT_STEPS, EARLY_END = "draft steps", "early end"
 
 
-def configuration(requests: int, *, adaptive: bool = False) -> SimpleNamespace:
+def configuration(requests: int, *, adaptive: bool = False, planned: bool = False) -> SimpleNamespace:
     """vLLM's, as far as drafters ask it. Nothing ends below a beta of 0, whatever random numbers say."""
     path = CLASSIFIERS / "eagle3" / FILE_NAME
     return SimpleNamespace(
-        additional_config={KEY: asdict(Settings(str(path), "named", 0.0, "eagle3"))},
+        additional_config={KEY: asdict(Settings(str(path), "named", 0.0, "eagle3", planned=planned))},
         speculative_config=SimpleNamespace(num_speculative_tokens=DEPTH, enable_adaptive_verification=adaptive),
         scheduler_config=SimpleNamespace(max_num_seqs=requests),
         parallel_config=SimpleNamespace(world_size=1, data_parallel_size=1),
@@ -119,9 +120,11 @@ class StockSpeculator:
 
     method = "eagle3"
 
-    def __init__(self, counter: OperationCounter, requests: int, *, graphs: bool, adaptive: bool) -> None:
+    def __init__(
+        self, counter: OperationCounter, requests: int, *, graphs: bool, adaptive: bool, planned: bool
+    ) -> None:
         self.counter, self._graphs, self.device = counter, graphs, GPU
-        self.vllm_config = configuration(requests, adaptive=adaptive)
+        self.vllm_config = configuration(requests, adaptive=adaptive, planned=planned)
         self.max_num_reqs, self.num_speculative_steps = requests, DEPTH
         self.draft_tokens = torch.zeros((requests, DEPTH), dtype=torch.int64, device=GPU)
         self._logits = torch.randn(requests, VOCABULARY, device=GPU)
@@ -164,10 +167,12 @@ class StepsOfV2:
         *,
         graphs: bool = True,
         adaptive: bool = False,
+        planned: bool = False,
         handler: type[CuttingHandler] = CuttingHandler,
     ) -> None:
         self._counter, self._adaptive = counter, adaptive
-        self._speculator: Any = Speculator(counter, requests, graphs=graphs, adaptive=adaptive)
+        how = {"graphs": graphs, "adaptive": adaptive, "planned": planned}
+        self._speculator: Any = Speculator(counter, requests, **how)
         self._speculator.load_model()
         self._handler = handler.__new__(handler)
         self._handler.draft_tokens_np = None
@@ -197,6 +202,7 @@ class StepsOfV2:
             if not self._adaptive:
                 # with asynchronous scheduling nobody asks
                 self._handler.get_draft_tokens()
+                self._speculator.tell()
 
 
 MODES: dict[str, Callable[[OperationCounter, int], steps.Steps]] = {
@@ -205,6 +211,7 @@ MODES: dict[str, Callable[[OperationCounter, int], steps.Steps]] = {
     V2: StepsOfV2,
     V2_EAGER: partial(StepsOfV2, graphs=False),
     V2_ADAPTIVE: partial(StepsOfV2, adaptive=True),
+    V2_PLANNED: partial(StepsOfV2, planned=True),
 }
 
 

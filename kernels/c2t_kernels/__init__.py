@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from c2t_kernels.score import score_chain as score_chain
     from c2t_kernels.stats import DraftStats as DraftStats
     from c2t_kernels.stats import draft_stats as draft_stats
+    from c2t_kernels.step import score_step as score_step
     from c2t_kernels.stop import early_stop as early_stop
     from c2t_kernels.tree_layout import TreeLayout as TreeLayout
     from c2t_kernels.tree_layout import build_tree as build_tree
@@ -46,6 +47,7 @@ _HOMES = {
     "pack_ragged": "pack",
     "scatter_ragged": "pack",
     "score_chain": "score",
+    "score_step": "step",
     "tree_attention": "attention",
 }
 

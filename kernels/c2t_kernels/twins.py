@@ -48,7 +48,8 @@ def _full_mask(
     return out, starts.to(out.device)
 
 
-# What a draft's graph calls asks nothing of the host. pack_ragged and tree_attention have none: rows may stay unpacked.
+# What a draft's graph calls asks nothing of the host. pack_ragged and tree_attention have none: rows may stay unpacked;
+# nor has score_step, as no server of vLLM looks for wrong kernels.
 TWINS: dict[str, Callable[..., Any]] = {
     "draft_stats": _draft_stats,
     "score_chain": score.score_chain,

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from c2t_kernels import ChainState, DraftStats
 from c2t_kernels.stats.workspace import DraftStatsWorkspace
+from c2t_kernels.step import StepState
 from tests.support.kernels.networks import PAPER, random_network
 from tests.support.kernels.sides import OPERATIONS, fused, reference
 
@@ -97,6 +98,28 @@ def score_chain(device: str) -> Launch:
     return Launch(
         inputs, lambda: scored(fused.score_chain, states[0]), lambda: scored(reference.score_chain, states[1]), 1e-5
     )
+
+
+def score_step(device: str) -> Launch:
+    """A draft's first step, then its second."""
+    inputs = changing(
+        device,
+        *((-draw(5, seed=seed), -3 * draw(5, seed=seed + 9)) for seed in range(3)),
+        (torch.tensor(0), 1),
+        (torch.tensor([3, 0, -1, 2, 1]), [0, 1, 2, 3, -1]),
+        (torch.tensor([0.2]), [0.5]),
+        (torch.tensor([2], dtype=torch.int32), [1]),
+    )
+    arguments = [tensor for tensor, _ in inputs]
+    network, states = random_network(PAPER, 8, device), [StepState.create(5, 2, device) for _ in range(2)]
+    chances = torch.zeros(2, 5, 2, device=device)
+
+    def scored(op: Any, own: int) -> list[Tensor]:
+        op(states[own], network, *arguments, chances[own])
+        return [*states[own], chances[own]]
+
+    # sums of 8 products in another order
+    return Launch(inputs, lambda: scored(fused.score_step, 0), lambda: scored(reference.score_step, 1), 1e-5)
 
 
 def early_stop(device: str) -> Launch:
@@ -229,12 +252,12 @@ def tree_attention(device: str) -> Launch:
 
 
 LAUNCHES = (
-    *(draft_stats, score_chain, early_stop, pack_ragged, scatter_ragged),
+    *(draft_stats, score_chain, score_step, early_stop, pack_ragged, scatter_ragged),
     *(grow_layer, build_tree, full_mask, tree_attention),
 )
 # What captured draft loops of chains call. The others take memory for results, whose size depends on shapes alone, and
 # a graph keeps its own.
-TAKES_NO_MEMORY = {"draft_stats", "score_chain"}
+TAKES_NO_MEMORY = {"draft_stats", "score_chain", "score_step"}
 
 
 class Watch(TorchDispatchMode):

@@ -13,12 +13,14 @@ from c2t_kernels.masks import kernel as masks
 from c2t_kernels.pack import kernel as pack
 from c2t_kernels.score import kernel as score
 from c2t_kernels.stats import kernel as stats
+from c2t_kernels.step import kernel as step
 from c2t_kernels.stop import kernel as stop
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.kernel_checks import Checked, Shapes, check
+from c2t_plugin.step_check import step_check
 
 CHAINS = ["draft_stats", "score_chain", "early_stop", "pack_ragged"]
-NAMES = [*CHAINS, "grow_layer", "build_tree", "full_mask", "tree_attention"]
+NAMES = [*CHAINS, "grow_layer", "build_tree", "full_mask", "tree_attention", "score_step"]
 
 
 def checked(device: str, *, trees: bool = False) -> dict[str, Checked]:
@@ -26,7 +28,7 @@ def checked(device: str, *, trees: bool = False) -> dict[str, Checked]:
     small = {"vocabulary": 64, "requests": 3, "width": 4, "top_m": 20, "heads": (4, 2), "head_dim": 64, "prefix": 5}
     network = NodeClassifier(ClassifierSpec()).network(device)
     shapes = Shapes(torch.device(device), network, dtype=torch.float32, **small)  # type: ignore[arg-type]
-    return {each.name: each for each in check(shapes, trees=trees)}
+    return {each.name: each for each in check(shapes, trees=trees, also=[step_check(shapes)])}
 
 
 @pytest.mark.slow
@@ -53,6 +55,24 @@ def off(right: Any) -> Any:
 
 def nothing(_: Any) -> Any:
     return lambda *_, **__: None
+
+
+def hands_out_confidences(right: Any) -> Any:
+    """In the place of quotients."""
+
+    def scored(state: Any, *given: Any) -> None:
+        right(state, *given)
+        given[-1].copy_(state.confidence)
+
+    return scored
+
+
+def forgets_the_lowest(right: Any) -> Any:
+    def scored(state: Any, *given: Any) -> None:
+        right(state, *given)
+        state.lowest.fill_(1.0)
+
+    return scored
 
 
 def ends_early(right: Any) -> Any:
@@ -113,6 +133,9 @@ def broken(_: Any) -> Any:
         (stats, "draft_stats", off),
         (stats, "draft_stats", seeds_of_the_neighbour),
         (score, "score_chain", nothing),
+        (step, "score_step", nothing),
+        (step, "score_step", hands_out_confidences),
+        (step, "score_step", forgets_the_lowest),
         (stop, "early_stop", ends_early),
         (stop, "early_stop", counts_nothing),
         (stop, "early_stop", cuts_no_links),

@@ -19,7 +19,7 @@ from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classif
 from c2t_plugin.engines.served_traces import check_directory
 from c2t_plugin.engines.vllm import learns
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.planner import CostCurve
+from c2t_plugin.planner import CostCurve, switched_depths
 from c2t_plugin.request_options import shown
 
 logger = logging.getLogger("vllm.c2t")
@@ -219,8 +219,8 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     _warn(path, fitted, base, probabilities=(adaptive or config.planned) and not mended)
     beta = fitted.suggested_beta if config.beta is None else config.beta
     recorded = (config.trace_dir, config.trace_share, config.trace_limit, config.trace_precision)
-    # where drafts are scored on a GPU, requests set nothing
-    on_host = worker.endswith(".CPUWorker") and not vllm_config.use_v2_model_runner
+    # where a device cuts drafts by itself, requests set nothing
+    on_host = config.planned or (worker.endswith(".CPUWorker") and not vllm_config.use_v2_model_runner)
     settings = Settings(
         str(path),
         origin,
@@ -237,6 +237,8 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     vllm_config.parallel_config.worker_cls = WORKERS[worker]
     if config.planned:
         scheduler.scheduler_cls = PLANNING
+        if not worker.endswith(".CPUWorker"):
+            spec.num_speculative_tokens_per_batch_size = _every_depth(spec.num_speculative_tokens)
     elif scheduler.scheduler_cls is None:
         scheduler.scheduler_cls = SCHEDULERS[scheduler.async_scheduling]
     else:
@@ -249,10 +251,14 @@ def _planned(vllm_config: Any, config: C2TConfig) -> C2TConfig:
     if not config.planned:
         return config
     spec, scheduler = vllm_config.speculative_config, vllm_config.scheduler_config
+    v2, on_gpu = vllm_config.use_v2_model_runner, not vllm_config.parallel_config.worker_cls.endswith(".CPUWorker")
     reasons = {
         "vLLM's adaptive verification decides": spec.enable_adaptive_verification,
-        "it was tried on a CPU's worker alone": not vllm_config.parallel_config.worker_cls.endswith(".CPUWorker"),
-        "model runner V2 does not draft as deep as it is told": vllm_config.use_v2_model_runner,
+        "on a GPU it takes model runner V2": on_gpu and not v2,
+        "on model runner V2 it has to be asked for": v2 and config.planner == AUTO,
+        "each of its depths wants a size of batch, and --max-num-seqs leaves fewer": (
+            v2 and on_gpu and scheduler.max_num_seqs < len(switched_depths(spec.num_speculative_tokens))
+        ),
         "ranks of data parallelism have to agree on a depth": vllm_config.parallel_config.data_parallel_size > 1,
         "what is recorded is drafted whole": config.trace_dir is not None,
         "num_speculative_tokens_per_batch_size decides": bool(spec.num_speculative_tokens_per_batch_size),
@@ -266,6 +272,12 @@ def _planned(vllm_config: Any, config: C2TConfig) -> C2TConfig:
     if config.planner == AUTO:
         return replace(config, planner=OFF)
     raise ConfigError(f"planner {config.planner} cannot decide here: {reason}; leave it out")
+
+
+def _every_depth(d_max: int) -> list[tuple[int, int, int]]:
+    """vLLM captures CUDA graphs for the depths that its own table names, by size of batch. A planner stands in the
+    table's place, so it names each depth once."""
+    return [(size, size, depth) for size, depth in enumerate(reversed(switched_depths(d_max)), start=1)]
 
 
 def _check_head(spec: Any) -> None:

@@ -23,6 +23,7 @@ config/parallel.py
 config/speculative.py
   SpeculativeConfig: use_gemma4_mtp, use_step3p5_mtp, use_multi_module_mtp, use_local_argmax_reduction
   SpeculativeConfig: revision, parallel_drafting, use_heterogeneous_vocab, rejection_sample_method, draft_model_config
+  SpeculativeConfig: num_speculative_tokens_per_batch_size
 config/model.py
   ModelConfig: architectures
 config/vllm.py
@@ -83,6 +84,7 @@ v1/worker/gpu_model_runner.py
 v1/worker/gpu_input_batch.py
   InputBatch: req_ids, num_computed_tokens_cpu
 v1/attention/backend.py
+  AttentionCGSupport: ALWAYS
   CommonAttentionMetadata: query_start_loc_cpu, max_query_len, block_table_tensor, slot_mapping
   CommonAttentionMetadata: seq_lens_cpu_upper_bound
 v1/metrics/loggers.py
@@ -91,7 +93,7 @@ v1/metrics/loggers.py
 v1/metrics/stats.py
   SchedulerStats: spec_decoding_stats, waiting_lora_adapters
 config/scheduler.py
-  SchedulerConfig: async_scheduling, scheduler_cls
+  SchedulerConfig: async_scheduling, scheduler_cls, max_num_seqs
 v1/core/sched/output.py
   SchedulerOutput: scheduled_spec_decode_tokens, num_invalid_spec_tokens, num_scheduled_tokens
 v1/core/sched/scheduler.py
@@ -139,6 +141,12 @@ v1/worker/gpu/spec_decode/__init__.py
 v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py
   TargetDependentARSpeculator._generate_draft
     self._run_model(
+  TargetDependentARSpeculator.on_prefill_end(num_reqs)
+  TargetDependentARSpeculator.propose
+    self.on_prefill_end(
+v1/worker/gpu/spec_decode/target_dependent_ar/cudagraph_utils.py
+  SpeculatorCudaGraphManager.capture
+    speculative_config.num_speculative_tokens_per_batch_size
 v1/worker/gpu/spec_decode/standalone_ar/speculator.py
   StandaloneARSpeculator._multi_step_decode
     self._run_model(
@@ -148,9 +156,19 @@ v1/worker/gpu/spec_decode/mtp/speculator.py
 v1/worker/gpu/model_runner.py
   GPUModelRunner.sample_tokens
     num_speculative_tokens=num_spec_tokens
-  GPUModelRunner: main_stream, output_copy_stream
+  GPUModelRunner: main_stream, output_copy_stream, attn_groups, model_state, decode_query_len, ubatch_runner
+  GPUModelRunner.initialize_kv_cache
+    self.cudagraph_manager = ModelCudaGraphManager(
+    varlen_decode=self.adaptive_verification is not None
   GPUModelRunner.take_draft_token_ids
     self.draft_tokens_handler.get_draft_tokens()
+v1/worker/gpu/cudagraph_utils.py
+  CudaGraphManager._init_candidates
+    max_query_len=self.decode_query_len
+v1/worker/gpu/attn_utils.py
+  get_varlen_cudagraph_unsupported_backend(attn_groups, vllm_config, max_query_len)
+v1/worker/gpu/model_states/interface.py
+  ModelState.get_additional_cg_support
 v1/outputs.py
   AsyncModelRunnerOutput: get_output
   DraftTokenIds: req_ids, draft_token_ids

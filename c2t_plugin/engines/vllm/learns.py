@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.config import NETWORK, OFF, C2TConfig
+from c2t_plugin.config import CALIBRATE, NETWORK, OFF, C2TConfig
 from c2t_plugin.engines import learned, learning
 
 logger = logging.getLogger("vllm.c2t")
@@ -17,17 +17,19 @@ logger = logging.getLogger("vllm.c2t")
 def settled(vllm_config: Any, config: C2TConfig, classifier: NodeClassifier, base: str) -> tuple[str, str | None]:
     """`learn` and `learned` of C2TConfig as they hold here; what was asked for and is not done is said in the log.
 
-    config: with the planner that there is, if there is one: where a network cannot be learnt there is none. Raises
-    C2TError if what is learnt can neither be read from its file nor written there.
+    config: with the planner that there is, if there is one. Raises C2TError if what is learnt can neither be read from
+    its file nor written there.
     """
     from vllm import envs
 
-    learned.check(config, classifier, pair_of(vllm_config, base), network=config.learn == NETWORK)
+    reason = "it was never tried on model runner V2" if vllm_config.use_v2_model_runner else None
+    network = config.learn == NETWORK and reason is None
+    learned.check(config, classifier, pair_of(vllm_config, base), network=network)
     if config.planned and config.learn != OFF and envs.VLLM_BATCH_INVARIANT:
         logger.warning("C2T: learns nothing: VLLM_BATCH_INVARIANT, and what is learnt is other requests'")
         return OFF, None
-    learning.warn_unless_learnt(config)
-    return config.learn, config.learned
+    learning.warn_unless_learnt(config, reason)
+    return CALIBRATE if config.learn == NETWORK and not network else config.learn, config.learned
 
 
 def pair_of(vllm_config: Any, base: str) -> Callable[[], dict[str, Any]]:

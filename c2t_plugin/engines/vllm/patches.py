@@ -45,6 +45,11 @@ COMPUTE_LOGITS = Patch(
     until="model runner V1 is gone",
 )
 
+_MIXED = "chains of unequal length are decoded in whole graphs, which vLLM captures under adaptive verification alone"
+_CAPTURED = "vLLM captures them wherever drafts may be cut"
+KV_CACHE = Patch(f"{_V2}.model_runner:GPUModelRunner.initialize_kv_cache", why=_MIXED, until=_CAPTURED)
+MODEL_GRAPHS = Patch(f"{_V2}.model_runner:ModelCudaGraphManager", why=_MIXED, until=_CAPTURED)
+
 PATCHES = Table(
     "vllm",
     logging.getLogger("vllm.c2t"),
@@ -94,6 +99,8 @@ PATCHES = Table(
         *DRAFTERS.values(),
         WEIGHT_FILES,
         COMPUTE_LOGITS,
+        KV_CACHE,
+        MODEL_GRAPHS,
     ),
 )
 

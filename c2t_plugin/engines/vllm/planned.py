@@ -54,8 +54,10 @@ class PlanningScheduler(CountingScheduler):
             found.follow(self._take)
         else:
             found = learning.calibration(own, classifier, self.num_spec_tokens, pair)
-        ends, skips = may_leave(self.vllm_config), reads_later(self.vllm_config)
-        self.planning = Planning(curve, path, self.num_spec_tokens, calibration=found, ends=ends, skips=skips)
+        # on V2 a draft is on a device, which would have to be asked where it ends
+        few = self.vllm_config.use_v2_model_runner
+        ways = {"ends": may_leave(self.vllm_config) and not few, "skips": reads_later(self.vllm_config), "few": few}
+        self.planning = Planning(curve, path, self.num_spec_tokens, calibration=found, **ways)
         self.planning.own = self._own_limits
         self.planning.planner.context = lambda: sum(request.num_tokens for request in self.running)
         if path is None:
@@ -107,8 +109,7 @@ class PlanningScheduler(CountingScheduler):
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         drafted: Drafted | None = getattr(draft_token_ids, ATTRIBUTE, None)
         self._classifier_s += 0.0 if drafted is None else drafted.classifier_s
-        own = self._limits(draft_token_ids.req_ids)
-        cut(self.planning, draft_token_ids, self._takes, [each is not None and each.exact for each in own])
+        cut(self.planning, draft_token_ids, self._takes, self._limits(draft_token_ids.req_ids))
         super().update_draft_token_ids(draft_token_ids)
 
     def _limits(self, names: Iterable[str]) -> list[OwnLimits | None]:

@@ -34,7 +34,8 @@ class Drafted(NamedTuple):
     confidence: of each request its tokens', in the order of the drafts; NaN where it is not known. extend_s: seconds
     until the first token. seconds: of the whole draft. log_prob: as confidence, the logarithm of the draft's own
     probability of each; nothing where that is not known. stats: of each request its tokens' entropies and margins,
-    where a network learns. classifier_s: of those seconds, statistics, confidences and cuts.
+    where a network learns. classifier_s: of those seconds, statistics, confidences and cuts. overlaps: whether the
+    target's tokens are handed over while the draft is made.
     """
 
     confidence: list[list[float]]
@@ -43,6 +44,7 @@ class Drafted(NamedTuple):
     log_prob: Sequence[list[float]] = ()
     stats: Sequence[list[list[float]]] = ()
     classifier_s: float = 0.0
+    overlaps: bool = False
 
     def sure(self, stats: bool = False) -> Array:
         """(requests, tokens, 2) float32 of both, NaN where they are not known; with `stats` behind them (.., 4)."""
@@ -73,12 +75,14 @@ class Planning:
         calibration: Calibration | NetworkLearner | None = None,
         ends: bool = False,
         skips: bool = False,
+        few: bool = False,
     ) -> None:
         """curve: None measures one on the first steps and, if there is a path, writes it there. calibration: see
-        StepPlanner. ends: whether workers can end a draft on its way. skips: whether they read plain steps later."""
+        StepPlanner. ends: whether workers can end a draft on its way. skips: whether they read plain steps later. few:
+        whether each depth has CUDA graphs of its own."""
         cpu = torch.device("cpu")
         # a draft that can end is begun whole or not at all: no need to measure every depth
-        depths = switched_depths(d_max) if ends else range(d_max + 1)
+        depths = switched_depths(d_max) if ends or few else range(d_max + 1)
         shape: dict[str, Any] = {"steps": d_max, "most": d_max, "device": cpu, "depths": depths}
         self.planner = StepPlanner(curve, path, **shape, calibration=calibration, clock=clock)
         self.planner.packed, self.planner.skips = True, skips
@@ -162,7 +166,9 @@ class Planning:
         if not self._decoding or not self._tokens:
             return
         depth, requests = self.planner.depth, self._requests
-        self.planner.took("verify", self._tokens, max(self._seconds - drafted.seconds, 1e-9))
+        # a step is over with both, and what the scheduler does meanwhile costs nothing
+        seconds = self._clock() - self._started if drafted.overlaps else self._seconds
+        self.planner.took("verify", self._tokens, max(seconds - drafted.seconds, 1e-9))
         if depth:
             self.planner.took("draft_extend", requests, drafted.extend_s)
         if passes := draft_passes(depth):
@@ -172,13 +178,22 @@ class Planning:
             self.planner.took("draft", requests, drafted.extend_s)
 
 
-def cut(planning: Planning, drafts: Any, takes: Callable[[str], bool], own: Sequence[bool]) -> None:
-    """Shorten vLLM's DraftTokenIds in place. takes: whether a request takes a draft in its next step. own: see kept."""
+def cut(planning: Planning, drafts: Any, takes: Callable[[str], bool], own: Sequence[OwnLimits | None]) -> None:
+    """Shorten vLLM's DraftTokenIds in place. takes: whether a request takes a draft in its next step. own: what each
+    has set for itself, by which model runner V1 has cut already, and V2 has not."""
     drafted: Drafted | None = getattr(drafts, ATTRIBUTE, None)
     if drafted is None or not drafted.confidence or len(drafted.confidence) != len(drafts.req_ids):
         return
-    lengths = [
-        len(tokens) if takes(name) else 0 for name, tokens in zip(drafts.req_ids, drafts.draft_token_ids, strict=True)
-    ]
-    kept = planning.kept(drafted, drafts.req_ids, lengths, own)
+    rows = zip(drafts.req_ids, drafts.draft_token_ids, drafted.confidence, own, strict=True)
+    lengths = [_left(limits, chances, len(tokens)) if takes(name) else 0 for name, tokens, chances, limits in rows]
+    exact = [limits is not None and limits.exact for limits in own]
+    kept = planning.kept(drafted, drafts.req_ids, lengths, exact)
     drafts.draft_token_ids = [row[:length] for row, length in zip(drafts.draft_token_ids, kept, strict=True)]
+
+
+def _left(limits: OwnLimits | None, chances: Sequence[float], length: int) -> int:
+    """How much of a draft of this length a request's own limits leave."""
+    if limits is None:
+        return length
+    rows = enumerate(chances[:length], start=1)
+    return next((depth - 1 for depth, chance in rows if not limits.leaves(depth, chance)), length)

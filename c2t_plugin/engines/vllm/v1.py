@@ -26,7 +26,7 @@ from c2t_plugin.config import LOWER, NETWORK
 from c2t_plugin.engines.host_scorer import HostScorer
 from c2t_plugin.engines.vllm.behind import Behind, Late, Plain, reads_later
 from c2t_plugin.engines.vllm.config import Settings
-from c2t_plugin.engines.vllm.early_exit import AllCut, may_leave
+from c2t_plugin.engines.vllm.early_exit import AllCut, Ended, may_leave
 from c2t_plugin.engines.vllm.ending import Ending
 from c2t_plugin.engines.vllm.patches import COMPUTE_LOGITS, PATCHES
 from c2t_plugin.engines.vllm.planning import Drafted
@@ -49,6 +49,7 @@ class DeviceScorer(ChainScorer):
     def __init__(self, classifier: NodeClassifier, *, rows: int, device: torch.device, **keyword: Any) -> None:
         super().__init__(classifier, slots=rows, rows=rows, device=device, **keyword)
         self._rows = torch.arange(rows, dtype=torch.int64, device=device)
+        self._ended = Ended(rows, device)
 
     def score(self, logits: Tensor, *, first: bool) -> None:
         """Score the next token of every chain from (rows, draft_vocab) logits. first: of a new draft."""
@@ -58,6 +59,14 @@ class DeviceScorer(ChainScorer):
             self.begin(rows)
         else:
             self.step(logits)
+
+    def forget(self) -> None:
+        """Count from here."""
+        self.non_finite.zero_()
+
+    def any_alive(self) -> bool:
+        """As far as is known: see Ended."""
+        return not self._ended.after(self.scored, functools.partial(self.lengths, self.batch))
 
 
 class _ChainMixin(_StockProposer):
@@ -193,6 +202,11 @@ class _ChainMixin(_StockProposer):
             classifier_s = (self.classifier_s or 0.0) - classified
             self.drafted = Drafted(confidence, self._extend_s, ended - self._started, log_prob, stats, classifier_s)
         return found
+
+    def tell(self) -> Drafted | None:
+        """Of the newest draft, once, what the scheduler's planner goes by; None: there is no planner."""
+        drafted, self.drafted = self.drafted, None
+        return drafted
 
     def _propose(self, num_speculative_tokens: int, *positional: Any, **keyword: Any) -> list[list[int]]:
         self._scored, self._sampled, self._started, self._extend_s = 0, [], time.perf_counter(), 0.0

@@ -21,7 +21,9 @@ from vllm.v1.worker.gpu.spec_decode.utils import DraftTokensHandler
 from c2t_plugin.classifier import load_classifier
 from c2t_plugin.engines.vllm.adaptive import StepScorer
 from c2t_plugin.engines.vllm.config import Settings
+from c2t_plugin.engines.vllm.draft_times import BEGIN, END, FIRST, DraftTimes
 from c2t_plugin.engines.vllm.early_exit import AllCut, may_leave
+from c2t_plugin.engines.vllm.planning import Drafted
 from c2t_plugin.engines.vllm.served import ServedTraces
 
 if TYPE_CHECKING:
@@ -39,9 +41,13 @@ class _ScoringMixin(_StockSpeculator):
     # set by the worker where requests are recorded
     traces: ServedTraces | None = None
     drafts = draft_steps = 0
-    # Of the draft under way: whether it may end early, and its forwards.
+    # Of the draft under way: whether it may end early, its forwards, and how many it has at most; None: as vLLM says.
     _may_leave = False
     _forwards = 0
+    _most: int | None = None
+    # where a planner decides: how long drafts take, and of which requests and tokens the scheduler is not told yet
+    _times: DraftTimes | None = None
+    _untold: tuple[int, int] | None = None
 
     def __init__(self, *positional: Any, **keyword: Any) -> None:
         super().__init__(*positional, **keyword)
@@ -54,8 +60,10 @@ class _ScoringMixin(_StockSpeculator):
             max_depth=self.num_speculative_steps,
             beta=settings.beta,
             device=self.device,
-            keep_stats=settings.trace_dir is not None,
+            keep_stats=settings.planned or settings.trace_dir is not None,
         )
+        if settings.planned:
+            self._times = DraftTimes(self.device)
         settings.log(logger, self.method, self.num_speculative_steps, "model runner V2")
 
     def load_model(self, *positional: Any, **keyword: Any) -> None:
@@ -63,6 +71,8 @@ class _ScoringMixin(_StockSpeculator):
         self.acceptance_estimator = SimpleNamespace(predict=self.scorer.predict, step=self.scorer.observe)
 
     def _run_model(self, *positional: Any, **keyword: Any) -> Any:
+        if self._most is not None and self._forwards >= self._most:
+            raise AllCut
         if self._may_leave and self._forwards and not self.scorer.any_alive_after(self._rows, self._forwards):
             raise AllCut
         self._forwards += 1
@@ -83,31 +93,64 @@ class _ScoringMixin(_StockSpeculator):
         names, self._rows, self._forwards = input_batch.req_ids, input_batch.num_reqs, 0
         # what is recorded is recorded whole
         recording = self.traces is not None and self.traces.any_chosen(names)
-        self._may_leave = may_leave(self.vllm_config) and not recording
+        # a planner has said how deep; the first pass is taken in any case
+        self._may_leave = may_leave(self.vllm_config) and not recording and self._times is None
+        self._most = max(steps, 1)
         self.drafts += 1
+        self._mark(BEGIN)
         try:
             drafted = super().propose(input_batch, *positional, **keyword)
         except AllCut:
             # what ends a stock draft is not called; MTP's switch, the one thing it turns, is set anew at each start
-            drafted, steps = self.draft_tokens[: self._rows], self._forwards
+            drafted, steps = self.draft_tokens[: self._rows], min(steps, self._forwards)
         finally:
-            self._may_leave = False
+            self._may_leave, self._most = False, None
+        self._mark(END)
         self.draft_steps += steps
+        self._untold = self._rows, steps
         stats = self.scorer.stats(self._rows) if recording else None
         if self.traces is not None and stats is not None and steps == self.num_speculative_steps:
             self.traces.keep(stats, drafted.tolist(), names)
         return drafted
 
+    def _mark(self, moment: int) -> None:
+        if self._times is not None:
+            self._times.mark(moment)
 
-class C2TEagleSpeculator(_ScoringMixin, EagleSpeculator):
+    def tell(self) -> Drafted | None:
+        """Of the newest draft, once, what the scheduler's planner goes by; None: there is no planner. Waits for it."""
+        untold, self._untold = self._untold, None
+        if self._times is None or untold is None:
+            return None
+        confidence, log_prob = self.scorer.said(*untold)
+        return Drafted(confidence, *self._times.seconds(), log_prob, overlaps=True)
+
+
+class _HeadMixin(_ScoringMixin):
+    """Over a speculator whose first pass vLLM brackets."""
+
+    def on_prefill_end(self, num_reqs: int) -> None:
+        super().on_prefill_end(num_reqs)
+        self._mark(FIRST)
+
+
+class _StandaloneMixin(_ScoringMixin):
+    """Over a speculator that goes on after its first pass by a method of its own."""
+
+    def _multi_step_decode(self, *positional: Any, **keyword: Any) -> None:
+        self._mark(FIRST)
+        super()._multi_step_decode(*positional, **keyword)
+
+
+class C2TEagleSpeculator(_HeadMixin, EagleSpeculator):
     """EAGLE and EAGLE-3 heads."""
 
 
-class C2TMTPSpeculator(_ScoringMixin, MTPSpeculator):
+class C2TMTPSpeculator(_HeadMixin, MTPSpeculator):
     """MTP heads."""
 
 
-class C2TStandaloneSpeculator(_ScoringMixin, StandaloneARSpeculator):
+class C2TStandaloneSpeculator(_StandaloneMixin, StandaloneARSpeculator):
     """Stand-alone draft models."""
 
 

@@ -48,7 +48,10 @@ class WorkerMixin(_StockWorker):
             super().load_model(*positional, **keyword)
         runner, config = self.model_runner, self.vllm_config
         if self.use_v2_model_runner and not config.speculative_config.enable_adaptive_verification:
+            from c2t_plugin.engines.vllm.graphs import capture_any_lengths
+
             runner.draft_tokens_handler.scorer = runner.speculator.scorer
+            capture_any_lengths(runner)
         settings = Settings.of(config)
         assert settings is not None
         if settings.trace_dir is not None and config.parallel_config.rank == 0:
@@ -90,10 +93,9 @@ class WorkerMixin(_StockWorker):
         traces = self._traces()
         if traces is not None:
             traces.settle()
-        drafts, drafter = super().take_draft_token_ids(), self._drafter()
-        if drafts is not None and getattr(drafter, "drafted", None) is not None:
-            setattr(drafts, ATTRIBUTE, drafter.drafted)
-            drafter.drafted = None
+        drafts = super().take_draft_token_ids()
+        if drafts is not None and (drafted := self._drafter().tell()) is not None:
+            setattr(drafts, ATTRIBUTE, drafted)
         return drafts
 
     def shutdown(self) -> None:
@@ -131,7 +133,7 @@ class WorkerMixin(_StockWorker):
             scorer.set_max_depth(previous)
             raise
         counts = (
-            {"verified": scorer.verified.tolist(), "accepted": int(scorer.accepted)}
+            dict(zip(("verified", "accepted"), scorer.outcomes(), strict=True))
             if self.use_v2_model_runner
             else {
                 "settings_ignored": drafter.own.ignored,

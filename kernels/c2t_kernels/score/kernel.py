@@ -96,12 +96,12 @@ def score_chain(
         *(each.stride(0) for each in (log_prob, entropy, margin, state.confidence)),
         depth,
         network.depth_origin,
-        **_constants(network.features, len(network.hidden_bias)),
+        **constants(network.features, len(network.hidden_bias)),
         num_warps=NUM_WARPS,
     )
 
 
-def _constants(features: tuple[str, ...], hidden: int) -> dict[str, int]:
+def constants(features: tuple[str, ...], hidden: int) -> dict[str, int]:
     """Constants of a launch."""
     block = max(16, triton.next_power_of_2(hidden))
     # hidden units that are computed at a time: with a logarithm among the features, 64 put 8 bytes on the stack

@@ -140,7 +140,7 @@ def test_a_token_without_statistics_is_kept_and_counted(classifier: NodeClassifi
     assert bool(conditional.isfinite().all())
     assert scorer.non_finite.item() == 1
     expected = by_chain_mode(classifier, steps, 0.0).confidence(ROWS)
-    torch.testing.assert_close(scorer._confidence, expected, equal_nan=True)
+    torch.testing.assert_close(scorer._state.confidence, expected, equal_nan=True)
 
 
 def test_rows_that_pad_a_captured_batch_are_not_counted(classifier: NodeClassifier):
@@ -155,8 +155,11 @@ def test_what_was_verified_is_counted(classifier: NodeClassifier):
     # three accepted and the bonus; one of two accepted; none of two; a plain step; a request in its prompt
     sampled, rejected = torch.tensor([4, 2, 1, 1, 0]), torch.tensor([0, 1, 2, 0, 0])
     scorer.observe(torch.arange(ROWS), sampled, rejected)
-    assert scorer.verified.tolist() == [0, 0, 2, 1, 0]
-    assert scorer.accepted.item() == 4
+    assert scorer.outcomes() == ([0, 0, 2, 1, 0], 4)
+    scorer.observe(torch.arange(1), torch.tensor([5]), torch.tensor([0]))
+    assert scorer.outcomes() == ([0, 0, 2, 1, 1], 8)
+    scorer.forget()
+    assert scorer.outcomes() == ([0] * 5, 0)
 
 
 @pytest.mark.vllm

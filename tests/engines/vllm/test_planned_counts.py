@@ -72,7 +72,7 @@ def simulated(target: Target, draft: Draft, rule: Rule, group: Group, plan: Plan
             features = draft.features([state[: n + hits + 1] for state in states])
             chains.append(draft.chain(request.text, features, depth) if depth else torch.zeros(0, 1))
         chances = [list(rule.confidences(logits)) for logits in chains]
-        if depth:
+        if depth and plan.ends:
             depth = plan.drafted(chances)
         taking = [row for row, request in enumerate(running) if not request.ended]
         kept = plan.keep([chances[row][:depth] for row in taking]) if depth and taking else [0] * len(taking)

@@ -67,7 +67,7 @@ class Machine:
         handed = types.SimpleNamespace(req_ids=names, draft_token_ids=[[7] * depth for _ in names])
         chances = [self.confidence ** (place + 1) for place in range(depth)]
         setattr(handed, ATTRIBUTE, Drafted([chances for _ in names], EXTEND * bool(depth), drafting))
-        cut(self.planning, handed, lambda name: True, [False] * requests)
+        cut(self.planning, handed, lambda name: True, [None] * requests)
         self.waiting = dict(zip(names, handed.draft_token_ids, strict=True))
         return [len(row) for row in handed.draft_token_ids]
 
@@ -195,7 +195,7 @@ def test_it_learns_what_became_of_its_drafts():
     handed = types.SimpleNamespace(req_ids=["a", "b", "c"], draft_token_ids=[[7, 7], [7, 7], [7, 7]])
     setattr(handed, ATTRIBUTE, Drafted([[0.9, 0.8], [0.7, 0.6], [0.5, 0.4]], 1.0, 1.0))
     planning.begin(decoding=True)
-    cut(planning, handed, lambda name: True, [False] * 3)
+    cut(planning, handed, lambda name: True, [None] * 3)
     # one that wants nothing learnt is left out, and one that nobody knows
     planning.judged({"b": 2, "c": 1, "d": 1}, {"b": 1, "c": 1, "d": 0})
     planning.learn()
@@ -296,15 +296,47 @@ def test_all_requests_share_a_budget():
     ]
 
 
+@pytest.mark.parametrize(
+    ("own", "kept"),
+    [
+        # all of it pays
+        (None, 4),
+        (OwnLimits(None, 3, exact=False), 3),
+        (OwnLimits(None, 0, exact=False), 0),
+        # equality keeps, and so does what is not known
+        (OwnLimits(0.5, None, exact=True), 3),
+        (OwnLimits(0.75, None, exact=True), 1),
+        (OwnLimits(0.5, 2, exact=True), 2),
+        (OwnLimits(1.0, None, exact=True), 0),
+    ],
+    ids=str,
+)
+def test_a_request_is_cut_by_what_it_has_set_where_its_worker_has_not(own: OwnLimits | None, kept: int):
+    planning = Planning(CURVE, None, D_MAX)
+    planning.begin(decoding=True)
+    assert planning[2] == D_MAX
+    chances = [0.75, 0.5, math.nan, 0.25]
+    handed = types.SimpleNamespace(req_ids=["a", "b"], draft_token_ids=[[7] * D_MAX, [8] * D_MAX])
+    sure = [0.99, 0.98, 0.97, 0.96]
+    setattr(handed, ATTRIBUTE, Drafted([chances, sure], 0.1, 0.2))
+    cheap = CostCurve(verify=((1, 1.0), (16, 1.001)), draft=((1, 0.001), (16, 0.001)))
+    planning.planner.curve = cheap
+    cut(planning, handed, lambda name: True, [own, None])
+    assert handed.draft_token_ids == [[7] * kept, [8] * D_MAX]
+
+
 def test_drafts_of_which_nothing_is_said_stay_as_they_are():
     planning = Planning(CURVE, None, D_MAX)
     planning.begin(decoding=True)
     drafts = types.SimpleNamespace(req_ids=["a", "b"], draft_token_ids=[[1, 2], [3]])
-    cut(planning, drafts, lambda name: True, [False] * 2)
+    cut(planning, drafts, lambda name: True, [None] * 2)
     assert drafts.draft_token_ids == [[1, 2], [3]]
     setattr(drafts, ATTRIBUTE, Drafted([[]], 0.0, 0.0))
-    cut(planning, drafts, lambda name: True, [False] * 2)
+    cut(planning, drafts, lambda name: True, [None] * 2)
     assert drafts.draft_token_ids == [[1, 2], [3]]
+
+
+GPU_WORKER = "vllm.v1.worker.gpu_worker.Worker"
 
 
 def changed(what: str, value: Any) -> types.SimpleNamespace:
@@ -320,9 +352,8 @@ def changed(what: str, value: Any) -> types.SimpleNamespace:
     [
         ("speculative_config.enable_adaptive_verification", True, "adaptive verification decides"),
         ("speculative_config.num_speculative_tokens_per_batch_size", [[1, 8, 2]], "per_batch_size decides"),
-        ("parallel_config.worker_cls", "vllm.v1.worker.gpu_worker.Worker", "on a CPU's worker alone"),
+        ("parallel_config.worker_cls", GPU_WORKER, "on a GPU it takes model runner V2"),
         ("parallel_config.data_parallel_size", 2, "ranks of data parallelism"),
-        ("use_v2_model_runner", True, "V2 does not draft as deep"),
         ("scheduler_config.scheduler_cls", "mine.Scheduler", r"--scheduler-cls is mine\.Scheduler"),
     ],
 )
@@ -331,6 +362,60 @@ def test_where_it_cannot_decide_it_is_refused_and_auto_has_none(what: str, value
         config.settle(changed(what, value), config.C2TConfig(planner="on"))
     settings = config.settle(changed(what, value), config.C2TConfig())
     assert not settings.planned and settings.beta > 0
+
+
+def of_v2(worker: str | None = None, most: int = 8) -> types.SimpleNamespace:
+    found = changed("use_v2_model_runner", True)
+    found.speculative_config.num_speculative_tokens = 6
+    found.scheduler_config.max_num_seqs = most
+    if worker is not None:
+        found.parallel_config.worker_cls = worker
+    return found
+
+
+@pytest.mark.parametrize("worker", [None, GPU_WORKER])
+def test_on_model_runner_v2_it_decides_where_it_is_asked_for(worker: str | None):
+    found = of_v2(worker)
+    assert not config.settle(found, config.C2TConfig()).planned
+    assert found.speculative_config.num_speculative_tokens_per_batch_size is None
+    found = of_v2(worker)
+    settings = config.settle(found, config.C2TConfig(planner="on", learn="network"))
+    assert settings.planned and settings.beta == 0
+    # the scheduler cuts by them, and without a planner nobody does
+    assert settings.request_settings == "all"
+    assert config.settle(of_v2(worker), config.C2TConfig()).request_settings == "none"
+    # which was never tried there
+    assert settings.learn == "calibrate"
+    assert found.scheduler_config.scheduler_cls == config.PLANNING
+
+
+def test_on_a_gpu_vllm_captures_graphs_of_each_depth():
+    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+    found = of_v2(GPU_WORKER, most=5)
+    config.settle(found, config.C2TConfig(planner="on"))
+    table = found.speculative_config.num_speculative_tokens_per_batch_size
+    assert build_dynamic_sd_schedule_lookup(table, 5, 6)[1:] == [6, 4, 2, 1, 0]
+    with pytest.raises(ConfigError, match="each of its depths wants a size of batch, and --max-num-seqs leaves fewer"):
+        config.settle(of_v2(GPU_WORKER, most=4), config.C2TConfig(planner="on"))
+
+
+def test_a_step_that_hands_tokens_over_while_it_drafts_is_over_with_both():
+    now, planning = [0.0], Planning(None, None, 2, clock=lambda: now[0], few=True)
+    assert planning.planner.depths == (0, 1, 2)
+    took: list[tuple[str, int, float]] = []
+    planning.planner.took = lambda *what: took.append(what)
+    for overlaps in (False, True):
+        took.clear()
+        now[0] = 10.0
+        planning.begin(decoding=True)
+        planning.planner.depth = 2
+        now[0] += 5.0
+        planning.ran({"a": 3}, {"a": [7, 7]})
+        now[0] += 2.0
+        planning.kept(Drafted([[0.9, 0.8]], 1.0, 3.0, overlaps=overlaps), ["a"], [2], [False])
+        assert took[0] == ("verify", 3, 4.0 if overlaps else 2.0)
+        assert took[1:] == [("draft_extend", 1, 1.0), ("draft", 1, 2.0)]
 
 
 def test_what_is_recorded_is_drafted_whole(tmp_path: Path):

@@ -17,9 +17,11 @@ pytestmark = [pytest.mark.vllm, pytest.mark.server]
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.traces.file import load_traces  # noqa: E402
 from tests.engines.vllm.conftest import DRAFTS  # noqa: E402
+from tests.engines.vllm.test_planned_counts import UNDECIDED, simulated  # noqa: E402
 from tests.support.engines.distribution import ALPHA, rank_p_value  # noqa: E402
+from tests.support.sglang.planned_rule import CURVE, Plan  # noqa: E402
 from tests.support.sglang.simulate import Target  # noqa: E402
-from tests.support.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
+from tests.support.sglang.verify_counts import Rule, save_hand_made_classifier  # noqa: E402
 from tests.support.vllm.recorded import Models, assert_states_are_the_models  # noqa: E402
 from tests.support.vllm.verify_counts import Oracle, UnnormedMtpDraft, gamma_and_tau  # noqa: E402
 
@@ -35,6 +37,8 @@ RECORDED = "eagle"
 SAMPLED = "eagle3"
 SAMPLES = 32
 LIMITS = {"top_k": 6, "top_p": 0.9}
+# A planner decides for this one, whose drafts vLLM would make whole.
+PLANNED = "draft_model"
 TIMEOUT_S = 900
 
 
@@ -58,6 +62,9 @@ def run(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPathF
     engines[SAMPLED]["sampled"] = {"max_tokens": SAMPLES}
     engines["limited"] = spec("draft_model", draft_sample_method="probabilistic")
     engines["limited"]["sampled"] = {"max_tokens": SAMPLES, **LIMITS}
+    CURVE.save(folder / "curve.json")
+    engines["planned"] = spec(PLANNED, c2t_planner=str(folder / "curve.json"), c2t_learn="off")
+    del engines["planned"]["c2t_beta"]
     job = {"target": str(layout / "target"), "prompts": prompts, "new_tokens": NEW_TOKENS, "max_num_seqs": 4}
     (folder / "job.json").write_text(json.dumps({**job, "speculative": list(engines.values())}))
     command = [sys.executable, "-m", "tests.support.vllm.run_v2", str(folder / "job.json"), str(folder / "out.json")]
@@ -78,7 +85,7 @@ def run(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPathF
     )
 
 
-@pytest.mark.parametrize("engine", [*BASES, "adaptive", "limited"])
+@pytest.mark.parametrize("engine", [*BASES, "adaptive", "limited", "planned"])
 def test_output_is_plain_decodings(run: SimpleNamespace, engine: str):
     assert run.found[engine]["outputs"] == run.plain
 
@@ -128,6 +135,20 @@ def test_drafting_ends_when_no_request_is_alive(run: SimpleNamespace, base: str)
 def test_drafting_never_ends_early_where_all_of_it_is_wanted(run: SimpleNamespace, engine: str):
     state = run.found[engine]["state"]
     assert state["draft_steps"] == D_MAX * state["drafts"] > 0
+
+
+def test_a_planner_decides_as_simulated(run: SimpleNamespace):
+    """All prompts together, then the first one alone."""
+    found, plan = run.found["planned"], Plan(packed=True)
+    draft, rule = run.oracle.draft(PLANNED), Rule(run.classifier, 0.0)
+    for steps, state, prompts in (("steps", "state", run.prompts), ("alone", "state_alone", run.prompts[:1])):
+        group = [(prompt, NEW_TOKENS) for prompt in prompts]
+        expected = [list(each.counts().steps) for each in simulated(run.target, draft, rule, group, plan)]
+        own = found[steps] if steps == "steps" else [found[steps]]
+        assert [[tuple(pair) for pair in each] for each in own] == expected
+        assert (found[state]["drafts"], found[state]["draft_steps"]) == (len(plan.depths), sum(plan.depths))
+    assert plan.margin > UNDECIDED, "a decision is too near to call: choose other prompts"
+    assert len(set(plan.depths)) > 1, "there was nothing to decide"
 
 
 def test_recorded_states_are_the_models(run: SimpleNamespace):

@@ -15,6 +15,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = pytest.mark.vllm
 
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier  # noqa: E402
+from c2t_plugin.engines.patching import ATTRIBUTE  # noqa: E402
 from c2t_plugin.engines.vllm.adaptive import StepScorer  # noqa: E402
 from c2t_plugin.engines.vllm.requests import OwnSettings  # noqa: E402
 from c2t_plugin.engines.vllm.served import ServedTraces  # noqa: E402
@@ -41,7 +42,7 @@ class Stock:
         drafter.traces.keep(torch.zeros(1, 4, 4), [[1, 2, 3, 4]], ["_warmup_9_"])
         return "times"
 
-    def take_draft_token_ids(self) -> str:
+    def take_draft_token_ids(self) -> Any:
         return "drafts"
 
     def shutdown(self) -> None:
@@ -59,7 +60,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
     traces._requests, traces._kept, traces._numbers = {}, None, {}
     traces._recorder = TraceRecorder(tmp_path, 1.0, 4, {"pair": {}, "top_m": 5}, 1000.0)
     recorder = traces._recorder
-    yield Worker(SimpleNamespace(scorer=scorer, traces=traces, drafts=0, draft_steps=0))
+    yield Worker(SimpleNamespace(scorer=scorer, traces=traces, drafts=0, draft_steps=0, tell=lambda: None))
     recorder.__class__.close(recorder)
 
 
@@ -70,6 +71,17 @@ def test_what_vllm_warmed_up_with_is_forgotten(worker: Worker):
     assert [state[name] for name in counted] == [0, 0, 0, 0] and sum(state["verified"]) == 0
     # else it looks for a request that never was
     assert worker.take_draft_token_ids() == "drafts"
+
+
+def test_what_a_drafter_tells_travels_on_its_drafts(worker: Worker, monkeypatch: pytest.MonkeyPatch):
+    told = iter([7, None, 9])
+    worker.model_runner.speculator.tell = lambda: next(told)
+    monkeypatch.setattr(Stock, "take_draft_token_ids", lambda self: SimpleNamespace())
+    assert getattr(worker.take_draft_token_ids(), ATTRIBUTE) == 7
+    assert not hasattr(worker.take_draft_token_ids(), ATTRIBUTE)
+    # without a draft there is nothing to tell of
+    monkeypatch.setattr(Stock, "take_draft_token_ids", lambda self: None)
+    assert worker.take_draft_token_ids() is None and next(told) == 9
 
 
 @pytest.mark.parametrize(

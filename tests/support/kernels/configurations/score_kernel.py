@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from c2t_kernels.network import FEATURES
-from c2t_kernels.score.kernel import NUM_WARPS, _constants, score_chain_kernel
+from c2t_kernels.score.kernel import NUM_WARPS, constants, score_chain_kernel
 from tests.support.kernels.configuration import Configuration, signature_of
 
 
 def _configuration(features: tuple[str, ...], hidden: int) -> Configuration:
-    constants, name = _constants(features, hidden), f"score_chain_{len(features)}_features_{hidden}_hidden"
-    return Configuration(score_chain_kernel, name, signature_of(score_chain_kernel, constants), constants, NUM_WARPS)
+    fixed, name = constants(features, hidden), f"score_chain_{len(features)}_features_{hidden}_hidden"
+    return Configuration(score_chain_kernel, name, signature_of(score_chain_kernel, fixed), fixed, NUM_WARPS)
 
 
 # the paper's classifier and the largest that a file may hold

@@ -1,0 +1,25 @@
+"""Launches of c2t_kernels.step.kernel that are compiled ahead of time."""
+
+from __future__ import annotations
+
+from c2t_kernels.network import FEATURES
+from c2t_kernels.score.kernel import NUM_WARPS, constants
+from c2t_kernels.step.kernel import score_step_kernel
+from tests.support.kernels.configuration import Configuration, signature_of
+
+KINDS = {"p_unknown": "*i64", "p_step": "*i64", "p_slots": "*i64", "p_max_depth": "*i32"}
+
+
+def _configuration(features: tuple[str, ...], hidden: int, *, keeps: bool) -> Configuration:
+    """keeps: whether statistics are kept, for traces and for what is learnt."""
+    fixed = {**constants(features, hidden), **({} if keeps else {"p_stats": None})}
+    name = f"score_step_{len(features)}_features_{hidden}_hidden{'_kept' * keeps}"
+    return Configuration(score_step_kernel, name, signature_of(score_step_kernel, fixed, KINDS), fixed, NUM_WARPS)
+
+
+# the paper's classifier and the largest that a file may hold
+CONFIGURATIONS = tuple(
+    _configuration(features, 64, keeps=keeps)
+    for features in (("joint_prob", "entropy", "depth"), FEATURES)
+    for keeps in (False, True)
+)
