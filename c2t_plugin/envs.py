@@ -24,6 +24,18 @@ def option(name: str) -> str | None:
     return os.environ.get(f"C2T_{name.upper()}") or None
 
 
+def cache_dir() -> Path | None:
+    """C2T_CACHE_DIR: the folder of what servers measure and later ones begin with; by default `c2t` in the user's
+    cache directory. None for `off`, and where the user has none."""
+    own = os.environ.get("C2T_CACHE_DIR")
+    if own:
+        return None if own == "off" else Path(own)
+    above = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(above):
+        above = os.path.expanduser("~/.cache")
+    return Path(above, "c2t") if os.path.isabs(above) else None
+
+
 def untested_release() -> bool:
     """C2T_UNTESTED_RELEASE: 1 serves with a release of the engine that C2T was not tested with. The contract holds."""
     value = os.environ.get("C2T_UNTESTED_RELEASE") or "0"

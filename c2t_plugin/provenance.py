@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from c2t_plugin.errors import C2TError
+from c2t_plugin.machine import cpu_model
 
 VERSIONED = (
     "c2t-plugin",
@@ -105,16 +106,6 @@ def describe_machine() -> str:
     """Processor, cores that this process may use, GPU; for example `AMD EPYC 9534, 2 cores, no GPU`."""
     cores = len(os.sched_getaffinity(0))
     return f"{cpu_model()}, {cores} cores, {_gpu_names() or 'no GPU'}"
-
-
-def cpu_model() -> str:
-    """The processor's model name, its architecture where Linux does not say."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def _gpu_names() -> str:

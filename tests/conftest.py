@@ -22,6 +22,11 @@ GRACE_S = 20.0
 gc.set_threshold(50_000, 20, 20)
 
 
+def pytest_configure() -> None:
+    # what a server measures is no other test's, and nothing goes into the user's own cache
+    os.environ.setdefault("C2T_CACHE_DIR", "off")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _long_files_first(items)
     if importlib.util.find_spec("sglang") is not None:

@@ -11,7 +11,10 @@ ROOT = Path(__file__).resolve().parent.parent
 ENGINES = ("sglang", "vllm")
 NEVER = ("tests", "benchmarks")
 NOT_CORE = ("c2t_plugin.engines", "c2t_plugin.lab")
-SHARED = ("checkpoints", "drift", "figures", "host_chains", "host_scorer", "learned", "learning", "served_traces")
+SHARED = (
+    *("checkpoints", "curve_cache", "drift", "figures", "host_chains", "host_scorer", "learned", "learning"),
+    "served_traces",
+)
 FRONT_ENDS = ("c2t_plugin/cli.py", "c2t_plugin/doctor.py")
 
 # path prefix -> top-level names or dotted prefixes that files below it must not import; the first match counts

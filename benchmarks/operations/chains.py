@@ -28,8 +28,8 @@ from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.step import step_of
 from c2t_plugin.engines.sglang.verify.lagged import PlannedRows
-from c2t_plugin.engines.sglang.verify.predicted import LaggedRows
 from c2t_plugin.engines.sglang.verify.packing import PackedVerify
+from c2t_plugin.engines.sglang.verify.predicted import LaggedRows
 from c2t_plugin.engines.sglang.verify.triton import PackedTritonAttnBackend
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.planner.calibration import Calibration

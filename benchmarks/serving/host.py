@@ -21,7 +21,7 @@ import torch
 from benchmarks.cpu_engine import SITE
 from benchmarks.report.rows import CURVE, MEMORY
 from c2t_plugin.errors import C2TError
-from c2t_plugin.provenance import cpu_model
+from c2t_plugin.machine import cpu_model
 
 # an array of the triad: three of them fit in no cache
 TRIAD_BYTES = 2**27

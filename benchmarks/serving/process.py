@@ -86,7 +86,9 @@ class ServerProcess(ABC):
         # engines leave their sockets behind when killed
         self._scratch = tempfile.mkdtemp(prefix="c2t-")
         self.log.write_bytes(b"")
-        self.process = self.launch(self.command(port), {**self.environment(), "TMPDIR": self._scratch})
+        # each begins with nothing that an earlier one has measured, unless that is asked for
+        environment = {"C2T_CACHE_DIR": "off", **self.environment(), "TMPDIR": self._scratch}
+        self.process = self.launch(self.command(port), environment)
         try:
             self._wait_until_healthy()
         except BaseException:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from c2t_plugin.planner.learnt import Learnt
 from c2t_plugin.planner.network import Network
 from c2t_plugin.request_options import is_number, shown
 from c2t_plugin.weights import known, same
+
+if TYPE_CHECKING:
+    from c2t_plugin.planner.network_learner import NetworkLearner
 
 logger = logging.getLogger(__name__)
 
@@ -196,8 +199,20 @@ def check(
         earlier(path, classifier, pair, 1, network=network)
 
 
+def network(
+    config: C2TConfig, classifier: NodeClassifier, d_max: int, pair: Callable[[], dict[str, Any]]
+) -> NetworkLearner:
+    """As learning.calibration, of one that learns the network too."""
+    from c2t_plugin.planner.network_learner import NetworkLearner
+
+    begun, start = classifier, None
+    if config.learned is not None and os.path.exists(config.learned):
+        begun, start = earlier(Path(config.learned), classifier, pair, d_max, network=True)
+    return NetworkLearner(classifier, d_max, start=start, network=Network.of(begun))
+
+
 def earlier(
-    path: Path, classifier: NodeClassifier, pair: Callable[[], dict[str, Any]], d_max: int, *, network: bool
+    path: Path, classifier: NodeClassifier, pair: Callable[[], dict[str, Any]], d_max: int, *, network: bool = False
 ) -> tuple[NodeClassifier, Learnt]:
     """What the server that wrote this file learnt, over which classifier. network: whether a network that it holds is
     what is served, which what was asked for does not say. Raises ClassifierError for a file that is no good here."""

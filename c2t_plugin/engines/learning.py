@@ -7,19 +7,15 @@ import logging
 import os.path
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import AUTO, CALIBRATE, NETWORK, OFF, C2TConfig
 from c2t_plugin.engines.checkpoints import SHIPPED_DRAFTS, fetch, read_config
 from c2t_plugin.errors import C2TError
 from c2t_plugin.planner.calibration import Calibration
-from c2t_plugin.planner.learnt import Learnt
 from c2t_plugin.planner.step_planner import StepPlanner
 from c2t_plugin.weights import fingerprint, same
-
-if TYPE_CHECKING:
-    from c2t_plugin.planner.network_learner import NetworkLearner
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +54,11 @@ def calibration(
     """
     if config.learn == OFF:
         return None
-    _, start = _earlier(config, classifier, pair, d_max, network=False)
+    start = None
+    if config.learned is not None and os.path.exists(config.learned):
+        from c2t_plugin.engines.learned import earlier
+
+        _, start = earlier(Path(config.learned), classifier, pair, d_max)
     applies = config.learn != AUTO or not same(classifier.spec.pair, pair())
     if not applies:
         logger.info(
@@ -85,28 +85,6 @@ def warn_unless_learnt(config: C2TConfig, reason: str | None = None) -> None:
 def trains(config: C2TConfig, device: str, *, alone: bool) -> bool:
     """Whether the network itself is learnt. device, alone: see `unfit`."""
     return config.learn == NETWORK and config.plans_chains and unfit(device, alone=alone) is None
-
-
-def network(
-    config: C2TConfig, classifier: NodeClassifier, d_max: int, pair: Callable[[], dict[str, Any]]
-) -> NetworkLearner:
-    """As `calibration`, of one that learns the network too."""
-    from c2t_plugin.planner.network import Network
-    from c2t_plugin.planner.network_learner import NetworkLearner
-
-    begun, start = _earlier(config, classifier, pair, d_max, network=True)
-    return NetworkLearner(classifier, d_max, start=start, network=Network.of(begun))
-
-
-def _earlier(
-    config: C2TConfig, classifier: NodeClassifier, pair: Callable[[], dict[str, Any]], d_max: int, *, network: bool
-) -> tuple[NodeClassifier, Learnt | None]:
-    """What an earlier server learnt, over which classifier; see learned.earlier. Nothing without a file."""
-    if config.learned is None or not os.path.exists(config.learned):
-        return classifier, None
-    from c2t_plugin.engines.learned import earlier
-
-    return earlier(Path(config.learned), classifier, pair, d_max, network=network)
 
 
 def report(

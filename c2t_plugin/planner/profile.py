@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import mean, median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from c2t_plugin.planner.curve import CostCurve
+import numpy as np
+
+from c2t_plugin.errors import ConfigError
+from c2t_plugin.planner.curve import LEAST_SECONDS, MOST_COUNT, MOST_SECONDS, CostCurve
 
 # Steps of each length in each size of batch; before them so many that only warm up.
 REPEATS = 4
@@ -27,6 +29,14 @@ class Sample(NamedTuple):
     seconds: float
     kind: tuple[int, int]
     cycle: tuple[int, int]
+
+    @classmethod
+    def of(cls, tokens: Any, seconds: Any, size: Any, length: Any, cycle: Any) -> Sample:
+        """Of a row of CostProfile.measured. Raises ValueError for what is none."""
+        counted = all(type(each) is int and 0 <= each <= MOST_COUNT for each in (tokens, size, length, cycle))
+        if not (counted and tokens and type(seconds) is float and LEAST_SECONDS <= seconds <= MOST_SECONDS):
+            raise ValueError(f"no pass is {(tokens, seconds, size, length, cycle)}")
+        return cls(tokens, seconds, (size, length), (size, cycle))
 
 
 @dataclass
@@ -59,9 +69,8 @@ class CostProfile:
 
     def length(self, requests: int) -> int | None:
         """To be asked before each step: the length that all its chains are to have, or None."""
-        size = (requests - 1).bit_length()
+        size, known = (requests - 1).bit_length(), self.sizes
         done = self._steps.get(size, 0)
-        known = [each for each, steps in self._steps.items() if steps >= self.steps_per_size]
         if done >= self.steps_per_size or (known and min(known) < size < max(known)):
             self._measuring = False
             return None
@@ -75,6 +84,11 @@ class CostProfile:
         """The step at hand has another length than it was to have: that one is asked for again."""
         self._steps[self._kind[0]] -= 1
         self._measuring = False
+
+    @property
+    def sizes(self) -> list[int]:
+        """Sizes of batch that are known: 0 for one request, 1 for 2, 2 for up to 4, ..."""
+        return [size for size, done in self._steps.items() if done >= self.steps_per_size]
 
     @property
     def steps_per_size(self) -> int:
@@ -104,8 +118,7 @@ class CostProfile:
 
     def curve(self) -> CostCurve | None:
         """What is known so far; None until a size of batch is."""
-        known = any(done >= self.steps_per_size for done in self._steps.values())
-        if not known or not all(self._samples.values()):
+        if not self.sizes or not all(self._samples.values()):
             return None
         speeds = _speeds(self._samples["verify"])
         verify, draft, extend = (
@@ -119,11 +132,30 @@ class CostProfile:
             draft_extend=median(seconds for _, seconds in extend),
         )
 
+    def measured(self) -> dict[str, list[list[float]]]:
+        """As JSON: of each pass in a size of batch that is known tokens, seconds, and the size, length and cycle."""
+        known, rows = self.sizes, {}
+        for part, samples in self._samples.items():
+            kept = (each for each in samples if each.kind[0] in known)
+            rows[part] = [[each.tokens, float(each.seconds), *each.kind, each.cycle[1]] for each in kept]
+        return rows
+
+    def resumed(self, measured: Any) -> CostProfile:
+        """A profile that goes on from what another one with these lengths has `measured`. Raises ConfigError where
+        that is something else."""
+        try:
+            samples = {part: [Sample.of(*row) for row in measured[part]] for part in self._samples}
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"these are no passes of a server: {error}") from error
+        if not all(samples.values()):
+            raise ConfigError(f"passes are missing: there are {', '.join(part for part in samples if samples[part])}")
+        return replace(self, _samples=samples, _steps={each.kind[0]: self.steps_per_size for each in samples["verify"]})
+
     def _continued(self, points: dict[int, float]) -> dict[int, float]:
         largest = max(points)
         beyond = {count: seconds for count, seconds in self._at_start.items() if count > largest}
         if beyond:
-            there = _between(self._at_start, largest)
+            there = float(np.interp(largest, list(self._at_start), list(self._at_start.values())))
             points |= {count: max(points[largest], points[largest] + s - there) for count, s in beyond.items()}
         return points
 
@@ -167,12 +199,3 @@ def _two(points: dict[int, float]) -> tuple[tuple[int, float], ...]:
     if len(points) == 1:
         points = points | {2 * count: seconds for count, seconds in points.items()}
     return tuple(sorted(points.items()))
-
-
-def _between(points: Mapping[int, float], at: int) -> float:
-    """On the line between two points, rising counts of which one is not below `at`; left of the first, as there."""
-    counts = list(points)
-    right = bisect_left(counts, at)
-    left = max(right - 1, 0)
-    share = (at - counts[left]) / (counts[right] - counts[left]) if right else 0.0
-    return points[counts[left]] + share * (points[counts[right]] - points[counts[left]])

@@ -51,10 +51,11 @@ class StepPlanner:
     or, once it has to `wait_for_nothing`, from the steps before too. Confidences say nothing about a token's own random
     draw, so neither does a choice.
 
-    curve: None measures one on the first steps, writes it to the path if there is one, and goes on measuring what whole
-    steps take; one that is given holds. calibration: what confidences turn out to mean; None: nothing is learnt.
-    sizes: token counts of the target's captured passes. steps: of the deepest draft. most: draft tokens of one request
-    that can be verified. depths: that can be drafted, rising, from 0 to `steps`; without them every draft is whole.
+    curve: None measures one on the first steps, unless it is to `resume`, writes it to the path if there is one, and
+    goes on measuring what whole steps take; one that is given holds. calibration: what confidences turn out to mean;
+    None: nothing is learnt. sizes: token counts of the target's captured passes. steps: of the deepest draft. most:
+    draft tokens of one request that can be verified. depths: that can be drafted, rising, from 0 to `steps`; without
+    them every draft is whole.
     """
 
     def __init__(
@@ -96,6 +97,8 @@ class StepPlanner:
         self._calibration = calibration
         # hear `state` where something was learnt, once a minute
         self.listeners: list[Callable[[dict[str, Any]], None]] = []
+        # is told what was measured, see CostProfile.measured, where that is more than before
+        self.keep_measured: Callable[[dict[str, Any]], None] | None = None
         self._clock, self._told = clock, (-math.inf, 0)
         if curve is None:
             # on a CPU a step has ended when the next one begins
@@ -132,6 +135,20 @@ class StepPlanner:
             for sure in self._early:
                 self._planner.observe(self._meant(sure))
         self._planner.curve = curve
+
+    @property
+    def measures(self) -> bool:
+        """Whether it measures a curve of its own."""
+        return self._profile is not None
+
+    def resume(self, measured: Any) -> None:
+        """Decide from the first step on by what another planner of such steps has measured, and measure what that has
+        not. Raises ConfigError for what is nothing of the kind."""
+        assert self._profile is not None
+        profile = self._profile.resumed(measured)
+        curve = profile.curve()
+        assert curve is not None
+        self.curve, self._profile = curve, profile
 
     @property
     def _decides(self) -> bool:
@@ -310,6 +327,10 @@ class StepPlanner:
                 curve.save(self._path)
             except (OSError, C2TError) as error:
                 logger.error("C2T: the cost curve cannot be written to %s: %s", self._path, error)
+        if self.keep_measured is not None and self._profile is not None:
+            self.keep_measured(self._profile.measured())
+            # which took time of its own
+            self.interrupt()
 
     def keep(self, kept: Tensor, own: Tensor, sure: Tensor) -> Tensor:
         """(rows,) int32 draft tokens to verify. kept: (rows,) int32, at most so many. own: (rows,) bool, requests that

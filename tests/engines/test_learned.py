@@ -240,7 +240,7 @@ def trained(classifier: NodeClassifier) -> Network:
 
 
 def goes_on(path: Path, classifier: NodeClassifier, learn: str = "network") -> Any:
-    make = learning.network if learn == "network" else learning.calibration
+    make = learned.network if learn == "network" else learning.calibration
     return make(config(path, learn=learn), classifier, D_MAX, lambda: PAIR)
 
 

@@ -9,6 +9,7 @@ import os.path
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import sglang
 import torch
 from sglang.srt.environ import envs
 
@@ -149,6 +150,42 @@ def prove(worker: Any, config: C2TConfig, capture: Callable[[], None]) -> None:
         report.at_start(worker, config, capture)
 
 
+# Of the argument record what the seconds of a step depend on. Not every release has each.
+_COSTS = (
+    *("dtype", "quantization", "kv_cache_dtype", "page_size", "attention_backend", "prefill_attention_backend"),
+    *("decode_attention_backend", "speculative_attention_mode", "speculative_draft_attention_backend"),
+    *("sampling_backend", "moe_runner_backend", "moe_a2a_backend", "speculative_moe_runner_backend"),
+    *("speculative_draft_model_quantization", "tp_size", "dp_size", "attn_dp_size", "ep_size", "max_running_requests"),
+    *("disable_cuda_graph", "disable_decode_cuda_graph", "cuda_graph_bs", "cuda_graph_bs_decode", "cuda_graph_max_bs"),
+    *("cuda_graph_max_bs_decode", "enable_torch_compile", "disable_overlap_schedule", "enable_deterministic_inference"),
+    *("speculative_num_steps", "speculative_num_draft_tokens", "speculative_eagle_topk"),
+)
+_RESOLVED = ("base", "mode", "policy", "attention", "packing", "rows")
+
+
+def remember(worker: Any, config: C2TConfig) -> None:
+    """Have a planner that measures begin with what such a server has measured before. worker: as it serves."""
+    from c2t_plugin.engines.sglang import ranks
+
+    parts, given = worker.c2t, worker.server_args
+    if parts.planner is None or not parts.planner.measures or config.curve is not None:
+        # a file that is named holds
+        return
+    from c2t_plugin.engines import curve_cache
+
+    draft = given.speculative_draft_model_path
+    facts = {
+        "engine": f"SGLang {sglang.__version__}",
+        "target": curve_cache.checkpoint(given.model_path, getattr(given, "revision", None)),
+        "draft": curve_cache.checkpoint(draft, args.draft_revision(given)),
+        "backend": type(worker.target_worker.model_runner.attn_backend).__name__,
+        "depths": parts.planner.depths,
+        **{name: parts.configuration[name] for name in _RESOLVED},
+        **{name: getattr(given, name, None) for name in _COSTS},
+    }
+    curve_cache.start(parts.planner, torch.device(worker.device), facts, writes=ranks.leads())
+
+
 def _planner(
     server_args: Any,
     base: str,
@@ -186,7 +223,9 @@ def _planner(
     pair = pair_of(server_args, base)
     learner: Any
     if learning.trains(config, scorer.beta.device.type, alone=alone):
-        learner = learning.network(config, classifier, scorer.d_max, pair)
+        from c2t_plugin.engines import learned
+
+        learner = learned.network(config, classifier, scorer.d_max, pair)
         # chains are scored by the network in force, now and later
         learner.follow(lambda new: scorer.take([torch.from_numpy(each) for each in new]))  # type: ignore[union-attr]
     else:

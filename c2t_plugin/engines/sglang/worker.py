@@ -92,7 +92,9 @@ class StepMixin(_StockWorker):
 
     def init_cuda_graphs(self) -> None:
         super().init_cuda_graphs()
-        startup.prove(self, args.config_of(self.server_args), super().init_cuda_graphs)
+        config = args.config_of(self.server_args)
+        startup.prove(self, config, super().init_cuda_graphs)
+        startup.remember(self, config)
 
     def forward_batch_generation(self, batch: Any, *positional: Any, **keyword: Any) -> Any:
         """A prefill, or a step, of which SGLang calls the parts that follow."""

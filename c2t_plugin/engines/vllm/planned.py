@@ -6,9 +6,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+import vllm
+from vllm import envs
+
 from c2t_plugin.classifier import load_classifier
 from c2t_plugin.config import LOWER, NETWORK, C2TConfig
-from c2t_plugin.engines import learning
+from c2t_plugin.engines import curve_cache, learned, learning
 from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.engines.vllm.behind import reads_later
 from c2t_plugin.engines.vllm.config import Settings
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from c2t_plugin.planner.calibration import Calibration
     from c2t_plugin.planner.network import Network
     from c2t_plugin.planner.network_learner import NetworkLearner
+    from c2t_plugin.planner.step_planner import StepPlanner
 
 
 class PlanningScheduler(CountingScheduler):
@@ -45,13 +50,15 @@ class PlanningScheduler(CountingScheduler):
         self._taken: Network | None = None
         found: Calibration | NetworkLearner | None
         if settings.learn == NETWORK:
-            found = learning.network(own, classifier, self.num_spec_tokens, pair)
+            found = learned.network(own, classifier, self.num_spec_tokens, pair)
             found.follow(self._take)
         else:
             found = learning.calibration(own, classifier, self.num_spec_tokens, pair)
         ends, skips = may_leave(self.vllm_config), reads_later(self.vllm_config)
         self.planning = Planning(curve, path, self.num_spec_tokens, calibration=found, ends=ends, skips=skips)
         self.planning.own = self._own_limits
+        if path is None:
+            remember(self.planning.planner, self.vllm_config, settings.base)
         if found is not None:
             learning.report(self.planning.planner, settings.learned, classifier, pair)
             self.planning.planner.listeners.append(self._tell)
@@ -145,3 +152,30 @@ class PlanningScheduler(CountingScheduler):
     def _takes(self, name: str) -> bool:
         request = self.requests.get(name)
         return request is not None and not request.is_finished() and not request.is_prefill_chunk
+
+
+def remember(planner: StepPlanner, vllm_config: Any, base: str) -> None:
+    """Have a planner begin with what was measured of such an engine before, and keep what it measures. base: the kind
+    of draft."""
+    target, spec = vllm_config.model_config, vllm_config.speculative_config
+    facts = {
+        "engine": f"vLLM {vllm.__version__}",
+        "base": base,
+        "depths": planner.depths,
+        "ends": planner.draft_end is not None,
+        "skips": planner.skips,
+        "target": curve_cache.checkpoint(target.model, target.revision),
+        "draft": curve_cache.checkpoint(spec.model, target.revision if spec.model == target.model else spec.revision),
+        "dtype": target.dtype,
+        "quantization": target.quantization,
+        "draft_quantization": spec.quantization,
+        "kv_cache_dtype": vllm_config.cache_config.cache_dtype,
+        "block_size": vllm_config.cache_config.block_size,
+        "attention": vllm_config.attention_config.backend,
+        "compilation": vllm_config.compilation_config.mode,
+        "tensor_parallel_size": vllm_config.parallel_config.tensor_parallel_size,
+        "max_num_seqs": vllm_config.scheduler_config.max_num_seqs,
+        "batch_invariant": envs.VLLM_BATCH_INVARIANT,
+        "threads_bound": envs.VLLM_CPU_OMP_THREADS_BIND,
+    }
+    curve_cache.start(planner, torch.device("cpu"), facts)

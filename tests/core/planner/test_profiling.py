@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
+from typing import Any
+
 import pytest
 import torch
 
+from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.planner.profile import REPEATS, WARM_UP, CostProfile
 
@@ -144,3 +149,91 @@ def test_what_is_measured_counts_whatever_the_start_said(machine: Machine):
     )
     # no larger pass is known to be quicker than a smaller one
     assert found[64] == found[4]
+
+
+def measured(machine: Machine, *sizes: int) -> Machine:
+    for requests in sizes:
+        for _ in range(machine.profile.steps_per_size):
+            machine.step(requests)
+    return machine
+
+
+def another(machine: Machine) -> Machine:
+    """A server that starts where another one has been, on a machine that is as fast."""
+    found = Machine(machine.curve)
+    found.now = machine.now
+    # as a file has it
+    found.profile = found.profile.resumed(json.loads(json.dumps(machine.profile.measured())))
+    # whose first steps are as fast as any
+    found.lengths = [None] * WARM_UP
+    return found
+
+
+def test_who_goes_on_has_the_curve_of_who_was_never_stopped(machine: Machine):
+    whole = measured(Machine(machine.curve), 1, 4, 16)
+    later = another(measured(machine, 1, 4))
+    assert later.profile.curve() == machine.profile.curve() != whole.profile.curve()
+    measured(later, 16)
+    assert later.profile.curve() == whole.profile.curve()
+    assert later.profile.measured() == whole.profile.measured()
+
+
+def test_who_goes_on_measures_what_is_not_known_and_nothing_else(machine: Machine):
+    later = another(measured(machine, 1, 4))
+    for requests in (1, 2, 3, 4):
+        later.step(requests)
+    assert later.lengths[WARM_UP:] == [None] * 4 and later.waits == 0
+    measured(later, 5)
+    assert sorted(later.lengths[-REPEATS * len(LENGTHS) :]) == sorted(LENGTHS * REPEATS)
+
+
+def test_a_size_that_is_known_in_part_is_measured_from_its_beginning(machine: Machine):
+    measured(machine, 1)
+    known = machine.profile.measured()
+    for _ in range(machine.profile.steps_per_size - 1):
+        machine.step(4)
+    assert machine.profile.measured() == known
+    later = another(machine)
+    assert later.profile.length(4) == LENGTHS[0]
+
+
+def test_what_the_server_timed_at_start_is_not_kept(machine: Machine):
+    """It is timed anew, and goes on from what is measured then."""
+    measured(machine, 1)
+    machine.profile.seed({4: 1.0, 64: 3.0})
+    assert machine.profile.curve().verify[-1][0] == 64
+    assert max(tokens for tokens, *_ in machine.profile.measured()["verify"]) == 4
+    later = Machine(machine.curve)
+    later.profile.seed({4: 1.0, 128: 5.0})
+    found = later.profile.resumed(machine.profile.measured()).curve()
+    assert [tokens for tokens, _ in found.verify] == [1, 2, 3, 4, 128]
+
+
+@pytest.mark.parametrize(
+    ("part", "row"),
+    [
+        *(("verify", [1, seconds, 0, 0, 0]) for seconds in (0.0, -1.0, 1e9, math.nan, math.inf, 1, "1", None, True)),
+        *(("draft", [tokens, 0.1, 0, 0, 0]) for tokens in (0, -1, 2**31, 1.0, True, "1", None)),
+        *(("draft", [1, 0.1, *rest]) for rest in ((-1, 0, 0), (0, 0.5, 0), (0, 0, "0"), (0, 0), (0, 0, 0, 0))),
+        ("draft_extend", 7),
+    ],
+)
+def test_what_no_server_has_measured_is_refused(machine: Machine, part: str, row: Any):
+    found = measured(machine, 1).profile.measured()
+    fresh = Machine(machine.curve).profile
+    with pytest.raises(ConfigError, match="no passes of a server"):
+        fresh.resumed({**found, part: [*found[part], row]})
+    assert fresh.curve() is None and fresh.length(1) == LENGTHS[0]
+
+
+@pytest.mark.parametrize("found", [None, 7, [], {}, {"verify": [], "draft": []}, "verify"])
+def test_so_is_what_is_nothing_of_the_kind(machine: Machine, found: Any):
+    with pytest.raises(ConfigError, match="no passes of a server"):
+        machine.profile.resumed(found)
+
+
+@pytest.mark.parametrize("part", ["verify", "draft", "draft_extend"])
+def test_so_are_passes_of_which_a_kind_is_missing(machine: Machine, part: str):
+    found = measured(machine, 1).profile.measured()
+    with pytest.raises(ConfigError, match="passes are missing"):
+        machine.profile.resumed({**found, part: []})

@@ -54,7 +54,8 @@ def kernels(*operations: str) -> tuple[str, ...]:
 MODES = {
     "chain": (
         *(f"{ADAPTER}.{name}" for name in ("worker", "drafters.chain", "drafters.depths", "behind", "verify.lagged")),
-        *("c2t_plugin.engines.learning", "c2t_plugin.engines.figures", "c2t_plugin.planner.readback"),
+        *(f"c2t_plugin.engines.{name}" for name in ("learning", "figures", "curve_cache")),
+        "c2t_plugin.planner.readback",
         *(*VERIFY, *kernels("score", "stop")),
     ),
     "tree": (

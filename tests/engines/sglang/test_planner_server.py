@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 import time
 import urllib.request
@@ -40,10 +41,13 @@ EARLY = 10
 UNDECIDED = 1e-5
 
 
-def server(folder: Path, classifier: Path, curve: Path, name: str, *flags: str, base: str = "eagle3") -> CpuServer:
+def server(
+    folder: Path, classifier: Path, curve: Path | str, name: str, *flags: str, base: str = "eagle3"
+) -> CpuServer:
+    """curve: a file, or `on`: one is measured, and kept in the folder, as is what is learnt."""
     # a simulation reads confidences as they are
     kept = ("calibrate", "--speculative-c2t-learned", str(folder / "learned.safetensors"))
-    learning = ("off",) if curve.exists() else kept
+    learning = kept if curve == "on" else ("off",)
     return CpuServer(
         pair_dir() / "target",
         *("--speculative-algorithm", "C2T", "--speculative-c2t-base", base),
@@ -56,6 +60,7 @@ def server(folder: Path, classifier: Path, curve: Path, name: str, *flags: str, 
         *("--speculative-c2t-self-check", "strict"),
         *flags,
         log=folder / f"{name}.log",
+        env={**os.environ, "C2T_CACHE_DIR": str(folder / "cache")},
     )
 
 
@@ -270,9 +275,8 @@ def test_a_fixed_beta_ends_it_and_auto_returns_to_it(setting: SimpleNamespace, p
     assert state(planned.server)["beta"] == "auto"
 
 
-def test_without_a_curve_one_is_measured_and_kept(setting: SimpleNamespace):
-    curve = setting.folder / "measured.json"
-    with server(setting.folder, setting.classifier, curve, "measured") as running:
+def test_without_a_curve_one_is_measured_and_the_next_server_begins_with_it(setting: SimpleNamespace):
+    with server(setting.folder, setting.classifier, "on", "measured") as running:
         untaught = {"slope": 1.0, "own": 0.0, "offsets": [0.0] * D_MAX}
         learnt = {"seen": 0, "discarded": 0, "nll": None, "auc": None, "applied": True, **untaught}
         nothing = {"step_seconds": {}, "came": {"tokens": None, "seconds": None}}
@@ -305,7 +309,16 @@ def test_without_a_curve_one_is_measured_and_kept(setting: SimpleNamespace):
     assert 0 < kept.training["learned"]["seen"] <= planner["learnt"]["seen"]
     assert kept.pair["target"].startswith("LlamaForCausalLM sha256:")
     assert "C2T: learnt from" in log
-    assert CostCurve.load(curve).verify_s(torch.tensor([1, 5])).gt(0).all()
     assert lengths <= set(range(D_MAX + 1))
     assert "C2T: cost of a step, measured" in log
     assert "c2t calibrate" not in log
+    (cached,) = (setting.folder / "cache").rglob("*.json")
+    # the next one begins with it, and what it measures is nothing
+    before = cached.read_bytes()
+    proved = ("--speculative-c2t-self-check", "off")
+    with server(setting.folder, setting.classifier, "on", "again", *proved) as running:
+        assert state(running)["planner"]["curve"]
+        assert vc.answers(running, setting.prompts[:1], concurrency=1)[0]["output_ids"] == list(setting.plain[0])
+        log = running.log.read_text(errors="replace")
+    assert f"as it was measured before ({cached})" in log and "C2T: cost of a step, measured" not in log
+    assert cached.read_bytes() == before

@@ -251,6 +251,14 @@ def test_auto_has_one_and_says_what_it_takes_confidences_for(tmp_path: Path, cap
     assert "c2t calibrate --on chain" in caplog.text
 
 
+@pytest.mark.parametrize("leads", [True, False])
+def test_the_rank_that_leads_writes_the_curve_that_is_named(tmp_path: Path, leads: bool):
+    made = prepare(pair_dir() / "eagle3", planner=str(tmp_path / "new.json"), leads=leads)
+    assert made.planner is not None and made.planner.measures
+    made.planner._learn(CURVE)
+    assert (tmp_path / "new.json").exists() == leads
+
+
 @pytest.mark.parametrize("learn", ["auto", "calibrate", "network"])
 def test_nothing_is_learnt_where_inference_is_deterministic(learn: str, caplog: pytest.LogCaptureFixture):
     made = prepare(pair_dir() / "eagle3", planner="on", learn=learn, deterministic=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.server]
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.classifier import load_classifier  # noqa: E402
 from c2t_plugin.engines.vllm.config import Settings  # noqa: E402
+from c2t_plugin.engines.vllm.planned import remember  # noqa: E402
+from c2t_plugin.engines.vllm.planning import Planning  # noqa: E402
 from tests.engines.vllm.conftest import DRAFTS, Engine  # noqa: E402
 from tests.support.sglang.simulate import Target  # noqa: E402
 from tests.support.vllm.verify_counts import Oracle, Steps, UnnormedMtpDraft  # noqa: E402
@@ -130,11 +134,20 @@ def plain(engine: Engine) -> list[SimpleNamespace]:
         return answers(llm, all_prompts(), NEW_TOKENS)
 
 
+@contextmanager
+def cached_in(folder: Path) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("C2T_CACHE_DIR", str(folder))
+        yield
+
+
 @pytest.fixture(scope="module", params=[*((base, "off") for base in (*DRAFTS, "mtp")), ("eagle3", "on")], ids="-".join)
-def served(request: pytest.FixtureRequest, engine: Engine, mimo: Path) -> Iterator[SimpleNamespace]:
+def served(
+    request: pytest.FixtureRequest, engine: Engine, mimo: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SimpleNamespace]:
     base, planner = request.param
-    target = mimo if base == "mtp" else None
-    with engine(f"c2t:{base}", D_MAX, OPTIONS, target, c2t_planner=planner) as llm:
+    target, cache = mimo if base == "mtp" else None, tmp_path_factory.mktemp("cache")
+    with cached_in(cache), engine(f"c2t:{base}", D_MAX, OPTIONS, target, c2t_planner=planner) as llm:
         found = answers(llm, all_prompts(), NEW_TOKENS)
         again = twice(llm, all_prompts()[0], NEW_TOKENS)
         counts = {
@@ -145,9 +158,31 @@ def served(request: pytest.FixtureRequest, engine: Engine, mimo: Path) -> Iterat
         (state,) = llm.collective_rpc("c2t_control")
         exact = exactly(llm) if planner == "off" else {}
         settings = Settings.of(llm.llm_engine.vllm_config)
-    own = {"base": base, "exact": exact, "settings": settings, "mimo": mimo}
+        known = begun_again(llm) if planner == "on" else None
+    own = {"base": base, "exact": exact, "settings": settings, "mimo": mimo, "cache": cache, "known": known}
     told = {"counts": counts, "steps": steps, "seconds": seconds, "state": state}
     yield SimpleNamespace(found=found, again=again, planner=planner, **told, **own)
+
+
+def begun_again(llm: Any) -> SimpleNamespace:
+    """Of an engine whose planner has measured its steps, and of the next such one: what their planners know."""
+    first = llm.llm_engine.engine_core.engine_core.scheduler.planning.planner
+    later = Planning(None, None, D_MAX, ends=first.draft_end is not None, skips=first.skips).planner
+    remember(later, llm.llm_engine.vllm_config, "eagle3")
+    return SimpleNamespace(first=first._profile.measured(), later=later._profile.measured(), curve=later.curve)
+
+
+def test_the_next_engine_begins_with_what_this_one_has_measured(served: SimpleNamespace):
+    kept = list(served.cache.rglob("*.json"))
+    if served.planner == "off":
+        assert kept == []
+        return
+    (file,) = kept
+    found = json.loads(file.read_text())
+    assert found["facts"]["dtype"] == "torch.float32" and found["facts"]["engine"].startswith("vLLM 0.")
+    # what it has measured of a last size of batch it may not have written yet
+    assert served.known.later == found["passes"] and served.known.curve is not None
+    assert all(row in served.known.first[part] for part, rows in found["passes"].items() for row in rows)
 
 
 def of_kind(found: list[Any], kind: str) -> list[Any]:
