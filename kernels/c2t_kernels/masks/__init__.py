@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from c2t_kernels.masks import reference
-
 __all__ = ["full_mask"]
 
 
@@ -26,4 +24,6 @@ def full_mask(
         from c2t_kernels.masks import kernel
 
         return kernel.full_mask(tree_mask, prefix_lens, capacity=capacity, counts=counts)
+    from c2t_kernels.masks import reference
+
     return reference.full_mask(tree_mask, prefix_lens, capacity=capacity, counts=counts)
