@@ -18,6 +18,8 @@ from c2t_plugin.planner.step_costs import Step, StepCosts
 MEMORY = 512
 # Costs of a size are worked out again when there are more by one in so many of its steps.
 RENEWED_BY = 16
+# Steps of the same requests, after which their context is counted again.
+COUNTED_EVERY = 16
 # Newest steps of a depth that `state` tells the median of.
 TOLD = 9
 
@@ -37,9 +39,10 @@ class Pace:
     def __init__(self, settled: int = 0, clock: Callable[[], float] = time.perf_counter) -> None:
         self.settled, self._clock = settled, clock
         self._seen: dict[int, deque[Step]] = {}
-        # by size: costs, of which curve they are, and steps of that size since
+        # by size: costs, of which curve they are, and steps of that size since; the same as of a context, and of which
         self._costs: dict[int, tuple[StepCosts, CostCurve]] = {}
         self._new: dict[int, int] = {}
+        self._here: dict[int, tuple[StepCosts, int]] = {}
         # size of the batch and depth of the step at hand
         self._kind: tuple[int, int] | None = None
         self._alike, self._broken = 0, False
@@ -47,18 +50,24 @@ class Pace:
         self._last: tuple[tuple[int, int] | None, int] = None, 0
         self._began = 0.0
         self._requests = self._passes = self._rows = 0
+        # tokens of the requests of the step at hand, and steps until they are counted again
+        self._context = self._uncounted = 0
 
     def interrupt(self) -> None:
         """Before the next step begins, something else runs, such as a prefill: that distance is not a step's cost."""
         self._kind, self._broken = None, True
 
-    def begin(self, requests: int) -> float | None:
-        """A step begins, with which the one before has ended. Returns the seconds of that, None where it counts not."""
+    def begin(self, requests: int, context: Callable[[], int] = lambda: 0) -> float | None:
+        """A step begins, with which the one before has ended. Returns the seconds of that, None where it counts not.
+        context: counts the tokens of its requests, in some steps."""
         now, took = self._clock(), None
         settled = self._alike >= self.settled and not self._broken
         if self._kind is not None and requests == self._requests and self._rows and settled:
             took = now - self._began
-            self._note(Step(took, requests, self._kind[1], self._rows, self._passes))
+            self._note(Step(took, requests, self._kind[1], self._rows, self._passes, self._context))
+        self._uncounted -= 1
+        if requests != self._requests or self._broken or self._uncounted <= 0:
+            self._context, self._uncounted = context(), COUNTED_EVERY
         if requests != self._requests:
             self._alike = -1
         self._last = self._kind, self._alike
@@ -93,7 +102,11 @@ class Pace:
         if known is None or known[1] is not curve or self._new[size] > len(self._seen[size]) // RENEWED_BY:
             known = self._costs[size] = StepCosts.fit(curve, self._seen[size], skips), curve
             self._new[size] = 0
-        return known[0]
+            self._here.pop(size, None)
+        here = self._here.get(size)
+        if here is None or here[1] != self._context:
+            here = self._here[size] = known[0].at(self._context), self._context
+        return here[0]
 
     def state(self) -> dict[str, dict[str, float]]:
         """As JSON: median seconds of the newest steps, by the largest batch of a size and by depth."""

@@ -16,9 +16,10 @@ from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
 # the line, beyond the last as there, of none nothing.
 KNOTS = (1, 2, 3, 4, 6)
 # How far corrections are believed to reach without evidence, as shares of a typical step: for plain decoding, for each
-# depth, for a cut, and at each knot. What a pass of one size takes says nothing of another size: a processor computes
-# two rows worse than eight, and who took the two rows' price for the eight's would never run those.
-BELIEVED = (0.1, 0.03, 0.1, *(0.3 for _ in KNOTS))
+# depth, for a cut, at each knot, and for twice the usual context, of the step and of each draft token besides. What a
+# pass of one size takes says nothing of another size: a processor computes two rows worse than eight, and who took the
+# two rows' price for the eight's would never run those.
+BELIEVED = (0.1, 0.03, 0.1, *(0.3 for _ in KNOTS), 0.3, 0.1)
 # Steps before and after one by whose median the machine's speed at that time is told from what the step did.
 AROUND = 8
 # No step is faster than a typical one by more than this: a clock that stood still has said nothing.
@@ -30,20 +31,34 @@ NEAR = 0.1
 
 
 class Step(NamedTuple):
-    """One whole step. seconds: until the next one. rows: of the target's pass. passes: of the draft."""
+    """One whole step. seconds: until the next one. rows: of the target's pass. passes: of the draft. context: tokens of
+    all its requests together; 0 where nobody counts them."""
 
     seconds: float
     requests: int
     depth: int
     rows: int
     passes: int
+    context: int = 0
+
+
+class Context(NamedTuple):
+    """What a step costs by the tokens of context that its requests have together. usual: of those steps that this was
+    learnt from, the mean; least, most: of any of them. always, a_token: seconds more with twice the usual context, of
+    the step, and of each draft token of a request."""
+
+    usual: float
+    least: int
+    most: int
+    always: float
+    a_token: float
 
 
 class StepCosts(NamedTuple):
     """Seconds beside a curve's for the passes. always: of every step. plain: of one that drafts nothing, besides.
     a_depth: of each depth. a_cut: of a step that verifies less than it drafted, and has to pack rows for that; 0 or
     more. a_knot: of so many draft tokens a request in the target's pass; see KNOTS. scale: what a second of the curve's
-    passes takes, 1 at most."""
+    passes takes, 1 at most. context: what all this is the usual context's of; None: of any."""
 
     always: float
     plain: float = 0.0
@@ -51,10 +66,22 @@ class StepCosts(NamedTuple):
     a_cut: float = 0.0
     a_knot: tuple[float, ...] = (0.0,) * len(KNOTS)
     scale: float = 1.0
+    context: Context | None = None
 
     def beside(self, depth: int) -> float:
         """Of a step that drafts so deep, whatever it verifies."""
         return self.always + (self.a_depth * depth if depth else self.plain)
+
+    def at(self, context: int) -> StepCosts:
+        """Of steps with so many tokens of context: beyond what was seen, as with the nearest that was."""
+        if self.context is None:
+            return self
+        usual, least, most, always, a_token = self.context
+        # in few steps, since what follows from costs is remembered by them
+        near = context & -(1 << max(0, context.bit_length() - 4))
+        more = min(max(near, least), most) / usual - 1.0
+        knots = tuple(knot + more * a_token * tokens for knot, tokens in zip(self.a_knot, KNOTS, strict=True))
+        return self._replace(always=self.always + more * always, a_knot=knots, context=None)
 
     def of_tokens(self, tokens: Tensor) -> Tensor:
         """Of a target's pass with so many draft tokens a request, any shape -> float64; 0 for none."""
@@ -69,17 +96,22 @@ class StepCosts(NamedTuple):
         evidence stays near zero. Steps that take less than their passes say that the curve was measured in a slow
         while, all of it: what lies between its prices shrinks with them.
         """
-        took = np.maximum([step.seconds for step in steps], LEAST_SECONDS)
+        seconds, requests, depths, rows, _, contexts = np.array(steps, dtype=np.float64).T
+        took = np.maximum(seconds, LEAST_SECONDS)
         typical = float(np.median(took))
         took = np.maximum(took, typical / FASTEST)
         first = cls.before(curve, skips)
-        passes = np.array([_passes(curve, step) for step in steps])
-        plain_s = np.array([0.0 if step.depth else first.plain for step in steps])
+        known = {kind: _passes(curve, *kind) for kind in {(step.rows, step.requests, step.passes) for step in steps}}
+        passes = np.array([known[step.rows, step.requests, step.passes] for step in steps])
+        plain_s = np.where(depths == 0, first.plain, 0.0)
         scale = min(1.0, float(np.median(took / np.maximum(passes + first.always + plain_s, LEAST_SECONDS))))
         said = scale * (passes + plain_s)
-        depths = np.array([step.depth for step in steps])
-        tokens = np.array([step.rows / step.requests - 1.0 for step in steps])
-        kinds = np.column_stack([np.ones(len(steps)), depths == 0, depths, tokens < depths, _near_knots(tokens)])
+        tokens = rows / requests - 1.0
+        usual = float(contexts.mean())
+        more = contexts / usual - 1.0 if usual else contexts
+        kinds = np.column_stack(
+            [np.ones_like(took), depths == 0, depths, tokens < depths, _near_knots(tokens), more, more * tokens]
+        )
         pull = np.diag([0.0, *((NEAR / (reach * typical)) ** 2 for reach in BELIEVED)])
         speed, near = np.ones_like(took), np.ones_like(took)
         found = np.zeros(kinds.shape[1])
@@ -89,8 +121,9 @@ class StepCosts(NamedTuple):
             expected = np.maximum(said + kinds @ found, LEAST_SECONDS)
             speed = _while_by_while(np.log(took / expected))
             near = NEAR / (np.abs(np.log(took / (expected * speed))) + NEAR)
-        always, plain, a_depth, a_cut, *a_knot = found.tolist()
-        return cls(always, plain + scale * first.plain, a_depth, max(0.0, a_cut), tuple(a_knot), scale)
+        always, plain, a_depth, a_cut, *a_knot, by_step, by_token = found.tolist()
+        seen = Context(usual, int(contexts.min()), int(contexts.max()), by_step, by_token) if usual else None
+        return cls(always, plain + scale * first.plain, a_depth, max(0.0, a_cut), tuple(a_knot), scale, seen)
 
     @classmethod
     def before(cls, curve: CostCurve, skips: bool = False) -> StepCosts:
@@ -98,8 +131,8 @@ class StepCosts(NamedTuple):
         return cls(curve.beside, plain=-curve.draft_extend if skips else 0.0)
 
 
-def _passes(curve: CostCurve, step: Step) -> float:
-    return curve.verify_one(step.rows) + step.passes * curve.draft_s(step.requests)
+def _passes(curve: CostCurve, rows: int, requests: int, passes: int) -> float:
+    return curve.verify_one(rows) + passes * curve.draft_s(requests)
 
 
 def _near_knots(tokens: Array) -> Array:
@@ -112,5 +145,8 @@ def _while_by_while(drift: Array) -> Array:
     """(steps,) speed at each step, 1 in the geometric mean. drift: (steps,) logarithms of what came over what was
     expected."""
     windows = np.lib.stride_tricks.sliding_window_view(np.pad(drift, AROUND, constant_values=np.nan), 2 * AROUND + 1)
-    level = np.nanmedian(windows, axis=1)
+    # the median of what is there, which at both ends is less: numpy's own takes eight times as long
+    ordered, steps = np.sort(windows, axis=1), np.arange(len(drift))
+    there = np.count_nonzero(~np.isnan(ordered), axis=1)
+    level = (ordered[steps, (there - 1) // 2] + ordered[steps, there // 2]) / 2
     return np.exp(level - level.mean())

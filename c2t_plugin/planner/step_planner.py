@@ -72,6 +72,8 @@ class StepPlanner:
     ) -> None:
         self.active = True
         self.sizes: Callable[[], Sequence[int]] = tuple
+        # Counts the tokens of all requests of the step at hand, where somebody does.
+        self.context: Callable[[], int] = lambda: 0
         # Whether what is not verified is not computed; without that every drafted token is verified.
         self.packed = False
         # Whether the step at hand decodes alone, so that its time says what decoding costs.
@@ -235,7 +237,7 @@ class StepPlanner:
         before, self._forced = self._forced, None
         self.depth = self._steps
         if self._pace is not None:
-            took = self._pace.begin(requests)
+            took = self._pace.begin(requests, self.context)
             if took is not None and self._promised_s is not None:
                 self._ledger.add("seconds", self._promised_s, took)
         self._promised_s, self._open, self._own = None, False, own

@@ -199,7 +199,7 @@ srt/distributed/parallel_state.py
 srt/managers/schedule_batch.py
   ScheduleBatch: reqs, req_pool_indices, out_cache_loc, seq_lens, seq_lens_cpu, seq_lens_sum, orig_seq_lens, input_ids
   ScheduleBatch: forward_mode, spec_info, spec_algorithm, multimodal_inputs, return_logprob, model_config, device
-  Req: finished, is_retracted, rid, output_ids, finished_len, grammar
+  Req: finished, is_retracted, rid, output_ids, finished_len, grammar, seqlen
   Req.__init__(rid, origin_input_ids)
 srt/sampling/sampling_params.py
   SamplingParams: custom_params

@@ -116,6 +116,8 @@ def complete(worker: Any, config: C2TConfig) -> Any:
         from c2t_plugin.engines.sglang import dp_attention
 
         parts.together = dp_attention.start(worker, config)
+    if planner is not None:
+        planner.context = lambda: sum(req.seqlen for req in worker._reqs)
     controller: Any
     if planner is not None and planner.depths:
         # elsewhere a depth has graphs of its own

@@ -109,7 +109,7 @@ v1/core/sched/scheduler.py
   Scheduler._update_request_with_output
     del new_token_ids[num_new:]
 v1/request.py
-  Request: use_structured_output, is_prefill_chunk, num_output_tokens
+  Request: use_structured_output, is_prefill_chunk, num_output_tokens, num_tokens
 v1/core/sched/async_scheduler.py
   AsyncScheduler
 v1/spec_decode/metrics.py

@@ -57,6 +57,7 @@ class PlanningScheduler(CountingScheduler):
         ends, skips = may_leave(self.vllm_config), reads_later(self.vllm_config)
         self.planning = Planning(curve, path, self.num_spec_tokens, calibration=found, ends=ends, skips=skips)
         self.planning.own = self._own_limits
+        self.planning.planner.context = lambda: sum(request.num_tokens for request in self.running)
         if path is None:
             remember(self.planning.planner, self.vllm_config, settings.base)
         if found is not None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from statistics import median
 
+import numpy as np
 import pytest
 import torch
 
 from c2t_plugin.planner import CostCurve
-from c2t_plugin.planner.step_costs import Step, StepCosts
+from c2t_plugin.planner.step_costs import AROUND, Step, StepCosts, _while_by_while
 
 CURVE = CostCurve(verify=((1, 0.05), (101, 0.15)), draft=((1, 0.005), (2, 0.005)))
 TRUTH = StepCosts(0.02, 0.004, 0.002, 0.003, (0.003, 0.006, 0.009, 0.012, 0.018))
@@ -64,6 +66,15 @@ def test_slow_whiles_make_no_depth_look_dear():
     whiles = [1.5 if at // 24 % 2 else 1.0 for at in range(256)]
     worst = max(furthest(StepCosts.fit(CURVE, steps(256, whiles, seed))) for seed in range(5))
     assert worst < 0.03
+
+
+@pytest.mark.parametrize("count", [1, 2, AROUND, 2 * AROUND + 1, 5 * AROUND])
+def test_the_speed_of_a_while_is_the_median_around_each_step(count: int):
+    rng = random.Random(count)
+    drift = [rng.gauss(0, 1) for _ in range(count)]
+    levels = [median(drift[max(0, at - AROUND) : at + AROUND + 1]) for at in range(count)]
+    expected = [math.exp(level - sum(levels) / count) for level in levels]
+    assert _while_by_while(np.array(drift)).tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def test_single_odd_steps_bend_little():

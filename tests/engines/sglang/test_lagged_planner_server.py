@@ -84,7 +84,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     plain = [tuple(target.greedy(prompt, vc.NEW_TOKENS)) for prompt in prompts]
     judge = forced_plan.Judge(target, load_draft(pair_dir(), "eagle3", target), vc.Rule(classifier, 0.0))
     yield SimpleNamespace(
-        answers=answers, steps=steps, plain=plain, plain_steps=plain_steps, continued=continued, judge=judge
+        answers=answers,
+        steps=steps,
+        plain=plain,
+        plain_steps=plain_steps,
+        continued=continued,
+        judge=judge,
+        sizes=[len(prompt) for prompt in prompts],
     )
 
 
@@ -124,6 +130,16 @@ def test_every_step_has_the_depth_rows_and_lengths_of_the_rule(served: SimpleNam
     assert max(len(kept) for *_, kept in found) == concurrency
     assert any(depth and sum(kept) < depth * len(kept) for depth, _, kept in found), "nothing was ever left out"
     assert any(len(set(kept)) > 1 for *_, kept in found) or concurrency == 1, "requests were never treated differently"
+
+
+def test_the_planner_is_told_how_long_contexts_are(served: SimpleNamespace):
+    by_request: dict[str, list[int]] = {}
+    for step in served.steps[1]:
+        by_request.setdefault(step["rids"][0], []).append(step["context"])
+    for size, found in zip(served.sizes, by_request.values(), strict=True):
+        # with the overlap scheduler what the step before gave is not there yet
+        assert size <= found[0] <= size + 1 and found == sorted(found) and found[-1] > size + vc.NEW_TOKENS // 2
+    assert sum(served.sizes) < max(step["context"] for step in served.steps[FULL]) < 2 * sum(served.sizes)
 
 
 @pytest.mark.parametrize("fault", planned_log.FAULTS)

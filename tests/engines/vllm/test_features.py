@@ -169,7 +169,9 @@ def begun_again(llm: Any) -> SimpleNamespace:
     first = llm.llm_engine.engine_core.engine_core.scheduler.planning.planner
     later = Planning(None, None, D_MAX, ends=first.draft_end is not None, skips=first.skips).planner
     remember(later, llm.llm_engine.vllm_config, "eagle3")
-    return SimpleNamespace(first=first._profile.measured(), later=later._profile.measured(), curve=later.curve)
+    contexts = {step.context for seen in first._pace._seen.values() for step in seen}
+    measured = {"first": first._profile.measured(), "later": later._profile.measured()}
+    return SimpleNamespace(**measured, curve=later.curve, contexts=contexts)
 
 
 def test_the_next_engine_begins_with_what_this_one_has_measured(served: SimpleNamespace):
@@ -183,6 +185,13 @@ def test_the_next_engine_begins_with_what_this_one_has_measured(served: SimpleNa
     # what it has measured of a last size of batch it may not have written yet
     assert served.known.later == found["passes"] and served.known.curve is not None
     assert all(row in served.known.first[part] for part, rows in found["passes"].items() for row in rows)
+
+
+def test_a_planner_is_told_how_long_contexts_are(served: SimpleNamespace):
+    if served.planner == "on":
+        # of one request, and of all eight that run
+        assert min(served.known.contexts) > min(map(len, all_prompts()))
+        assert MAX_MODEL_LEN < max(served.known.contexts) <= 8 * MAX_MODEL_LEN
 
 
 def of_kind(found: list[Any], kind: str) -> list[Any]:

@@ -1,7 +1,8 @@
 """A plugin for tests only: writes down what every step of a lagged planner did, and plants faults into it.
 
-STEP_LOG names a file that gets one JSON line per verify forward of the target: requests, depth of the draft, the
-confidences of their drafts (request, depth), rows, and how many of them each request wants. PLANTED_FAULT_FILE names
+STEP_LOG names a file that gets one JSON line per verify forward of the target: requests, depth of the draft, how long
+the planner is told that contexts are, the confidences of their drafts (request, depth), rows, and how many of them each
+request wants. PLANTED_FAULT_FILE names
 one that may hold the name of a fault.
 """
 
@@ -32,7 +33,7 @@ def register() -> None:
     def planned(self: Any, reqs: Any) -> int:
         depth = plan(self, reqs)
         now.clear()
-        now.update(rids=[req.rid for req in reqs], depth=depth)
+        now.update(rids=[req.rid for req in reqs], depth=depth, context=self.c2t.planner.context())
         return depth
 
     def decided(self: Any, batch: Any, drafted: Any) -> Any:
