@@ -262,14 +262,14 @@ def test_off_keeps_and_reads_nothing(folder: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("own", "xdg", "home", "expected"),
     [
-        ("/mine", "/xdg", "/home/me", "/mine"),
-        ("", "/xdg", "/home/me", "/xdg/c2t"),
-        (None, "/xdg", "/home/me", "/xdg/c2t"),
-        (None, "", "/home/me", "/home/me/.cache/c2t"),
-        (None, "relative", "/home/me", "/home/me/.cache/c2t"),
-        (None, None, "/home/me", "/home/me/.cache/c2t"),
+        ("/mine", "/xdg", "/mine/own", "/mine"),
+        ("", "/xdg", "/mine/own", "/xdg/c2t"),
+        (None, "/xdg", "/mine/own", "/xdg/c2t"),
+        (None, "", "/mine/own", "/mine/own/.cache/c2t"),
+        (None, "relative", "/mine/own", "/mine/own/.cache/c2t"),
+        (None, None, "/mine/own", "/mine/own/.cache/c2t"),
         (None, None, "nowhere", None),
-        ("off", "/xdg", "/home/me", None),
+        ("off", "/xdg", "/mine/own", None),
     ],
 )
 def test_where_it_is(

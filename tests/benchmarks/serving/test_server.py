@@ -63,6 +63,23 @@ def test_a_server_that_does_not_come_up_is_an_error_and_leaves_nothing(
         pass
 
 
+@pytest.mark.parametrize(("own", "kept"), [(None, "off"), ("/mine", "/mine")])
+def test_a_server_begins_with_nothing_that_another_has_measured(
+    own: str | None, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").touch()
+    code = "import os; print('ValueError: kept in', os.environ['C2T_CACHE_DIR'])"
+    (tmp_path / "sglang" / "launch_server.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("C2T_CACHE_DIR", raising=False)
+    if own is not None:
+        monkeypatch.setenv("C2T_CACHE_DIR", own)
+    server = Server(ENGINES["sglang"].launch(Path("m"), [], Device.GPU), log=tmp_path / "log", start_timeout=30.0)
+    with pytest.raises(C2TError, match=f"kept in {kept}"), server:
+        pass
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_servers_on_a_cpu_leave_it_to_their_client_first(engine: str, tmp_path: Path):
     for device, niceness in ((Device.CPU, 5), (Device.GPU, 0)):
