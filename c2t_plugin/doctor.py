@@ -159,9 +159,7 @@ def check_sgl_kernel() -> Finding:
         return Finding(name, True, f"real, {version or 'version unknown'}")
     if has_gpu():
         return Finding(name, False, "absent: SGLang on a GPU needs it, pip install 'c2t-plugin[sglang]'")
-    return Finding(
-        name, True, "absent; `python -m benchmarks.cpu_engine -- COMMAND` supplies a stub on a machine without GPU"
-    )
+    return Finding(name, True, "absent; without a GPU `python -m benchmarks.cpu_engine -- COMMAND` supplies a stub")
 
 
 def check_classifiers(classifier: Path | None, draft: str | None) -> Iterator[Finding]:
