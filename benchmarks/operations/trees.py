@@ -18,8 +18,8 @@ from c2t_plugin.engines.sglang.drafters.tree import Grown, TreeDrafter
 from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.verify.packing import PackedVerify
+from c2t_plugin.trees.by_name import slot_policy
 from c2t_plugin.trees.grower import TreeGrower
-from c2t_plugin.trees.policies import slot_policy
 
 TOP_K, NODES, PREFIX, SLOTS = 3, 7, 20, 1000
 

@@ -7,8 +7,7 @@ slots and judge these in tests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch
@@ -17,9 +16,6 @@ from torch import Tensor
 from c2t_kernels import DraftStats, GrownLayer, ScoringNetwork, grow_layer
 from c2t_kernels.growth import select_children
 from c2t_kernels.network import PathSums, extend_path
-from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.config import THRESHOLDS
-from c2t_plugin.trees.published import EAGLE1_PATHS, EntropyWidth, RankPath
 
 
 class Frontier(NamedTuple):
@@ -68,7 +64,7 @@ class ProbSlots:
     width: int
 
     def layer(self, frontier: Frontier, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
-        children = _Children.of(frontier, stats)
+        children = Children.of(frontier, stats)
         return children.grown(children.prob, *select_children(children.prob, children.possible, beta, self.width))
 
 
@@ -80,7 +76,7 @@ class Eagle2Slots:
     width: int
 
     def layer(self, frontier: Frontier, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
-        children = _Children.of(frontier, stats)
+        children = Children.of(frontier, stats)
         return children.grown(children.prob, children.possible, children.most_probable(children.possible, self.width))
 
 
@@ -96,7 +92,7 @@ class DySpecSlots:
     width: int
 
     def layer(self, frontier: Frontier, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
-        children = _Children.of(frontier, stats)
+        children = Children.of(frontier, stats)
         probs = stats.log_probs.exp().reshape(*frontier.alive.shape, -1)
         before = probs.cumsum(-1) - probs
         value = (frontier.joint_log_prob.exp()[..., None] * (1 - before).clamp_min(0)).flatten(1)
@@ -104,61 +100,7 @@ class DySpecSlots:
 
 
 @dataclass(frozen=True)
-class EntropySlots:
-    """As many children as the entropy asks for, and `width` of them at most (entropy-shaped trees, section 4)."""
-
-    cuts: ClassVar[bool] = False
-    width: int
-    rule: EntropyWidth
-
-    def layer(self, frontier: Frontier, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
-        children = _Children.of(frontier, stats)
-        wanted = self.rule.of(stats.entropy.reshape(frontier.alive.shape))[..., None]
-        rank = torch.arange(stats.log_probs.shape[1], device=wanted.device)
-        kept = children.possible & (rank < wanted).flatten(1)
-        return children.grown(children.prob, kept, children.most_probable(kept, self.width))
-
-
-@dataclass(frozen=True)
-class StaticSlots:
-    """A tree given by the ranks on the way to each node, EAGLE-1's by default."""
-
-    cuts: ClassVar[bool] = False
-    width: int
-    device: torch.device | str
-    paths: tuple[RankPath, ...] = EAGLE1_PATHS
-    _layers: list[tuple[Tensor, Tensor]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_layers", list(self._tables()))
-
-    def _tables(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """Per depth the places that belong to the tree, (slots * width) bool, and those that grow, (width,) int32."""
-        found = []
-        parents: list[RankPath] = [()]
-        for depth in range(1, max(map(len, self.paths)) + 1):
-            places = {p: parents.index(p[:-1]) * self.width + p[-1] for p in self.paths if len(p) == depth}
-            kept = torch.zeros((1 if depth == 1 else self.width) * self.width, dtype=torch.bool)
-            kept[list(places.values())] = True
-            parents = [path for path in places if any(other[:-1] == path for other in self.paths)]
-            columns = [places[path] for path in parents] + [-1] * (self.width - len(parents))
-            found.append((kept.to(self.device), torch.tensor(columns, dtype=torch.int32, device=self.device)))
-        return found
-
-    def layer(self, frontier: Frontier, stats: DraftStats, beta: Tensor, depth: int) -> GrownLayer:
-        children = _Children.of(frontier, stats)
-        if depth > len(self._layers):
-            nothing = torch.zeros_like(children.possible)
-            return children.grown(children.prob, nothing, children.most_probable(nothing, self.width))
-        belongs, grows = self._layers[depth - 1]
-        kept = children.possible & belongs
-        columns = grows.expand(len(kept), -1)
-        live = (columns >= 0) & kept.gather(1, columns.clamp_min(0).long())
-        return children.grown(children.prob, kept, torch.where(live, columns, -1))
-
-
-@dataclass(frozen=True)
-class _Children:
+class Children:
     """All children of a layer, (bs, slots * k): log P, entropies on the way, whether there is such a child, and the
     draft's statistics."""
 
@@ -168,7 +110,7 @@ class _Children:
     stats: DraftStats
 
     @classmethod
-    def of(cls, frontier: Frontier, stats: DraftStats) -> _Children:
+    def of(cls, frontier: Frontier, stats: DraftStats) -> Children:
         log_prob = stats.log_probs.reshape(*frontier.alive.shape, -1)
         above = PathSums(frontier.joint_log_prob[..., None], frontier.path_entropy[..., None])
         # not the features' `children`: nothing here reads the rest of what that makes
@@ -199,23 +141,3 @@ class _Children:
             path_entropy=self.path_entropy.gather(1, column).masked_fill(~live, 0.0),
             alive=live,
         )
-
-
-def slot_policy(name: str, classifier: NodeClassifier, width: int, device: torch.device | str) -> SlotPolicy:
-    """The policy of this name from c2t_plugin.config.POLICIES."""
-    policies: dict[str, Callable[[], SlotPolicy]] = {
-        "c2t": lambda: C2TSlots(classifier.network(device), width),
-        "prob": lambda: ProbSlots(width),
-        "eagle2": lambda: Eagle2Slots(width),
-        "dyspec": lambda: DySpecSlots(width),
-        "entropy": lambda: EntropySlots(width, EntropyWidth()),
-        "static": lambda: StaticSlots(width, device),
-    }
-    return policies[name]()
-
-
-def largest_tree(name: str, topk: int, steps: int) -> int:
-    """Most nodes of a tree, the root not counted."""
-    if name == "static":
-        return len(EAGLE1_PATHS)
-    return topk * steps if name in THRESHOLDS else topk + (steps - 1) * topk**2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.trees.policies import largest_tree
+from c2t_plugin.trees.by_name import largest_tree
 from c2t_plugin.trees.published import EAGLE1_DEPTH, EAGLE1_WIDTH
 
 # Children per node and nodes per layer when --speculative-eagle-topk is not given: SGLang's own choice for most models.

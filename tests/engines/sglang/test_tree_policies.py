@@ -29,8 +29,8 @@ from c2t_plugin.lab.policies.entropy import DynamicWidth  # noqa: E402
 from c2t_plugin.lab.policies.static import StaticTree  # noqa: E402
 from c2t_plugin.lab.token_tree import TokenTree  # noqa: E402
 from c2t_plugin.trees.branches import inherit_branches  # noqa: E402
+from c2t_plugin.trees.by_name import slot_policy  # noqa: E402
 from c2t_plugin.trees.grower import TreeGrower  # noqa: E402
-from c2t_plugin.trees.policies import slot_policy  # noqa: E402
 from c2t_plugin.trees.published import EAGLE1_PATHS, EAGLE1_WIDTH  # noqa: E402
 from tests.support.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
 

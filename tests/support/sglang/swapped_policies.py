@@ -18,8 +18,8 @@ def chosen() -> tuple[str, int]:
 
 def register() -> None:
     from c2t_plugin.engines.sglang.drafters.tree import TreeDrafter
+    from c2t_plugin.trees.by_name import slot_policy
     from c2t_plugin.trees.grower import TreeGrower
-    from c2t_plugin.trees.policies import slot_policy
 
     known: dict[str, Any] = {}
     make = TreeDrafter.scorer_of

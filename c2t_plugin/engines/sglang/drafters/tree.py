@@ -33,9 +33,9 @@ from c2t_plugin.engines.sglang.step import record_of
 from c2t_plugin.engines.sglang.verify.layout import within_the_others
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.trees.branches import inherit_branches
+from c2t_plugin.trees.by_name import slot_policy
 from c2t_plugin.trees.grower import TreeGrower
 from c2t_plugin.trees.planning import fill, plan
-from c2t_plugin.trees.policies import slot_policy
 
 if TYPE_CHECKING:
     from c2t_plugin.planner.tree_planner import TreePlanner
