@@ -43,6 +43,10 @@ class DraftScorer(RequestLimits):
         """For the log."""
         return f"chains of at most {self.d_max}"
 
+    def forget(self) -> None:
+        """Count what has no confidence from here."""
+        self.non_finite.zero_()
+
     def stats(self, rows: int) -> Tensor | None:
         """(rows, d_max, 4) float32 copy of the last draft's joint log P, log P, entropy and margin, and what an
         earlier one left of steps that were not drafted; None unless they are kept."""

@@ -40,9 +40,6 @@ class HostChainScorer(ChainScorer):
     def step(self, logits: Tensor) -> None:
         self._add(self._statistics(logits[: self._batch]))
 
-    def owns(self, slots: Tensor) -> Tensor:
-        return super().owns(slots) if self._any_own else torch.zeros(len(slots), dtype=torch.bool)
-
     def lengths(self, rows: int, **how: Any) -> Tensor:
         if self._any_own or how.keys() - {"unknown", "links"}:
             return super().lengths(rows, **how)

@@ -130,9 +130,8 @@ class Planner:
         self._recent = RecentGains()
         # whole drafts that it has learnt from
         self.whole_drafts = 0
-        # expected seconds of the step that `keep` decided on last, and of one of plain decoding as `depth` saw it last
+        # expected seconds of the step at hand, once `depth` or `keep` has settled what it does
         self.promised_s: float | None = None
-        self.plain_s: float | None = None
 
     def depth(self, requests: int, own: Sequence[OwnLimits | None] = ()) -> int:
         """How deep to draft in the next step of so many requests; 0 is plain decoding. own: of each what it has set for
@@ -140,6 +139,8 @@ class Planner:
         self.probing = False
         chosen = self.d_max if not self._seen else self.depths[self._probed(*self._priced(requests, own))]
         self._behind = self.skips and chosen == 0
+        if chosen:
+            self.promised_s = None
         return chosen
 
     def _probed(self, best: int, lost: Array) -> int:
@@ -161,7 +162,9 @@ class Planner:
         expected, seconds, most = self._outcomes(requests, own)
         counts = np.arange(expected.shape[1])
         possible = counts <= most[:, None] if self.packed else counts == most[:, None]
-        rates, self.plain_s = np.where(possible, expected / seconds, -1.0), float(seconds[0, 0])
+        rates = np.where(possible, expected / seconds, -1.0)
+        # of plain decoding, of which nothing more is decided
+        self.promised_s = float(seconds[0, 0])
         best, count = divmod(int(rates.argmax()), len(counts))
         if rates[best, count] < PAYS_FROM * rates[0, 0]:
             best = count = 0

@@ -145,7 +145,7 @@ def _while_by_while(drift: Array) -> Array:
     """(steps,) speed at each step, 1 in the geometric mean. drift: (steps,) logarithms of what came over what was
     expected."""
     windows = np.lib.stride_tricks.sliding_window_view(np.pad(drift, AROUND, constant_values=np.nan), 2 * AROUND + 1)
-    # the median of what is there, which at both ends is less: numpy's own takes eight times as long
+    # the median of what is there, which at both ends is less: numpy's own takes most of a fit
     ordered, steps = np.sort(windows, axis=1), np.arange(len(drift))
     there = np.count_nonzero(~np.isnan(ordered), axis=1)
     level = (ordered[steps, (there - 1) // 2] + ordered[steps, there // 2]) / 2

@@ -262,7 +262,7 @@ class StepPlanner:
         elif self.depths and self._planner is not None:
             self._planner.packed, self._planner.skips = self.packed, self.skips
             self.depth = self._planner.depth(requests, self._own)
-            self._promised_s = None if self.depth else self._planner.plain_s
+            self._promised_s = self._planner.promised_s
             ends = self.draft_end is not None and not self._planner.probing
             self._open = ends and self.depth > 0 and self._unread is None
             if self._open:

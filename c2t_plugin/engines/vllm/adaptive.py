@@ -87,7 +87,7 @@ class StepScorer(DraftScorer):
 
     def forget(self) -> None:
         """Count from here."""
-        self.non_finite.zero_()
+        super().forget()
         self._outcomes.zero_()
 
     def observe(self, idx_mapping: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> None:

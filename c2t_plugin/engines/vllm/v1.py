@@ -60,10 +60,6 @@ class DeviceScorer(ChainScorer):
         else:
             self.step(logits)
 
-    def forget(self) -> None:
-        """Count from here."""
-        self.non_finite.zero_()
-
     def any_alive(self) -> bool:
         """As far as is known: see Ended."""
         return not self._ended.after(self.scored, functools.partial(self.lengths, self.batch))
