@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,25 +30,30 @@ class Matrix:
 
     max_tokens: of an answer, in the mean; each has a length of its own. passes: rounds of a cell. slots: prompts of a
     pass for each request at once. least: prompts of a pass at least. setting: of every row, load and temperature aside.
-    run: a RunRecord's JSON.
+    run: a RunRecord's JSON. host: the processor that was measured, None on a GPU. together: servers start at the same
+    time. after: called when a condition's cells are measured, with the servers that are up.
     """
 
     runner: Runner
     on: Speculation
     prompts: ChatPrompts
-    host: Host
+    host: Host | None
     max_tokens: int
     passes: int
     slots: int
     least: int
     setting: Mapping[str, Any]
     run: Mapping[str, Any]
+    scenario: str = SCENARIO
+    kind: str = MEASURED_CPU
+    together: bool = False
+    after: Callable[[Interleaved, Condition], None] = lambda contest, condition: None
 
     def row(self, cell: Cell, metrics: Mapping[str, float | None], error: str = "") -> BenchRow:
         """A cell's row."""
         arm, (concurrency, temperature) = cell
         label = {**self.setting, "concurrency": concurrency, "temperature": temperature}
-        return BenchRow(SCENARIO, MEASURED_CPU, arm, label, metrics, error, self.run)
+        return BenchRow(self.scenario, self.kind, arm, label, metrics, error, self.run)
 
     def is_done(self, cell: Cell, done: set[str]) -> bool:
         """Whether a row of the cell, with figures or with an error, is among `done`, which are keys."""
@@ -61,13 +66,15 @@ class Matrix:
         """
         with Interleaved(drawing_client(self.runner.engine, self.max_tokens)) as contest:
             by_name = {arm.name: arm for arm in arms}
-            failed = contest.start_all(by_name, lambda name: self.runner.server(name, by_name[name], self.on), PLAIN)
+            start = contest.start_together if self.together else contest.start_all
+            failed = start(by_name, lambda name: self.runner.server(name, by_name[name], self.on), PLAIN)
             yield [self.row(cell, {}, failed[cell[0]]) for cell in todo if cell[0] in failed]
             for condition in dict.fromkeys(at for _, at in todo):
                 wanted = [name for name, at in todo if at == condition and name not in failed]
                 try:
                     if wanted:
                         yield list(self._rows(contest, wanted, condition))
+                        self.after(contest, condition)
                 except ArmError as error:
                     if error.name == PLAIN:
                         raise
@@ -91,7 +98,8 @@ class Matrix:
         for name in wanted:
             error = checked(outcomes[name], concurrency).error
             counted = name == PLAIN or ARMS[name].counted
-            found = {} if error else {**figures(outcomes, name, condition, counted), **self.host.metrics}
+            own = {} if self.host is None else self.host.metrics
+            found = {} if error else {**figures(outcomes, name, condition, counted), **own}
             yield self.row((name, condition), found, error)
 
 

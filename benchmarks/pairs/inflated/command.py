@@ -53,6 +53,12 @@ PRESETS = {
         Shape(hidden=256, layers=3, heads=8, kv_heads=2, head_dim=64, intermediate=640, vocab=4200),
         draft_vocab=4150,
     ),
+    # the same around SmolLM2
+    "small": Preset(
+        Shape(hidden=768, layers=31, heads=12, kv_heads=4, head_dim=128, intermediate=1664, vocab=49_280),
+        Shape(hidden=640, layers=31, heads=10, kv_heads=2, head_dim=64, intermediate=1664, vocab=49_280),
+        draft_vocab=8_320,
+    ),
     # shapes of Llama 3.1 8B and 70B and of Llama 3.2 1B; published EAGLE-3 heads for them know 32,000 tokens
     "8b": Preset(
         Shape(hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128, intermediate=14_336, vocab=128_256),

@@ -245,15 +245,22 @@ def llama(inflation: Inflation) -> Iterator[Weight]:
 
 
 def eagle3(inflation: Inflation, draft_vocab: int) -> Iterator[Weight]:
-    """An EAGLE-3 head. draft_vocab: its tokens, the first ones of the target's."""
+    """An EAGLE-3 head. draft_vocab: its tokens, those of the small head first; the others are the target's of the same
+    number, and have no chance."""
     yield _fuse(inflation, blocks=3, source=2)
     norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
     yield from inflation.layer("midlayer.", norms, blocks=2)
     yield inflation.norm("norm.weight", last=1.0)
     yield inflation.lm_head("lm_head.weight", draft_vocab)
-    if draft_vocab < inflation.outer.vocab:
+    known = inflation.small.get("d2t")
+    if known is not None or draft_vocab < inflation.outer.vocab:
+
+        def write(tensor: Tensor) -> None:
+            if known is not None:
+                tensor[: len(known)] = known.to(tensor.device)
+
         # the distance of every draft token from its number in the target's vocabulary
-        yield Weight("d2t", (draft_vocab,), integer=True)
+        yield Weight("d2t", (draft_vocab,), integer=True, write=write)
 
 
 def eagle1(inflation: Inflation) -> Iterator[Weight]:
