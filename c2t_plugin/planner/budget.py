@@ -62,7 +62,7 @@ def spend(
     gains = chain.T.ravel()[order][taken >= 0]
     expected = requests + sums(gains)
     other = costs.scale * drafted * curve.draft_s(requests) + costs.beside(depth)
-    passes = pass_seconds(curve, requests, requests * depth, tuple(sizes), costs).numpy()
+    passes = pass_seconds(curve, requests, requests * depth, tuple(sizes), costs)
     seconds = passes[: len(expected)] + other
     seconds[: requests * depth] += costs.a_cut
     # a step never costs nothing, whatever was measured beside its passes
@@ -93,7 +93,7 @@ def sums(values: Array) -> Array:
     return found
 
 
-def pass_seconds(curve: CostCurve, requests: int, most: int, sizes: tuple[int, ...], costs: StepCosts) -> Tensor:
+def pass_seconds(curve: CostCurve, requests: int, most: int, sizes: tuple[int, ...], costs: StepCosts) -> Array:
     """(most + 1,) float64 seconds of target passes over the roots of so many requests and 0, 1, 2, ... draft tokens.
     sizes, costs: see `spend`. Not to be written to."""
     return _seconds_of(curve, requests, max(8, 1 << most.bit_length()), sizes, costs)[: most + 1]
@@ -101,9 +101,18 @@ def pass_seconds(curve: CostCurve, requests: int, most: int, sizes: tuple[int, .
 
 # Asked for in every step, and the same as long as requests, curve and costs are; so that drafts of all depths share it.
 @functools.lru_cache(maxsize=256)
-def _seconds_of(curve: CostCurve, requests: int, most: int, sizes: tuple[int, ...], costs: StepCosts) -> Tensor:
+def _seconds_of(curve: CostCurve, requests: int, most: int, sizes: tuple[int, ...], costs: StepCosts) -> Array:
     run = padded(requests + torch.arange(most + 1), sizes)
-    return costs.scale * curve.verify_s(run) + costs.of_tokens(run / requests - 1.0)
+    seconds: Array = (costs.scale * curve.verify_s(run) + costs.of_tokens(run / requests - 1.0)).numpy()
+    return seconds
+
+
+@functools.lru_cache(maxsize=256)
+def padded_rows(requests: int, most: int, sizes: tuple[int, ...]) -> Array:
+    """(most + 1,) int64 rows of the passes over the roots of so many requests and 0, 1, 2, ... draft tokens: `padded`.
+    Not to be written to."""
+    rows: Array = padded(requests + torch.arange(most + 1), sizes).numpy()
+    return rows
 
 
 def padded(tokens: Tensor, sizes: Sequence[int]) -> Tensor:

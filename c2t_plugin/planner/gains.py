@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-import torch
-from torch import Tensor
+import numpy as np
+
+from c2t_plugin.planner.arrays import Array
+from c2t_plugin.planner.budget import sums
 
 # Steps of each depth that are looked back on.
 MEMORY = 8
@@ -16,16 +18,15 @@ class RecentGains:
 
     def __init__(self) -> None:
         # of each step its requests, and the sums of its best 0, 1, 2, ... tokens
-        self._steps: dict[int, deque[tuple[int, Tensor]]] = {}
+        self._steps: dict[int, deque[tuple[int, Array]]] = {}
 
-    def note(self, chain: Tensor) -> None:
+    def note(self, chain: Array) -> None:
         """chain: (requests, depth) float64, how likely each draft token is accepted with all before it."""
         requests, depth = chain.shape
-        best = chain.flatten().sort(descending=True).values.cumsum(0)
-        sums = torch.cat([best.new_zeros(1), best])
-        self._steps.setdefault(depth, deque(maxlen=MEMORY)).append((requests, sums))
+        best = -np.sort(-chain, axis=None)
+        self._steps.setdefault(depth, deque(maxlen=MEMORY)).append((requests, sums(best)))
 
-    def expected(self, requests: int, depth: int) -> Tensor | None:
+    def expected(self, requests: int, depth: int) -> Array | None:
         """(requests * depth + 1,) float64 accepted tokens of a step of so many requests, by draft tokens verified.
 
         The mean over the steps that are known, each as if it had had so many requests; None without any.
@@ -33,14 +34,15 @@ class RecentGains:
         known = self._steps.get(depth)
         if not known:
             return None
-        counts = torch.arange(requests * depth + 1, dtype=torch.float64)
-        curves = [_read(sums, counts * then / requests) * requests / then for then, sums in known]
-        return torch.stack(curves).mean(0)
+        found: Array = np.mean([_as_of(requests, depth, *each) for each in known], axis=0)
+        return found
 
 
-def _read(sums: Tensor, at: Tensor) -> Tensor:
-    """sums read at fractional places, linear between its entries; its last entry beyond them."""
-    last = len(sums) - 1
-    below = at.long().clamp(max=last)
-    share = at.clamp(max=last) - below
-    return torch.lerp(sums[below], sums[(below + 1).clamp(max=last)], share)
+def _as_of(requests: int, depth: int, then: int, curve: Array) -> Array:
+    """The sums of a step of `then` requests as if it had had so many: read at fractional places, linear between its
+    entries."""
+    if then == requests:
+        return curve
+    counts = np.arange(requests * depth + 1) * (then / requests)
+    found: Array = np.interp(counts, np.arange(len(curve)), curve) * (requests / then)
+    return found

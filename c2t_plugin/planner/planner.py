@@ -15,7 +15,7 @@ from torch import Tensor
 
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner.arrays import Array
-from c2t_plugin.planner.budget import falling, padded, pass_seconds, spend, sums
+from c2t_plugin.planner.budget import falling_of, padded_rows, pass_seconds, spend, sums
 from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
 from c2t_plugin.planner.gains import RecentGains
 from c2t_plugin.planner.pace import Pace
@@ -128,6 +128,8 @@ class Planner:
         # whether the step at hand is a probe
         self.probing = False
         self._recent = RecentGains()
+        # by requests: see `_seconds`
+        self._known_seconds: dict[int, tuple[tuple[object, ...], Array]] = {}
         # whole drafts that it has learnt from
         self.whole_drafts = 0
         # expected seconds of the step at hand, once `depth` or `keep` has settled what it does
@@ -178,17 +180,29 @@ class Planner:
         chain = self.accepted.cumprod()
         taken, free = _by_depth(chain, requests, own)
         gains = chain.repeat(free)
-        drafted, passes = self._drafted
+        drafted, _ = self._drafted
         expected = requests + sums(taken * chain)[drafted] + sums(gains)
-        window = drafted * requests
-        rows = np.minimum(sums(taken)[drafted] + np.arange(len(gains) + 1), window) if self.packed else window
+        seconds = self._seconds(requests, sums(taken)[drafted], len(gains))
+        return expected, np.broadcast_to(seconds, expected.shape), sums(free)[drafted][:, 0]
+
+    def _seconds(self, requests: int, taken: Array, most: int) -> Array:
+        """(depths, counts or 1) of a step that verifies 0 to `most` draft tokens beside (depths, 1) `taken` ones."""
         costs = self.costs(requests)
-        whole = pass_seconds(self.curve, requests, requests * self.d_max, (), costs).numpy()
+        asked = (self.curve, costs, self.packed, self._behind, most, taken.tobytes())
+        # most steps ask what the one before of as many requests has asked
+        known = self._known_seconds.get(requests)
+        if known is not None and known[0] == asked:
+            return known[1]
+        drafted, passes = self._drafted
+        window = drafted * requests
+        rows = np.minimum(taken + np.arange(most + 1), window) if self.packed else window
+        whole = pass_seconds(self.curve, requests, requests * self.d_max, (), costs)
         seconds = whole[rows] + costs.scale * passes * self.curve.draft_s(requests) + costs.a_cut * (rows < window)
         catching_up = self.curve.draft_extend / HOLDS if self._behind else 0.0
         beside = np.array([costs.beside(depth) + catching_up * (depth > 0) for depth in self.depths])[:, None]
-        seconds = np.maximum(seconds + beside, LEAST_SECONDS)
-        return expected, np.broadcast_to(seconds, expected.shape), sums(free)[drafted][:, 0]
+        found: Array = np.maximum(seconds + beside, LEAST_SECONDS)
+        self._known_seconds[requests] = asked, found
+        return found
 
     def keep(
         self,
@@ -199,23 +213,23 @@ class Planner:
     ) -> Tensor:
         """(requests,) int64 draft tokens to verify; see `spend`. acceptance: (requests, drafted) of this step."""
         drafted, self.promised_s = acceptance.shape[1], None
-        chain = falling(acceptance)
-        if chain.numel():
-            self._observe(chain.mean(0).numpy(), len(chain))
+        if acceptance.numel():
+            chain = falling_of(acceptance.double().numpy())
+            self._observe(chain.mean(0), len(chain))
         if not self.packed or self.probing:
             whole = torch.full((len(acceptance),), drafted)
             return whole if longest is None else longest.clamp(max=drafted)
         costs = self.costs(len(acceptance))
-        found = spend(chain, self.curve, draft_passes(drafted), longest, at_least, sizes, costs)
+        found = spend(acceptance, self.curve, draft_passes(drafted), longest, at_least, sizes, costs)
         self.promised_s = found.seconds
         return found.kept
 
     def observe(self, acceptance: Tensor) -> None:
         """Learn from the (requests, drafted) acceptance of a step that `rows` was asked for in the place of `keep`."""
         if acceptance.numel():
-            chain = falling(acceptance)
+            chain = falling_of(acceptance.double().numpy())
             self._recent.note(chain)
-            self._observe(chain.mean(0).numpy(), len(chain))
+            self._observe(chain.mean(0), len(chain))
 
     def rows(self, requests: int, depth: int, sizes: Sequence[int] = ()) -> int:
         """Tokens of the target's pass, roots included, of a step whose acceptance is not known yet.
@@ -226,13 +240,13 @@ class Planner:
         gains = self._recent.expected(requests, depth) if self.packed and not self.probing else None
         if gains is None:
             return requests * (depth + 1)
-        run, costs = padded(requests + torch.arange(len(gains)), sizes), self.costs(requests)
-        expected = requests + gains[(run - requests).clamp(max=len(gains) - 1)]
-        cut = costs.a_cut * (run < requests * (depth + 1))
-        seconds = pass_seconds(self.curve, requests, len(gains) - 1, tuple(sizes), costs) + cut
+        most, sizes, costs = len(gains) - 1, tuple(sizes), self.costs(requests)
+        run = padded_rows(requests, most, sizes)
+        expected = requests + gains[np.minimum(run - requests, most)]
         other = costs.scale * draft_passes(depth) * self.curve.draft_s(requests) + costs.beside(depth)
-        rates = expected / (seconds + other).clamp_min(LEAST_SECONDS)
-        return int(run[rates.argmax()])
+        seconds = pass_seconds(self.curve, requests, most, sizes, costs) + other
+        seconds[run < requests * (depth + 1)] += costs.a_cut
+        return int(run[(expected / np.maximum(seconds, LEAST_SECONDS)).argmax()])
 
     def costs(self, requests: int) -> StepCosts:
         """What steps of so many requests cost beside the curve's passes: what they turned out to, else as it says."""

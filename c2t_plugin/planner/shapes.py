@@ -64,7 +64,7 @@ class Shapes:
         means = self._means[width]
         nodes = means.shape[1]
         expected = requests * np.pad(1.0 + means.cumsum(1), ((0, 0), (1, 0)), constant_values=1.0)
-        verify = pass_seconds(curve, requests, requests * nodes, (), StepCosts(curve.beside)).numpy()[::requests]
+        verify = pass_seconds(curve, requests, requests * nodes, (), StepCosts(curve.beside))[::requests]
         drafting = self._passes * curve.draft_s(requests * width)
         seconds = np.maximum(verify + curve.beside + drafting[:, None], LEAST_SECONDS)
         return expected / seconds, seconds

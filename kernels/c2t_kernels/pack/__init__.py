@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
-from c2t_kernels.pack import reference
-from c2t_kernels.pack.reference import Packed
-
 __all__ = ["Packed", "pack_ragged", "scatter_ragged"]
+
+
+class Packed(NamedTuple):
+    """Rows of all requests end to end.
+
+    values: one per source, (capacity,) or (capacity, hidden) of the source's dtype; rows past the last request hold
+        that source's pad value.
+    cu_seqlens: (bs + 1,) int32, or (slots + 1,); request i owns rows cu_seqlens[i] to cu_seqlens[i + 1]. At most the
+        capacity.
+    lengths: (bs,) int32, or (slots,); how many rows each has.
+    """
+
+    values: tuple[Tensor, ...]
+    cu_seqlens: Tensor
+    lengths: Tensor
 
 
 def pack_ragged(
@@ -30,6 +43,8 @@ def pack_ragged(
         from c2t_kernels.pack import kernel
 
         return kernel.pack_ragged(kept, sources, capacity=capacity, pads=pads, slots=slots)
+    from c2t_kernels.pack import reference
+
     return reference.pack_ragged(kept, sources, capacity=capacity, pads=pads, slots=slots)
 
 
@@ -45,4 +60,6 @@ def scatter_ragged(packed: Tensor, cu_seqlens: Tensor, width: int, *, fill: floa
         from c2t_kernels.pack import kernel
 
         return kernel.scatter_ragged(packed, cu_seqlens, width, fill=fill)
+    from c2t_kernels.pack import reference
+
     return reference.scatter_ragged(packed, cu_seqlens, width, fill=fill)

@@ -493,7 +493,7 @@ def gains_of(acceptance: torch.Tensor, requests: int) -> list[float]:
 def test_expected_gains_are_the_mean_of_the_last_steps(steps: list[torch.Tensor], requests: int):
     recent = RecentGains()
     for acceptance in steps:
-        recent.note(torch.tensor(chain(acceptance), dtype=torch.float64))
+        recent.note(np.array(chain(acceptance), dtype=np.float64).reshape(acceptance.shape))
     found = recent.expected(requests, 3)
     assert found is not None and len(found) == requests * 3 + 1
     known = [gains_of(acceptance, requests) for acceptance in steps[-MEMORY:]]
