@@ -12,7 +12,7 @@ ENGINES = ("sglang", "vllm")
 NEVER = ("tests", "benchmarks")
 NOT_CORE = ("c2t_plugin.engines", "c2t_plugin.lab")
 SHARED = (
-    *("checkpoints", "curve_cache", "drift", "figures", "host_chains", "host_scorer", "learned", "learning"),
+    *("checkpoints", "curve_cache", "figures", "host_chains", "host_scorer", "learned", "learning"),
     "served_traces",
 )
 FRONT_ENDS = ("c2t_plugin/cli.py", "c2t_plugin/doctor.py")
@@ -138,3 +138,27 @@ def test_a_planted_variable_read_is_seen(source: str) -> None:
 
 def test_writing_a_variable_for_a_child_is_allowed() -> None:
     assert variable_reads("env = {**env, 'C2T_PAIR': '1'}\nenv['C2T_BETA'] = '0'") == []
+
+
+# where the code is that a folder of tests, by its first part, is of
+CODE = {
+    "core": "c2t_plugin",
+    "lab": "c2t_plugin/lab",
+    "engines": "c2t_plugin/engines",
+    "kernels": "kernels/c2t_kernels",
+    "benchmarks": "benchmarks",
+}
+# kernels of benchmarks/gpu/cases.py, which run in Triton's interpreter: a fixture of the whole folder
+OF_ONE_FILE = {"benchmarks/gpu/kernels"}
+
+
+def test_a_folder_of_tests_has_the_name_of_the_code_that_it_tests() -> None:
+    tests = ROOT / "tests"
+    folders = {file.parent.relative_to(tests) for file in tests.rglob("test_*.py")} - {Path(".")}
+    assert len(folders) > 30
+    missing = []
+    for folder in sorted(folders):
+        first, *rest = folder.parts
+        if folder.as_posix() not in OF_ONE_FILE and not ROOT.joinpath(CODE[first], *rest).is_dir():
+            missing.append(folder.as_posix())
+    assert missing == []

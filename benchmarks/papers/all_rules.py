@@ -17,6 +17,7 @@ from torch import Tensor
 
 from benchmarks.papers import c2t_v1_common as common
 from benchmarks.papers.experiment import Bench, Cell, Experiment, Findings, Row
+from benchmarks.papers.sequoia import Sequoia
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.collect import run_live
 from c2t_plugin.lab.curves import REPLICATES, PromptSums, bootstrap_unit, bootstrap_weights, compare, gamma_at, serve
@@ -25,7 +26,6 @@ from c2t_plugin.lab.plans import CollectPlan, TreeShape
 from c2t_plugin.lab.policies.dyspec import DySpecGreedy, DySpecThreshold
 from c2t_plugin.lab.policies.entropy import DynamicWidth
 from c2t_plugin.lab.policies.presets import preset
-from c2t_plugin.lab.policies.sequoia import Sequoia
 from c2t_plugin.lab.policies.specinfer import SpecInfer
 from c2t_plugin.lab.policies.static import FixedBranching, IndependentSequences
 from c2t_plugin.lab.replay import Outcomes, acceptance_by_rank
@@ -143,7 +143,7 @@ def same_states(traces: Traces, prompt: Tensor) -> tuple[Traces, Tensor]:
 def swept(outcomes: Mapping[float, Outcomes]) -> Sweep:
     """The settings of one rule as a sweep."""
     gamma, tau = (
-        torch.stack([getattr(each, name) for each in outcomes.values()]).short() for name in ("gamma", "accept_len")
+        torch.stack([getattr(each, name) for each in outcomes.values()]).short() for name in ("gamma", "accepted")
     )
     return Sweep(torch.tensor(list(outcomes), dtype=torch.float32), gamma, tau)
 

@@ -233,7 +233,7 @@ def served(traces: Traces, policy: TreePolicy) -> Brought:
     """A policy through the growth loop, on the recorded trees."""
     header = traces.header
     found = replay(traces.tree, policy, header["top_m"], header["pair"]["draft_vocab_size"])
-    sweep = Sweep(torch.zeros(1), found.gamma[None].short(), found.accept_len[None].short())
+    sweep = Sweep(torch.zeros(1), found.gamma[None].short(), found.accepted[None].short())
     return at_setting(traces, sweep)._replace(missing=float((found.missing > 0).float().mean()))
 
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from benchmarks.papers import live, printed
 from benchmarks.papers.experiment import Bench, Cell, Experiment, Findings
+from benchmarks.papers.sequoia import Sequoia
 from c2t_plugin.lab.curves import bootstrap_weights, interval
 from c2t_plugin.lab.grow import TreePolicy, grow_tree
 from c2t_plugin.lab.policies.dyspec import DySpecGreedy, DySpecThreshold
 from c2t_plugin.lab.policies.eagle2 import Eagle2
-from c2t_plugin.lab.policies.sequoia import Sequoia
 from c2t_plugin.lab.policies.specinfer import SpecInfer
 from c2t_plugin.lab.policies.static import StaticTree
 from c2t_plugin.lab.replay import Outcomes, concatenate, visited
@@ -150,9 +150,9 @@ class Measured:
         steps, tokens = torch.zeros(2, len(numbers), dtype=torch.float64)
         for start in range(STARTS):
             rest = (place >= start).nonzero().flatten()
-            at = rest[visited(prompt[rest], outcomes.accept_len[rest])] if len(rest) else rest
+            at = rest[visited(prompt[rest], outcomes.accepted[rest])] if len(rest) else rest
             steps += owner[at].bincount(minlength=len(numbers))
-            tokens += owner[at].bincount(outcomes.accept_len[at].double() + 1, minlength=len(numbers))
+            tokens += owner[at].bincount(outcomes.accepted[at].double() + 1, minlength=len(numbers))
         return cls(steps, tokens, float(outcomes.gamma.double().mean()), float(outcomes.passes.double().mean()))
 
     @property

@@ -96,7 +96,7 @@ class Sums:
     @classmethod
     def of(cls, outcomes: Outcomes, prompt: Tensor) -> Sums:
         """Over the states that serving visits. prompt: (states,) as in replay.visited."""
-        mask = visited(prompt, outcomes.accept_len)
+        mask = visited(prompt, outcomes.accepted)
         owner = prompt[mask].unique(return_inverse=True)[1]
 
         def total(values: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class Sums:
         each = torch.ones_like(outcomes.gamma)
         return cls(
             total(each),
-            total(outcomes.accept_len + 1),
+            total(outcomes.accepted + 1),
             total(outcomes.gamma),
             total(outcomes.passes),
             total(outcomes.wasted),

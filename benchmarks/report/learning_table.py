@@ -33,7 +33,7 @@ def learning(rows: Sequence[BenchRow]) -> str:
 
 def _table(rows: Sequence[BenchRow]) -> str:
     head = ["stream", "starts from", *(f"{states:,}" for states in STATES)]
-    head += [f"gamma ratio after {AFTER:,}", "a tenth poisoned"]
+    head += [f"ratio of verified tokens after {AFTER:,}", "a tenth poisoned"]
     head += [f"tokens/s at {load}" for load in LOADS] + ["a tenth poisoned, at worst"]
     return table(head, (line for block in _streams(rows) for line in _lines(block)))
 

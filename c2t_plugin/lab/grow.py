@@ -218,13 +218,13 @@ class Grown:
     asked: list[tuple[Tensor, Distributions]]
     drafting: Drafting
 
-    def wasted_passes(self, accept_len: Tensor) -> Tensor:
+    def wasted_passes(self, accepted: Tensor) -> Tensor:
         """(batch,) int64 passes that lie beyond the first mismatch (entropy-shaped trees, section 4).
 
-        accept_len: (batch,) int64, bonus excluded. Pass i proposes the nodes of depth i in a layer-by-layer growth; it
+        accepted: (batch,) int64, bonus excluded. Pass i proposes the nodes of depth i in a layer-by-layer growth; it
         is of use if depth i - 1 was accepted.
         """
-        return (self.passes - accept_len - 1).clamp_min(0)
+        return (self.passes - accepted - 1).clamp_min(0)
 
     def logits_after(self, row: int, column: int) -> Tensor:
         """(vocab,) draft logits after one node, -1 the root. C2TError if it was not drafted from."""

@@ -118,19 +118,19 @@ class Replayed:
 
     def outcomes(self) -> Outcomes:
         """What counts of each state."""
-        accept_len = self.accepted.sum(1)
+        accepted = self.accepted.sum(1)
         return Outcomes(
-            self.tree.sizes(), accept_len, self.grown.passes, self.grown.wasted_passes(accept_len), self.missing
+            self.tree.sizes(), accepted, self.grown.passes, self.grown.wasted_passes(accepted), self.missing
         )
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Per state, (states,) int64 each: gamma, draft tokens verified; accept_len, accepted of them, bonus excluded;
+    """Per state, (states,) int64 each: gamma, draft tokens verified; accepted of them, bonus excluded;
     passes, draft forward passes; wasted, passes beyond the first mismatch; missing, see Replayed."""
 
     gamma: Tensor
-    accept_len: Tensor
+    accepted: Tensor
     passes: Tensor
     wasted: Tensor
     missing: Tensor
@@ -227,11 +227,11 @@ class Visited:
     missing: float
 
 
-def visited(prompt: Tensor, accept_len: Tensor) -> Tensor:
+def visited(prompt: Tensor, accepted: Tensor) -> Tensor:
     """The states where a server verifies, greedily: (states,) bool. After a verification that accepts a, the state
     a + 1 tokens later is the next; the first of each prompt is visited.
 
-    prompt: (states,) integer, equal for the consecutive states of one prompt, one token apart. accept_len: (states,)
+    prompt: (states,) integer, equal for the consecutive states of one prompt, one token apart. accepted: (states,)
     int64, bonus excluded.
     """
     starts = torch.ones(len(prompt), dtype=torch.bool)
@@ -241,7 +241,7 @@ def visited(prompt: Tensor, accept_len: Tensor) -> Tensor:
     mask = torch.zeros(len(prompt), dtype=torch.bool)
     while len(at):
         mask[at] = True
-        at = at + accept_len[at] + 1
+        at = at + accepted[at] + 1
         at, end = at[at < end], end[at < end]
     return mask
 
@@ -250,10 +250,10 @@ def serve(outcomes: Outcomes, prompt: Tensor) -> Visited:
     """Serve the recorded prompts again. prompt: (states,) as in visited(). Raises C2TError without states."""
     if not len(prompt) or len(prompt) != len(outcomes.gamma):
         raise C2TError(f"{len(outcomes.gamma)} outcomes and {len(prompt)} states; one each is needed, and at least one")
-    mask = visited(prompt, outcomes.accept_len)
+    mask = visited(prompt, outcomes.accepted)
     steps = int(mask.sum())
     gamma, accepted, passes, wasted = (
-        int(value[mask].sum()) for value in (outcomes.gamma, outcomes.accept_len, outcomes.passes, outcomes.wasted)
+        int(value[mask].sum()) for value in (outcomes.gamma, outcomes.accepted, outcomes.passes, outcomes.wasted)
     )
     missing = float((outcomes.missing[mask] > 0).float().mean())
     return Visited(

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, check_contract, package_root, symbols_of
-from c2t_plugin.engines.drift import drifted
 from c2t_plugin.engines.sglang.contract import SUPPORTED, SYMBOLS, check
 from c2t_plugin.errors import ConfigError, ContractError
+from tests.support.engines.drift import drifted
 
 SOURCE = """
 LIMIT = 3

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks.pairs.toy import load_prompts
+from benchmarks.papers.sequoia import Sequoia
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab import replay as replay_module
 from c2t_plugin.lab.collect import collect, run_live
@@ -24,7 +25,6 @@ from c2t_plugin.lab.policies.chains import C2TChain, DyJoint, DyMax, EntropyStop
 from c2t_plugin.lab.policies.dyspec import READINGS, DySpecGreedy, DySpecThreshold
 from c2t_plugin.lab.policies.eagle2 import Eagle2
 from c2t_plugin.lab.policies.entropy import DynamicWidth, DynamicWidthDepth, NaiveWidth
-from c2t_plugin.lab.policies.sequoia import Sequoia
 from c2t_plugin.lab.policies.specinfer import SpecInfer
 from c2t_plugin.lab.policies.static import FixedBranching, IndependentSequences, StaticTree
 from c2t_plugin.lab.replay import (
@@ -117,7 +117,7 @@ def test_replay_is_live_growth_or_says_what_is_missing(toy, toy_draft, name) -> 
     for row in range(STATES):
         found, truth = tokens_of(recorded.tree, row), tokens_of(live.tree, row)
         if outcomes.missing[row]:
-            assert outcomes.accept_len[row] <= expected.accept_len[row]
+            assert outcomes.accepted[row] <= expected.accepted[row]
             continue
         assert found == truth
         for item in ("joint_log_probs", "entropy", "margin", "scores"):
@@ -131,7 +131,7 @@ def test_replay_is_live_growth_or_says_what_is_missing(toy, toy_draft, name) -> 
         assert outcomes.missing.any()
     else:
         assert not outcomes.missing.all()
-    assert expected.accept_len.any()
+    assert expected.accepted.any()
 
 
 def test_missing_counts_the_nodes_that_were_asked_for(toy) -> None:
@@ -158,7 +158,7 @@ def test_eagle2_accepts_what_its_best_nodes_hold(toy) -> None:
     for size in (1, 5, 30):
         outcomes = replay(forest, Eagle2(d_max=LAYERS, k=3, max_nodes=size, top_m=VOCAB), VOCAB)
         order = forest.joint_log_prob.argsort(dim=1, descending=True, stable=True)[:, :size]
-        assert outcomes.accept_len.tolist() == forest.accepted.gather(1, order).sum(1).tolist()
+        assert outcomes.accepted.tolist() == forest.accepted.gather(1, order).sum(1).tolist()
 
 
 @pytest.mark.slow
@@ -210,9 +210,9 @@ def test_running_live_visits_the_states_that_are_recorded(tiny_pair, monkeypatch
         assert all(torch.equal(getattr(outcomes[name], item.name), getattr(recorded, item.name))
                    for item in fields(Outcomes))  # fmt: skip
     assert outcomes["wide"].gamma.tolist() == [3 + 9 + 27] * len(traces)
-    assert outcomes["wide"].accept_len.ge(outcomes["chain"].accept_len).all()
+    assert outcomes["wide"].accepted.ge(outcomes["chain"].accepted).all()
     alone = run_live(tiny_pair, plan, {"drawn": policies["drawn"]})[1]["drawn"]
-    assert torch.equal(alone.accept_len, outcomes["drawn"].accept_len)
+    assert torch.equal(alone.accepted, outcomes["drawn"].accepted)
     with pytest.raises(C2TError, match="deeper than the layers"):
         run_live(tiny_pair, plan, {"deep": StaticChain(d_max=5)})
 
@@ -238,12 +238,12 @@ def test_chains_agree_with_the_replay_of_cut_chains(make_traces) -> None:
 
 def test_a_server_skips_the_states_inside_an_accepted_run() -> None:
     prompt = torch.tensor([7, 7, 7, 7, 7, 2, 2, 2])
-    accept_len = torch.tensor([1, 9, 0, 2, 9, 0, 4, 0])
-    mask = visited(prompt, accept_len)
+    accepted = torch.tensor([1, 9, 0, 2, 9, 0, 4, 0])
+    mask = visited(prompt, accepted)
     assert mask.nonzero().flatten().tolist() == [0, 2, 3, 5, 6]
     outcomes = Outcomes(
-        gamma=torch.full((8,), 4), accept_len=accept_len, passes=torch.full((8,), 3),
-        wasted=(3 - accept_len - 1).clamp_min(0), missing=torch.tensor([0, 9, 0, 1, 0, 0, 0, 0]),
+        gamma=torch.full((8,), 4), accepted=accepted, passes=torch.full((8,), 3),
+        wasted=(3 - accepted - 1).clamp_min(0), missing=torch.tensor([0, 9, 0, 1, 0, 0, 0, 0]),
     )  # fmt: skip
     served = serve(outcomes, prompt)
     assert (served.steps, served.tau, served.gamma, served.passes) == (5, 7 / 5, 4.0, 3.0)
@@ -283,7 +283,7 @@ def test_a_rule_may_keep_no_node_in_any_state(toy, toy_draft) -> None:
     live = grow_live(toy_draft(STATES, logits), policy, continuation, None)
     for found in (live, replay_trees(forest, policy, VOCAB)):
         outcomes = found.outcomes()
-        assert found.tree.nodes == int(outcomes.gamma.sum()) == int(outcomes.accept_len.sum()) == 0
+        assert found.tree.nodes == int(outcomes.gamma.sum()) == int(outcomes.accepted.sum()) == 0
         assert outcomes.passes.tolist() == [1] * STATES
 
 

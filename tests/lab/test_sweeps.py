@@ -166,7 +166,7 @@ def test_c2t_trees_are_the_replayed_ones(make_traces, joint, steps, second_k) ->
         kept = kept_nodes(forest, score(forest.stats()), beta, second_k)
         whole = replayed.missing == 0
         outcomes = replayed.outcomes()
-        assert torch.equal((kept & forest.accepted).sum(1)[whole], outcomes.accept_len[whole])
+        assert torch.equal((kept & forest.accepted).sum(1)[whole], outcomes.accepted[whole])
         for row in whole.nonzero().flatten().tolist():
             columns = kept[row].nonzero().flatten().tolist()
             found = paths_of(forest.token_ids[row].tolist(), parents_of(forest, row))

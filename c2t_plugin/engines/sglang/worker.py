@@ -1,6 +1,7 @@
 """The workers: SGLang's own EAGLE and STANDALONE workers, with C2T where their steps pass.
 
-One decoding step, in the order in which SGLang calls it, which is that of the methods below:
+One decoding step, in the order in which SGLang calls it. The worker has plan, verify and report, the draft worker below
+it the rest:
 
     plan      `activate_step_by_batch`: how deep this step drafts, where a planner decides (planner/)
     draft     `draft` of the draft worker: SGLang prepares the batch and runs the loop or replays its CUDA graph

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.sglang
 
 from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, package_root  # noqa: E402
-from c2t_plugin.engines.drift import drifted  # noqa: E402
 from c2t_plugin.engines.sglang.patches import LOAD, PACKING, PATCHES, PLAIN, WORKER  # noqa: E402
 from c2t_plugin.errors import ContractError  # noqa: E402
+from tests.support.engines.drift import drifted  # noqa: E402
 
 WHEELS = Path(__file__).resolve().parents[3] / ".venv" / "wheels"
 # An item of a dictionary is looked for by the dictionary's name.

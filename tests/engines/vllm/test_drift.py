@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = pytest.mark.vllm
 
-from c2t_plugin.engines import drift  # noqa: E402
 from c2t_plugin.engines.contract import EngineSymbol, package_root  # noqa: E402
 from c2t_plugin.engines.vllm.contract import SYMBOLS  # noqa: E402
+from tests.support.engines import drift  # noqa: E402
 
 PROPOSER = "v1/spec_decode/llm_base_proposer.py"
 

@@ -18,9 +18,9 @@ from c2t_plugin.errors import ConfigError
 from c2t_plugin.lab.grow import Distributions, Grown, Growth, LogitDistributions, grow_tree
 from c2t_plugin.lab.policies.dyspec import DySpec, DySpecGreedy, DySpecThreshold
 from c2t_plugin.lab.verify import Chance, Verification, exact_verifications, verify_without_replacement
-from c2t_plugin.lab.verify.grown import one_tree
 from c2t_plugin.trees.nodes import ROOT
 from tests.support.core import verify_toy as toy
+from tests.support.lab.grown import one_tree
 
 VOCAB = 3
 D_MAX = 3

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 import torch
 
+from benchmarks.papers.sequoia import Sequoia
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.lab.grow import grow_tree
 from c2t_plugin.lab.policies.base import JointProb
@@ -18,7 +19,6 @@ from c2t_plugin.lab.policies.dyspec import DySpec, DySpecGreedy, DySpecThreshold
 from c2t_plugin.lab.policies.eagle2 import Eagle2
 from c2t_plugin.lab.policies.entropy import DynamicWidth, NaiveWidth
 from c2t_plugin.lab.policies.presets import PRESETS, preset
-from c2t_plugin.lab.policies.sequoia import Sequoia
 from c2t_plugin.lab.policies.specinfer import SpecInfer
 from c2t_plugin.lab.policies.static import FixedBranching, IndependentSequences, StaticTree
 from c2t_plugin.lab.verify import Drafting, Draw, Pruning, Verification, exact_verifications

@@ -1,4 +1,4 @@
-"""Runs SGLang's FlashInfer backend, made ragged, on the CPU with stubs, for test_flashinfer_ragged.py.
+"""Runs SGLang's FlashInfer backend, made ragged, on the CPU with stubs, for test_flashinfer.py.
 
 Usage: python flashinfer_program.py OUTPUT.json, in the CPU engine's environment with TRITON_INTERPRET=1. Writes, per
 case, the largest distance from c2t_kernels' reference attention, and what rows of nobody hold, with NaN in every key

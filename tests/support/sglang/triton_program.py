@@ -1,4 +1,4 @@
-"""Runs the packed Triton backends on the CPU in Triton's interpreter, for test_triton_ragged.py.
+"""Runs the packed Triton backends on the CPU in Triton's interpreter, for test_triton.py.
 
 Usage: python triton_program.py OUTPUT.json, in the CPU engine's environment with TRITON_INTERPRET=1. Writes, per case,
 the largest distance from c2t_kernels' reference attention, and what rows of nobody hold, with NaN in every key and

@@ -10,7 +10,7 @@ import pytest
 
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang.verify.choice import choose, verifier
-from tests.engines.sglang.verify.test_ragged import (
+from tests.engines.sglang.verify.test_packing import (
     FlashAttentionBackend,
     HybridAttnBackend,
     RaggedAttention,

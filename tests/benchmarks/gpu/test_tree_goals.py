@@ -50,7 +50,9 @@ def test_gamma_is_compared_at_equal_tau(gamma: float, speed: float, told: list[s
         row("C2T tree of 128, beta 0", 1, speed, 4.0, gamma),
     )
     assert [line.rsplit(": ", 1)[1] for line in found] == told
-    assert found[0].startswith("gamma at most 0.75x of EAGLE-2 tree of 64's at its tau, one request")
+    assert found[0].startswith(
+        "verified tokens at most 0.75x of EAGLE-2 tree of 64's at its accept length, one request"
+    )
 
 
 def test_a_tau_that_is_not_reached_misses_both():

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.gpu.contests import DRY_ARMS
 from benchmarks.gpu.serving import ROWS, main
 from benchmarks.report.rows import BenchRow, read_rows
-from tests.benchmarks.gpu.test_gpu_ladder_dry import climb
+from tests.benchmarks.gpu.test_ladder_dry import climb
 
 
 @pytest.mark.server

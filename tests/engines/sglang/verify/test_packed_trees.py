@@ -15,7 +15,7 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
-from tests.engines.sglang.test_ragged_server import forwards, told  # noqa: E402
+from tests.engines.sglang.test_packed_server import forwards, told  # noqa: E402
 from tests.engines.sglang.test_tree_counts import tree_server  # noqa: E402
 from tests.support.sglang import (  # noqa: E402
     faults,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.papers.sequoia import Sequoia, plan_paths
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.lab.grow import grow_tree
-from c2t_plugin.lab.policies.sequoia import Sequoia, plan_paths
 
 
 @cache
@@ -31,7 +31,7 @@ def every_tree(branches: int, max_nodes: int, d_max: int) -> set[frozenset[tuple
     return {tree - {()} for tree in found}
 
 
-def expected_accept_len(paths, acceptance) -> float:
+def expected_accepted(paths, acceptance) -> float:
     """Accepted draft tokens per verification, bonus excluded, if a child of rank r is accepted with acceptance[r]
     whenever its parent is, at every place of the tree (Sequoia's positional acceptance assumption)."""
     return sum(math.prod(acceptance[rank] for rank in path) for path in paths)
@@ -48,8 +48,8 @@ def test_no_tree_is_better(weights, total, max_nodes, d_max) -> None:
     rates = [total * weight / sum(weights) for weight in weights]
     paths = plan_paths(rates, max_nodes, d_max)
     assert len(paths) <= max_nodes and max(map(len, paths)) <= d_max
-    best = max(expected_accept_len(tree, rates) for tree in every_tree(len(rates), max_nodes, d_max))
-    assert expected_accept_len(paths, rates) == pytest.approx(best)
+    best = max(expected_accepted(tree, rates) for tree in every_tree(len(rates), max_nodes, d_max))
+    assert expected_accepted(paths, rates) == pytest.approx(best)
 
 
 def test_by_hand() -> None:
@@ -58,7 +58,7 @@ def test_by_hand() -> None:
     assert plan_paths([0.6, 0.3], 3, 1) == ((0,), (1,))
     assert plan_paths([0.9, 0.05], 4, 10) == ((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0))
     assert plan_paths([1.0], 3, 10) == ((0,), (0, 0), (0, 0, 0))
-    assert expected_accept_len(((0,), (1,), (0, 0)), [0.6, 0.3]) == pytest.approx(0.6 + 0.3 + 0.36)
+    assert expected_accepted(((0,), (1,), (0, 0)), [0.6, 0.3]) == pytest.approx(0.6 + 0.3 + 0.36)
 
 
 def test_a_rank_that_is_never_accepted_gets_no_node() -> None:
@@ -70,7 +70,7 @@ def test_the_papers_sizes_are_used_to_the_full() -> None:
     rates = [0.55, 0.15, 0.07, 0.04, 0.03, 0.02, 0.02, 0.01]
     small, large = (plan_paths(rates, size, 20) for size in (64, 768))
     assert (len(small), len(large)) == (64, 768)
-    assert expected_accept_len(large, rates) > expected_accept_len(small, rates) > 1
+    assert expected_accepted(large, rates) > expected_accepted(small, rates) > 1
 
 
 def test_the_plan_is_a_tree_that_grows(path_draft, at_random) -> None:

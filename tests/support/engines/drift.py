@@ -1,7 +1,7 @@
 """What of an engine's release is not as the adapter needs it, read off its source; nothing of it is imported or run.
 
-    python -m c2t_plugin.engines.drift vllm WHEEL_OR_DIRECTORY
-    python -m c2t_plugin.engines.drift vllm WHEEL_OR_DIRECTORY --since OLDER     what changed in the classes that we use
+    python -m tests.support.engines.drift vllm WHEEL_OR_DIRECTORY
+    python -m tests.support.engines.drift vllm WHEEL_OR_DIRECTORY --since OLDER     what changed in classes that we use
 
 prints a line for each symbol that has drifted, and for each abstract method that a subclass of ours lacks, or that
 there are none. With --since also one for each base, abstract method, signature or number of returned values that the
@@ -20,10 +20,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from c2t_plugin.engines import contract
 from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, symbols_of
 from c2t_plugin.errors import ContractError
 
 ENGINES = ("sglang", "vllm")
+ADAPTERS = Path(contract.__file__).parent
 # of all files that are taken out of a wheel; an engine's largest has half a megabyte
 MOST_BYTES = 64 << 20
 
@@ -63,7 +65,7 @@ def drifted(source: Path, package: str, symbols: Iterable[EngineSymbol]) -> list
 def _lacking(root: Path, package: str, symbols: Iterable[EngineSymbol]) -> Iterator[str]:
     named = {(symbol.file, symbol.name.partition(".")[0]) for symbol in symbols}
     theirs = {name: (file, found) for file, name in sorted(named) if (found := _classes(root / file).get(name))}
-    for path in sorted((Path(__file__).parent / package).rglob("*.py")):
+    for path in sorted((ADAPTERS / package).rglob("*.py")):
         for ours in _classes(path).values():
             base = ast.unparse(ours.bases[0]) if len(ours.bases) == 1 else ""  # of several, another may have the method
             if base in theirs:
@@ -133,7 +135,7 @@ def _returned(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[int]:
 def main(argv: list[str]) -> int:
     """Report on one release."""
     parser = argparse.ArgumentParser(
-        prog="python -m c2t_plugin.engines.drift",
+        prog="python -m tests.support.engines.drift",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

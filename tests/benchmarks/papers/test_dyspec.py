@@ -135,9 +135,9 @@ def test_tables_run_on_a_tiny_pair(tmp_path: Path, tiny_pair: Path, index: int) 
 
 def test_serving_is_pooled_over_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dyspec_trees, "STARTS", 2)
-    accept_len = torch.tensor([1, 0, 2, 0, 0, 3])
-    same = torch.full_like(accept_len, 4)
-    outcomes = Outcomes(same, accept_len, same, same, same)
+    accepted = torch.tensor([1, 0, 2, 0, 0, 3])
+    same = torch.full_like(accepted, 4)
+    outcomes = Outcomes(same, accepted, same, same, same)
     found = dyspec_trees.Measured.of(outcomes, torch.tensor([5, 5, 5, 5, 9, 9]))
     # prompt 5: states 0 and 2, then 1 and 2; prompt 9: 4 and 5, then 5
     assert found.steps.tolist() == [4, 3]
