@@ -131,3 +131,42 @@ def test_a_path_is_summed_in_one_place() -> None:
     assert list(by_hand) == [SUMMED_IN], by_hand
     assert sums_by_hand("joint = frontier.joint_log_prob[..., None] + log_prob")
     assert sums_by_hand("path_entropy += stats.entropy")
+
+
+# Launched outside of graphs, in steps of which each has other numbers of requests, rows and draft tokens.
+EACH_STEP = ("stop/kernel.py", "pack/kernel.py", "pack/rows.py", "masks/kernel.py", "step/kernel.py")
+VARIES = {"bs", "rows", "slots", "capacity", "width", "d_max", "room"}
+
+
+def compiled_apart(text: str) -> set[str]:
+    """Of the kernels in a text the arguments of VARIES that Triton compiles apart by their value: it does so for 1, for
+    multiples of 16 and for constants."""
+    tree = ast.parse(text)
+    known = {
+        node.targets[0].id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    found = set()
+    for node in filter(_is_kernel, ast.walk(tree)):
+        assert isinstance(node, ast.FunctionDef)
+        given = {each.arg: each.value for one in node.decorator_list for each in getattr(one, "keywords", ())}
+        listed = given.get("do_not_specialize", ast.Tuple([]))
+        listed = known[listed.id] if isinstance(listed, ast.Name) else listed
+        left_alone = set(ast.literal_eval(listed))
+        found |= {each.arg for each in node.args.args if each.arg.lower() in VARIES and each.arg not in left_alone}
+    return found
+
+
+@pytest.mark.parametrize("path", EACH_STEP)
+def test_what_changes_from_step_to_step_is_not_compiled_apart(path: str) -> None:
+    """A compilation takes some tenths of a second, in which the server stands still."""
+    (text,) = (text for name, text in FILES.items() if name.endswith(path))
+    assert "_kernel(" in text and compiled_apart(text) == set()
+
+
+def test_a_kernel_that_is_compiled_apart_would_be_seen() -> None:
+    kernel = "def some_kernel(p, bs, room, WIDTH: tl.constexpr):\n    pass\n"
+    assert compiled_apart(f"@triton.jit\n{kernel}") == {"bs", "room", "WIDTH"}
+    assert compiled_apart(f"@triton.jit(do_not_specialize=['room'])\n{kernel}") == {"bs", "WIDTH"}
+    assert compiled_apart(f"ALL = ('bs', 'room')\n@triton.jit(do_not_specialize=ALL)\n{kernel}") == {"WIDTH"}

@@ -13,7 +13,8 @@ BLOCK_C = 1024  # elements of a row that are written at a time
 MAX_REQUESTS = 4096
 
 
-@triton.jit
+# Requests and their room are others in each step.
+@triton.jit(do_not_specialize=["bs", "capacity"])
 def full_mask_kernel(
     p_tree_mask,
     p_prefix_lens,

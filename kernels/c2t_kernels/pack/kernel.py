@@ -16,6 +16,7 @@ from c2t_kernels.pack.rows import as_number, pack_rows, scatter_rows
 WORDS = 3  # sources that one launch packs beside each other
 BLOCK_PAD = 128  # rows past the last request that one program fills
 MAX_REQUESTS = 4096
+FEWEST_REQUESTS, FEWEST_ROWS = 16, 8  # that a program is made for
 ANY = (torch.int32, torch.int64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -30,8 +31,11 @@ def _pad_words(p_packed, pad, b_row, b_free):
     tl.store(p_packed + b_row, pad, mask=b_free)
 
 
-# A constant of its own for every pad value would be a compilation of its own.
-@triton.jit(do_not_specialize=["pad0", "pad1", "pad2"])
+# Other numbers in each step, and addresses within other tensors: none is a kernel of its own, compiled while it serves.
+_VARIES = ("pad0", "pad1", "pad2", "stride0", "stride1", "stride2", "kept_stride", "bs", "slots", "capacity", "width")
+
+
+@triton.jit(do_not_specialize=_VARIES, do_not_specialize_on_alignment=("p_kept", "p_source0", "p_source1", "p_source2"))
 def pack_words_kernel(
     p_kept,
     p_cu_seqlens,
@@ -52,8 +56,8 @@ def pack_words_kernel(
     bs,
     slots,
     capacity,
+    width,
     FILL: tl.constexpr,
-    WIDTH: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_W: tl.constexpr,
     BLOCK_PAD: tl.constexpr,
@@ -61,9 +65,9 @@ def pack_words_kernel(
     i_program = tl.program_id(0)
     b_request = tl.arange(0, BLOCK_B)
     b_kept = tl.load(p_kept + b_request.to(tl.int64) * kept_stride, mask=b_request < bs, other=-1)
-    b_length = tl.minimum(tl.maximum(b_kept, -1), WIDTH - 1) + 1
+    b_length = tl.minimum(tl.maximum(b_kept, -1), width - 1) + 1
     if FILL:
-        b_room = tl.where(b_request < slots, WIDTH - b_length, 0)
+        b_room = tl.where(b_request < slots, width - b_length, 0)
         b_spare = capacity - tl.sum(b_length) - (tl.cumsum(b_room, 0) - b_room)
         b_length += tl.minimum(tl.maximum(b_spare, 0), b_room)
     if i_program < slots:
@@ -184,10 +188,10 @@ def _pack_words(
         bs,
         slots,
         capacity,
+        width,
         FILL=fill,
-        WIDTH=width,
-        BLOCK_B=triton.next_power_of_2(max(slots, 1)),
-        BLOCK_W=triton.next_power_of_2(width),
+        BLOCK_B=max(FEWEST_REQUESTS, triton.next_power_of_2(slots)),
+        BLOCK_W=max(FEWEST_ROWS, triton.next_power_of_2(width)),
         BLOCK_PAD=BLOCK_PAD,
         num_warps=1 if slots <= 1024 else 4,
     )

@@ -10,7 +10,8 @@ from torch import Tensor
 MAX_BLOCK_H = 4096  # elements of a row that one program copies
 
 
-@triton.jit(do_not_specialize=["pad"])
+# Requests and their rows are others in each step; what a row holds is the model's.
+@triton.jit(do_not_specialize=["pad", "bs", "width"])
 def pack_rows_kernel(
     p_source,
     p_packed,
@@ -19,22 +20,22 @@ def pack_rows_kernel(
     request_stride,
     row_stride,
     bs,
+    width,
     hidden,
-    WIDTH: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
     i_row = tl.program_id(0)
     b_at = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     b_inside = b_at < hidden
-    if i_row < bs * WIDTH:
-        i_request, i_node = i_row // WIDTH, i_row % WIDTH
+    if i_row < bs * width:
+        i_request, i_node = i_row // width, i_row % width
         row = tl.load(p_cu_seqlens + i_request) + i_node
         if row < tl.load(p_cu_seqlens + i_request + 1):
             p_row = p_source + i_request.to(tl.int64) * request_stride + i_node.to(tl.int64) * row_stride
             b_values = tl.load(p_row + b_at, mask=b_inside)
             tl.store(p_packed + row.to(tl.int64) * hidden + b_at, b_values, mask=b_inside)
     else:
-        row = i_row - bs * WIDTH
+        row = i_row - bs * width
         if row >= tl.load(p_cu_seqlens + bs):
             b_pad = tl.full((BLOCK_H,), pad, p_packed.dtype.element_ty)
             tl.store(p_packed + row.to(tl.int64) * hidden + b_at, b_pad, mask=b_inside)
@@ -52,29 +53,29 @@ def pack_rows(source: Tensor, packed: Tensor, cu_seqlens: Tensor, pad: float) ->
         source.stride(0),
         source.stride(1),
         bs,
+        width,
         hidden,
-        WIDTH=width,
         BLOCK_H=block_h,
         num_warps=num_warps,
     )
 
 
-@triton.jit(do_not_specialize=["fill"])
+@triton.jit(do_not_specialize=["fill", "width"])
 def scatter_rows_kernel(
     p_packed,
     p_strided,
     p_cu_seqlens,
     fill,
     packed_stride,
+    width,
     hidden,
-    WIDTH: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
     i_row = tl.program_id(0)
     b_at = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     b_inside = b_at < hidden
-    row = tl.load(p_cu_seqlens + i_row // WIDTH) + i_row % WIDTH
-    own = row < tl.load(p_cu_seqlens + i_row // WIDTH + 1)
+    row = tl.load(p_cu_seqlens + i_row // width) + i_row % width
+    own = row < tl.load(p_cu_seqlens + i_row // width + 1)
     p_row = p_packed + row.to(tl.int64) * packed_stride
     b_values = tl.load(p_row + b_at, mask=b_inside & own, other=0)
     b_values = tl.where(own, b_values, tl.full((BLOCK_H,), fill, p_strided.dtype.element_ty))
@@ -92,8 +93,8 @@ def scatter_rows(packed: Tensor, strided: Tensor, cu_seqlens: Tensor, fill: floa
         cu_seqlens,
         as_number(fill, packed.dtype),
         packed.stride(0),
+        width,
         hidden,
-        WIDTH=width,
         BLOCK_H=block_h,
         num_warps=num_warps,
     )

@@ -14,7 +14,8 @@ from c2t_kernels.step.reference import TINY, StepState, check_step
 _TINY = tl.constexpr(TINY)
 
 
-@triton.jit
+# Requests are others in each step.
+@triton.jit(do_not_specialize=["rows", "depth_origin"])
 def score_step_kernel(
     p_log_prob,
     p_entropy,

@@ -11,6 +11,7 @@ from c2t_kernels.checks import check_int, check_tensor, output, per_request
 
 MAX_TOKENS = 8192  # slots of one batch that one program can order, both sides rounded up to a power of two
 ROWS_ALONE = 32  # rows of one program where no request depends on another
+FEWEST_ROWS, FEWEST_COLUMNS = 16, 8  # that a program is made for, where there is room
 MOST = 2**31 - 1  # of a budget
 
 
@@ -43,8 +44,11 @@ def _best(b_key, b_candidate, wanted):
     return b_candidate & ((b_key > threshold) | ((b_tied == 1) & (b_rank < left)))
 
 
-# A budget is another number in each step: none is a kernel of its own.
-@triton.jit(do_not_specialize=["room"])
+# Other numbers in each step, and addresses within other tensors: none is a kernel of its own, compiled while it serves.
+_VARIES = ("room", "bs", "confidence_stride", "beta_stride", "max_depth_stride", "links_stride", "d_max")
+
+
+@triton.jit(do_not_specialize=_VARIES, do_not_specialize_on_alignment=("p_beta", "p_max_depth", "p_links"))
 def early_stop_kernel(
     p_confidence,
     p_beta,
@@ -60,8 +64,8 @@ def early_stop_kernel(
     beta_stride,
     max_depth_stride,
     links_stride,
+    d_max,
     LIMITED: tl.constexpr,
-    D_MAX: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -69,7 +73,7 @@ def early_stop_kernel(
     b_live = b_row < bs
     b_row64 = b_row.to(tl.int64)
     b_depth = tl.arange(0, BLOCK_D)
-    b_inside = b_live[:, None] & (b_depth[None, :] < D_MAX)
+    b_inside = b_live[:, None] & (b_depth[None, :] < d_max)
     p_token = p_confidence + b_row64[:, None] * confidence_stride + b_depth[None, :]
     b_confidence = tl.load(p_token, mask=b_inside, other=0.0)
     if p_unknown is not None:
@@ -81,7 +85,7 @@ def early_stop_kernel(
     b_max_depth = tl.load(p_max_depth + b_row64 * max_depth_stride, mask=b_live, other=0)
 
     b_allowed = b_inside & (b_depth[None, :] < b_max_depth[:, None])
-    b_dropped = tl.where(b_inside & (b_confidence < b_beta[:, None]), b_depth[None, :], D_MAX)
+    b_dropped = tl.where(b_inside & (b_confidence < b_beta[:, None]), b_depth[None, :], d_max)
     b_kept = b_allowed & (b_depth[None, :] < tl.min(b_dropped, axis=1)[:, None])
 
     if p_unclipped is not None:
@@ -144,8 +148,7 @@ def early_stop(
     lengths = torch.empty(bs, dtype=torch.int32, device=device)
     if bs == 0:
         return lengths
-    block_d = triton.next_power_of_2(d_max)
-    block_b, num_warps = _block(bs, block_d, limited)
+    block_b, block_d, num_warps = blocks(bs, d_max, limited)
     early_stop_kernel[(triton.cdiv(bs, block_b),)](
         confidence,
         beta,
@@ -161,8 +164,8 @@ def early_stop(
         beta_stride,
         max_depth_stride,
         0 if links is None else links.stride(0),
+        d_max,
         LIMITED=limited,
-        D_MAX=d_max,
         BLOCK_B=block_b,
         BLOCK_D=block_d,
         num_warps=num_warps,
@@ -170,11 +173,13 @@ def early_stop(
     return lengths
 
 
-def _block(bs: int, block_d: int, together: bool) -> tuple[int, int]:
-    """Rows of one program, and its warps."""
+def blocks(bs: int, d_max: int, together: bool) -> tuple[int, int, int]:
+    """Rows and columns of one program, and its warps. Small ones are rounded up further, so that there are few."""
+    block_b, block_d = triton.next_power_of_2(bs), triton.next_power_of_2(d_max)
     if not together:
-        return ROWS_ALONE, 4
-    block_b = triton.next_power_of_2(bs)
+        return ROWS_ALONE, max(FEWEST_COLUMNS, block_d), 4
+    if max(FEWEST_ROWS, block_b) * max(FEWEST_COLUMNS, block_d) <= MAX_TOKENS:
+        block_b, block_d = max(FEWEST_ROWS, block_b), max(FEWEST_COLUMNS, block_d)
     if block_b * block_d > MAX_TOKENS:
         raise ValueError(
             f"early_stop: confidence with a budget can have at most {MAX_TOKENS} elements, rows and columns "
@@ -182,4 +187,4 @@ def _block(bs: int, block_d: int, together: bool) -> tuple[int, int]:
         )
     elements = block_b * block_d
     # 1,024 elements spill in 4 warps, where 2,048 do not
-    return block_b, 8 if elements == 1024 or elements > 2048 else 4
+    return block_b, block_d, 8 if elements == 1024 or elements > 2048 else 4

@@ -43,11 +43,12 @@ class Configuration:
 
     @property
     def attributes(self) -> dict[tuple[int], list[list[Any]]]:
-        """What Triton's ASTSource takes as attrs: which arguments are divisible by 16."""
+        """What Triton's ASTSource takes as attrs: which arguments are divisible by 16, as far as the kernel cares."""
+        cares = {each.name for each in self.kernel.params if not each.do_not_specialize_on_alignment}
         return {
             (place,): [["tt.divisibility", 16]]
             for place, (argument, kind) in enumerate(self.signature.items())
-            if kind.startswith("*") or argument in self.aligned
+            if (kind.startswith("*") and argument in cares) or argument in self.aligned
         }
 
 

@@ -10,9 +10,21 @@ from tests.support.kernels.configuration import Configuration
 
 def _words(name: str, bs: int, width: int, fill: bool) -> Configuration:
     """Ids, positions and slots, int64 each, as the SGLang adapter packs them. fill: of chains."""
-    integers = ("pad0", "pad1", "pad2", "stride0", "stride1", "stride2", "kept_stride", "bs", "slots", "capacity")
+    integers = (
+        "pad0",
+        "pad1",
+        "pad2",
+        "stride0",
+        "stride1",
+        "stride2",
+        "kept_stride",
+        "bs",
+        "slots",
+        "capacity",
+        "width",
+    )
     pointers = [f"p_{kind}{i}" for kind in ("source", "packed") for i in range(WORDS)]
-    sizes = {"WIDTH": width, "BLOCK_B": bs, "BLOCK_W": triton.next_power_of_2(width), "BLOCK_PAD": BLOCK_PAD}
+    sizes = {"BLOCK_B": bs, "BLOCK_W": triton.next_power_of_2(width), "BLOCK_PAD": BLOCK_PAD}
     blocks = {"FILL": fill, **sizes}
     signature = {
         **dict.fromkeys(("p_kept", "p_cu_seqlens", "p_lengths"), "*i32"),

@@ -8,12 +8,22 @@ from tests.support.kernels.configuration import Configuration
 
 def _rows(kernel: object, name: str, dtype: str, hidden: int) -> Configuration:
     block_h, num_warps = _block(hidden)
-    blocks = {"WIDTH": 6, "BLOCK_H": block_h}
+    blocks = {"BLOCK_H": block_h}
     arguments: tuple[str, ...]
     if kernel is pack_rows_kernel:
-        arguments = ("p_source", "p_packed", "p_cu_seqlens", "pad", "request_stride", "row_stride", "bs", "hidden")
+        arguments = (
+            "p_source",
+            "p_packed",
+            "p_cu_seqlens",
+            "pad",
+            "request_stride",
+            "row_stride",
+            "bs",
+            "width",
+            "hidden",
+        )
     else:
-        arguments = ("p_packed", "p_strided", "p_cu_seqlens", "fill", "packed_stride", "hidden")
+        arguments = ("p_packed", "p_strided", "p_cu_seqlens", "fill", "packed_stride", "width", "hidden")
     kinds = {"p_cu_seqlens": "*i32", "pad": "fp32", "fill": "fp32"}
     signature = {
         **{a: kinds.get(a, f"*{dtype}" if a.startswith("p_") else "i32") for a in arguments},

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import triton
-
-from c2t_kernels.stop.kernel import _block, early_stop_kernel
+from c2t_kernels.stop.kernel import blocks, early_stop_kernel
 from tests.support.kernels.configuration import Configuration, signature_of
 
 
 def _configuration(name: str, *, bs: int, d_max: int, together: bool, tells: bool = True) -> Configuration:
     """together: whether there is a budget; by value where it also `tells` what is wanted and not known and cuts links,
     as in a step, else read at run time."""
-    block_d = triton.next_power_of_2(d_max)
-    block_b, num_warps = _block(bs, block_d, together)
+    block_b, block_d, num_warps = blocks(bs, d_max, together)
     read, told = together and not tells, together and tells
     given = {"p_budget": read, "p_unclipped": told, "p_unknown": tells, "p_links": tells}
     constants = {
         **{name: None for name, is_given in given.items() if not is_given},
-        **{"LIMITED": together, "D_MAX": d_max, "BLOCK_B": block_b, "BLOCK_D": block_d},
+        **{"LIMITED": together, "BLOCK_B": block_b, "BLOCK_D": block_d},
     }
     kinds = dict.fromkeys(("p_max_depth", "p_budget", "p_lengths", "p_unclipped"), "*i32")
     kinds |= dict.fromkeys(("p_unknown", "p_links"), "*i64")
