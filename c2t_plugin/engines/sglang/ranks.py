@@ -35,9 +35,14 @@ def agree(tensor: Tensor) -> Tensor:
     return tensor if peers.world_size == 1 else peers.broadcast(tensor, src=0)
 
 
-def agree_on(number: int, device: torch.device | str) -> int:
-    """The first rank's number. Waits for the device where there are several ranks."""
-    return number if _peers().world_size == 1 else int(agree(torch.tensor([number], dtype=torch.int32, device=device)))
+def agree_on(number: int) -> int:
+    """The first rank's number, from host to host: a tensor of the device would have to wait for what that does."""
+    peers = _peers()
+    if peers.world_size == 1:
+        return number
+    told = torch.tensor([number])
+    torch.distributed.broadcast(told, src=peers.ranks[0], group=peers.cpu_group)
+    return int(told)
 
 
 def all_hold(here: bool) -> bool:

@@ -121,7 +121,7 @@ class StepMixin(_StockWorker):
         whole = parts.recorder is not None or all_by_their_own(parts, reqs)
         depth = parts.planner.begin(len(reqs), whole, limits_of(parts, reqs))
         if parts.together is None:
-            depth = parts.planner.depth = ranks.agree_on(depth, self.device)
+            depth = parts.planner.depth = ranks.agree_on(depth)
         return depth
 
     def plan_rows(self, requests: int) -> None:
@@ -129,7 +129,7 @@ class StepMixin(_StockWorker):
         planner = self.c2t.planner
         assert planner is not None
         rows = planner.plan_rows(requests)
-        planner.rows = None if rows is None else ranks.agree_on(rows, self.device)
+        planner.rows = None if rows is None else ranks.agree_on(rows)
 
     def _build_trivial_verify_input(self, batch: Any) -> Any:
         """SGLang's, of a step that drafts nothing."""

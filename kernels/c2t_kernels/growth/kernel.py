@@ -11,7 +11,7 @@ from c2t_kernels.checks import INTEGERS, check_int, check_tensor, per_request
 from c2t_kernels.growth.reference import GrownLayer
 from c2t_kernels.network import ScoringNetwork
 from c2t_kernels.network.kernel import confidence, constants_of, node_stats
-from c2t_kernels.stats.reference import DraftStats
+from c2t_kernels.stats.result import DraftStats
 
 MAX_CHILDREN = 1024
 MAX_WIDTH = 128

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from c2t_kernels.checks import check_int, check_tensor
-from c2t_kernels.pack import Packed
+from c2t_kernels.pack.result import Packed
 from c2t_kernels.pack.rows import as_number, pack_rows, scatter_rows
 
 WORDS = 3  # sources that one launch packs beside each other

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from c2t_kernels.pack import Packed
+from c2t_kernels.pack.result import Packed
 
 
 def pack_ragged(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from c2t_kernels.stats import reference
-from c2t_kernels.stats.reference import DraftStats
+from c2t_kernels.stats.result import DraftStats
 
 __all__ = ["DraftStats", "draft_stats"]
 
@@ -38,4 +37,6 @@ def draft_stats(
         from c2t_kernels.stats import kernel
 
         return kernel.draft_stats(logits, top_m, k, out=out, at=at)
+    from c2t_kernels.stats import reference
+
     return reference.draft_stats(logits, top_m, k, out=out, at=at)

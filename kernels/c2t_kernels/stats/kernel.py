@@ -29,7 +29,7 @@ from torch import Tensor
 
 from c2t_kernels.checks import FLOATS, check_int, check_tensor, output
 from c2t_kernels.stats.largest import PACKED, leading_ids, top_m_entropy
-from c2t_kernels.stats.reference import DraftStats
+from c2t_kernels.stats.result import DraftStats
 from c2t_kernels.stats.scan import CHUNK, GROUPS, MAX_VOCAB, group_size, merge, scan
 from c2t_kernels.stats.workspace import DraftStatsWorkspace
 

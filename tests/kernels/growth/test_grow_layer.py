@@ -15,7 +15,7 @@ from torch import Tensor
 from c2t_kernels.growth import kernel as fused
 from c2t_kernels.growth.reference import GrownLayer, grow_layer, select_children
 from c2t_kernels.network import FEATURES, ScoringNetwork
-from c2t_kernels.stats.reference import DraftStats
+from c2t_kernels.stats import DraftStats
 from tests.support.kernels.networks import PAPER, random_network
 from tests.support.kernels.strided import apart
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from c2t_kernels.stats import reference
+from c2t_kernels.stats import DraftStats, reference
 from c2t_kernels.stats import scan as stats_scan
 from c2t_kernels.stats.kernel import draft_stats
-from c2t_kernels.stats.reference import DraftStats
 from c2t_kernels.stats.workspace import DraftStatsWorkspace
 
 # the interpreter computes with numpy, which warns of the infinities and NaN that these tests are about

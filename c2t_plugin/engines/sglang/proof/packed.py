@@ -147,7 +147,7 @@ def _prove_depth(worker: Any, made: MadeUp, found: Findings, time_is_left: Calla
     tiers = tiers or sorted({min(requests, made.requests) * width for requests in WITHOUT_GRAPHS})
     found.tiers += len(tiers)
     # what comes first costs as much as a few sizes
-    if not ranks.agree_on(int(time_is_left()), made.device):
+    if not ranks.agree_on(int(time_is_left())):
         return
     everyone = torch.arange(made.requests)
     few = everyone[: min(len(everyone), 8)]
@@ -155,7 +155,7 @@ def _prove_depth(worker: Any, made: MadeUp, found: Findings, time_is_left: Calla
     poison = found.poison = _survived(made, few, floor, worker.target_worker.model_runner.dtype)
     below = 0
     for rows in tiers:
-        if not ranks.agree_on(int(time_is_left()), made.device):
+        if not ranks.agree_on(int(time_is_left())):
             return
         each = lengths(rows, below, made.requests, width, draw)
         below = rows

@@ -91,10 +91,15 @@ class TreeTritonAttnBackend(PackedTritonAttnBackend):
             self._stock_kernel(*arguments, **options)
 
 
+# by heads, dtype and device: whether it has won there
+_VERDICTS: dict[Any, bool] = {}
+
+
 def wins(runner: Any) -> bool:
-    """Whether it is to verify on this target and GPU; the log says why."""
+    """Whether it is to verify on this target and GPU, on all ranks and at all depths; the log says why."""
     from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
 
+    from c2t_plugin.engines.sglang import ranks
     from c2t_plugin.engines.sglang.verify import contest
 
     obstacle = unfit(runner)
@@ -103,8 +108,13 @@ def wins(runner: Any) -> bool:
         return False
     layer = next(each for each in runner.model.modules() if isinstance(each, RadixAttention))
     heads = contest.Heads(layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim)
-    width = runner.server_args.speculative_num_draft_tokens
-    return contest.won(as_stock, extend_attention_fwd, heads, width, runner.dtype, torch.device(runner.device))
+    held = heads, runner.dtype, str(runner.device)
+    if held not in _VERDICTS:
+        # the backends of the server's own depth, the deepest, come first
+        width = runner.server_args.speculative_num_draft_tokens
+        won = contest.won(as_stock, extend_attention_fwd, heads, width, runner.dtype, torch.device(runner.device))
+        _VERDICTS[held] = bool(ranks.agree_on(int(won)))
+    return _VERDICTS[held]
 
 
 def as_stock(*arguments: Any) -> None:

@@ -53,7 +53,7 @@ def proved(proof: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> tuple[Any
         ),
     )
     monkeypatch.setattr(proof.packed, "MadeUp", Made)
-    monkeypatch.setattr(proof.ranks, "agree_on", lambda number, _: number)
+    monkeypatch.setattr(proof.ranks, "agree_on", lambda number: number)
     return proof.packed.prove(served, lambda: served.made.clock if hasattr(served, "made") else 0.0, **how), served
 
 

@@ -95,3 +95,33 @@ def test_the_backend_that_sglang_builds(own: Any, monkeypatch: pytest.MonkeyPatc
     assert type(made) is (own.TreeTritonAttnBackend if attention == "tree" else own.PackedTritonAttnBackend)
     own_columns = made.verify_mask is not None and made.verify_mask.mode == own.TreeMaskMode.QLEN_ONLY
     assert own_columns == (mode == attention == "tree")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_one_contest_decides_for_all_depths_and_the_first_ranks_for_all_ranks(
+    own: Any, first: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Each depth has a backend of its own, made later; on an H200 some had lost and some had won."""
+    from c2t_plugin.engines.sglang import ranks
+    from c2t_plugin.engines.sglang.verify import contest
+
+    widths: list[int] = []
+
+    def won(ours: Any, stock: Any, heads: Any, width: int, *rest: Any) -> bool:
+        widths.append(width)
+        return len(widths) > 1
+
+    monkeypatch.setattr(contest, "won", won)
+    monkeypatch.setattr(own, "_VERDICTS", {})
+    monkeypatch.setattr(ranks, "agree_on", lambda mine: int(first))
+    model = layers(own, tp_q_head_num=4, tp_k_head_num=2, qk_head_dim=128)
+    for width in (7, 3, 2):
+        runner = SimpleNamespace(
+            model=model,
+            dtype="bf16",
+            kv_cache_dtype="bf16",
+            device="cuda",
+            server_args=SimpleNamespace(speculative_num_draft_tokens=width),
+        )
+        assert own.wins(runner) is first
+    assert widths == [7]
