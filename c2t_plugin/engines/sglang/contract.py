@@ -112,7 +112,7 @@ srt/layers/attention/attention_registry.py
   register_attention_backend(name)
 srt/layers/attention/triton_backend.py
   TritonAttnBackend: qo_indptr, mask_indptr, extend_attention_fwd, _verify_mask, num_draft_tokens
-  TritonAttnBackend.init_cuda_graph_state(max_bs, max_num_tokens)
+  TritonAttnBackend.init_cuda_graph_state(max_bs, max_num_tokens, kv_indices_buf)
   TritonAttnBackend.init_forward_metadata(forward_batch)
     custom_mask = spec_info.custom_mask
   TritonAttnBackend.init_forward_metadata_out_graph(forward_batch, in_capture)

@@ -34,6 +34,10 @@ class PackedTritonAttnBackend(TritonAttnBackend):
     forward_metadata: ForwardMetadata
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int, *positional: Any, **keyword: Any) -> None:
+        if not positional and not keyword and not self.sliding_window_size:
+            # a request's rows share its keys; SGLang has room for each row's, gigabytes of it for long contexts
+            room = max_bs * self.max_context_len
+            keyword = {"kv_indices_buf": torch.zeros(room, dtype=torch.int64, device=self.device)}
         super().init_cuda_graph_state(max_bs, max_num_tokens, *positional, **keyword)
         self._captured_padding = torch.zeros(max_num_tokens, dtype=torch.bool, device=self.device)
         self._row_numbers = torch.arange(max_num_tokens, dtype=torch.int32, device=self.device)
