@@ -21,6 +21,8 @@ PATCHED = {
     ),
     "ray-actors": EngineSymbol("srt/ray/scheduler_actor.py", "SchedulerActor.__init__", contains=("load_plugins()",)),
 }
+# that C2T's repository has a patch for
+RELEASES = {"tokenizer-workers": ("0.5.17",), "ray-actors": ("0.5.17", "0.5.23")}
 APP_BY_VARIABLE = EngineSymbol(
     "srt/entrypoints/http_server.py",
     "_setup_and_run_http_server",
@@ -58,7 +60,12 @@ def _has(root: Path, symbol: EngineSymbol) -> bool:
 
 
 def _unpatched(flag: str, patch: str) -> ConfigError:
+    installed = str(engine_version("sglang"))
+    releases = [installed] if installed in RELEASES[patch] else RELEASES[patch]
+    found = " or ".join(f"patches/sglang/{release}/{patch}.patch" for release in releases)
+    if installed not in releases:
+        found += f", made for other releases than {installed},"
     return ConfigError(
         f"{flag} cannot be combined with C2T: this SGLang does not load plugins there; leave it out, or apply "
-        f"patches/sglang/{engine_version('sglang')}/{patch}.patch of C2T's repository"
+        f"{found} of C2T's repository"
     )

@@ -29,6 +29,7 @@ def _setup_and_run_http_server():
         ),
     )
 """
+PATCHES = Path(__file__).resolve().parents[3] / "patches" / "sglang"
 WORKERS, RAY = SimpleNamespace(tokenizer_worker_num=2), SimpleNamespace(use_ray=True)
 
 
@@ -98,3 +99,16 @@ def test_0_5_23_has_that_variable(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "environ", {})
     unplugged.reach(WORKERS)
     assert os.environ == {unplugged.APP_VARIABLE: unplugged.APP}
+
+
+def test_a_patch_is_named_that_there_is(monkeypatch: pytest.MonkeyPatch):
+    there: dict[str, set[str]] = {path.stem: set() for path in PATCHES.rglob("*.patch")}
+    for path in PATCHES.rglob("*.patch"):
+        there[path.stem].add(path.parent.name)
+    assert there == {patch: set(releases) for patch, releases in unplugged.RELEASES.items()}
+    for release, said in (
+        ("0.5.23", "apply patches/sglang/0.5.23/ray-actors.patch of C2T's repository"),
+        ("0.5.19", "0.5.17/ray-actors.patch or patches/sglang/0.5.23/ray-actors.patch, made for other releases than"),
+    ):
+        monkeypatch.setattr(unplugged, "engine_version", lambda _, release=release: release)
+        assert said in str(unplugged._unpatched("--use-ray", "ray-actors"))
