@@ -106,6 +106,9 @@ class StubClient:
         seconds = 0.5 if self.speculates else 1.0
         return Pass(tuple(self.complete(ask.prompt) for ask in asks), seconds, 2, 1.5, self.stage.client_share)
 
+    def c2t_state(self) -> dict[str, object]:
+        return {"beta": "auto"}
+
     def top_two_gap(self, prompt: Sequence[int]) -> float:
         self.stage.events.append(f"gap {list(prompt)}")
         return self.stage.gap
@@ -123,7 +126,8 @@ def set_up(monkeypatch: pytest.MonkeyPatch, command: ModuleType, pair: Path, pro
         monkeypatch.setattr(type(engine), "client", StubClient)
     monkeypatch.setattr(command, "write_pair", lambda work: pair)
     monkeypatch.setattr(command, "chat_prompts", lambda target, part: prompts)
-    monkeypatch.setattr(command, "measure_host", lambda target, threads: HOST)
+    # a GPU's command has none
+    monkeypatch.setattr(command, "measure_host", lambda target, threads: HOST, raising=False)
     for name in (THREADS, BINDING):
         monkeypatch.setenv(name, "as before")
     return StubServer.stage

@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -204,6 +204,16 @@ def test_engines_find_what_they_look_for(big: Path):
     assert record["shape"]["hidden"] == TINY.target.hidden and "git_sha" in record["run"]
     # a draft token's number in the target's vocabulary is its own
     assert not weights_in(big / "eagle3")["d2t"].any()
+
+
+def test_a_head_with_a_vocabulary_of_its_own_keeps_it(tmp_path: Path):
+    source, words = tmp_path / "pair", torch.arange(VOCAB) % 7
+    shutil.copytree(pair_dir() / "eagle3", source / "eagle3")
+    weights = load_file(source / "eagle3" / "model.safetensors")
+    save_file({**weights, "d2t": words}, source / "eagle3" / "model.safetensors")
+    inflate("eagle3", TINY, source, tmp_path, dtype=torch.float32)
+    found = weights_in(tmp_path / "eagle3")["d2t"]
+    assert torch.equal(found[:VOCAB], words) and not found[VOCAB:].any() and len(found) == TINY.draft_vocab
 
 
 # parameters of Llama 3.1 8B and 70B, embedding and LM head apart, by their published configurations

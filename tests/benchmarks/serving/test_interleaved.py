@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -88,6 +89,29 @@ def test_only_the_one_whose_turn_it_is_runs(contest: Interleaved, pair: dict[str
     with contest.turn("other"):
         assert settled(pair["other"], False) and settled(pair["plain"], True)
     assert settled(pair["other"], True)
+
+
+def test_servers_can_start_at_the_same_time(tmp_path: Path) -> None:
+    """One that starts alone would wait for the other in vain."""
+    both = threading.Barrier(2, timeout=20)
+
+    class Together(Stub):
+        def environment(self) -> Mapping[str, str]:
+            both.wait()
+            return super().environment()
+
+    class Broken(Together):
+        def __enter__(self) -> Broken:
+            both.wait()
+            raise C2TError("it does not start\nfor some reason")
+
+    with Interleaved(lambda url: NativeClient(url, 1)) as contest:
+        made = {"plain": Together(log=tmp_path / "plain"), "other": Broken(log=tmp_path / "other")}
+        assert contest.start_together(made, made.__getitem__, "plain") == {"other": "it does not start"}
+        assert contest.names == ["plain"] and settled(made["plain"], True)
+        with contest.turn("plain"):
+            assert settled(made["plain"], False)
+    assert made["plain"].process is None
 
 
 def test_the_supervisor_is_never_stopped(contest: Interleaved, pair: dict[str, Stub]) -> None:
