@@ -98,7 +98,7 @@ srt/managers/tp_worker.py
 srt/model_executor/forward_batch_info.py
   ForwardBatch.init_new(batch, model_runner, capture_hidden_mode, return_hidden_states_before_norm)
 srt/speculative/ragged_verify.py
-  RaggedVerifyLayout: verify_lens, qo_indptr_device, extend_start_loc, graph_num_tokens
+  RaggedVerifyLayout: verify_lens, qo_indptr_device, extend_start_loc, graph_num_tokens, cap
 srt/model_executor/runner/decode_cuda_graph_runner.py
   ragged_verify_compact_graphs_enabled(spec_algorithm)
     spec_algorithm.supports_ragged_verify()

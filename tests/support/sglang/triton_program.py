@@ -246,8 +246,8 @@ def eager(backend: Any, batch: Batch, rows: int) -> Any:
 def graph(backend: Any, batch: Batch, rows: int) -> Any:
     """Metadata made at capture, for another layout, and then refilled twice; a graph holds the first tensors."""
     backend.init_cuda_graph_state(MOST, MOST * WIDTH)
-    # of each request's keys once, not once for each of its rows
-    assert len(backend.cuda_graph_kv_indices) == MOST * CONTEXT
+    # of each request's keys once; with a window, whose own list SGLang makes as long, once for each of its rows
+    assert len(backend.cuda_graph_kv_indices) == MOST * CONTEXT * (WIDTH if backend.sliding_window_size else 1)
     if not isinstance(backend, TreeTritonAttnBackend):
         # on a CPU SGLang makes room for the rows' own part of the mask only
         room = torch.zeros(MOST * WIDTH * (CONTEXT + WIDTH), dtype=torch.uint8)

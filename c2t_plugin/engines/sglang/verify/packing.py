@@ -105,7 +105,7 @@ class PackedVerify:
             own.custom_mask = None
         # What SGLang worked out for the uniform window, where this version does so.
         own.prepared_out_cache_loc = own.prepared_mrope_positions = own.kv_loc_plan = None
-        own.ragged_verify_layout = layout_of(lengths, starts, rows)
+        own.ragged_verify_layout = layout_of(lengths, starts, rows, None if self.masked else width)
         packed_batch = copy.copy(batch)
         packed_batch.input_ids, packed_batch.out_cache_loc, packed_batch.spec_info = tokens, slots, own
         packed = ForwardBatch.init_new(
@@ -150,10 +150,11 @@ class PackedVerify:
         return self.target_worker.model_runner.decode_cuda_graph_runner
 
 
-def layout_of(lengths: Tensor, starts: Tensor, rows: int) -> Any:
-    """SGLang's layout of a pass of so many rows. lengths: (requests,) int32. starts: (requests + 1,) int32."""
+def layout_of(lengths: Tensor, starts: Tensor, rows: int, most: int | None = None) -> Any:
+    """SGLang's layout of a pass of so many rows. lengths: (requests,) int32. starts: (requests + 1,) int32. most: of
+    any length, where no row is left over: then SGLang does not share them out anew for a graph of as many requests."""
     from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
     return RaggedVerifyLayout(
-        verify_lens=lengths, graph_num_tokens=rows, extend_start_loc=starts[:-1], qo_indptr_device=starts
+        verify_lens=lengths, graph_num_tokens=rows, extend_start_loc=starts[:-1], qo_indptr_device=starts, cap=most
     )

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.cpu_engine import SITE
+from c2t_kernels import pack_ragged
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang.verify import choice as choice_module
 from c2t_plugin.engines.sglang.verify.backends import with_capture_layout
 from c2t_plugin.engines.sglang.verify.choice import Choice, choose, start
 from c2t_plugin.engines.sglang.verify.layout import rows_to_compute
-from c2t_plugin.engines.sglang.verify.packing import PackedVerify
+from c2t_plugin.engines.sglang.verify.packing import PackedVerify, layout_of
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner.budget import padded
 
@@ -328,3 +329,31 @@ def test_masks_without_a_prefix_are_left_where_the_window_is_verified(
     assert start(C2TConfig(mode="tree"), record, target) is None
     assert len(made) == again
     assert record._c2t == {"mode": "tree"} | ({"packing": "off"} if again else {})
+
+
+def test_a_graphs_rows_that_are_all_given_away_are_not_shared_out_anew(monkeypatch: pytest.MonkeyPatch):
+    """SGLang would do so in each step, by two kernels more."""
+    from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+    from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
+
+    def shared_out(self: Any, **_: Any) -> Any:
+        raise AssertionError("shared out anew")
+
+    monkeypatch.setattr(RaggedVerifyLayout, "padded_to_bucket", shared_out)
+    width, rows, slots = 5, 12, 4
+    _, starts, lengths = pack_ragged(
+        torch.tensor([2, 0, 3], dtype=torch.int32), [torch.zeros(3, width)], capacity=rows, pads=(0,), slots=slots
+    )
+    assert int(starts[-1]) == rows and int(lengths.max()) <= width
+    captured = RaggedVerifyLayout(
+        verify_lens=torch.zeros(slots, dtype=torch.int32),
+        graph_num_tokens=rows,
+        extend_start_loc=torch.zeros(slots, dtype=torch.int32),
+        qo_indptr_device=torch.zeros(slots + 1, dtype=torch.int32),
+    )
+    runner = SimpleNamespace(_captured_ragged_layouts={rows: captured}, captured_req_width=width)
+    DecodeCudaGraphRunner._stage_ragged_verify_layout(runner, layout_of(lengths, starts, rows, width), rows)
+    assert torch.equal(captured.verify_lens, lengths) and torch.equal(captured.qo_indptr_device, starts)
+    # of trees some rows are nobody's
+    with pytest.raises(AssertionError, match="shared out anew"):
+        DecodeCudaGraphRunner._stage_ragged_verify_layout(runner, layout_of(lengths, starts, rows), rows)
