@@ -14,22 +14,12 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 pytestmark = pytest.mark.sglang
 
 from benchmarks.cpu_engine import SITE  # noqa: E402
-from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, package_root  # noqa: E402
+from c2t_plugin.engines.contract import broken_symbols, package_root  # noqa: E402
 from c2t_plugin.engines.sglang.patches import LOAD, PACKING, PATCHES, PLAIN, WORKER  # noqa: E402
 from c2t_plugin.errors import ContractError  # noqa: E402
-from tests.support.engines.drift import drifted  # noqa: E402
+from tests.support.engines.drift import drifted, needed, symbol_of  # noqa: E402
 
 WHEELS = Path(__file__).resolve().parents[3] / ".venv" / "wheels"
-# An item of a dictionary is looked for by the dictionary's name.
-ITEMS = ("triton", "flashinfer", "fa3", "flashmla")
-
-
-def symbol_of(target: str) -> EngineSymbol:
-    module, _, name = target.partition(":")
-    file = module.partition(".")[2].replace(".", "/") + ".py"
-    return EngineSymbol(file, name.rpartition(".")[0] if name.rpartition(".")[2] in ITEMS else name)
-
-
 TARGETS = [symbol_of(patch.target) for patch in PATCHES.patches]
 # Where these are not, they are not bound: each plain step is read at once.
 NEWER = [symbol_of(patch.target) for patch in PATCHES.patches if patch.when == PLAIN]
@@ -163,3 +153,9 @@ def test_a_hook_of_another_plugin_is_noticed(applied: Any, caplog: pytest.LogCap
         PATCHES.undo()
         Scheduler.get_internal_state = stock
     assert "Scheduler.get_internal_state was bound by sglang.srt.plugins.hook_registry before" in caplog.text
+
+
+def test_the_report_on_a_release_is_of_all_that_is_bound_too():
+    symbols, notes = needed("sglang")
+    assert {each for each in TARGETS if each not in NEWER} < set(symbols)
+    assert set(NEWER) < set(notes) and not set(NEWER) & set(symbols)

@@ -11,13 +11,9 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = pytest.mark.vllm
 
-from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, package_root  # noqa: E402
+from c2t_plugin.engines.contract import broken_symbols, package_root  # noqa: E402
 from c2t_plugin.engines.vllm.patches import CPU, DRAFTERS, ENGINE, LOAD, PATCHES, drafting_by  # noqa: E402
-
-
-def symbol_of(target: str) -> EngineSymbol:
-    module, _, name = target.partition(":")
-    return EngineSymbol(module.partition(".")[2].replace(".", "/") + ".py", name)
+from tests.support.engines.drift import symbol_of  # noqa: E402
 
 
 def test_every_target_is_a_name_of_the_installed_release():

@@ -3,9 +3,10 @@
     python -m tests.support.engines.drift vllm WHEEL_OR_DIRECTORY
     python -m tests.support.engines.drift vllm WHEEL_OR_DIRECTORY --since OLDER     what changed in classes that we use
 
-prints a line for each symbol that has drifted, and for each abstract method that a subclass of ours lacks, or that
-there are none. With --since also one for each base, abstract method, signature or number of returned values that the
-contract's classes had otherwise. Exit status 1: some have drifted or changed. A release without drift is not thereby
+prints a line for each symbol that has drifted, of what C2T calls and of what it binds anew, and for each abstract
+method that a subclass of ours lacks, or that there are none. What C2T does without where it is not there is a note.
+With --since also one for each base, abstract method, signature or number of returned values that the contract's
+classes had otherwise. Exit status 1: some have drifted or changed. A release without drift is not thereby
 supported: the tests have to pass on it too.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import sys
 import tempfile
 import zipfile
@@ -52,6 +54,28 @@ def package_of(source: Path, package: str, symbols: Iterable[EngineSymbol]) -> I
             wheel.extract(each, folder)
         with package_of(Path(folder), package, symbols) as root:
             yield root
+
+
+# An item of a dictionary is looked for by the dictionary's name.
+ITEMS = ("triton", "flashinfer", "fa3", "flashmla")
+
+
+def symbol_of(target: str) -> EngineSymbol:
+    """Of a patch's target, `engine.module:Class.name`."""
+    module, _, name = target.partition(":")
+    file = module.partition(".")[2].replace(".", "/") + ".py"
+    return EngineSymbol(file, name.rpartition(".")[0] if name.rpartition(".")[2] in ITEMS else name)
+
+
+def needed(engine: str) -> tuple[list[EngineSymbol], list[EngineSymbol]]:
+    """What an adapter needs of its engine; and what it does without, where that is not there."""
+    patches = importlib.import_module(f"c2t_plugin.engines.{engine}.patches")
+    plain = getattr(patches, "PLAIN", None)
+    missed = [symbol_of(each.target) for each in patches.PATCHES.patches if each.when and each.when == plain]
+    bound = [symbol_of(each.target) for each in patches.PATCHES.patches]
+    contract_of = importlib.import_module(f"c2t_plugin.engines.{engine}.contract")
+    known = dict.fromkeys([*symbols_of(engine), *(each for each in bound if each not in missed)])
+    return list(known), [*missed, *getattr(contract_of, "PLAIN_SYMBOLS", ())]
 
 
 def drifted(source: Path, package: str, symbols: Iterable[EngineSymbol]) -> list[str]:
@@ -143,14 +167,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("source", type=Path, help="wheel, or directory with the engine's package")
     parser.add_argument("--since", type=Path, help="an older release, to compare its classes with")
     options = parser.parse_args(argv)
-    symbols = symbols_of(options.engine)
+    symbols, others_need = needed(options.engine)
     try:
         found = drifted(options.source, options.engine, symbols)
+        notes = drifted(options.source, options.engine, others_need)
         others = changed(options.since, options.source, options.engine, symbols) if options.since else []
     except ContractError as error:
         print(f"drift: {error}", file=sys.stderr)
         return 2
     print("\n".join(found) or f"no drift: all {len(symbols)} symbols are as C2T needs them")
+    for note in notes:
+        print(f"note: {note}")
     if options.since:
         print("\n".join(others) or "no class of the contract is another one")
     return int(bool(found or others))
