@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from benchmarks.papers import freshness
+from benchmarks.papers.all_claims import CLAIMS
 from benchmarks.papers.claim import REAL, TOY, Claim, Trial
-from benchmarks.papers.claims import CLAIMS
 from benchmarks.papers.verdicts import LEAST, NEAR, SAME, Book, Found, Verdict
 from benchmarks.report.tables import table
 

@@ -1,8 +1,9 @@
 """Every name of SGLang's that C2T binds anew, why, and until when. See engines/patching.py for how.
 
-Four things beside names: `SGLANG_RAGGED_VERIFY_MODE` is set where rows are packed (verify/choice.py), a log line of
-SGLang's per change of depth is filtered (drafters/depths.py), its list of such changes is kept short (states.py), and
-attention backends that it has made become ours (`become`: verify/backends.py, fa3.py, flashinfer.py).
+Five things beside names, all as long as the server lives: `SGLANG_RAGGED_VERIFY_MODE` is set where rows are packed
+(verify/choice.py), a log line of SGLang's per change of depth is filtered (drafters/depths.py), its list of such
+changes is kept short (states.py), attention backends that it has made become ours (`become`: verify/backends.py,
+fa3.py, flashinfer.py), and captured wrappers of FlashInfer plan by numbers of the host (verify/flashinfer.py).
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.papers.all_claims import CLAIMS
 from benchmarks.papers.claim import REAL, TOY
-from benchmarks.papers.claims import CLAIMS
 from benchmarks.papers.verdicts import FILES, Book, Figure, Verdict, counted, effect, same
 from benchmarks.report.claims import ORDER, changes, claims_section, judged, totals
 from benchmarks.report.command import PAGE, RESULTS
