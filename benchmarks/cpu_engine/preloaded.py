@@ -24,8 +24,12 @@ from benchmarks.cpu_engine import cpu_engine_env
 
 # Variables that imports read; where one of them differs from all preloaded processes' a server starts by itself.
 _READ_BY_IMPORTS = ("CUDA", "HF_", "MKL", "OMP_", "OPENBLAS", "SGLANG_", "TORCH", "TRITON_")
-# Of those, the ones that SGLang reads when it needs them (0.5.23), so that a fork has them in time.
-_READ_LATE = ("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "SGLANG_HOST_IP", "SGLANG_RUST_SERVER")
+# Of those, the ones that SGLang (0.5.23) and PyTorch read when they need them, so that a fork has them in time. PyTorch
+# sets its own as some of transformers' models first run, between two servers of a test.
+_READ_LATE = (
+    *("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "SGLANG_CPU_OMP_THREADS_BIND", "SGLANG_HOST_IP"),
+    *("SGLANG_PROFILE_BY_STAGE_DECODE_MIN_BS", "SGLANG_RUST_SERVER", "TORCHINDUCTOR_CACHE_DIR"),
+)
 # What several servers add for imports to read. Each line is a process of its own, from when it is first wanted.
 _SHARED: tuple[dict[str, str], ...] = (
     {},

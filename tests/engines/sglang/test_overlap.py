@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from tests.engines.sglang import test_lagged_server, test_planner_server, test_sampled  # noqa: E402
-from tests.support.engines.distribution import ALPHA, most_varied_prompt, p_value  # noqa: E402
+from tests.support.engines.distribution import ALPHA, SHORT, most_varied_prompt, p_value  # noqa: E402
 from tests.support.sglang import faults, forced_plan, lagged_faults, overlap_on, step_log  # noqa: E402
 from tests.support.sglang import tree_simulate as ts  # noqa: E402
 from tests.support.sglang import verify_counts as vc  # noqa: E402
@@ -50,6 +50,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     nothing.write_text("")
     forced.write_text("")
     test_planner_server.CURVE.save(curve)
+    sampled, probs = most_varied_prompt(SHORT)
     plain = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "TRITON_INTERPRET": "1"}
     plain |= {"STEP_LOG": str(steps), "PLANTED_FAULT_FILE": str(nothing)}
     plain |= {"FORCED_PLAN": str(forced), "FORCED_LOG": str(drafts)}
@@ -63,6 +64,8 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         folder=folder,
         steps=steps,
         prompts=prompts,
+        sampled=sampled,
+        probs=probs,
         plain=[tuple(target.greedy(prompt, vc.NEW_TOKENS)) for prompt in prompts],
         classifier=classifier,
         oracle=vc.Oracle(pair_dir(), target),
@@ -101,10 +104,9 @@ def served(request: pytest.FixtureRequest, setting: SimpleNamespace) -> Iterator
             answers[n] = vc.answers(running, setting.prompts, n)
             counts[n] = [vc.Counts.of_answer(answer) for answer in answers[n]]
             steps[n] = [json.loads(line) for line in setting.steps.read_text().splitlines()]
-        prompt, probs = most_varied_prompt()
         # of so short answers the lagged plan verifies nothing on this prompt
         at_once = () if name == "lagged" else test_sampled.COUNTS
-        samples = {n: test_sampled.sample_at(running, prompt, n) for n in at_once}
+        samples = {n: test_sampled.sample_at(running, setting.sampled, n) for n in at_once}
         state = running.request("/get_server_info")
         files = (setting.forced, setting.drafts)
         forced = forced_plan.answered(running, setting.prompts, *files) if name == "auto" else None
@@ -115,7 +117,6 @@ def served(request: pytest.FixtureRequest, setting: SimpleNamespace) -> Iterator
         counts=counts,
         steps=steps,
         samples=samples,
-        probs=probs,
         state=state,
         forced=forced,
     )
@@ -185,11 +186,11 @@ def test_drafts_behind_plain_steps_are_those_of_a_draft_that_has_read_each(
     setting.judge.judge(served.forced)
 
 
-def test_samples_have_the_targets_distribution(served: SimpleNamespace):
+def test_samples_have_the_targets_distribution(served: SimpleNamespace, setting: SimpleNamespace):
     if not served.samples:
         pytest.skip("nothing of a draft is verified in so short answers")
     for found in served.samples.values():
         if served.name not in ("tree", "auto"):
             test_sampled.assert_drafts_were_tried_and_cut(found)
-    values = {n: p_value(test_sampled.outcomes(found), served.probs) for n, found in served.samples.items()}
+    values = {n: p_value(test_sampled.outcomes(found), setting.probs) for n, found in served.samples.items()}
     assert min(values.values()) >= ALPHA, values

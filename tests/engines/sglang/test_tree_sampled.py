@@ -15,15 +15,26 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
-from tests.engines.sglang.test_sampled import ALPHA, SAMPLES, Outcome, enumerated, outcomes, p_value, sample  # noqa: E402
+from tests.engines.sglang.test_sampled import outcomes, sample  # noqa: E402
 from tests.engines.sglang.test_tree_counts import tree_server  # noqa: E402
+from tests.support.engines.distribution import (  # noqa: E402
+    ALPHA,
+    SAMPLES,
+    SHORT,
+    Outcome,
+    most_varied_prompt,
+    p_value,
+)
 from tests.support.sglang import faults, tree_faults  # noqa: E402
 from tests.support.sglang.verify_counts import control, save_hand_made_classifier  # noqa: E402
 
-__all__ = ["enumerated"]
-
 BETA = 0.05
 TOPK, DEPTH = 3, 3
+
+
+@pytest.fixture(scope="module")
+def enumerated() -> tuple[list[int], dict[Outcome, float]]:
+    return most_varied_prompt(SHORT)
 
 
 @pytest.fixture(scope="module")
