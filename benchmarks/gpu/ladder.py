@@ -6,7 +6,7 @@
     python -m benchmarks.gpu.ladder --out OUT --at-once 3        three servers beside each other: R10's gap grows
     python -m benchmarks.gpu.ladder --out OUT --dry-run          few requests, on the CPU engine: it works
 
-starts ten servers (plain decoding; C2T with kept tokens only; with graphs of few sizes; over the uniform window;
+starts ten servers (plain decoding; C2T with packed rows; with graphs of few sizes; over the uniform window;
 without CUDA graphs; with a planner; among aborted, retracted and chunked requests; without the overlap scheduler; trees
 of kept nodes only; padded trees), asks them the same, and writes a row per rung (rungs.py) to OUT/ladder.jsonl with
 what was found and, if a rung does not hold, why, once the servers that it looks at have answered. Exit status 1: a rung

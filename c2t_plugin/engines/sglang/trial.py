@@ -36,7 +36,7 @@ MODEL = {
 STEPS, TOPK = 4, 4
 _ROOM = {"max_total_tokens": 16384, "max_running_requests": 16}
 
-_WINDOW = re.compile(r"C2T: verification over the uniform width \((.*)\)")
+_WINDOW = re.compile(r"C2T: verification over the uniform window \((.*)\)")
 # ours first, which names what is wrong: whatever waits for a scheduler says later that it is gone
 _ERRORS = (r"ConfigError: (.*)", r"(\w+(?:Error|Exception): .*)")
 

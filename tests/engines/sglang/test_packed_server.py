@@ -162,9 +162,9 @@ def fitting(kept: int) -> int:
 
 def test_the_server_says_which_one_runs(served: SimpleNamespace, setting: SimpleNamespace):
     logs = {how: (setting.folder / f"{served.base}-{how}.log").read_text(errors="replace") for how in ("off", "auto")}
-    assert "C2T: verification over the uniform width (as asked for)" in logs["off"]
-    assert "C2T: uniform width in buckets 1, 2, 3, 5" in logs["off"]
-    assert "C2T: uniform width" not in logs["auto"]
+    assert "C2T: verification over the uniform window (as asked for)" in logs["off"]
+    assert "C2T: uniform window in widths 1, 2, 3, 5" in logs["off"]
+    assert "C2T: uniform window" not in logs["auto"]
     assert served.state["off"]["configuration"]["widths"] == list(WIDTHS)
     assert "C2T: packed verification by cpu (attention backend RaggedCpuAttnBackend)" in logs["auto"]
     for how, ragged in (("off", "off"), ("auto", "cpu")):
@@ -255,5 +255,5 @@ def test_packed_rows_that_are_wrong_at_start_are_not_used(setting: SimpleNamespa
     log = (setting.folder / "fallback.log").read_text(errors="replace")
     assert "C2T: self-check on cpu: packed verification on RaggedCpuAttnBackend is wrong: " in log
     assert "C2T: self-check on cpu: Triton kernel draft_stats off by 0.5, allowed " in log
-    assert "C2T: uniform width in buckets 1, 2, 3, 5" in log
+    assert "C2T: uniform window in widths 1, 2, 3, 5" in log
     assert state["packing"] == "off" and state["widths"] == list(WIDTHS) and state["self_check"]["failures"]

@@ -182,7 +182,7 @@ def start(config: C2TConfig, server_args: Any, target_worker: Any) -> PackedVeri
     _check_attention(config, choice, runner)
     prepare(runner.spec_algorithm, choice)
     if choice.backend is None:
-        logger.info("C2T: verification over the uniform width (%s)", choice.reason)
+        logger.info("C2T: verification over the uniform window (%s)", choice.reason)
         if getattr(verifier(runner.attn_backend), "c2t_nodes_alone", False):
             # SGLang's kernels would read the columns of the prefix that our backend's masks lack
             args.override(server_args, "packing", OFF)

@@ -143,10 +143,10 @@ def start(config: C2TConfig, server_args: Any, worker: Any, packed: bool) -> Win
     obstacle, found = _obstacle(config, server_args, worker), widths(widest, config.mode)
     if obstacle is None and len(found) > 1:
         if not packed:
-            logger.info("C2T: uniform width in buckets %s", ", ".join(map(str, found)))
+            logger.info("C2T: uniform window in widths %s", ", ".join(map(str, found)))
         return Windows(worker, found)
     if not packed:
-        logger.info("C2T: uniform width %d in every step (%s)", widest, obstacle or "there is no narrower one")
+        logger.info("C2T: uniform window of %d in every step (%s)", widest, obstacle or "there is no narrower one")
     return None
 
 

@@ -52,7 +52,7 @@ RuntimeError: Rank 0 scheduler died during initialization
 )
 def test_what_is_told(configuration: dict[str, Any], check: dict[str, Any], expected: str):
     found = {"packing": "fa3", "attention": "stock", "self_check": {**CHECK, **check}, **configuration}
-    log = "C2T: verification over the uniform width (fa4 has not been tried (see there))\nready"
+    log = "C2T: verification over the uniform window (fa4 has not been tried (see there))\nready"
     assert trial.told(found, log) == expected
 
 

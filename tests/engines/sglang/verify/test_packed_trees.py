@@ -110,7 +110,7 @@ def test_the_target_computes_the_nodes_of_each_tree_only(served: SimpleNamespace
 
 def test_the_log_says_which_one_runs(served: SimpleNamespace, setting: SimpleNamespace):
     logs = {how: (setting.folder / f"{how}.log").read_text(errors="replace") for how in ("off", "auto")}
-    assert "C2T: verification over the uniform width (as asked for)" in logs["off"]
+    assert "C2T: verification over the uniform window (as asked for)" in logs["off"]
     assert "C2T: packed verification by cpu (attention backend RaggedCpuAttnBackend)" in logs["auto"]
 
 

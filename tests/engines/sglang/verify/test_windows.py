@@ -66,17 +66,17 @@ def worker_of(topk: int = 1, device: str = "cpu", widest: int = WIDTH) -> Simple
 @pytest.mark.parametrize(
     ("options", "server_args", "worker", "said"),
     [
-        ({}, {}, worker_of(), "uniform width in buckets 1, 2, 3, 5, 7"),
-        ({"packing": "off"}, {}, worker_of(device="cuda"), "uniform width in buckets 1, 2, 3, 5, 7"),
-        ({"mode": "tree"}, {}, worker_of(4, widest=17), "uniform width in buckets 3, 5, 9, 17"),
-        ({"packing": "full"}, {}, worker_of(), "uniform width 7 in every step (as asked for)"),
-        ({"mode": "tree"}, {}, worker_of(), "uniform width 7 in every step (at top-k 1 SGLang's draft fixes it)"),
-        ({"mode": "tree"}, {}, worker_of(2, widest=2), "uniform width 2 in every step (there is no narrower one)"),
-        ({}, {}, worker_of(device="npu"), "uniform width 7 in every step (narrower ones have not been tried on npu)"),
+        ({}, {}, worker_of(), "uniform window in widths 1, 2, 3, 5, 7"),
+        ({"packing": "off"}, {}, worker_of(device="cuda"), "uniform window in widths 1, 2, 3, 5, 7"),
+        ({"mode": "tree"}, {}, worker_of(4, widest=17), "uniform window in widths 3, 5, 9, 17"),
+        ({"packing": "full"}, {}, worker_of(), "uniform window of 7 in every step (as asked for)"),
+        ({"mode": "tree"}, {}, worker_of(), "uniform window of 7 in every step (at top-k 1 SGLang's draft fixes it)"),
+        ({"mode": "tree"}, {}, worker_of(2, widest=2), "uniform window of 2 in every step (there is no narrower one)"),
+        ({}, {}, worker_of(device="npu"), "uniform window of 7 in every step (narrower ones have not been tried on npu)"),
         ({}, {"disaggregation_mode": "prefill"}, worker_of(), "in every step (a prefill server verifies nothing)"),
         ({}, {"enable_deterministic_inference": True}, worker_of(), "in every step (enable_deterministic_inference: "),
         ({}, {"enable_torch_compile": True}, worker_of(), "in every step (the CPU's compiled graphs have one width)"),
-        ({}, {"enable_torch_compile": True}, worker_of(device="cuda"), "uniform width in buckets 1, 2, 3, 5, 7"),
+        ({}, {"enable_torch_compile": True}, worker_of(device="cuda"), "uniform window in widths 1, 2, 3, 5, 7"),
     ],
 )
 def test_the_log_says_which_and_why(
@@ -94,7 +94,7 @@ def test_ranks_with_requests_of_their_own_have_one_width(
     monkeypatch.setattr(windows.ranks, "apart", lambda: True)
     with caplog.at_level(logging.INFO):
         assert windows.start(C2TConfig(), SimpleNamespace(), worker_of(), packed=False) is None
-    assert "uniform width 7 in every step (DP attention: " in caplog.text
+    assert "uniform window of 7 in every step (DP attention: " in caplog.text
 
 
 def test_where_rows_are_packed_only_the_cpus_trees_have_windows(windows: Any, caplog: pytest.LogCaptureFixture):
