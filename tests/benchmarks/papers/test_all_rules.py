@@ -65,7 +65,7 @@ def test_live_states_are_those_of_the_record(bench: Bench) -> None:
     held, order = all_rules.same_states(traces, prompt)
     assert len(held) == 3 * NEW < len(traces)
     replayed = eagle2_sweep(truncate(held.tree, 3))
-    assert outcomes["five"].accept_len[order].tolist() == replayed.tau[4].tolist()
+    assert outcomes["five"].accepted[order].tolist() == replayed.tau[4].tolist()
     with pytest.raises(C2TError, match="collect the traces again"):
         all_rules.same_states(traces, prompt[1:])
 

@@ -90,8 +90,8 @@ def test_entropy_figures_have_rows(bench: Bench) -> None:
 # ---- figures 2, 5 and 6
 
 
-def outcomes(gamma: list[int], accept_len: list[int], passes: list[int]) -> Outcomes:
-    values = [torch.tensor(each) for each in (gamma, accept_len, passes)]
+def outcomes(gamma: list[int], accepted: list[int], passes: list[int]) -> Outcomes:
+    values = [torch.tensor(each) for each in (gamma, accepted, passes)]
     wasted = (values[2] - values[1] - 1).clamp_min(0)
     return Outcomes(*values, wasted, torch.zeros_like(values[0]))
 
@@ -158,7 +158,7 @@ def test_greedy_texts_give_what_run_live_gives(tiny_pair: Path) -> None:
     prompt, expected = run_live(tiny_pair, plan, {"chain": policy})
     numbers, found = live.by_text(tiny_pair, "eagle3", PLAN, {"chain": policy})
     assert numbers.tolist() == prompt.tolist()
-    assert found["chain"].accept_len.tolist() == expected["chain"].accept_len.tolist()
+    assert found["chain"].accepted.tolist() == expected["chain"].accepted.tolist()
 
 
 PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0))
@@ -177,7 +177,7 @@ def test_rejection_at_temperature_0_is_matching(tiny_pair: Path, policy, verific
         with torch.inference_mode():
             expected = site.by_text(policy, generator())
             found = live.by_rejection(site, policy, verification, 0.6, 0.0, generator())
-        assert found.accept_len.tolist() == expected.accept_len.tolist()
+        assert found.accepted.tolist() == expected.accepted.tolist()
         assert found.gamma.tolist() == expected.gamma.tolist()
 
 
