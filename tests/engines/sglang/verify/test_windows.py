@@ -72,7 +72,7 @@ def worker_of(topk: int = 1, device: str = "cpu", widest: int = WIDTH) -> Simple
         ({"packing": "full"}, {}, worker_of(), "uniform window of 7 in every step (as asked for)"),
         ({"mode": "tree"}, {}, worker_of(), "uniform window of 7 in every step (at top-k 1 SGLang's draft fixes it)"),
         ({"mode": "tree"}, {}, worker_of(2, widest=2), "uniform window of 2 in every step (there is no narrower one)"),
-        ({}, {}, worker_of(device="npu"), "uniform window of 7 in every step (narrower ones have not been tried on npu)"),
+        ({}, {}, worker_of(device="npu"), "window of 7 in every step (narrower ones have not been tried on npu)"),
         ({}, {"disaggregation_mode": "prefill"}, worker_of(), "in every step (a prefill server verifies nothing)"),
         ({}, {"enable_deterministic_inference": True}, worker_of(), "in every step (enable_deterministic_inference: "),
         ({}, {"enable_torch_compile": True}, worker_of(), "in every step (the CPU's compiled graphs have one width)"),
