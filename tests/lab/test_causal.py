@@ -23,6 +23,8 @@ from c2t_plugin.lab.texts import greedy_text
 from c2t_plugin.traces.file import STATES, load_traces
 from c2t_plugin.traces.forest import TABLES
 
+pytestmark = pytest.mark.slow
+
 VOCAB = 300
 SMALL = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 LAYERS = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64} | {

@@ -35,6 +35,8 @@ from c2t_plugin.errors import ConfigError
 from c2t_plugin.lab.heads import hidden_states
 from tests.support.core.head_by_hand import Head, two_steps, weights_in
 
+pytestmark = pytest.mark.slow
+
 TINY = PRESETS["tiny"]
 SHARD_BYTES = 8 << 20
 VOCAB = 4096

@@ -21,6 +21,8 @@ from benchmarks.papers.ordering import (
 )
 from c2t_plugin.errors import C2TError
 
+pytestmark = pytest.mark.slow
+
 # root -> 0, 1; 0 -> 2; 1 -> 3, 4; 4 -> 5, 6
 TREE = torch.tensor([-1, -1, 0, 1, 1, 4, 4])
 

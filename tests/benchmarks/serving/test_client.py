@@ -21,6 +21,8 @@ from benchmarks.serving.engines.sglang import SglangClient, counts
 from benchmarks.serving.engines.vllm import VllmClient, value_of
 from c2t_plugin.errors import C2TError
 
+pytestmark = pytest.mark.slow
+
 # three steps, of 1, 3 and 3 verified tokens, roots included
 CUT: dict[str, Any] = {
     "spec_verify_ct": 3,

@@ -24,6 +24,8 @@ from c2t_plugin.errors import C2TError
 # healthy, with a child of its own, as engines have
 PROGRAM = """
 import http.server, subprocess, sys
+
+pytestmark = pytest.mark.slow
 child = subprocess.Popen(["sleep", "600"])
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):

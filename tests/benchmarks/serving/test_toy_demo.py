@@ -18,6 +18,8 @@ from benchmarks.serving.engines import ENGINES, Device, Launch
 from c2t_plugin.classifier import FILE_NAME
 from c2t_plugin.errors import C2TError
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
 SUGGESTED_BETA = 0.4
 STEPS = ("--speculative-num-steps", "--speculative-config.num_speculative_tokens")

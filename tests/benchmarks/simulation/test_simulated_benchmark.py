@@ -26,6 +26,8 @@ from c2t_plugin.lab.sweeps import path_minimum
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.traces.file import Traces, save_traces
 
+pytestmark = pytest.mark.slow
+
 L40 = Machine(GPUS["L40"])
 LLAMA = MODELS["llama-3.1-8b"]
 RUN = {

@@ -19,6 +19,8 @@ from c2t_plugin.planner.pace import COUNTED_EVERY, Pace
 from c2t_plugin.planner.step_costs import KNOTS, Step, StepCosts
 from c2t_plugin.planner.step_planner import StepPlanner
 
+pytestmark = pytest.mark.slow
+
 D_MAX = 6
 # Tokens of context, and steps of one request.
 SHORT, LONG, TURN = 500, 8000, 40

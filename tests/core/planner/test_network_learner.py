@@ -22,6 +22,8 @@ from c2t_plugin.planner.calibration import MOST_OF_ONE, Calibration
 from c2t_plugin.planner.network import Adam, Network
 from c2t_plugin.planner.network_learner import FIRST, TRIAL, NetworkLearner, Outcomes
 
+pytestmark = pytest.mark.slow
+
 D_MAX, REQUESTS = 4, 32
 FEATURES = ("joint_log_prob", "entropy", "depth", "margin")
 WHOLE = torch.full((REQUESTS,), D_MAX)

@@ -35,6 +35,8 @@ from c2t_plugin.lab.verify import rejection as rejection_module
 from c2t_plugin.lab.verify import target_only as target_only_module
 from tests.support.core import verify_toy as toy
 
+pytestmark = pytest.mark.slow
+
 EXACT = 1e-9
 # A forbidden combination must be wrong by more than rounding; those tested here are wrong by .0098 to .12.
 WRONG = 1e-4

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.engines.sglang.metrics import Counts  # noqa: E402
