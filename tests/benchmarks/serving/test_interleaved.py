@@ -21,11 +21,11 @@ from benchmarks.serving.measuring import Outcome
 from benchmarks.serving.process import ServerProcess
 from c2t_plugin.errors import C2TError
 
+pytestmark = pytest.mark.slow
+
 # healthy, with a child of its own, as engines have
 PROGRAM = """
 import http.server, subprocess, sys
-
-pytestmark = pytest.mark.slow
 child = subprocess.Popen(["sleep", "600"])
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
