@@ -20,23 +20,21 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from benchmarks.gpu.contests import GRAPH_SIZES
 from benchmarks.gpu.environment import FLAGS, plugin_environment
-from benchmarks.pairs.inflated.command import PRESETS, inflate
+from benchmarks.gpu.serving import build
+from benchmarks.pairs.inflated.command import PRESETS
 from benchmarks.pairs.smollm2.commands import write_pair
 from benchmarks.report.rows import BenchRow, read_rows
 from benchmarks.report.tables import listing
-from benchmarks.serving.arms import ARMS, Speculation, chosen
+from benchmarks.serving.arms import ARMS, chosen
 from benchmarks.serving.breakdown import profiled
-from benchmarks.serving.cells import Matrix, fill
-from benchmarks.serving.closed_forms import beta_of, write_closed_forms
+from benchmarks.serving.cells import Matrix, add_sizes, fill, sizes_of
 from benchmarks.serving.engines import ENGINES, Device
 from benchmarks.serving.engines.sglang import SglangClient
 from benchmarks.serving.interleaved import Interleaved
 from benchmarks.serving.measuring import Condition, one_line
-from benchmarks.serving.real_pair import BASE, CONTEXT, PARTS, PATIENCE_S, WORK, chat_prompts
+from benchmarks.serving.real_pair import BASE, CONTEXT, PATIENCE_S, WORK, chat_prompts, real_speculation
 from benchmarks.serving.scenarios import DRAWN
 from benchmarks.serving.server import Runner
 from c2t_plugin.errors import C2TError
@@ -49,6 +47,8 @@ BACKENDS = ("triton", "flashinfer")
 # FlashInfer's extend would take FA3 on Hopper, and compile it there
 PAGED = {"SGLANG_FLASHINFER_USE_PAGED": "1"}
 START_TIMEOUT_S = 300.0
+# of the arms that take one
+BETA, THRESHOLD = 0.5, 0.3
 TRACED = ("static 4", "C2T as it comes")
 TRACED_LOADS = (1, 8)
 TRACED_STEPS = 8
@@ -68,28 +68,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--attention", choices=BACKENDS, default=BACKENDS[0], help="of all servers")
     parser.add_argument("--concurrency", type=int, nargs="+", help=f"default: {LOADS}, in a dry run {DRY_LOADS}")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0])
-    parser.add_argument("--part", choices=PARTS, default=PARTS[0], help="of the prompts")
-    parser.add_argument("--max-tokens", type=int, default=96, help="output tokens of an answer, in the mean")
-    parser.add_argument("--passes", type=int, default=3, help="rounds of each cell")
-    parser.add_argument("--slots", type=int, default=2, help="prompts of a pass for each request at once")
-    parser.add_argument("--least", type=int, default=8, help="prompts of a pass at least")
+    add_sizes(parser, max_tokens=96, least=8)
     parser.add_argument("--tokens", type=int, default=40_960, help="keys and values that a server has room for")
     parser.add_argument("--trace", action="store_true", help="write the profiler's traces at the end")
     parser.add_argument("--server-args", default="", help="further flags of all servers")
     parser.add_argument("--dry-run", action="store_true", help="a small shape in float32, on the CPU engine")
     return parser
-
-
-def write_inflated(models: Path, preset: str, work: Path, dry_run: bool) -> None:
-    """Write the inflated pair, unless it is there."""
-    small = write_pair(work)
-    device, dtype = ("cpu", torch.float32) if dry_run else ("cuda", torch.bfloat16)
-    for kind in ("target", BASE):
-        if not (models / kind).is_dir():
-            inflate(kind, PRESETS[preset], small, models, device=device, dtype=dtype)
-    if not dry_run:
-        # the servers need what the writing took
-        torch.cuda.empty_cache()
 
 
 def runner_of(options: argparse.Namespace, scratch: Path) -> Runner:
@@ -110,11 +94,9 @@ def runner_of(options: argparse.Namespace, scratch: Path) -> Runner:
 def matrix_of(options: argparse.Namespace, scratch: Path) -> Matrix:
     """What is measured."""
     preset = options.preset or ("small" if options.dry_run else "8b")
-    write_inflated(options.models, preset, options.work, options.dry_run)
-    prompts = chat_prompts(options.work / "pair" / "target", options.part)
-    on_p, closed_form = write_closed_forms(options.models)
-    on = Speculation(options.models / BASE, BASE, beta=0.5, threshold_classifier=on_p, closed_form=closed_form)
-    on = replace(on, threshold=beta_of(0.3))
+    small = write_pair(options.work)
+    build(options.models, preset, options.dry_run, small)
+    prompts = chat_prompts(small / "target", options.part)
     setting = {
         "engine": "sglang",
         "target": f"SmolLM2-135M-Instruct inflated to {preset}",
@@ -128,13 +110,10 @@ def matrix_of(options: argparse.Namespace, scratch: Path) -> Matrix:
     }
     return Matrix(
         runner=runner_of(options, scratch),
-        on=on,
+        on=real_speculation(ENGINES["sglang"], options.models, options.out, BETA, THRESHOLD),
         prompts=prompts,
         host=None,
-        max_tokens=options.max_tokens,
-        passes=options.passes,
-        slots=options.slots,
-        least=options.least,
+        **sizes_of(options),
         setting=setting,
         run=RunRecord.capture(seed=0).to_json(),
         scenario=SCENARIO,

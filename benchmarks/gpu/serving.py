@@ -224,13 +224,13 @@ def prompts_of(n: int, prefix: int) -> list[list[int]]:
     return prompts
 
 
-def build(models: Path, preset: str, dry_run: bool) -> None:
-    """Write the inflated pair, unless it is there."""
+def build(models: Path, preset: str, dry_run: bool, source: Path | None = None) -> None:
+    """Write the inflated pair, unless it is there. source: folder of the small one, None for the pair in use."""
     dtype = torch.float32 if dry_run else torch.bfloat16
     for kind in ("target", "eagle3"):
         if not (models / kind).is_dir():
             device = "cpu" if dry_run else "cuda"
-            inflate(kind, PRESETS[preset], pair_dir(), models, device=device, dtype=dtype, seed=SEED)
+            inflate(kind, PRESETS[preset], source or pair_dir(), models, device=device, dtype=dtype, seed=SEED)
     write_closed_forms(models)
     if not dry_run:
         # the servers need what the building took

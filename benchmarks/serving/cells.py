@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from benchmarks.serving.host import Host
 from benchmarks.serving.interleaved import ArmError, Interleaved, paired_ratio, same_as_plain, turned
 from benchmarks.serving.measuring import Condition, Outcome, checked, metrics_of, warm_up
 from benchmarks.serving.real_command import drawing_client
-from benchmarks.serving.real_pair import ChatPrompts
+from benchmarks.serving.real_pair import PARTS, ChatPrompts
 from benchmarks.serving.server import Runner
 
 SCENARIO = "matrix"
@@ -102,6 +103,20 @@ class Matrix:
             own = {} if self.host is None else self.host.metrics
             found = {} if error else {**figures(outcomes, name, condition, counted), **own}
             yield self.row((name, condition), found, error)
+
+
+def add_sizes(parser: argparse.ArgumentParser, *, max_tokens: int, least: int) -> None:
+    """Options of commands that measure cells: what passes are made of. max_tokens, least: defaults."""
+    parser.add_argument("--part", choices=PARTS, default=PARTS[0], help="of the prompts; frozen: final tables only")
+    parser.add_argument("--max-tokens", type=int, default=max_tokens, help="output tokens of an answer, in the mean")
+    parser.add_argument("--passes", type=int, default=3, help="rounds of each cell")
+    parser.add_argument("--slots", type=int, default=2, help="prompts of a pass for each request at once")
+    parser.add_argument("--least", type=int, default=least, help="prompts of a pass at least")
+
+
+def sizes_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Of a Matrix."""
+    return {name: getattr(options, name) for name in ("max_tokens", "passes", "slots", "least")}
 
 
 def figures(outcomes: Mapping[str, Outcome], name: str, condition: Condition, counted: bool) -> dict[str, float | None]:

@@ -20,12 +20,12 @@ from benchmarks.pairs.smollm2.commands import write_pair
 from benchmarks.report.rows import BenchRow, read_rows
 from benchmarks.report.tables import listing
 from benchmarks.serving.arms import chosen
-from benchmarks.serving.cells import Matrix, fill
+from benchmarks.serving.cells import Matrix, add_sizes, fill, sizes_of
 from benchmarks.serving.engines import ENGINES
 from benchmarks.serving.host import measure_host, threads_of
 from benchmarks.serving.measuring import one_line
 from benchmarks.serving.real_command import console, real_parser, real_setting
-from benchmarks.serving.real_pair import PARTS, chat_prompts, real_runner, real_speculation, use_threads
+from benchmarks.serving.real_pair import chat_prompts, real_runner, real_speculation, use_threads
 from benchmarks.serving.scenarios import DRAWN
 from c2t_plugin.errors import C2TError
 from c2t_plugin.provenance import RunRecord
@@ -38,11 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = real_parser("matrix", __doc__, "only these arms", "build/matrix")
     parser.add_argument("--concurrency", type=int, nargs="+", default=list(CONCURRENCIES))
     parser.add_argument("--temperature", type=float, nargs="+", default=list(TEMPERATURES))
-    parser.add_argument("--part", choices=PARTS, default=PARTS[0], help="of the prompts; frozen: final tables only")
-    parser.add_argument("--max-tokens", type=int, default=64, help="output tokens of an answer, in the mean")
-    parser.add_argument("--passes", type=int, default=3, help="rounds of each cell")
-    parser.add_argument("--slots", type=int, default=2, help="prompts of a pass for each request at once")
-    parser.add_argument("--least", type=int, default=4, help="prompts of a pass at least")
+    add_sizes(parser, max_tokens=64, least=4)
     parser.add_argument("--at-once", type=int, default=6, help="servers that are up together, 3 GB each")
     parser.add_argument("--beta", type=float, default=0.5, help="of the arm C2T")
     parser.add_argument("--threshold", type=float, default=0.3, help="of the arms threshold on P and closed form")
@@ -69,10 +65,7 @@ def _matrix(options: argparse.Namespace, out: Path) -> Matrix:
         on=on,
         prompts=prompts,
         host=host,
-        max_tokens=options.max_tokens,
-        passes=options.passes,
-        slots=options.slots,
-        least=options.least,
+        **sizes_of(options),
         setting=setting,
         run=RunRecord.capture(seed=0).to_json(),
     )

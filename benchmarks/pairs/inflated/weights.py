@@ -252,12 +252,11 @@ def eagle3(inflation: Inflation, draft_vocab: int) -> Iterator[Weight]:
     yield from inflation.layer("midlayer.", norms, blocks=2)
     yield inflation.norm("norm.weight", last=1.0)
     yield inflation.lm_head("lm_head.weight", draft_vocab)
-    known = inflation.small.get("d2t")
-    if known is not None or draft_vocab < inflation.outer.vocab:
+    known = inflation.small.get("d2t", torch.zeros(0, dtype=torch.int64))
+    if len(known) or draft_vocab < inflation.outer.vocab:
 
         def write(tensor: Tensor) -> None:
-            if known is not None:
-                tensor[: len(known)] = known.to(tensor.device)
+            tensor[: len(known)] = known.to(tensor.device)
 
         # the distance of every draft token from its number in the target's vocabulary
         yield Weight("d2t", (draft_vocab,), integer=True, write=write)

@@ -178,8 +178,9 @@ def blocks(bs: int, d_max: int, together: bool) -> tuple[int, int, int]:
     block_b, block_d = triton.next_power_of_2(bs), triton.next_power_of_2(d_max)
     if not together:
         return ROWS_ALONE, max(FEWEST_COLUMNS, block_d), 4
-    if max(FEWEST_ROWS, block_b) * max(FEWEST_COLUMNS, block_d) <= MAX_TOKENS:
-        block_b, block_d = max(FEWEST_ROWS, block_b), max(FEWEST_COLUMNS, block_d)
+    rounded = max(FEWEST_ROWS, block_b), max(FEWEST_COLUMNS, block_d)
+    if rounded[0] * rounded[1] <= MAX_TOKENS:
+        block_b, block_d = rounded
     if block_b * block_d > MAX_TOKENS:
         raise ValueError(
             f"early_stop: confidence with a budget can have at most {MAX_TOKENS} elements, rows and columns "

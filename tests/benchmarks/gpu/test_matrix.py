@@ -17,7 +17,7 @@ PROMPTS = ChatPrompts("development", [[number, 0] for number in range(20)], "d" 
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stage:
-    monkeypatch.setattr(matrix, "write_inflated", lambda *given: None)
+    monkeypatch.setattr(matrix, "build", lambda *given: None)
     return set_up(monkeypatch, matrix, tmp_path / "pair", PROMPTS)
 
 
