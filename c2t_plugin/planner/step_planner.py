@@ -105,7 +105,8 @@ class StepPlanner:
         if curve is None:
             # on a CPU a step has ended when the next one begins
             self._pace = Pace(settled=int(device.type != "cpu"), clock=clock)
-            self._profile = CostProfile(self.depths or range(most + 1), torch.get_device_module(device).synchronize)
+            wait = torch.get_device_module(device).synchronize
+            self._profile = CostProfile(self.depths or range(most + 1), wait, clock)
         else:
             self.curve = curve
         self._forced: int | None = None

@@ -1,6 +1,7 @@
 """DP attention: two processes over gloo, each with requests and a planner of its own, take every step alike.
 
-Loads are drawn, with idle ranks and prefills among them, by SGLang's rules of who takes part. Graphs are numbers.
+Loads are drawn, with idle ranks and prefills among them, by SGLang's rules of who takes part. Graphs are numbers, and
+so is time: a pass takes what its tokens say.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ class Skipping(Together):
 def served(kind, steps, seed, packed=False):
     '''Of each step what the ranks had to do; of this rank also what it wanted, depth and rows, and what it got.'''
     script, own, made = random.Random(seed), torch.Generator().manual_seed(rank), Worker()
-    planner = StepPlanner(None, None, steps=4, most=4, device=torch.device("cpu"), depths=(0, 1, 2, 4))
+    now, own_pace = [0.0], random.Random(rank)
+    planner = StepPlanner(None, None, steps=4, most=4, device=torch.device("cpu"), depths=(0, 1, 2, 4),
+        clock=lambda: now[0])
     packing = OneTier(made.target_worker) if packed else None
     made.c2t = Parts(SimpleNamespace(lower=False), None, None, planner, {}, packing=packing,
         together=kind(torch.distributed.group.WORLD, packing))
@@ -111,9 +114,10 @@ def served(kind, steps, seed, packed=False):
         if not requests or depth is None:
             planner.interrupt()
         else:
-            for part in ("draft", "verify", "draft_extend"):
-                with planner.timed(part, lambda: requests * (depth + 1)):
-                    pass
+            rows = requests * (depth + 1)
+            for part, seconds in (("draft", 4e-4 * depth), ("verify", 4e-3 + 1e-4 * rows), ("draft_extend", 1e-3)):
+                with planner.timed(part, lambda: rows if part == "verify" else requests):
+                    now[0] += seconds * own_pace.uniform(0.9, 1.1)
             if depth:
                 sure = torch.rand(requests, depth, generator=own).cumprod(1)
                 if packed:
