@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINES = ("sglang", "vllm")
-NEVER = ("tests", "benchmarks")
+NEVER = ("tests", "benchmarks", "ahead_of_time")
 NOT_CORE = ("c2t_plugin.engines", "c2t_plugin.lab")
 SHARED = (
     *("checkpoints", "curve_cache", "figures", "host_chains", "host_scorer", "learned", "learning"),
@@ -19,6 +19,7 @@ FRONT_ENDS = ("c2t_plugin/cli.py", "c2t_plugin/doctor.py")
 
 # path prefix -> top-level names or dotted prefixes that files below it must not import; the first match counts
 FORBIDDEN = {
+    "kernels/ahead_of_time/": ("tests", "benchmarks", *ENGINES, "c2t_plugin", "transformers"),
     "kernels/c2t_kernels/": (*NEVER, *ENGINES, "c2t_plugin", "transformers"),
     "c2t_plugin/engines/contract.py": (*NEVER, *ENGINES, "torch", "transformers"),
     **{f"c2t_plugin/engines/{shared}.py": (*NEVER, *ENGINES, "transformers", "c2t_plugin.lab") for shared in SHARED},

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from c2t_kernels.network import ScoringNetwork
+from c2t_kernels.network import PathSums, ScoringNetwork
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.limits import RequestLimits
-from c2t_plugin.planner.features import VALUES, PathNode
+from c2t_plugin.planner.features import VALUES, PathNode, extended
+from c2t_plugin.planner.network import Network
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # Its negative's exp is 0 as float32, and 0 times it is 0, where 0 times inf would be NaN.
@@ -48,22 +49,19 @@ class HostNetwork:
         if "depth" in network.features:
             constants[:, network.features.index("depth")] = np.arange(max_depth) + network.depth_origin
         # of depth i + 1
-        self._bias = ((constants - shift) @ folded.T + bias).astype(np.float32)
+        biases = ((constants - shift) @ folded.T + bias).astype(np.float32)
         known = [(place, VALUES[name]) for place, name in enumerate(network.features)]
         self._values = [value for _, value in known if value is not None]
-        self._weight = folded.T[[place for place, value in known if value is not None]].astype(np.float32)
-        self._out, self._out_bias = network.out_weight.numpy().copy(), network.out_bias.numpy().copy()
+        inward = folded[:, [place for place, value in known if value is not None]].astype(np.float32)
+        outward = network.out_weight.numpy().copy(), network.out_bias.numpy().copy()
+        self._networks = [Network(inward, each, *outward) for each in biases]
 
     def confidence(self, node: PathNode, column: int) -> Array:
         """(rows,) float32 of tokens at depth column + 1."""
         features = np.empty((len(node.joint_log_prob), len(self._values)), dtype=np.float32)
         for place, value in enumerate(self._values):
             features[:, place] = value(node)
-        hidden = features @ self._weight
-        hidden += self._bias[column]
-        logit = np.maximum(hidden, 0.0, out=hidden) @ self._out + self._out_bias
-        found: Array = 1.0 / (1.0 + np.exp(-logit))
-        return found
+        return self._networks[column].confidence(features)
 
 
 def host_stats(logits: Array, top_m: int, room: Array | None = None) -> HostStats:
@@ -128,9 +126,7 @@ def extend(network: HostNetwork, joint: Array, path: Array, stats: HostStats, co
 
     joint, path: (rows,) float32 sums of the chains so far, to which the tokens are added.
     """
-    known = np.isfinite(stats.log_prob) & np.isfinite(stats.entropy)
-    joint += np.where(known, stats.log_prob, 0.0)
-    path += np.where(known, stats.entropy, 0.0)
+    (joint[:], path[:]), known = extended(PathSums(joint, path), stats.log_prob, stats.entropy)
     with np.errstate(**_QUIET):
         found = network.confidence(PathNode(joint, path, stats.log_prob, stats.entropy, stats.margin), column)
     return np.where(known, found, np.nan).astype(np.float32, copy=False)

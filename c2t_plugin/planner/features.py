@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from c2t_kernels.network import MIN_LOG_PROB
+from c2t_kernels.network import MIN_LOG_PROB, PathSums, extend_path
 from c2t_plugin.planner.arrays import Array
 
 
@@ -19,6 +19,14 @@ class PathNode(NamedTuple):
     log_prob: Array
     entropy: Array
     margin: Array
+
+
+def extended(path: PathSums[Any], log_prob: Array, entropy: Array) -> tuple[PathSums[Any], Array]:
+    """Chains and one token more of each, and (rows,) bool which of these are known: others add nothing."""
+    known = np.isfinite(log_prob) & np.isfinite(entropy)
+    return extend_path(
+        path, np.where(known, log_prob, np.float32(0.0)), np.where(known, entropy, np.float32(0.0))
+    ), known
 
 
 # The twin of c2t_kernels.network.TABLE for a token of rank 0; None: the same for all tokens of a depth.

@@ -1,4 +1,5 @@
-"""The classifier's network as a planner trains it, on the host, in numpy: so few numbers need no launches."""
+"""The classifier's network on the host, in numpy: so few numbers need no launches. Chains are scored by it there, and a
+planner trains it."""
 
 from __future__ import annotations
 

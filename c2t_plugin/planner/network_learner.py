@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from c2t_kernels.network import PathSums
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.planner.arrays import Array
 from c2t_plugin.planner.calibration import Calibration
-from c2t_plugin.planner.features import VALUES, PathNode
+from c2t_plugin.planner.features import VALUES, PathNode, extended
 from c2t_plugin.planner.learnt import Learnt
 from c2t_plugin.planner.network import Adam, Network
 
@@ -189,8 +190,11 @@ class NetworkLearner:
     def _features(self, stats: Tensor) -> Array:
         """(requests, drafted, features) float32, scaled; NaN where statistics are not finite."""
         log_prob, entropy, margin = np.moveaxis(stats.float().numpy(), -1, 0)
-        known = np.isfinite(log_prob) & np.isfinite(entropy)
-        joint, path = (np.cumsum(np.where(known, each, np.float32(0.0)), axis=1) for each in (log_prob, entropy))
+        joint, path, known = np.empty_like(log_prob), np.empty_like(entropy), np.empty(log_prob.shape, dtype=bool)
+        above: PathSums[Any] = PathSums(np.float32(0.0), np.float32(0.0))
+        for depth in range(joint.shape[1]):
+            above, known[:, depth] = extended(above, log_prob[:, depth], entropy[:, depth])
+            joint[:, depth], path[:, depth] = above
         node = PathNode(joint, path, log_prob, entropy, margin)
         found = np.zeros((*joint.shape, len(self._names)), dtype=np.float32)
         for place, name in enumerate(self._names):

@@ -372,8 +372,7 @@ class StepPlanner:
             self._take_in(self._calibration)
         learnt = None if self._calibration is None else self._calibration.state()
         pace = None if self._pace is None else self._pace.state()
-        curve = self.curve is not None
-        known = {"active": self._decides, "curve": curve, "depth": self.depth}
+        known = {"active": self._decides, "curve": self.curve is not None, "depth": self.depth}
         return {**known, "learnt": learnt, "step_seconds": pace, "came": self._ledger.state()}
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from c2t_kernels.network import PathSums, extend_path
+
 LEVELS = 64
 # The largest values that are told apart, in nats.
 TOP = {"log_prob": 16.0, "entropy": 12.0, "margin": 24.0}
@@ -27,5 +29,9 @@ def packed(tables: Mapping[str, Tensor], levels: int = LEVELS) -> dict[str, Tens
 def unpacked(tables: Mapping[str, Tensor], levels: int = LEVELS) -> dict[str, Tensor]:
     """Inverse of `packed`, as far as there is one: float32 statistics."""
     values = {name: (tables[name].float() / (levels - 1)) ** 2 * top for name, top in TOP.items()}
-    log_prob = -values["log_prob"]
-    return {**tables, **values, "log_prob": log_prob, "joint_log_prob": log_prob.cumsum(1)}
+    log_prob, joint = -values["log_prob"], torch.empty_like(values["log_prob"])
+    path = PathSums(torch.zeros(len(joint)), torch.zeros(len(joint)))
+    for depth in range(joint.shape[1]):
+        path = extend_path(path, log_prob[:, depth], values["entropy"][:, depth])
+        joint[:, depth] = path.joint_log_prob
+    return {**tables, **values, "log_prob": log_prob, "joint_log_prob": joint}

@@ -100,9 +100,9 @@ def compile_module(name: str) -> list[dict[str, Any]]:
 
 
 def configurations_of(name: str) -> tuple[Any, ...]:
-    """What is written down for a module of c2t_kernels in tests/support/kernels/configurations; of another, its own."""
+    """What is written down for a module of c2t_kernels in kernels/ahead_of_time; of another, its own."""
     package, _, operation = name.partition(".")
-    own = f"tests.support.kernels.configurations.{operation.replace('.', '_')}" if package == "c2t_kernels" else name
+    own = f"ahead_of_time.{operation.replace('.', '_')}" if package == "c2t_kernels" else name
     found: tuple[Any, ...] = getattr(importlib.import_module(own), "CONFIGURATIONS", ())
     return found
 
@@ -118,8 +118,8 @@ def with_ones(item: Any) -> Any:
 
 def compiled_rows(module: str, path: str = "") -> list[dict[str, Any]]:
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    # where C2T is not installed, the kernels are on the path of this process
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [path, str(ROOT), env.get("PYTHONPATH")]))
+    # the lists are beside the package and not installed with it
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [path, str(ROOT / "kernels"), env.get("PYTHONPATH")]))
     done = subprocess.run([sys.executable, __file__, module], capture_output=True, text=True, env=env, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -168,7 +168,7 @@ def test_a_kernel_that_a_1_breaks_would_be_seen(tmp_path: Path):
 SPILLING = """
 import triton
 import triton.language as tl
-from tests.support.kernels.configuration import Configuration
+from ahead_of_time.configuration import Configuration
 
 
 @triton.jit
@@ -186,7 +186,7 @@ CONFIGURATIONS = (Configuration(normalise, "normalise", SIGNATURE, {"BLOCK": 163
 BREAKING = """
 import triton
 import triton.language as tl
-from tests.support.kernels.configuration import Configuration
+from ahead_of_time.configuration import Configuration
 
 
 @triton.jit

@@ -94,7 +94,7 @@ BY_NAME = {feature.name: feature for feature in TABLE}
 
 
 class PathSums(NamedTuple, Generic[Number]):
-    """Sums from the root down to a node, of any shape (plain numbers too); 0 at the root."""
+    """Sums from the root down to a node, of any shape (plain numbers and numpy too); 0 at the root."""
 
     joint_log_prob: Number
     path_entropy: Number

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ahead_of_time.configuration import Configuration
 from c2t_kernels.stats.scan import CHUNK, NUM_WARPS, group_size, scan_kernel
-from tests.support.kernels.configuration import Configuration
 
 
 def _configuration(word: str, vocab: int) -> Configuration:

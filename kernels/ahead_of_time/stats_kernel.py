@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ahead_of_time.configuration import Configuration
 from c2t_kernels.stats.kernel import SELECT_WARPS, SHIFTS, select_kernel, top_pad
 from c2t_kernels.stats.scan import CHUNK, group_size
-from tests.support.kernels.configuration import Configuration
 
 
 def _configuration(

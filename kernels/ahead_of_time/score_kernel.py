@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ahead_of_time.configuration import Configuration, signature_of
 from c2t_kernels.network import FEATURES
 from c2t_kernels.score.kernel import NUM_WARPS, constants, score_chain_kernel
-from tests.support.kernels.configuration import Configuration, signature_of
 
 
 def _configuration(features: tuple[str, ...], hidden: int) -> Configuration:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ahead_of_time.configuration import Configuration, signature_of
 from c2t_kernels.stop.kernel import blocks, early_stop_kernel
-from tests.support.kernels.configuration import Configuration, signature_of
 
 
 def _configuration(name: str, *, bs: int, d_max: int, together: bool, tells: bool = True) -> Configuration:

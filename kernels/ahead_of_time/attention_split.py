@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ahead_of_time.configuration import Configuration, signature_of
 from c2t_kernels.attention.split import MAX_SPLITS, combine_blocks, combine_kernel
-from tests.support.kernels.configuration import Configuration, signature_of
 
 
 def _combine_configuration(head_dim: int, splits: int) -> Configuration:

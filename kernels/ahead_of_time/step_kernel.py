@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ahead_of_time.configuration import Configuration, signature_of
 from c2t_kernels.network import FEATURES
 from c2t_kernels.score.kernel import NUM_WARPS, constants
 from c2t_kernels.step.kernel import score_step_kernel
-from tests.support.kernels.configuration import Configuration, signature_of
 
 KINDS = {"p_unknown": "*i64", "p_step": "*i64", "p_slots": "*i64", "p_max_depth": "*i32"}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import triton
 
+from ahead_of_time.configuration import Configuration
 from c2t_kernels.pack.kernel import BLOCK_PAD, WORDS, pack_words_kernel
-from tests.support.kernels.configuration import Configuration
 
 
 def _words(name: str, bs: int, width: int, fill: bool) -> Configuration:

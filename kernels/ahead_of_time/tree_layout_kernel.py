@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ahead_of_time.configuration import Configuration
 from c2t_kernels.tree_layout.kernel import _blocks, _warps, build_tree_kernel
-from tests.support.kernels.configuration import Configuration
 
 
 def _tree(name: str, slots: int, bucket: int) -> Configuration:

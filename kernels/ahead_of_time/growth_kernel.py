@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ahead_of_time.configuration import Configuration, signature_of
 from c2t_kernels.growth.kernel import _blocks, grow_layer_kernel
 from c2t_kernels.network import FEATURES
-from tests.support.kernels.configuration import Configuration, signature_of
 
 
 def _configuration(name: str, slots: int, k: int, features: tuple[str, ...], hidden: int) -> Configuration:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ahead_of_time.configuration import Configuration
 from c2t_kernels.pack.rows import _block, pack_rows_kernel, scatter_rows_kernel
-from tests.support.kernels.configuration import Configuration
 
 
 def _rows(kernel: object, name: str, dtype: str, hidden: int) -> Configuration:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ahead_of_time.configuration import Configuration
 from c2t_kernels.attention.kernel import tree_attention_kernel
 from c2t_kernels.attention.split import BLOCKS, Launch
-from tests.support.kernels.configuration import Configuration
 
 
 def _configuration(dtype: str, head_dim: int, launch: Launch, tree: bool = True) -> Configuration:

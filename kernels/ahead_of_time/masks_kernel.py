@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ahead_of_time.configuration import Configuration
 from c2t_kernels.masks.kernel import BLOCK_C, full_mask_kernel
-from tests.support.kernels.configuration import Configuration
 
 
 def _full(name: str, bs: int, bucket: int, *, ragged: bool) -> Configuration:
