@@ -18,7 +18,7 @@ LONGEST_PARAGRAPH = 90
 LONGEST_README = 90
 LONGEST_FILE = 300
 ITEM = re.compile(r"(?:[-*]|\d+\.) ")
-NO_PROSE = ("|", "#", "<!--", "![")
+NO_PROSE = ("#", "<!--", "![")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -28,7 +28,7 @@ def test_links_resolve(page: Path) -> None:
 
 
 def paragraphs(text: str) -> list[str]:
-    """A page's prose, a list's items apart; no tables, headings, pictures or code."""
+    """A page's prose, a list's items and a table's cells apart; no headings, pictures or code."""
     found: list[list[str]] = [[]]
     fenced = False
     for line in map(str.strip, text.splitlines()):
@@ -36,11 +36,13 @@ def paragraphs(text: str) -> list[str]:
         fenced ^= fence
         if fence or fenced or not line or line.startswith(NO_PROSE):
             found.append([])
+        elif line.startswith("|"):
+            found += [*([cell] for cell in line.split("|")), []]
         elif ITEM.match(line):
             found.append([line])
         else:
             found[-1].append(line)
-    return [" ".join(lines) for lines in found if lines]
+    return [" ".join(lines) for lines in found if any(lines)]
 
 
 def too_long(text: str) -> list[str]:
@@ -65,9 +67,14 @@ LONG, SHORT = "word " * (LONGEST_PARAGRAPH + 1), "word " * LONGEST_PARAGRAPH
         (f"{SHORT}\n\n{SHORT}", 0),
         (f"- {SHORT[5:]}\n- {SHORT[5:]}", 0),
         (f"```\n{LONG}\n```\n{SHORT}", 0),
-        (f"| {LONG} |\n# {LONG}", 0),
+        (f"# {LONG}", 0),
+        (f"| short | {LONG} |", 1),
+        (f"| {SHORT} | {SHORT} |\n{SHORT}", 0),
     ],
-    ids=["prose", "item", "item of two lines", "at the limit", "two paragraphs", "two items", "code", "table, heading"],
+    ids=[
+        *("prose", "item", "item of two lines", "at the limit", "two paragraphs", "two items", "code", "heading"),
+        *("cell", "three cells"),
+    ],
 )
 def test_what_is_too_long_is_found(text: str, count: int) -> None:
     assert len(too_long(text)) == count
