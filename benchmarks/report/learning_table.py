@@ -1,4 +1,4 @@
-"""The tables of docs/training.md on what is learnt without training, from rows of `benchmarks.simulation.learning` and
+"""The tables of docs/learning.md on what is learnt without training, from rows of `benchmarks.simulation.learning` and
 of `benchmarks.simulation.censoring`."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks.report.tables import filled, latest_blocks, table
 from benchmarks.simulation import censoring as cuts
 from benchmarks.simulation.learning import LOADS, OFFLINE, RIVAL, SCENARIO
 
-PAGE = ROOT / "docs/training.md"
+PAGE = ROOT / "docs/learning.md"
 NAME, SOURCES = "learning", "learning-sources"
 CENSORING, CENSORING_SOURCES = "censoring", "censoring-sources"
 STATES, AFTER = (0, 500, 2_000, 10_000, 50_000), 10_000
@@ -159,7 +159,7 @@ def render(page: str, rows: Sequence[BenchRow]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Write the tables of docs/training.md anew."""
+    """Write the tables of docs/learning.md anew."""
     return write_page("learning_table", argv, PAGE, render)
 
 

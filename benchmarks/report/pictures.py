@@ -143,6 +143,13 @@ def draw_speeds(rows: Sequence[BenchRow], path: Path) -> None:
     _save(figure, path)
 
 
+LEARNT = {
+    "nll": "nats per draft token",
+    "gamma_ratio": "verified tokens over static chains'",
+    "tokens_per_s_8": "a planner's tokens/s, 8 requests",
+}
+
+
 def learning_blocks(rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
     """Simulated learning while serving, by stream."""
     found = [row for row in rows if row.scenario == "learning" and not row.setting["poisoned"]]
@@ -150,23 +157,32 @@ def learning_blocks(rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
 
 
 def draw_learning(rows: Sequence[BenchRow], path: Path) -> None:
-    """One panel a stream: nats per draft token of what was learnt, by the states that it was learnt from."""
+    """A column a stream, a row each of LEARNT: what was learnt, by the states that it was learnt from."""
     blocks = learning_blocks(rows)
-    figure, panels = plt.subplots(1, len(blocks), figsize=(4.6 * len(blocks), 4), squeeze=False)
-    for axes, found in zip(panels[0], blocks, strict=True):
-        for arm in dict.fromkeys(row.arm for row in found):
-            # 0 has no place on such a scale
-            points = sorted(
-                (max(float(row.setting["states"] or 0), 20.0), row.metrics["nll"]) for row in found if row.arm == arm
-            )
-            axes.plot(*zip(*points, strict=True), "o-" if arm.startswith("from") else "s--", markersize=3, label=arm)
-        axes.set_xscale("log")
-        axes.set_title(str(found[0].setting["stream"]), fontsize=9)
-        axes.set_xlabel("states served (leftmost: none)")
-        axes.set_ylabel("nats per draft token")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
+    size = (4.6 * len(blocks), 3.2 * len(LEARNT))
+    figure, panels = plt.subplots(len(LEARNT), len(blocks), figsize=size, squeeze=False, sharex=True)
+    for column, found in enumerate(blocks):
+        for (metric, what), axes in zip(LEARNT.items(), panels[:, column], strict=True):
+            _draw_learnt(axes, found, metric)
+            axes.set_ylabel(what)
+        panels[0, column].set_title(str(found[0].setting["stream"]), fontsize=9)
+        panels[0, column].legend(fontsize=7)
+        panels[-1, column].set_xlabel("states served (leftmost: none)")
     _save(figure, path)
+
+
+def _draw_learnt(axes: Axes, rows: Sequence[BenchRow], metric: str) -> None:
+    for arm in dict.fromkeys(row.arm for row in rows):
+        # 0 has no place on such a scale
+        points = sorted(
+            (max(float(row.setting["states"] or 0), 20.0), row.metrics[metric])
+            for row in rows
+            if row.arm == arm and row.metrics.get(metric) is not None
+        )
+        if points:
+            axes.plot(*zip(*points, strict=True), "o-" if arm.startswith("from") else "s--", markersize=3, label=arm)
+    axes.set_xscale("log")
+    axes.grid(alpha=0.3)
 
 
 def accept_len_of(row: ServingRow) -> float:

@@ -1,4 +1,4 @@
-"""The table of docs/training.md on learning is that of the rows."""
+"""The table of docs/learning.md on learning is that of the rows."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_the_page_shows_what_cuts_make_of_it() -> None:
 
 
 def test_the_command_writes_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    page = tmp_path / "training.md"
+    page = tmp_path / "learning.md"
     page.write_text(marked(*NAMES))
     monkeypatch.setattr(learning_table, "PAGE", page)
     assert main([]) == 0
