@@ -1,5 +1,5 @@
 """The tables of docs/learning.md on what is learnt without training, from rows of `benchmarks.simulation.learning` and
-of `benchmarks.simulation.censoring`."""
+of `censoring` and `drifting` beside it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from benchmarks.report.rows import BenchRow
 from benchmarks.report.sections import source_line
 from benchmarks.report.tables import filled, latest_blocks, table
 from benchmarks.simulation import censoring as cuts
+from benchmarks.simulation import drifting as turns
 from benchmarks.simulation.learning import LOADS, OFFLINE, RIVAL, SCENARIO
 
 PAGE = ROOT / "docs/learning.md"
 NAME, SOURCES = "learning", "learning-sources"
 CENSORING, CENSORING_SOURCES = "censoring", "censoring-sources"
+DRIFTING, DRIFTING_SOURCES = "drifting", "drifting-sources"
 STATES, AFTER = (0, 500, 2_000, 10_000, 50_000), 10_000
+# after a turn
+TURNED = (0, 100, *STATES[1:])
 # the goals: better than vLLM's estimator from so many states on, and the share that a poisoned tenth may cost
 FROM, POISON_GOAL = 500, 0.02
 
@@ -52,6 +56,20 @@ def censoring(rows: Sequence[BenchRow]) -> str:
                 tokens = at[arm, verified, STATES[-1]]["verified_per_draft"] or 0.0
                 name = str(block[0].setting["stream"]), arm.removeprefix("from "), verified
                 lines.append([*name, *nats, f"{tokens:.2f}"])
+    return table(head, lines)
+
+
+def drifting(rows: Sequence[BenchRow]) -> str:
+    """A line a stream and start: nats by states after the turn, and those of who never saw what came before."""
+    head = ["stream", "starts from", *(f"{states:,}" for states in TURNED), f"never turned, {STATES[-1]:,}"]
+    steady = {str(block[0].setting["stream"]): _figures(block) for block in _streams(rows)}
+    lines = []
+    for block in _streams(rows, turns.SCENARIO):
+        stream, at = str(block[0].setting["stream"]), _figures(block)
+        for arm in dict.fromkeys(row.arm for row in block):
+            nats = (_short(at[arm, states, 0]["nll"]) for states in TURNED)
+            known = steady.get(stream, {}).get((arm, STATES[-1], 0), {})
+            lines.append([stream, arm.removeprefix("from "), *nats, _short(known.get("nll"))])
     return table(head, lines)
 
 
@@ -152,6 +170,8 @@ def render(page: str, rows: Sequence[BenchRow]) -> str:
         SOURCES: sources(rows),
         CENSORING: censoring(rows),
         CENSORING_SOURCES: sources(rows, cuts.SCENARIO),
+        DRIFTING: drifting(rows),
+        DRIFTING_SOURCES: sources(rows, turns.SCENARIO),
     }
     for name, text in made.items():
         page = filled(page, name, f"\n\n{text}\n\n", PAGE.name)

@@ -139,18 +139,26 @@ def whole(chance: Tensor) -> Tensor:
 
 class Told(NamedTuple):
     """A stream as it is told. accepted: (states,) int64 tokens of each chain, where all are verified. prompt: (states,)
-    whose they are. order: states in which they are served, so many at once."""
+    whose they are. order: states in which they are served, so many at once. before: of them, so many come before the
+    counting begins."""
 
     accepted: Tensor
     prompt: Tensor
     order: list[int]
     at_once: int = CONCURRENT
+    before: int = 0
 
     def steps(self) -> Iterator[tuple[int, Iterator[list[int]]]]:
         """Each of MARKS, and the states of each step from the one before up to it."""
-        for before, mark in zip((0, *MARKS), MARKS, strict=False):
-            starts = range(before, mark, self.at_once)
-            yield mark, (self.order[start : min(mark, start + self.at_once)] for start in starts)
+        begin = 0
+        for mark in MARKS:
+            end = self.before + mark
+            yield mark, self._steps(begin, end)
+            begin = end
+
+    def _steps(self, begin: int, end: int) -> Iterator[list[int]]:
+        for start in range(begin, end, self.at_once):
+            yield self.order[start : min(end, start + self.at_once)]
 
     def of(self, rows: list[int], lengths: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         """Verified and accepted tokens of these states, and whose they are."""
@@ -201,7 +209,7 @@ def rival(chains: tuple[Forest, Forest], told: Told, judge: Judge) -> Iterator[d
     model, done = OnlineLogistic(D_MAX), 0
     accepted = torch.arange(D_MAX) < told.accepted[:, None]
     for mark in MARKS:
-        while done + OnlineLogistic.REFIT_INTERVAL <= mark:
+        while done + OnlineLogistic.REFIT_INTERVAL <= told.before + mark:
             rows = told.order[done : done + OnlineLogistic.REFIT_INTERVAL]
             model.learn(chains[0].log_prob[rows], accepted[rows])
             done += len(rows)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.report import learning_table
 from benchmarks.report.command import RESULTS
-from benchmarks.report.learning_table import LOADS, PAGE, censoring, learning, main, render
+from benchmarks.report.learning_table import LOADS, PAGE, TURNED, censoring, drifting, learning, main, render
 from benchmarks.report.rows import FILE_OF, BenchRow, read_rows
 from benchmarks.simulation.censoring import VERIFIED
 from c2t_plugin.errors import C2TError
@@ -32,7 +33,7 @@ RUN = {
 }
 
 
-NAMES = ("learning", "learning-sources", "censoring", "censoring-sources")
+NAMES = ("learning", "learning-sources", "censoring", "censoring-sources", "drifting", "drifting-sources")
 
 
 def marked(*names: str) -> str:
@@ -107,6 +108,17 @@ def test_the_page_shows_what_cuts_make_of_it() -> None:
     assert "| made up | one | as cut | .560 |" in page and "`other`" in page
     with pytest.raises(C2TError, match=NAMES[-1]):
         render(marked(*NAMES[:-1]), made + RIVAL + rows)
+
+
+def test_a_turn_stands_beside_a_stream_without_one() -> None:
+    made = [made_up("from offline fit", states, 0, 1.0) for states in STATES] + RIVAL
+    turned = [made_up("from offline fit", states, 0, 1.0, nats=1.0 / (1 + states)) for states in TURNED]
+    turned = [replace(row, scenario="drifting", setting={**row.setting, "before": 10}) for row in turned]
+    (line,) = drifting([*made, *turned]).splitlines()[2:]
+    assert line == "| made up | offline fit | 1.500 | .510 | .501 | .498 | .490 | .450 | .450 |"
+    # of a stream that was not served without one
+    (line,) = drifting(turned).splitlines()[2:]
+    assert line.endswith("| .450 |  |")
 
 
 def test_the_command_writes_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
