@@ -1,0 +1,145 @@
+"""What running servers learn, by the draft tokens that they have verified: what `/server_info` says of it.
+
+    python -m benchmarks.serving.learning --cpu --from SmolLM2=CLASSIFIER --from draft=CLASSIFIER
+
+A server for each classifier to start from (--from; beside them the draft's own) and each way to learn (--learn), all
+with the same prompts in the same order, 8 at a time (--concurrency). They plan by the curve of a GPU's data sheet, on
+which drafting pays, so what they verify does not follow from the speed of this machine. Nats and AUC are of the last
+1,024 drafts, each as it was foretold before it came: by the classifier alone, and by what was learnt until then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from benchmarks.pairs.toy import held_out_prompts
+from benchmarks.report.rows import BenchRow, append_rows
+from benchmarks.report.tables import listing
+from benchmarks.serving.arms import ARMS, Speculation
+from benchmarks.serving.client import Client
+from benchmarks.serving.engines import ENGINES
+from benchmarks.serving.engines.sglang import SglangClient
+from benchmarks.serving.measuring import one_line
+from benchmarks.serving.options import (
+    OWN_CLASSIFIER,
+    PAIR_DRAFTS,
+    add_arm_options,
+    dtype_of,
+    kind_of,
+    models,
+    runner,
+    speculation,
+)
+from benchmarks.serving.server import Runner
+from benchmarks.simulation.learning import curve_of
+from c2t_plugin.errors import C2TError
+from c2t_plugin.provenance import RunRecord
+
+SCENARIO = "learning-served"
+ARM = "C2T auto"
+MARKS = (500, 2_000, 10_000)
+# Of the held-out ones, over and over.
+PROMPTS, MAX_TOKENS = 240, 96
+# Without a mark after so many batches a server drafts nothing.
+MOST_BATCHES = 400
+PIPE_WIDTH = 180
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serving.learning",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    parser.add_argument("--from", dest="start", action="append", default=[], metavar="NAME=FILE")
+    parser.add_argument("--learn", nargs="+", default=["calibrate", "network"], metavar="HOW")
+    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--marks", type=int, nargs="+", default=list(MARKS), help="draft tokens verified")
+    add_arm_options(parser, Path("build/learning-served"))
+    return parser
+
+
+def figures(state: Mapping[str, Any]) -> dict[str, float]:
+    """Of a server's `planner.learnt`. C2TError before it has verified anything."""
+    if state["nll"] is None or state["auc"] is None:
+        raise C2TError(f"the server has verified {state['seen']} draft tokens, and none or all of them were accepted")
+    known = {name: state[name] for name in ("nll", "auc")}
+    both = {f"{name}_{who}": values[at] for name, values in known.items() for at, who in enumerate(("prior", "learnt"))}
+    return {"seen": state["seen"], "discarded": state["discarded"], **both}
+
+
+def at_marks(client: Client, marks: list[int], concurrency: int) -> Iterator[tuple[int, dict[str, float]]]:
+    """The figures at each mark. C2TError if a server does not get there."""
+    waiting, batch, prompts = sorted(marks), 0, held_out_prompts(PROMPTS)
+    while waiting:
+        if batch == MOST_BATCHES:
+            raise C2TError(f"not {waiting[0]:,} draft tokens verified after {batch} batches of {concurrency} prompts")
+        client.run([prompts[(batch * concurrency + place) % PROMPTS] for place in range(concurrency)], concurrency, _go)
+        batch += 1
+        learnt = client.c2t_state()["planner"]["learnt"]
+        while waiting and learnt["seen"] >= waiting[0]:
+            yield waiting.pop(0), figures(learnt)
+
+
+def _go() -> None:
+    """Nobody counts the answers."""
+
+
+def measure(options: argparse.Namespace, starts: Runner, on: Speculation, run: Mapping[str, Any]) -> list[BenchRow]:
+    """A row for each start, way and mark; a server that fails leaves its reason."""
+    curve = options.out / "curve.json"
+    curve_of(PAIR_DRAFTS[options.base], options.concurrency).save(curve)
+    label = {
+        "engine": starts.engine.name,
+        "target": starts.target.name,
+        "dtype": dtype_of(options),
+        "base": options.base,
+        "d_max": options.d_max,
+        "concurrency": options.concurrency,
+    }
+    kind, rows = kind_of(run, options.cpu), []
+    files = {OWN_CLASSIFIER: on.classifier, **dict(each.split("=", 1) for each in options.start)}
+    for name, file in files.items():
+        for how in options.learn:
+            arm, told = f"from {name}, {how}", replace(on, classifier=file)
+            own = ("--speculative-c2t-planner", str(curve.resolve()), "--speculative-c2t-learn", how)
+            server = starts.server(f"{SCENARIO}-{name}-{how}".replace(" ", "-"), ARMS[ARM], told, *own)
+            try:
+                with server, SglangClient(server.base_url, MAX_TOKENS) as client:
+                    for mark, metrics in at_marks(client, options.marks, options.concurrency):
+                        rows.append(BenchRow(SCENARIO, kind, arm, {**label, "verified": mark}, metrics, "", run))
+            except C2TError as error:
+                rows.append(BenchRow(SCENARIO, kind, arm, {**label, "verified": 0}, {}, one_line(error), run))
+    return rows
+
+
+def main(argv: list[str]) -> int:
+    """Measure, print a table, append rows; status 1 if a server failed, 2 if the command is wrong."""
+    options = _parser().parse_args(argv)
+    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+    run = RunRecord.capture(seed=0).to_json()
+    try:
+        if strange := [each for each in options.start if "=" not in each]:
+            raise C2TError(f"--from is NAME=FILE; got {strange[0]!r}")
+        found = models(options, ENGINES["sglang"])
+        on = speculation(options, found)
+        starts = runner(options, ENGINES["sglang"], found.target)
+    except C2TError as error:
+        print(f"learning: {error}", file=sys.stderr)
+        return 2
+    rows = measure(options, starts, on, run)
+    append_rows(options.out / "rows.jsonl", rows)
+    console.print(Markdown(listing(rows)))
+    return 1 if any(row.error for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
