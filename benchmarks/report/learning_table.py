@@ -11,14 +11,16 @@ from benchmarks.report.page import write_page
 from benchmarks.report.rows import BenchRow
 from benchmarks.report.sections import source_line
 from benchmarks.report.tables import filled, latest_blocks, table
+from benchmarks.serving import learning as served_runs
 from benchmarks.simulation import censoring as cuts
 from benchmarks.simulation import drifting as turns
 from benchmarks.simulation.learning import LOADS, OFFLINE, RIVAL, SCENARIO
 
-PAGE = ROOT / "docs/learning.md"
+PAGE, KINDS = ROOT / "docs/learning.md", ("simulated", "functional")
 NAME, SOURCES = "learning", "learning-sources"
 CENSORING, CENSORING_SOURCES = "censoring", "censoring-sources"
 DRIFTING, DRIFTING_SOURCES = "drifting", "drifting-sources"
+SERVED, SERVED_SOURCES = "learning-served", "learning-served-sources"
 STATES, AFTER = (0, 500, 2_000, 10_000, 50_000), 10_000
 # after a turn
 TURNED = (0, 100, *STATES[1:])
@@ -71,6 +73,23 @@ def drifting(rows: Sequence[BenchRow]) -> str:
             known = steady.get(stream, {}).get((arm, STATES[-1], 0), {})
             lines.append([stream, arm.removeprefix("from "), *nats, _short(known.get("nll"))])
     return table(head, lines)
+
+
+def served(rows: Sequence[BenchRow]) -> str:
+    """A line a server and mark: what it foretold, by its classifier alone and by what it had learnt."""
+    head = ["server", "draft tokens verified", "nats, classifier", "nats, learnt", "AUC, classifier", "AUC, learnt"]
+    names = [f"{name}_{who}" for name in ("nll", "auc") for who in ("prior", "learnt")]
+    found = _newest_served(rows)
+    return table(
+        head, ([row.arm, f"{row.setting['verified']:,}", *(_short(row.metrics[n]) for n in names)] for row in found)
+    )
+
+
+def _newest_served(rows: Sequence[BenchRow]) -> list[BenchRow]:
+    """Of the newest run, without servers that failed."""
+    found = [row for row in rows if row.scenario == served_runs.SCENARIO and not row.error]
+    newest = max((row.run["utc"] for row in found), default="")
+    return [row for row in found if row.run["utc"] == newest]
 
 
 def _streams(rows: Sequence[BenchRow], scenario: str = SCENARIO) -> list[list[BenchRow]]:
@@ -172,6 +191,8 @@ def render(page: str, rows: Sequence[BenchRow]) -> str:
         CENSORING_SOURCES: sources(rows, cuts.SCENARIO),
         DRIFTING: drifting(rows),
         DRIFTING_SOURCES: sources(rows, turns.SCENARIO),
+        SERVED: served(rows),
+        SERVED_SOURCES: "\n\n".join(source_line(row.run) for row in _newest_served(rows)[:1]),
     }
     for name, text in made.items():
         page = filled(page, name, f"\n\n{text}\n\n", PAGE.name)
@@ -180,7 +201,7 @@ def render(page: str, rows: Sequence[BenchRow]) -> str:
 
 def main(argv: list[str]) -> int:
     """Write the tables of docs/learning.md anew."""
-    return write_page("learning_table", argv, PAGE, render)
+    return write_page("learning_table", argv, PAGE, render, KINDS)
 
 
 if __name__ == "__main__":

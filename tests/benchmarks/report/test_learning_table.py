@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.report import learning_table
 from benchmarks.report.command import RESULTS
-from benchmarks.report.learning_table import LOADS, PAGE, TURNED, censoring, drifting, learning, main, render
+from benchmarks.report.learning_table import KINDS, LOADS, PAGE, TURNED, censoring, drifting, learning, main, render
 from benchmarks.report.rows import FILE_OF, BenchRow, read_rows
 from benchmarks.simulation.censoring import VERIFIED
 from c2t_plugin.errors import C2TError
@@ -19,7 +19,7 @@ STATES = (0, 500, 2_000, 10_000, 50_000)
 
 @pytest.fixture(scope="module")
 def rows() -> list[BenchRow]:
-    return read_rows(RESULTS / FILE_OF["simulated"], BenchRow)
+    return [row for kind in KINDS for row in read_rows(RESULTS / FILE_OF[kind], BenchRow)]
 
 
 RUN = {
@@ -33,7 +33,8 @@ RUN = {
 }
 
 
-NAMES = ("learning", "learning-sources", "censoring", "censoring-sources", "drifting", "drifting-sources")
+TABLES = ("learning", "censoring", "drifting", "learning-served")
+NAMES = tuple(name for each in TABLES for name in (each, f"{each}-sources"))
 
 
 def marked(*names: str) -> str:

@@ -81,9 +81,8 @@ def test_a_server_for_each_start_and_way(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(learning, "SglangClient", Client)
     monkeypatch.setattr(Runner, "server", lambda *given: Entered(server, given))
     out = tmp_path / "out"
-    assert (
-        main(["--cpu", "--from", "bad=x.safetensors", "--learn", "calibrate", "--marks", "40", "--out", str(out)]) == 1
-    )
+    command = ("--cpu", "--learn", "calibrate", "--marks", "40", "--out", str(out))
+    assert main([*command, "--from", "bad=x.safetensors"]) == 1
     own, bad = read_rows(out / "rows.jsonl", BenchRow)
     assert own.metrics["nll_learnt"] == 0.4 and own.setting["verified"] == 40 and not own.error
     assert bad.error == "no such file" and not bad.metrics
