@@ -51,7 +51,7 @@ demo-vllm: venv-vllm
 	@$(VLLM_PY) -m benchmarks.serving.demo --engine vllm $(DEMO_ARGS)
 
 # Each engine's tests run in its own environment; the other's skip themselves or are left out. Status 5: none selected.
-VLLM_TESTS := tests/engines/vllm tests/benchmarks/serving/test_real_servers.py
+VLLM_TESTS := tests/engines/vllm tests/benchmarks/serving/test_real_servers.py tests/benchmarks/pairs/test_smollm2_engines.py
 # Files in the order of tests/conftest.py: xdist would put those of a single test last, some of which are the longest.
 BY_FILE := -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 # What is installed for vLLM has one of two cores for itself while the other reads the code.
