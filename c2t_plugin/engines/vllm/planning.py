@@ -148,7 +148,10 @@ class Planning:
             # for `judged`
             self._rows, self._sure = {name: row for row, name in enumerate(names)}, sure
         depth = sure.shape[1]
-        if 0 < depth < self.planner.depth:
+        if not depth:
+            # none was to be made, or vLLM has seen that nobody would take it
+            self.planner.follow(0)
+        elif depth < self.planner.depth:
             self.planner.ended(depth)
         self._learn(drafted)
         if not depth or not any(lengths):

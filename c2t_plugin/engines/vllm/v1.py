@@ -206,7 +206,7 @@ class _ChainMixin(_StockProposer):
 
     def _propose(self, num_speculative_tokens: int, *positional: Any, **keyword: Any) -> list[list[int]]:
         self._scored, self._sampled, self._started, self._extend_s = 0, [], time.perf_counter(), 0.0
-        self.drafts += 1
+        self.drafts += num_speculative_tokens > 0
         with self._classifying():
             self._limit()
         self._recording = self.traces is not None and self.traces.any_chosen(self._runner.input_batch.req_ids)

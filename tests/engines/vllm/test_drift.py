@@ -108,8 +108,8 @@ def test_a_release_has_not_changed_since_itself(copy: Path, capsys: pytest.Captu
     [
         (
             "    def get_output(",
-            "    @abstractmethod\n    def get_kv_connector_output(self): ...\n\n    def get_output(",
-            "AsyncModelRunnerOutput has a new abstract method get_kv_connector_output",
+            "    @abstractmethod\n    def get_some_other_output(self): ...\n\n    def get_output(",
+            "AsyncModelRunnerOutput has a new abstract method get_some_other_output",
         ),
         ("class AsyncModelRunnerOutput(ABC)", "class AsyncModelRunnerOutput(Base)", "has the bases Base, not ABC"),
         ("def get_output(self)", "def get_output(self, wait)", "takes get_output(self, wait), not (self)"),
@@ -119,7 +119,7 @@ def test_a_release_has_not_changed_since_itself(copy: Path, capsys: pytest.Captu
 def test_what_a_subclass_of_ours_would_lack_is_named(
     copy: Path, old: str, new: str, said: str, capsys: pytest.CaptureFixture[str]
 ):
-    """vLLM 0.33 made a method abstract while every name of the contract stayed."""
+    """As vLLM 0.33 made a method abstract while every name of the contract stayed."""
     path = copy / "vllm" / OUTPUTS
     source = path.read_text()
     assert old in source

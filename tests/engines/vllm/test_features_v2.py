@@ -97,8 +97,9 @@ def test_chains_of_several_lengths_were_verified(found: Answers, base: str):
 
 @pytest.mark.parametrize("base", BASES)
 def test_a_prompt_found_in_the_prefix_cache_is_answered_the_same(found: Answers, base: str):
-    # with an EAGLE head vLLM computes the last block again, and so short a prompt has but one
-    assert (found[base].prefix_hits > 0) == (base == "draft_model")
+    # so short a prompt has but one block, which vLLM 0.32 computes again with a head; 0.33 hashes what follows it too
+    assert (found[base].prefix_hits > 0) != found[base].drops_last_block
+    assert found["draft_model"].prefix_hits > 0
     assert found[base].again == found[None].again
     assert found[base].again[0] == found[base].again[1]
 

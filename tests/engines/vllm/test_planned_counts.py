@@ -47,8 +47,12 @@ class Request:
     steps: list[tuple[int, int]] = field(default_factory=list)
 
     @property
+    def left(self) -> int:
+        return self.most - (len(self.text) - len(self.prompt))
+
+    @property
     def ended(self) -> bool:
-        return len(self.text) - len(self.prompt) >= self.most
+        return self.left <= 0
 
     def counts(self) -> Steps:
         return Steps(tuple(self.text[len(self.prompt) :][: self.most]), tuple(self.steps))
@@ -57,12 +61,16 @@ class Request:
 Group = list[tuple[list[int], int]]
 
 
-def simulated(target: Target, draft: Draft, rule: Rule, group: Group, plan: Plan) -> list[Request]:
+def simulated(
+    target: Target, draft: Draft, rule: Rule, group: Group, plan: Plan, *, spares: bool = False
+) -> list[Request]:
     """All requests decoded together. In a step of vLLM the target reads what is left of the drafts before, and then all
-    its requests are drafted for, those that have ended with it too."""
+    its requests are drafted for, those that have ended with it too. spares: not where it is sure that all end."""
     requests = [Request(prompt, most, list(prompt)) for prompt, most in group]
     while running := [request for request in requests if not request.ended]:
         depth, chains = plan.depth(len(running)), []
+        if spares and all(request.left == 1 for request in running):
+            depth = plan.depths[-1] = 0
         for request in running:
             choices, states = target.run([*request.text, *request.waiting])
             n, waiting = len(request.text) - 1, request.waiting
@@ -101,7 +109,8 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     for group in groups:
         before = len(plan.depths)
         counts = [request.counts() for request in simulated(target, draft, rule, group, plan)]
-        expected.append((counts, len(plan.depths) - before, sum(plan.depths[before:])))
+        depths = plan.depths[before:]
+        expected.append((counts, sum(depth > 0 for depth in depths), sum(depths)))
     assert plan.margin > UNDECIDED, "a decision is too near to call: choose other prompts"
     plain = [tuple(target.greedy(prompt, NEW_TOKENS)) for prompt in prompts]
     return SimpleNamespace(**locals())

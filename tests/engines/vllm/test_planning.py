@@ -52,21 +52,23 @@ class Machine:
         self.waiting: dict[str, list[int]] = {}
         self.depths: list[int] = []
 
-    def step(self, requests: int = 2, prompt: int = 0) -> list[int]:
-        """One step of requests that verify what they were left; prompt: tokens of one more, that is read."""
+    def step(self, requests: int = 2, prompt: int = 0, spared: bool = False) -> list[int]:
+        """One step of requests that verify what they were left; prompt: tokens of one more, that is read. spared: vLLM
+        has the draft read what was accepted, and make none."""
         names = [f"r{row}" for row in range(requests)]
         self.planning.begin(decoding=not prompt)
         depth = self.planning[requests + bool(prompt)]
         depth = self.ended(self.planning.sent(requests, ["new"] * bool(prompt)), names, depth)
         self.depths.append(depth)
+        reads, depth = spared or depth > 0, 0 if spared else depth
         drafts = {name: self.waiting.pop(name) for name in names if self.waiting.get(name)}
         tokens = {name: 1 + len(drafts.get(name, ())) for name in names} | ({"new": prompt} if prompt else {})
-        drafting = EXTEND * bool(depth) + self.draft_pass * max(0, depth - 1)
+        drafting = EXTEND * reads + self.draft_pass * max(0, depth - 1)
         self.now += PASS + TOKEN * sum(tokens.values()) + drafting
         self.planning.ran(tokens, drafts)
         handed = types.SimpleNamespace(req_ids=names, draft_token_ids=[[7] * depth for _ in names])
         chances = [self.confidence ** (place + 1) for place in range(depth)]
-        setattr(handed, ATTRIBUTE, Drafted([chances for _ in names], EXTEND * bool(depth), drafting))
+        setattr(handed, ATTRIBUTE, Drafted([chances for _ in names], EXTEND * reads, drafting))
         cut(self.planning, handed, lambda name: True, [None] * requests)
         self.waiting = dict(zip(names, handed.draft_token_ids, strict=True))
         return [len(row) for row in handed.draft_token_ids]
@@ -98,6 +100,17 @@ def test_the_first_steps_measure_what_a_step_costs():
     assert curve.draft_extend == pytest.approx(EXTEND) and curve.draft_s(2) == pytest.approx(1.0)
     for tokens, seconds in curve.verify:
         assert seconds == pytest.approx(PASS + TOKEN * tokens, rel=0.05)
+
+
+def test_a_draft_that_vllm_spares_says_nothing_of_what_drafts_cost():
+    machine = Machine(draft_pass=1.0, confidence=0.9)
+    for number in range(50):
+        machine.step(spared=number % 2 == 1)
+    curve = machine.planning.planner.curve
+    assert curve is not None
+    assert curve.draft_s(2) == pytest.approx(1.0)
+    machine.step(spared=True)
+    assert machine.planning.planner.depth == 0
 
 
 @pytest.mark.parametrize(("draft_pass", "confidence", "depth"), [(0.01, 0.99, D_MAX), (30.0, 0.99, 1), (0.01, 0.01, 0)])

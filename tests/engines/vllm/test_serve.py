@@ -111,6 +111,8 @@ def served(
     options = {**draft, "c2t_classifier": str(classifier), "c2t_beta": BETA}
     flags = ["--speculative-config", json.dumps(options), "--api-server-count", str(SERVERS)]
     flags += ["--per-request-spec-decode-metrics", "detailed", "--chat-template", str(folder / "template.jinja")]
+    # for /inference/v1/generate
+    flags += ["--enable-scale-out"]
     stock = ENGINES["vllm"].launch(layout / "target", flags, Device.CPU)
     # behind the module's own name and its --model
     start = [*command[0], "serve", str(layout / "target"), *stock.start[stock.start.index("--served-model-name") :]]
@@ -226,6 +228,10 @@ def test_vllms_own_benchmark_counts_the_simulations_drafts(
 def routes(served: Served) -> dict[str, Callable[[bool], Any]]:
     """Each sends a request with a bad setting. Their argument: whether it is to be streamed."""
     client, text = served.client, [{"role": "user", "content": "def"}]
+
+    def sent(route: str, **body: Any) -> Any:
+        return client.post(f"{served.url}{route}", cast_to=object, body=body)
+
     return {
         "completions": lambda stream: client.completions.create(
             model=MODEL, prompt=[5], max_tokens=2, stream=stream, extra_body=BAD
@@ -233,14 +239,20 @@ def routes(served: Served) -> dict[str, Callable[[bool], Any]]:
         "chat": lambda stream: client.chat.completions.create(
             model=MODEL, messages=text, max_tokens=2, stream=stream, extra_body=BAD
         ),
+        # it has no streams
+        "batch": lambda _: sent("/v1/chat/completions/batch", model=MODEL, messages=[text], max_tokens=2, **BAD),
         "responses": lambda stream: client.responses.create(
             model=MODEL, input="def", max_output_tokens=2, stream=stream, extra_body=BAD
+        ),
+        "messages": lambda stream: sent("/v1/messages", model=MODEL, messages=text, max_tokens=2, stream=stream, **BAD),
+        "generate": lambda stream: sent(
+            "/inference/v1/generate", token_ids=[5], sampling_params={"extra_args": BAD["vllm_xargs"]}, stream=stream
         ),
     }
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("route", ["completions", "chat", "responses"])
+@pytest.mark.parametrize("route", ["completions", "chat", "batch", "responses", "messages", "generate"])
 def test_a_bad_setting_is_status_400_on_every_route(served: Served, route: str, stream: bool):
     def refused(_: int) -> str:
         with pytest.raises(openai.BadRequestError) as answer:

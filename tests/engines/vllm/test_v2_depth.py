@@ -91,7 +91,7 @@ def test_a_draft_is_as_deep_as_the_scheduler_says(clock: Clock, depth: int):
     made.propose(BATCH, num_speculative_tokens=depth)
     # the first pass reads what the target has accepted
     assert made.passes == max(depth, 1)
-    assert (made.drafts, made.draft_steps) == (1, depth)
+    assert (made.drafts, made.draft_steps) == (int(depth > 0), depth)
     told = made.tell()
     assert told.overlaps and (told.extend_s, told.seconds) == (PASS, made.passes * PASS)
     log_prob = made.logits[:depth].log_softmax(-1).amax(-1).T

@@ -138,6 +138,7 @@ def _mixed(job: dict[str, Any], spec: dict[str, Any] | None) -> dict[str, Any]:
             "answers": [vars(each) for each in found],
             "again": [each.output_ids for each in again],
             "again_steps": [each.steps for each in again],
+            "drops_last_block": llm.llm_engine.engine_core.engine_core.scheduler.use_eagle_block_drop,
             "preemptions": counter(llm, "vllm:num_preemptions"),
             "prefix_hits": counter(llm, "vllm:prefix_cache_hits") - hits,
             "steps": list(steps.items()),
