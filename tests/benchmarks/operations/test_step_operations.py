@@ -79,6 +79,11 @@ def test_a_step_waits_where_it_is_known_to(found: dict[str, Any], mode: str):
     assert waits == WAITS[mode]
 
 
+def test_chains_whose_mask_nobody_reads_are_linked_by_one_kernel(found: dict[str, Any]):
+    """Over a mask with columns of the prefix SGLang fills all of those, and makes links and slots one by one."""
+    assert found["links"] == {"_build_chain_tree_kernel": 1}
+
+
 @pytest.mark.parametrize("fault", WAITING)
 def test_a_wait_in_a_step_is_seen(found: dict[str, Any], fault: str):
     assert found["faults"][fault]["waits"] == {WAITING[fault]: 1}
