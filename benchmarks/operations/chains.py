@@ -20,7 +20,15 @@ from torch import Tensor
 
 from benchmarks.operations import steps
 from benchmarks.operations.counter import GPU, OperationCounter
-from benchmarks.operations.steps import DEPTH, HIDDEN, IN_DRAFT_GRAPH, IN_TARGET_GRAPH, REQUESTS, VOCABULARY
+from benchmarks.operations.steps import (
+    DEPTH,
+    HIDDEN,
+    IN_DRAFT_GRAPH,
+    IN_TARGET_GRAPH,
+    REQUEST_SLOTS,
+    REQUESTS,
+    VOCABULARY,
+)
 from c2t_plugin.classifier import PAPER_FEATURES, ClassifierSpec, NodeClassifier
 from c2t_plugin.engines.sglang import ranks
 from c2t_plugin.engines.sglang.drafters.chain import ChainDrafter
@@ -139,7 +147,7 @@ class ChainSteps:
         self._slots = torch.arange(1, REQUESTS + 1, device=GPU)
         self.scorer = ChainScorer(
             classifier(),
-            slots=REQUESTS + 1,
+            slots=REQUEST_SLOTS,
             rows=REQUESTS,
             max_depth=DEPTH,
             beta=0.4,
