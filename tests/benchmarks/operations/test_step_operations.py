@@ -84,6 +84,11 @@ def test_chains_whose_mask_nobody_reads_are_linked_by_one_kernel(found: dict[str
     assert found["links"] == {"_build_chain_tree_kernel": 1}
 
 
+def test_a_step_of_trees_makes_no_workspace(found: dict[str, Any]):
+    """It made one of 97 KiB a row for each layer, and one for the seeds."""
+    assert found["workspaces"] == 0
+
+
 @pytest.mark.parametrize("fault", WAITING)
 def test_a_wait_in_a_step_is_seen(found: dict[str, Any], fault: str):
     assert found["faults"][fault]["waits"] == {WAITING[fault]: 1}

@@ -11,15 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, patch
 
 import torch
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from sglang.srt.speculative.eagle_worker_common import build_eagle_verify_input
 from torch import Tensor
 
-from benchmarks.operations import chains, table
+from benchmarks.operations import chains, table, trees
 from benchmarks.operations.counter import GPU, OperationCounter
 from benchmarks.operations.steps import DEPTH, REQUESTS
+from c2t_kernels.stats.workspace import DraftStatsWorkspace
 from c2t_plugin.engines.sglang.drafters.chain import ChainDrafter
 from c2t_plugin.engines.sglang.step import step_of
 from c2t_plugin.engines.sglang.verify.triton import PackedTritonAttnBackend
@@ -99,9 +101,19 @@ def of_links(context: int) -> dict[str, int]:
     return dict(counter.counts["links"])
 
 
+def of_workspaces() -> int:
+    """How many workspaces of draft_stats a step of trees makes."""
+    with OperationCounter() as counter, chains.stand_ins():
+        steps = trees.TreeSteps(counter)
+        with patch.object(DraftStatsWorkspace, "create", Mock(wraps=DraftStatsWorkspace.create)) as create:
+            steps.step()
+    return create.call_count
+
+
 def main(output: Path) -> None:
     faults = {name: of for name, of in table.as_json(with_faults()).items() if name in FAULTS}
-    output.write_text(json.dumps({"counts": table.counts(), "faults": faults, "links": of_links(1000)}))
+    found = {"counts": table.counts(), "faults": faults, "links": of_links(1000), "workspaces": of_workspaces()}
+    output.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
