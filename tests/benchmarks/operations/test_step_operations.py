@@ -21,7 +21,7 @@ OPERATIONS = {
     "sync": {"cut": 1, "pack and scatter": 4, "attention metadata": 1, "report": 1, "seeds": 2},
     "lagged": {"cut": 2, "pack and scatter": 3, "attention metadata": 1, "report": 1, "seeds": 2},
     "planned": {"cut": 3, "pack and scatter": 3, "attention metadata": 1, "report": 2, "seeds": 2},
-    "trees": {"cut": 32, "pack and scatter": 4, "attention metadata": 3, "report": 1, "seeds": 2},
+    "trees": {"cut": 20, "pack and scatter": 4, "attention metadata": 3, "report": 1, "seeds": 2},
 }
 IN_GRAPHS = {
     "sync": {"draft graph": 18, "target graph, one layer": 0},
