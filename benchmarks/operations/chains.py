@@ -199,8 +199,7 @@ def finish(counter: OperationCounter, batch: Any, drafted: Any, packing: PackedV
         uniform = SimpleNamespace(capture_hidden_mode=None, mrope_positions=None)
         packing.target_worker.forward_batch_generation(None, forward_batch=uniform)
     with counter.part("report"):
-        # as C2TEagleWorker.verify and the copy of a result to the host do
-        step.kept + 1
+        # as the copy of a result to the host does
         step.to_host()
 
 
