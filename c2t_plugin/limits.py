@@ -59,10 +59,14 @@ class RequestLimits:
         self._slot_beta[slots] = torch.tensor(own_beta, dtype=torch.float32).to(self.beta.device, non_blocking=True)
         self._slot_depth[slots] = torch.tensor(own_depth, dtype=torch.int32).to(self.beta.device, non_blocking=True)
 
+    @property
+    def any_own(self) -> bool:
+        """Whether a request may be cut by its own threshold alone."""
+        return self._any_own and not self.lower
+
     def owns(self, slots: Tensor) -> Tensor:
         """(n,) bool: which of the requests in these slots ((n,) int64) are cut by their own threshold alone."""
-        own = self._any_own and not self.lower
-        return ~self._slot_beta[slots].isnan() if own else torch.zeros_like(slots, dtype=torch.bool)
+        return ~self._slot_beta[slots].isnan() if self.any_own else torch.zeros_like(slots, dtype=torch.bool)
 
     def limits_of(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Threshold (n,) float32 and largest depth (n,) int32 of the requests in these slots ((n,) int64)."""

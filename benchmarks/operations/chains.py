@@ -20,7 +20,15 @@ from torch import Tensor
 
 from benchmarks.operations import steps
 from benchmarks.operations.counter import GPU, OperationCounter
-from benchmarks.operations.steps import DEPTH, HIDDEN, IN_DRAFT_GRAPH, IN_TARGET_GRAPH, REQUESTS, VOCABULARY
+from benchmarks.operations.steps import (
+    DEPTH,
+    HIDDEN,
+    IN_DRAFT_GRAPH,
+    IN_TARGET_GRAPH,
+    REQUEST_SLOTS,
+    REQUESTS,
+    VOCABULARY,
+)
 from c2t_plugin.classifier import PAPER_FEATURES, ClassifierSpec, NodeClassifier
 from c2t_plugin.engines.sglang import ranks
 from c2t_plugin.engines.sglang.drafters.chain import ChainDrafter
@@ -139,7 +147,7 @@ class ChainSteps:
         self._slots = torch.arange(1, REQUESTS + 1, device=GPU)
         self.scorer = ChainScorer(
             classifier(),
-            slots=REQUESTS + 1,
+            slots=REQUEST_SLOTS,
             rows=REQUESTS,
             max_depth=DEPTH,
             beta=0.4,
@@ -191,8 +199,7 @@ def finish(counter: OperationCounter, batch: Any, drafted: Any, packing: PackedV
         uniform = SimpleNamespace(capture_hidden_mode=None, mrope_positions=None)
         packing.target_worker.forward_batch_generation(None, forward_batch=uniform)
     with counter.part("report"):
-        # as C2TEagleWorker.verify and the copy of a result to the host do
-        step.kept + 1
+        # as the copy of a result to the host does
         step.to_host()
 
 

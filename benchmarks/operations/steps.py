@@ -9,6 +9,8 @@ from typing import Protocol
 from benchmarks.operations.counter import OperationCounter
 
 REQUESTS, DEPTH, VOCABULARY, HIDDEN = 8, 6, 300, 16
+# of requests, the one of nobody among them
+REQUEST_SLOTS = REQUESTS + 1
 # Steps before the one that counts: by then the numbers of earlier ones arrive. On vLLM none do.
 BEFORE, BEFORE_ON_VLLM = 2, 0
 # Where a CUDA graph holds the operations, a launch of the graph is what the host sees.

@@ -13,7 +13,7 @@ from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
 from benchmarks.operations.chains import Target, batch_of, classifier, finish
 from benchmarks.operations.counter import GPU, OperationCounter
-from benchmarks.operations.steps import DEPTH, HIDDEN, IN_DRAFT_GRAPH, REQUESTS, VOCABULARY
+from benchmarks.operations.steps import DEPTH, HIDDEN, IN_DRAFT_GRAPH, REQUEST_SLOTS, REQUESTS, VOCABULARY
 from c2t_plugin.engines.sglang.drafters.tree import Grown, TreeDrafter
 from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.parts import Parts
@@ -46,7 +46,7 @@ class TreeSteps:
         self._scorer = TreeGrower(
             slot_policy("c2t", classifier(), TOP_K, GPU),
             top_m=1000,
-            slots=REQUESTS + 1,
+            slots=REQUEST_SLOTS,
             max_depth=DEPTH,
             max_nodes=NODES - 1,
             beta=0.4,

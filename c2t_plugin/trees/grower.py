@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,6 +80,11 @@ class TreeGrower(RequestLimits):
         self.max_nodes = max_nodes
         self.non_finite = torch.zeros(1, dtype=torch.int64, device=device)
         self._vocabulary = vocabulary
+        self._workspace: Any = None
+        if torch.device(device).type == "cuda":
+            from c2t_kernels.stats.workspace import DraftStatsWorkspace
+
+            self._workspace = DraftStatsWorkspace.create(slots * policy.width, device)
         shape = (slots, policy.width)
         # A slot without a seed has no possible token, so its tree is the root alone.
         self._seeds = DraftStats(
@@ -99,7 +104,7 @@ class TreeGrower(RequestLimits):
 
         slots: (n,) int64 request slots. logits: (n, draft_vocab) any float dtype.
         """
-        draft_stats(logits, self.top_m, self.policy.width, out=self._seeds, at=slots)
+        self._statistics(logits, self.policy.width, out=self._seeds, at=slots)
 
     @property
     def shape(self) -> str:
@@ -123,7 +128,7 @@ class TreeGrower(RequestLimits):
     def step(self, logits: Tensor) -> GrownLayer:
         """The next layer, from the logits after the nodes of the layer before: (n * width or more, draft_vocab)."""
         logits = logits[: self._frontier.alive.numel()]
-        return self._grow(self._in_target_ids(draft_stats(logits, self.top_m, self._rule.width)))
+        return self._grow(self._in_target_ids(self._statistics(logits, self._rule.width)))
 
     def end(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The trees: parent_ids int64, keep bool, token_ids int64, key float32, all (n, columns); parents before their
@@ -145,6 +150,14 @@ class TreeGrower(RequestLimits):
     def alive(self) -> Tensor:
         """Whether there is anything to draft from: one bool."""
         return self._frontier.alive.any()
+
+    def _statistics(self, logits: Tensor, width: int, **where: Any) -> DraftStats:
+        """draft_stats in one workspace that all captured graphs share, one call after the other."""
+        if self._workspace is None or len(logits) > len(self._workspace.partial):
+            return draft_stats(logits, self.top_m, width, **where)
+        from c2t_kernels.stats import kernel
+
+        return kernel.draft_stats(logits, self.top_m, width, workspace=self._workspace, **where)
 
     def _in_target_ids(self, stats: DraftStats) -> DraftStats:
         if self._vocabulary is None:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from c2t_plugin.trees.nodes import best
-
 
 def plan(keep: Tensor, key: Tensor, most: int, decide: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """The nodes to verify, (bs, columns) bool: of each tree its surest ones, as many as `decide` says.
@@ -25,19 +23,25 @@ def plan(keep: Tensor, key: Tensor, most: int, decide: Callable[[Tensor, Tensor]
     return keep & torch.zeros_like(keep).scatter_(1, order, places < counts[:, None])
 
 
-def fill(keep: Tensor, key: Tensor, most: int, sizes: Tensor, own: Tensor) -> Tensor:
+def fill(keep: Tensor, key: Tensor, most: int, sizes: Tensor, own: Tensor | None) -> Tensor:
     """keep, and the next-best nodes that make the pass no larger, the surest of all trees first: (bs, columns) bool.
     Nothing waits for the device.
 
     keep, most: see `plan`. key: the same of all that was drafted, not above 0 of what is no node; the parent of a node
-    that is not kept is kept, unless its tree is as large as may be. sizes: (n,) int64 rows of captured graphs, rising:
-    a pass has those of the next one. own: (bs,) bool, trees with a threshold of their own, which get nothing.
+    that is not kept is kept, unless its tree is as large as may be. sizes: (n + 1,) int64 rows of captured graphs,
+    rising, and 0 behind them: a pass has those of the next one. own: (bs,) bool, trees with a threshold of their own,
+    which get nothing; None: there are none.
     """
     # what was not kept may be surer: of a layer only so many are
-    kept_first = key.masked_fill(keep, torch.inf)
-    free = best(kept_first, keep | ((key > 0) & ~own[:, None]), most) & ~keep
-    needed = keep.sum() + len(keep)
-    spare = sizes.take(torch.searchsorted(sizes, needed).clamp(max=len(sizes) - 1)) - needed
-    order = key.masked_fill(~free, -torch.inf).flatten().argsort(descending=True, stable=True)
+    kept_first = key.clamp_max(1.0)
+    if own is not None:
+        kept_first.masked_fill_(own[:, None], 0.0)
+    sorted_keys, columns = kept_first.masked_fill_(keep, torch.inf).sort(dim=1, descending=True, stable=True)
+    surest, columns = sorted_keys[:, :most], columns[:, :most]
+    # nodes that the pass has room for; past the largest graph for none that is not kept
+    nodes = sizes - len(keep)
+    room = nodes.take(torch.searchsorted(nodes[:-1], keep.sum()))
+    order = surest.flatten().argsort(descending=True, stable=True)
     rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    return keep | (free & (rank.view_as(keep) < spare))
+    chosen = (rank.view_as(surest) < room) & (surest > 0)
+    return keep | torch.zeros_like(keep).scatter_(1, columns, chosen)

@@ -39,8 +39,11 @@ def counting(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def resolve(self: Any, result: Any, batch: Any) -> Any:
-        tokens = original(self, result, batch)
         step = step_of(result)
+        if step is not None:
+            # each request's root
+            result.cap_lens = result.cap_lens + 1
+        tokens = original(self, result, batch)
         if step is not None:
             count(self.draft_worker.c2t, batch.reqs, result, step)
         return tokens

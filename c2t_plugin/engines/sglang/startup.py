@@ -145,11 +145,15 @@ def complete(worker: Any, config: C2TConfig) -> Any:
 
 
 def prove(worker: Any, config: C2TConfig, capture: Callable[[], None]) -> None:
-    """The self-check of a worker whose graphs are captured; see proof/report.py."""
+    """The self-check of a worker whose graphs are captured; see proof/report.py. Then no kernel is left to compile."""
     if config.self_check in (ON, STRICT) or (config.self_check == AUTO and str(worker.device).startswith("cuda")):
         from c2t_plugin.engines.sglang.proof import report
 
         report.at_start(worker, config, capture)
+    if str(worker.device).startswith("cuda"):
+        from c2t_plugin.engines.sglang import warm_up
+
+        warm_up.every_form(worker)
 
 
 # Of the argument record what the seconds of a step depend on. Not every release has each.

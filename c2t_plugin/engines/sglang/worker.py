@@ -165,7 +165,7 @@ class StepMixin(_StockWorker):
         if packing is not None:
             # SGLang asked for a graph of the uniform window, which there is none of.
             result.can_run_cuda_graph = packing.ran_graph
-        result.cap_lens = step.kept + 1
+        result.cap_lens = step.kept  # without roots, which the host adds (results.py)
         depth, seconds = step.depth or self.speculative_num_steps, parts.counts.lap()
         attach(result, dataclasses.replace(step, rows=computed(), depth=depth, seconds=seconds))
         return result

@@ -11,6 +11,7 @@ from c2t_kernels.checks import INTEGERS, check_int, check_tensor, output
 
 BLOCK_C = 1024  # elements of a row that are written at a time
 MAX_REQUESTS = 4096
+FEWEST_REQUESTS = 16  # that a program is made for
 
 
 # Requests and their room are others in each step.
@@ -85,7 +86,7 @@ def full_mask(
         bs,
         capacity,
         BUCKET=bucket,
-        BLOCK_B=triton.next_power_of_2(bs),
+        BLOCK_B=max(FEWEST_REQUESTS, triton.next_power_of_2(bs)),
         BLOCK_C=BLOCK_C,
     )
     return out, indptr

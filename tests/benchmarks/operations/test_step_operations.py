@@ -18,10 +18,10 @@ from tests.support.places import SUPPORT  # noqa: E402
 
 # Each number has no slack: whoever takes an operation away writes the new one here.
 OPERATIONS = {
-    "sync": {"cut": 1, "pack and scatter": 4, "attention metadata": 1, "report": 1, "seeds": 2},
-    "lagged": {"cut": 2, "pack and scatter": 3, "attention metadata": 1, "report": 1, "seeds": 2},
-    "planned": {"cut": 3, "pack and scatter": 3, "attention metadata": 1, "report": 2, "seeds": 2},
-    "trees": {"cut": 32, "pack and scatter": 4, "attention metadata": 3, "report": 1, "seeds": 2},
+    "sync": {"cut": 1, "pack and scatter": 4, "attention metadata": 1, "seeds": 2},
+    "lagged": {"cut": 2, "pack and scatter": 3, "attention metadata": 1, "seeds": 2},
+    "planned": {"cut": 3, "pack and scatter": 3, "attention metadata": 1, "report": 1, "seeds": 2},
+    "trees": {"cut": 20, "pack and scatter": 4, "attention metadata": 3, "seeds": 2},
 }
 IN_GRAPHS = {
     "sync": {"draft graph": 18, "target graph, one layer": 0},
@@ -77,6 +77,16 @@ def test_a_step_dispatches_no_more_than_it_is_known_to(found: dict[str, Any], mo
 def test_a_step_waits_where_it_is_known_to(found: dict[str, Any], mode: str):
     waits = {part: of["waits"] for part, of in found["counts"][mode].items() if of["waits"]}
     assert waits == WAITS[mode]
+
+
+def test_chains_whose_mask_nobody_reads_are_linked_by_one_kernel(found: dict[str, Any]):
+    """Over a mask with columns of the prefix SGLang fills all of those, and makes links and slots one by one."""
+    assert found["links"] == {"_build_chain_tree_kernel": 1}
+
+
+def test_a_step_of_trees_makes_no_workspace(found: dict[str, Any]):
+    """It made one of 97 KiB a row for each layer, and one for the seeds."""
+    assert found["workspaces"] == 0
 
 
 @pytest.mark.parametrize("fault", WAITING)

@@ -71,3 +71,29 @@ def test_without_a_top_k_written_early_a_b200_gets_another_one(chosen: Chosen, m
 def test_larger_pages_do_not_cost_hopper_its_attention(chosen: Chosen):
     """There a top-k of 1 would, so none is written."""
     assert chosen["H100"]["llama"]["pages_of_16"] == "fa3"
+
+
+@pytest.mark.parametrize(
+    ("machine", "line", "others"),
+    [
+        ("H100", "triton_beside_fa3", "fa3"),
+        ("H100", "trees_on_triton_beside_fa3", "fa3"),
+        ("B200", "triton_beside_trtllm_mha", "trtllm_mha"),
+    ],
+)
+@pytest.mark.parametrize("model", ["llama", "qwen3"])
+def test_another_backend_verifies_alone(chosen: Chosen, machine: str, model: str, line: str, others: str):
+    """By the flags of docs/sglang.md."""
+    assert chosen[machine][model][line] == f"triton, prefill {others}, draft {others}"
+
+
+def test_without_the_mode_the_backend_of_prefill_verifies(chosen: Chosen):
+    """Why the page gives it."""
+    assert chosen["H100"]["llama"]["without_the_mode"].startswith("fa3, prefill fa3, ")
+
+
+def test_trees_beside_trtllm_mha_are_refused(chosen: Chosen):
+    refused = chosen["B200"]["llama"]["trees_on_triton_beside_trtllm_mha"]
+    assert refused.startswith(
+        "SystemExit: C2T: --prefill-attention-backend is trtllm_mha, which takes no trees: use one"
+    )

@@ -32,8 +32,11 @@ print(json.dumps([ours, others]))
 """
 MOST_LINES = 9_500
 # of that which a server looks with once, at start, at its own kernels and its own target
-MOST_LINES_OF_CHECKS = 1_250
-CHECKS = ("c2t_plugin.engines.sglang.verify.contest", "c2t_plugin.engines.sglang.proof", "c2t_plugin.kernel_checks")
+MOST_LINES_OF_CHECKS = 1_430
+CHECKS = (
+    *("c2t_plugin.engines.sglang.verify.contest", "c2t_plugin.engines.sglang.verify.fitness"),
+    *("c2t_plugin.engines.sglang.proof", "c2t_plugin.engines.sglang.warm_up", "c2t_plugin.kernel_checks"),
+)
 NEVER = (
     *("c2t_plugin.lab", "c2t_plugin.provenance", "c2t_plugin.doctor", "c2t_plugin.cli"),
     # a server that records loads what records

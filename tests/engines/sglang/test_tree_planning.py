@@ -200,7 +200,7 @@ def test_spare_rows_are_the_next_best_nodes(seed: int, sizes: tuple[int, ...]):
     key = key.masked_fill(~(keep | more), -torch.inf)
     rows = 2 + int(keep.sum())
     spare = next((size for size in sizes if size >= rows), rows) - rows
-    found = fill(keep, key, NODES, torch.tensor(sizes), NOBODY)
+    found = fill(keep, key, NODES, torch.tensor([*sizes, 0]), None)
     assert torch.equal(found, next_best(keep, key, more, spare))
     trees = [set(tree.nonzero().flatten().tolist()) for tree in found]
     assert all(closed(row.tolist(), tree) for row, tree in zip(parents, trees, strict=True))
@@ -211,15 +211,24 @@ def test_the_passes_above_have_spare_rows_and_trees_without_room():
     for seed in range(12):
         parents, keep, key = random_trees(seed)
         key = key.masked_fill(~(keep | hanging(parents, keep)), -torch.inf)
-        found.append(fill(keep, key, NODES, torch.tensor(SIZES), NOBODY).sum(1) - keep.sum(1))
+        found.append(fill(keep, key, NODES, torch.tensor([*SIZES, 0]), NOBODY).sum(1) - keep.sum(1))
     given = torch.stack(found)
     assert (given[:, 0] > 0).any() and (given[:, 1] > 0).any() and (given.sum(1) == 0).any()
+
+
+def test_a_node_of_unknown_confidence_takes_the_place_of_none_that_is_kept():
+    keep = torch.zeros(2, 2 * NODES, dtype=torch.bool)
+    keep[:, NODES:] = True
+    key = torch.full(keep.shape, 0.5).masked_fill(~keep, torch.inf)
+    assert torch.equal(fill(keep, key, NODES, torch.tensor([4 * NODES, 0]), None), keep)
+    keep[:, -1] = False
+    assert fill(keep, key, NODES, torch.tensor([2 * NODES + 1, 0]), None).sum(1).tolist() == [NODES, NODES - 1]
 
 
 def test_a_threshold_of_ones_own_gets_no_spare_rows():
     parents, keep, key = random_trees(SEED)
     key = key.masked_fill(~(keep | hanging(parents, keep)), -torch.inf)
-    found = [fill(keep, key, NODES, torch.tensor([12]), torch.tensor(own)) for own in ([False, True], [True, True])]
+    found = [fill(keep, key, NODES, torch.tensor([12, 0]), torch.tensor(own)) for own in ([False, True], [True, True])]
     assert torch.equal(found[0][1], keep[1]) and found[0][0].sum() > keep[0].sum()
     assert torch.equal(found[1], keep)
 

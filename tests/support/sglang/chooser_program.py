@@ -67,6 +67,16 @@ MODELS = {
 DRAFT = {**SHAPE, "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1}
 C2T = ("--speculative-algorithm", "C2T", "--speculative-num-steps", "4")
 TREE = ("--speculative-c2t-mode", "tree")
+
+
+def verified_by_triton(others: str) -> tuple[str, ...]:
+    """What docs/sglang.md says of another backend for verification alone. others: of prefill and draft."""
+    return (
+        *("--prefill-attention-backend", others, "--decode-attention-backend", "triton"),
+        *("--speculative-attention-mode", "decode", "--speculative-draft-attention-backend", others),
+    )
+
+
 # by name: more arguments
 LINES: dict[str, tuple[str, ...]] = {
     "plain": (),
@@ -74,11 +84,17 @@ LINES: dict[str, tuple[str, ...]] = {
     "trees": (*C2T, *TREE),
     "pages_of_16": (*C2T, "--page-size", "16"),
     "unwritten": C2T,
+    "triton_beside_fa3": (*C2T, *verified_by_triton("fa3")),
+    "trees_on_triton_beside_fa3": (*C2T, *TREE, *verified_by_triton("fa3")),
+    "triton_beside_trtllm_mha": (*C2T, *verified_by_triton("trtllm_mha")),
+    "trees_on_triton_beside_trtllm_mha": (*C2T, *TREE, *verified_by_triton("trtllm_mha")),
+    "without_the_mode": (*C2T, *verified_by_triton("fa3")[:4]),
 }
 
 
 def chosen(line: str, model: str, folder: Path) -> str:
-    """The attention that verifies, or decodes where nothing is verified; or why there is none."""
+    """The attention that verifies, or decodes where nothing is verified; beside it those of prefill and draft, where
+    they are named; or why there is none."""
     argv = ["--model-path", str(folder / model), "--device", "cuda", "--log-level", "error", *LINES[line]]
     if line != "plain" and model != "deepseek":
         argv += ["--speculative-draft-model-path", str(folder / "draft")]
@@ -87,9 +103,12 @@ def chosen(line: str, model: str, folder: Path) -> str:
         record.resolve_once()
     except (SystemExit, ValueError, AssertionError) as error:
         return f"{type(error).__name__}: {error}"
-    prefill, decode = attention_backends_of(resolved_view(record))
-    # that of prefill, unless --speculative-attention-mode says otherwise
-    return str(decode if line == "plain" else prefill)
+    view = resolved_view(record)
+    prefill, decode = attention_backends_of(view)
+    # that of prefill, unless --speculative-attention-mode says otherwise, as in HybridAttnBackend
+    verifies = decode if line == "plain" or view.speculative_attention_mode == "decode" else prefill
+    others = ("", f", prefill {prefill}, draft {view.speculative_draft_attention_backend}")
+    return f"{verifies}{others['--prefill-attention-backend' in argv]}"
 
 
 def main(folder: Path, output: Path) -> None:

@@ -9,15 +9,22 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, patch
 
 import torch
+from sglang.srt.speculative.eagle_utils import TreeMaskMode
+from sglang.srt.speculative.eagle_worker_common import build_eagle_verify_input
 from torch import Tensor
 
-from benchmarks.operations import chains, table
-from benchmarks.operations.counter import OperationCounter
+from benchmarks.operations import chains, table, trees
+from benchmarks.operations.counter import GPU, OperationCounter
+from benchmarks.operations.steps import DEPTH, REQUESTS
+from c2t_kernels.stats.workspace import DraftStatsWorkspace
 from c2t_plugin.engines.sglang.drafters.chain import ChainDrafter
 from c2t_plugin.engines.sglang.step import step_of
+from c2t_plugin.engines.sglang.verify.triton import PackedTritonAttnBackend
 
 
 def event_of_this_step(kept: Tensor) -> None:
@@ -62,9 +69,51 @@ def with_faults() -> OperationCounter:
     return counter
 
 
+def of_links(context: int) -> dict[str, int]:
+    """What SGLang dispatches to link a batch's chains where nobody reads their mask. context: of the longest request,
+    which the buffer of that mask has no columns for."""
+    width = DEPTH + 1
+    with OperationCounter() as counter:
+        backend = object.__new__(PackedTritonAttnBackend)
+        backend.num_draft_tokens, backend.device, backend.max_context_len = width, GPU, context
+        backend._verify_mask = backend._mask_buffer(REQUESTS, REQUESTS * width)
+        table_of_slots = torch.zeros(REQUESTS, context, dtype=torch.int32, device=GPU)
+        batch = SimpleNamespace(
+            forward_mode=SimpleNamespace(is_idle=lambda: False),
+            seq_lens=torch.full((REQUESTS,), 20, device=GPU),
+            seq_lens_sum=None,
+            req_pool_indices=torch.arange(REQUESTS, device=GPU),
+            req_to_token_pool=SimpleNamespace(req_to_token=table_of_slots),
+        )
+        tokens = torch.arange(REQUESTS * width, device=GPU).view(REQUESTS, width)
+        config = SimpleNamespace(model_is_mrope=False)
+        with counter.part("links"):
+            made = build_eagle_verify_input(
+                *(batch, SimpleNamespace(bonus_tokens=tokens[:, 0]), tokens, tokens, tokens[:, 1:], None),
+                target_worker=SimpleNamespace(model_runner=SimpleNamespace(attn_backend=backend, model_config=config)),
+                topk=1,
+                num_steps=DEPTH,
+                num_draft_tokens=width,
+                tree_mask_mode=TreeMaskMode.FULL_MASK,
+                device="cuda",
+            )
+    assert made.retrieve_next_token[-1].tolist() == [*range(1, width), -1]
+    return dict(counter.counts["links"])
+
+
+def of_workspaces() -> int:
+    """How many workspaces of draft_stats a step of trees makes."""
+    with OperationCounter() as counter, chains.stand_ins():
+        steps = trees.TreeSteps(counter)
+        with patch.object(DraftStatsWorkspace, "create", Mock(wraps=DraftStatsWorkspace.create)) as create:
+            steps.step()
+    return create.call_count
+
+
 def main(output: Path) -> None:
     faults = {name: of for name, of in table.as_json(with_faults()).items() if name in FAULTS}
-    output.write_text(json.dumps({"counts": table.counts(), "faults": faults}))
+    found = {"counts": table.counts(), "faults": faults, "links": of_links(1000), "workspaces": of_workspaces()}
+    output.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from unittest import mock
 import torch
 from attention_layer import attention_layer
 from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
+from sglang.srt.layers.attention import verify_mask
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
-from sglang.srt.layers.attention.verify_mask import VerifyMask
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout, build_capture_verify_lens
@@ -97,8 +97,8 @@ def make_backend(generator: torch.Generator, kernel: str, masked: bool, page: in
     )
     with mock.patch.object(TritonAttnBackend, "__init__", lambda self, _: vars(self).update(attributes)):
         if kernel == "stock":
-            return PackedTritonAttnBackend(None)
-        backend = TreeTritonAttnBackend(None, masked=masked)
+            return PackedTritonAttnBackend(None, nodes_alone=not masked)
+        backend = TreeTritonAttnBackend(None, masked=masked, nodes_alone=not masked)
     # nothing falls back to the other kernel
     backend._stock_kernel = None
     return backend
@@ -245,13 +245,14 @@ def eager(backend: Any, batch: Batch, rows: int) -> Any:
 
 def graph(backend: Any, batch: Batch, rows: int) -> Any:
     """Metadata made at capture, for another layout, and then refilled twice; a graph holds the first tensors."""
-    backend.init_cuda_graph_state(MOST, MOST * WIDTH)
+    # as on a GPU
+    with mock.patch.object(verify_mask, "default_tree_mask_mode", lambda: TreeMaskMode.FULL_MASK):
+        backend.init_cuda_graph_state(MOST, MOST * WIDTH)
     # of each request's keys once; with a window, whose own list SGLang makes as long, once for each of its rows
     assert len(backend.cuda_graph_kv_indices) == MOST * CONTEXT * (WIDTH if backend.sliding_window_size else 1)
-    if not isinstance(backend, TreeTritonAttnBackend):
-        # on a CPU SGLang makes room for the rows' own part of the mask only
-        room = torch.zeros(MOST * WIDTH * (CONTEXT + WIDTH), dtype=torch.uint8)
-        backend._verify_mask = VerifyMask(buffer=room, mode=TreeMaskMode.FULL_MASK, max_bs=MOST)
+    # which SGLang fills in each step: over the prefix where the kernel reads that, and nowhere else
+    columns = 1 if backend.c2t_nodes_alone else CONTEXT
+    assert backend.verify_mask.buffer.numel() == MOST * WIDTH * (columns + WIDTH)
     slots = min(rows, MOST)
     lens = build_capture_verify_lens(num_tokens=rows, num_slots=slots, num_draft_tokens=WIDTH)
     dummy = None if batch.trees is None else torch.ones((MOST + MOST * WIDTH) * WIDTH, dtype=torch.bool)
@@ -308,6 +309,12 @@ def mask_offset_of_the_neighbour(backend: Any) -> None:
     begins[1:] = begins[:-1].clone()
 
 
+def a_mask_that_nobody_filled(backend: Any) -> None:
+    """Chains under what SGLang has room for, where it has written nothing over the prefix."""
+    room = torch.zeros(MOST * WIDTH * (CONTEXT + WIDTH), dtype=torch.uint8)
+    backend.forward_metadata = replace(backend.forward_metadata, custom_mask=room)
+
+
 Prepare = Callable[[Any, Batch, int], Any]
 CASES: dict[str, tuple[list[int], int, bool]] = {
     "chains": ([1, 5, 3, 2], 11, False),
@@ -330,8 +337,9 @@ FAULTS: dict[Callable[[Any], Any], str] = {
     a_request_reads_slot_0: "chains_with_padding",
     a_stale_page_table: "chains_with_padding",
     mask_offset_of_the_neighbour: "trees",
+    a_mask_that_nobody_filled: "chains_with_padding",
 }
-OF_METADATA = (a_stale_page_table, mask_offset_of_the_neighbour)
+OF_METADATA = (a_stale_page_table, mask_offset_of_the_neighbour, a_mask_that_nobody_filled)
 
 
 def main(output: Path) -> None:

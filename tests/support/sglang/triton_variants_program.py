@@ -78,9 +78,9 @@ class WindowTranslator(Translator):
             out[int(indptr[i]) : int(indptr[i]) + length] = self.req_to_token[row, first : first + length]
 
 
-def prepared(variant: str, generator: torch.Generator) -> tuple[Any, Any]:
+def prepared(variant: str, generator: torch.Generator, masked: bool) -> tuple[Any, Any]:
     """SGLang's backend, made ours, and the layer that it is asked for."""
-    backend, layer = make_backend(generator, "stock", False), attention_layer(HEADS, KV_HEADS, DIM)
+    backend, layer = make_backend(generator, "stock", masked), attention_layer(HEADS, KV_HEADS, DIM)
     if variant == "latent":
         layer = attention_layer(HEADS, 1, RANK + ROPE, v_dim=RANK)
         keys = torch.randn(POOL, 1, RANK + ROPE, generator=generator)
@@ -129,7 +129,7 @@ def expected(variant: str, backend: Any, batch: Batch, q: Tensor, new: list[Tens
 def run(variant: str, case: str, prepare: Prepare, fault: str = "") -> float:
     lengths, rows = (CASES | TREES)[case]
     generator = torch.Generator().manual_seed(sum(lengths) + rows)
-    backend, layer = prepared(variant, generator)
+    backend, layer = prepared(variant, generator, case in TREES)
     batch = Batch(lengths, list(PREFIXES[: len(lengths)]))
     if case in TREES:
         batch = replace(batch, trees=[random_tree(nodes, generator) for nodes in lengths])

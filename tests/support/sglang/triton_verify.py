@@ -10,6 +10,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import torch
 
 
@@ -75,13 +76,15 @@ class Graphs:
         from sglang.srt.layers.attention.verify_mask import VerifyMask, tree_mask_numel
         from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
-        from c2t_plugin.engines.sglang.verify.tree_attention import TreeTritonAttnBackend
-
         self.backend = backend
         self.width = runner.decode_num_tokens_per_req()
         self.requests = 8
         backend.init_cuda_graph_state(self.requests, self.requests * self.width)
-        if not isinstance(backend, TreeTritonAttnBackend):
+        own = backend.verify_mask
+        if backend.c2t_nodes_alone and own is not None:
+            # what links chains on a CPU takes no other
+            backend._verify_mask = msgspec.structs.replace(own, buffer=own.buffer.view(torch.bool))
+        elif not backend.c2t_nodes_alone:
             # On a CPU SGLang's has the rows' own columns only, which is not what its kernel reads.
             elements = tree_mask_numel(TreeMaskMode.FULL_MASK, self.requests, self.width, backend.max_context_len)
             room = torch.zeros(elements, dtype=torch.bool)

@@ -111,18 +111,22 @@ class ChainDrafter:
         # A replayed graph does not count its steps.
         self._scorer.drafted(self._worker.speculative_num_steps)
         rows, sure = None, self._scorer.sure(len(batch.reqs))
-        # whether nobody else has a say in what the scorer keeps
-        final = alone() and (parts.lagged is not None or (parts.planner is None and parts.windows is None))
-        own = links if final else None
+        own = links if self.cuts_links else None
         if parts.lagged is None:
             wanted, kept = self._kept(batch.reqs, sure, own)
             kept = agree(kept)
         else:
             wanted, kept, rows = self._clipped(batch, links.shape[1], parts.lagged, own)
             wanted, sure = parts.lagged.note(wanted, sure)
-        if not final:
+        if own is None:
             cut_links(links, kept)
         return Step(kept, wanted, self._recorded(batch, verify_input), rows, sure=self._learnt_from(sure))
+
+    @property
+    def cuts_links(self) -> bool:
+        """Whether the scorer does: nobody else has a say in what it keeps."""
+        parts = self._parts
+        return alone() and (parts.lagged is not None or (parts.planner is None and parts.windows is None))
 
     def _kept(self, reqs: Sequence[Any], sure: Tensor, links: Tensor | None) -> tuple[Tensor | None, Tensor]:
         """What would be verified of each draft without a budget or a common window, if there is one, and what is.

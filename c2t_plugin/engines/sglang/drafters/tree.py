@@ -232,8 +232,9 @@ class TreeDrafter:
         if not len(sizes):
             return keep
         if self._sizes is None:
-            self._sizes = torch.tensor(sizes, device=keep.device)
-        return fill(keep, key, self.scorer.max_nodes, self._sizes, self.scorer.owns(slots))
+            self._sizes = torch.tensor([*sizes, 0], device=keep.device)
+        own = self.scorer.owns(slots) if self.scorer.any_own else None
+        return fill(keep, key, self.scorer.max_nodes, self._sizes, own)
 
     def _width(self, keep: Tensor) -> int:
         """Places per request, the root included, for the largest tree of this batch; that window is entered."""

@@ -82,9 +82,10 @@ def _mask(
     owned = attn_backend.verify_mask
     buffer = owned.buffer if owned is not None and owned.fits(len(layout.counts)) else None
     mode = default_mode if owned is None else owned.mode
-    prefix_lens, tokens = torch.zeros_like(batch.seq_lens), 0
     if mode == TreeMaskMode.FULL_MASK:
         prefix_lens, tokens = batch.seq_lens, batch.seq_lens_sum
+    else:
+        prefix_lens, tokens = torch.zeros_like(batch.seq_lens), 0
     bs, width = layout.draft_tokens.shape
     counts = layout.counts if packed else None
     if buffer is None:

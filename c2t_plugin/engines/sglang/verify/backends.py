@@ -81,15 +81,24 @@ def packing_fa3(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def packed_triton(config: C2TConfig, runner: Any) -> Any:
     """The Triton backend for packed rows, with the kernel of the options."""
-    contested = config.attention == AUTO and str(runner.device).startswith("cuda") and not runner.is_draft_worker
-    if config.attention == TREE_ATTENTION or contested:
-        from c2t_plugin.engines.sglang.verify import tree_attention
+    from c2t_plugin.engines.sglang import ranks
 
-        if not contested or tree_attention.wins(runner):
-            return tree_attention.TreeTritonAttnBackend(runner, masked=config.mode == "tree", asked_for=not contested)
+    # under DP attention ranks verify whole windows too, by a mask (one_tier.py)
+    nodes_alone = config.mode == "chain" and not ranks.apart()
+    contested = config.attention == AUTO and str(runner.device).startswith("cuda") and not runner.is_draft_worker
+    ours = config.attention == TREE_ATTENTION
+    if contested:
+        from c2t_plugin.engines.sglang.verify import fitness
+
+        ours = fitness.wins(runner)
+    if ours:
+        from c2t_plugin.engines.sglang.verify.tree_attention import TreeTritonAttnBackend
+
+        trees = config.mode == "tree"
+        return TreeTritonAttnBackend(runner, masked=trees, asked_for=not contested, nodes_alone=nodes_alone)
     from c2t_plugin.engines.sglang.verify.triton import PackedTritonAttnBackend
 
-    return PackedTritonAttnBackend(runner)
+    return PackedTritonAttnBackend(runner, nodes_alone=nodes_alone)
 
 
 def with_capture_layout(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -160,7 +160,7 @@ def _check_attention(config: C2TConfig, choice: Choice, runner: Any) -> None:
             f"--speculative-c2t-attention {TREE_ATTENTION} is a kernel of packing triton, which this server does not "
             f"verify by: {choice.reason}; leave it out"
         )
-    from c2t_plugin.engines.sglang.verify.tree_attention import refuse_unfit
+    from c2t_plugin.engines.sglang.verify.fitness import refuse_unfit
 
     refuse_unfit(runner)
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from c2t_kernels import pack_ragged, scatter_ragged
+from c2t_kernels import Packed, pack_ragged, scatter_ragged
 from c2t_plugin.engines.sglang.patches import PATCHES, TARGET_FORWARD
 from c2t_plugin.engines.sglang.step import Step
 from c2t_plugin.engines.sglang.verify.layout import rows_to_compute
@@ -89,13 +89,8 @@ class PackedVerify:
         # of models with positions of three axes
         axes = () if uniform.mrope_positions is None else uniform.mrope_positions[:, : len(kept) * width]
         sources = (window.draft_token, window.positions, batch.out_cache_loc, *axes)
-        # A row of nobody is token 0 at position 0, written to slot 0, which no request owns.
-        (tokens, positions, slots, *axes), starts, lengths = pack_ragged(
-            kept,
-            [part.view(-1, width) for part in sources],
-            capacity=rows,
-            pads=(0,) * len(sources),
-            slots=None if self.masked else self._slots(len(kept), rows),
+        (tokens, positions, slots, *axes), starts, lengths = self.packed_words(
+            kept, [part.view(-1, width) for part in sources], rows
         )
         requests = len(kept)
 
@@ -119,6 +114,12 @@ class PackedVerify:
             # outside of a graph there are no slots without a request
             own.ragged_verify_layout = layout_of(lengths[:requests], starts[: requests + 1], rows)
         return packed, starts[: requests + 1]
+
+    def packed_words(self, kept: Tensor, sources: list[Tensor], rows: int) -> Packed:
+        """See c2t_kernels.pack_ragged; of each source (requests, width)."""
+        # A row of nobody is token 0 at position 0, written to slot 0, which no request owns.
+        slots = None if self.masked else self._slots(len(kept), rows)
+        return pack_ragged(kept, sources, capacity=rows, pads=(0,) * len(sources), slots=slots)
 
     def _slots(self, requests: int, rows: int) -> int:
         """Requests that the graph of so many rows has room for; where there is none, those that there are."""

@@ -4,6 +4,9 @@ Its kernel takes them already: rows by `qo_indptr`, masks by `mask_indptr`. Only
 they are filled from the layout that the verify input carries. Without a mask a request's rows are a causal chain. With
 one (`custom_mask` of the verify input: flat, (rows of a request, prefix + rows) row-major, request after request) they
 may be any tree, of a size of its own.
+
+Where every verify forward is packed, nobody reads a mask of chains. Then SGLang gets no room for one over the prefix,
+which it would fill anew in each step, all of it: megabytes for each request of a long context.
 """
 
 from __future__ import annotations
@@ -13,18 +16,22 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.attention.triton_backend import ForwardMetadata, TritonAttnBackend
+from sglang.srt.layers.attention.verify_mask import VerifyMask
+from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from torch import Tensor
 
 from c2t_plugin.engines.sglang.verify.layout import packed_layout, padding_rows
 
 
 class PackedTritonAttnBackend(TritonAttnBackend):
-    """Packs rows where a verify input has a layout, and SGLang's own in everything else."""
+    """Packs rows where a verify input has a layout, and SGLang's own in everything else. nodes_alone: nobody reads a
+    mask's columns of the prefix, so that SGLang is to write none."""
 
     supports_ragged_verify_graph = True
     c2t_packing = "triton"
     # which attention kernel verifies packed rows
     c2t_kernel = "stock"
+    c2t_nodes_alone = False
 
     # Whether the running forward's rows are packed; (rows,) bool, True for padding, None where there can be none.
     _packed = False
@@ -33,12 +40,21 @@ class PackedTritonAttnBackend(TritonAttnBackend):
     _row_numbers: Tensor
     forward_metadata: ForwardMetadata
 
+    def __init__(self, runner: Any, *, nodes_alone: bool = False) -> None:
+        super().__init__(runner)
+        self.c2t_nodes_alone = nodes_alone
+        if nodes_alone:
+            # without graphs nobody needs a buffer, but its form is asked for
+            self._verify_mask = self._mask_buffer(0, 0)
+
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int, *positional: Any, **keyword: Any) -> None:
         if not positional and not keyword and not self.sliding_window_size:
             # a request's rows share its keys; SGLang has room for each row's, gigabytes of it for long contexts
             room = max_bs * self.max_context_len
             keyword = {"kv_indices_buf": torch.zeros(room, dtype=torch.int64, device=self.device)}
         super().init_cuda_graph_state(max_bs, max_num_tokens, *positional, **keyword)
+        if self.c2t_nodes_alone and self._verify_mask is not None:
+            self._verify_mask = self._mask_buffer(max_bs, max_num_tokens)
         self._captured_padding = torch.zeros(max_num_tokens, dtype=torch.bool, device=self.device)
         self._row_numbers = torch.arange(max_num_tokens, dtype=torch.int32, device=self.device)
 
@@ -93,6 +109,13 @@ class PackedTritonAttnBackend(TritonAttnBackend):
         self.mask_indptr[1 : real + 1] = counted[1:]
         if real < requests:
             self.mask_indptr[real + 1 : requests + 1] = counted[-1]
+
+    def _mask_buffer(self, requests: int, rows: int) -> VerifyMask:
+        width = self.num_draft_tokens
+        # SGLang captures with a mask over a prefix of one token for each request, which has to fit as well
+        elements = (requests + max(rows, requests * width)) * width
+        buffer = torch.zeros(elements, dtype=torch.uint8, device=self.device)
+        return VerifyMask(buffer=buffer, mode=TreeMaskMode.QLEN_ONLY, max_bs=requests)
 
     def _mask_columns(self, prefix: Tensor, rows: Tensor) -> Tensor:
         """(requests,) how many elements of the mask each row of a request has."""

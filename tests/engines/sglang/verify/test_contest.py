@@ -99,10 +99,10 @@ def test_no_contest_where_there_is_nothing_to_win(
 ):
     monkeypatch.syspath_prepend(str(SITE))
     from c2t_plugin.config import C2TConfig
-    from c2t_plugin.engines.sglang.verify import backends, tree_attention, triton
+    from c2t_plugin.engines.sglang.verify import backends, fitness, triton
 
-    monkeypatch.setattr(tree_attention, "wins", broken)
-    monkeypatch.setattr(triton.PackedTritonAttnBackend, "__init__", lambda *_: None)
+    monkeypatch.setattr(fitness, "wins", broken)
+    monkeypatch.setattr(triton.PackedTritonAttnBackend, "__init__", lambda *_, **__: None)
     runner = SimpleNamespace(device=device, is_draft_worker=draft)
     assert type(backends.packed_triton(C2TConfig(attention=config), runner)) is triton.PackedTritonAttnBackend
 
@@ -111,15 +111,15 @@ def test_no_contest_where_there_is_nothing_to_win(
 def test_the_winner_is_built(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch, wins: bool):
     monkeypatch.syspath_prepend(str(SITE))
     from c2t_plugin.config import C2TConfig
-    from c2t_plugin.engines.sglang.verify import backends, tree_attention, triton
+    from c2t_plugin.engines.sglang.verify import backends, fitness, tree_attention, triton
 
-    monkeypatch.setattr(tree_attention, "wins", lambda _: wins)
-    monkeypatch.setattr(triton.PackedTritonAttnBackend, "__init__", lambda *_: None)
+    monkeypatch.setattr(fitness, "wins", lambda _: wins)
+    monkeypatch.setattr(triton.PackedTritonAttnBackend, "__init__", lambda *_, **__: None)
     monkeypatch.setattr(tree_attention.TreeTritonAttnBackend, "__init__", lambda *_, **given: seen.append(given))
     seen: list[Any] = []
     made = backends.packed_triton(C2TConfig(), SimpleNamespace(device="cuda", is_draft_worker=False))
     assert made.c2t_kernel == ("tree" if wins else "stock")
-    assert seen == [{"masked": False, "asked_for": False}] * wins
+    assert seen == [{"masked": False, "asked_for": False, "nodes_alone": True}] * wins
 
 
 def test_chains_of_an_odd_layer_go_to_sglangs_kernel_where_nobody_asked_for_ours(

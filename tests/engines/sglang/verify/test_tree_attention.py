@@ -23,9 +23,16 @@ def own(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return tree_attention
 
 
-def layers(own: Any, **changes: Any) -> torch.nn.Module:
+@pytest.fixture
+def fitness(own: ModuleType) -> ModuleType:
+    from c2t_plugin.engines.sglang.verify import fitness
+
+    return fitness
+
+
+def layers(fitness: Any, **changes: Any) -> torch.nn.Module:
     plain = {"num_heads": 4, "head_dim": 128, "scaling": 1.0, "num_kv_heads": 2, "layer_id": 3}
-    layer = own.RadixAttention(**{name: changes.pop(name, value) for name, value in plain.items()})
+    layer = fitness.RadixAttention(**{name: changes.pop(name, value) for name, value in plain.items()})
     vars(layer).update(changes)
     return torch.nn.ModuleList([layer])
 
@@ -44,19 +51,19 @@ def layers(own: Any, **changes: Any) -> torch.nn.Module:
         ({"v_scale_float": 2.0}, "scaled keys"),
     ],
 )
-def test_what_tree_attention_does_not_compute(own: Any, changes: dict[str, Any], reason: str):
-    model = SimpleNamespace(model=layers(own, **changes), dtype="bf16", kv_cache_dtype="bf16")
+def test_what_tree_attention_does_not_compute(fitness: Any, changes: dict[str, Any], reason: str):
+    model = SimpleNamespace(model=layers(fitness, **changes), dtype="bf16", kv_cache_dtype="bf16")
     with pytest.raises(ConfigError, match=f"--speculative-c2t-attention tree cannot be had: .*{reason}.*; leave it"):
-        own.refuse_unfit(model)
+        fitness.refuse_unfit(model)
 
 
-def test_tree_attention_takes_plain_layers_and_a_cache_of_one_dtype(own: Any):
-    own.refuse_unfit(SimpleNamespace(model=layers(own), dtype="bf16", kv_cache_dtype="bf16"))
+def test_tree_attention_takes_plain_layers_and_a_cache_of_one_dtype(fitness: Any):
+    fitness.refuse_unfit(SimpleNamespace(model=layers(fitness), dtype="bf16", kv_cache_dtype="bf16"))
     # as SGLang leaves the layers of every checkpoint of 8 bits
     of_fp8 = {"k_scale": torch.tensor(1.0), "k_scale_float": 1.0, "v_scale": torch.tensor(1.0), "v_scale_float": 1.0}
-    own.refuse_unfit(SimpleNamespace(model=layers(own, **of_fp8), dtype="bf16", kv_cache_dtype="bf16"))
+    fitness.refuse_unfit(SimpleNamespace(model=layers(fitness, **of_fp8), dtype="bf16", kv_cache_dtype="bf16"))
     with pytest.raises(ConfigError, match="the target computes in bf16 and keeps keys and values in fp8"):
-        own.refuse_unfit(SimpleNamespace(model=layers(own), dtype="bf16", kv_cache_dtype="fp8"))
+        fitness.refuse_unfit(SimpleNamespace(model=layers(fitness), dtype="bf16", kv_cache_dtype="fp8"))
 
 
 @pytest.mark.parametrize(
@@ -78,6 +85,7 @@ def test_the_backend_that_sglang_builds(own: Any, monkeypatch: pytest.MonkeyPatc
     """By the worker of either mode."""
     from sglang.srt.layers.attention import attention_registry
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+    from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
     from c2t_plugin.engines.sglang import algo
     from c2t_plugin.engines.sglang.patches import PATCHES
@@ -93,13 +101,33 @@ def test_the_backend_that_sglang_builds(own: Any, monkeypatch: pytest.MonkeyPatc
     PATCHES.undo()
     assert attention_registry.ATTENTION_BACKENDS["triton"](runner) == "stock"
     assert type(made) is (own.TreeTritonAttnBackend if attention == "tree" else own.PackedTritonAttnBackend)
-    own_columns = made.verify_mask is not None and made.verify_mask.mode == own.TreeMaskMode.QLEN_ONLY
-    assert own_columns == (mode == attention == "tree")
+    own_columns = made.verify_mask is not None and made.verify_mask.mode == TreeMaskMode.QLEN_ONLY
+    # SGLang's kernel reads the prefix's columns of a tree; of packed chains nobody reads any
+    assert own_columns == made.c2t_nodes_alone == (mode == "chain" or attention == "tree")
+
+
+@pytest.mark.parametrize("attention", ["stock", "tree"])
+def test_ranks_with_requests_of_their_own_have_masks_of_chains_filled(
+    own: Any, monkeypatch: pytest.MonkeyPatch, attention: str
+):
+    """They verify whole windows where one of them has no graph for its rows."""
+    from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+
+    from c2t_plugin.config import C2TConfig
+    from c2t_plugin.engines.sglang import ranks
+    from c2t_plugin.engines.sglang.verify.backends import packed_triton
+
+    monkeypatch.setattr(ranks, "apart", lambda: True)
+    monkeypatch.setattr(TritonAttnBackend, "__init__", lambda self, runner: vars(self).update(vars(runner)))
+    runner = SimpleNamespace(device="cpu", num_draft_tokens=9, extend_attention_fwd=None, _verify_mask=None)
+    made = packed_triton(C2TConfig(attention=attention), runner)
+    assert made.verify_mask is None
+    assert not made.c2t_nodes_alone
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_one_contest_decides_for_all_depths_and_the_first_ranks_for_all_ranks(
-    own: Any, first: bool, monkeypatch: pytest.MonkeyPatch
+    fitness: Any, first: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """Each depth has a backend of its own, made later; on an H200 some had lost and some had won."""
     from c2t_plugin.engines.sglang import ranks
@@ -112,9 +140,9 @@ def test_one_contest_decides_for_all_depths_and_the_first_ranks_for_all_ranks(
         return len(widths) > 1
 
     monkeypatch.setattr(contest, "won", won)
-    monkeypatch.setattr(own, "_VERDICTS", {})
+    monkeypatch.setattr(fitness, "_VERDICTS", {})
     monkeypatch.setattr(ranks, "agree_on", lambda mine: int(first))
-    model = layers(own, tp_q_head_num=4, tp_k_head_num=2, qk_head_dim=128)
+    model = layers(fitness, tp_q_head_num=4, tp_k_head_num=2, qk_head_dim=128)
     for width in (7, 3, 2):
         runner = SimpleNamespace(
             model=model,
@@ -123,5 +151,5 @@ def test_one_contest_decides_for_all_depths_and_the_first_ranks_for_all_ranks(
             device="cuda",
             server_args=SimpleNamespace(speculative_num_draft_tokens=width),
         )
-        assert own.wins(runner) is first
+        assert fitness.wins(runner) is first
     assert widths == [7]

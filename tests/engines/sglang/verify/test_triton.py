@@ -18,6 +18,7 @@ from tests.support.places import SGLANG  # noqa: E402
 FAULTS = (
     *("mask_bit", "prefix", "mask_begins", "lengths_of_another_step", "left_over_rows_to_the_last"),
     *("a_request_reads_slot_0", "a_stale_page_table", "mask_offset_of_the_neighbour"),
+    "a_mask_that_nobody_filled",
 )
 CASES = (
     "chains",
