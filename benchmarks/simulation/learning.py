@@ -33,7 +33,7 @@ from benchmarks.report.rows import BenchRow
 from benchmarks.simulation.roofline import GPUS, MODELS, Machine, draft_of
 from benchmarks.simulation.setting import Setting
 from benchmarks.simulation.steps import planned, serve
-from benchmarks.simulation.streams import CONCURRENT, repeated, replay
+from benchmarks.simulation.streams import CONCURRENT, repeated, replay, visits
 from benchmarks.simulation.vllm_rival import LEAST
 from c2t_plugin.classifier import NodeClassifier, load_classifier
 from c2t_plugin.config import NETWORK
@@ -98,34 +98,6 @@ def curve_of(kind: str, requests: int) -> CostCurve:
     """What steps of so many requests cost there, with a draft of this kind."""
     target = MODELS[TARGET]
     return Setting(Machine(GPUS[GPU]), target, draft_of(kind, target), requests, D_MAX).curve(scored=True)
-
-
-def visits(traces: Traces, accepted: Tensor, at_once: int = CONCURRENT) -> Iterator[int]:
-    """States in the order in which they are served, for ever. accepted: (states,) int64 tokens of each chain. at_once:
-    prompts."""
-    rows = [range(first, last) for first, last in zip(traces.first.tolist(), _ends(traces), strict=True)]
-    pass_ = 0
-    while True:
-        waiting = list(rows)
-        live: list[Iterator[int]] = []
-        while waiting or live:
-            while waiting and len(live) < at_once:
-                live.append(_walk(waiting.pop(0), pass_ % CONCURRENT, accepted))
-            step = [(walk, state) for walk in live if (state := next(walk, None)) is not None]
-            yield from (state for _, state in step)
-            live = [walk for walk, _ in step]
-        pass_ += 1
-
-
-def _ends(traces: Traces) -> list[int]:
-    return [*traces.first.tolist()[1:], len(traces)]
-
-
-def _walk(states: range, start: int, accepted: Tensor) -> Iterator[int]:
-    place = start
-    while place < len(states):
-        yield states[place]
-        place += 1 + int(accepted[states[place]])
 
 
 # (drafts, D_MAX) chances -> (drafts,) int64 tokens of each that are verified.

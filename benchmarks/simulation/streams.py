@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.report.rows import BenchRow, append_rows
 from c2t_plugin.errors import C2TError
@@ -59,6 +60,34 @@ def replay(
         print("\n".join(table(rows, metric)), end="\n\n")
     append_rows(options.out, rows)
     return 0
+
+
+def visits(traces: Traces, accepted: Tensor, at_once: int = CONCURRENT) -> Iterator[int]:
+    """States in the order in which they are served, for ever. accepted: (states,) int64 tokens of each chain. at_once:
+    prompts."""
+    rows = [range(first, last) for first, last in zip(traces.first.tolist(), _ends(traces), strict=True)]
+    pass_ = 0
+    while True:
+        waiting = list(rows)
+        live: list[Iterator[int]] = []
+        while waiting or live:
+            while waiting and len(live) < at_once:
+                live.append(_walk(waiting.pop(0), pass_ % CONCURRENT, accepted))
+            step = [(walk, state) for walk in live if (state := next(walk, None)) is not None]
+            yield from (state for _, state in step)
+            live = [walk for walk, _ in step]
+        pass_ += 1
+
+
+def _ends(traces: Traces) -> list[int]:
+    return [*traces.first.tolist()[1:], len(traces)]
+
+
+def _walk(states: range, start: int, accepted: Tensor) -> Iterator[int]:
+    place = start
+    while place < len(states):
+        yield states[place]
+        place += 1 + int(accepted[states[place]])
 
 
 def repeated(traces: Traces, times: int) -> Traces:

@@ -12,8 +12,8 @@ import torch
 from benchmarks.report.pictures import draw_learning
 from benchmarks.report.rows import BenchRow, read_rows
 from benchmarks.simulation import learning
-from benchmarks.simulation.learning import NOTHING, RIVAL, Judge, Told, main, visits
-from benchmarks.simulation.streams import repeated
+from benchmarks.simulation.learning import NOTHING, RIVAL, Judge, Told, main
+from benchmarks.simulation.streams import repeated, visits
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier
 from c2t_plugin.lab.sweeps import truncate
 from c2t_plugin.traces.file import Traces, save_traces
