@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN_MARK = "PYTEST_RUN_MARK"
-GRACE_S = 20.0
+GRACE_S = 60.0
 # Engines' imports make so many objects, nearly all for good, that the collector takes a fifth of their time.
 gc.set_threshold(50_000, 20, 20)
 

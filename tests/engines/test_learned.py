@@ -24,6 +24,8 @@ from c2t_plugin.planner.step_planner import StepPlanner
 from c2t_plugin.weights import fingerprint, known, same
 
 D_MAX = 6
+# for the file's thread, which takes a moment unless the machine is busy
+PATIENCE_S = 60.0
 PAIR = {"target": "T sha256:1", "draft": "D sha256:2", "kind": "eagle3", "draft_vocab_size": 4096}
 SLOPE, OFFSETS = 1.7, [0.5, -0.25, -1.0, -1.0, 0.75, -2.0]
 STATE: dict[str, Any] = {
@@ -65,7 +67,7 @@ def test_the_next_server_goes_on_from_it(classifier: NodeClassifier, tmp_path: P
     path = tmp_path / "learned.safetensors"
     file = LearnedFile(path, classifier, PAIR)
     file.keep({"learnt": STATE})
-    file.close({"learnt": {**STATE, "seen": 20_000}})
+    file.close({"learnt": {**STATE, "seen": 20_000}}, PATIENCE_S)
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
     start = read(path, classifier, PAIR, D_MAX)
     deep = STATE["offsets"]
@@ -85,7 +87,7 @@ def test_what_cannot_be_written_is_said_once_and_raises_nothing(
     (tmp_path / "file").touch()
     file = LearnedFile(tmp_path / "file" / "learned.safetensors", classifier, PAIR)
     for _ in range(2):
-        file.close({"learnt": STATE})
+        file.close({"learnt": STATE}, PATIENCE_S)
     assert file.failed == 2
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
@@ -228,7 +230,7 @@ def test_records_are_written_by_a_thread(classifier: NodeClassifier, tmp_path: P
     monkeypatch.setattr(learned, "save_classifier", lambda *_: wrote.append(learned.threading.current_thread().name))
     file = LearnedFile(tmp_path / "learned.safetensors", classifier, PAIR)
     file.keep({"learnt": STATE})
-    file.close({"learnt": STATE})
+    file.close({"learnt": STATE}, PATIENCE_S)
     assert len(wrote) == 1 and wrote[0] != "MainThread"
 
 
@@ -248,7 +250,7 @@ def test_a_network_is_kept_too_and_the_next_server_goes_on_from_it(classifier: N
     path, network = tmp_path / "learned.safetensors", trained(classifier)
     file = LearnedFile(path, classifier, PAIR, lambda: network)
     file.keep({"learnt": RETRAINED})
-    file.close({"learnt": RETRAINED})
+    file.close({"learnt": RETRAINED}, PATIENCE_S)
     assert file.failed == 0
     kept = load_classifier(path)
     assert kept.spec.training["learned"]["networks"]["swaps"] == 3
@@ -318,5 +320,5 @@ def test_a_disk_that_hangs_holds_no_server_that_ends(
     back.set()
     assert len(caplog.records) == 2 and "is not written" in caplog.messages[0]
     caplog.clear()
-    file.close({"learnt": STATE})
+    file.close({"learnt": STATE}, PATIENCE_S)
     assert not caplog.records

@@ -19,7 +19,7 @@ from benchmarks.serving import sessions as processes
 from benchmarks.serving.process import SUPERVISE, ServerError, ServerProcess
 from c2t_plugin.errors import C2TError
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 # A server: it says that it runs, and so does a child that ignores SIGTERM and outlives its parent if nobody cares.
 TWO_PROCESSES = """
 import pathlib, signal, subprocess, sys, time

@@ -208,7 +208,7 @@ def test_a_part_that_dies_or_hangs_stops_no_other(
         return python({"chain": dies, "growth": hangs, "table5": "print('well')"}[part])
 
     monkeypatch.setattr(gpu, "part_command", command)
-    monkeypatch.setattr(gpu, "GRACE_S", 1.0)
+    monkeypatch.setattr(gpu, "GRACE_S", 5.0)
     arguments = ["--dry-run", "--out", str(tmp_path), "--seconds", "6", "--parts", "chain", "growth", "table5"]
     assert gpu.main(arguments) == 1
     faults = {row["part"]: row["fault"] for row in rows_in(tmp_path)}

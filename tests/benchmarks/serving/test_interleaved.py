@@ -23,6 +23,8 @@ from c2t_plugin.errors import C2TError
 
 pytestmark = pytest.mark.slow
 
+# for what takes a moment, unless the machine is busy
+PATIENCE_S = 60
 # healthy, with a child of its own, as engines have
 PROGRAM = """
 import http.server, subprocess, sys
@@ -76,7 +78,7 @@ def contest(pair: dict[str, Stub]) -> Iterator[Interleaved]:
 
 def settled(server: ServerProcess, stopped: bool) -> bool:
     """Whether both its processes come to be stopped, or not stopped: a signal takes a moment."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         found = states(server)
         if len(found) == 2 and all((state == "T") is stopped for state in found):
@@ -95,7 +97,7 @@ def test_only_the_one_whose_turn_it_is_runs(contest: Interleaved, pair: dict[str
 
 def test_servers_can_start_at_the_same_time(tmp_path: Path) -> None:
     """One that starts alone would wait for the other in vain."""
-    both = threading.Barrier(2, timeout=20)
+    both = threading.Barrier(2, timeout=PATIENCE_S)
 
     class Together(Stub):
         def environment(self) -> Mapping[str, str]:
@@ -174,7 +176,7 @@ def test_stopped_servers_end_with_an_owner_that_is_killed(tmp_path: Path) -> Non
     assert sessions.alive(leader)
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while sessions.alive(leader) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert sessions.alive(leader) == []

@@ -14,7 +14,8 @@ from tests.support.engines.bench_rows import check_plain_and_cut
 
 pytestmark = pytest.mark.server
 
-SMALL = ("--max-tokens", "64", "--concurrency", "2", "--temperature", "0", "--repeats", "2", "--cpu")
+# so many tokens that a busy machine sees both requests run before they have ended
+SMALL = ("--max-tokens", "128", "--concurrency", "2", "--temperature", "0", "--repeats", "2", "--cpu")
 
 
 @pytest.fixture

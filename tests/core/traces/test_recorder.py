@@ -20,6 +20,8 @@ from c2t_plugin.traces.recorder import TraceRecorder
 from tests.support.core.coarse import levels_apart
 
 D_MAX = 3
+# for the recorder's thread, which takes a moment unless the machine is busy
+PATIENCE_S = 60
 HEADER = {"pair": {"target": "t", "draft": "d", "draft_vocab_size": 9}, "top_m": 5, "prompts": "served"}
 
 
@@ -45,7 +47,7 @@ def saved(recorder: TraceRecorder):
 
 def until(holds: Callable[[], bool]) -> None:
     """The recorder's thread gets there by itself."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -191,7 +193,7 @@ class Held:
         self.go, original = threading.Event(), recording.labelled
 
         def held(*arguments: Any) -> Any:
-            self.go.wait(20)
+            self.go.wait(PATIENCE_S)
             return original(*arguments)
 
         monkeypatch.setattr(recording, "labelled", held)

@@ -25,7 +25,7 @@ STEPS = 600
 # Of captured graphs, in requests.
 SIZES = (1, 2, 4, 8)
 # Seconds after which a rank that waits for another gives up.
-PATIENCE_S = 30
+PATIENCE_S = 120
 
 PROGRAM = """
 import json

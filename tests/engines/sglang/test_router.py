@@ -31,6 +31,8 @@ ROUTER_FLAGS = (
     *("--retry-max-retries", "5", "--retry-initial-backoff-ms", "1000"),
     *("--health-check-interval-secs", "2", "--health-failure-threshold", "1"),
 )
+# A busy machine's server may be slow to say that it is well; a killed one refuses at once.
+PATIENT = ("--health-check-timeout-secs", "60")
 
 
 # Speaks as much of a server's language as the router asks for; an answer repeats its prompt and takes .3 s.
@@ -77,7 +79,7 @@ class Router(ServerProcess):
 
     def command(self, port: int) -> list[str]:
         address = ["--host", HOST, "--port", str(port), "--prometheus-port", str(free_port())]
-        start = [sys.executable, "-m", "sglang_router.launch_router", *address, *ROUTER_FLAGS]
+        start = [sys.executable, "-m", "sglang_router.launch_router", *address, *ROUTER_FLAGS, *PATIENT]
         return [*start, "--worker-urls", *self.workers]
 
     def environment(self) -> Mapping[str, str]:

@@ -1,8 +1,8 @@
 """What happens to the folder of a server's traces: it vanishes, a file takes its place, its disk fills and empties.
 
 `register` is a plugin for tests only, in the server: while the file that FULL_DISK names is there, a trace file ends
-halfway with ENOSPC, for root too, as on a full disk. Files are small there, and are written twice a second. `Trouble`
-is the rest, in the test's process.
+halfway with ENOSPC, for root too, as on a full disk. Files are small there, and are written twice a second. A file
+beside that one, IDLE, is touched whenever nothing is left to write. `Trouble` is the rest, in the test's process.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import errno
 import itertools
 import os
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-FULL_DISK = "FULL_DISK"
+FULL_DISK, IDLE = "FULL_DISK", "idle"
 WRITE_EVERY_S = 0.5
 STATES_PER_FILE = 500
 # Longer than it takes until the next write.
 LASTS_S = 0.8
+PATIENCE_S = 120
 
 
 def register() -> None:
@@ -36,7 +38,19 @@ def register() -> None:
             os.truncate(path, path.stat().st_size // 2)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    file.save_file = save_file
+    began, write, recorders = recorder.TraceRecorder.__init__, served_files.ServedFiles.write, list[Any]()
+
+    def begin(self: Any, *positional: Any, **keyword: Any) -> None:
+        recorders.append(self)
+        began(self, *positional, **keyword)
+
+    def written(self: Any) -> None:
+        write(self)
+        # those that wait for their labels, and those at hand where this is called in the middle of them
+        if not recorders[-1]._states:
+            full.with_name(IDLE).touch()
+
+    file.save_file, recorder.TraceRecorder.__init__, served_files.ServedFiles.write = save_file, begin, written
 
 
 class Trouble(threading.Thread):
@@ -63,6 +77,15 @@ class Trouble(threading.Thread):
     def end(self) -> None:
         self._ends.set()
         self.join()
+
+    def wait_until_written(self) -> None:
+        """Until an idle server's recorder has nothing left. Raises TimeoutError."""
+        idle, deadline = self._full.with_name(IDLE), time.monotonic() + PATIENCE_S
+        idle.unlink(missing_ok=True)
+        while not idle.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the recorder has something left to write after {PATIENCE_S} s")
+            time.sleep(WRITE_EVERY_S / 5)
 
     def files(self, suffix: str) -> list[Path]:
         """The newest copy of each file, of those that have vanished too."""

@@ -24,7 +24,7 @@ NEW_TOKENS, AT_ONCE = 40, 3
 # so that requests do not come and go together
 SPREAD = (0, 5, 11, 2, 17)
 # Runs until one has something to show: which requests run beside each other hangs on when they come.
-TRIES = 4
+TRIES = 12
 FAULTS = (
     "a_token_is_not_read",
     "positions_are_one_too_low",

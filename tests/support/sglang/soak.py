@@ -22,6 +22,8 @@ from tests.support.sglang.simulate import Target, load_draft
 
 D_MAX = 4
 LONGEST = 24
+# Of those that are stopped, so that they still run when the abort arrives.
+STREAMED = 96
 ABORTED = 0.15
 # Of the aborted ones, those that come again under their id, with another prompt. Not of those that were streamed:
 # SGLang ends what runs under such an id two seconds after the stream, whosever it is.
@@ -42,7 +44,7 @@ GOOD_SETTINGS = (
 
 
 def make_texts() -> SimpleNamespace:
-    """Prompts, how plain decoding continues them, and the statistics and labels of the draft at every token of that."""
+    """Prompts, how plain decoding continues them, and the draft's statistics and labels at the first LONGEST tokens."""
     target = Target(pair_dir() / "target")
     draft = load_draft(pair_dir(), vc.DRAFTS["eagle3"], target)
     lengths = [4, 9, 20, 33, 47, 64, 81, 100, 127, 150, 190, 230]
@@ -152,7 +154,7 @@ class Soak:
     def _stopped(self, chance: random.Random, rid: str) -> Served:
         """Aborted once its first tokens have come."""
         which, params, payload = self._payload(chance, rid)
-        params["max_new_tokens"] = LONGEST
+        params["max_new_tokens"] = STREAMED
         body = json.dumps({**payload, "stream": True}).encode()
         headers = {"Content-Type": "application/json"}
         asked = urllib.request.Request(f"{self._server.base_url}/generate", body, headers)
@@ -161,8 +163,8 @@ class Soak:
             first = next(metas)
             self._server.request("/abort_request", {"rid": rid})
             *_, last = first, *metas
-        midway = last["finish_reason"]["type"] == "abort" and 0 < last["completion_tokens"] < LONGEST
-        return Served(which, LONGEST, None, stopped=midway)
+        midway = last["finish_reason"]["type"] == "abort" and 0 < last["completion_tokens"] < STREAMED
+        return Served(which, STREAMED, None, stopped=midway)
 
 
 def family(server: CpuServer) -> list[psutil.Process]:
