@@ -37,6 +37,8 @@ METRICS = {
     "tpot_ratio_to_plain": ("TPOT, ratio to plain", ".2f"),
     "tau": (ACCEPT_LEN, ".2f"),
     "gamma_per_token": (VERIFIED, ".2f"),
+    "classifier_share": ("scoring and cuts, of the time", ".1%"),
+    "classifier_share_of_draft": ("of drafting", ".1%"),
     "identical_share": ("outputs identical to plain", ".0%"),
     "requests": ("requests", ",.0f"),
     "ran_at_once": ("ran at once", ".0f"),

@@ -92,17 +92,31 @@ class Matrix:
             with contest.turn(name) as client:
                 batch = self.prompts.batch(self.passes, size)
                 outcomes[name].warm_up = warm_up(client, batch, condition, ARMS[name].warm_ups)
+        spent = self._spent(contest, names)
         for number in range(self.passes):
             batch = self.prompts.batch(number, size)
             for name, one in contest.round(batch, condition, turned(names, number), lambda: None).items():
                 outcomes[name].passes.append(one)
+        after = self._spent(contest, names)
         for name in wanted:
             error = checked(outcomes[name], concurrency).error
             # releases of SGLang before 0.5.23 count nothing where this asks
             counted = name == PLAIN or (ARMS[name].counted and outcomes[name].verifies)
             own = {} if self.host is None else self.host.metrics
-            found = {} if error else {**figures(outcomes, name, condition, counted), **own}
+            seconds = sum(each.seconds for each in outcomes[name].passes)
+            shares = classifier_shares(spent[name], after[name], seconds) if name in after else {}
+            found = {} if error else {**figures(outcomes, name, condition, counted), **shares, **own}
             yield self.row((name, condition), found, error)
+
+    def _spent(self, contest: Interleaved, names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+        """What each server of C2T says of its seconds, where it computes on a processor that was measured."""
+        found: dict[str, Mapping[str, Any]] = {}
+        if self.host is None:
+            return found
+        for name in (each for each in names if ARMS[each].c2t):
+            with contest.turn(name) as client:
+                found[name] = client.c2t_state()
+        return found
 
 
 def add_sizes(parser: argparse.ArgumentParser, *, max_tokens: int, least: int) -> None:
@@ -128,6 +142,18 @@ def figures(outcomes: Mapping[str, Outcome], name: str, condition: Condition, co
         same, of = same_as_plain(outcomes, name)
         found["identical_share"] = same / of
     return found | paired_ratio("ratio_to_plain", outcome.passes, plain.passes)
+
+
+def classifier_shares(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> dict[str, float]:
+    """What statistics, confidences and cuts took: of the passes' seconds, and of drafting where the engine counts its
+    seconds. before, after: `classifier_s` and perhaps `draft_s`, of all steps so far."""
+    took = {name: after[name] - before[name] for name in ("classifier_s", "draft_s") if after.get(name) is not None}
+    if "classifier_s" not in took:
+        return {}
+    found = {"classifier_share": took["classifier_s"] / seconds}
+    if took.get("draft_s"):
+        found["classifier_share_of_draft"] = took["classifier_s"] / took["draft_s"]
+    return found
 
 
 def group(names: Sequence[str], at_once: int) -> list[Arm]:

@@ -29,7 +29,7 @@ SUPERVISE = [sys.executable, "-P", supervise.__file__]
 # What could take it before the server listens: outgoing connections, from 32768 on (Linux), and the rendezvous of the
 # server's own processes, for which SGLang takes one of 22000 to 29999.
 PORTS = range(10_000, 22_000)
-START_TIMEOUT_S = 600.0
+START_TIMEOUT_S = 1200.0
 _LOG_TAIL = 30
 _LOG_WIDTH = 500
 _POLL_S = 0.1

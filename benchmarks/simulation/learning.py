@@ -261,6 +261,8 @@ def table(rows: list[BenchRow], metric: str = "nll") -> list[str]:
         for arm in dict.fromkeys(row.arm for row in rows):
             cells = [row for row in rows if (row.arm, row.setting["poisoned"]) == (arm, poisoned)]
             name = f"{arm}{', a tenth poisoned' if poisoned else ''}"
+            if not cells:
+                continue
             lines.append(f"| {name} | {' | '.join(f'{row.metrics[metric]:.4g}' for row in cells)} |")
     return lines
 

@@ -78,6 +78,7 @@ class StubClient:
     def __init__(self, url: str, max_tokens: int) -> None:
         self.stage = StubServer.stage
         self.speculates = "--speculative" in url
+        self.passes = 0
 
     def __enter__(self) -> StubClient:
         return self
@@ -95,6 +96,7 @@ class StubClient:
     ) -> Pass:
         self.stage.events.append(f"run {[prompt[0] for prompt in prompts]} {concurrency} {temperature:g}")
         self.stage.lengths = self.lengths
+        self.passes += 1
         for _ in prompts:
             advance()
         seconds = 0.5 if self.speculates else 1.0
@@ -107,7 +109,8 @@ class StubClient:
         return Pass(tuple(self.complete(ask.prompt) for ask in asks), seconds, 2, 1.5, self.stage.client_share)
 
     def c2t_state(self) -> dict[str, object]:
-        return {"beta": "auto"}
+        # a step's statistics take a tenth of its draft, and that a tenth of a pass
+        return {"beta": "auto", "classifier_s": 0.005 * self.passes, "draft_s": 0.05 * self.passes}
 
     def top_two_gap(self, prompt: Sequence[int]) -> float:
         self.stage.events.append(f"gap {list(prompt)}")

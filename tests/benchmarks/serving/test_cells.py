@@ -12,7 +12,7 @@ from benchmarks.report.rows import BenchRow, read_rows
 from benchmarks.serving import matrix
 from benchmarks.serving import server as serving_server
 from benchmarks.serving.arms import ARMS, PLANNED_WARM_UPS
-from benchmarks.serving.cells import cell_of, group
+from benchmarks.serving.cells import cell_of, classifier_shares, group
 from benchmarks.serving.engines import ENGINES
 from benchmarks.serving.real_pair import BINDING, THREADS, ChatPrompts
 from benchmarks.serving.scenarios import lengths_of
@@ -42,7 +42,16 @@ def test_every_cell_has_a_row_with_its_processor_and_a_ratio_to_plain(stage: Sta
     assert found["plain"]["ratio_to_plain"] == 1.0 and found["C2T auto"]["ratio_to_plain"] == pytest.approx(2.0)
     assert found["C2T auto"]["ratio_to_plain_low"] == pytest.approx(2.0)
     assert found["static 2"]["identical_share"] == 1.0 and found["static 2"]["target_ms_128"] == 178.0
+    assert found["C2T auto"]["classifier_share"] == pytest.approx(0.01)
+    assert found["C2T auto"]["classifier_share_of_draft"] == pytest.approx(0.1)
+    assert not any("classifier_share" in found[arm] for arm in ("plain", "static 2"))
     assert found["static 2"]["tau"] == 1.0 and found["static 2"]["gamma_per_token"] == 2.0
+
+
+def test_shares_are_of_what_an_engine_counts() -> None:
+    nothing = {"classifier_s": None}
+    assert classifier_shares(nothing, nothing, 1.0) == {} == classifier_shares({}, {}, 1.0)
+    assert classifier_shares({"classifier_s": 1.0}, {"classifier_s": 1.5}, 50.0) == {"classifier_share": 0.01}
 
 
 def test_rounds_have_the_same_prompts_for_all_and_others_each(stage: Stage, tmp_path: Path) -> None:
