@@ -12,22 +12,26 @@ a number of Python, allocates by it, or synchronises with the host before `kept`
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from c2t_kernels import early_stop, score_step
-from c2t_kernels.step import StepState
+from c2t_kernels.step import Meaning, StepState
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.engines.vllm.early_exit import Ended
 from c2t_plugin.scorer import DraftScorer
+
+# Of vLLM's estimator: what it has counted since its last fit.
+ROUND = ("info", "grad", "counts")
 
 
 class StepScorer(DraftScorer):
     """Confidences of a batch's chains; rows are places in the batch, columns draft steps.
 
-    `predict` and `observe` have the arguments of `predict` and `step` of vLLM's OnlineAcceptanceEstimator. Nothing is
-    learnt while serving: the classifier file was fitted before, and is best calibrated on chains then.
+    `predict` and `observe` have the arguments of `predict` and `step` of vLLM's OnlineAcceptanceEstimator. Without
+    `learn_by` the classifier's confidences are taken for what they say.
     """
 
     def __init__(
@@ -48,7 +52,23 @@ class StepScorer(DraftScorer):
         # How often a request got so many tokens, accepted drafts and its own, and had so many drafts rejected.
         self._outcomes = torch.zeros((max_depth + 2, max_depth + 1), dtype=torch.int64, device=device)
         self._ones = torch.ones(rows, dtype=torch.int64, device=device)
+        # vLLM's own estimator, where what chances mean is learnt
+        self._estimator: Any = None
+        self._meaning: Meaning | None = None
         self._ended = Ended(rows, torch.device(device)) if torch.device(device).type == "cuda" else None
+
+    def learn_by(self, estimator: Any) -> None:
+        """Have vLLM's OnlineAcceptanceEstimator fit a slope and offsets to the classifier's chances, in the place of
+        the draft's own probabilities; it begins with what they say."""
+        self._estimator = estimator
+        self._meaning = Meaning(estimator.slope, estimator.intercepts, estimator.features, estimator.predictions)
+        self._untaught()
+
+    def _untaught(self) -> None:
+        if self._estimator is not None:
+            self._estimator.slope.fill_(1.0)
+            for each in (self._estimator.intercepts, *(getattr(self._estimator, name) for name in ROUND)):
+                each.zero_()
 
     def predict(
         self, logits: Tensor, idx_mapping: Tensor, draft_step: Tensor, confidence_probs: Tensor, temperature: Tensor
@@ -61,7 +81,7 @@ class StepScorer(DraftScorer):
         temperature: not used; the classifier's statistics are those of temperature 1.
         """
         log_prob, entropy, margin = self._statistics_of(logits)
-        given = (draft_step, idx_mapping, self.beta, self.max_depth, confidence_probs, self._stats)
+        given = (draft_step, idx_mapping, self.beta, self.max_depth, confidence_probs, self._stats, self._meaning)
         score_step(self._state, self._network, log_prob, entropy, margin, *given)
 
     def kept(self, rows: int, steps: int) -> Tensor:
@@ -89,12 +109,21 @@ class StepScorer(DraftScorer):
         """Count from here."""
         super().forget()
         self._outcomes.zero_()
+        self._untaught()
 
     def observe(self, idx_mapping: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> None:
         """Count what became of the last drafts. num_sampled: (requests,) accepted drafts and the bonus token, 0 for
         a request that is still in its prompt; num_rejected: (requests,) verified drafts that were not accepted."""
         found = torch.add(num_rejected, num_sampled, alpha=self._outcomes.shape[1])
         self._outcomes.view(-1).index_add_(0, found, self._ones[: len(found)])
+        if self._estimator is not None:
+            self._estimator.step(idx_mapping, num_sampled, num_rejected)
+
+    def learnt(self) -> dict[str, Any] | None:
+        """Slope and offsets by depth that chances are taken with; None: nothing is learnt. Asks the device."""
+        if self._meaning is None:
+            return None
+        return {"slope": float(self._meaning.slope), "offsets": self._meaning.offsets[: self.d_max].tolist()}
 
     def outcomes(self) -> tuple[list[int], int]:
         """How many requests had so many drafts verified, those without any not counted, and how many drafts were

@@ -10,12 +10,10 @@ import logging
 import os.path
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from c2t_plugin.classifier import ClassifierSpec
 from c2t_plugin.config import AUTO, NONE, OFF, OLD_NAMES, C2TConfig
-from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier, warn_of_kind
+from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classifier
 from c2t_plugin.engines.served_traces import check_directory
 from c2t_plugin.engines.vllm import learns
 from c2t_plugin.errors import ConfigError
@@ -77,7 +75,8 @@ class Settings:
 
     classifier: path of the file. origin: where it came from. beta: threshold in [0, 1]. base: the kind of draft.
     trace_dir, trace_share, trace_limit, trace_precision: see C2TConfig. planned: whether a planner decides; it then
-    does so in the place of beta, which is 0. curve: file of its costs. learn, learned, request_settings: see C2TConfig.
+    does so in the place of beta, which is 0. curve: file of its costs. estimates: whether what confidences mean is
+    learnt under adaptive verification. learn, learned, request_settings: see C2TConfig.
     """
 
     classifier: str
@@ -90,6 +89,7 @@ class Settings:
     trace_precision: str = C2TConfig.trace_precision
     planned: bool = False
     curve: str | None = None
+    estimates: bool = False
     learn: str = C2TConfig.learn
     learned: str | None = None
     request_settings: str = C2TConfig.request_settings
@@ -215,9 +215,12 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     )
     classifier = load_fitting_classifier(path, config)
     learn, learned = learns.settled(vllm_config, config, classifier, base)
-    fitted, mended = classifier.spec, config.planned and learn != OFF
-    _warn(path, fitted, base, probabilities=(adaptive or config.planned) and not mended)
-    beta = fitted.suggested_beta if config.beta is None else config.beta
+    estimates = adaptive and learns.estimates(vllm_config, config, classifier, base)
+    fitted, mended = classifier.spec, estimates or (config.planned and learn != OFF)
+    learns.warn(path, fitted, base, probabilities=(adaptive or config.planned) and not mended)
+    # what a threshold of another pair would cut is what is learnt of
+    suggested = 0.0 if estimates else fitted.suggested_beta
+    beta = suggested if config.beta is None else config.beta
     recorded = (config.trace_dir, config.trace_share, config.trace_limit, config.trace_precision)
     # where a device cuts drafts by itself, requests set nothing
     on_host = config.planned or (worker.endswith(".CPUWorker") and not vllm_config.use_v2_model_runner)
@@ -229,6 +232,7 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
         *recorded,
         planned=config.planned,
         curve=None if config.curve is None else str(config.curve),
+        estimates=estimates,
         learn=learn,
         learned=learned,
         request_settings=config.request_settings if on_host else NONE,
@@ -288,13 +292,3 @@ def _check_head(spec: Any) -> None:
     if head is not None:
         method = "c2t:eagle3" if "eagle3" in head.lower() else "c2t:eagle"
         raise ConfigError(f'{spec.model} is an EAGLE head ({head}), no stand-alone draft: set the method "{method}"')
-
-
-def _warn(path: Path, fitted: ClassifierSpec, base: str, *, probabilities: bool) -> None:
-    """Say what may make a classifier's confidences poor ones. Outputs stay right."""
-    warn_of_kind(logger, path, fitted, base)
-    if probabilities and fitted.training.get("calibrated") != "chain":
-        logger.warning(
-            "C2T: a planner and adaptive verification take confidences for probabilities, and this classifier's were "
-            "not made that on chains: `c2t calibrate` does that"
-        )

@@ -135,6 +135,9 @@ v1/worker/gpu/spec_decode/acceptance_estimator.py
   OnlineAcceptanceEstimator.predict(logits, idx_mapping, draft_step, confidence_probs, temperature)
     confidence_probs.stride(0)
   OnlineAcceptanceEstimator.step(idx_mapping, num_sampled, num_rejected)
+    self.features,
+    self.predictions,
+  OnlineAcceptanceEstimator: slope, intercepts, info, grad, counts
 v1/worker/gpu/spec_decode/__init__.py
   init_speculator
     StandaloneARSpeculator(

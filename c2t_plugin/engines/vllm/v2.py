@@ -68,6 +68,9 @@ class _ScoringMixin(_StockSpeculator):
 
     def load_model(self, *positional: Any, **keyword: Any) -> None:
         super().load_model(*positional, **keyword)
+        settings, stock = Settings.of(self.vllm_config), getattr(self, "acceptance_estimator", None)
+        if settings is not None and settings.estimates:
+            self.scorer.learn_by(stock)
         self.acceptance_estimator = SimpleNamespace(predict=self.scorer.predict, step=self.scorer.observe)
 
     def _run_model(self, *positional: Any, **keyword: Any) -> Any:

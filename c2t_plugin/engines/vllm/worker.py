@@ -119,7 +119,7 @@ class WorkerMixin(_StockWorker):
         Returns the state: beta, max_depth, d_max, how many tokens were kept for want of finite statistics (non_finite),
         and what the runner counted since the start: drafts begun and draft steps taken. On V1 requests whose own
         settings did not hold, seconds of drafts, and of those seconds what statistics, confidences and cuts took (None
-        on a GPU); on V2 requests by number of drafts verified, and draft tokens accepted.
+        on a GPU); on V2 requests by number of drafts verified, draft tokens accepted, and what is learnt, if anything.
         """
         drafter = self._drafter()
         scorer = drafter.scorer
@@ -133,7 +133,7 @@ class WorkerMixin(_StockWorker):
             scorer.set_max_depth(previous)
             raise
         counts = (
-            dict(zip(("verified", "accepted"), scorer.outcomes(), strict=True))
+            {**dict(zip(("verified", "accepted"), scorer.outcomes(), strict=True)), "learnt": scorer.learnt()}
             if self.use_v2_model_runner
             else {
                 "settings_ignored": drafter.own.ignored,

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from c2t_kernels.network import ScoringNetwork
 from c2t_kernels.step import reference
-from c2t_kernels.step.reference import StepState
+from c2t_kernels.step.reference import Meaning, StepState
 
-__all__ = ["StepState", "score_step"]
+__all__ = ["Meaning", "StepState", "score_step"]
 
 
 def score_step(
@@ -23,6 +23,7 @@ def score_step(
     max_depth: Tensor,
     chances: Tensor,
     stats: Tensor | None = None,
+    meaning: Meaning | None = None,
 ) -> None:
     """As score_chain, for a CUDA graph of one step that is replayed for all of them: no number of Python is in it.
 
@@ -35,6 +36,7 @@ def score_step(
         deeper than max_depth; equality keeps.
     stats: (rows or more, columns, 4) float32, contiguous. Written at `step`: each chain's joint log probability and the
         token's log_prob, entropy and margin.
+    meaning: what is learnt of the chances; column `step` is then what c_d means, and 0 as before.
 
     A token without finite statistics has confidence NaN, leaves sums and minimum as they are, is kept, and is counted
     in `state.unknown`.
@@ -44,6 +46,7 @@ def score_step(
     if log_prob.is_cuda:
         from c2t_kernels.step import kernel
 
-        kernel.score_step(state, network, log_prob, entropy, margin, step, slots, beta, max_depth, chances, stats)
+        op = kernel.score_step
     else:
-        reference.score_step(state, network, log_prob, entropy, margin, step, slots, beta, max_depth, chances, stats)
+        op = reference.score_step
+    op(state, network, log_prob, entropy, margin, step, slots, beta, max_depth, chances, stats, meaning)

@@ -9,9 +9,10 @@ from torch import Tensor
 from c2t_kernels.network import ScoringNetwork
 from c2t_kernels.network.kernel import confidence, node_stats
 from c2t_kernels.score.kernel import NUM_WARPS, ROWS, constants
-from c2t_kernels.step.reference import TINY, StepState, check_step
+from c2t_kernels.step.reference import NEAREST, TINY, Meaning, StepState, check_step
 
 _TINY = tl.constexpr(TINY)
+_NEAREST = tl.constexpr(NEAREST)
 
 
 # Requests are others in each step.
@@ -37,6 +38,10 @@ def score_step_kernel(
     p_max_depth,
     p_chances,
     p_stats,
+    p_slope,
+    p_offsets,
+    p_logits,
+    p_foretold,
     rows,
     log_prob_stride,
     entropy_stride,
@@ -44,6 +49,8 @@ def score_step_kernel(
     confidence_stride,
     chances_stride,
     stats_stride,
+    logits_stride,
+    foretold_stride,
     depth_origin,
     CODES: tl.constexpr,
     N_FEATURES: tl.constexpr,
@@ -94,9 +101,17 @@ def score_step_kernel(
     b_lowest = tl.where(b_finite, tl.minimum(b_above, b_confidence), b_above)
     tl.store(p_lowest + b_row, b_lowest, mask=b_live)
     b_dropped = (b_finite & (b_confidence < tl.load(p_beta))) | (step >= tl.load(p_max_depth))
-    b_chance = tl.where(b_dropped, 0.0, b_lowest / tl.maximum(b_above, _TINY))
-    tl.store(p_chances + b_row * chances_stride + step, b_chance, mask=b_live)
+    b_chance = b_lowest / tl.maximum(b_above, _TINY)
     b_slot = tl.load(p_slots + b_row, mask=b_live, other=-1)
+    if p_slope is not None:
+        b_near = tl.minimum(tl.maximum(b_chance, _NEAREST), 1.0 - _NEAREST)
+        b_logit = tl.log(b_near / (1.0 - b_near))
+        b_chance = tl.sigmoid(tl.load(p_slope) * b_logit + tl.load(p_offsets + step))
+        b_own = b_slot.to(tl.int64)
+        tl.store(p_logits + b_own * logits_stride + step, b_logit, mask=b_slot >= 0)
+        tl.store(p_foretold + b_own * foretold_stride + step, b_chance, mask=b_slot >= 0)
+    b_chance = tl.where(b_dropped, 0.0, b_chance)
+    tl.store(p_chances + b_row * chances_stride + step, b_chance, mask=b_live)
     unknown = tl.sum(((b_slot >= 0) & (b_finite == 0)).to(tl.int32), axis=0)
     if unknown > 0:
         tl.atomic_add(p_unknown, unknown.to(tl.int64))
@@ -114,9 +129,10 @@ def score_step(
     max_depth: Tensor,
     chances: Tensor,
     stats: Tensor | None = None,
+    meaning: Meaning | None = None,
 ) -> None:
     """As c2t_kernels.score_step, in one launch."""
-    check_step(state, network, log_prob, entropy, margin, step, slots, beta, max_depth, chances, stats)
+    check_step(state, network, log_prob, entropy, margin, step, slots, beta, max_depth, chances, stats, meaning)
     rows = log_prob.shape[0]
     if rows == 0:
         return
@@ -124,9 +140,11 @@ def score_step(
         *(log_prob, entropy, margin, *state),
         *network.weights().values(),
         *(step, slots, beta, max_depth, chances, stats),
+        *((None,) * 4 if meaning is None else meaning),
         rows,
         *(each.stride(0) for each in (log_prob, entropy, margin, state.confidence, chances)),
         0 if stats is None else stats.stride(0),
+        *((0, 0) if meaning is None else (meaning.logits.stride(0), meaning.foretold.stride(0))),
         network.depth_origin,
         **constants(network.features, len(network.hidden_bias)),
         num_warps=NUM_WARPS,

@@ -12,6 +12,8 @@ from c2t_kernels.network import PathSums, ScoringNetwork, children, confidence_o
 from c2t_kernels.score.reference import ChainState, check_chain
 from c2t_kernels.stats import DraftStats
 
+# no logit is of a chance that is nearer to 0 or 1
+NEAREST = 1e-4
 # no quotient of confidences is by less
 TINY = torch.finfo(torch.float32).tiny
 
@@ -35,6 +37,19 @@ class StepState(NamedTuple):
         return cls(*ChainState.create(rows, d_max, device), torch.ones(rows, device=device), counter)
 
 
+class Meaning(NamedTuple):
+    """What the chances of tokens turn out to mean: sigmoid(slope * logit c + offset of the step).
+
+    slope: (1,) float32. offsets: (columns or more,) float32. logits, foretold: (slots, columns or more) float32. At a
+    row's slot and `step` they get logit c, of a chance no nearer to 0 or 1 than NEAREST, and what was foretold.
+    """
+
+    slope: Tensor
+    offsets: Tensor
+    logits: Tensor
+    foretold: Tensor
+
+
 def check_step(
     state: StepState,
     network: ScoringNetwork,
@@ -47,6 +62,7 @@ def check_step(
     max_depth: Tensor,
     chances: Tensor,
     stats: Tensor | None = None,
+    meaning: Meaning | None = None,
 ) -> None:
     """Raise unless these are arguments of score_step; what tensors hold cannot be checked without waiting for it."""
     check_chain(ChainState(*state[:3]), network, log_prob, entropy, margin, 1)
@@ -64,6 +80,20 @@ def check_step(
         raise ValueError(f"score_step: chances must hold {rows} rows of {columns}, got shape {tuple(chances.shape)}")
     if stats is not None:
         output("score_step: stats", stats, (max(rows, len(stats)), columns, 4), torch.float32, device)
+    if meaning is not None:
+        _check_meaning(meaning, columns, device)
+
+
+def _check_meaning(meaning: Meaning, columns: int, device: torch.device) -> None:
+    check_tensor("score_step: meaning.slope", meaning.slope, dtype=torch.float32, shape=(1,), device=device)
+    check_tensor("score_step: meaning.offsets", meaning.offsets, dtype=torch.float32, shape=(None,), device=device)
+    slots = len(meaning.logits)
+    for name in ("logits", "foretold"):
+        each = getattr(meaning, name)
+        check_tensor(f"score_step: meaning.{name}", each, dtype=torch.float32, shape=(slots, None), device=device)
+    held = min(len(meaning.offsets), meaning.logits.shape[1], meaning.foretold.shape[1])
+    if held < columns:
+        raise ValueError(f"score_step: meaning must hold {columns} steps, holds {held}")
 
 
 def score_step(
@@ -78,9 +108,10 @@ def score_step(
     max_depth: Tensor,
     chances: Tensor,
     stats: Tensor | None = None,
+    meaning: Meaning | None = None,
 ) -> None:
     """c2t_kernels.score_step, which says what it computes, in float32 torch."""
-    check_step(state, network, log_prob, entropy, margin, step, slots, beta, max_depth, chances, stats)
+    check_step(state, network, log_prob, entropy, margin, step, slots, beta, max_depth, chances, stats, meaning)
     rows, first, column = log_prob.shape[0], step == 0, step.reshape(1)
     above = PathSums(*(torch.where(first, 0.0, part[:rows]) for part in (state.joint_log_prob, state.path_entropy)))
     # a chain's token is the only child of the one before it
@@ -95,8 +126,20 @@ def score_step(
     # fmin leaves the minimum as it is where the confidence is not known
     state.lowest[:rows] = torch.fmin(lowest, confidence[:, 0])
     chance = state.lowest[:rows] / lowest.clamp_min(TINY)
+    if meaning is not None:
+        chance = _foretold(meaning, chance, column, slots.long())
     dropped = (confidence[:, 0] < beta) | (step >= max_depth)
     chances[:rows].index_copy_(1, column, torch.where(dropped, 0.0, chance)[:, None])
     if stats is not None:
         stacked = torch.stack((state.joint_log_prob[:rows], log_prob, entropy, margin), dim=-1)
         stats[:rows].index_copy_(1, column, stacked[:, None])
+
+
+def _foretold(meaning: Meaning, chance: Tensor, column: Tensor, slots: Tensor) -> Tensor:
+    """(rows,) what these chances mean, which is noted for the rows that are requests."""
+    logits = torch.logit(chance, eps=NEAREST)
+    found = torch.sigmoid(meaning.slope * logits + meaning.offsets[column])
+    requests = slots >= 0
+    for kept, each in ((meaning.logits, logits), (meaning.foretold, found)):
+        kept[slots[requests], column] = each[requests]
+    return found

@@ -37,8 +37,9 @@ def test_plain_decoding_is_that_of_transformers(name: str, tmp_path: Path) -> No
         expected.append(whole[0, len(ids) :].tolist())
     assert len({tuple(each) for each in expected}) == PROMPTS
     engine = ENGINES[name]
-    (tmp_path / "logs").mkdir()
-    server = real_runner(engine, pair, tmp_path, PROMPTS).server("plain", ARMS["plain"], Speculation(folder))
+    out = tmp_path / "out"
+    (out / "logs").mkdir(parents=True)
+    server = real_runner(engine, pair, out, PROMPTS).server("plain", ARMS["plain"], Speculation(folder))
     with server, engine.client(server.base_url, TOKENS) as client:
         found = client.run(prompts, PROMPTS, lambda: None).completions
     # a benchmark's answers go on behind an end of text

@@ -160,6 +160,45 @@ def test_what_was_verified_is_counted(classifier: NodeClassifier):
     assert scorer.outcomes() == ([0, 0, 2, 1, 1], 8)
     scorer.forget()
     assert scorer.outcomes() == ([0] * 5, 0)
+    assert scorer.learnt() is None
+
+
+class Estimator:
+    """What vLLM's keeps, taught by hand."""
+
+    def __init__(self) -> None:
+        self.slope, self.intercepts = torch.full((1,), 0.5), torch.full((STEPS,), -0.2)
+        self.features, self.predictions = torch.zeros(2, ROWS, STEPS)
+        self.info, self.grad, self.counts = torch.ones(STEPS, 3), torch.ones(STEPS, 2), torch.ones(STEPS)
+        self.told: list[tuple[torch.Tensor, ...]] = []
+
+    def step(self, *outcome: torch.Tensor) -> None:
+        self.told.append(outcome)
+
+
+def test_vllms_estimator_learns_what_chances_mean(classifier: NodeClassifier):
+    steps = [logits(number) for number in range(STEPS)]
+    scorer, estimator = scorer_for(classifier), Estimator()
+    scorer.learn_by(estimator)
+    # it begins with the classifier's own word, and with nothing counted
+    said = draft(scorer_for(classifier), steps)
+    torch.testing.assert_close(draft(scorer, steps), said.clamp(1e-4, 1 - 1e-4))
+    assert not any(each.any() for each in (estimator.info, estimator.grad, estimator.counts))
+    # slots are rows from behind
+    torch.testing.assert_close(estimator.predictions.flip(0), said.clamp(1e-4, 1 - 1e-4))
+    torch.testing.assert_close(estimator.features.flip(0), torch.logit(said, eps=1e-4))
+    estimator.slope.fill_(0.5)
+    estimator.intercepts.copy_(torch.arange(STEPS) - 1.0)
+    expected = torch.sigmoid(0.5 * torch.logit(said, eps=1e-4) + torch.arange(STEPS) - 1.0)
+    torch.testing.assert_close(draft(scorer, steps), expected)
+    assert scorer.learnt() == {"slope": 0.5, "offsets": [-1.0, 0.0, 1.0, 2.0]}
+    outcome = torch.arange(ROWS), torch.tensor([4, 2, 1, 1, 0]), torch.tensor([0, 1, 2, 0, 0])
+    scorer.observe(*outcome)
+    assert len(estimator.told) == 1 and all(a is b for a, b in zip(estimator.told[0], outcome, strict=True))
+    assert scorer.outcomes()[1] == 4
+    # what an engine's own requests have taught it before it serves is gone
+    scorer.forget()
+    assert scorer.learnt() == {"slope": 1.0, "offsets": [0.0] * STEPS}
 
 
 @pytest.mark.vllm

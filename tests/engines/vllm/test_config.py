@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import tomllib
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from c2t_plugin.engines.checkpoints import CLASSIFIERS, find_classifier  # noqa:
 from c2t_plugin.engines.contract import EngineSymbol, broken_symbols, package_root  # noqa: E402
 from c2t_plugin.engines.patching import ATTRIBUTE  # noqa: E402
 from c2t_plugin.engines.vllm import config, contract, plugin  # noqa: E402
+from c2t_plugin.engines.vllm.learns import pair_of  # noqa: E402
 from c2t_plugin.errors import C2TError, ClassifierError, ConfigError, ContractError  # noqa: E402
 
 MODEL = {"model": "draft", "num_speculative_tokens": 4}
@@ -55,6 +57,7 @@ def resolved(**spec: Any) -> types.SimpleNamespace:
             worker_cls="vllm.v1.worker.cpu_worker.CPUWorker", pipeline_parallel_size=1, data_parallel_size=1
         ),
         scheduler_config=types.SimpleNamespace(scheduler_cls=None, async_scheduling=False),
+        model_config=types.SimpleNamespace(model=str(SHIPPED / "target"), revision=None),
         additional_config={"other": 1},
         lora_config=None,
         use_v2_model_runner=False,
@@ -272,7 +275,7 @@ def test_what_makes_confidences_poor_is_said(
     monkeypatch.setattr(config.logger, "warning", lambda text, *values: lines.append(text % values))
     named = tmp_path / "named.safetensors"
     save_classifier(NodeClassifier(ClassifierSpec(training=training, pair=pair)), named)
-    config.settle(resolved(**spec), config.C2TConfig(classifier=str(named), planner="off"))
+    config.settle(resolved(**spec), config.C2TConfig(classifier=str(named), planner="off", learn="off"))
     assert len(lines) == (0 if said is None else 1)
     assert said is None or said in lines[0]
 
@@ -280,8 +283,8 @@ def test_what_makes_confidences_poor_is_said(
 @pytest.mark.parametrize("learn", ["calibrate", "network", "auto"])
 @pytest.mark.parametrize(
     ("spec", "options"),
-    [({"enable_adaptive_verification": True}, {}), ({}, {"planner": "off"}), ({}, {"beta": 0.5})],
-    ids=["adaptive", "no planner", "beta"],
+    [({}, {"planner": "off"}), ({}, {"beta": 0.5})],
+    ids=["no planner", "beta"],
 )
 def test_what_learns_nothing_though_it_was_asked_to_says_so(
     spec: dict[str, Any], options: dict[str, Any], learn: str, caplog: pytest.LogCaptureFixture
@@ -289,6 +292,40 @@ def test_what_learns_nothing_though_it_was_asked_to_says_so(
     config.settle(resolved(**spec), config.C2TConfig(learn=learn, **options))
     said = f"learn {learn} is for a planner of chains, and there is none: nothing is learnt"
     assert caplog.text.count(said) == int(learn != "auto")
+
+
+@pytest.mark.parametrize(
+    ("learn", "own", "learns"),
+    [
+        *(("auto", False, True), ("auto", True, False), ("calibrate", True, True), ("network", False, True)),
+        ("off", False, False),
+    ],
+)
+def test_adaptive_verification_learns_what_confidences_mean(
+    learn: str,
+    own: bool,
+    learns: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    """own: whether the classifier was fitted on the pair that is served."""
+    found = resolved(enable_adaptive_verification=True)
+    pair = pair_of(found, "standalone")() if own else {"kind": "draft", "target": "another"}
+    named = tmp_path / "named.safetensors"
+    save_classifier(NodeClassifier(ClassifierSpec(pair=pair, suggested_beta=0.25)), named)
+    options = config.C2TConfig(classifier=str(named), learn=learn)
+    with caplog.at_level("INFO", "vllm.c2t"):
+        settings = config.settle(found, options)
+    # a threshold would cut what is to be learnt of, but for one that was asked for
+    assert (settings.estimates, settings.beta) == (learns, 0.0 if learns else 0.25)
+    said = "adaptive verification learns what confidences mean" in caplog.text
+    assert said == learns and ("take confidences for probabilities" in caplog.text) != learns
+    assert ("learn network is calibrate under adaptive verification" in caplog.text) == (learn == "network")
+    assert config.settle(resolved(enable_adaptive_verification=True), replace(options, beta=0.5)).beta == 0.5
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    settings = config.settle(resolved(enable_adaptive_verification=True), options)
+    assert not settings.estimates and ("learns nothing: VLLM_BATCH_INVARIANT" in caplog.text) == learns
 
 
 @pytest.mark.parametrize("learn", ["calibrate", "network", "auto"])

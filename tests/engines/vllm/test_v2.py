@@ -62,7 +62,10 @@ def run(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPathF
     engines = {base: spec(base) for base in BASES}
     engines[RECORDED] |= {"c2t_trace_dir": str(folder / "served"), "c2t_trace_share": 1.0}
     engines[RECORDED]["c2t_trace_precision"] = "exact"
-    engines["adaptive"] = spec("eagle3", enable_adaptive_verification=True)
+    engines["adaptive"] = spec("eagle3", enable_adaptive_verification=True, c2t_learn="off")
+    engines["learning"] = spec("eagle3", enable_adaptive_verification=True, fits_every=4)
+    engines["learning"]["sampled"] = {"max_tokens": SAMPLES}
+    del engines["learning"]["c2t_beta"]
     engines[SAMPLED]["sampled"] = {"max_tokens": SAMPLES}
     engines["limited"] = spec("draft_model", draft_sample_method="probabilistic")
     engines["limited"]["sampled"] = {"max_tokens": SAMPLES, **LIMITS}
@@ -89,7 +92,7 @@ def run(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPathF
     )
 
 
-@pytest.mark.parametrize("engine", [*BASES, "adaptive", "limited", "planned"])
+@pytest.mark.parametrize("engine", [*BASES, "adaptive", "learning", "limited", "planned"])
 def test_output_is_plain_decodings(run: SimpleNamespace, engine: str):
     assert run.found[engine]["outputs"] == run.plain
 
@@ -166,7 +169,10 @@ def test_recorded_states_are_the_models(run: SimpleNamespace):
 
 
 def test_scheduling_is_asynchronous_under_adaptive_verification_alone(run: SimpleNamespace):
-    assert [engine for engine, found in run.found.items() if found["asynchronous"]] == ["adaptive"]
+    assert [engine for engine, found in run.found.items() if found["asynchronous"]] == [
+        "adaptive",
+        "learning",
+    ]
 
 
 def test_adaptive_verification_verifies_less_than_it_schedules(run: SimpleNamespace):
@@ -185,7 +191,17 @@ def test_adaptive_verification_verifies_less_than_it_schedules(run: SimpleNamesp
     assert found["counted"]["accepted"] == accepted > 0
 
 
-@pytest.mark.parametrize(("engine", "limits"), [(SAMPLED, {}), ("limited", LIMITS)])
+def test_adaptive_verification_learns_what_confidences_mean(run: SimpleNamespace):
+    """By vLLM's own estimator, from the classifier's word on, which no threshold cuts."""
+    assert run.found["adaptive"]["state"]["learnt"] is None
+    found = run.found["learning"]
+    learnt, later = found["state"]["learnt"], found["state_alone"]["learnt"]
+    assert found["state"]["beta"] == 0.0
+    assert learnt["slope"] != 1.0 and all(learnt["offsets"]) and later != learnt
+    assert all(abs(each) < 5 for each in (learnt["slope"], *learnt["offsets"]))
+
+
+@pytest.mark.parametrize(("engine", "limits"), [(SAMPLED, {}), ("limited", LIMITS), ("learning", {})])
 def test_what_is_sampled_has_the_targets_distribution(run: SimpleNamespace, engine: str, limits: dict[str, Any]):
     """Temperature 1; with the fault, drafts that were not cut are taken without a look at the target."""
     found = run.found[engine]["samples"]

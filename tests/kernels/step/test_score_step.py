@@ -12,7 +12,7 @@ from torch import Tensor
 from c2t_kernels.network import FEATURES
 from c2t_kernels.score import ChainState
 from c2t_kernels.score import reference as chain
-from c2t_kernels.step import StepState, reference
+from c2t_kernels.step import Meaning, StepState, reference
 from c2t_kernels.step import kernel as fused
 from tests.support.kernels.networks import PAPER, random_network
 from tests.support.kernels.strided import apart
@@ -47,6 +47,7 @@ class Draft:
             each.fill_(left)
         self.chances = torch.full((rows + 3, D_MAX + 1), 8.0, device=device)
         self.stats: Tensor | None = torch.full((rows + 1, D_MAX, 4), 6.0, device=device)
+        self.meaning: Meaning | None = None
         self._at = torch.zeros((), dtype=torch.int64, device=device)
         self._beta = torch.tensor([beta], device=device)
         self._longest = torch.tensor([max_depth], dtype=torch.int32, device=device)
@@ -56,7 +57,7 @@ class Draft:
     def step(self, number: int, *stats: Tensor) -> None:
         # vLLM keeps one tensor and writes into it
         self._at.fill_(number)
-        given = (self._at, self.slots, self._beta, self._longest, self.chances, self.stats)
+        given = (self._at, self.slots, self._beta, self._longest, self.chances, self.stats, self.meaning)
         self._op(self.state, self._network, *stats, *given)
 
 
@@ -167,6 +168,43 @@ def test_chances_are_quotients_of_running_minima(op: Any, at: int | None, max_de
         assert (expected == 0).any() == (at is not None) and (expected == 1).any() and (expected[:, 1:] < 1).any()
 
 
+def learnt(slots: int, device: str) -> Meaning:
+    """Slope and offsets that tell depths apart, and room that other requests have been in before."""
+    slope, offsets = torch.tensor([0.7], device=device), torch.linspace(-1.0, 1.0, D_MAX + 1, device=device)
+    return Meaning(slope, offsets, *torch.full((2, slots, D_MAX + 1), 3.0, device=device))
+
+
+@BOTH
+def test_chances_are_what_they_turned_out_to_mean(op: Any, device: str):
+    net = random_network(PAPER, 8, device)
+    stats = [statistics(6, device, number) for number in range(D_MAX)]
+    stats[2][0][3] = math.nan
+    said = Draft(op, 6, device, net, beta=0.0)
+    for number, each in enumerate(stats):
+        said.step(number, *each)
+    beta = float(said.state.confidence[:6, 0].median())
+    plain, draft = (Draft(op, 6, device, net, beta, max_depth=3) for _ in range(2))
+    draft.meaning = learnt(5, device)
+    for number, each in enumerate(stats):
+        plain.step(number, *each)
+        draft.step(number, *each)
+    own = said.chances[:6, :D_MAX].double().cpu()
+    logits = torch.log(own.clamp(1e-4, 1 - 1e-4) / (1 - own.clamp(1e-4, 1 - 1e-4)))
+    expected = 1 / (1 + torch.exp(-(0.7 * logits + torch.linspace(-1.0, 1.0, D_MAX + 1).double()[:D_MAX])))
+    dropped = plain.chances[:6, :D_MAX].cpu() == 0
+    assert dropped[:, 3].all() and not dropped[:, 0].all()
+    found = draft.chances[:6, :D_MAX].cpu().double()
+    torch.testing.assert_close(found, expected.masked_fill(dropped, 0.0), atol=1e-4, rtol=0)
+    # rows are slots from behind, and the last one pads; what was dropped is noted as it would have been
+    requests = torch.arange(5).flip(0)
+    torch.testing.assert_close(draft.meaning.foretold[requests, :D_MAX].cpu().double(), expected[:5], atol=1e-4, rtol=0)
+    torch.testing.assert_close(draft.meaning.logits[requests, :D_MAX].cpu().double(), logits[:5], atol=2e-3, rtol=0)
+    assert (draft.meaning.foretold[:, D_MAX] == 3.0).all() and (draft.meaning.logits[:, D_MAX] == 3.0).all()
+    # what a chain is kept by is not learnt
+    torch.testing.assert_close(draft.state.confidence, plain.state.confidence, atol=0, rtol=0, equal_nan=True)
+    torch.testing.assert_close(draft.state.lowest, plain.state.lowest, atol=0, rtol=0)
+
+
 def test_an_empty_batch_changes_nothing(device: str):
     draft = Draft(fused.score_step, 0, device, random_network(PAPER, 8, device))
     none = torch.zeros(0, device=device)
@@ -193,6 +231,9 @@ ONE = torch.zeros(1)
         ({"chances": torch.zeros(4, 1)}, ValueError, "chances must hold 4 rows of 2"),
         ({"stats": torch.zeros(4, 2, 3)}, ValueError, r"stats must have shape \(4, 2, 4\)"),
         ({"stats": torch.zeros(3, 2, 4)}, ValueError, r"stats must have shape \(4, 2, 4\)"),
+        ({"meaning": Meaning(ONE.double(), ONE, ONE[None], ONE[None])}, TypeError, "meaning.slope must be float32"),
+        ({"meaning": Meaning(ONE, ONE, ONE[None], ONE[None])}, ValueError, "meaning must hold 2 steps, holds 1"),
+        ({"meaning": Meaning(ONE, ONE, torch.ones(3, 2), torch.ones(2, 2))}, ValueError, "meaning.foretold must have"),
         ({"state": {"confidence": torch.ones(3, 2)}}, ValueError, "state.confidence holds 3 rows"),
         ({"state": {"lowest": torch.ones(5)}}, ValueError, "state.lowest must have shape"),
         ({"state": {"unknown": ONE}}, TypeError, "state.unknown must be int64"),

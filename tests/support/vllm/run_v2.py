@@ -4,6 +4,7 @@ JOB: target, prompts, new_tokens, max_num_seqs, speculative (one configuration p
 is another; None for plain decoding), and further `options` of every engine. OUT: per engine the output ids and the
 steps of each request as (drafted, accepted), C2T's state and counters of /metrics then, and the first prompt's steps
 alone, with the state behind them; under adaptive verification what its manager gave each request, step by step; of a
+configuration with `fits_every` vLLM's estimator is fitted after so many steps; of a
 configuration with `sampled` (tokens, and further sampling parameters), outputs at temperature 1 without and with a
 planted fault. With `mixed`: test_features.py's answers, the last prompt's twice more with its steps, and counters.
 """
@@ -69,7 +70,11 @@ def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     from tests.support.vllm.verify_counts import Steps
 
     sampling = SamplingParams(temperature=0, max_tokens=job["new_tokens"], ignore_eos=True)
-    sampled = spec.pop("sampled", None)
+    sampled, fits_every = spec.pop("sampled", None), spec.pop("fits_every", None)
+    if fits_every is not None:
+        from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import OnlineAcceptanceEstimator
+
+        OnlineAcceptanceEstimator.REFIT_INTERVAL = fits_every
     with engine(job, spec) as llm:
 
         def steps_of(prompts: list[list[int]]) -> list[Steps]:
