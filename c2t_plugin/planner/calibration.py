@@ -40,7 +40,7 @@ class Calibration:
     count: that is how often they are accepted. A step's outcome changes later steps only.
 
     Later drafts judge each fit. Where the fit before predicted the newest of them better, or the classifier's own
-    confidences those of the window, these hold again until the next fit.
+    confidences these or those of the window, they hold again until the next fit.
     """
 
     # of what learns the network too: the one in force
@@ -185,12 +185,17 @@ class Calibration:
         now, before = (self._losses(each, reached[newest], hit[newest], newest) for each in (self.learnt, self._before))
         plain, used = (torch.where(self._known, nll(each, hit), 0.0).sum(1)[:size] for each in self._expected)
         self._proven = _worse(plain - used)
+        turned = now - self._losses(self._plain, reached[newest], hit[newest], newest)
         if self.learnt is not self._plain and _worse(used - plain):
             # nor does what an earlier server learnt hold here
             self.learnt = self._before = self._plain
             self.discarded += 1
         elif _worse(now - before):
             self.learnt = self._before
+            self.discarded += 1
+        elif self.learnt is not self._plain and new >= FIT_EVERY and _worse(turned):
+            # the traffic is another, long before the window says so
+            self.learnt = self._before = self._plain
             self.discarded += 1
         else:
             self._before = self.learnt

@@ -144,6 +144,20 @@ def test_it_follows_the_traffic():
     assert float(calibration(torch.tensor([[0.5]]))) == pytest.approx(0.1, abs=0.05)
 
 
+def test_a_turn_is_followed_at_once_where_the_classifier_knew_better():
+    """After as many drafts as are remembered, a fit or two, and not a window, are enough."""
+    calibration, stream = Calibration(D_MAX), Stream.drawn(1200, seed=1)
+    for step in range(len(stream.confidence)):
+        turned = step >= 1100
+        accepted = stream.accepted(step) if turned else D_MAX - stream.accepted(step)
+        given = stream.confidence[step], torch.full((REQUESTS,), D_MAX), accepted
+        calibration.observe(*given, log_prob=stream.log_prob[step])
+        if step == 1099:
+            before, astray, _ = judged(calibration)
+    assert astray > 1.2 * before
+    assert judged(calibration)[1] < before
+
+
 def test_it_follows_slow_changes_after_a_long_time():
     """Of which none makes the classifier's own confidence the better one."""
     calibration, ones = Calibration(1), torch.ones(10, dtype=torch.long)
