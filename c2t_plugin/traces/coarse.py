@@ -30,8 +30,10 @@ def unpacked(tables: Mapping[str, Tensor], levels: int = LEVELS) -> dict[str, Te
     """Inverse of `packed`, as far as there is one: float32 statistics."""
     values = {name: (tables[name].float() / (levels - 1)) ** 2 * top for name, top in TOP.items()}
     log_prob, joint = -values["log_prob"], torch.empty_like(values["log_prob"])
-    path = PathSums(torch.zeros(len(joint)), torch.zeros(len(joint)))
+    # that of the entropies is made where it is asked for
+    none = torch.zeros(len(joint))
+    path = PathSums(none, none)
     for depth in range(joint.shape[1]):
-        path = extend_path(path, log_prob[:, depth], values["entropy"][:, depth])
+        path = extend_path(path, log_prob[:, depth], none)
         joint[:, depth] = path.joint_log_prob
     return {**tables, **values, "log_prob": log_prob, "joint_log_prob": joint}
