@@ -164,7 +164,8 @@ class Table:
                     f"{self._package} has not put C2T's hook over {patch.dotted} ({patch.why}): its log says why; take "
                     "out the plugin that stands in the way, or serve without C2T"
                 )
-            self._tell(patch, "%s, which C2T has hooked, was hooked by %s too", *filter(self._is_strange, hooked))
+            strange = (each for each in hooked if self._is_strange(patch, each))
+            self._tell(patch, "%s, which C2T has hooked, was hooked by %s too", *strange)
 
     def during(self, patch: Patch, value: Any, owner: Any = None) -> contextlib.AbstractContextManager[None]:
         """Within it the name means `value`. owner: the object whose name it is, where that is no module or class."""
@@ -206,7 +207,8 @@ class Table:
         line = "%s was bound by %s before C2T binds it: C2T calls that in place of the engine's"
         # what the engine's registry has wrapped is bound by whoever hooked it
         registry = f"{self._package}.srt.plugins.hook_registry"
-        self._tell(patch, line, *(each for each in layers(stock) if each == registry or self._is_strange(each)))
+        strange = (each for each in layers(stock) if each == registry or self._is_strange(patch, each))
+        self._tell(patch, line, *strange)
 
     def _tell(self, patch: Patch, line: str, *strangers: str) -> None:
         """Of the first of these modules, if there is one, and once."""
@@ -214,8 +216,10 @@ class Table:
             self._told.add((patch, line))
             self._logger.warning(f"C2T: {line}", patch.dotted, strangers[0])
 
-    def _is_strange(self, module: str) -> bool:
-        return module.partition(".")[0] not in (self._package, *_DECORATORS)
+    def _is_strange(self, patch: Patch, module: str) -> bool:
+        # the name may be of a library that the engine calls
+        own = patch.target.partition(".")[0]
+        return module.partition(".")[0] not in (self._package, own, *_DECORATORS)
 
 
 def layers(value: Any) -> list[str]:

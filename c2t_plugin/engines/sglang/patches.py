@@ -1,9 +1,9 @@
 """Every name of SGLang's that C2T binds anew, why, and until when. See engines/patching.py for how.
 
-Five things beside names, all as long as the server lives: `SGLANG_RAGGED_VERIFY_MODE` is set where rows are packed
+Four things beside names, all as long as the server lives: `SGLANG_RAGGED_VERIFY_MODE` is set where rows are packed
 (verify/choice.py), a log line of SGLang's per change of depth is filtered (drafters/depths.py), its list of such
-changes is kept short (states.py), attention backends that it has made become ours (`become`: verify/backends.py,
-fa3.py, flashinfer.py), and captured wrappers of FlashInfer plan by numbers of the host (verify/flashinfer.py).
+changes is kept short (states.py), and attention backends that it has made become ours (`become`: verify/backends.py,
+fa3.py, flashinfer.py).
 """
 
 from __future__ import annotations
@@ -84,6 +84,11 @@ CAN_RUN_GRAPH = Patch(
     f"{_RUNNER}.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.can_run_graph",
     why="an idle rank under DP attention takes the others' packed rows, not the graph of a uniform window",
     until=_BLOCK,
+)
+PLAN_CAPTURED = Patch(
+    "flashinfer.prefill:BatchPrefillWithPagedKVCacheWrapper.begin_forward",
+    why="FlashInfer reads three tensors back to plan a captured pass whose numbers the host has",
+    until="the end of that wrapper",
 )
 STEP_DEPTH = Patch(
     f"{_SPEC}.eagle_worker_v2:EAGLEWorkerV2.speculative_num_steps",
@@ -235,6 +240,7 @@ PATCHES = Table(
         BUILD_VERIFY_INPUT,
         TARGET_FORWARD,
         CAN_RUN_GRAPH,
+        PLAN_CAPTURED,
         STEP_DEPTH,
     ),
     hooks=(_hook, _unhook),

@@ -71,8 +71,10 @@ def needed(engine: str) -> tuple[list[EngineSymbol], list[EngineSymbol]]:
     """What an adapter needs of its engine; and what it does without, where that is not there."""
     patches = importlib.import_module(f"c2t_plugin.engines.{engine}.patches")
     plain = getattr(patches, "PLAIN", None)
-    missed = [symbol_of(each.target) for each in patches.PATCHES.patches if each.when and each.when == plain]
-    bound = [symbol_of(each.target) for each in patches.PATCHES.patches]
+    # some are of a library that the engine calls
+    own = [each for each in patches.PATCHES.patches if each.target.startswith(f"{engine}.")]
+    missed = [symbol_of(each.target) for each in own if each.when and each.when == plain]
+    bound = [symbol_of(each.target) for each in own]
     contract_of = importlib.import_module(f"c2t_plugin.engines.{engine}.contract")
     known = dict.fromkeys([*symbols_of(engine), *(each for each in bound if each not in missed)])
     return list(known), [*missed, *getattr(contract_of, "PLAIN_SYMBOLS", ())]

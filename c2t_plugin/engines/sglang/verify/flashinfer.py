@@ -22,6 +22,7 @@ from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 from torch import Tensor
 
 from c2t_plugin.engines.patching import become
+from c2t_plugin.engines.sglang.patches import PATCHES, PLAN_CAPTURED
 from c2t_plugin.engines.sglang.verify.layout import packed_layout, padding_rows
 
 
@@ -74,11 +75,14 @@ class PackedFlashInferAttnBackend(FlashInferAttnBackend):
         if in_capture and chains and self.prefill_backend == "fa2" and self.dispatch_reason is None:
             # FlashInfer's own plan of a capture makes what this one needs
             for wrapper in self._captured_wrappers[rows]:
-                wrapper.begin_forward = functools.partial(self._plan, wrapper, wrapper.begin_forward)
+                PATCHES.on(PLAN_CAPTURED, wrapper, functools.partial(self._planning, wrapper))
         # a graph's rows of chains are all given to somebody (packing.py)
         if not chains:
             self._padding = self._captured_padding[:rows]
             self._padding.copy_(padding_rows(rows, packed.spec_info.starts))
+
+    def _planning(self, wrapper: Any, stock: Any) -> Any:
+        return functools.partial(self._plan, wrapper, stock)
 
     def _plan(self, wrapper: Any, stock: Any, starts: Tensor, *positional: Any, **keyword: Any) -> None:
         """In place of FlashInfer's, which reads three tensors back and looks for the largest of each one by one.
