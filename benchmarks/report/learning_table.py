@@ -17,10 +17,6 @@ from benchmarks.simulation import drifting as turns
 from benchmarks.simulation.learning import LOADS, OFFLINE, RIVAL, SCENARIO
 
 PAGE, KINDS = ROOT / "docs/learning.md", ("simulated", "functional")
-NAME, SOURCES = "learning", "learning-sources"
-CENSORING, CENSORING_SOURCES = "censoring", "censoring-sources"
-DRIFTING, DRIFTING_SOURCES = "drifting", "drifting-sources"
-SERVED, SERVED_SOURCES = "learning-served", "learning-served-sources"
 STATES, AFTER = (0, 500, 2_000, 10_000, 50_000), 10_000
 # after a turn
 TURNED = (0, 100, *STATES[1:])
@@ -176,26 +172,23 @@ def _short(figure: float | None) -> str:
     return "" if figure is None else f"{figure:.3f}".removeprefix("0")
 
 
-def sources(rows: Sequence[BenchRow], scenario: str = SCENARIO) -> str:
+def sources(blocks: Sequence[Sequence[BenchRow]]) -> str:
     """The runs that these rows come from."""
-    runs = {row.run["utc"]: row.run for block in _streams(rows, scenario) for row in block}
+    runs = {row.run["utc"]: row.run for block in blocks for row in block}
     return "\n\n".join(source_line(run) for run in runs.values())
 
 
 def render(page: str, rows: Sequence[BenchRow]) -> str:
     """The page with its tables and their sources made anew. C2TError without their markers."""
     made = {
-        NAME: learning(rows),
-        SOURCES: sources(rows),
-        CENSORING: censoring(rows),
-        CENSORING_SOURCES: sources(rows, cuts.SCENARIO),
-        DRIFTING: drifting(rows),
-        DRIFTING_SOURCES: sources(rows, turns.SCENARIO),
-        SERVED: served(rows),
-        SERVED_SOURCES: "\n\n".join(source_line(row.run) for row in _newest_served(rows)[:1]),
+        SCENARIO: (learning, _streams(rows)),
+        cuts.SCENARIO: (censoring, _streams(rows, cuts.SCENARIO)),
+        turns.SCENARIO: (drifting, _streams(rows, turns.SCENARIO)),
+        served_runs.SCENARIO: (served, [_newest_served(rows)]),
     }
-    for name, text in made.items():
-        page = filled(page, name, f"\n\n{text}\n\n", PAGE.name)
+    for name, (text_of, blocks) in made.items():
+        for marker, text in ((name, text_of(rows)), (f"{name}-sources", sources(blocks))):
+            page = filled(page, marker, f"\n\n{text}\n\n", PAGE.name)
     return page
 
 

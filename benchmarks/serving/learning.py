@@ -11,6 +11,7 @@ which drafting pays, so what they verify does not follow from the speed of this 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -78,19 +79,15 @@ def figures(state: Mapping[str, Any]) -> dict[str, float]:
 
 def at_marks(client: Client, marks: list[int], concurrency: int) -> Iterator[tuple[int, dict[str, float]]]:
     """The figures at each mark. C2TError if a server does not get there."""
-    waiting, batch, prompts = sorted(marks), 0, held_out_prompts(PROMPTS)
-    while waiting:
-        if batch == MOST_BATCHES:
-            raise C2TError(f"not {waiting[0]:,} draft tokens verified after {batch} batches of {concurrency} prompts")
-        client.run([prompts[(batch * concurrency + place) % PROMPTS] for place in range(concurrency)], concurrency, _go)
-        batch += 1
+    waiting, prompts = sorted(marks), itertools.cycle(held_out_prompts(PROMPTS))
+    for _ in range(MOST_BATCHES):
+        client.run(list(itertools.islice(prompts, concurrency)), concurrency, lambda: None)
         learnt = client.c2t_state()["planner"]["learnt"]
         while waiting and learnt["seen"] >= waiting[0]:
             yield waiting.pop(0), figures(learnt)
-
-
-def _go() -> None:
-    """Nobody counts the answers."""
+        if not waiting:
+            return
+    raise C2TError(f"not {waiting[0]:,} draft tokens verified after {MOST_BATCHES} batches of {concurrency} prompts")
 
 
 def measure(options: argparse.Namespace, starts: Runner, on: Speculation, run: Mapping[str, Any]) -> list[BenchRow]:

@@ -122,15 +122,10 @@ class Told(NamedTuple):
 
     def steps(self) -> Iterator[tuple[int, Iterator[list[int]]]]:
         """Each of MARKS, and the states of each step from the one before up to it."""
-        begin = 0
-        for mark in MARKS:
-            end = self.before + mark
-            yield mark, self._steps(begin, end)
-            begin = end
-
-    def _steps(self, begin: int, end: int) -> Iterator[list[int]]:
-        for start in range(begin, end, self.at_once):
-            yield self.order[start : min(end, start + self.at_once)]
+        ends = [self.before + mark for mark in MARKS]
+        for mark, begin, end in zip(MARKS, (0, *ends), ends, strict=False):
+            starts = range(begin, end, self.at_once)
+            yield mark, (self.order[start : min(end, start + self.at_once)] for start in starts)
 
     def of(self, rows: list[int], lengths: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         """Verified and accepted tokens of these states, and whose they are."""
@@ -261,9 +256,8 @@ def table(rows: list[BenchRow], metric: str = "nll") -> list[str]:
         for arm in dict.fromkeys(row.arm for row in rows):
             cells = [row for row in rows if (row.arm, row.setting["poisoned"]) == (arm, poisoned)]
             name = f"{arm}{', a tenth poisoned' if poisoned else ''}"
-            if not cells:
-                continue
-            lines.append(f"| {name} | {' | '.join(f'{row.metrics[metric]:.4g}' for row in cells)} |")
+            if cells:
+                lines.append(f"| {name} | {' | '.join(f'{row.metrics[metric]:.4g}' for row in cells)} |")
     return lines
 
 

@@ -130,6 +130,7 @@ v1/worker/gpu/spec_decode/speculator.py
   DraftModelSpeculator.observe_verification(idx_mapping, num_sampled, num_rejected)
     self.acceptance_estimator.step(idx_mapping, num_sampled, num_rejected)
   DraftModelSpeculator.load_model(target_model)
+    self.acceptance_estimator = OnlineAcceptanceEstimator(
   BaseSpeculator.propose(input_batch, dummy_run, num_speculative_tokens)
 v1/worker/gpu/spec_decode/acceptance_estimator.py
   OnlineAcceptanceEstimator.predict(logits, idx_mapping, draft_step, confidence_probs, temperature)

@@ -38,6 +38,8 @@ class _ScoringMixin(_StockSpeculator):
     """Over a stock speculator: scores each draft step and ends the loop early."""
 
     scorer: StepScorer
+    # vLLM's own until it is replaced, None without adaptive verification
+    acceptance_estimator: Any
     # set by the worker where requests are recorded
     traces: ServedTraces | None = None
     drafts = draft_steps = 0
@@ -68,9 +70,10 @@ class _ScoringMixin(_StockSpeculator):
 
     def load_model(self, *positional: Any, **keyword: Any) -> None:
         super().load_model(*positional, **keyword)
-        settings, stock = Settings.of(self.vllm_config), getattr(self, "acceptance_estimator", None)
-        if settings is not None and settings.estimates:
-            self.scorer.learn_by(stock)
+        settings = Settings.of(self.vllm_config)
+        assert settings is not None
+        if settings.estimates:
+            self.scorer.learn_by(self.acceptance_estimator)
         self.acceptance_estimator = SimpleNamespace(predict=self.scorer.predict, step=self.scorer.observe)
 
     def _run_model(self, *positional: Any, **keyword: Any) -> Any:

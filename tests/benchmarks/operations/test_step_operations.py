@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -13,8 +9,7 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
-from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
-from tests.support.places import SUPPORT  # noqa: E402
+from tests.support.sglang.in_interpreter import found_by  # noqa: E402
 
 # Each number has no slack: whoever takes an operation away writes the new one here.
 OPERATIONS = {
@@ -52,13 +47,7 @@ DISPATCHED = {"full": "full", "cast": "_to_copy", "copy without a wait": "copy o
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Triton reads the variable when a kernel is imported, hence a process of its own."""
-    output = tmp_path_factory.mktemp("operations") / "found.json"
-    env = cpu_engine_env({**os.environ, "TRITON_INTERPRET": "1"})
-    # as a module from the checkout, where it finds the benchmarks
-    program = [sys.executable, "-m", "tests.support.sglang.operations_program", output]
-    subprocess.run(program, env=env, cwd=SUPPORT.parents[1], check=True, timeout=900)
-    loaded: dict[str, Any] = json.loads(output.read_text())
+    loaded: dict[str, Any] = found_by("tests.support.sglang.operations_program", tmp_path_factory.mktemp("operations"))
     return loaded
 
 

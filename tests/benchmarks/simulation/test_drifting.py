@@ -18,16 +18,8 @@ from c2t_plugin.traces.file import Traces, save_traces
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learning, "D_MAX", 4)
     monkeypatch.setattr(learning, "MARKS", (0, 20, 400))
     monkeypatch.setattr(drifting, "BEFORE", 300)
-
-
-@pytest.fixture
-def traces(make_traces) -> Traces:
-    made: Traces = make_traces(prompts=20, steps=8, k=3)
-    made.header["pair"]["kind"] = "eagle3"
-    return made
 
 
 def test_states_say_the_contrary_until_the_turn(traces: Traces):

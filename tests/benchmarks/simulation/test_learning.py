@@ -19,18 +19,6 @@ from c2t_plugin.lab.sweeps import truncate
 from c2t_plugin.traces.file import Traces, save_traces
 
 
-@pytest.fixture(autouse=True)
-def chains_of_four(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learning, "D_MAX", 4)
-
-
-@pytest.fixture
-def traces(make_traces) -> Traces:
-    made: Traces = make_traces(prompts=20, steps=8, k=3)
-    made.header["pair"]["kind"] = "eagle3"
-    return made
-
-
 def test_states_are_served_in_their_order_some_prompts_at_a_time(traces: Traces):
     accepted = truncate(traces.chain, learning.D_MAX).accepted.long().sum(1)
     served = list(itertools.islice(visits(traces, accepted), 400))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,8 +10,8 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
-from benchmarks.cpu_engine import SITE, cpu_engine_env  # noqa: E402
-from tests.support.places import SUPPORT  # noqa: E402
+from benchmarks.cpu_engine import SITE  # noqa: E402
+from tests.support.sglang.in_interpreter import found_by  # noqa: E402
 
 # by what is served: kernels that a step launches outside of graphs, and how many forms of each are needed
 FORMS = {
@@ -28,12 +24,7 @@ FORMS = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Triton reads the variable when a kernel is imported, hence a process of its own."""
-    output = tmp_path_factory.mktemp("warm_up") / "found.json"
-    env = cpu_engine_env({**os.environ, "TRITON_INTERPRET": "1"})
-    program = [sys.executable, "-m", "tests.support.sglang.warm_up_program", output]
-    subprocess.run(program, env=env, cwd=SUPPORT.parents[1], check=True, timeout=900)
-    loaded: dict[str, Any] = json.loads(output.read_text())
+    loaded: dict[str, Any] = found_by("tests.support.sglang.warm_up_program", tmp_path_factory.mktemp("warm_up"))
     return loaded
 
 

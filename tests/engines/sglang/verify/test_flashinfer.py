@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -13,9 +9,8 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
-from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
 from c2t_plugin.config import PACKINGS  # noqa: E402
-from tests.support.places import SGLANG  # noqa: E402
+from tests.support.sglang.in_interpreter import found_by  # noqa: E402
 
 CASES = ("chains", "trees", "trees_larger_tier", "one_chain", "one_tree", "roots_only", "every_slot_and_row")
 FAULTS = (
@@ -28,11 +23,7 @@ TOLERANCE = 5e-6
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Triton reads the variable when a kernel is imported, hence a process of its own."""
-    output = tmp_path_factory.mktemp("flashinfer") / "found.json"
-    env = cpu_engine_env({**os.environ, "TRITON_INTERPRET": "1"})
-    subprocess.run([sys.executable, SGLANG / "flashinfer_program.py", output], env=env, check=True, timeout=600)
-    return json.loads(output.read_text())
+    return found_by("flashinfer_program.py", tmp_path_factory.mktemp("flashinfer"))
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +9,7 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
-from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
-from tests.support.places import SGLANG  # noqa: E402
+from tests.support.sglang.in_interpreter import found_by  # noqa: E402
 
 # SGLang gives no request more rows there: it drops them, or they are nobody's
 WINDOWED = ("trtllm_mla", "cutedsl_mla", "flashinfer_mla", "flashinfer_mla_pages_of_16", "flashmla")
@@ -34,17 +28,9 @@ TREE_FAULTS = (
 TOLERANCE = 5e-6
 
 
-def run(program: str, folder: Path) -> Any:
-    """Triton reads the variable when a kernel is imported, hence a process of its own."""
-    output = folder / "found.json"
-    env = cpu_engine_env({**os.environ, "TRITON_INTERPRET": "1"})
-    subprocess.run([sys.executable, SGLANG / program, output], env=env, check=True, timeout=600)
-    return json.loads(output.read_text())
-
-
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[str, float]]]:
-    loaded: dict[str, dict[str, dict[str, float]]] = run("packed_program.py", tmp_path_factory.mktemp("packed"))
+    loaded: dict[str, dict[str, dict[str, float]]] = found_by("packed_program.py", tmp_path_factory.mktemp("packed"))
     return loaded
 
 
@@ -88,7 +74,7 @@ def test_a_kernel_that_takes_the_captured_number_of_rows_is_seen(
 
 @pytest.fixture(scope="module")
 def trees_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    loaded: dict[str, Any] = run("packed_trees_program.py", tmp_path_factory.mktemp("trees"))
+    loaded: dict[str, Any] = found_by("packed_trees_program.py", tmp_path_factory.mktemp("trees"))
     return loaded
 
 

@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
-from tests.engines.sglang.verify.test_packed_backends import TOLERANCE, run  # noqa: E402
+from tests.engines.sglang.verify.test_packed_backends import TOLERANCE  # noqa: E402
+from tests.support.sglang.in_interpreter import found_by  # noqa: E402
 
 CASES = ("pad_slots", "whole", "spare_rows", "one_request", "eager")
 FAULTS = ("lengths_of_another_step", "lengths_are_those_of_the_capture", "the_state_of_the_neighbour")
@@ -17,7 +18,7 @@ FAULTS = ("lengths_of_another_step", "lengths_are_those_of_the_capture", "the_st
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    loaded: dict[str, Any] = run("kda_program.py", tmp_path_factory.mktemp("kda"))
+    loaded: dict[str, Any] = found_by("kda_program.py", tmp_path_factory.mktemp("kda"))
     assert tuple(loaded) == (*CASES, *FAULTS)
     return loaded
 

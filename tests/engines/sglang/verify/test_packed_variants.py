@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
-from tests.engines.sglang.verify.test_packed_backends import CASES, TOLERANCE, run  # noqa: E402
+from tests.engines.sglang.verify.test_packed_backends import CASES, TOLERANCE  # noqa: E402
+from tests.support.sglang.in_interpreter import found_by  # noqa: E402
 
 WINDOWS = ("fa3_window", "fa3_window_pages_of_16", "trtllm_mha_window")
 BYTES = ("fa3_fp8", "trtllm_mha_fp8")
@@ -26,7 +27,7 @@ PLANTED = [
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float]]:
-    loaded: dict[str, Any] = run("packed_variants_program.py", tmp_path_factory.mktemp("variants"))
+    loaded: dict[str, Any] = found_by("packed_variants_program.py", tmp_path_factory.mktemp("variants"))
     assert tuple(loaded) == (*WINDOWS, *BYTES, *LATENT)
     assert {(name, each) for name in loaded for each in loaded[name]} == {
         *((name, case) for name in loaded for case in CASES),
@@ -59,7 +60,7 @@ ROUNDED = 0.5
 @pytest.fixture(scope="module")
 def on_triton(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     """SGLang's kernel, in Triton's interpreter."""
-    loaded: dict[str, Any] = run("triton_variants_program.py", tmp_path_factory.mktemp("triton"))
+    loaded: dict[str, Any] = found_by("triton_variants_program.py", tmp_path_factory.mktemp("triton"))
     assert len(loaded) == 2 * (3 * len(TRITON_CASES) + 2 + len(TRITON_FAULTS) + 3)
     return loaded
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
-from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
-from tests.support.places import SGLANG  # noqa: E402
+from tests.support.sglang.in_interpreter import found_by  # noqa: E402
 
 FAULTS = (
     *("mask_bit", "prefix", "mask_begins", "lengths_of_another_step", "left_over_rows_to_the_last"),
@@ -35,11 +29,7 @@ CASES = (
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float]]:
-    """Triton reads the variable when a kernel is imported, hence a process of its own."""
-    output = tmp_path_factory.mktemp("triton") / "found.json"
-    env = cpu_engine_env({**os.environ, "TRITON_INTERPRET": "1"})
-    subprocess.run([sys.executable, SGLANG / "triton_program.py", output], env=env, check=True, timeout=900)
-    return json.loads(output.read_text())
+    return found_by("triton_program.py", tmp_path_factory.mktemp("triton"))
 
 
 @pytest.mark.parametrize("how", ["eager", "graph"])
