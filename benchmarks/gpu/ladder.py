@@ -4,6 +4,7 @@
     python -m benchmarks.gpu.ladder --out OUT --rungs R2 R3      these alone, with the servers that they need: what
                                                                  crashes SGLang's own servers with packed rows
     python -m benchmarks.gpu.ladder --out OUT --at-once 3        three servers beside each other: R10's gap grows
+    python -m benchmarks.gpu.ladder --out OUT --without auto     R1 and R9 of the other servers, R12 not at all
     python -m benchmarks.gpu.ladder --out OUT --dry-run          few requests, on the CPU engine: it works
 
 starts ten servers (plain decoding; C2T with packed rows; with graphs of few sizes; over the uniform window;
@@ -35,7 +36,7 @@ import torch
 from benchmarks.gpu import self_checks
 from benchmarks.gpu.environment import plugin_environment
 from benchmarks.gpu.options import part_parser
-from benchmarks.gpu.rungs import NUMBERS, RUNGS, STEPS, Found, Verdict, number_of
+from benchmarks.gpu.rungs import NUMBERS, RUNGS, STEPS, Found, Verdict, without
 from benchmarks.gpu.servers import DRAFT, GRAPHS, MOST, SERVERS, SHARED, serve
 from benchmarks.pairs.toy import held_out_prompts
 from benchmarks.report.recomputed import Comparison, compare, recompute
@@ -215,12 +216,13 @@ def run(
     deadline: float,
     numbers: Sequence[str] = NUMBERS,
     at_once: int = 1,
+    left_out: Sequence[str] = (),
 ) -> list[BenchRow]:
-    """The servers that the rungs need, so many at a time.
+    """The servers that the rungs need, so many at a time, those left out aside.
 
     A rung's row is written as soon as its servers have answered or are known not to: the rest may never come.
     """
-    rungs = {name: needs for name, (_, needs) in RUNGS.items() if number_of(name) in numbers}
+    rungs = without(left_out, numbers)
     needed = {server for needs in rungs.values() for server in needs}
     climb = Climb(out, size, environment, deadline, SHARED if at_once > 1 else ())
     kind, record = "measured" if environment is not None else "functional", RunRecord.capture(seed=SEED).to_json()
@@ -230,6 +232,8 @@ def run(
         "output_tokens": MAX_TOKENS,
         "servers_at_once": at_once,
     }
+    if left_out:
+        setting["without"] = ", ".join(left_out)
     rows: list[BenchRow] = []
     one_at_a_time = Lock()
 
@@ -279,12 +283,16 @@ def main(argv: Sequence[str]) -> int:
     parser = part_parser("benchmarks.gpu.ladder", __doc__, "few requests, on the CPU engine")
     parser.add_argument("--rungs", nargs="+", choices=NUMBERS, default=NUMBERS, metavar="R", help=f"of {NUMBERS}")
     parser.add_argument("--at-once", type=int, default=1, help="servers beside each other")
+    parser.add_argument(
+        "--without", nargs="+", choices=list(SERVERS)[1:], default=[], metavar="SERVER", help="left out"
+    )
     options = parser.parse_args(argv)
     deadline = float("inf") if options.dry_run else time.monotonic() + options.seconds
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         environment = None if options.dry_run else plugin_environment(Path(scratch), float32=True)
-        rows = run(options.out, DRY if options.dry_run else FULL, environment, deadline, options.rungs, options.at_once)
+        size, several = DRY if options.dry_run else FULL, (options.at_once, options.without)
+        rows = run(options.out, size, environment, deadline, options.rungs, *several)
     return int(any(row.error for row in rows))
 
 

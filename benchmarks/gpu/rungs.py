@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -204,6 +204,20 @@ RUNGS: dict[str, tuple[Callable[[Mapping[str, Found]], Verdict], tuple[str, ...]
     "R14 sampled": (sampled, TREES),
     "R16 both ends": (ends, ("kept",)),
 }
+
+
+# checks of however many servers, plain decoding's beside them
+OF_ANY = (configured, greedy, sampled)
+
+
+def without(left_out: Sequence[str], numbers: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Rungs of these numbers and the servers that each looks at, those left out aside: a check that needs one falls."""
+    found = {}
+    for rung, (check, needs) in RUNGS.items():
+        kept = tuple(name for name in needs if name not in left_out)
+        if number_of(rung) in numbers and (kept == needs or check in OF_ANY):
+            found[rung] = kept
+    return found
 
 
 def number_of(rung: str) -> str:

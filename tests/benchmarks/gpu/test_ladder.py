@@ -369,6 +369,13 @@ def test_rungs_are_chosen_with_their_servers(tmp_path: Path, monkeypatch: pytest
     assert tried == ["plain", "kept", "rough", "tree", "padded tree"]
 
 
+def test_a_server_left_out_takes_along_the_rungs_that_need_it(tmp_path: Path, served: None, good: dict[str, Found]):
+    rows = run(tmp_path, DRY, None, float("inf"), ["R2", "R8", "R9", "R12"], 1, ["window", "auto"])
+    assert [row.arm for row in rows] == ["R2 SGLang 31023, 31455", "R9 greedy", "R9 sampled"]
+    assert not [row.error for row in rows if row.error]
+    assert {row.setting["without"] for row in rows} == {"window, auto"}
+
+
 def test_the_two_parts_of_the_gpu_run_are_the_whole_ladder():
     chosen = [SERVER_PARTS[part][2:] for part in ("ladder", "ladder-trees")]
     assert sorted([*chosen[0], *chosen[1]]) == sorted(NUMBERS)
