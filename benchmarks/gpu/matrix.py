@@ -108,6 +108,8 @@ def matrix_of(options: argparse.Namespace, scratch: Path) -> Matrix:
         "max_tokens": options.max_tokens,
         "servers_at_once": len(options.arms),
     }
+    if options.server_args:
+        setting["server_args"] = options.server_args
     return Matrix(
         runner=runner_of(options, scratch),
         on=real_speculation(ENGINES["sglang"], options.models, options.out, BETA, THRESHOLD),
