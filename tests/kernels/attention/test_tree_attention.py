@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from c2t_kernels.attention import blocks as attention_blocks
 from c2t_kernels.attention import kernel as attention_kernel
 from c2t_kernels.attention import split as attention_split
 from c2t_kernels.attention.kernel import tree_attention
 from c2t_kernels.attention.reference import tree_attention as reference
-from c2t_kernels.attention.split import Launch, default_launch
+from c2t_kernels.attention.split import Launch, default_launch, requests_at_a_time
 
 # 0: padding request; 1: plain decode; 9, 30, 17: trees that end inside, at two and at one more than a tile of 16 rows
 NODES = (0, 1, 9, 30, 17, 0)
@@ -186,6 +187,28 @@ def test_default_launch(device: str):
     assert_matches(make_case(device, (9, 3), (260, 7), heads=4), max_nodes=9)
 
 
+@pytest.mark.parametrize("slots", [40, 140])
+@pytest.mark.parametrize("trees", [True, False])
+@pytest.mark.parametrize("live", [(5, 0, 1, 1, 2), (1,) * 9, (0, 0, 3), ()])
+def test_each_program_takes_requests_in_turn(
+    device: str, monkeypatch: pytest.MonkeyPatch, live: tuple[int, ...], trees: bool, slots: int
+):
+    """Of a captured batch's slots most are empty: two requests at a time are enough for all that are not."""
+    monkeypatch.setattr(attention_split, "WANTED_PROGRAMS", 4)
+    monkeypatch.setattr(attention_split, "SLOTS", (128, 128))
+    asked: list[tuple[int, ...]] = []
+
+    def noted(*numbers: int) -> int:
+        asked.append(numbers)
+        return requests_at_a_time(*numbers)
+
+    monkeypatch.setattr(attention_kernel, "requests_at_a_time", noted)
+    nodes = (*live, *[0] * (slots - len(live)))
+    prefixes = [17 * (i % 4) for i in range(slots)]
+    assert_matches(make_case(device, nodes, prefixes, trees=trees), launch=replace(SMALL, splits=2), max_nodes=7)
+    assert asked == [(slots, -(-(sum(live) + 3) // 7), 2)] and requests_at_a_time(*asked[0]) == 2
+
+
 @pytest.mark.parametrize(
     ("nodes", "max_nodes", "filled"),
     [((7, *[0] * 6), 7, 1), ((1,) * 7, 7, 1), ((1,) * 7, None, 7), ((3, 4, 2), 4, 3), ((2, 1), 4, 1)],
@@ -329,13 +352,13 @@ def folded(device: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """An entry for each block of keys that a program folds in; in the interpreter, where its parts can be watched."""
     if device == "cuda":
         pytest.skip("counted in the interpreter")
-    fold, seen = attention_kernel._attend, list[int]()
+    fold, seen = attention_blocks._attend, list[int]()
 
     def watched(*arguments: object) -> object:
         seen.append(1)
         return fold(*arguments)
 
-    monkeypatch.setattr(attention_kernel, "_attend", watched)
+    monkeypatch.setattr(attention_blocks, "_attend", watched)
     return seen
 
 
