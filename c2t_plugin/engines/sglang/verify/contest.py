@@ -41,21 +41,25 @@ class Heads:
 
 
 def batch(heads: Heads, shape: tuple[int, int], width: int, dtype: torch.dtype, device: torch.device) -> list[Any]:
-    """Arguments of SGLang's extend kernel: chains of 1 to `width` rows over a shuffled pool."""
+    """Arguments of SGLang's extend kernel: chains of `width` rows, of one less, ... and of 1 over a shuffled pool.
+
+    As a graph launches it, whose batch has room for a request of each row: the others have neither rows nor a prefix.
+    """
     requests, prefix = shape
     generator = torch.Generator(device).manual_seed(0)
 
     def random(*size: int) -> Tensor:
         return torch.randn(*size, generator=generator, device=device, dtype=torch.float32).to(dtype)
 
-    lengths = torch.arange(requests, device=device) % width + 1
-    starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    rows, slots = int(starts[-1]), requests * prefix
+    lengths = width - torch.arange(requests, device=device) % width
+    rows, slots = int(lengths.sum()), requests * prefix
+    starts = torch.full((rows + 1,), rows, device=device)
+    starts[0], starts[1 : requests + 1] = 0, lengths.cumsum(0)
     q = random(rows, heads.queries, heads.dim)
     new = [random(rows, heads.keys, heads.dim) for _ in range(2)]
     pools = [random(slots, heads.keys, heads.dim) for _ in range(2)]
     pages = torch.randperm(slots, generator=generator, device=device)
-    indptr = torch.arange(requests + 1, device=device) * prefix
+    indptr = torch.arange(rows + 1, device=device).clamp(max=requests) * prefix
     out = torch.full_like(q, torch.nan)
     cache = [*pools, starts.int(), indptr.int(), pages]
     return [q, *new, out, *cache, None, True, None, width, 1.0, 1.0, heads.dim**-0.5]

@@ -87,6 +87,16 @@ def test_a_kernel_that_is_wrong_here_never_verifies(
     assert said in caplog.text and "SGLang's kernel verifies" in caplog.text
 
 
+@pytest.mark.parametrize(("requests", "lengths"), [(1, [3]), (5, [3, 2, 1, 3, 2])])
+def test_they_are_launched_as_a_graph_launches_them(requests: int, lengths: list[int]):
+    q, _, _, _, _, _, starts, indptr, pages, *_ = contest.batch(
+        HEADS, (requests, 8), WIDTH, torch.float32, torch.device("cpu")
+    )
+    assert len(q) == sum(lengths) and len(starts) == len(indptr) == len(q) + 1
+    assert starts.diff().tolist() == lengths + [0] * (len(q) - requests)
+    assert indptr.diff().tolist() == [8] * requests + [0] * (len(q) - requests) and len(pages) == 8 * requests
+
+
 def test_the_error_of_sglangs_own_kernel_is_no_fault_of_ours(monkeypatch: pytest.MonkeyPatch):
     assert held(monkeypatch, off_by(1e-3), stock=off_by(1e-3))
 
