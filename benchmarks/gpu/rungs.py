@@ -38,8 +38,8 @@ TREES = ("plain", "tree", "padded tree")
 
 @dataclass(frozen=True)
 class Found:
-    """What one server did. uncut, nothing: passes at beta 0 and, of a chain, with nothing verified. samples: of the
-    first tokens. recomputed: what it recorded, beside a recomputation. aborted: requests stopped while they ran.
+    """What one server did. uncut: a pass at beta 0. nothing: one without drafts. samples: of the first tokens.
+    recomputed: what it recorded, beside a recomputation. aborted: requests stopped while they ran.
     gap_ms: from the draft's end to the verification's start, a step. loaded: passes of which each has other numbers of
     rows than the one before. faults: why traces, recomputed, gap_ms or loaded could not be had, by that name."""
 
@@ -123,24 +123,26 @@ def graphs_are_eager(found: Mapping[str, Found]) -> Verdict:
 
 
 def kept_is_window(found: Mapping[str, Found]) -> Verdict:
-    """Rows that are not computed change nothing: as many steps, verified and accepted tokens as over the window."""
-    taus = {"tau_kept": found["kept"].alone.tau, "tau_window": found["window"].alone.tau}
+    """Packed whole chains are the window's: each request has as many steps, verified and accepted tokens."""
+    taus = {f"tau_{name}": found[name].alone.tau for name in ("kept", "window")}
     return taus, _difference(found["kept"], found["window"])
 
 
 def _difference(mine: Found, theirs: Found) -> str:
-    counts = [
-        [
-            (one.verify_steps, one.accepted, one.candidates)
-            for one in (*each.alone.completions, *each.together.completions)
-        ]
-        for each in (mine, theirs)
-    ]
-    return "" if counts[0] == counts[1] else "requests were verified in other steps, or accepted otherwise"
+    """Of passes at beta 0: what is cut leaves a packed graph spare rows, which get the next draft tokens."""
+    assert mine.uncut is not None and theirs.uncut is not None
+    both = zip(mine.uncut.completions, theirs.uncut.completions, strict=True)
+    counts = [[(one.verify_steps, one.accepted, one.candidates) for one in pair] for pair in both]
+    other = [pair for pair in counts if pair[0] != pair[1]]
+    return (
+        f"{len(other)} of {len(counts)} requests were verified or accepted otherwise, such as {other[0]}"
+        if other
+        else ""
+    )
 
 
 def trees(found: Mapping[str, Found]) -> Verdict:
-    """A tree's pads change nothing, and at beta 0 each tree has all its nodes."""
+    """At beta 0 a tree's pads change nothing, and each tree has all its nodes."""
     tree, padded = found["tree"], found["padded tree"]
     assert tree.uncut is not None
     nodes = sum(one.candidates for one in tree.uncut.completions) / tree.uncut.verify_steps

@@ -70,7 +70,9 @@ def good() -> dict[str, Found]:
     found["kept"] = replace(found["kept"], **ends)
     for name in LOADS:
         found[name] = replace(found[name], loaded=(answers(), answers()))
-    found["tree"] = replace(found["tree"], uncut=answers(candidates=10 * STEPS * TOPK))
+    found["window"] = replace(found["window"], uncut=ends["uncut"])
+    for name in ("tree", "padded tree"):
+        found[name] = replace(found[name], uncut=answers(candidates=10 * STEPS * TOPK))
     return found
 
 
@@ -90,12 +92,12 @@ FAULTS: dict[str, tuple[str, Callable[[Found], dict[str, Any]]]] = {
     "R3 SGLang 34384": ("slots", lambda found: {"loaded": (answers(), answers(first=8))}),
     "R4 recomputed": ("rough", lambda found: {"recomputed": replace(SAME, off=3)}),
     "R6 graph and eager": ("eager", lambda found: {"traces": Recorded(shift=0.1)}),
-    "R8 kept and window": ("kept", lambda found: {"together": answers(accepted=28)}),
+    "R8 kept and window": ("kept", lambda found: {"uncut": answers(accepted=28, candidates=10 * STEPS)}),
     "R9 greedy": ("eager", lambda found: {"together": answers(first=8)}),
     "R9 sampled": ("auto", lambda found: {"samples": Counter({(1, 2): 400, (1, 3): 400, (2, 2): 200})}),
     "R10 gap": ("sync", lambda found: {"gap_ms": None}),
     "R12 planner": ("auto", lambda found: {"state": {**found.state, "planner": {"active": True, "curve": False}}}),  # type: ignore[dict-item]
-    "R14 trees and pads": ("padded tree", lambda found: {"alone": answers(candidates=41)}),
+    "R14 trees and pads": ("padded tree", lambda found: {"uncut": answers(candidates=10 * STEPS)}),
     "R14 greedy": ("tree", lambda found: {"alone": answers(first=8)}),
     "R14 sampled": ("padded tree", lambda found: {"samples": Counter({(1, 2): 400, (1, 3): 400, (2, 2): 200})}),
     "R16 both ends": ("kept", lambda found: {"nothing": answers(steps=MAX_TOKENS - 2)}),
@@ -110,7 +112,8 @@ def test_a_rung_falls_on_its_fault(good: dict[str, Found], rung: str):
 
 
 def test_a_tree_that_is_not_whole_at_beta_0_is_said(good: dict[str, Found]):
-    good["tree"] = replace(good["tree"], uncut=answers(candidates=10 * STEPS * TOPK - 1))
+    for name in ("tree", "padded tree"):
+        good[name] = replace(good[name], uncut=answers(candidates=10 * STEPS * TOPK - 1))
     assert "at beta 0 trees have 15.9 nodes, not 16" in judged(good, "R14 trees and pads")
 
 
@@ -326,17 +329,18 @@ def test_what_fails_beside_the_passes_is_its_own_rungs_fault(
 
 
 @pytest.mark.parametrize(
-    ("rung", "server", "changed"),
+    ("rung", "servers", "changed"),
     [
         ("R12 planner", "auto", {"state": {}}),
         ("R12 planner", "auto", {"state": {"planner": None}}),
-        ("R16 both ends", "kept", {"uncut": answers(steps=0)}),
+        ("R16 both ends", "kept window", {"uncut": answers(steps=0)}),
     ],
 )
 def test_an_answer_that_a_check_cannot_read_is_one_rungs_fault(
-    tmp_path: Path, served: None, good: dict[str, Found], rung: str, server: str, changed: dict[str, Any]
+    tmp_path: Path, served: None, good: dict[str, Found], rung: str, servers: str, changed: dict[str, Any]
 ):
-    good[server] = replace(good[server], **changed)
+    for server in servers.split():
+        good[server] = replace(good[server], **changed)
     assert [row.arm for row in run(tmp_path, DRY, None, float("inf")) if row.error] == [rung]
 
 
@@ -367,6 +371,19 @@ def test_rungs_are_chosen_with_their_servers(tmp_path: Path, monkeypatch: pytest
     rows = run(tmp_path, gpu_ladder.DRY, None, float("inf"), ["R14", "R4"])
     assert [row.arm for row in rows] == ["R4 recomputed", "R14 trees and pads", "R14 greedy", "R14 sampled"]
     assert tried == ["plain", "kept", "rough", "tree", "padded tree"]
+
+
+def test_spare_rows_that_a_graph_fills_are_no_fault(good: dict[str, Found]):
+    for name in ("kept", "tree"):
+        good[name] = replace(good[name], alone=answers(steps=9, accepted=30, candidates=45))
+    assert {rung: judged(good, rung) for rung in RUNGS} == dict.fromkeys(RUNGS, "")
+
+
+def test_a_rung_that_falls_says_what_was_found(tmp_path: Path, served: None, good: dict[str, Found]):
+    good["tree"] = replace(good["tree"], together=answers(first=8))
+    (row,) = [row for row in run(tmp_path, DRY, None, float("inf"), ["R9", "R14"]) if row.error]
+    assert row.arm == "R14 greedy" and not row.metrics
+    assert row.error == f"of {PROMPTS} outputs the same: {{'tree': 0}}; found {{'identical': 0, 'prompts': {PROMPTS}}}"
 
 
 def test_a_server_left_out_takes_along_the_rungs_that_need_it(tmp_path: Path, served: None, good: dict[str, Found]):
