@@ -7,9 +7,7 @@ from c2t_kernels.attention.kernel import tree_attention_kernel
 from c2t_kernels.attention.split import BLOCKS, SLOTS, Launch
 
 
-def _configuration(
-    dtype: str, head_dim: int, launch: Launch, tree: bool = True, slots: int = SLOTS[0]
-) -> Configuration:
+def _configuration(dtype: str, head_dim: int, launch: Launch, tree: bool = True) -> Configuration:
     """One launch of tree_attention_kernel, groups of 4 query heads, contiguous tensors, int32 indices."""
     split = launch.splits > 1
     kinds = {
@@ -21,7 +19,7 @@ def _configuration(
     }
     indices = ("p_cu_nodes", "p_kv_indptr", "p_kv_indices")
     constants = {"GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_ROWS": launch.block_rows, "BLOCK_KEYS": launch.block_keys}
-    constants["SLOTS"] = slots
+    constants["SLOTS"] = SLOTS
     signature = {}
     for name in tree_attention_kernel.arg_names:
         other = "*i32" if name in indices else f"*{dtype}" if name.startswith("p_") else "i32"
@@ -29,7 +27,7 @@ def _configuration(
     given = {name: constants.get(name) for name, kind in signature.items() if kind == "constexpr"}
     strides = tuple(name for name in signature if name.endswith(("_row", "_head")) and not name.startswith("p_"))
     kind = f"{'tree' if tree else 'chain'}_{'split' if split else 'whole'}"
-    name = f"attention_{kind}_{dtype}_d{head_dim}_{launch.block_rows}x{launch.block_keys}_of_{slots}"
+    name = f"attention_{kind}_{dtype}_d{head_dim}_{launch.block_rows}x{launch.block_keys}"
     return Configuration(
         tree_attention_kernel, name, signature, given, launch.num_warps, launch.num_stages, aligned=strides
     )
@@ -47,7 +45,6 @@ CONFIGURATIONS = (
     *(_configuration("bf16", 128, _default(128, rows), tree=False) for rows in (16, 32)),
     _configuration("bf16", 128, _default(128, 16, splits=8), tree=False),
     _configuration("fp16", 128, _default(128, 64)),
-    _configuration("bf16", 128, _default(128, 64), slots=SLOTS[1]),
     # the blocks of DySpec's table 5
     _configuration("bf16", 128, Launch(32, 32)),
 )

@@ -43,7 +43,7 @@ CAPABILITIES = capabilities()
 # Hopper, or the one that there is
 ONES_FOR = CAPABILITIES[len(CAPABILITIES) // 2 :][:1]
 # parts of kernels that others inline
-NOT_LAUNCHED = ("c2t_kernels.attention.blocks", "c2t_kernels.network.kernel", "c2t_kernels.stats.largest")
+NOT_LAUNCHED = ("c2t_kernels.network.kernel", "c2t_kernels.stats.largest")
 
 
 def kernel_modules() -> list[str]:

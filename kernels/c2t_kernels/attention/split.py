@@ -15,7 +15,8 @@ WANTED_PROGRAMS = 264
 MAX_SPLITS = 32
 # Numbers of partial results that a program of the combining kernel holds, where one head has no more.
 COMBINED = 4096
-SLOTS = (128, 1024)
+# Of a batch's slots, how many a program counts in one go.
+SLOTS = 128
 # (head_dim, block_rows) -> block_keys, num_warps, num_stages: the largest that no GPU generation spills. Triton spends
 # every other stage of the pipeline on the slots, so that 5 stages keep two blocks of keys and values, 7 three, 9 four.
 BLOCKS = {
@@ -65,31 +66,15 @@ def default_launch(requests: int, max_nodes: int, heads: int, kv_heads: int, hea
 
 
 def requests_at_a_time(requests: int, filled: int, programs: int) -> int:
-    """For how many of a batch's slots programs are started: those filled at least, more while the GPU is not busy.
-
-    programs: of one request.
-    """
+    """Of a batch's slots, those filled at least, and more while the GPU is not busy. programs: of one request."""
     return min(requests, max(filled, WANTED_PROGRAMS // programs))
-
-
-def slots_at_once(requests: int) -> int:
-    """Of a batch's slots, how many a program counts in one go: one of two numbers, of a compiled form each."""
-    return SLOTS[requests > SLOTS[0]]
 
 
 @triton.jit
 def combine_kernel(
-    p_partial,
-    p_partial_lse,
-    p_cu_nodes,
-    p_out,
-    requests,
-    heads,
-    splits,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
-):
+    p_partial, p_partial_lse, p_cu_nodes, p_out, requests, heads, splits,
+    HEAD_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
+):  # fmt: skip
     # grid: (rows, blocks of heads)
     i_row = tl.program_id(0)
     if i_row >= tl.load(p_cu_nodes + requests):

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from c2t_kernels.attention import blocks as attention_blocks
 from c2t_kernels.attention import kernel as attention_kernel
 from c2t_kernels.attention import split as attention_split
 from c2t_kernels.attention.kernel import tree_attention
@@ -195,7 +194,7 @@ def test_each_program_takes_requests_in_turn(
 ):
     """Of a captured batch's slots most are empty: two requests at a time are enough for all that are not."""
     monkeypatch.setattr(attention_split, "WANTED_PROGRAMS", 4)
-    monkeypatch.setattr(attention_split, "SLOTS", (128, 128))
+    monkeypatch.setattr(attention_kernel, "SLOTS", 64)
     asked: list[tuple[int, ...]] = []
 
     def noted(*numbers: int) -> int:
@@ -352,13 +351,13 @@ def folded(device: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """An entry for each block of keys that a program folds in; in the interpreter, where its parts can be watched."""
     if device == "cuda":
         pytest.skip("counted in the interpreter")
-    fold, seen = attention_blocks._attend, list[int]()
+    fold, seen = attention_kernel._attend, list[int]()
 
     def watched(*arguments: object) -> object:
         seen.append(1)
         return fold(*arguments)
 
-    monkeypatch.setattr(attention_blocks, "_attend", watched)
+    monkeypatch.setattr(attention_kernel, "_attend", watched)
     return seen
 
 
