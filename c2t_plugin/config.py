@@ -63,7 +63,7 @@ class C2TConfig:
     packing: attention by which packed rows are verified; auto: the server's, where it can; off: the uniform window,
         in a few widths; full: in one.
     rows: how many such a pass has: sync waits for the number of kept tokens; lagged predicts it from steps before, and
-        clips what does not fit; auto: lagged for chains on a GPU.
+        clips what does not fit; auto: lagged for chains on a GPU, sync for trees.
     attention: kernel of packed verification on triton; stock: the engine's own, tree: c2t_kernels.tree_attention; auto:
         on a GPU whichever wins a contest at start.
     self_check: ON: once at start packed verification and kernels are compared with the uniform window and with float32,
@@ -130,8 +130,8 @@ class C2TConfig:
             raise ConfigError(f"packing must be one of {', '.join(PACKINGS)}, got {self.packing!r}")
         if self.rows not in ROWS:
             raise ConfigError(f"rows must be one of {', '.join(ROWS)}, got {self.rows!r}")
-        if self.rows == LAGGED and self.mode != "chain":
-            raise ConfigError(f"rows {LAGGED} clips chains: set the mode to chain, or leave rows out")
+        if self.rows == LAGGED and self.mode != "chain" and not self.planned:
+            raise ConfigError(f"rows {LAGGED} clips chains, and trees that a planner cuts: set one, or leave rows out")
         if self.attention not in ATTENTIONS:
             raise ConfigError(f"attention must be one of {', '.join(ATTENTIONS)}, got {self.attention!r}")
         if self.attention == TREE_ATTENTION and self.packing not in ("auto", "triton"):

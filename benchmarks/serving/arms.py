@@ -155,6 +155,11 @@ def _sglang_c2t_tree(on: Speculation, classifier: Path | None, **more: object) -
     return _sglang_tree(on, "C2T", tree, c2t_mode="tree", **more, c2t_classifier=classifier)
 
 
+def _sglang_tree_ahead(on: Speculation) -> Options:
+    own = {"c2t_mode": "tree", "c2t_planner": "on", "c2t_rows": "lagged", "c2t_classifier": on.classifier}
+    return _sglang_tree(on, "C2T", on.tree or EAGLE2, **own)
+
+
 def _vllm(on: Speculation, method: str, steps: int, **more: object) -> Options:
     return {"method": method, "model": on.draft, "num_speculative_tokens": steps, **more}
 
@@ -261,6 +266,8 @@ ARMS: Mapping[str, Arm] = {
             planned=True,
             named=True,
         ),
+        # as large as EAGLE-2's, and no step waits for anything
+        Arm("C2T tree ahead", {"sglang": _sglang_tree_ahead, "vllm": _NO_TREES}, c2t=True, planned=True, named=True),
         Arm(
             "closed form tree",
             {

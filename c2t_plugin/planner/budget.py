@@ -74,6 +74,23 @@ def spend(
     return Budget(torch.from_numpy(kept), float(rates[count]), float(seconds[count]))
 
 
+def best_rows(
+    gains: Array, requests: int, curve: CostCurve, passes: float, sizes: Sequence[int], costs: StepCosts, depth: int
+) -> int:
+    """Rows of the target's pass, roots included, that make expected output tokens per second most, where the best draft
+    tokens fill what `sizes` leave; the fewest, if several do. See `spend`.
+
+    gains: (most + 1,) accepted tokens that 0, 1, 2, ... draft tokens are expected to bring. passes: seconds of drafting
+    to this depth.
+    """
+    most, sizes = len(gains) - 1, tuple(sizes)
+    run = padded_rows(requests, most, sizes)
+    expected = requests + gains[np.minimum(run - requests, most)]
+    seconds = pass_seconds(curve, requests, most, sizes, costs) + (costs.scale * passes + costs.beside(depth))
+    seconds[run < requests + most] += costs.a_cut
+    return int(run[(expected / np.maximum(seconds, LEAST_SECONDS)).argmax()])
+
+
 def falling(acceptance: Tensor) -> Tensor:
     """On the host, as float64 in [0, 1], none above one before it in its row; NaN (not known) is 1."""
     return torch.from_numpy(falling_of(acceptance.double().numpy()))

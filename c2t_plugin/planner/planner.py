@@ -15,7 +15,7 @@ from torch import Tensor
 
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner.arrays import Array
-from c2t_plugin.planner.budget import falling_of, padded_rows, pass_seconds, spend, sums
+from c2t_plugin.planner.budget import best_rows, falling_of, pass_seconds, spend, sums
 from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
 from c2t_plugin.planner.gains import RecentGains
 from c2t_plugin.planner.pace import Pace
@@ -240,13 +240,8 @@ class Planner:
         gains = self._recent.expected(requests, depth) if self.packed and not self.probing else None
         if gains is None:
             return requests * (depth + 1)
-        most, sizes, costs = len(gains) - 1, tuple(sizes), self.costs(requests)
-        run = padded_rows(requests, most, sizes)
-        expected = requests + gains[np.minimum(run - requests, most)]
-        other = costs.scale * draft_passes(depth) * self.curve.draft_s(requests) + costs.beside(depth)
-        seconds = pass_seconds(self.curve, requests, most, sizes, costs) + other
-        seconds[run < requests * (depth + 1)] += costs.a_cut
-        return int(run[(expected / np.maximum(seconds, LEAST_SECONDS)).argmax()])
+        passes = draft_passes(depth) * self.curve.draft_s(requests)
+        return best_rows(gains, requests, self.curve, passes, sizes, self.costs(requests), depth)
 
     def costs(self, requests: int) -> StepCosts:
         """What steps of so many requests cost beside the curve's passes: what they turned out to, else as it says."""

@@ -245,13 +245,17 @@ class StepPlanner:
         if self._planner is not None:
             self._planner.probing = False
         if self._unread is not None and self._unread.full and self._planner is not None:
-            self._planner.observe(self._meant(self._unread.read()))
+            self._hear(self._planner, self._unread.read())
         self._whole = whole
         if self._decides and not whole:
             self._choose(requests, before)
         if self._pace is not None:
             self._pace.drafts(self.depth, draft_passes(self.depth))
         return self.depth
+
+    def _hear(self, planner: Planner, sure: Tensor) -> None:
+        """Learn from a step before, what `note` was told of it."""
+        planner.observe(self._meant(sure))
 
     def _choose(self, requests: int, before: int | None) -> None:
         if self._profile is not None:

@@ -23,6 +23,21 @@ def plan(keep: Tensor, key: Tensor, most: int, decide: Callable[[Tensor, Tensor]
     return keep & torch.zeros_like(keep).scatter_(1, order, places < counts[:, None])
 
 
+def clip(keep: Tensor, key: Tensor, most: int, room: int) -> tuple[Tensor, Tensor]:
+    """The surest `room` nodes of all trees together, (bs, columns) bool; and of each tree the keys of its nodes,
+    falling, 0 behind the last: (bs, most) float32. Nothing waits for the device.
+
+    keep, key, most: see `plan`; a node's key is above 0, or it counts for nothing. Of equal ones those of the first
+    trees go first, and of one tree those drafted first.
+    """
+    surest, columns = key.masked_fill(~keep, 0.0).sort(dim=1, descending=True, stable=True)
+    surest, columns = surest[:, :most], columns[:, :most]
+    order = surest.flatten().argsort(descending=True, stable=True)
+    places = torch.arange(len(order), device=order.device)
+    chosen = torch.zeros_like(order, dtype=torch.bool).scatter_(0, order, places < room)
+    return keep & torch.zeros_like(keep).scatter_(1, columns, chosen.view_as(columns)), surest
+
+
 def fill(keep: Tensor, key: Tensor, most: int, sizes: Tensor, own: Tensor | None) -> Tensor:
     """keep, and the next-best nodes that make the pass no larger, the surest of all trees first: (bs, columns) bool.
     Nothing waits for the device.

@@ -97,7 +97,10 @@ def test_beta_inside_it(beta: object):
         ({"mode": "forest"}, "mode must be one of chain, tree"),
         ({"packing": "fast"}, "packing must be one of auto, triton, flashinfer, fa3, cpu, trtllm_mha, trtllm_mla"),
         ({"rows": "late"}, "rows must be one of auto, sync, lagged, got 'late'"),
-        ({"rows": "lagged", "mode": "tree"}, "rows lagged clips chains: set the mode to chain, or leave rows out"),
+        (
+            {"rows": "lagged", "mode": "tree"},
+            "rows lagged clips chains, and trees that a planner cuts: set one",
+        ),
         ({"request_settings": "some"}, "request_settings must be one of all, lower, none, got 'some'"),
         ({"learn": "on"}, "learn must be one of auto, calibrate, network, off, got 'on'"),
         ({"request_tiers": "yes"}, "request_tiers must be on or off, got 'yes'"),

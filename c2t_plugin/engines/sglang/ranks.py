@@ -52,3 +52,9 @@ def all_hold(here: bool) -> bool:
     held = torch.tensor([int(here)])
     torch.distributed.all_reduce(held, torch.distributed.ReduceOp.MIN, group=get_tp_group().cpu_group)
     return bool(held)
+
+
+def agreed_rows(planner: Any, requests: int) -> int | None:
+    """See StepPlanner.plan_rows."""
+    rows = planner.plan_rows(requests)
+    return None if rows is None else agree_on(rows)

@@ -105,11 +105,11 @@ def complete(worker: Any, config: C2TConfig) -> Any:
     verifier = choice.verifier(worker.target_worker.model_runner.attn_backend)
     parts.configuration["attention"] = getattr(verifier, "c2t_kernel", "stock")
     parts.configuration["packing"] = "off" if packing is None else packing.backend
-    if config.mode == "chain":
+    if config.mode == "chain" or config.rows == LAGGED:
         from c2t_plugin.engines.sglang.verify import lagged
 
         parts.lagged = lagged.start(config, packing, parts.scorer, worker.req_to_token_pool.size, planner)
-    elif planner is not None:
+    if config.mode == "tree" and planner is not None:
         worker._draft_worker.drafter.vary_shapes(packed=packing is not None)
     parts.configuration["rows"] = "sync" if parts.lagged is None else LAGGED
     if ranks.apart():

@@ -128,8 +128,7 @@ class StepMixin(_StockWorker):
         """Have the planner choose the rows of this step's target pass, once its depth is in force."""
         planner = self.c2t.planner
         assert planner is not None
-        rows = planner.plan_rows(requests)
-        planner.rows = None if rows is None else ranks.agree_on(rows)
+        planner.rows = ranks.agreed_rows(planner, requests)
 
     def _build_trivial_verify_input(self, batch: Any) -> Any:
         """SGLang's, of a step that drafts nothing."""
@@ -200,6 +199,7 @@ class DraftMixin(_StockDraftWorker):
         planner, reqs = self.c2t.planner, batch.reqs
         if planner is not None and not planner.depths:
             planner.begin(len(reqs), all_by_their_own(self.c2t, reqs))
+            planner.rows = ranks.agreed_rows(planner, len(reqs))
         self._catch_up(batch, batch.spec_info)
         with self.c2t.timed("draft", lambda: len(batch.reqs)), self.drafter.drafting():
             drafted = super().draft(batch, *positional, **keyword)

@@ -56,6 +56,9 @@ SGLANG = {
     "--speculative-eagle-topk 4 --speculative-c2t-mode tree --speculative-c2t-beta 0.5",
     "C2T tree auto": "--speculative-algorithm C2T --speculative-draft-model-path D --speculative-num-steps 6 "
     "--speculative-eagle-topk 4 --speculative-c2t-mode tree --speculative-c2t-planner on",
+    "C2T tree ahead": "--speculative-algorithm C2T --speculative-draft-model-path D --speculative-num-steps 6 "
+    "--speculative-eagle-topk 10 --speculative-num-draft-tokens 60 --speculative-c2t-mode tree "
+    "--speculative-c2t-planner on --speculative-c2t-rows lagged",
     "closed form tree": "--speculative-algorithm C2T --speculative-draft-model-path D --speculative-num-steps 6 "
     "--speculative-eagle-topk 4 --speculative-c2t-mode tree --speculative-c2t-beta 0.2 --speculative-c2t-classifier G",
 }
@@ -172,6 +175,7 @@ def test_arms_are_chosen_by_name():
     assert {arm.name for arm in chosen("sglang", None)} == set(SGLANG) - {
         "C2T as it comes",
         "C2T tree auto",
+        "C2T tree ahead",
         "static 8",
     }
     assert [arm.name for arm in chosen("vllm", ("C2T as it comes",))] == ["C2T as it comes"]

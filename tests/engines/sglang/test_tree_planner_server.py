@@ -78,14 +78,14 @@ def in_step(
     ]
 
 
-def server(setting: SimpleNamespace, base: str, curve: Path, name: str) -> CpuServer:
+def server(setting: SimpleNamespace, base: str, curve: Path, name: str, *more: str) -> CpuServer:
     tree = ("--speculative-c2t-mode", "tree", "--speculative-eagle-topk", str(TOPK))
     return CpuServer(
         pair_dir() / "target",
         *("--speculative-algorithm", "C2T", "--speculative-c2t-base", base),
         *("--speculative-draft-model-path", str(pair_dir() / vc.DRAFTS[base])),
         *("--speculative-num-steps", str(DEPTH), "--speculative-c2t-classifier", str(setting.classifier), *tree),
-        *("--speculative-c2t-planner", str(curve), "--disable-radix-cache", "--skip-server-warmup"),
+        *("--speculative-c2t-planner", str(curve), "--disable-radix-cache", "--skip-server-warmup", *more),
         log=setting.folder / f"{name}.log",
     )
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.sglang
 from c2t_plugin.planner import CostCurve  # noqa: E402
 from c2t_plugin.planner.profile import REPEATS, WARM_UP  # noqa: E402
 from c2t_plugin.planner.tree_planner import TreePlanner  # noqa: E402
-from c2t_plugin.trees.planning import fill, plan  # noqa: E402
+from c2t_plugin.trees.planning import clip, fill, plan  # noqa: E402
 from tests.engines.sglang.test_tree_policies import STATES, grower, grown  # noqa: E402
 
 NODES, STEPS, TOPK = 5, 3, 2
@@ -168,6 +168,68 @@ def test_of_equal_nodes_the_ones_drafted_first_are_taken():
 def test_no_more_is_taken_than_there_is():
     _, keep, key = random_trees(SEED)
     assert torch.equal(plan(keep, key, NODES, lambda sizes, keys: sizes + 1), keep)
+
+
+# --- rows that earlier steps decide on
+
+
+@pytest.mark.parametrize("room", [0, 1, 3, 6, 20])
+@pytest.mark.parametrize("seed", range(12))
+def test_the_surest_nodes_of_all_trees_are_left(seed: int, room: int):
+    parents, keep, key = random_trees(seed)
+    found, surest = clip(keep, key, NODES, room)
+    order = sorted(map(tuple, keep.nonzero().tolist()), key=lambda place: (-float(key[place]), place))
+    assert {tuple(place) for place in found.nonzero().tolist()} == set(order[:room])
+    for row in range(2):
+        assert closed(parents[row].tolist(), set(found[row].nonzero().flatten().tolist()))
+        falling = key[row][keep[row]].sort(descending=True).values
+        assert torch.equal(surest[row], torch.cat([falling, torch.zeros(NODES - len(falling))]))
+
+
+def rows_by_rule(steps: list[Tensor], requests: int, sizes: tuple[int, ...]) -> int:
+    """Of the last eight known steps, the rows that would have brought most per second, the fewest of equals."""
+    gains = [step.flatten().sort(descending=True).values.double().tolist() for step in steps[-8:]]
+    drafting = (STEPS - 1) * CURVE.draft_s(requests * TOPK) + CURVE.fixed
+    rates: dict[int, float] = {}
+    for count in range(requests * NODES + 1):
+        rows = next((size for size in sizes if size >= requests + count), requests + count)
+        filled = min(rows - requests, requests * NODES)
+        expected = requests + sum(sum(each[:filled]) for each in gains) / len(gains)
+        rates.setdefault(rows, expected / (float(CURVE.verify_s(torch.tensor(rows))) + drafting))
+    return max(rates, key=lambda rows: (rates[rows], -rows))
+
+
+@pytest.mark.parametrize("sizes", [(), SIZES])
+def test_rows_follow_from_trees_two_steps_ago(sizes: tuple[int, ...]):
+    planner = planner_of(sizes=sizes)
+    planner.wait_for_nothing(2, "cpu")
+    generator, known, found = torch.Generator().manual_seed(4), list[Tensor](), set[int | None]()
+    for step in range(30):
+        planner.begin(2)
+        rows = planner.plan_rows(2)
+        found.add(rows)
+        assert rows == (rows_by_rule(known[:-1], 2, sizes) if step >= 2 else 2 * (NODES + 1))
+        scale = (0.02, 0.2, 1.0)[step // 10]
+        known.append((scale * torch.rand(2, NODES, generator=generator)).sort(1, descending=True).values)
+        planner.note(known[-1])
+    assert len(found) > 1 + (not sizes), "there was nothing to decide"
+
+
+def test_whole_trees_are_verified_where_nothing_is_to_be_decided():
+    measuring = planner_of(curve=None)
+    measuring.wait_for_nothing(2, "cpu")
+    found = set()
+    for _ in range(WARM_UP + REPEATS * (NODES + 1)):
+        measuring.begin(2)
+        found.add(measuring.plan_rows(2))
+    assert found == {2 * (length + 1) for length in range(NODES + 1)}
+    planner = planner_of()
+    assert planner.plan_rows(2) is None, "it waits"
+    planner.wait_for_nothing(2, "cpu")
+    for _ in range(4):
+        planner.begin(2, whole=True)
+        assert planner.plan_rows(2) == 2 * (NODES + 1)
+        planner.note(torch.zeros(2, NODES))
 
 
 # --- rows that a captured graph has beside those of the trees

@@ -35,7 +35,7 @@ from c2t_plugin.errors import ConfigError
 from c2t_plugin.trees.branches import inherit_branches
 from c2t_plugin.trees.by_name import slot_policy
 from c2t_plugin.trees.grower import TreeGrower
-from c2t_plugin.trees.planning import fill, plan
+from c2t_plugin.trees.planning import clip, fill, plan
 
 if TYPE_CHECKING:
     from c2t_plugin.planner.tree_planner import TreePlanner
@@ -105,6 +105,8 @@ class TreeDrafter:
         obstacle = None
         if not packed:
             obstacle = "every node is verified"
+        elif self._parts.lagged is not None:
+            obstacle = "what is verified follows from earlier steps, whose trees are to be like it"
         elif not ranks.alone():
             obstacle = "ranks have to take the same steps"
         elif topk == 1 or steps == 1:
@@ -177,13 +179,21 @@ class TreeDrafter:
     @property
     def waits(self) -> bool:
         """Whether the host waits for every draft anyway: it counts the rows that the target computes."""
-        return self._parts.packing is not None or self._parts.windows is not None
+        parts = self._parts
+        return (parts.packing is not None and parts.lagged is None) or parts.windows is not None
 
     def decide(self, batch: Any, drafted: Any) -> TreeVerifyInput:
         worker = self._worker
         parent_ids, keep, token_ids, key = drafted.trees
         wanted = None if self._planner is None else keep.sum(1, dtype=torch.int32)
-        keep = self._planned(parent_ids, keep, key, batch.reqs, batch.req_pool_indices)
+        rows, lagged = None, self._parts.lagged
+        if lagged is None:
+            keep = self._planned(parent_ids, keep, key, batch.reqs, batch.req_pool_indices)
+        else:
+            assert wanted is not None
+            rows = lagged.rows([req.rid for req in batch.reqs], worker.speculative_num_draft_tokens)
+            keep, surest = clip(keep, key, self.scorer.max_nodes, rows - len(keep))
+            lagged.note(wanted, surest)
         trees = (agree(parent_ids), agree(keep), agree(token_ids))
         made = build_verify_input(
             batch,
@@ -197,6 +207,7 @@ class TreeDrafter:
             packed=self._parts.packing is not None,
             wanted=wanted,
             depth=self._depth,
+            rows=rows,
         )
         for name, value in drafted.noted().items():
             setattr(made, name, value)

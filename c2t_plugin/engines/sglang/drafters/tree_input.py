@@ -43,13 +43,14 @@ def build_verify_input(
     packed: bool,
     wanted: Tensor | None = None,
     depth: int | None = None,
+    rows: int | None = None,
 ) -> TreeVerifyInput:
     """The verify input of a batch that is not idle, with its Step.
 
     trees: parent_ids, keep, token_ids as TreeGrower.end gives them. width: nodes of each request, root and pads
     included; what does not fit is dropped. attn_backend: the target's, which may own the mask's buffer and format.
     packed: the target computes no pads, so the mask has none: each request's is as large as its tree.
-    wanted, depth: see Step.
+    wanted, depth, rows: see Step.
     """
     layout = build_tree(*trees, draft_input.bonus_tokens, batch.seq_lens, bucket=width)
     mask, starts = _mask(layout, batch, attn_backend, tree_mask_mode, packed)
@@ -70,7 +71,7 @@ def build_verify_input(
     )
     if packed:
         made.mask_starts = starts
-    attach(made, Step(layout.counts - 1, wanted, depth=depth))
+    attach(made, Step(layout.counts - 1, wanted, depth=depth, rows=rows))
     return made
 
 

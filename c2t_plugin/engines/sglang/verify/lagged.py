@@ -55,17 +55,18 @@ def start(
 ) -> LaggedRows | PlannedRows | None:
     """The plan, if it is the lagged one. packing: None where the uniform window is verified. requests: of the largest
     batch. Raises ConfigError where that is asked for and cannot be clipped."""
-    device = scorer.beta.device
-    wanted = config.rows == LAGGED or (config.rows == AUTO and config.mode == "chain" and device.type != "cpu")
+    device, chains = scorer.beta.device, config.mode == "chain"
+    wanted = config.rows == LAGGED or (config.rows == AUTO and chains and device.type != "cpu")
     if not wanted:
         return None
     if packing is None:
         if config.rows == LAGGED:
             logger.warning("C2T: rows lagged chooses nothing over the uniform window")
         return None
-    scorer.drafted(scorer.d_max)
     try:
-        scorer.lengths(requests, budget=0)
+        if chains:
+            scorer.drafted(scorer.d_max)
+            scorer.lengths(requests, budget=0)
     except ValueError as error:
         if config.rows == LAGGED:
             raise ConfigError(f"rows {LAGGED} cannot clip {requests} requests ({error}): use sync") from error
