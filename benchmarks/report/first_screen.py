@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.report.evaluations import Part, number, rule, with_interval
-from benchmarks.report.rows import CURVE, MEASURED_CPU, BenchRow
+from benchmarks.report.rows import CURVE, KINDS, MEASURED_CPU, BenchRow
 from benchmarks.report.tables import RATIO, load_of, measured_blocks
 
 SPEEDS, LENGTHS, STEPS = "first-speed.svg", "first-lengths.svg", "first-step.svg"
@@ -15,8 +15,10 @@ ALTERNATIVES = {
     LENGTHS: "accept length by draft tokens verified per step: static chains, a threshold on P, C2T",
     STEPS: "milliseconds of a pass of the target by the number of its tokens",
 }
-# C2T as it comes: the matrix calls it so beside a fixed threshold, the demo has no other
-OURS = ("C2T auto", "C2T")
+# as it comes: rows of before it had that name call it by what it does, and the demo has no other
+OURS = ("C2T as it comes", "C2T auto", "C2T")
+# scenario of a GPU's rows, all arms by turns
+GPU, ON_GPU = "gpu-matrix", KINDS[2]
 PLAIN = "plain"
 # in an evaluation: static chains of so many tokens are the baseline, and these the rules beside them
 BASELINE, ON_P, SHIPPED = "static", "P", "extended"
@@ -39,13 +41,11 @@ class Speeds:
         return sum(ratio > self.best[load][0] for load, ratio in self.ours.items())
 
 
-def real_rows(rows: Sequence[BenchRow]) -> list[BenchRow]:
+def real_rows(rows: Sequence[BenchRow], kind: str = MEASURED_CPU) -> list[BenchRow]:
     """The greedy comparison of C2T with other arms on a real model that has most loads, of several the one that was
-    measured last; empty without one."""
+    measured last; empty without one. kind: of rows."""
     blocks = [
-        found
-        for found in measured_blocks(rows, MEASURED_CPU)
-        if not found[0].setting.get("temperature") and speeds(found).ours
+        found for found in measured_blocks(rows, kind) if not found[0].setting.get("temperature") and speeds(found).ours
     ]
     return max(blocks, key=lambda found: (len(speeds(found).ours), max(row.run["utc"] for row in found)), default=[])
 
@@ -75,7 +75,8 @@ def speed_sentence(rows: Sequence[BenchRow]) -> str:
             (f"{number(ratio, 2)} ({name})" for ratio, name in best),
         )
     )
-    where = f"{setting.get('target')} on {engine_of(rows)}, {setting['cores']} cores"
+    machine = f"{setting['cores']} cores" if "cores" in setting else str(rows[0].run["machine"]).rsplit(" x ")[-1]
+    where = f"{setting.get('target')} on {engine_of(rows)}, {machine}"
     return (
         f"C2T makes {ours} of plain decoding's tokens/s at {loads} requests at once, the best other arm {others}: "
         f"it is ahead of plain decoding at {found.ahead_of_plain} of {len(found.ours)} loads and of every other arm "
@@ -119,7 +120,9 @@ def first_screen(rows: Sequence[BenchRow], evaluation: Part) -> str:
     if not real:
         return ""
     shown = "\n".join(f"![{text}](results/{name})" for name, text in ALTERNATIVES.items())
+    gpu = real_rows([row for row in rows if row.scenario == GPU], ON_GPU)
     said = {
+        **({"Tokens/s on a GPU": f"{speed_sentence(gpu)} [All days on one](gpu.md)."} if gpu else {}),
         **{f"Tokens/s on {engine_of(found)}": speed_sentence(found) for found in _by_engine(rows)},
         "Accept length": lengths_sentence(evaluation),
         "A step": step_sentence(real),

@@ -37,7 +37,8 @@ def _attend(b_q, b_k, b_v, b_seen, scale_log2, b_max, b_sum, b_acc):
     return b_new_max, b_sum, b_acc
 
 
-@triton.jit
+# captured for many sizes of batch, which are not worth a compiled form each
+@triton.jit(do_not_specialize=["requests"])
 def tree_attention_kernel(
     p_q, p_k_new, p_v_new, p_k_pool, p_v_pool, p_cu_nodes, p_kv_indptr, p_kv_indices, p_mask, p_mask_indptr,
     p_out, p_partial, p_partial_lse, scale_log2, requests, heads, splits,

@@ -68,6 +68,21 @@ def test_the_planned_arm_goes_before_a_fixed_threshold() -> None:
     assert screen.speed_sentence(rows).startswith("C2T makes .50 and .75 of")
 
 
+def test_a_gpus_comparison_is_told_apart() -> None:
+    setting = {"engine": "sglang", "target": "T", "temperature": 0.0}
+    measured = [
+        BenchRow("gpu-matrix", "measured", arm, {**setting, "concurrency": 16}, {"ratio_to_plain": ratio}, "", gpu)
+        for arm, ratio in (("plain", 1.0), ("static 2", 1.25), ("C2T as it comes", 1.5), ("C2T tree auto", 0.75))
+        for gpu in [{**RUN, "machine": "a CPU, 16 cores, 1 x NVIDIA H200"}]
+    ]
+    said = screen.first_screen([*contest(), *measured], load(EVALUATION))
+    assert (
+        "- **Tokens/s on a GPU.** C2T makes 1.50 of plain decoding's tokens/s at 16 requests at once, the best" in said
+    )
+    assert "best other arm 1.25 (static 2): it is ahead" in said and "(T on SGLang, NVIDIA H200; [intervals]" in said
+    assert "Tokens/s on a GPU" not in screen.first_screen(contest(), load(EVALUATION))
+
+
 @pytest.mark.parametrize(
     "change", [{"temperature": 0.7}, {"utc": "2025-01-02T03:04:05+00:00", "engine": "vllm"}], ids=["sampled", "older"]
 )
@@ -107,9 +122,10 @@ def test_the_page_begins_with_three_pictures_and_a_sentence_of_each() -> None:
     assert rest.startswith("What the papers claim")
     shown = re.findall(r"!\[([^]]+)\]\((results/[^)]+)\)", head)
     assert len(shown) == 3 and all((PAGE.parent / path).is_file() for _, path in shown)
-    # tokens/s of each engine
+    # tokens/s on a GPU, and of each engine
     told = re.findall(r"^- \*\*(.+?)\.\*\*", head, re.MULTILINE)
-    assert sorted(told[:-2]) == ["Tokens/s on SGLang", "Tokens/s on vLLM"] and told[-2:] == ["Accept length", "A step"]
+    speeds = ["Tokens/s on SGLang", "Tokens/s on a GPU", "Tokens/s on vLLM"]
+    assert sorted(told[:-2]) == speeds and told[-2:] == ["Accept length", "A step"]
 
 
 def test_the_same_rows_give_the_same_pictures_and_others_other_ones(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
 from tests.engines.sglang import test_planner_server as chains  # noqa: E402
 from tests.engines.sglang import test_tree_planner_server as whole  # noqa: E402
+from tests.engines.sglang.test_sampled import outcomes, sample  # noqa: E402
 from tests.engines.sglang.test_tree_planner_server import DEPTH, MAX_NODES, TOPK, in_step, server  # noqa: E402
+from tests.support.engines.distribution import ALPHA, SAMPLES, SHORT, most_varied_prompt, p_value  # noqa: E402
 from tests.support.sglang import shaped_rule as shaped  # noqa: E402
 from tests.support.sglang import verify_counts as vc  # noqa: E402
 from tests.support.sglang.planned_rule import MEMORY, at  # noqa: E402
@@ -96,3 +98,13 @@ def test_requests_with_options_of_their_own_are_answered(served: SimpleNamespace
     answers = served.running.request("/generate", {"input_ids": setting.prompts[:4], "sampling_params": params})
     plain = [tuple(setting.forest.plain(prompt)[:12]) for prompt in setting.prompts[:4]]
     assert [tuple(each["output_ids"]) for each in answers] == plain
+
+
+def test_samples_have_the_targets_distribution(served: SimpleNamespace):
+    """That a bias would be seen: test_tree_sampled."""
+    prompt, probs = most_varied_prompt(SHORT)
+    found = sample(served.running, prompt)
+    metas = [answer["meta_info"] for answer in found]
+    sizes = [size - 1 for meta in metas for size, n in enumerate(meta["spec_cap_lens_histogram"]) for _ in range(n)]
+    assert len(found) == SAMPLES and 0 < sum(sizes) < MAX_NODES * len(sizes), "nothing is verified, or nothing is cut"
+    assert p_value(outcomes(found), probs) >= ALPHA
