@@ -21,8 +21,9 @@ SCENARIOS = ("demo", "sweep")
 # measured-cpu: on a CPU with a model that is large enough for its times to say something, about that CPU.
 MEASURED_CPU = "measured-cpu"
 KINDS = ("simulated", "functional", "measured", MEASURED_CPU)
-# file of a kind's rows in benchmarks/results; the simulation's are so many that they are kept compressed
-FILE_OF = {kind: f"{kind}.jsonl.gz" if kind == "simulated" else f"{kind}.jsonl" for kind in KINDS}
+# file of a kind's rows in benchmarks/results; those that are too many are kept compressed
+PACKED = ("simulated", "measured")
+FILE_OF = {kind: f"{kind}.jsonl.gz" if kind in PACKED else f"{kind}.jsonl" for kind in KINDS}
 # tokens of a forward pass that a processor's row has the target's milliseconds of
 CURVE = (1, 2, 4, 8, 16, 32, 64, 128)
 MEMORY = "memory_gb_per_s"

@@ -529,7 +529,7 @@ def test_kernel_rows_are_published_with_those_that_failed_or_are_absent(tmp_path
     small = {**KERNEL, "shape": {"rows": 1, "vocab": 2}, "cached": True}
     serving, bench = report.read_new(kernel_file(tmp_path / "gpu.jsonl", old, KERNEL, small, broken, absent))
     assert serving == [] and {row.kind for row in bench} == {"measured"}
-    append_rows(tmp_path / "measured.jsonl", bench)
+    append_rows(tmp_path / FILE_OF["measured"], bench)
     _, published = read_published(tmp_path)
     text = page("", published)
     assert "| rows 8, vocab 32000 | draft_stats | 12.5 | 2,100 | 50% | 1e-06 |  |" in text
