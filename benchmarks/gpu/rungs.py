@@ -134,11 +134,8 @@ def _difference(mine: Found, theirs: Found) -> str:
     both = zip(mine.uncut.completions, theirs.uncut.completions, strict=True)
     counts = [[(one.verify_steps, one.accepted, one.candidates) for one in pair] for pair in both]
     other = [pair for pair in counts if pair[0] != pair[1]]
-    return (
-        f"{len(other)} of {len(counts)} requests were verified or accepted otherwise, such as {other[0]}"
-        if other
-        else ""
-    )
+    found = f"{len(other)} of {len(counts)} requests were verified or accepted otherwise"
+    return f"{found}, such as {other[0]}" if other else ""
 
 
 def trees(found: Mapping[str, Found]) -> Verdict:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.report.evaluations import Part, number, rule, with_interval
-from benchmarks.report.rows import CURVE, KINDS, MEASURED_CPU, BenchRow
+from benchmarks.report.rows import CURVE, MEASURED, MEASURED_CPU, BenchRow
 from benchmarks.report.tables import RATIO, load_of, measured_blocks
 
 SPEEDS, LENGTHS, STEPS = "first-speed.svg", "first-lengths.svg", "first-step.svg"
@@ -18,7 +18,7 @@ ALTERNATIVES = {
 # as it comes: rows of before it had that name call it by what it does, and the demo has no other
 OURS = ("C2T as it comes", "C2T auto", "C2T")
 # scenario of a GPU's rows, all arms by turns
-GPU, ON_GPU = "gpu-matrix", KINDS[2]
+GPU = "gpu-matrix"
 PLAIN = "plain"
 # in an evaluation: static chains of so many tokens are the baseline, and these the rules beside them
 BASELINE, ON_P, SHIPPED = "static", "P", "extended"
@@ -120,7 +120,7 @@ def first_screen(rows: Sequence[BenchRow], evaluation: Part) -> str:
     if not real:
         return ""
     shown = "\n".join(f"![{text}](results/{name})" for name, text in ALTERNATIVES.items())
-    gpu = real_rows([row for row in rows if row.scenario == GPU], ON_GPU)
+    gpu = real_rows([row for row in rows if row.scenario == GPU], MEASURED)
     said = {
         **({"Tokens/s on a GPU": f"{speed_sentence(gpu)} [All days on one](gpu.md)."} if gpu else {}),
         **{f"Tokens/s on {engine_of(found)}": speed_sentence(found) for found in _by_engine(rows)},

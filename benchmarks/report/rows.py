@@ -19,10 +19,10 @@ BASES = ("none", "standalone", "eagle", "eagle3")
 SCENARIOS = ("demo", "sweep")
 # simulated: arithmetic on recorded drafts. functional: a CPU run, whose times say nothing. measured: on a GPU.
 # measured-cpu: on a CPU with a model that is large enough for its times to say something, about that CPU.
-MEASURED_CPU = "measured-cpu"
-KINDS = ("simulated", "functional", "measured", MEASURED_CPU)
+MEASURED, MEASURED_CPU = "measured", "measured-cpu"
+KINDS = ("simulated", "functional", MEASURED, MEASURED_CPU)
 # file of a kind's rows in benchmarks/results; those that are too many are kept compressed
-PACKED = ("simulated", "measured")
+PACKED = ("simulated", MEASURED)
 FILE_OF = {kind: f"{kind}.jsonl.gz" if kind in PACKED else f"{kind}.jsonl" for kind in KINDS}
 # tokens of a forward pass that a processor's row has the target's milliseconds of
 CURVE = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from c2t_plugin.planner import CostCurve, OwnLimits, Planner, draft_passes, spend
-from c2t_plugin.planner.budget import best_rows
+from c2t_plugin.planner.budget import best_rows, falling_of
 from c2t_plugin.planner.gains import RecentGains
 from c2t_plugin.planner.shapes import Shapes
 from c2t_plugin.planner.step_costs import StepCosts
@@ -44,25 +44,27 @@ class TreePlanner(StepPlanner):
         self._unread = Readback(device, requests * self._most, torch.float32)
 
     def _hear(self, planner: Planner, sure: Tensor) -> None:
-        self._recent.note(sure.double().numpy())
+        self._recent.note(falling_of(sure.double().numpy()))
 
     def plan_rows(self, requests: int) -> int | None:
         """See StepPlanner. `note` is told how sure each tree's nodes are: (requests, most) float32, falling, 0 behind
         the last one."""
         if self._unread is None:
             return None
-        whole, gains = requests * (self._most + 1), self._recent.expected(requests, self._most)
+        whole = requests * (self._most + 1)
         if self._forced is not None:
             return min(whole, requests * (self._forced + 1))
-        if self.curve is None or gains is None or self._whole or not self._decides:
+        if self.curve is None or self._whole or not self._decides:
             return whole
-        return best_rows(gains, requests, self.curve, *self._drafting(requests), self.depth)
+        gains, costs = self._recent.expected(requests, self._most), StepCosts(self.curve.beside)
+        if gains is None:
+            return whole
+        return best_rows(gains, requests, self.curve, self._drafting(requests), self.sizes(), costs, self.depth)
 
-    def _drafting(self, requests: int) -> tuple[float, Sequence[int], StepCosts]:
-        """Seconds of the draft's passes, and what the target's and all beside cost."""
+    def _drafting(self, requests: int) -> float:
+        """Seconds of the step's draft passes."""
         assert self.curve is not None
-        passes = draft_passes(self.depth) * self.curve.draft_s(requests * self.width)
-        return passes, self.sizes(), StepCosts(self.curve.beside)
+        return draft_passes(self.depth) * self.curve.draft_s(requests * self.width)
 
     def vary(self, may: bool) -> None:
         """Whether to choose the shape of each step from now on: its draft may be a chain, and end after any layer."""
@@ -98,9 +100,8 @@ class TreePlanner(StepPlanner):
 
     def _spent(self, acceptance: Tensor, longest: Tensor, at_least: Tensor) -> Tensor:
         assert self.curve is not None
-        passes, sizes, costs = self._drafting(len(acceptance))
-        costs = StepCosts(costs.always + passes)
-        return spend(acceptance, self.curve, 0, longest, at_least, sizes, costs).kept
+        costs = StepCosts(self.curve.beside + self._drafting(len(acceptance)))
+        return spend(acceptance, self.curve, 0, longest, at_least, self.sizes(), costs).kept
 
     def state(self) -> dict[str, Any]:
         """Besides, where each step has a width of its own. widths: steps by it."""

@@ -32,10 +32,15 @@ def clip(keep: Tensor, key: Tensor, most: int, room: int) -> tuple[Tensor, Tenso
     """
     surest, columns = key.masked_fill(~keep, 0.0).sort(dim=1, descending=True, stable=True)
     surest, columns = surest[:, :most], columns[:, :most]
-    order = surest.flatten().argsort(descending=True, stable=True)
-    places = torch.arange(len(order), device=order.device)
-    chosen = torch.zeros_like(order, dtype=torch.bool).scatter_(0, order, places < room)
-    return keep & torch.zeros_like(keep).scatter_(1, columns, chosen.view_as(columns)), surest
+    return torch.zeros_like(keep).scatter_(1, columns, _largest(surest, room)), surest
+
+
+def _largest(keys: Tensor, room: int | Tensor) -> Tensor:
+    """Which are the `room` largest of all (bs, places) that are above 0; of equal ones those of the first rows are, and
+    of one row the first."""
+    order = keys.flatten().argsort(descending=True, stable=True)
+    rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return (rank.view_as(keys) < room) & (keys > 0)
 
 
 def fill(keep: Tensor, key: Tensor, most: int, sizes: Tensor, own: Tensor | None) -> Tensor:
@@ -56,7 +61,4 @@ def fill(keep: Tensor, key: Tensor, most: int, sizes: Tensor, own: Tensor | None
     # nodes that the pass has room for; past the largest graph for none that is not kept
     nodes = sizes - len(keep)
     room = nodes.take(torch.searchsorted(nodes[:-1], keep.sum()))
-    order = surest.flatten().argsort(descending=True, stable=True)
-    rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    chosen = (rank.view_as(surest) < room) & (surest > 0)
-    return keep | torch.zeros_like(keep).scatter_(1, columns, chosen)
+    return keep | torch.zeros_like(keep).scatter_(1, columns, _largest(surest, room))

@@ -215,6 +215,18 @@ def test_rows_follow_from_trees_two_steps_ago(sizes: tuple[int, ...]):
     assert len(found) > 1 + (not sizes), "there was nothing to decide"
 
 
+def test_what_is_not_known_to_be_less_is_taken_for_certain():
+    found = []
+    for odd in (torch.inf, 2.0, torch.nan, 1.0):
+        planner = planner_of()
+        planner.wait_for_nothing(2, "cpu")
+        for _ in range(4):
+            planner.begin(2)
+            found.append(planner.plan_rows(2))
+            planner.note(torch.tensor([[odd, 0.5, 0.2, 0.1, 0.0]] * 2))
+    assert found == found[-4:] * 4 and found[-1] not in (None, 2, 2 * (NODES + 1))
+
+
 def test_whole_trees_are_verified_where_nothing_is_to_be_decided():
     measuring = planner_of(curve=None)
     measuring.wait_for_nothing(2, "cpu")
