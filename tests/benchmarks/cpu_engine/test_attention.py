@@ -161,14 +161,14 @@ class Extend:
 def make_extend(prefix: list[int], new: list[int], heads: int = 4, kv_heads: int = 2) -> Extend:
     pool = make_pool(kv_heads, len(new), seed=1)
     total = sum(new)
-    return Extend(
-        pool,
-        prefix,
-        new,
-        torch.randn(total, heads, K_DIM),
-        torch.randn(total, kv_heads, K_DIM),
-        torch.randn(total, kv_heads, V_DIM),
-    )
+    query, key, value = torch.randn(total, heads, K_DIM), *torch.randn(2, total, kv_heads, K_DIM)
+    places = [
+        int(pool.table[row, first + place])
+        for row, first, length in zip(pool.rows.tolist(), prefix, new, strict=True)
+        for place in range(length)
+    ]
+    pool.key[places], pool.value[places] = key, value
+    return Extend(pool, prefix, new, query, key, value)
 
 
 @pytest.mark.parametrize(
@@ -189,17 +189,70 @@ def test_extend(sgl_kernel: ModuleType, prefix: list[int], new: list[int], kv_he
     torch.testing.assert_close(batch.run(), batch.expected(causal), **TOLERANCE)
 
 
-def test_requests_of_one_length_share_a_call(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    attention = sys.modules["sgl_kernel.attention"]
-    attend, shapes = attention._attend, list[tuple[int, ...]]()
+@pytest.mark.parametrize(
+    ("most_filled", "calls"), [(2, [(4, 2)]), (1, [(2, 2), (2, 1)])], ids=["filled-up", "one-length-each"]
+)
+def test_requests_share_calls(
+    sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch, most_filled: int, calls: list[tuple[int, int]]
+) -> None:
+    """All of them, where that computes few queries that are nobody's; else those of one length."""
+    passes = sys.modules["sgl_kernel.passes"]
+    attend, shapes = passes.attend, list[tuple[int, ...]]()
 
     def seen(query: torch.Tensor, *arguments: object) -> torch.Tensor:
         shapes.append(tuple(query.shape[:2]))
         return attend(query, *arguments)
 
-    monkeypatch.setattr(attention, "_attend", seen)
-    make_extend([4, 9, 2, 6], [2, 1, 2, 1]).run()
-    assert shapes == [(2, 2), (2, 1)]
+    monkeypatch.setattr(passes, "attend", seen)
+    monkeypatch.setattr(passes, "MOST_FILLED", most_filled)
+    # which may hold the other case's
+    monkeypatch.setattr(sys.modules["sgl_kernel.attention"], "_extend_shared", passes.Shared())
+    batch = make_extend([4, 9, 2, 6], [2, 1, 2, 1])
+    causal = [[list(range(i + 1)) for i in range(n)] for n in batch.new]
+    torch.testing.assert_close(batch.run(), batch.expected(causal), **TOLERANCE)
+    assert shapes == calls
+
+
+def test_layers_of_a_pass_share_what_is_theirs(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made once for all layers, and anew for a pass whose slots are others while all lengths are the same."""
+    attention = sys.modules["sgl_kernel.attention"]
+    made, parts = list[int](), attention.parts_of
+
+    def counted(*arguments: object) -> object:
+        made.append(1)
+        return parts(*arguments)
+
+    monkeypatch.setattr(attention, "parts_of", counted)
+    layers = [make_extend([4, 9, 2], [2, 1, 3]) for _ in range(3)]
+    causal = [[list(range(i + 1)) for i in range(n)] for n in layers[0].new]
+    for layer in layers[1:]:
+        layer.pool.table = layers[0].pool.table
+        layer.pool.key.add_(1.0)
+        layer.key.add_(1.0)
+    for passes in (1, 2):
+        for layer in layers:
+            torch.testing.assert_close(layer.run(), layer.expected(causal), **TOLERANCE)
+        assert len(made) == passes
+        # the next pass has its prefixes elsewhere, in the same table
+        layers[0].pool.table[:, :2] = layers[0].pool.table[:, :2].flip(1).clone()
+        layers[0].pool.table[pool_row(layers[0]), 0] = 7
+
+
+def pool_row(batch: Extend) -> int:
+    return int(batch.pool.rows[1])
+
+
+def test_decoding_takes_the_slots_of_its_own_pass(sgl_kernel: ModuleType) -> None:
+    pool, lens = make_pool(2, 3), torch.tensor([5, 12, 4])
+    query = torch.randn(3, 4, K_DIM)
+    for _ in range(2):
+        output = torch.full((3, 4, V_DIM), torch.nan)
+        decode(query, output, pool, lens)
+        for request, length in enumerate(lens.tolist()):
+            slots = pool.table[pool.rows[request], :length].long()
+            expected = dense(query[request], pool.key[slots], pool.value[slots], list(range(length)))
+            torch.testing.assert_close(output[request], expected, **TOLERANCE)
+        pool.table[:, 0] = 3
 
 
 def test_extend_without_causal_mask(sgl_kernel: ModuleType) -> None:

@@ -7,9 +7,9 @@ pool's buffers are [slots, G, D] and [slots, G, E]; `req_to_token[r, p]` is the 
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from ._guard import INDEX, INT64, check, check_size, refuse
+from .passes import Part, Shared, attend, parts_of, read, slots_of
 
 _SCALARS = "float sm_scale, float logit_cap, bool is_cross_attn, int sliding_window_size"
 
@@ -25,30 +25,6 @@ _library.define(
     f"Tensor extend_seq_lens, Tensor extend_start_loc, int max_len_extend, {_SCALARS}, Tensor? encoder_lens, "
     "Tensor? sinks, Tensor? tree_mask, bool is_causal) -> ()"
 )
-
-
-def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, sm_scale: float
-) -> torch.Tensor:
-    """Softmax attention of query [B, q, H, D] over key [B, L, G, D], value [B, L, G, E] under mask [B, q, L]."""
-    out = scaled_dot_product_attention(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        attn_mask=mask[:, None],
-        scale=sm_scale,
-        enable_gqa=query.shape[2] != key.shape[2],
-    )
-    return out.transpose(1, 2)
-
-
-def _slots(req_to_token: torch.Tensor, rows: torch.Tensor, width: int) -> torch.Tensor:
-    """Slots [B, width] of the first `width` positions; those past a request's length are stale and must be masked."""
-    return req_to_token[:, :width].index_select(0, rows)
-
-
-def _read(buffer: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    return buffer.index_select(0, slots.reshape(-1)).view(*slots.shape, *buffer.shape[1:])
 
 
 def _refuse_extras(
@@ -124,48 +100,17 @@ def decode_attention_cpu(
         check("loc", loc, INT64, 1)
         k_buffer.index_copy_(0, loc, key.reshape(-1, *k_buffer.shape[1:]))
         v_buffer.index_copy_(0, loc, value.reshape(-1, *v_buffer.shape[1:]))
-    width = int(seq_lens.max())
-    slots = _slots(req_to_token, req_pool_indices, width)
-    mask = torch.arange(width) < seq_lens[:, None]
-    out = _attend(query[:, None], _read(k_buffer, slots), _read(v_buffer, slots), mask[:, None], sm_scale)
+
+    def made() -> tuple[torch.Tensor, torch.Tensor]:
+        slots = slots_of(req_to_token, req_pool_indices, seq_lens)
+        return slots, (torch.arange(slots.shape[1]) < seq_lens[:, None])[:, None]
+
+    slots, mask = _decode_shared.get(k_buffer, req_to_token, (seq_lens, req_pool_indices), made)
+    out = attend(query[:, None], read(k_buffer, slots, "k"), read(v_buffer, slots, "v"), mask, sm_scale)
     output.copy_(out[:, 0])
 
 
-def _extend_mask(length: int, tree_mask: torch.Tensor | None, is_causal: bool) -> torch.Tensor:
-    """Which of the `length` new positions each of them sees: [B or 1, length, length]."""
-    if tree_mask is not None:
-        return tree_mask.view(-1, length, length).to(torch.bool)
-    if not is_causal:
-        return torch.ones(1, length, length, dtype=torch.bool)
-    # not by `tril`, which wakes all threads for it in each layer
-    place = torch.arange(length)
-    return (place <= place[:, None])[None]
-
-
-def _extend_uniform(
-    query: torch.Tensor,
-    new_kv: tuple[torch.Tensor, torch.Tensor],
-    buffers: tuple[torch.Tensor, torch.Tensor],
-    slots: torch.Tensor,
-    prefix_lens: torch.Tensor,
-    mask: torch.Tensor,
-    sm_scale: float,
-) -> torch.Tensor:
-    """Attention of query [B, q, H, D] over each request's prefix in the pool and the q new positions behind it.
-
-    slots: [B, L] of the first L positions, the new ones of the longest request included. Keys lie as `decode` has them,
-    by position, so that they are read in one piece and summed in one order.
-    """
-    batch, length = query.shape[:2]
-    width = slots.shape[1]
-    new_at = prefix_lens[:, None] + torch.arange(length)
-    seen = (torch.arange(width) < prefix_lens[:, None])[:, None].expand(batch, length, width).clone()
-    seen.scatter_(2, new_at[:, None].expand(batch, length, length), mask.expand(batch, length, length))
-    flat = (torch.arange(batch)[:, None] * width + new_at).view(-1)
-    key, value = (_read(buffer, slots) for buffer in buffers)
-    for read, new in zip((key, value), new_kv, strict=True):
-        read.view(-1, *new.shape[2:]).index_copy_(0, flat, new.reshape(-1, *new.shape[2:]))
-    return _attend(query, key, value, seen, sm_scale)
+_extend_shared, _decode_shared = Shared(), Shared()
 
 
 def extend_attention_cpu(
@@ -195,9 +140,9 @@ def extend_attention_cpu(
     """`extend_seq_lens[b]` new queries per request, over `seq_lens[b]` positions: the prefix and the new ones.
 
     Request b's rows in `q_extend`, `o_extend` [T, H, D|E] and `k_extend`, `v_extend` start at `extend_start_loc[b]`.
-    The prefix is read from the pool, the new positions from `k_extend` and `v_extend`; the caller has written those
-    to the pool. `tree_mask` (flat, [q * q] of each request one after another) replaces the causal mask among them; the
-    real op takes one q for all requests.
+    All positions are read from the pool: the caller has written `k_extend` and `v_extend` there. `tree_mask` (flat,
+    [q * q] of each request one after another) replaces the causal mask among them; the real op takes one q for all
+    requests.
     Rows of no request, which may only come after all others, become 0.
     """
     _refuse_extras("extend_attention_cpu", logit_cap, is_cross_attn, sliding_window_size, encoder_lens, sinks)
@@ -206,25 +151,17 @@ def extend_attention_cpu(
     _check_pool(k_buffer, v_buffer, k_scale, v_scale, req_to_token, req_pool_indices, seq_lens)
     check("q_extend", q_extend, (k_buffer.dtype,), 3)
     lengths = _check_extend(q_extend, o_extend, extend_seq_lens, extend_start_loc, max_len_extend, tree_mask)
-    key = k_extend.reshape(-1, *k_buffer.shape[1:])
-    value = v_extend.reshape(-1, *v_buffer.shape[1:])
-    prefix_lens = seq_lens - extend_seq_lens
-    trees = None if tree_mask is None else tree_mask.split([length**2 for length in lengths])
-    starts = extend_start_loc.tolist()
-    for length, requests in _by_length(lengths).items():
-        some, rows = _places(requests, starts, length)
-        tree = None if trees is None else torch.cat([trees[request] for request in requests])
-        query, new_key, new_value = (each[rows].unflatten(0, (-1, length)) for each in (q_extend, key, value))
-        out = _extend_uniform(
-            query,
-            (new_key, new_value),
-            (k_buffer, v_buffer),
-            _slots(req_to_token, req_pool_indices[some], int(seq_lens[some].max())),
-            prefix_lens[some],
-            _extend_mask(length, tree, is_causal),
-            sm_scale,
-        )
-        o_extend[rows] = out.reshape(-1, *o_extend.shape[1:])
+
+    def made() -> list[Part]:
+        slots = slots_of(req_to_token, req_pool_indices, seq_lens)
+        return parts_of(lengths, extend_start_loc.tolist(), seq_lens, slots, tree_mask, is_causal)
+
+    asked = seq_lens, extend_seq_lens, extend_start_loc, req_pool_indices
+    parts = _extend_shared.get(
+        k_buffer, req_to_token, asked if tree_mask is None else (*asked, tree_mask), made, is_causal
+    )
+    for part in parts:
+        part.attend(q_extend, (k_buffer, v_buffer), o_extend, sm_scale)
     # Left as they are they could be NaN, and their keys in slot 0 would make every masked read of it NaN.
     o_extend[sum(lengths) :] = 0.0
 
@@ -248,28 +185,6 @@ def _check_extend(
         check("tree_mask", tree_mask, (torch.bool, torch.uint8), 1)
         check_size("tree_mask", tree_mask, sum(length**2 for length in lengths))
     return lengths
-
-
-def _by_length(lengths: list[int]) -> dict[int, list[int]]:
-    """Which requests have each length, those of 0 left out: a call for each of them would cost more than its rows."""
-    found: dict[int, list[int]] = {}
-    for request, length in enumerate(lengths):
-        if length:
-            found.setdefault(length, []).append(request)
-    return found
-
-
-def _places(
-    requests: list[int], starts: list[int], length: int
-) -> tuple[slice, slice] | tuple[torch.Tensor, torch.Tensor]:
-    """Where these requests of one length are among all, and their rows: in one piece if they lie back to back."""
-    first, count = requests[0], len(requests)
-    begin = starts[first]
-    wanted = [(first + place, begin + place * length) for place in range(count)]
-    if [(request, starts[request]) for request in requests] == wanted:
-        return slice(first, first + count), slice(begin, begin + count * length)
-    rows = torch.tensor([starts[request] + place for request in requests for place in range(length)])
-    return torch.tensor(requests), rows
 
 
 _library.impl("decode_attention_cpu", decode_attention_cpu, "CPU")
