@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,40 @@ from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.engines.host_scorer import HostNetwork, HostStatistics, HostStats, extend
+from c2t_plugin.planner.ahead import DraftEnd
+from c2t_plugin.planner.sparing import SparingPlanner
 from c2t_plugin.scorer import ChainScorer
+
+
+def sparing(scorer: Any, scored_s: Callable[[], float]) -> Callable[..., SparingPlanner]:
+    """Makes a planner by which this HostChainScorer is spared steps. scored_s: see SparingPlanner."""
+
+    def made(*positional: Any, **keyword: Any) -> SparingPlanner:
+        scorer.planner = SparingPlanner(*positional, scored_s=scored_s, **keyword)
+        found: SparingPlanner = scorer.planner
+        return found
+
+    return made
+
+
+def ending(worker: Any, end: Callable[[int], None]) -> Callable[[], bool]:
+    """For `Parts.ends` of SGLang's worker, whose drafts a HostChainScorer scores: one ends when another token does not
+    pay. end: ends it at a depth, since SGLang's loop asks for its depth before every pass."""
+    parts, drafting = worker.c2t, worker._draft_worker
+    scorer, planner = parts.scorer, parts.planner
+    planner.draft_end = DraftEnd()
+
+    def ends() -> bool:
+        if scorer.scored >= drafting.speculative_num_steps:
+            return False
+        with parts.counts.classifying():
+            goes_on: bool = planner.goes_on(scorer.scored, *scorer.newest())
+        if not goes_on:
+            planner.ended(scorer.scored)
+            end(scorer.scored)
+        return not goes_on
+
+    return ends
 
 
 class HostChainScorer(ChainScorer):
@@ -21,6 +54,8 @@ class HostChainScorer(ChainScorer):
     def __init__(self, classifier: NodeClassifier, **how: Any) -> None:
         """how: as ChainScorer takes it; the device is the CPU."""
         super().__init__(classifier, **how)
+        # whose steps need no scores where it says so
+        self.planner: SparingPlanner | None = None
         self._statistics = HostStatistics(how["rows"], classifier.spec.top_m)
         self._host_network = HostNetwork(self.network, how["max_depth"])
         # views: what is written here is read there
@@ -34,13 +69,35 @@ class HostChainScorer(ChainScorer):
         super().take(parameters)
         self._host_network = HostNetwork(self.network, self.d_max)
 
+    @property
+    def _spared(self) -> bool:
+        return self.planner is not None and not self.planner.scores
+
+    @property
+    def scored(self) -> int:
+        # none of its depths has its end to look for
+        return self.d_max if self._spared else self._step
+
     def write_seed(self, slots: Tensor, logits: Tensor) -> None:
-        self._host_seeds[:, slots.numpy()] = self._statistics(logits)[1:]
+        if self.planner is not None and not self.planner.scores_next:
+            self._host_seeds[:, slots.numpy()] = np.nan
+        else:
+            self._host_seeds[:, slots.numpy()] = self._statistics(logits)[1:]
+
+    def begin(self, slots: Tensor) -> None:
+        if not self._spared:
+            super().begin(slots)
 
     def step(self, logits: Tensor) -> None:
-        self._add(self._statistics(logits[: self._batch]))
+        if not self._spared:
+            self._add(self._statistics(logits[: self._batch]))
+
+    def sure(self, rows: int) -> Tensor:
+        return torch.full((rows, self._step, 2), torch.nan) if self._spared else super().sure(rows)
 
     def lengths(self, rows: int, **how: Any) -> Tensor:
+        if self._spared:
+            return torch.full((rows,), min(self._step, int(self.max_depth)), dtype=torch.int32)
         if self._any_own or how.keys() - {"unknown", "links"}:
             return super().lengths(rows, **how)
         sure = self._confidence[:rows, : self._step]

@@ -110,7 +110,7 @@ class Planner:
         self.forget = forget
         self.packed = packed
         # whether plain steps do without draft extend, and the newest step was one
-        self.skips = self._behind = False
+        self.skips = self.behind = False
         self._pace = pace
         # (depths, 1) each: draft tokens of a request, and draft passes
         self._drafted = np.array([(depth, draft_passes(depth)) for depth in self.depths]).T[..., None]
@@ -140,7 +140,7 @@ class Planner:
         itself, which is planned around; nothing of those that are left out."""
         self.probing = False
         chosen = self.d_max if not self._seen else self.depths[self._probed(*self._priced(requests, own))]
-        self._behind = self.skips and chosen == 0
+        self.behind = self.skips and chosen == 0
         if chosen:
             self.promised_s = None
         return chosen
@@ -188,7 +188,7 @@ class Planner:
     def _seconds(self, requests: int, taken: Array, most: int) -> Array:
         """(depths, counts or 1) of a step that verifies 0 to `most` draft tokens beside (depths, 1) `taken` ones."""
         costs = self.costs(requests)
-        asked = (self.curve, costs, self.packed, self._behind, most, taken.tobytes())
+        asked = (self.curve, costs, self.packed, self.behind, most, taken.tobytes())
         # most steps ask what the one before of as many requests has asked
         known = self._known_seconds.get(requests)
         if known is not None and known[0] == asked:
@@ -198,7 +198,7 @@ class Planner:
         rows = np.minimum(taken + np.arange(most + 1), window) if self.packed else window
         whole = pass_seconds(self.curve, requests, requests * self.d_max, (), costs)
         seconds = whole[rows] + costs.scale * passes * self.curve.draft_s(requests) + costs.a_cut * (rows < window)
-        catching_up = self.curve.draft_extend / HOLDS if self._behind else 0.0
+        catching_up = self.curve.draft_extend / HOLDS if self.behind else 0.0
         beside = np.array([costs.beside(depth) + catching_up * (depth > 0) for depth in self.depths])[:, None]
         found: Array = np.maximum(seconds + beside, LEAST_SECONDS)
         self._known_seconds[requests] = asked, found

@@ -58,6 +58,8 @@ class StepPlanner:
     them every draft is whole.
     """
 
+    _kind = Planner
+
     def __init__(
         self,
         curve: CostCurve | None,
@@ -134,7 +136,7 @@ class StepPlanner:
     @curve.setter
     def curve(self, curve: CostCurve) -> None:
         if self._planner is None:
-            self._planner = Planner(curve, self._steps, depths=self.depths or None, pace=self._pace)
+            self._planner = self._kind(curve, self._steps, depths=self.depths or None, pace=self._pace)
             for sure in self._early:
                 self._planner.observe(self._meant(sure))
         self._planner.curve = curve
@@ -265,13 +267,16 @@ class StepPlanner:
         if self.depths and self._forced is not None:
             self.depth = self._forced
         elif self.depths and self._planner is not None:
-            self._planner.packed, self._planner.skips = self.packed, self.skips
-            self.depth = self._planner.depth(requests, self._own)
-            self._promised_s = self._planner.promised_s
-            ends = self.draft_end is not None and not self._planner.probing
-            self._open = ends and self.depth > 0 and self._unread is None
-            if self._open:
-                self.depth = self._steps
+            self._plan(self._planner, requests)
+
+    def _plan(self, planner: Planner, requests: int) -> None:
+        planner.packed, planner.skips = self.packed, self.skips
+        self.depth = planner.depth(requests, self._own)
+        self._promised_s = planner.promised_s
+        ends = self.draft_end is not None and not planner.probing
+        self._open = ends and self.depth > 0 and self._unread is None
+        if self._open:
+            self.depth = self._steps
 
     def goes_on(self, drafted: int, confidence: Sequence[float], log_prob: Sequence[float]) -> bool:
         """Whether the step at hand drafts one more token than the `drafted` that it has, asked after each, where

@@ -42,9 +42,9 @@ class Parts:
     """configuration: every option as it was resolved.
 
     Known once the target has attention backends: packing, None where the uniform window is verified; lagged, its rows
-    by earlier steps; windows, uniform ones of several widths; end_draft, which ends the draft at hand at a depth, None
-    where it is drafted as deep as it was begun; behind, None where the draft reads every plain step at once; together,
-    what ranks with requests of their own agree on; untaught, None but while SGLang handles a result.
+    by earlier steps; windows, uniform ones of several widths; ends, asked after each token of a draft, whether it has
+    ended; behind, None where the draft reads every plain step at once; together, what ranks with requests of their own
+    agree on; untaught, None but while SGLang handles a result.
     """
 
     scorer: Scorer
@@ -55,7 +55,7 @@ class Parts:
     packing: PackedVerify | None = None
     lagged: LaggedRows | PlannedRows | None = None
     windows: Windows | None = None
-    end_draft: Callable[[int], None] | None = None
+    ends: Callable[[], bool] = lambda: False
     behind: Behind | None = None
     together: Together | None = None
     untaught: Untaught | None = None

@@ -82,11 +82,12 @@ def prepare(
         from c2t_plugin.engines import learning
 
         learning.warn_unless_learnt(config, learning.unfit(scorer.beta.device.type, alone=alone))
-    planner = _planner(server_args, base, config, scorer, classifier, most=most, leads=leads, alone=alone)
-    if planner is not None and planner.learns and exporter is not None:
-        planner.listeners.append(functools.partial(publish_learnt, exporter))
     # Kernels of other devices run when they have time, some of them out of a graph: the host's clock knows nothing.
     counts = Counts(most, exporter, classifier_s=0.0 if scorer.beta.device.type == "cpu" else None)
+    given = server_args, base, config, scorer, classifier, counts
+    planner = _planner(*given, most=most, leads=leads, alone=alone)
+    if planner is not None and planner.learns and exporter is not None:
+        planner.listeners.append(functools.partial(publish_learnt, exporter))
     return Parts(scorer, counts, recorder, planner, configuration)
 
 
@@ -124,9 +125,9 @@ def complete(worker: Any, config: C2TConfig) -> Any:
         can_end = worker.device == "cpu" and ranks.alone()
         controller = DepthSwitch(worker, range(parts.scorer.d_max + 1) if can_end else planner.depths)
         if can_end:
-            from c2t_plugin.planner.ahead import DraftEnd
+            from c2t_plugin.engines import host_chains
 
-            planner.draft_end, parts.end_draft = DraftEnd(), controller.switch
+            parts.ends = host_chains.ending(worker, controller.switch)
         from c2t_plugin.engines.sglang import behind
 
         parts.behind = behind.start(worker)
@@ -198,6 +199,7 @@ def _planner(
     config: C2TConfig,
     scorer: Scorer,
     classifier: NodeClassifier,
+    counts: Counts,
     *,
     most: int,
     leads: bool,
@@ -221,8 +223,15 @@ def _planner(
         from c2t_plugin.planner.tree_planner import TreePlanner
 
         return TreePlanner(curve, path, **shape, topk=server_args.speculative_eagle_topk)
+    shape["depths"] = switched_depths(scorer.d_max)
     if not learns:
-        return StepPlanner(curve, path, **shape, depths=switched_depths(scorer.d_max))
+        return StepPlanner(curve, path, **shape)
+    kind: Callable[..., StepPlanner] = StepPlanner
+    if scorer.beta.device.type == "cpu" and alone:
+        # what a server on a GPU does not load
+        from c2t_plugin.engines import host_chains
+
+        kind = host_chains.sparing(scorer, lambda: counts.classifier_s or 0.0)
     # by servers that learn alone
     from c2t_plugin.engines import learning
 
@@ -236,7 +245,7 @@ def _planner(
         learner.follow(lambda new: scorer.take([torch.from_numpy(each) for each in new]))  # type: ignore[union-attr]
     else:
         learner = learning.calibration(config, classifier, scorer.d_max, pair)
-    planner = StepPlanner(curve, path, **shape, depths=switched_depths(scorer.d_max), calibration=learner)
+    planner = kind(curve, path, **shape, calibration=learner)
     if leads:
         learning.report(planner, config.learned, classifier, pair)
     return planner

@@ -16,11 +16,13 @@ class Sent(NamedTuple):
 
     prices: None: drafts are as deep as vLLM was told. reading: requests of the step that are still in their prompt,
     whose drafts nobody takes. taken: parameters that drafts are scored by from here on, see ScoringNetwork.take.
+    scores: whether the planner wants any of this step's drafts; see SparingPlanner.
     """
 
     prices: Prices | None
     reading: tuple[str, ...] = ()
     taken: tuple[Array, ...] | None = None
+    scores: bool = True
 
 
 class Ending:
@@ -43,6 +45,11 @@ class Ending:
         self._rows = [row for row, name in enumerate(names) if name not in reading]
         if len(self._rows) == prices.requests:
             self._end.begin(prices, [own[row] for row in self._rows])
+
+    @property
+    def scores(self) -> bool:
+        """Whether the planner wants the confidences of the draft at hand."""
+        return self.sent is None or self.sent.scores
 
     def goes_on(self, scorer: HostScorer) -> bool:
         """Whether the draft, whose newest token was just scored, gets one more."""

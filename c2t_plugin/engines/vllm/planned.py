@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import vllm
 from vllm import envs
+from vllm.platforms import current_platform
 
 from c2t_plugin.classifier import load_classifier
 from c2t_plugin.config import LOWER, NETWORK, C2TConfig
@@ -57,6 +58,7 @@ class PlanningScheduler(CountingScheduler):
         # on V2 a draft is on a device, which would have to be asked where it ends
         few = self.vllm_config.use_v2_model_runner
         ways = {"ends": may_leave(self.vllm_config) and not few, "skips": reads_later(self.vllm_config), "few": few}
+        ways["spares"] = found is not None and not few and current_platform.is_cpu()
         self.planning = Planning(curve, path, self.num_spec_tokens, calibration=found, **ways)
         self.planning.own = self._own_limits
         self.planning.planner.context = lambda: sum(request.num_tokens for request in self.running)

@@ -7,6 +7,7 @@ left of the step's time is the target's. Nothing of vLLM is imported here.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from c2t_plugin.engines.vllm.ending import Sent
 from c2t_plugin.planner import CostCurve, OwnLimits, draft_passes, switched_depths
 from c2t_plugin.planner.ahead import DraftEnd
 from c2t_plugin.planner.arrays import Array
+from c2t_plugin.planner.sparing import SparingPlanner
 from c2t_plugin.planner.step_planner import StepPlanner
 
 if TYPE_CHECKING:
@@ -76,15 +78,20 @@ class Planning:
         ends: bool = False,
         skips: bool = False,
         few: bool = False,
+        spares: bool = False,
     ) -> None:
         """curve: None measures one on the first steps and, if there is a path, writes it there. calibration: see
         StepPlanner. ends: whether workers can end a draft on its way. skips: whether they read plain steps later. few:
-        whether each depth has CUDA graphs of its own."""
+        whether each depth has CUDA graphs of its own. spares: whether scores are computed on the host, so that a draft
+        without them is faster."""
         cpu = torch.device("cpu")
         # a draft that can end is begun whole or not at all: no need to measure every depth
         depths = switched_depths(d_max) if ends or few else range(d_max + 1)
         shape: dict[str, Any] = {"steps": d_max, "most": d_max, "device": cpu, "depths": depths}
-        self.planner = StepPlanner(curve, path, **shape, calibration=calibration, clock=clock)
+        # that scores have taken, as workers tell it
+        self._scored_s = 0.0
+        kind = functools.partial(SparingPlanner, scored_s=lambda: self._scored_s) if spares else StepPlanner
+        self.planner: StepPlanner = kind(curve, path, **shape, calibration=calibration, clock=clock)
         self.planner.packed, self.planner.skips = True, skips
         self.planner.draft_end = DraftEnd() if ends else None
         # of those requests of the step at hand that set limits for themselves, as a planner counts them
@@ -112,7 +119,8 @@ class Planning:
         """What drafts of this step end by; None: they are as deep as was said. requests: that take drafts. reading: the
         others of the step."""
         prices = self.planner.prices(requests) if requests else None
-        return None if prices is None else Sent(prices, tuple(reading))
+        spared = isinstance(self.planner, SparingPlanner) and not self.planner.scores
+        return Sent(prices, tuple(reading), scores=not spared) if prices is not None or spared else None
 
     def ran(self, tokens: Mapping[str, int], drafts: Mapping[str, Sequence[int]]) -> None:
         """The step is over. tokens: of each request, that the target read. drafts: those of them that were drafts."""
@@ -148,6 +156,7 @@ class Planning:
             # for `judged`
             self._rows, self._sure = {name: row for row, name in enumerate(names)}, sure
         depth = sure.shape[1]
+        self._scored_s += drafted.classifier_s
         if not depth:
             # none was to be made, or vLLM has seen that nobody would take it
             self.planner.follow(0)
@@ -172,10 +181,13 @@ class Planning:
         # a step is over with both, and what the scheduler does meanwhile costs nothing
         seconds = self._clock() - self._started if drafted.overlaps else self._seconds
         self.planner.took("verify", self._tokens, max(seconds - drafted.seconds, 1e-9))
+        # of each token; a planner that spares scores wants to know what drafts take without
+        scores = drafted.classifier_s / depth if depth and isinstance(self.planner, SparingPlanner) else 0.0
         if depth:
-            self.planner.took("draft_extend", requests, drafted.extend_s)
+            self.planner.took("draft_extend", requests, max(drafted.extend_s - scores, 1e-9))
         if passes := draft_passes(depth):
-            self.planner.took("draft", requests, max(drafted.seconds - drafted.extend_s, 1e-9) / passes)
+            seconds = (drafted.seconds - drafted.extend_s) / passes - scores
+            self.planner.took("draft", requests, max(seconds, 1e-9))
         elif depth == self.planner.depths[-1]:
             # no chain has a draft pass, but a curve has to have a cost
             self.planner.took("draft", requests, drafted.extend_s)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -104,7 +105,7 @@ class _ChainMixin(_StockProposer):
         self.ending = Ending()
         # of plain steps, what was not read; None: each is read at once
         self.behind: Behind | None = None
-        self._recording = False
+        self._recording = self._spared = False
         self._scored = 0
         self._started = self._extend_s = 0.0
         self._sampled: list[tuple[Tensor, Tensor | None]] = []
@@ -139,8 +140,12 @@ class _ChainMixin(_StockProposer):
         first = self._scored == 0
         self._scored += 1
         self.draft_steps += 1
+        logits = logits if vocabulary is None else logits[:, vocabulary]
+        if self._spared:
+            self._chosen = logits.argmax(dim=-1)
+            return
         with self._classifying():
-            self._chosen = self.scorer.score(logits if vocabulary is None else logits[:, vocabulary], first=first)
+            self._chosen = self.scorer.score(logits, first=first)
 
     @contextlib.contextmanager
     def _classifying(self) -> Iterator[None]:
@@ -177,6 +182,8 @@ class _ChainMixin(_StockProposer):
 
     def _ends(self) -> bool:
         """Whether no chain may grow, or one more token of each does not pay."""
+        if self._spared:
+            return False
         with self._classifying():
             if not self.scorer.any_alive():
                 return True
@@ -188,10 +195,11 @@ class _ChainMixin(_StockProposer):
         ended = time.perf_counter()
         self.draft_s += ended - began
         if self._planned:
-            none: list[list[float]] = [[] for _ in found]
-            confidence = self.scorer.confidence(len(found)).tolist() if self._scored else none
+            none: list[list[float]] = [[math.nan] * self._scored for _ in found]
+            scored = self._scored and not self._spared
+            confidence = self.scorer.confidence(len(found)).tolist() if scored else none
             log_prob, stats = none, []
-            if self._scored and isinstance(self.scorer, HostScorer):
+            if scored and isinstance(self.scorer, HostScorer):
                 log_prob = self.scorer.log_prob(len(found)).tolist()
                 if self._tells_stats and (known := self.scorer.stats(len(found))) is not None:
                     stats = known[..., 2:].tolist()
@@ -210,6 +218,8 @@ class _ChainMixin(_StockProposer):
         with self._classifying():
             self._limit()
         self._recording = self.traces is not None and self.traces.any_chosen(self._runner.input_batch.req_ids)
+        # a threshold set at run time cuts by scores
+        self._spared = not (self.ending.scores or self._recording or float(self.scorer.beta) > 0.0)
         try:
             drafted = self._drafted(num_speculative_tokens, *positional, **keyword)
         except AllCut:
@@ -218,8 +228,8 @@ class _ChainMixin(_StockProposer):
             if probs:
                 self._last_draft_probs = torch.stack(probs, dim=1)
         self._sampled = []
-        if self._scored == 0:
-            return drafted.tolist()
+        if self._scored == 0 or self._spared:
+            return drafted[:, : int(self.scorer.max_depth)].tolist()
         stats = self.scorer.stats(drafted.shape[0]) if self._recording else None
         if self.traces is not None and stats is not None and self._scored == self.scorer.d_max:
             self.traces.keep(stats, drafted.tolist(), self._runner.input_batch.req_ids)

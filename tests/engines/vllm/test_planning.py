@@ -28,6 +28,7 @@ from c2t_plugin.engines.vllm.requests import OwnSettings  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
 from c2t_plugin.planner import CostCurve, OwnLimits, step_planner  # noqa: E402
 from c2t_plugin.planner.calibration import Calibration  # noqa: E402
+from c2t_plugin.planner.sparing import EVERY, FIRST, SCORED  # noqa: E402
 from tests.engines.vllm.test_config import resolved  # noqa: E402
 
 D_MAX = 4
@@ -45,9 +46,15 @@ class Machine:
         curve: CostCurve | None = None,
         d_max: int = D_MAX,
         ends: bool = False,
+        scores: float | None = None,
     ) -> None:
+        """scores: seconds that scores of a token take; a planner may then spare them."""
         self.now, self.draft_pass, self.confidence = 0.0, draft_pass, confidence
-        self.planning = Planning(curve, None, d_max, clock=lambda: self.now, ends=ends)
+        # only who learns goes without
+        ways = {} if scores is None else {"spares": True, "calibration": Calibration(d_max)}
+        self.planning = Planning(curve, None, d_max, clock=lambda: self.now, ends=ends, **ways)
+        self.scores = scores or 0.0
+        self.scored: list[bool] = []
         self.ending = Ending()
         self.waiting: dict[str, list[int]] = {}
         self.depths: list[int] = []
@@ -58,17 +65,22 @@ class Machine:
         names = [f"r{row}" for row in range(requests)]
         self.planning.begin(decoding=not prompt)
         depth = self.planning[requests + bool(prompt)]
-        depth = self.ended(self.planning.sent(requests, ["new"] * bool(prompt)), names, depth)
+        sent = self.planning.sent(requests, ["new"] * bool(prompt))
+        depth = self.ended(sent, names, depth)
         self.depths.append(depth)
+        self.scored.append(self.ending.scores)
         reads, depth = spared or depth > 0, 0 if spared else depth
         drafts = {name: self.waiting.pop(name) for name in names if self.waiting.get(name)}
         tokens = {name: 1 + len(drafts.get(name, ())) for name in names} | ({"new": prompt} if prompt else {})
-        drafting = EXTEND * reads + self.draft_pass * max(0, depth - 1)
+        scores = self.scores * depth * self.scored[-1]
+        drafting = EXTEND * reads + self.draft_pass * max(0, depth - 1) + scores
         self.now += PASS + TOKEN * sum(tokens.values()) + drafting
         self.planning.ran(tokens, drafts)
         handed = types.SimpleNamespace(req_ids=names, draft_token_ids=[[7] * depth for _ in names])
-        chances = [self.confidence ** (place + 1) for place in range(depth)]
-        setattr(handed, ATTRIBUTE, Drafted([chances for _ in names], EXTEND * reads, drafting))
+        chances = [self.confidence ** (place + 1) if self.scored[-1] else math.nan for place in range(depth)]
+        first = scores / depth if depth else 0.0
+        told = Drafted([chances for _ in names], EXTEND * reads + first, drafting, classifier_s=scores)
+        setattr(handed, ATTRIBUTE, told)
         cut(self.planning, handed, lambda name: True, [None] * requests)
         self.waiting = dict(zip(names, handed.draft_token_ids, strict=True))
         return [len(row) for row in handed.draft_token_ids]
@@ -100,6 +112,28 @@ def test_the_first_steps_measure_what_a_step_costs():
     assert curve.draft_extend == pytest.approx(EXTEND) and curve.draft_s(2) == pytest.approx(1.0)
     for tokens, seconds in curve.verify:
         assert seconds == pytest.approx(PASS + TOKEN * tokens, rel=0.05)
+
+
+def test_scores_are_spared_where_they_do_not_pay():
+    """All chains are alike, so that confidences say nothing of one that the mean does not say."""
+    machine = Machine(draft_pass=0.1, confidence=0.8, ends=True, scores=0.5)
+    machine.run(FIRST)
+    assert all(machine.scored)
+    machine.run(100)
+    last = slice(-2 * EVERY, None)
+    assert sum(machine.scored[last]) == 2 * SCORED and set(machine.depths[last]) == {D_MAX}
+    curve = machine.planning.planner.curve
+    assert curve is not None and curve.draft_extend == pytest.approx(EXTEND) and curve.draft_s(2) == pytest.approx(0.1)
+
+
+def test_what_came_of_drafts_without_scores_says_how_deep_the_next_ones_are():
+    machine = Machine(draft_pass=0.1, confidence=0.8, ends=True, scores=0.5)
+    machine.run(200)
+    for _ in range(100):
+        kept = machine.step()
+        machine.planning.judged({"r0": kept[0], "r1": kept[1]}, {"r0": 0, "r1": 0})
+    unscored = [depth for depth, scored in zip(machine.depths, machine.scored, strict=True) if not scored]
+    assert unscored[0] == D_MAX and set(unscored[-8:]) <= {0, 1}
 
 
 def test_a_draft_that_vllm_spares_says_nothing_of_what_drafts_cost():

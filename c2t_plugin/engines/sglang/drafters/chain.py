@@ -63,7 +63,7 @@ class ChainDrafter:
         return contextlib.nullcontext()
 
     def loop(self, forward_batch: Any, stock: Callable[[Any], Any]) -> Any:
-        counts, runner = self._parts.counts, self._worker.draft_runner
+        counts, runner, ends = self._parts.counts, self._worker.draft_runner, self._parts.ends
         forward = runner.forward
 
         @functools.wraps(forward)
@@ -71,32 +71,17 @@ class ChainDrafter:
             output = forward(*positional, **keyword)
             with counts.classifying():
                 self._scorer.step(output.logits_output.next_token_logits)
-            self._ends()
+            ends()
             return output
 
         # The first token was predicted by the draft's extend pass of the step before: its statistics are a seed.
         with counts.classifying():
             self._scorer.begin(forward_batch.req_pool_indices)
-        if self._ends():
+        if ends():
             # room for the keys of passes that it has none of
             forward_batch.out_cache_loc = forward_batch.out_cache_loc[: forward_batch.batch_size]
         with PATCHES.during(DRAFT_FORWARD, scored, owner=runner):
             return stock(forward_batch)
-
-    def _ends(self) -> bool:
-        """Whether one more token does not pay: then the draft has ended, since SGLang's loop asks for its depth before
-        every pass."""
-        parts, scored = self._parts, self._scorer.scored
-        if parts.end_draft is None or parts.planner is None or scored >= self._worker.speculative_num_steps:
-            return False
-        # drafts end on their way where the host scores them, and nowhere else
-        host: Any = self._scorer
-        with parts.counts.classifying():
-            ends = not parts.planner.goes_on(scored, *host.newest())
-        if ends:
-            parts.planner.ended(scored)
-            parts.end_draft(scored)
-        return ends
 
     def decide(self, batch: Any, drafted: Any) -> Any:
         with self._parts.counts.classifying():

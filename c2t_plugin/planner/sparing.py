@@ -1,0 +1,223 @@
+"""A planner that has drafts scored only where that pays: on a host whose own arithmetic scores them.
+
+On a GPU scores are part of a captured graph. On a CPU they take time of the step. Where they save less than that, a
+static chain of the right depth is faster. So a step can do without: it drafts as deep as what came of the steps before
+it says, and all of that is verified.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from c2t_plugin.planner import OwnLimits, Planner
+from c2t_plugin.planner.arrays import Array
+from c2t_plugin.planner.budget import falling_of, sums
+from c2t_plugin.planner.pace import size_of
+from c2t_plugin.planner.step_costs import StepCosts
+from c2t_plugin.planner.step_planner import StepPlanner
+
+# Scored drafts of a size of batch before any goes without.
+FIRST = 48
+# Of so many drafts where scores do not pay, how many are scored all the same, one after the other: to see whether they
+# would.
+EVERY, SCORED = 32, 2
+# Of what is known of both ways, what is left after a scored draft: some three dozen count.
+REMEMBERED = 0.97
+# How much better the other way has to look, since both are estimates.
+PAYS_FROM = 1.005
+# Steps without scores that share a choice of depth, as long as they are of as many requests.
+HELD = 4
+# Scored drafts whose price is the median, and after how many it is taken anew.
+PRICED, PRICED_EVERY = 64, 16
+
+
+class Worth:
+    """What scored drafts of one size of batch came to, beside what static ones of each depth would have."""
+
+    def __init__(self, depths: int) -> None:
+        """depths: how many, 0 among them."""
+        self.drafts = 0
+        self.pays = True
+        # (1 + depths,) of scored drafts, and of static ones by depth
+        self._tokens, self._seconds = np.zeros((2, 1 + depths))
+
+    def note(self, tokens: Array, seconds: Array) -> None:
+        """Of one scored draft. tokens, seconds: (1 + depths,) expected of its step, and of the same step with a static
+        draft of each depth."""
+        self.drafts += 1
+        self._tokens += tokens - (1.0 - REMEMBERED) * self._tokens
+        self._seconds += seconds - (1.0 - REMEMBERED) * self._seconds
+        scored, *static = (self._tokens / self._seconds).tolist()
+        ahead = scored / max(static)
+        self.pays = ahead * PAYS_FROM >= 1.0 if self.pays else ahead >= PAYS_FROM
+
+
+class _ScoredPlanner(Planner):
+    """Of steps that are scored, which takes time for each depth."""
+
+    def __init__(self, *positional: Any, **keyword: Any) -> None:
+        super().__init__(*positional, **keyword)
+        # seconds for each depth, by size of batch
+        self.prices: dict[int, float] = {}
+
+    def price(self, requests: int) -> float:
+        """Seconds of scores for each depth."""
+        return self.prices.get(size_of(requests), 0.0)
+
+    def costs(self, requests: int) -> StepCosts:
+        known = super().costs(requests)
+        return known._replace(a_depth=known.a_depth + self.price(requests))
+
+
+class _StaticPlanner(Planner):
+    """Of steps without scores."""
+
+    def seconds(self, requests: int) -> Array:
+        """(depths,) of a step of each depth."""
+        none = np.zeros((len(self.depths), 1), dtype=np.int64)
+        return self._seconds(requests, none, 0)[:, 0]
+
+
+class SparingPlanner(StepPlanner):
+    """A StepPlanner of chains that also says of each step whether it is scored.
+
+    Asked as a StepPlanner is. `keep` and `learn` are handed NaN of steps that were not.
+    """
+
+    _kind = _ScoredPlanner
+
+    def __init__(
+        self,
+        *positional: Any,
+        scored_s: Callable[[], float],
+        clock: Callable[[], float] = time.perf_counter,
+        **keyword: Any,
+    ) -> None:
+        """scored_s: seconds that scores have taken since the start. For the rest see StepPlanner."""
+        self._static: _StaticPlanner | None = None
+        # Standing still while drafts are scored, it measures what steps take without that.
+        super().__init__(*positional, clock=lambda: clock() - scored_s(), **keyword)
+        # of the step at hand, and of the next one as far as is known
+        self.scores = self.scores_next = True
+        self._scored_s = scored_s
+        self._before_s = scored_s()
+        self._worth: dict[int, Worth] = {}
+        # steps since scores do not pay, and what scores took, by size of batch
+        self._turns: dict[int, int] = {}
+        self._took: dict[int, deque[float]] = {}
+        self._priced = 0
+        # depth that holds, for so many requests, and for how many more steps
+        self._held = 0, 0, 0
+        self._requests = self._drafts = self._without = 0
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        # a prefill's, whose requests may be any
+        self.scores_next = True
+
+    def begin(self, requests: int, whole: bool = False, own: Sequence[OwnLimits | None] = ()) -> int:
+        self._note_price()
+        self._requests, self.scores, self.scores_next = requests, True, True
+        depth = super().begin(requests, whole, own)
+        self._drafts += depth > 0
+        self._without += depth > 0 and not self.scores
+        return depth
+
+    def _note_price(self) -> None:
+        """What scores took of the step that has ended."""
+        before, self._before_s = self._before_s, self._scored_s()
+        planner, scored = self._planner, self.measures and self.scores and self.depth
+        if not (scored and self._requests and isinstance(planner, _ScoredPlanner)):
+            return
+        size = size_of(self._requests)
+        took = self._took.setdefault(size, deque(maxlen=PRICED))
+        took.append((self._before_s - before) / self.depth)
+        self._priced += 1
+        if size not in planner.prices or self._priced % PRICED_EVERY == 0:
+            # in few steps, since what follows from costs is remembered by them
+            planner.prices[size] = float(f"{median(took):.1e}")
+
+    def _plan(self, planner: Planner, requests: int) -> None:
+        static = self._static
+        if static is None:
+            static = self._static = _StaticPlanner(planner.curve, self._steps, packed=False, pace=self._pace)
+            for sure in self._early:
+                static.observe(self._meant(sure))
+        static.curve, static.skips = planner.curve, self.skips
+        self.scores, self.scores_next = self._turn(requests)
+        if self.scores:
+            super()._plan(planner, requests)
+        else:
+            self.depth, self._promised_s = self._static_depth(static, requests), None
+        # whichever decides the next step
+        planner.behind = static.behind = self.skips and self.depth == 0
+
+    def _turn(self, requests: int) -> tuple[bool, bool]:
+        """Whether this step and the next one are scored."""
+        size = size_of(requests)
+        worth = self._worth.setdefault(size, Worth(self._steps + 1))
+        # a file's curve holds for all that a step takes, and who has limits of their own is cut by scores
+        if not self.measures or self._unread is not None or any(self._own) or worth.drafts < FIRST or worth.pays:
+            return True, True
+        turn = self._turns[size] = self._turns.get(size, 0) + 1
+        return turn % EVERY < SCORED, (turn + 1) % EVERY < SCORED
+
+    def _static_depth(self, static: _StaticPlanner, requests: int) -> int:
+        depth, of, left = self._held
+        if left and of == requests:
+            self._held = depth, of, left - 1
+            return depth
+        depth = static.depth(requests)
+        self._held = depth, requests, 0 if static.probing else HELD - 1
+        return depth
+
+    def keep(self, kept: Tensor, own: Tensor, sure: Tensor) -> Tensor:
+        return super().keep(kept, own, sure) if self.scores else kept
+
+    def _spent(self, acceptance: Tensor, longest: Tensor, at_least: Tensor) -> Tensor:
+        kept = super()._spent(acceptance, longest, at_least)
+        planner, static = self._planner, self._static
+        assert isinstance(planner, _ScoredPlanner)
+        if static is None:
+            # of a draft that nobody planned
+            return kept
+        static.observe(acceptance)
+        if self._promised_s is not None:
+            if not any(self._own):
+                chain = falling_of(acceptance.double().numpy())
+                came = len(chain) + chain[np.arange(chain.shape[1]) < kept.numpy()[:, None]].sum()
+                self._judge(planner, static, chain, came, self._promised_s)
+            self._promised_s -= planner.price(len(kept)) * acceptance.shape[1]
+        return kept
+
+    def _judge(self, planner: Planner, static: _StaticPlanner, chain: Array, tokens: float, seconds: float) -> None:
+        """chain: (requests, drafted) how likely each token is accepted with all before it. tokens, seconds: that the
+        step is expected to bring and to take."""
+        requests, drafted = chain.shape
+        further = chain[:, -1:] * planner.accepted[drafted:].cumprod()
+        whole = requests + sums(np.hstack([chain, further]).sum(axis=0))
+        worth = self._worth.setdefault(size_of(requests), Worth(self._steps + 1))
+        worth.note(np.append(tokens, whole), np.append(seconds, static.seconds(requests)))
+
+    def learn(self, sure: Tensor, verified: Tensor, accepted: Tensor, owners: Sequence[Hashable] = ()) -> None:
+        if not sure[:1, -1:].isnan().all():
+            super().learn(sure, verified, accepted, owners)
+            return
+        # of a text that has ended fewer were verified
+        depth, whole = sure.shape[1], verified == sure.shape[1]
+        came = (torch.arange(depth) < accepted[whole, None]).double()
+        for planner in (self._planner, self._static):
+            if planner is not None:
+                planner.observe(came)
+
+    def state(self) -> dict[str, Any]:
+        """As StepPlanner's. unscored: the share of drafts that went without scores."""
+        return {**super().state(), "unscored": self._without / self._drafts if self._drafts else None}

@@ -1,0 +1,137 @@
+"""Steps without scores through a real server: plain output, drafts verified whole, and what an independent simulation
+accepts of them; scored steps between them have the confidences that they would have had."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
+pytestmark = [pytest.mark.sglang, pytest.mark.server]
+
+from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
+from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
+from tests.support.sglang import faults, spared_log  # noqa: E402
+from tests.support.sglang import verify_counts as vc  # noqa: E402
+from tests.support.sglang.simulate import Target, load_draft  # noqa: E402
+
+D_MAX, PROMPTS, TOGETHER = 4, 4, 4
+# float32 on both sides, of a network of one layer
+NEAR = 1e-4
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    folder = tmp_path_factory.mktemp("sparing")
+    target = Target(pair_dir() / "target")
+    prompts = [ids[: 30 + 6 * row] for row, ids in enumerate(held_out_prompts(PROMPTS, min_tokens=96, seed=21))]
+    classifier = vc.save_hand_made_classifier(folder / "hand.safetensors")
+    planted, log = folder / "planted", folder / "steps"
+    (folder / "plugins").mkdir()
+    plugins = str(faults.install(folder / "plugins", spared_log.__file__))
+    running = CpuServer(
+        pair_dir() / "target",
+        *("--speculative-algorithm", "C2T", "--speculative-c2t-base", "eagle3"),
+        *("--speculative-draft-model-path", str(pair_dir() / vc.DRAFTS["eagle3"])),
+        *("--speculative-num-steps", str(D_MAX), "--speculative-c2t-classifier", str(classifier)),
+        # watched, and not applied within so few steps
+        *("--speculative-c2t-planner", "on", "--speculative-c2t-learn", "auto", "--skip-server-warmup"),
+        log=folder / "server.log",
+        env={
+            **os.environ,
+            **{"PYTHONPATH": plugins, "SPARED_LOG": str(log), "PLANTED_FAULT_FILE": str(planted)},
+            "C2T_CACHE_DIR": "off",
+        },
+    )
+    answers: dict[Any, list[dict[str, Any]]] = {}
+    steps: dict[Any, list[dict[str, Any]]] = {}
+    planted.write_text("")
+    with running:
+        # until costs of both sizes are measured and no draft has to be scored any more
+        for at_once in (1, TOGETHER) * 2:
+            vc.answers(running, prompts, at_once)
+        for what in (1, TOGETHER, *spared_log.FAULTS):
+            planted.write_text(str(what))
+            log.write_text("")
+            running.flush_cache()
+            answers[what] = vc.answers(running, prompts, what if isinstance(what, int) else 1)
+            steps[what] = [json.loads(line) for line in log.read_text().splitlines()]
+        planner = running.request("/get_server_info")["internal_states"][0]["c2t"]["planner"]
+    yield SimpleNamespace(
+        answers=answers,
+        steps=steps,
+        planner=planner,
+        prompts=prompts,
+        plain=[tuple(target.greedy(prompt, vc.NEW_TOKENS)) for prompt in prompts],
+        target=target,
+        draft=load_draft(pair_dir(), vc.DRAFTS["eagle3"], target),
+        rule=vc.Rule(classifier, 0.0),
+    )
+
+
+def simulated(served: SimpleNamespace, prompt: list[int], answer: dict[str, Any], what: Any) -> tuple[vc.Counts, float]:
+    """What a request is counted for if its drafts are as deep as logged and as much of each is verified; and how far
+    confidences of scored steps are from those of the simulated drafts."""
+    rid, off = answer["meta_info"]["id"], 0.0
+    text, lengths = [*prompt, served.target.run(prompt)[0][-1]], {}
+    plans = [{**step, "row": step["rids"].index(rid)} for step in served.steps[what] if rid in step["rids"]]
+    while len(text) - len(prompt) < vc.NEW_TOKENS:
+        step, n = plans.pop(0), len(text) - 1
+        features = served.draft.features([state[:n] for state in served.target.run(text)[1]])
+        logits = served.draft.chain(text, features, step["depth"]) if step["depth"] else torch.zeros(0, 1)
+        if step["scores"]:
+            rows = zip(step["confidence"][step["row"]], served.rule.confidences(logits), strict=True)
+            off = max([off, *(abs(found - wanted) for found, wanted in rows if not math.isnan(found))])
+        length = step["kept"][step["row"]]
+        drafted = logits.argmax(-1).tolist()[:length]
+        choices, _ = served.target.run([*text, *drafted])
+        hits = next((place for place in range(length) if drafted[place] != choices[n + place]), length)
+        text += [*drafted[:hits], choices[n + hits]]
+        lengths[length] = lengths.get(length, 0) + 1
+    output = tuple(text[len(prompt) :][: vc.NEW_TOKENS])
+    return vc.Counts(output, sum(lengths.values()), tuple(sorted(lengths.items()))), off
+
+
+@pytest.mark.parametrize("at_once", [1, TOGETHER])
+def test_output_is_plain_and_most_drafts_are_not_scored(served: SimpleNamespace, at_once: int):
+    assert [tuple(answer["output_ids"]) for answer in served.answers[at_once]] == served.plain
+    spared = [step for step in served.steps[at_once] if not step["scores"]]
+    assert len(spared) > len(served.steps[at_once]) / 3
+    assert 0.3 < served.planner["unscored"] < 1.0
+
+
+@pytest.mark.parametrize("at_once", [1, TOGETHER])
+def test_what_is_not_scored_is_verified_whole(served: SimpleNamespace, at_once: int):
+    for step in served.steps[at_once]:
+        if not step["scores"]:
+            assert step["kept"] == [step["depth"]] * len(step["rids"])
+            assert all(math.isnan(one) for row in step["confidence"] for one in row)
+
+
+def test_counts_and_confidences_are_those_of_a_simulation(served: SimpleNamespace):
+    for prompt, answer in zip(served.prompts, served.answers[1], strict=True):
+        expected, off = simulated(served, prompt, answer, 1)
+        assert vc.Counts.of_answer(answer) == expected
+        assert off < NEAR
+    scored = [step for step in served.steps[1] if step["scores"] and step["depth"]]
+    # the first token of a draft has its seed, written by the step before, spared or not
+    assert scored and not any(math.isnan(step["confidence"][0][0]) for step in scored)
+
+
+def test_a_draft_without_scores_that_is_cut_all_the_same_is_noticed(served: SimpleNamespace):
+    steps = [step for step in served.steps["one_token_less"] if not step["scores"]]
+    assert steps and any(step["kept"] != [step["depth"]] * len(step["rids"]) for step in steps)
+
+
+def test_so_are_seeds_of_another_step(served: SimpleNamespace):
+    what = "seeds_of_a_step_before"
+    assert [tuple(answer["output_ids"]) for answer in served.answers[what]] == served.plain
+    found = zip(served.prompts, served.answers[what], strict=True)
+    assert max(simulated(served, prompt, answer, what)[1] for prompt, answer in found) > NEAR
