@@ -57,26 +57,13 @@ def read(buffer: torch.Tensor, slots: torch.Tensor, which: str) -> torch.Tensor:
     return found.view(*slots.shape, *buffer.shape[1:])
 
 
-def _extend_mask(length: int, tree_mask: torch.Tensor | None, is_causal: bool) -> torch.Tensor:
-    """Which of the `length` new positions each of them sees: [B or 1, length, length]."""
-    if tree_mask is not None:
-        return tree_mask.view(-1, length, length).to(torch.bool)
-    if not is_causal:
-        return torch.ones(1, length, length, dtype=torch.bool)
-    # not by `tril`, which wakes all threads for it in each layer
-    place = torch.arange(length)
-    return (place <= place[:, None])[None]
-
-
 class Part(NamedTuple):
     """Requests whose queries are computed in one call, of which shorter ones are filled up.
 
-    slots: [B, L] of the first L positions. seen: [B, q, L] what each query sees; of one that is nobody's, the first
-    position. rows: of all queries those of each request, None for all in their order. own: places of real queries among
-    the B * q, None for all.
+    slots: [B, L] of the first L positions. seen: [B, q, L] what each query sees. rows: of all queries those of each
+    request, None for the first ones in their order. own: places of real queries among the B * q, None for all.
     """
 
-    length: int
     slots: torch.Tensor
     seen: torch.Tensor
     rows: torch.Tensor | None
@@ -86,10 +73,11 @@ class Part(NamedTuple):
         self, query: torch.Tensor, buffers: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor, sm_scale: float
     ) -> None:
         """Fill in the rows of [T, H, E] output that are these requests'."""
-        count = len(self.slots) * self.length
+        batch, length, _ = self.seen.shape
+        count = batch * length
         asked = query[:count] if self.rows is None else query.index_select(0, self.rows)
         key, value = (read(buffer, self.slots, which) for buffer, which in zip(buffers, "kv", strict=True))
-        found = attend(asked.unflatten(0, (-1, self.length)), key, value, self.seen, sm_scale)
+        found = attend(asked.unflatten(0, (batch, length)), key, value, self.seen, sm_scale)
         found = found.reshape(-1, *output.shape[1:])
         if self.rows is None:
             output[:count] = found
@@ -144,22 +132,24 @@ def parts_of(
     trees = None if tree_mask is None else tree_mask.split([length**2 for length in lengths])
     found = []
     for requests in _together(lengths):
-        length, some = max(lengths[request] for request in requests), torch.tensor(requests)
-        lens = seq_lens[some]
-        prefix, width = lens - torch.tensor([lengths[request] for request in requests]), int(lens.max())
-        seen = torch.zeros(len(requests), length, width, dtype=torch.bool)
-        seen[:, :, 0] = True
-        rows, own = [], []
-        for place, request in enumerate(requests):
-            new, first = lengths[request], int(prefix[place])
-            mask = _extend_mask(new, None if trees is None else trees[request], is_causal)[0]
-            seen[place, :new, :first] = True
-            seen[place, :new, first : first + new] = mask
-            rows += [starts[request] + min(row, new - 1) for row in range(length)]
-            own += [place * length + row for row in range(new)]
-        straight = rows == list(range(len(rows)))
-        at = None if straight else torch.tensor(rows)
-        found.append(Part(length, slots[some, :width], seen, at, None if len(own) == len(rows) else torch.tensor(own)))
+        some, new = torch.tensor(requests), torch.tensor([lengths[request] for request in requests])[:, None]
+        lens, places = seq_lens[some][:, None], torch.arange(int(new.max()))
+        # a query that is nobody's is its request's last one again
+        query, prefix = torch.minimum(places, new - 1), lens - new
+        positions = torch.arange(int(lens.max()))
+        if trees is not None:
+            seen = (positions < prefix[..., None]).repeat(1, len(places), 1)
+            for row, request in enumerate(requests):
+                first, mask = int(prefix[row]), trees[request].view(lengths[request], -1).bool()
+                seen[row, :, first : first + len(mask)] = mask[query[row]]
+        else:
+            last = prefix + query if is_causal else (lens - 1).expand_as(query)
+            seen = positions <= last[..., None]
+        rows = (torch.tensor([starts[request] for request in requests])[:, None] + query).flatten()
+        own = (places < new).flatten().nonzero().flatten()
+        straight, full = torch.equal(rows, torch.arange(len(rows))), len(own) == len(rows)
+        kept = slots[some, : len(positions)]
+        found.append(Part(kept, seen, None if straight else rows, None if full else own))
     return found
 
 
