@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,40 +11,8 @@ from torch import Tensor
 
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.engines.host_scorer import HostNetwork, HostStatistics, HostStats, extend
-from c2t_plugin.planner.ahead import DraftEnd
 from c2t_plugin.planner.sparing import SparingPlanner
 from c2t_plugin.scorer import ChainScorer
-
-
-def sparing(scorer: Any, scored_s: Callable[[], float]) -> Callable[..., SparingPlanner]:
-    """Makes a planner by which this HostChainScorer is spared steps. scored_s: see SparingPlanner."""
-
-    def made(*positional: Any, **keyword: Any) -> SparingPlanner:
-        scorer.planner = SparingPlanner(*positional, scored_s=scored_s, **keyword)
-        found: SparingPlanner = scorer.planner
-        return found
-
-    return made
-
-
-def ending(worker: Any, end: Callable[[int], None]) -> Callable[[], bool]:
-    """For `Parts.ends` of SGLang's worker, whose drafts a HostChainScorer scores: one ends when another token does not
-    pay. end: ends it at a depth, since SGLang's loop asks for its depth before every pass."""
-    parts, drafting = worker.c2t, worker._draft_worker
-    scorer, planner = parts.scorer, parts.planner
-    planner.draft_end = DraftEnd()
-
-    def ends() -> bool:
-        if scorer.scored >= drafting.speculative_num_steps:
-            return False
-        with parts.counts.classifying():
-            goes_on: bool = planner.goes_on(scorer.scored, *scorer.newest())
-        if not goes_on:
-            planner.ended(scorer.scored)
-            end(scorer.scored)
-        return not goes_on
-
-    return ends
 
 
 class HostChainScorer(ChainScorer):

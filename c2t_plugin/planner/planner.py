@@ -215,7 +215,7 @@ class Planner:
         drafted, self.promised_s = acceptance.shape[1], None
         if acceptance.numel():
             chain = falling_of(acceptance.double().numpy())
-            self._observe(chain.mean(0), len(chain))
+            self.hear(chain)
         if not self.packed or self.probing:
             whole = torch.full((len(acceptance),), drafted)
             return whole if longest is None else longest.clamp(max=drafted)
@@ -229,7 +229,7 @@ class Planner:
         if acceptance.numel():
             chain = falling_of(acceptance.double().numpy())
             self._recent.note(chain)
-            self._observe(chain.mean(0), len(chain))
+            self.hear(chain)
 
     def rows(self, requests: int, depth: int, sizes: Sequence[int] = ()) -> int:
         """Tokens of the target's pass, roots included, of a step whose acceptance is not known yet.
@@ -248,11 +248,11 @@ class Planner:
         measured = None if self._pace is None else self._pace.costs(self.curve, requests, self.skips)
         return measured or StepCosts.before(self.curve, self.skips)
 
-    def _observe(self, chain: Array, requests: int) -> None:
-        """chain: (drafted,) mean acceptance by depth."""
-        drafted, seen = len(chain), self._seen
+    def hear(self, chain: Array) -> None:
+        """Learn from a step. chain: (requests, drafted) how likely each token is accepted with all before it."""
+        (requests, drafted), seen, mean = chain.shape, self._seen, chain.mean(axis=0)
         found = np.ones((2, drafted))
-        found[0], found[1, 1:] = chain, chain[:-1]
+        found[0], found[1, 1:] = mean, mean[:-1]
         means = self._means[:, :drafted]
         # the mean of all drafts as long as they are few
         self._drafts[:drafted] += requests

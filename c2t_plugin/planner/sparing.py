@@ -40,11 +40,12 @@ PRICED, PRICED_EVERY = 64, 16
 
 
 class Worth:
-    """What scored drafts of one size of batch came to, beside what static ones of each depth would have."""
+    """What scored drafts of one size of batch came to, beside what static ones of each depth would have; and which
+    steps are scored for that."""
 
     def __init__(self, depths: int) -> None:
         """depths: how many, 0 among them."""
-        self.drafts = 0
+        self.drafts = self._turns = 0
         self.pays = True
         # (1 + depths,) of scored drafts, and of static ones by depth
         self._tokens, self._seconds = np.zeros((2, 1 + depths))
@@ -59,18 +60,37 @@ class Worth:
         ahead = scored / max(static)
         self.pays = ahead * PAYS_FROM >= 1.0 if self.pays else ahead >= PAYS_FROM
 
+    def turn(self) -> tuple[bool, bool]:
+        """Whether the step at hand and the next one are scored; to be asked once a step."""
+        if self.drafts < FIRST or self.pays:
+            return True, True
+        self._turns += 1
+        return self._turns % EVERY < SCORED, (self._turns + 1) % EVERY < SCORED
+
 
 class _ScoredPlanner(Planner):
     """Of steps that are scored, which takes time for each depth."""
 
     def __init__(self, *positional: Any, **keyword: Any) -> None:
         super().__init__(*positional, **keyword)
-        # seconds for each depth, by size of batch
-        self.prices: dict[int, float] = {}
+        # by size of batch: seconds that scores took for each depth, and their median, in few steps
+        self._took: dict[int, deque[float]] = {}
+        self._prices: dict[int, float] = {}
+        self._paid = 0
+
+    def paid(self, requests: int, seconds: float) -> None:
+        """What scores took of a step, for each depth."""
+        size = size_of(requests)
+        took = self._took.setdefault(size, deque(maxlen=PRICED))
+        took.append(seconds)
+        self._paid += 1
+        if size not in self._prices or self._paid % PRICED_EVERY == 0:
+            # what follows from costs is remembered by them
+            self._prices[size] = float(f"{median(took):.1e}")
 
     def price(self, requests: int) -> float:
         """Seconds of scores for each depth."""
-        return self.prices.get(size_of(requests), 0.0)
+        return self._prices.get(size_of(requests), 0.0)
 
     def costs(self, requests: int) -> StepCosts:
         known = super().costs(requests)
@@ -109,11 +129,8 @@ class SparingPlanner(StepPlanner):
         self.scores = self.scores_next = True
         self._scored_s = scored_s
         self._before_s = scored_s()
+        # by size of batch
         self._worth: dict[int, Worth] = {}
-        # steps since scores do not pay, and what scores took, by size of batch
-        self._turns: dict[int, int] = {}
-        self._took: dict[int, deque[float]] = {}
-        self._priced = 0
         # depth that holds, for so many requests, and for how many more steps
         self._held = 0, 0, 0
         self._requests = self._drafts = self._without = 0
@@ -124,33 +141,26 @@ class SparingPlanner(StepPlanner):
         self.scores_next = True
 
     def begin(self, requests: int, whole: bool = False, own: Sequence[OwnLimits | None] = ()) -> int:
-        self._note_price()
+        self._pay()
         self._requests, self.scores, self.scores_next = requests, True, True
         depth = super().begin(requests, whole, own)
         self._drafts += depth > 0
         self._without += depth > 0 and not self.scores
         return depth
 
-    def _note_price(self) -> None:
-        """What scores took of the step that has ended."""
+    def _pay(self) -> None:
+        """For the scores of the step that has ended. A file's curve holds for all that a step takes."""
         before, self._before_s = self._before_s, self._scored_s()
         planner, scored = self._planner, self.measures and self.scores and self.depth
-        if not (scored and self._requests and isinstance(planner, _ScoredPlanner)):
-            return
-        size = size_of(self._requests)
-        took = self._took.setdefault(size, deque(maxlen=PRICED))
-        took.append((self._before_s - before) / self.depth)
-        self._priced += 1
-        if size not in planner.prices or self._priced % PRICED_EVERY == 0:
-            # in few steps, since what follows from costs is remembered by them
-            planner.prices[size] = float(f"{median(took):.1e}")
+        if scored and self._requests and isinstance(planner, _ScoredPlanner):
+            planner.paid(self._requests, (self._before_s - before) / self.depth)
 
     def _plan(self, planner: Planner, requests: int) -> None:
         static = self._static
         if static is None:
             static = self._static = _StaticPlanner(planner.curve, self._steps, packed=False, pace=self._pace)
             for sure in self._early:
-                static.observe(self._meant(sure))
+                static.hear(falling_of(self._meant(sure).double().numpy()))
         static.curve, static.skips = planner.curve, self.skips
         self.scores, self.scores_next = self._turn(requests)
         if self.scores:
@@ -161,14 +171,13 @@ class SparingPlanner(StepPlanner):
         planner.behind = static.behind = self.skips and self.depth == 0
 
     def _turn(self, requests: int) -> tuple[bool, bool]:
-        """Whether this step and the next one are scored."""
-        size = size_of(requests)
-        worth = self._worth.setdefault(size, Worth(self._steps + 1))
-        # a file's curve holds for all that a step takes, and who has limits of their own is cut by scores
-        if not self.measures or self._unread is not None or any(self._own) or worth.drafts < FIRST or worth.pays:
+        """See Worth.turn. Who has limits of their own is cut by scores."""
+        if not self.measures or self._unread is not None or any(self._own):
             return True, True
-        turn = self._turns[size] = self._turns.get(size, 0) + 1
-        return turn % EVERY < SCORED, (turn + 1) % EVERY < SCORED
+        return self._worth_of(requests).turn()
+
+    def _worth_of(self, requests: int) -> Worth:
+        return self._worth.setdefault(size_of(requests), Worth(self._steps + 1))
 
     def _static_depth(self, static: _StaticPlanner, requests: int) -> int:
         depth, of, left = self._held
@@ -189,10 +198,10 @@ class SparingPlanner(StepPlanner):
         if static is None:
             # of a draft that nobody planned
             return kept
-        static.observe(acceptance)
+        chain = falling_of(acceptance.double().numpy())
+        static.hear(chain)
         if self._promised_s is not None:
             if not any(self._own):
-                chain = falling_of(acceptance.double().numpy())
                 came = len(chain) + chain[np.arange(chain.shape[1]) < kept.numpy()[:, None]].sum()
                 self._judge(planner, static, chain, came, self._promised_s)
             self._promised_s -= planner.price(len(kept)) * acceptance.shape[1]
@@ -204,8 +213,7 @@ class SparingPlanner(StepPlanner):
         requests, drafted = chain.shape
         further = chain[:, -1:] * planner.accepted[drafted:].cumprod()
         whole = requests + sums(np.hstack([chain, further]).sum(axis=0))
-        worth = self._worth.setdefault(size_of(requests), Worth(self._steps + 1))
-        worth.note(np.append(tokens, whole), np.append(seconds, static.seconds(requests)))
+        self._worth_of(requests).note(np.append(tokens, whole), np.append(seconds, static.seconds(requests)))
 
     def learn(self, sure: Tensor, verified: Tensor, accepted: Tensor, owners: Sequence[Hashable] = ()) -> None:
         if not sure[:1, -1:].isnan().all():
@@ -213,10 +221,10 @@ class SparingPlanner(StepPlanner):
             return
         # of a text that has ended fewer were verified
         depth, whole = sure.shape[1], verified == sure.shape[1]
-        came = (torch.arange(depth) < accepted[whole, None]).double()
+        came = (torch.arange(depth) < accepted[whole, None]).double().numpy()
         for planner in (self._planner, self._static):
-            if planner is not None:
-                planner.observe(came)
+            if planner is not None and came.size:
+                planner.hear(came)
 
     def state(self) -> dict[str, Any]:
         """As StepPlanner's. unscored: the share of drafts that went without scores."""

@@ -125,9 +125,9 @@ def complete(worker: Any, config: C2TConfig) -> Any:
         can_end = worker.device == "cpu" and ranks.alone()
         controller = DepthSwitch(worker, range(parts.scorer.d_max + 1) if can_end else planner.depths)
         if can_end:
-            from c2t_plugin.engines import host_chains
+            from c2t_plugin.engines.sglang.drafters import host
 
-            parts.ends = host_chains.ending(worker, controller.switch)
+            parts.ends = host.ending(worker, controller.switch)
         from c2t_plugin.engines.sglang import behind
 
         parts.behind = behind.start(worker)
@@ -229,9 +229,9 @@ def _planner(
     kind: Callable[..., StepPlanner] = StepPlanner
     if scorer.beta.device.type == "cpu" and alone:
         # what a server on a GPU does not load
-        from c2t_plugin.engines import host_chains
+        from c2t_plugin.engines.sglang.drafters import host
 
-        kind = host_chains.sparing(scorer, lambda: counts.classifier_s or 0.0)
+        kind = functools.partial(host.planner, scorer, lambda: counts.classifier_s or 0.0)
     # by servers that learn alone
     from c2t_plugin.engines import learning
 
