@@ -1,14 +1,14 @@
 """A plugin for tests only: has a planner spare scores early, writes down what every step did, and plants faults.
 
-SPARED_LOG names a file that gets one JSON line per step: its requests, depth, whether it has scores, the
-confidences of its drafts and how many tokens of each are verified. PLANTED_FAULT_FILE names one that may hold the name
-of a fault.
+SPARED_LOG names a file that gets one JSON line per step: its requests, and what LoggedPlan wants of it. A fault comes
+after that. PLANTED_FAULT_FILE names a file that may hold the name of one.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,27 @@ FAULTS = ("one_token_less", "seeds_of_a_step_before")
 FIRST, EVERY = 4, 3
 
 
-def register() -> None:
-    from c2t_plugin.engines import host_chains
-    from c2t_plugin.engines.sglang import worker
+def spare(patch: Callable[[Any, str, Any], None]) -> None:
+    """Settle what pays: drafting does, scores do not. patch: setattr, or one that is undone."""
     from c2t_plugin.planner import planner, sparing
 
-    sparing.FIRST, sparing.EVERY, sparing.SCORED = FIRST, EVERY, 1
-    # what pays is settled here: drafting does, scores do not
     depth_of = planner.Planner.depth
-    planner.Planner.depth = lambda self, *asked: max(1, depth_of(self, *asked))
 
     def noted(self: Any, *_: Any) -> None:
         self.drafts, self.pays = self.drafts + 1, False
 
-    sparing.Worth.note = noted
+    patch(planner.Planner, "depth", lambda self, *asked: max(1, depth_of(self, *asked)))
+    patch(sparing.Worth, "note", noted)
+    for name, value in (("FIRST", FIRST), ("EVERY", EVERY), ("SCORED", 1)):
+        patch(sparing, name, value)
+
+
+def register() -> None:
+    from c2t_plugin.engines import host_chains
+    from c2t_plugin.engines.sglang import worker
+    from c2t_plugin.planner import sparing
+
+    spare(setattr)
     path, planted = Path(os.environ["SPARED_LOG"]), Path(os.environ["PLANTED_FAULT_FILE"])
     plan, keep = worker.StepMixin.planned_depth, sparing.SparingPlanner.keep
     write_seed = host_chains.HostChainScorer.write_seed
@@ -45,11 +52,10 @@ def register() -> None:
 
     def noted_keep(self: Any, kept: Any, own: Any, sure: Any) -> Any:
         found = keep(self, kept, own, sure)
-        if not self.scores and "one_token_less" in planted.read_text():
-            found = (found - 1).clamp(min=0)
         known = {"confidence": sure[..., 0].tolist(), "kept": found.tolist()}
         write({"depth": self.depth, "scores": self.scores, **known})
-        return found
+        faulty = not self.scores and "one_token_less" in planted.read_text()
+        return (found - 1).clamp(min=0) if faulty else found
 
     def write(step: dict[str, Any]) -> None:
         with path.open("a") as log:
