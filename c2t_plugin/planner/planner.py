@@ -31,6 +31,12 @@ PAYS_FROM = 1.02
 # Weight of the newest step in the running means of acceptance by depth, and of each of its drafts at most: what ten
 # drafts of one request say is mostly chance, and who stops drafting for it does not see it mended.
 FORGET, FORGET_ONE = 0.1, 0.02
+# Drafts accepted up to a depth that the depth above it counts as there. Who has seen few takes a token to be as likely
+# after the one before it as that one was: a first answer that is hard to foretell, and drafts would never again be as
+# deep as pays.
+PRIOR = 16
+# Drafts before plain decoding may be chosen, which teaches nothing: who does so for a few bad ones goes on to.
+TAUGHT = 128
 # Steps that share the price of the pass with which a draft reads what plain steps have left it behind with. Paid by the
 # first one alone, it would keep a gain away that is smaller in each step.
 HOLDS = 16
@@ -75,8 +81,9 @@ class Planner:
     """Chooses each step's draft depth before it drafts, and each request's kept tokens after.
 
     The depth comes from how often a token is accepted if the one before it is, by depth: running means of the one over
-    those of the other; `forget` is the newest step's weight in them, less where it has few drafts. The first step
-    drafts as deep as it may, since a guess that is too low would be corrected by probes only.
+    those of the other; `forget` is the newest step's weight in them, less where it has few drafts. A depth that few
+    drafts have reached goes on as the one above it, more or less. The first step drafts as deep as it may, since a
+    guess that is too low would be corrected by probes only.
 
     Some steps are probes, at least `probe_every` apart: of a depth that does not seem best, plain decoding among them,
     and all that is drafted is verified. So no depth whose price or acceptance has changed is lost from sight. Each is
@@ -90,13 +97,15 @@ class Planner:
         probe_every: int = PROBE_EVERY,
         forget: float = FORGET,
         *,
+        prior: float = PRIOR,
+        taught: int = TAUGHT,
         depths: Sequence[int] | None = None,
         packed: bool = True,
         pace: Pace | None = None,
     ) -> None:
-        """depths: those that can be drafted, rising, from 0 to d_max; None: all. packed: whether a draft token that is
-        not verified is not computed; without that all drafted ones are verified. pace: what steps cost beside their
-        passes, where that is measured; else the curve says it."""
+        """prior, taught: see PRIOR and TAUGHT. depths: those that can be drafted, rising, from 0 to d_max; None: all.
+        packed: whether a draft token that is not verified is not computed; without that all drafted ones are verified.
+        pace: what steps cost beside their passes, where that is measured; else the curve says it."""
         self.depths = tuple(range(d_max + 1) if depths is None else depths)
         if d_max < 1:
             raise ConfigError(f"the planner needs at least 1 draft step, got {d_max}")
@@ -107,7 +116,7 @@ class Planner:
         self.curve = curve
         self.d_max = d_max
         self.probe_every = probe_every
-        self.forget = forget
+        self.forget, self._prior, self._taught = forget, prior, taught
         self.packed = packed
         # whether plain steps do without draft extend, and the newest step was one
         self.skips = self.behind = False
@@ -167,8 +176,11 @@ class Planner:
         rates = np.where(possible, expected / seconds, -1.0)
         # of plain decoding, of which nothing more is decided
         self.promised_s = float(seconds[0, 0])
+        plain = float(rates[0, 0])
+        if self._drafts[0] < self._taught:
+            plain = rates[0, 0] = -1.0
         best, count = divmod(int(rates.argmax()), len(counts))
-        if rates[best, count] < PAYS_FROM * rates[0, 0]:
+        if rates[best, count] < PAYS_FROM * plain:
             best = count = 0
         each = np.arange(len(most))
         lost = seconds[each, most] - expected[each, most] / rates[best, count]
@@ -260,11 +272,12 @@ class Planner:
         means += weight * (found - means)
         self._seen = max(seen, drafted)
         self.whole_drafts += int(drafted == self.d_max)
-        token, above = self._means[:, : self._seen]
-        # what lies deeper was never seen: as likely as the deepest that was
-        self.accepted[:] = 0.0
-        np.divide(token, above, out=self.accepted[: self._seen], where=above > 0)
-        self.accepted[self._seen :] = self.accepted[self._seen - 1]
+        prior, likely = 0.0, 0.0
+        # of a depth that was never seen both sums are 0: as likely as the one above it
+        for depth, (token, above) in enumerate((self._means * self._drafts).T.tolist()):
+            known = above + prior
+            likely = (token + prior * likely) / known if known else likely * (depth >= self._seen)
+            self.accepted[depth], prior = likely, self._prior
 
 
 def _by_depth(chain: Array, requests: int, limits: Sequence[OwnLimits | None]) -> tuple[Array, Array]:

@@ -31,7 +31,7 @@ drafts = st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=D_MAX - 1), min
 
 def knowing(**how: bool) -> Planner:
     """A planner that has seen enough drafts to let one end."""
-    planner = Planner(CURVE, D_MAX, **how)
+    planner = Planner(CURVE, D_MAX, prior=0, **how)
     for _ in range(WHOLE_FIRST):
         planner.observe(USUAL)
     return planner
@@ -141,7 +141,7 @@ def test_where_the_whole_window_is_computed_an_unlikely_neighbour_counts():
 
 def test_means_are_weighed_by_how_likely_the_token_before_was():
     """Of two steps with one request each: a token after an unlikely one says little about those after a likely one."""
-    planner = Planner(CURVE, 2, forget=0.5)
+    planner = Planner(CURVE, 2, forget=0.5, prior=0)
     planner.observe(torch.tensor([[0.9, 0.9]]))
     planner.observe(torch.tensor([[0.1, 0.0]]))
     assert planner.accepted.tolist() == pytest.approx([0.5, 0.9])

@@ -8,6 +8,7 @@ import torch
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.planner.calibration import Calibration
 from c2t_plugin.planner.ledger import Ledger
+from c2t_plugin.planner.planner import TAUGHT
 from c2t_plugin.planner.step_planner import StepPlanner
 
 CURVE = CostCurve(verify=((1, 1.0), (9, 1.8)), draft=((1, 0.1), (2, 0.1)))
@@ -63,7 +64,7 @@ def test_plain_steps_are_expected_to_take_something_too():
     confidence = torch.tensor([[0.01, 0.01]])
     plain, compared = 0, []
     planner._ledger.add = lambda what, expected, came: compared.append((what, expected, came))  # type: ignore[method-assign]
-    for _ in range(60):
+    for _ in range(60 + TAUGHT):
         depth, rows = planner.begin(1), 1
         plain += depth == 0 and planner._forced is None
         if depth:

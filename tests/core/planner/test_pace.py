@@ -172,7 +172,7 @@ def test_a_planner_believes_it_more_than_the_curve(clock: Clock):
     """By the curve drafting pays; what really passes between steps says that it does not."""
     cheap = CostCurve(verify=((1, 1.0), (9, 1.1)), draft=((1, 0.01), (2, 0.01)))
     pace = Pace(clock=clock)
-    planner = Planner(cheap, 2, depths=(0, 2), pace=pace)
+    planner = Planner(cheap, 2, depths=(0, 2), pace=pace, taught=0)
     planner.keep(torch.tensor([[0.8, 0.6]]))
     assert planner.depth(1) == 2
     for _ in range(MEMORY):

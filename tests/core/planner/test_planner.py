@@ -20,7 +20,7 @@ from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import PROBE_EVERY, CostCurve, OwnLimits, Planner, draft_passes, spend
 from c2t_plugin.planner.gains import MEMORY, RecentGains
 from c2t_plugin.planner.pace import Pace
-from c2t_plugin.planner.planner import FORGET, FORGET_ONE, PAYS_FROM, PROBES_COST
+from c2t_plugin.planner.planner import FORGET, FORGET_ONE, PAYS_FROM, PRIOR, PROBES_COST, TAUGHT
 from c2t_plugin.planner.step_costs import StepCosts
 
 FREE = CostCurve(verify=((1, 1.0), (1000, 1.0)), draft=((1, 1e-6), (1000, 1e-6)))
@@ -31,6 +31,9 @@ PRICED = CostCurve(verify=((1, 1.0), (1001, 21.0)), draft=((1, 0.02), (1000, 0.0
 USUAL = CostCurve(
     verify=((1, 1.0), (32, 1.0), (512, 8.0)), draft=((1, 0.05), (512, 0.2)), fixed=0.02, draft_extend=0.03
 )
+
+# who takes what came once for what is
+KNOWN = {"prior": 0, "taught": 0}
 
 probabilities = st.lists(
     st.lists(st.floats(0, 1) | st.just(math.nan), min_size=3, max_size=3), min_size=1, max_size=3
@@ -122,7 +125,7 @@ def wanted(rates: Sequence[float]) -> float:
 )
 def test_the_depth_is_the_one_whose_best_budget_is_fastest(accepted: list[float], requests: int, curve: CostCurve):
     chain = torch.tensor(accepted, dtype=torch.float64).cumprod(0)
-    planner = Planner(curve, 4)
+    planner = Planner(curve, 4, **KNOWN)
     planner.keep(chain[None])
     rates = [spend(chain[:n].expand(requests, n), curve, draft_passes(n)).rate for n in range(5)]
     assert rates[planner.depth(requests)] == pytest.approx(wanted(rates), rel=1e-9)
@@ -139,7 +142,7 @@ def test_of_the_depths_that_there_are_the_fastest_is_taken(
     accepted: list[float], requests: int, curve: CostCurve, depths: tuple[int, ...], packed: bool
 ):
     chain = torch.tensor(accepted, dtype=torch.float64).cumprod(0)
-    planner = Planner(curve, 4, depths=depths, packed=packed)
+    planner = Planner(curve, 4, depths=depths, packed=packed, **KNOWN)
     planner.keep(chain[None])
 
     def rate(depth: int, count: int) -> float:
@@ -169,7 +172,7 @@ def test_requests_with_settings_of_their_own_are_priced_as_what_they_will_be(
     accepted: list[float], others: int, own: list[tuple[float | None, int | None, bool]], curve: CostCurve, packed: bool
 ):
     chain = torch.tensor(accepted, dtype=torch.float64).cumprod(0)
-    planner = Planner(curve, 4, packed=packed)
+    planner = Planner(curve, 4, packed=packed, **KNOWN)
     planner.keep(chain[None])
     requests = others + len(own)
 
@@ -196,7 +199,7 @@ def test_requests_with_settings_of_their_own_are_priced_as_what_they_will_be(
 def test_what_one_request_has_verified_makes_a_deep_draft_dear():
     """Nine rows cost what one does, a tenth a lot: of seven requests two tokens are verified, of eight one."""
     curve = CostCurve(verify=((1, 1.0), (9, 1.0), (10, 9.0), (99, 99.0)), draft=((1, 1e-6), (99, 1e-6)))
-    planner = Planner(curve, 4)
+    planner = Planner(curve, 4, **KNOWN)
     planner.keep(torch.full((1, 4), 0.9))
     nothing, everything = OwnLimits(None, 0, exact=False), OwnLimits(0.0, None, exact=True)
     assert planner.depth(7, [nothing] * 6) == 2
@@ -311,6 +314,54 @@ def test_a_few_drafts_are_averaged_and_one_of_many_weighs_little():
         assert planner.accepted[0] == pytest.approx((1 - weight) * before)
 
 
+def test_a_depth_that_few_drafts_have_reached_goes_on_as_the_one_above_it():
+    """One hard answer at the beginning, of which nothing deep is accepted, says little of deep tokens."""
+    planner, hard = Planner(USUAL, 4), torch.tensor([[0.6, 0.3, 0.0, 0.0]])
+    for _ in range(10):
+        planner.observe(hard)
+    first, second, third, fourth = planner.accepted.tolist()
+    assert first == pytest.approx(0.6)
+    # six drafts have come to the second token and three of them further, three to the third and none
+    assert second == pytest.approx((3 + PRIOR * first) / (6 + PRIOR))
+    assert third == pytest.approx((0 + PRIOR * second) / (3 + PRIOR))
+    assert fourth == pytest.approx((0 + PRIOR * third) / (0 + PRIOR))
+    for _ in range(10_000):
+        planner.observe(hard)
+    assert planner.accepted[:3].tolist() == pytest.approx([0.6, 0.5, 0.0], abs=0.01)
+
+
+@pytest.mark.parametrize("depth", [0, 2, 6])
+def test_a_hard_answer_at_the_beginning_does_not_keep_drafts_short(depth: int):
+    """Drafts are easy behind it. depth: that ends before it."""
+    planner, easy = Planner(PRICED, 6), torch.full((1, 6), 0.9).cumprod(1)
+    hard = easy.clone()
+    hard[:, depth:] = 0.01
+    for _ in range(9):
+        planner.observe(hard)
+    found = []
+    for _ in range(200):
+        found.append(planner.depth(1))
+        if found[-1]:
+            planner.observe(easy[:, : found[-1]])
+    assert sum(found[-100:]) > 500
+
+
+@pytest.mark.parametrize("requests", [1, 32])
+def test_plain_decoding_which_teaches_nothing_waits_for_a_number_of_drafts(requests: int):
+    planner, unlikely = Planner(DEAR, 4), torch.full((requests, 4), 0.01)
+    chosen, drafts = [], 0
+    while drafts < TAUGHT or len(chosen) < 10:
+        depth = planner.depth(requests)
+        # a probe sees what it costs
+        if drafts >= TAUGHT:
+            chosen.append(depth)
+        else:
+            assert depth > 0 or planner.probing
+        planner.keep(unlikely[:, :depth])
+        drafts += requests * (depth > 0)
+    assert chosen.count(0) >= 9
+
+
 def test_it_comes_back_from_plain_decoding():
     planner = Planner(PRICED, 6)
     for _ in range(40):
@@ -325,7 +376,7 @@ def test_it_comes_back_from_plain_decoding():
 def test_draft_extend_is_no_price_of_plain_steps_that_do_without():
     curve = CostCurve(verify=((1, 1.0), (2, 1.4)), draft=((1, 0.1), (2, 0.1)), draft_extend=0.3)
     for skips, expected in ((False, 1), (True, 0)):
-        planner = Planner(curve, 1)
+        planner = Planner(curve, 1, **KNOWN)
         planner.skips = skips
         # 1.5 tokens in 1.7 seconds, or one in 1.3 or 1.0
         planner.keep(torch.tensor([[0.5]]))
@@ -336,7 +387,7 @@ def test_what_a_draft_has_to_read_first_is_shared_by_some_steps():
     """A gain of 2.6% a step is not worth going back and forth; one of 4% is."""
     curve = CostCurve(verify=((1, 1.0), (2, 1.4)), draft=((1, 0.1), (2, 0.1)), draft_extend=0.3)
     for skips, acceptance, expected in ((True, 0.745, 0), (True, 0.77, 1), (False, 0.705, 1)):
-        planner = Planner(curve, 1)
+        planner = Planner(curve, 1, **KNOWN)
         planner.skips = skips
         planner.keep(torch.tensor([[acceptance]]))
         assert planner.depth(1) == 1
@@ -349,7 +400,7 @@ def test_depths_that_were_never_drafted_are_forecast_from_the_last_ratio():
     """At .8 and then .9 of what is left, drafting four pays; at .8 and then .1, one does."""
     curve = CostCurve(verify=((1, 1.0), (64, 1.0)), draft=((1, 0.2), (64, 0.2)))
     for second, expected in ((0.72, 4), (0.08, 1)):
-        planner = Planner(curve, 4)
+        planner = Planner(curve, 4, **KNOWN)
         planner.keep(torch.tensor([[0.8, second]]))
         assert planner.depth(1) == expected
 

@@ -28,6 +28,7 @@ from c2t_plugin.engines.vllm.requests import OwnSettings  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
 from c2t_plugin.planner import CostCurve, OwnLimits, step_planner  # noqa: E402
 from c2t_plugin.planner.calibration import Calibration  # noqa: E402
+from c2t_plugin.planner.planner import TAUGHT  # noqa: E402
 from c2t_plugin.planner.sparing import EVERY, FIRST, SCORED  # noqa: E402
 from tests.engines.vllm.test_config import resolved  # noqa: E402
 
@@ -150,7 +151,8 @@ def test_a_draft_that_vllm_spares_says_nothing_of_what_drafts_cost():
 @pytest.mark.parametrize(("draft_pass", "confidence", "depth"), [(0.01, 0.99, D_MAX), (30.0, 0.99, 1), (0.01, 0.01, 0)])
 def test_depth_follows_from_costs_and_confidences(draft_pass: float, confidence: float, depth: int):
     machine = Machine(draft_pass, confidence)
-    machine.run(60)
+    # plain decoding waits for drafts to teach
+    machine.run(60 + TAUGHT // 2)
     assert machine.depths[-10:].count(depth) >= 9
     assert machine.step() == [depth] * 2 or depth == 0
 

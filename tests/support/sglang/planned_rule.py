@@ -17,7 +17,7 @@ from c2t_plugin.planner import CostCurve
 D_MAX = 4
 DEPTHS = (0, 1, 2, 4)
 PROBE_EVERY, PROBES_COST = 16, 0.01
-FORGET, FORGET_ONE, WHOLE_FIRST, HOLDS = 0.1, 0.02, 4, 16
+FORGET, FORGET_ONE, WHOLE_FIRST, HOLDS, PRIOR, TAUGHT = 0.1, 0.02, 4, 16, 16, 128
 MEMORY = 8
 # Cheap for one request, dear for eight, for which plain decoding is faster.
 CURVE = CostCurve(verify=((1, 1.0), (4, 1.2), (64, 16.0)), draft=((1, 0.05), (64, 0.1)), fixed=0.1, draft_extend=0.1)
@@ -88,8 +88,12 @@ class Plan:
 
     @property
     def ratios(self) -> list[float]:
-        """How likely each depth's token is accepted if the one before it is."""
-        known = [token / above for token, above in zip(self.tokens, self.above, strict=True)]
+        """How likely each depth's token is accepted if the one before it is; as that one, until more drafts have come
+        so far."""
+        known: list[float] = []
+        for token, above, count in zip(self.tokens, self.above, self.counts, strict=True):
+            hoped = [PRIOR * known[-1], PRIOR] if known else [0.0, 0.0]
+            known.append((token * count + hoped[0]) / (above * count + hoped[1]))
         return known + known[-1:] * (D_MAX - len(known))
 
     def _depth(self, requests: int) -> int:
@@ -105,7 +109,9 @@ class Plan:
             outcomes = [(requests + sum(gains[:n]), self.seconds(requests, n, depth) + catching_up) for n in counts]
             best_of.append(max(outcomes, key=lambda outcome: outcome[0] / outcome[1]))
             whole.append(outcomes[-1])
-        best = self.best([tokens / took for tokens, took in best_of], ties=True)
+        # plain decoding teaches nothing
+        untaught = int(self.counts[0] < TAUGHT)
+        best = untaught + self.best([tokens / took for tokens, took in best_of[untaught:]], ties=True)
         return DEPTHS[self._probed(best, *best_of[best], whole)]
 
     def _probed(self, best: int, tokens: float, took: float, whole: list[tuple[float, float]]) -> int:
