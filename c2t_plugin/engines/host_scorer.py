@@ -15,8 +15,8 @@ from torch import Tensor
 
 from c2t_kernels.network import PathSums, ScoringNetwork
 from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.engines.row_limits import RowLimits
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.limits import RequestLimits
 from c2t_plugin.planner.features import VALUES, PathNode, extended
 from c2t_plugin.planner.network import Network
 
@@ -132,7 +132,7 @@ def extend(network: HostNetwork, joint: Array, path: Array, stats: HostStats, co
     return np.where(known, found, np.nan).astype(np.float32, copy=False)
 
 
-class HostScorer(RequestLimits):
+class HostScorer(RowLimits):
     """Confidence of every draft token of a batch of chains, step by step, and where each chain ends.
 
     An engine calls `score` with the logits of each draft step and `end`; the numbers are those of ChainScorer within
@@ -144,7 +144,6 @@ class HostScorer(RequestLimits):
     ) -> None:
         """rows: largest batch. max_depth: draft steps. keep_stats: for `stats`."""
         super().__init__(slots=rows, max_depth=max_depth, beta=beta, device="cpu")
-        self._rows = torch.arange(rows)
         self.non_finite = 0
         self._statistics = HostStatistics(rows, classifier.spec.top_m)
         self.network = classifier.network("cpu")
@@ -165,12 +164,6 @@ class HostScorer(RequestLimits):
         """Score by these from the next draft on; see ScoringNetwork.take."""
         self.network.take(parameters)
         self._network = HostNetwork(self.network, self.d_max)
-
-    def limit(self, betas: Sequence[float | None], depths: Sequence[int | None]) -> None:
-        """To be called before each draft: what its requests have set for themselves, None where nothing."""
-        self._any_own = any(value is not None for value in (*betas, *depths))
-        if self._any_own:
-            self.set_requests(self._rows[: len(betas)], betas, depths)
 
     def score(self, logits: Tensor, *, first: bool) -> Tensor:
         """Score the next token of every chain: the (rows,) int64 argmax of (rows, draft_vocab) logits, any float dtype.

@@ -20,6 +20,7 @@ from torch import Tensor
 from c2t_kernels import early_stop, score_step
 from c2t_kernels.step import Meaning, StepState
 from c2t_plugin.classifier import NodeClassifier
+from c2t_plugin.engines.row_limits import RowLimits
 from c2t_plugin.engines.vllm.early_exit import Ended
 from c2t_plugin.scorer import DraftScorer
 
@@ -27,7 +28,7 @@ from c2t_plugin.scorer import DraftScorer
 ROUND = ("info", "grad", "counts")
 
 
-class StepScorer(DraftScorer):
+class StepScorer(RowLimits, DraftScorer):
     """Confidences of a batch's chains; rows are places in the batch, columns draft steps.
 
     `predict` and `observe` have the arguments of `predict` and `step` of vLLM's OnlineAcceptanceEstimator. Without
@@ -45,7 +46,7 @@ class StepScorer(DraftScorer):
         keep_stats: bool = False,
     ) -> None:
         super().__init__(
-            classifier, slots=1, rows=rows, max_depth=max_depth, beta=beta, device=device, keep_stats=keep_stats
+            classifier, slots=rows, rows=rows, max_depth=max_depth, beta=beta, device=device, keep_stats=keep_stats
         )
         self._network = classifier.network(device)
         self._state = StepState.create(rows, max_depth, device, self.non_finite)
@@ -88,7 +89,8 @@ class StepScorer(DraftScorer):
         """(rows,) int32: how many of the last draft's first `steps` tokens to verify; vLLM may draft none."""
         if not steps:
             return torch.zeros(rows, dtype=torch.int32, device=self.beta.device)
-        return early_stop(self._state.confidence[:rows, :steps], self.beta, self.max_depth)
+        beta, depth = self.limits_of(self._rows[:rows]) if self._any_own else (self.beta, self.max_depth)
+        return early_stop(self._state.confidence[:rows, :steps], beta, depth)
 
     def said(self, rows: int, steps: int) -> tuple[list[list[float]], list[list[float]]]:
         """Of each request's first `steps` tokens of the last draft, confidences and the logarithms of the draft's own

@@ -222,8 +222,6 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
     suggested = 0.0 if estimates else fitted.suggested_beta
     beta = suggested if config.beta is None else config.beta
     recorded = (config.trace_dir, config.trace_share, config.trace_limit, config.trace_precision)
-    # where a device cuts drafts by itself, requests set nothing
-    on_host = config.planned or (worker.endswith(".CPUWorker") and not vllm_config.use_v2_model_runner)
     settings = Settings(
         str(path),
         origin,
@@ -235,7 +233,8 @@ def settle(vllm_config: Any, config: C2TConfig) -> Settings:
         estimates=estimates,
         learn=learn,
         learned=learned,
-        request_settings=config.request_settings if on_host else NONE,
+        # vLLM's adaptive verification cuts by its own budget
+        request_settings=NONE if adaptive else config.request_settings,
     )
     vllm_config.additional_config = {**vllm_config.additional_config, KEY: asdict(settings)}
     vllm_config.parallel_config.worker_cls = WORKERS[worker]

@@ -25,6 +25,7 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from c2t_plugin.classifier import NodeClassifier, load_classifier
 from c2t_plugin.config import LOWER, NETWORK
 from c2t_plugin.engines.host_scorer import HostScorer
+from c2t_plugin.engines.row_limits import RowLimits
 from c2t_plugin.engines.vllm.behind import Behind, Late, Plain, reads_later
 from c2t_plugin.engines.vllm.config import Settings
 from c2t_plugin.engines.vllm.early_exit import AllCut, Ended, may_leave
@@ -44,12 +45,11 @@ else:
 logger = logging.getLogger("vllm.c2t")
 
 
-class DeviceScorer(ChainScorer):
+class DeviceScorer(RowLimits, ChainScorer):
     """On a GPU: as HostScorer, but that it chooses no token."""
 
     def __init__(self, classifier: NodeClassifier, *, rows: int, device: torch.device, **keyword: Any) -> None:
         super().__init__(classifier, slots=rows, rows=rows, device=device, **keyword)
-        self._rows = torch.arange(rows, dtype=torch.int64, device=device)
         self._ended = Ended(rows, device)
 
     def score(self, logits: Tensor, *, first: bool) -> None:
@@ -239,11 +239,10 @@ class _ChainMixin(_StockProposer):
 
     def _limit(self) -> None:
         """What requests have set for themselves, and by what their drafts end."""
-        if isinstance(self.scorer, HostScorer):
-            names = self._runner.input_batch.req_ids
-            own = self.own.of(names, self._runner.requests)
-            self.scorer.limit([each.threshold for each in own], [each.longest for each in own])
-            self.ending.begin(names, [OwnLimits.of(each, lower=self.scorer.lower) for each in own])
+        names = self._runner.input_batch.req_ids
+        own = self.own.of(names, self._runner.requests)
+        self.scorer.limit([each.threshold for each in own], [each.longest for each in own])
+        self.ending.begin(names, [OwnLimits.of(each, lower=self.scorer.lower) for each in own])
 
     def _drafted(self, depth: int, *positional: Any, **given: Any) -> Tensor:
         """As vLLM's `propose`, but that tokens of plain steps are kept, and read before the next draft."""

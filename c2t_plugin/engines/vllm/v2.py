@@ -19,11 +19,13 @@ from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneAR
 from vllm.v1.worker.gpu.spec_decode.utils import DraftTokensHandler
 
 from c2t_plugin.classifier import load_classifier
+from c2t_plugin.config import LOWER
 from c2t_plugin.engines.vllm.adaptive import StepScorer
 from c2t_plugin.engines.vllm.config import Settings
 from c2t_plugin.engines.vllm.draft_times import BEGIN, END, FIRST, DraftTimes
 from c2t_plugin.engines.vllm.early_exit import AllCut, may_leave
 from c2t_plugin.engines.vllm.planning import Drafted
+from c2t_plugin.engines.vllm.requests import OwnSettings
 from c2t_plugin.engines.vllm.served import ServedTraces
 
 if TYPE_CHECKING:
@@ -64,6 +66,10 @@ class _ScoringMixin(_StockSpeculator):
             device=self.device,
             keep_stats=settings.planned or settings.trace_dir is not None,
         )
+        self.scorer.lower = settings.request_settings == LOWER
+        self.own = OwnSettings(settings.request_settings, self.max_num_reqs)
+        # by name, as vLLM sends them, requests that may have set something for themselves
+        self._setting: dict[str, Any] = {}
         if settings.planned:
             self._times = DraftTimes(self.device)
         settings.log(logger, self.method, self.num_speculative_steps, "model runner V2")
@@ -97,6 +103,10 @@ class _ScoringMixin(_StockSpeculator):
             return super().propose(input_batch, *positional, **keyword)
         steps = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
         names, self._rows, self._forwards = input_batch.req_ids, input_batch.num_reqs, 0
+        if self._times is None:
+            # else a planner in the scheduler's process takes them into account
+            own = self.own.of(names, self._setting)
+            self.scorer.limit([each.threshold for each in own], [each.longest for each in own])
         # what is recorded is recorded whole
         recording = self.traces is not None and self.traces.any_chosen(names)
         # a planner has said how deep; the first pass is taken in any case
@@ -119,6 +129,14 @@ class _ScoringMixin(_StockSpeculator):
         if self.traces is not None and stats is not None and steps == self.num_speculative_steps:
             self.traces.keep(stats, drafted.tolist(), names)
         return drafted
+
+    def note(self, scheduler_output: Any) -> None:
+        """A step is to come: which requests have ended, and which are new, with what they set for themselves."""
+        for name in scheduler_output.finished_req_ids:
+            self._setting.pop(name, None)
+        for new in scheduler_output.scheduled_new_reqs:
+            if getattr(new.sampling_params, "extra_args", None):
+                self._setting[new.req_id] = new
 
     def _mark(self, moment: int) -> None:
         if self._times is not None:

@@ -72,7 +72,9 @@ class WorkerMixin(_StockWorker):
         traces = self._traces()
         if traces is not None:
             traces.finish(scheduler_output.finished_req_ids)
-        if not self.use_v2_model_runner:
+        if self.use_v2_model_runner:
+            self._drafter().note(scheduler_output)
+        else:
             sent = self._drafter().ending.sent = getattr(scheduler_output, ATTRIBUTE, None)
             if sent is not None and sent.taken is not None:
                 self._drafter().scorer.take([torch.from_numpy(each) for each in sent.taken])
@@ -117,9 +119,9 @@ class WorkerMixin(_StockWorker):
         """Change threshold and longest chain from the next draft on, both or, with ConfigError, neither.
 
         Returns the state: beta, max_depth, d_max, how many tokens were kept for want of finite statistics (non_finite),
-        and what the runner counted since the start: drafts begun and draft steps taken. On V1 requests whose own
-        settings did not hold, seconds of drafts, and of those seconds what statistics, confidences and cuts took (None
-        on a GPU); on V2 requests by number of drafts verified, draft tokens accepted, and what is learnt, if anything.
+        what the runner counted since the start, drafts begun and draft steps taken, and requests whose own settings did
+        not hold. On V1 seconds of drafts, and of those seconds what statistics, confidences and cuts took (None on a
+        GPU); on V2 requests by number of drafts verified, draft tokens accepted, and what is learnt, if anything.
         """
         drafter = self._drafter()
         scorer = drafter.scorer
@@ -135,11 +137,7 @@ class WorkerMixin(_StockWorker):
         counts = (
             {**dict(zip(("verified", "accepted"), scorer.outcomes(), strict=True)), "learnt": scorer.learnt()}
             if self.use_v2_model_runner
-            else {
-                "settings_ignored": drafter.own.ignored,
-                "draft_s": drafter.draft_s,
-                "classifier_s": drafter.classifier_s,
-            }
+            else {"draft_s": drafter.draft_s, "classifier_s": drafter.classifier_s}
         )
         return {
             "beta": float(scorer.beta),
@@ -148,5 +146,6 @@ class WorkerMixin(_StockWorker):
             "non_finite": int(scorer.non_finite),
             "drafts": drafter.drafts,
             "draft_steps": drafter.draft_steps,
+            "settings_ignored": drafter.own.ignored,
             **counts,
         }

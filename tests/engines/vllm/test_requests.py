@@ -182,15 +182,14 @@ def test_what_is_remembered_is_forgotten_with_its_requests():
     assert len(own._known) <= 6
 
 
+@pytest.mark.parametrize("worker", ["vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker"])
 @pytest.mark.parametrize(
-    ("worker", "v2", "settings"),
-    [
-        ("vllm.v1.worker.cpu_worker.CPUWorker", False, "lower"),
-        ("vllm.v1.worker.cpu_worker.CPUWorker", True, "none"),
-        ("vllm.v1.worker.gpu_worker.Worker", False, "none"),
-    ],
+    ("v2", "adaptive", "settings"), [(False, False, "lower"), (True, False, "lower"), (True, True, "none")]
 )
-def test_requests_set_nothing_where_drafts_are_not_scored_on_the_host(worker: str, v2: bool, settings: str):
+def test_requests_set_nothing_where_vllm_cuts_by_its_own_budget(worker: str, v2: bool, adaptive: bool, settings: str):
     found = resolved()
     found.parallel_config.worker_cls, found.use_v2_model_runner = worker, v2
-    assert config.settle(found, config.C2TConfig(request_settings="lower")).request_settings == settings
+    found.speculative_config.enable_adaptive_verification = adaptive
+    found.scheduler_config.max_num_seqs, found.speculative_config.num_speculative_tokens = 8, 6
+    asked = config.C2TConfig(request_settings="lower", learn="off")
+    assert config.settle(found, asked).request_settings == settings

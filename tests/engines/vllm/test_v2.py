@@ -39,6 +39,10 @@ RECORDED = "eagle"
 SAMPLED = "eagle3"
 SAMPLES = 32
 LIMITS = {"top_k": 6, "top_p": 0.9}
+# Of this one requests set something for themselves, each of them something else: classifier or none, beta, d_max.
+OWN = "draft_model"
+SETTINGS: list[dict[str, Any]] = [{"c2t_beta": 0.9}, {"c2t_enabled": False}, {"c2t_max_depth": 1}, {}]
+MEANS = [(True, 0.9, D_MAX), (False, 0.0, D_MAX), (True, BETA, 1), (True, BETA, D_MAX)]
 # A planner decides for this one, whose drafts vLLM would make whole.
 PLANNED = "draft_model"
 # Whether this release spares a draft that nobody would take: 0.33 does.
@@ -62,6 +66,7 @@ def run(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPathF
     engines = {base: spec(base) for base in BASES}
     engines[RECORDED] |= {"c2t_trace_dir": str(folder / "served"), "c2t_trace_share": 1.0}
     engines[RECORDED]["c2t_trace_precision"] = "exact"
+    engines[OWN]["own"] = SETTINGS
     engines["adaptive"] = spec("eagle3", enable_adaptive_verification=True, c2t_learn="off")
     engines["learning"] = spec("eagle3", enable_adaptive_verification=True, fits_every=4)
     engines["learning"]["sampled"] = {"max_tokens": SAMPLES}
@@ -160,6 +165,24 @@ def test_a_planner_decides_as_simulated(run: SimpleNamespace):
         )
     assert plan.margin > UNDECIDED, "a decision is too near to call: choose other prompts"
     assert len(set(plan.depths)) > 1, "there was nothing to decide"
+
+
+def test_requests_are_cut_as_they_have_set_it_for_themselves(run: SimpleNamespace):
+    """All of one batch, and one that has set nothing in its place behind them."""
+    *together, after = run.found[OWN]["own"]
+    assert [output for output, _ in together] == run.plain
+    decided = 0
+    for row, (_, steps) in enumerate([*together, after]):
+        scored, beta, longest = (*MEANS, MEANS[-1])[row]
+        prompt = run.prompts[row % len(run.prompts)]
+        expected = run.oracle.steps(OWN, prompt, NEW_TOKENS, longest, run.classifier if scored else None, beta)
+        if expected is not None:
+            assert tuple(tuple(pair) for pair in steps) == expected.steps
+            decided += 1
+    assert decided >= len(together), "too many confidences lie at beta: choose another"
+    # each is another's than the server's
+    assert [steps for _, steps in together[:3]] != run.found[OWN]["steps"][:3]
+    assert max(drafted for drafted, _ in together[2][1]) == 1 < max(drafted for drafted, _ in together[1][1])
 
 
 def test_recorded_states_are_the_models(run: SimpleNamespace):

@@ -4,7 +4,8 @@ JOB: target, prompts, new_tokens, max_num_seqs, speculative (one configuration p
 is another; None for plain decoding), and further `options` of every engine. OUT: per engine the output ids and the
 steps of each request as (drafted, accepted), C2T's state and counters of /metrics then, and the first prompt's steps
 alone, with the state behind them; under adaptive verification what its manager gave each request, step by step; of a
-configuration with `fits_every` vLLM's estimator is fitted after so many steps; of a
+configuration with `fits_every` vLLM's estimator is fitted after so many steps; of one with `own`, what each prompt's
+request sets for itself, their outputs and steps once more with that, and the first one's without behind it; of a
 configuration with `sampled` (tokens, and further sampling parameters), outputs at temperature 1 without and with a
 planted fault. With `mixed`: test_features.py's answers, the last prompt's twice more with its steps, and counters.
 """
@@ -69,16 +70,17 @@ def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     from tests.engines.vllm.test_features import counter, steps_by_length
     from tests.support.vllm.verify_counts import Steps
 
-    sampling = SamplingParams(temperature=0, max_tokens=job["new_tokens"], ignore_eos=True)
-    sampled, fits_every = spec.pop("sampled", None), spec.pop("fits_every", None)
+    greedy = {"temperature": 0, "max_tokens": job["new_tokens"], "ignore_eos": True}
+    sampled, fits_every, own = (spec.pop(name, None) for name in ("sampled", "fits_every", "own"))
     if fits_every is not None:
         from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import OnlineAcceptanceEstimator
 
         OnlineAcceptanceEstimator.REFIT_INTERVAL = fits_every
     with engine(job, spec) as llm:
 
-        def steps_of(prompts: list[list[int]]) -> list[Steps]:
-            found = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
+        def steps_of(prompts: list[list[int]], own: list[dict[str, Any]] | None = None) -> list[Steps]:
+            asked = [SamplingParams(**greedy, extra_args=each) for each in own or [{}] * len(prompts)]
+            found = llm.generate([{"prompt_token_ids": ids} for ids in prompts], asked, use_tqdm=False)
             return [Steps.of_output(output) for output in found]
 
         steps = steps_of(job["prompts"])
@@ -88,6 +90,7 @@ def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
         (state_alone,) = llm.collective_rpc("c2t_control")
         (drawn,) = llm.collective_rpc(lambda worker: worker.model_runner.speculator.draft_logits is not None)
         (manager,) = llm.collective_rpc(lambda worker: worker.model_runner.adaptive_verification)
+        with_own = [] if own is None else [*steps_of(job["prompts"], own), *steps_of(job["prompts"][:1])]
         samples = {}
         if sampled is not None:
             llm.collective_rpc("c2t_control", kwargs={"beta": SAMPLED_BETA})
@@ -101,6 +104,7 @@ def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
         "samples": samples,
         "outputs": [each.output_ids for each in steps],
         "steps": [each.steps for each in steps],
+        "own": [[each.output_ids, each.steps] for each in with_own],
         "state": state,
         "counted": counted,
         "alone": alone.steps,
