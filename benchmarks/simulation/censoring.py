@@ -6,10 +6,9 @@
 Nothing is learnt of a draft token that was not verified, and what is verified follows from what was learnt. So each
 start is replayed five times: verified whole; as a planner cuts that takes the chances of that moment for true, with
 so many requests (--requests) on a GPU's data sheet; as it cuts with its probes, steps that are verified whole; and
-both once more where the text that follows tells of drafted tokens that were cut too, at once, which is sooner than any
-server could know. One start more is a pessimist, the offline fit's network with a bias so low that the planner cuts
-nearly everything. States are the same, in the same order, whatever is verified. They are judged as `learning` judges,
-uncut.
+both once more where the text tells of the first token that was cut, as it does in servers. One start more is a
+pessimist, the offline fit's network with a bias so low that the planner cuts nearly everything. States are the same, in
+the same order, whatever is verified. They are judged as `learning` judges, uncut.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from c2t_plugin.planner.planner import PROBE_EVERY
 
 SCENARIO = "censoring"
 WHOLE, AS_CUT, PROBED = "whole", "as cut", "as cut, with probes"
-# by the text that follows, where that tells of what was cut
+# where the text tells of the first token that was cut
 TOLD, TOLD_PROBED = (f"{way}, the text tells" for way in (AS_CUT, PROBED))
 VERIFIED = WHOLE, AS_CUT, PROBED, TOLD, TOLD_PROBED
 PESSIMIST, LOGITS = "a pessimist", -4.0
@@ -62,7 +61,7 @@ class Cut:
         found = self._planner.keep(drafted) if self._planner and drafted.numel() else whole(drafted)
         self.drafts += len(found)
         self.tokens += int(found.sum())
-        return whole(drafted) if self._told else found
+        return (found + 1).clamp(max=drafted.shape[1]) if self._told else found
 
 
 def pessimist(classifier: NodeClassifier) -> NodeClassifier:

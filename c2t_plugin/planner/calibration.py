@@ -35,9 +35,10 @@ DOUBT = 3.0
 class Calibration:
     """Fits a Learnt to the verified draft tokens of the last steps.
 
-    Only verified tokens are evidence, down to the first that is refused. Whether one is verified follows from
-    confidences, which the fit has, and not from its outcome, so the cut does not bend it. Tokens of sampled requests
-    count: that is how often they are accepted. A step's outcome changes later steps only.
+    Verified tokens are evidence, and where an adapter knows it the first one that was cut, down to the first that is
+    refused. Whether one is verified follows from confidences, which the fit has, and not from its outcome, so the cut
+    does not bend it. Tokens of sampled requests count: that is how often they are accepted. A step's outcome changes
+    later steps only.
 
     Later drafts judge each fit. Where the fit before predicted the newest of them better, or the classifier's own
     confidences these or those of the window, they hold again until the next fit.

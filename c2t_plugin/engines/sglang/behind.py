@@ -147,18 +147,12 @@ class Behind:
 
 
 # Of a batch that is prefilled, where it has no prompts.
-_NOT_OF_A_PROMPT: dict[str, Any] = {
-    "chunked_req": None,
-    "chunked_req_next_prompt_token": None,
-    "decoding_reqs": None,
-    "extend_logprob_start_lens": None,
-    "extend_input_logprob_token_ids": None,
-    "input_embeds": None,
-    "replace_embeds": None,
-    "replace_positions": None,
-    "return_logprob": False,
-    "has_grammar": False,
-}
+_NOT_OF_A_PROMPT: dict[str, Any] = {"return_logprob": False, "has_grammar": False} | dict.fromkeys(
+    (
+        *("chunked_req", "chunked_req_next_prompt_token", "decoding_reqs", "extend_logprob_start_lens"),
+        *("extend_input_logprob_token_ids", "input_embeds", "replace_embeds", "replace_positions"),
+    )
+)
 
 
 def _of(tensor: Tensor, rows: Tensor | None) -> Tensor:
@@ -167,29 +161,11 @@ def _of(tensor: Tensor, rows: Tensor | None) -> Tensor:
 
 def start(worker: Any) -> Behind | None:
     """For a worker that has plain steps; None where each of them is read at once, which the log then says."""
-    reason = _reason(worker.server_args, worker._draft_worker)
+    from c2t_plugin.engines.sglang.behind_refused import why
+
+    reason = why(worker.server_args, worker._draft_worker)
     if reason:
         logger.info("C2T: the draft reads every plain step at once: %s", reason)
         return None
     PATCHES.apply(PLAIN)
     return Behind(worker.req_to_token_pool.size, not worker.speculative_algorithm.is_standalone())
-
-
-def _reason(server_args: Any, draft: Any) -> str:
-    """Why what plain steps give cannot be read later; empty: it can."""
-    # once, at start
-    from c2t_plugin.engines.sglang import contract, ranks
-
-    broken = contract.missing_for_plain_steps()
-    for found, reason in (
-        (bool(broken), f"this release of SGLang lacks what it takes to do that later ({''.join(broken[:1])})"),
-        (getattr(server_args, "disaggregation_mode", "null") not in (None, "null"), "disaggregation"),
-        (ranks.apart(), "DP attention, where all ranks would have to do so in the same step"),
-        (getattr(server_args, "enable_mixed_chunk", False), "chunks of prompts run together with steps"),
-        (getattr(server_args, "enable_streaming_session", False), "sessions keep the slots of texts that have ended"),
-        (draft.draft_runner.model_config.model_is_mrope, "the draft's positions have several axes"),
-        (draft.seed_dsa_topk_from_draft_extend, "the draft's attention is seeded by that pass"),
-    ):
-        if found:
-            return reason
-    return ""

@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 
 class Untaught(NamedTuple):
     """Of a step that was counted, what the planner is to learn. reqs: SGLang's. sure: see ChainScorer.sure. verified,
-    accepted: (reqs,) int64 draft tokens."""
+    accepted: (reqs,) int64 draft tokens. told: of each request whether the target's own token is the draft's
+    next one too; None where nobody knows."""
 
     reqs: Sequence[Any]
     sure: Tensor
     verified: Tensor
     accepted: Tensor
+    told: Sequence[bool] | None
 
 
 @dataclass

@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.served_traces import start_recorder
 from c2t_plugin.engines.sglang.args import draft_revision
@@ -48,18 +50,15 @@ def any_chosen(reqs: Sequence[Any], recorder: TraceRecorder) -> bool:
     return any(record.trace for record in records)
 
 
-def drafted(recorder: TraceRecorder, scorer: ChainScorer, reqs: Sequence[Any], verify_input: Any) -> Drafted | None:
-    """The drafts of a batch, if a request of it is recorded. verify_input: of whole drafts."""
-    if not any_chosen(reqs, recorder):
-        return None
-    rows, width = verify_input.retrieve_next_token.shape
-    stats = scorer.stats(rows)
-    assert stats is not None
-    return Drafted(stats, verify_input.draft_token.view(rows, width)[:, 1:].clone())
+def stats(recorder: TraceRecorder, scorer: ChainScorer, reqs: Sequence[Any]) -> Tensor | None:
+    """See Drafted, of a batch's drafts."""
+    return scorer.stats(len(reqs)) if any_chosen(reqs, recorder) else None
 
 
 def add(recorder: TraceRecorder, reqs: Mapping[int, Any], drafted: Drafted) -> None:
     """Hand over the drafts of the recorded requests. reqs: those that run, by their rows."""
+    if drafted.stats is None:
+        return
     with recorder.guarding():
         for row, req in reqs.items():
             if number := record_of(req).trace:

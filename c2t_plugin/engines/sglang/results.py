@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from c2t_plugin.config import ON
 from c2t_plugin.engines.sglang.metrics import RequestCounts
@@ -45,14 +46,15 @@ def counting(original: Callable[..., Any]) -> Callable[..., Any]:
             result.cap_lens = result.cap_lens + 1
         tokens = original(self, result, batch)
         if step is not None:
-            count(self.draft_worker.c2t, batch.reqs, result, step)
+            count(self.draft_worker.c2t, batch.reqs, result, step, tokens)
         return tokens
 
     return resolve
 
 
-def count(parts: Parts, reqs: Sequence[Any], result: Any, step: Step) -> None:
-    """Note one verified step with the server, its requests and, of recorded ones, the recorder."""
+def count(parts: Parts, reqs: Sequence[Any], result: Any, step: Step, tokens: Sequence[list[int]]) -> None:
+    """Note one verified step with the server, its requests and, of recorded ones, the recorder. tokens: of each request
+    those that it got."""
     assert step.rows is not None and step.depth is not None
     # With the overlap scheduler a request that has ended is in one more batch; that row means nothing.
     running = [row for row, req in enumerate(reqs) if not (req.finished() or req.is_retracted)]
@@ -62,11 +64,9 @@ def count(parts: Parts, reqs: Sequence[Any], result: Any, step: Step) -> None:
     if parts.planner is not None and parts.planner.learns and step.sure is not None:
         # when their text has been looked at
         rows = [row for row in running if _teaches(reqs[row])]
-        parts.untaught = Untaught(
-            [reqs[row] for row in rows],
-            step.sure[rows],
-            *(lens[rows].long() - 1 for lens in (result.cap_lens, result.accept_lens)),
-        )
+        known, hits = (each[rows].long() - 1 for each in (result.cap_lens, result.accept_lens))
+        told = step.drafted and [_goes_on(step.drafted.tokens[row], tokens[row]) for row in rows]
+        parts.untaught = Untaught([reqs[row] for row in rows], step.sure[rows], known, hits, told)
     for row, length, hits, asked in zip(running, verified, accepted, wanted, strict=True):
         record = record_of(reqs[row])
         if record.counts is None:
@@ -76,6 +76,11 @@ def count(parts: Parts, reqs: Sequence[Any], result: Any, step: Step) -> None:
         from c2t_plugin.engines.sglang import recording
 
         recording.add(parts.recorder, {row: reqs[row] for row in running}, step.drafted)
+
+
+def _goes_on(drafted: Tensor, tokens: list[int]) -> bool:
+    """Whether the last token of a step, which is the target's own, is the draft's next one too."""
+    return drafted[len(tokens) - 1 : len(tokens)].tolist() == tokens[-1:]
 
 
 def _teaches(req: Any) -> bool:
@@ -92,9 +97,11 @@ def _teach(parts: Parts) -> None:
     # what was accepted behind the end of a text was never part of it
     left = torch.tensor([_left_over(req) for req in untaught.reqs])
     inside = (untaught.accepted + 1 - left).clamp(min=0)
-    verified, accepted = (
-        torch.where(left > 0, lens.minimum(inside), lens) for lens in (untaught.verified, untaught.accepted)
-    )
+    known, hits = untaught.verified, untaught.accepted
+    if untaught.told is not None:
+        # the text says of one token more than was verified whether it goes on with that too
+        known, hits = (known + 1).clamp(max=untaught.sure.shape[1]), hits + torch.tensor(untaught.told)
+    verified, accepted = (torch.where(left > 0, lens.minimum(inside), lens) for lens in (known, hits))
     parts.planner.learn(untaught.sure, verified, accepted, [req.rid for req in untaught.reqs])
 
 

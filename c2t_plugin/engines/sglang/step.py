@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class Drafted(NamedTuple):
-    """One draft of a batch. stats: (rows, d_max, 4), see ChainScorer.stats. tokens: (rows, d_max) int64."""
+    """One draft of a batch. tokens: (rows, drafted) int64. stats: (rows, d_max, 4), see ChainScorer.stats, where a
+    request of the batch is recorded."""
 
-    stats: Tensor
     tokens: Tensor
+    stats: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Step:
     """What belongs to one step of a batch. It travels on the verify input, then on the result of that.
 
     kept: (bs,) int32 draft tokens to verify of each request, root and pads not counted. wanted: (bs,) int32 what the
-    threshold left of them, where a budget may have dropped more; else None. drafted: the drafts, where a request of
-    the batch is recorded. rows: of the target's pass; before it those that are planned, None: as many as hold what is
+    threshold left of them, where a budget may have dropped more; else None. drafted: the drafts, where they are
+    recorded or learnt from. rows: of the target's pass; before it those that are planned, None: as many as hold what is
     kept. depth: draft steps; None before the pass: the worker's. seconds: of the classifier, None where the host's
     clock does not know them. sure: see ChainScorer.sure, where a planner learns from what becomes of the drafts.
     """
@@ -44,7 +45,7 @@ class Step:
     def to_host(self) -> Step:
         """What is read on the host, with its copies started; the caller knows when they have ended."""
         drafted = None if self.drafted is None else Drafted(*map(_to_host, self.drafted))
-        wanted, sure = (None if each is None else _to_host(each) for each in (self.wanted, self.sure))
+        wanted, sure = map(_to_host, (self.wanted, self.sure))
         return dataclasses.replace(self, wanted=wanted, drafted=drafted, sure=sure)
 
 
@@ -91,8 +92,8 @@ def record_of(req: Any) -> RequestRecord:
     return found
 
 
-def _to_host(tensor: Tensor) -> Tensor:
-    if tensor.is_cuda:
+def _to_host(tensor: Tensor | None) -> Any:
+    if tensor is not None and tensor.is_cuda:
         # SGLang copies on a stream of its own, of which the owner of this memory does not know.
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
-    return tensor.to("cpu", non_blocking=True)
+    return None if tensor is None else tensor.to("cpu", non_blocking=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,12 +100,12 @@ class PlanningScheduler(CountingScheduler):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         drafts = scheduler_output.scheduled_spec_decode_tokens
         self.planning.ran(scheduler_output.num_scheduled_tokens, drafts)
-        tokens = self._tokens(drafts, model_runner_output)
+        tokens = self._tokens({**drafts, **self.planning.rest}, model_runner_output)
         sampled = {name: len(own) for name, own in tokens.items()}
         teaching = self._teaching(tokens)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         # of a text that has ended vLLM has dropped what came behind the end
-        self._judge(drafts, {name: (sampled[name], len(tokens[name])) for name in teaching})
+        self._judge(drafts, sampled, {name: tokens[name] for name in teaching})
         return outputs
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
@@ -133,25 +133,25 @@ class PlanningScheduler(CountingScheduler):
     def _tell(self, state: dict[str, Any]) -> None:
         self._told = packed(state)
 
-    def _tokens(self, drafts: Any, output: Any) -> dict[str, Any]:
-        """Of each request that had a draft, vLLM's list of its tokens of this step."""
+    def _tokens(self, drafted: Iterable[str], output: Any) -> dict[str, Any]:
+        """Of each of these requests, vLLM's list of its tokens of this step."""
         places, tokens = output.req_id_to_index, output.sampled_token_ids
         # a request that failed or was aborted meanwhile has none
-        return {name: tokens[places[name]] for name in drafts if name in places and len(tokens[places[name]])}
+        return {name: tokens[places[name]] for name in drafted if name in places and len(tokens[places[name]])}
 
     def _teaching(self, came: Iterable[str]) -> list[str]:
         """Those whose outcome is learnt from. What a grammar forbids says nothing about drafts without one."""
         names = [name for name in came if (found := self.requests.get(name)) and not found.use_structured_output]
         return [name for name, own in zip(names, self._own.of(names, self.requests), strict=True) if own.learn]
 
-    def _judge(self, drafts: Any, tokens: Mapping[str, tuple[int, int]]) -> None:
-        """tokens: of each request, that the target gave, and those that became part of its text."""
+    def _judge(self, drafts: Any, given: Mapping[str, int], tokens: Mapping[str, Sequence[int]]) -> None:
+        """given: how many tokens the target gave each request. tokens: of those that teach, what became part of the
+        text."""
         # the last one that it gave is its own; where the text ended before, nothing is known of what came after
-        accepted = {name: min(given - 1, kept) for name, (given, kept) in tokens.items()}
-        verified = {
-            name: len(drafts[name]) if kept == given else accepted[name] for name, (given, kept) in tokens.items()
-        }
-        self.planning.judged(verified, accepted)
+        accepted = {name: min(given[name] - 1, len(kept)) for name, kept in tokens.items()}
+        own = {name: kept[-1] for name, kept in tokens.items() if len(kept) == given[name]}
+        verified = {name: len(drafts.get(name, ())) if name in own else accepted[name] for name in tokens}
+        self.planning.judged(verified, accepted, own)
 
     def _takes(self, name: str) -> bool:
         request = self.requests.get(name)

@@ -99,6 +99,8 @@ class Planning:
         # of the newest drafts the requests' rows, and what Drafted.sure has of them
         self._rows: dict[str, int] = {}
         self._sure = np.zeros((0, 0, 2), dtype=np.float32)
+        # of those of them that were cut, how many tokens were left, and the next one
+        self.rest: dict[str, tuple[int, int]] = {}
         # what `learn` has not learnt yet, as StepPlanner.learn takes it
         self._outcome: tuple[Tensor, Tensor, Tensor, Sequence[str]] | None = None
         self._clock = clock
@@ -132,15 +134,24 @@ class Planning:
         else:
             self.planner.interrupt()
 
-    def judged(self, verified: Mapping[str, int], accepted: Mapping[str, int]) -> None:
+    def judged(self, verified: Mapping[str, int], accepted: Mapping[str, int], own: Mapping[str, int]) -> None:
         """What became of drafts: of each request whose outcome is to be learnt from, how many of its draft tokens the
-        target verified and accepted."""
+        target verified and accepted. own: where the text goes on, the target's own token behind these."""
         self.learn()
         known = [name for name in verified if name in self._rows]
         if known:
-            lengths, hits = (torch.tensor([each[name] for name in known]) for each in (verified, accepted))
+            ends = (self._told(name, verified[name], accepted[name], own.get(name)) for name in known)
+            lengths, hits = torch.tensor(list(ends)).unbind(1)
             sure = torch.from_numpy(self._sure[[self._rows[name] for name in known]])
             self._outcome = sure, lengths, hits, known
+
+    def _told(self, name: str, verified: int, accepted: int, own: int | None) -> tuple[int, int]:
+        """Both with the first token that was cut: it is accepted too if all before it was, and the text goes on with
+        it."""
+        length, token = self.rest.pop(name, (-1, -1))
+        if own is None or verified != length:
+            return verified, accepted
+        return verified + 1, accepted + (accepted == verified and own == token)
 
     def learn(self) -> None:
         """Learn from what was judged last."""
@@ -203,7 +214,11 @@ def cut(planning: Planning, drafts: Any, takes: Callable[[str], bool], own: Sequ
     lengths = [_left(limits, chances, len(tokens)) if takes(name) else 0 for name, tokens, chances, limits in rows]
     exact = [limits is not None and limits.exact for limits in own]
     kept = planning.kept(drafted, drafts.req_ids, lengths, exact)
-    drafts.draft_token_ids = [row[:length] for row, length in zip(drafts.draft_token_ids, kept, strict=True)]
+    cuts = list(zip(drafts.req_ids, drafts.draft_token_ids, kept, strict=True))
+    left = ((name, length, row[length]) for name, row, length in cuts if length < len(row) and takes(name))
+    # model runner V2 hands over no tokens, but where a grammar looks at them
+    planning.rest = {name: (length, token) for name, length, token in left if token >= 0}
+    drafts.draft_token_ids = [row[:length] for _, row, length in cuts]
 
 
 def _left(limits: OwnLimits | None, chances: Sequence[float], length: int) -> int:

@@ -80,11 +80,12 @@ def test_a_text_tells_nothing_of_what_was_not_drafted():
     assert tokens < 0.01 and last > replayed(PROBED, -3.0)[1] + 0.2
 
 
-def test_a_text_tells_of_all_that_was_drafted_and_cut():
-    drafted, kept = Cut(CURVE, D_MAX, TOLD_PROBED), Cut(CURVE, D_MAX, PROBED)
+def test_a_text_tells_of_one_token_that_was_cut():
+    told, kept = Cut(CURVE, D_MAX, TOLD_PROBED), Cut(CURVE, D_MAX, PROBED)
     chance = torch.tensor([[0.9, 0.8, 0.1, 0.05]] * 8)
-    assert drafted(chance).tolist() == [D_MAX] * 8
-    assert kept(chance).tolist() == [2] * 8 and drafted.tokens == kept.tokens == 16
+    assert told(chance).tolist() == [3] * 8
+    assert kept(chance).tolist() == [2] * 8 and told.tokens == kept.tokens == 16
+    assert Cut(CURVE, D_MAX, TOLD_PROBED)(torch.tensor([[0.9] * D_MAX])).tolist() == [D_MAX]
 
 
 @pytest.mark.slow

@@ -239,15 +239,17 @@ def test_where_it_cannot_be_done_each_step_is_read(
         draft_runner=SimpleNamespace(model_config=SimpleNamespace(model_is_mrope=axes)),
         seed_dsa_topk_from_draft_extend=seeded,
     )
+    from c2t_plugin.engines.sglang import behind_refused
+
     server_args = SimpleNamespace(**FIT | arguments)
     monkeypatch.setattr(contract, "missing_for_plain_steps", list)
-    found = behind._reason(server_args, draft)
+    found = behind_refused.why(server_args, draft)
     assert reason in found and bool(reason) == bool(found)
     monkeypatch.setattr(contract, "missing_for_plain_steps", lambda: ["Req.owned_kv_len (not found)"])
-    assert "owned_kv_len" in behind._reason(server_args, draft)
+    assert "owned_kv_len" in behind_refused.why(server_args, draft)
     monkeypatch.setattr(contract, "missing_for_plain_steps", list)
     monkeypatch.setattr("c2t_plugin.engines.sglang.ranks.apart", lambda: True)
-    assert bool(reason) or behind._reason(server_args, draft).startswith("DP attention")
+    assert bool(reason) or behind_refused.why(server_args, draft).startswith("DP attention")
 
 
 def test_the_installed_release_has_what_it_takes(tmp_path: Path):

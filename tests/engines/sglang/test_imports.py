@@ -42,7 +42,7 @@ NEVER = (
     # a server that records loads what records
     *("c2t_plugin.traces", "c2t_plugin.engines.served_traces"),
     # what looks once, at start: at arguments, in another process, at SGLang's names, at kernels
-    *(f"c2t_plugin.engines.sglang.{name}" for name in ("validate", "contract", "checkpoints")),
+    *(f"c2t_plugin.engines.sglang.{name}" for name in ("validate", "contract", "checkpoints", "behind_refused")),
     *CHECKS,
 )
 ADAPTER = "c2t_plugin.engines.sglang"

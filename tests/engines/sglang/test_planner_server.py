@@ -69,12 +69,14 @@ def server(
 
 @dataclass
 class Request:
-    """One request of the simulation; text is prompt and output."""
+    """One request of the simulation; text is prompt and output. drafts: of each step where in the text it began, and
+    all of its tokens."""
 
     prompt: list[int]
     text: list[int]
     new: int = vc.NEW_TOKENS
     lengths: list[int] = field(default_factory=list)
+    drafts: list[tuple[int, list[int]]] = field(default_factory=list)
     depths: Counter[int] = field(default_factory=Counter)
     dropped: int = 0
 
@@ -110,11 +112,13 @@ def in_step(
         kept = plan.keep([row[:depth] for row in chances]) if depth else [0] * len(running)
         rows += sum(kept) + len(kept)
         for request, logits, length in zip(running, drafts, kept, strict=True):
-            drafted, n = logits.argmax(-1).tolist()[:length], len(request.text) - 1
+            whole, n = logits.argmax(-1).tolist(), len(request.text) - 1
+            drafted = whole[:length]
             choices, _ = target.run([*request.text, *drafted])
             hits = next((i for i in range(length) if drafted[i] != choices[n + i]), length)
             request.text += [*drafted[:hits], choices[n + hits]]
             request.lengths.append(length)
+            request.drafts.append((n + 1, whole))
             request.depths[depth] += 1
             request.dropped += depth - length
     return requests, rows
@@ -300,10 +304,10 @@ def test_without_a_curve_one_is_measured_and_the_next_server_begins_with_it(sett
         found, told = asked_until_learnt(running, setting)
         planner = told["planner"]
         assert planner["curve"]
-        # every verified token taught it something, but those behind the end of a text, of one that had its share, and
-        # of drafts without scores, if it came to any
+        # every verified token taught it something, and of each draft one that was cut, but those behind the end of a
+        # text, of one that had its share, and of drafts without scores, if it came to any
         verified = sum(n * chains for n, chains in enumerate(told["verified"]))
-        assert 0 < planner["learnt"]["seen"] <= verified
+        assert 0 < planner["learnt"]["seen"] <= verified + sum(told["verified"])
         if not planner["unscored"]:
             assert verified - len(found) * D_MAX <= planner["learnt"]["seen"]
         assert planner["learnt"]["slope"] != 1.0

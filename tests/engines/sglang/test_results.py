@@ -58,22 +58,28 @@ def worker() -> SimpleNamespace:
 
 
 def process(
-    worker: SimpleNamespace, reqs: list[Request], ends: set[str], step: Step | None = None, **result: Any
+    worker: SimpleNamespace,
+    reqs: list[Request],
+    ends: set[str],
+    step: Step | None = None,
+    own: int = 9,
+    **result: Any,
 ) -> None:
-    """As SGLang does: it reads the step's tokens, then requests get theirs and may end."""
+    """As SGLang does: it reads the step's tokens, then requests get theirs and may end. own: the target's own token."""
     batch, outcome = SimpleNamespace(reqs=reqs), SimpleNamespace(**result)
+    texts = [[8] * (count - 1) + [own] for count in result.get("accept_lens", torch.tensor([])).tolist()]
     if step is not None:
         attach(outcome, step)
 
-    def tokens(processor: Any, result: Any, batch: Any) -> str:
+    def tokens(processor: Any, result: Any, batch: Any) -> list[list[int]]:
         # SGLang counts each request's root too, which the device left out
         assert step is None or torch.equal(result.cap_lens, lens + 1)
-        return "tokens"
+        return texts
 
     resolve, lens = results.counting(tokens), result.get("cap_lens")
 
     def original(scheduler: Any, batch: Any, outcome: Any) -> str:
-        assert resolve(scheduler, outcome, batch) == "tokens"
+        assert resolve(scheduler, outcome, batch) is texts
         for req in batch.reqs:
             req.output_ids += [9, 9]
             req.ended = req.ended or req.rid in ends
@@ -83,7 +89,7 @@ def process(
 
 
 def drafted(rows: int) -> Drafted:
-    return Drafted(torch.zeros(rows, 2, 4), torch.arange(2 * rows).view(rows, 2))
+    return Drafted(torch.arange(2 * rows).view(rows, 2), torch.zeros(rows, 2, 4))
 
 
 def acceptance(verified: int, accepted: int) -> dict[str, int]:
@@ -161,13 +167,16 @@ class Planner:
         self.learnt += zip(owners, verified.tolist(), accepted.tolist(), strict=True)
 
 
-def learnt(worker: SimpleNamespace, *reqs: Request, ends: str = "") -> list[tuple[str, int, int]]:
-    """Of one step that verifies 2 draft tokens of each request, and accepts 1."""
+def learnt(
+    worker: SimpleNamespace, *reqs: Request, ends: str = "", drafted: int = 2, accepted: int = 1, own: int = 9
+) -> list[tuple[str, int, int]]:
+    """Of one step that verifies 2 draft tokens of each request, which are 0, 1 and so on."""
     worker.c2t.recorder, worker.c2t.planner = None, Planner()
     rows = len(reqs)
-    lens = {"cap_lens": torch.full((rows,), 2), "accept_lens": torch.full((rows,), 2)}
-    step = Step(lens["cap_lens"], rows=9, depth=2, sure=torch.full((rows, 2), 0.5))
-    process(worker, list(reqs), set(ends.split()), step, **lens)
+    lens = {"cap_lens": torch.full((rows,), 2), "accept_lens": torch.full((rows,), 1 + accepted)}
+    tokens, sure = torch.arange(drafted).repeat(rows, 1), torch.full((rows, drafted), 0.5)
+    step = Step(lens["cap_lens"], drafted=Drafted(tokens), rows=9, depth=drafted, sure=sure)
+    process(worker, list(reqs), set(ends.split()), step, own, **lens)
     assert worker.c2t.untaught is None
     return worker.c2t.planner.learnt
 
@@ -175,6 +184,31 @@ def learnt(worker: SimpleNamespace, *reqs: Request, ends: str = "") -> list[tupl
 def test_what_runs_teaches(worker: SimpleNamespace):
     found = learnt(worker, Request("a", [5]), Request("b", [5], ended=True), Request("c", [5]), ends="c")
     assert found == [("a", 2, 1), ("c", 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "own", "taught"),
+    [
+        # the target's own token is the draft's third, or is not
+        (2, 2, (3, 3)),
+        (2, 9, (3, 2)),
+        # one before it was refused: it is no part of the text, whatever came
+        (1, 9, (3, 1)),
+        (0, 9, (3, 0)),
+    ],
+)
+def test_the_text_tells_of_one_token_that_was_cut(
+    worker: SimpleNamespace, accepted: int, own: int, taught: tuple[int, int]
+):
+    found = learnt(worker, Request("a", [5]), Request("b", [5]), drafted=4, accepted=accepted, own=own)
+    assert found == [("a", *taught), ("b", *taught)]
+
+
+def test_behind_the_end_of_a_text_nothing_tells_of_what_was_cut(worker: SimpleNamespace):
+    """The target's own token was dropped with it."""
+    req = Request("a", [5])
+    req.finished_len = 2
+    assert learnt(worker, req, ends="a", drafted=4, accepted=2, own=2) == [("a", 2, 2)]
 
 
 def test_a_grammar_and_a_request_that_wants_it_so_teach_nothing(worker: SimpleNamespace):

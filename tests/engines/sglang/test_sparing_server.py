@@ -1,5 +1,5 @@
 """Steps without scores through a real server: plain output, drafts verified whole, and what an independent simulation
-accepts of them; scored steps between them have the confidences that they would have had."""
+accepts of them; scored steps between them have the confidences that they would have had. And what each step teaches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
 from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
-from tests.engines.sglang.test_planner_server import in_step  # noqa: E402
+from tests.engines.sglang.test_planner_server import Request, in_step  # noqa: E402
 from tests.support.sglang import faults, spared_log  # noqa: E402
 from tests.support.sglang import verify_counts as vc  # noqa: E402
 from tests.support.sglang.logged_plan import LoggedPlan  # noqa: E402
@@ -53,21 +53,25 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     )
     answers: dict[Any, list[dict[str, Any]]] = {}
     steps: dict[Any, list[dict[str, Any]]] = {}
+    learnt: dict[Any, list[Any]] = {}
     planted.write_text("")
     with running:
         # until costs of both sizes are measured and no draft has to be scored any more
         for at_once in (1, TOGETHER) * 2:
             vc.answers(running, prompts, at_once)
-        for what in (1, TOGETHER, *spared_log.FAULTS):
+        for what in (1, TOGETHER, spared_log.CUT, *spared_log.FAULTS):
             planted.write_text(str(what))
             log.write_text("")
+            log.with_suffix(".learnt").write_text("")
             running.flush_cache()
             answers[what] = vc.answers(running, prompts, what if isinstance(what, int) else 1)
             steps[what] = [json.loads(line) for line in log.read_text().splitlines()]
+            learnt[what] = [json.loads(line) for line in log.with_suffix(".learnt").read_text().splitlines()]
         planner = running.request("/get_server_info")["internal_states"][0]["c2t"]["planner"]
     yield SimpleNamespace(
         answers=answers,
         steps=steps,
+        learnt=learnt,
         planner=planner,
         prompts=prompts,
         plain=[tuple(target.greedy(prompt, vc.NEW_TOKENS)) for prompt in prompts],
@@ -77,13 +81,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     )
 
 
-def simulated(served: SimpleNamespace, row: int, what: Any) -> tuple[vc.Counts, LoggedPlan]:
+def simulated(served: SimpleNamespace, row: int, what: Any) -> tuple[Request, LoggedPlan]:
     """What a request that is alone is counted for if each step does what was logged."""
     rid = served.answers[what][row]["meta_info"]["id"]
     plan = LoggedPlan([step for step in served.steps[what] if step["rids"] == [rid]])
     alone = [served.prompts[row]], [vc.NEW_TOKENS]
     (request,), _ = in_step(served.target, served.draft, served.rule, *alone, plan)
-    return request.counts(), plan
+    return request, plan
 
 
 @pytest.mark.parametrize("at_once", [1, TOGETHER])
@@ -105,7 +109,7 @@ def test_what_is_not_scored_is_verified_whole(served: SimpleNamespace, at_once: 
 def test_counts_and_confidences_are_those_of_a_simulation(served: SimpleNamespace):
     for row, answer in enumerate(served.answers[1]):
         expected, plan = simulated(served, row, 1)
-        assert vc.Counts.of_answer(answer) == expected
+        assert vc.Counts.of_answer(answer) == expected.counts()
         assert plan.off < NEAR
     scored = [step for step in served.steps[1] if step["scores"] and step["depth"]]
     # the first token of a draft has its seed, written by the step before, spared or not
@@ -117,10 +121,38 @@ def test_a_draft_without_scores_that_is_cut_all_the_same_is_noticed(served: Simp
     assert [tuple(answer["output_ids"]) for answer in served.answers[what]] == served.plain
     # the log has what was decided, the server's counts what was done
     for row, answer in enumerate(served.answers[what]):
-        assert vc.Counts.of_answer(answer) != simulated(served, row, what)[0]
+        assert vc.Counts.of_answer(answer) != simulated(served, row, what)[0].counts()
 
 
 def test_so_are_seeds_of_another_step(served: SimpleNamespace):
     what = "seeds_of_a_step_before"
     assert [tuple(answer["output_ids"]) for answer in served.answers[what]] == served.plain
     assert max(simulated(served, row, what)[1].off for row in range(PROMPTS)) > NEAR
+
+
+def test_a_step_teaches_what_the_text_says_of_verified_tokens_and_of_one_more(served: SimpleNamespace):
+    what = spared_log.CUT
+    cut_and_right, cut_and_wrong = 0, 0
+    for row, answer in enumerate(served.answers[what]):
+        assert tuple(answer["output_ids"]) == served.plain[row]
+        request, _ = simulated(served, row, what)
+        assert vc.Counts.of_answer(answer) == request.counts()
+        rid = answer["meta_info"]["id"]
+        found = [(v, a) for rids, drafted, (v,), (a,) in served.learnt[what] if rids == [rid] and drafted]
+        expected = [taught(request, *each) for each in zip(request.drafts, request.lengths, strict=True) if each[0][1]]
+        # behind the end of a text nothing is known, and the last step may be learnt from after its answer
+        assert len(found) >= len(expected) - 1 > 5 and found[: len(expected) - 1] == expected[:-1]
+        lengths = [kept for (_, drafted), kept in zip(request.drafts, request.lengths, strict=True) if drafted]
+        assert not any(lengths)
+        cut_and_right += sum(hits for _, hits in expected)
+        cut_and_wrong += sum(known - hits for known, hits in expected)
+    assert min(cut_and_right, cut_and_wrong) > 0
+
+
+def taught(request: Request, draft: tuple[int, list[int]], kept: int) -> tuple[int, int]:
+    """By the text alone: tokens of a draft that are known, and how many of them it goes on with."""
+    begins, drafted = draft
+    known = drafted[: kept + 1]
+    text = request.text[begins : begins + len(known)]
+    hits = next((at for at, (one, other) in enumerate(zip(known, text, strict=False)) if one != other), len(known))
+    return len(known), hits

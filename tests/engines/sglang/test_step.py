@@ -33,12 +33,13 @@ def test_a_step_does_not_change():
 
 
 def test_only_what_is_read_on_the_host_is_copied_there():
-    drafted = Drafted(torch.zeros(2, 3, 4), torch.arange(6).view(2, 3))
+    drafted = Drafted(torch.arange(6).view(2, 3), torch.zeros(2, 3, 4))
     step = Step(KEPT, KEPT + 1, drafted, rows=5, depth=3, seconds=0.1).to_host()
     assert step.kept is KEPT
     assert step.wanted is not None and step.wanted.tolist() == [3, 1]
     assert step.drafted is not None and torch.equal(step.drafted.tokens, drafted.tokens)
     assert (step.rows, step.depth, step.seconds) == (5, 3, 0.1)
+    assert Step(KEPT, drafted=Drafted(drafted.tokens)).to_host().drafted == Drafted(drafted.tokens)
     assert Step(KEPT).to_host() == Step(KEPT)
 
 

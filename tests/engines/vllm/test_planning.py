@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
@@ -132,7 +133,7 @@ def test_what_came_of_drafts_without_scores_says_how_deep_the_next_ones_are():
     machine.run(200)
     for _ in range(100):
         kept = machine.step()
-        machine.planning.judged({"r0": kept[0], "r1": kept[1]}, {"r0": 0, "r1": 0})
+        machine.planning.judged({"r0": kept[0], "r1": kept[1]}, {"r0": 0, "r1": 0}, {})
     unscored = [depth for depth, scored in zip(machine.depths, machine.scored, strict=True) if not scored]
     assert unscored[0] == D_MAX and set(unscored[-8:]) <= {0, 1}
 
@@ -246,11 +247,11 @@ def test_it_learns_what_became_of_its_drafts():
     planning.begin(decoding=True)
     cut(planning, handed, lambda name: True, [None] * 3)
     # one that wants nothing learnt is left out, and one that nobody knows
-    planning.judged({"b": 2, "c": 1, "d": 1}, {"b": 1, "c": 1, "d": 0})
+    planning.judged({"b": 2, "c": 1, "d": 1}, {"b": 1, "c": 1, "d": 0}, {})
     planning.learn()
     learnt = planning.planner.state()["learnt"]
     assert learnt["seen"] == 3
-    planning.judged({}, {})
+    planning.judged({}, {}, {})
     planning.learn()
     assert planning.planner.state()["learnt"] == learnt
 
@@ -262,7 +263,7 @@ def test_it_learns_when_the_next_step_was_sent_off_and_forgets_nothing_where_nob
     planning = Planning(CURVE, None, 1, calibration=Calibration(1))
     calibration = planning.planner._calibration
     planning.kept(Drafted([[0.9], [0.7]], 1.0, 1.0), ["a", "b"], [1, 1], [False] * 2)
-    planning.judged({"a": 1}, {"a": 1})
+    planning.judged({"a": 1}, {"a": 1}, {"a": 7})
     assert calibration.seen == 0
     # of the drafts that were judged, though the next ones are here
     planning.kept(Drafted([[0.2]], 1.0, 1.0), ["b"], [1], [False])
@@ -271,8 +272,8 @@ def test_it_learns_when_the_next_step_was_sent_off_and_forgets_nothing_where_nob
     scheduler.planning = planning
     assert scheduler.get_grammar_bitmask("a step") == "for a step"
     assert calibration.seen == 1 and calibration._expected[0, 0, 0] == pytest.approx(0.9, rel=1e-6)
-    planning.judged({"b": 1}, {"b": 0})
-    planning.judged({}, {})
+    planning.judged({"b": 1}, {"b": 0}, {"b": 8})
+    planning.judged({}, {}, {})
     assert calibration.seen == 2
 
 
@@ -295,13 +296,13 @@ def test_a_step_takes_few_operations_however_many_requests_share_it(requests: in
     machine.planning.planner._calibration = calibration
     for _ in range(60):
         names = machine.waiting
-        machine.planning.judged({name: len(row) for name, row in names.items()}, dict.fromkeys(names, 1))
+        machine.planning.judged({name: len(row) for name, row in names.items()}, dict.fromkeys(names, 1), {})
         machine.step(requests)
     counted: list[int] = []
     for _ in range(10):
         names, fits = machine.waiting, calibration.fits
         with Operations() as operations:
-            machine.planning.judged({name: len(row) for name, row in names.items()}, dict.fromkeys(names, 1))
+            machine.planning.judged({name: len(row) for name, row in names.items()}, dict.fromkeys(names, 1), {})
             machine.step(requests)
         counted += [operations.count] * (calibration.fits == fits)
     assert calibration.in_force is not None and counted
@@ -430,9 +431,8 @@ def test_on_model_runner_v2_it_decides_where_it_is_asked_for(worker: str | None)
     found = of_v2(worker)
     settings = config.settle(found, config.C2TConfig(planner="on", learn="network"))
     assert settings.planned and settings.beta == 0
-    # the scheduler cuts by them, and without a planner nobody does
+    # the scheduler cuts by them
     assert settings.request_settings == "all"
-    assert config.settle(of_v2(worker), config.C2TConfig()).request_settings == "none"
     # which was never tried there
     assert settings.learn == "calibrate"
     assert found.scheduler_config.scheduler_cls == config.PLANNING
@@ -488,10 +488,11 @@ def test_a_file_that_is_no_curve_is_refused(tmp_path: Path):
         config.settle(resolved(), config.C2TConfig(planner=str(path)))
 
 
-def judging(**requests: Any) -> tuple[Any, list[tuple[dict[str, int], dict[str, int]]]]:
-    """A PlanningScheduler as far as it judges drafts, and what its planner is told: verified and accepted."""
-    told: list[tuple[dict[str, int], dict[str, int]]] = []
-    planning = types.SimpleNamespace(judged=lambda verified, accepted: told.append((verified, accepted)))
+def judging(**requests: Any) -> tuple[Any, list[tuple[dict[str, int], ...]]]:
+    """A PlanningScheduler as far as it judges drafts, and what its planner is told: verified, accepted, and the
+    target's own."""
+    told: list[tuple[dict[str, int], ...]] = []
+    planning = types.SimpleNamespace(judged=lambda *each: told.append(each))
     own = types.SimpleNamespace(
         of=lambda names, requests: [types.SimpleNamespace(learn=name != "asked") for name in names]
     )
@@ -510,10 +511,54 @@ def test_what_lies_behind_the_end_of_a_text_is_not_learnt():
     scheduler, told = judging()
     drafts = {name: [7, 7, 7] for name in ("goes on", "ends", "ends at once")}
     # given by the target, its own last, and kept by vLLM, which drops what is behind the end
-    scheduler._judge(drafts, {"goes on": (2, 2), "ends": (4, 2), "ends at once": (3, 1)})
-    ((verified, accepted),) = told
-    assert verified == {"goes on": 3, "ends": 2, "ends at once": 1}
-    assert accepted == {"goes on": 1, "ends": 2, "ends at once": 1}
+    given = {"goes on": 2, "ends": 4, "ends at once": 3, "cut to nothing": 1}
+    kept = {"goes on": [7, 9], "ends": [7, 7], "ends at once": [7], "cut to nothing": [5]}
+    scheduler._judge(drafts, given, kept)
+    ((verified, accepted, own),) = told
+    assert verified == {"goes on": 3, "ends": 2, "ends at once": 1, "cut to nothing": 0}
+    assert accepted == {"goes on": 1, "ends": 2, "ends at once": 1, "cut to nothing": 0}
+    assert own == {"goes on": 9, "cut to nothing": 5}
+
+
+@pytest.mark.parametrize(
+    ("accepted", "own", "expected"),
+    [
+        # the target's own token is the next one of the draft, or is not
+        (1, 8, (2, 2)),
+        (1, 5, (2, 1)),
+        # one before it was refused
+        (0, 5, (2, 0)),
+        # the text ended there
+        (1, None, (1, 1)),
+    ],
+)
+def test_the_text_tells_of_one_token_that_was_cut(accepted: int, own: int | None, expected: tuple[int, int]):
+    planning = Planning(CURVE, None, D_MAX, calibration=Calibration(D_MAX))
+    found: list[list[list[int]]] = []
+    planning.planner.learn = lambda sure, verified, hits, names: found.append([verified.tolist(), hits.tolist()])
+    planning.kept = lambda drafted, names, lengths, own: [1, 0, 2, 2]
+    planning._rows, planning._sure = dict(zip("abcd", range(4), strict=True)), np.full((4, 3, 2), 0.5, np.float32)
+    handed = types.SimpleNamespace(req_ids=[*"abcd"], draft_token_ids=[[7, 8, 9], [6, 7, 8], [5, 5], [7, 8, 9]])
+    setattr(handed, ATTRIBUTE, Drafted([[0.9, 0.8, 0.7]] * 4, 1.0, 1.0))
+    cut(planning, handed, lambda name: name != "d", [None] * 4)
+    assert handed.draft_token_ids == [[7], [], [5, 5], [7, 8]]
+    # of b nothing was verified; c was not cut; d takes no draft, so its next token is none that was drafted
+    outcomes = {"a": 1, "b": 0, "c": 2, "d": 0}, {"a": accepted, "b": 0, "c": 1, "d": 0}
+    planning.judged(*outcomes, {"b": 6, "c": 5, "d": 9} | ({} if own is None else {"a": own}))
+    planning.learn()
+    ((verified, hits),) = found
+    assert (verified[0], hits[0]) == expected
+    assert (verified[1:], hits[1:]) == ([1, 2, 0], [1, 1, 0])
+    # a step that drafted nothing comes between
+    planning.judged({"a": 0}, {"a": 0}, {"a": 8})
+    planning.learn()
+    assert found[1] == [[0], [0]]
+
+
+def test_where_vllm_takes_less_of_a_draft_nothing_tells_of_the_next_token():
+    planning = Planning(CURVE, None, D_MAX, calibration=Calibration(D_MAX))
+    planning.rest = {"a": (2, 8)}
+    assert planning._told("a", 1, 1, 8) == (1, 1)
 
 
 def test_tokens_are_of_requests_that_had_a_draft_and_are_still_there():
@@ -529,7 +574,7 @@ def test_the_drafts_own_probabilities_travel_with_its_confidences():
     planning.planner.learn = lambda sure, *rest: seen.append(sure)
     for each in (drafted, drafted._replace(log_prob=()), drafted._replace(log_prob=[[], []])):
         planning.kept(each, ["a", "b"], [2, 2], [False] * 2)
-        planning.judged({"b": 2}, {"b": 1})
+        planning.judged({"b": 2}, {"b": 1}, {"b": 8})
         planning.learn()
     known, *unknown = (each[0].flatten().tolist() for each in seen)
     assert known == pytest.approx([0.7, -0.3, 0.6, -0.4])

@@ -11,7 +11,8 @@ from typing import Any
 @dataclass
 class LoggedPlan:
     """In the place of planned_rule.Plan. steps: of each its `depth`, whether it has `scores`, and by request the
-    `confidence` of its drafts and how many tokens were `kept`. off: how far confidences are from the simulated ones."""
+    `confidence` of its drafts and how many tokens were `kept`. off: how far confidences are from the simulated ones,
+    inf where a scored step has none."""
 
     steps: list[dict[str, Any]]
     ends: bool = False
@@ -26,7 +27,8 @@ class LoggedPlan:
         step = self.steps[len(self.depths) - 1]
         for found, expected in zip(step["confidence"], chances, strict=True):
             known = [(one, other) for one, other in zip(found, expected, strict=True) if not math.isnan(one)]
-            assert known if step["scores"] else not known
-            self.off = max([self.off, *(abs(one - other) for one, other in known)])
+            assert step["scores"] or not known
+            unknown = [math.inf] if step["scores"] and not known else []
+            self.off = max([self.off, *unknown, *(abs(one - other) for one, other in known)])
         kept: list[int] = step["kept"]
         return kept

@@ -1,7 +1,8 @@
 """A plugin for tests only: has a planner spare scores early, writes down what every step did, and plants faults.
 
 SPARED_LOG names a file that gets one JSON line per step: its requests, and what LoggedPlan wants of it. A fault comes
-after that. PLANTED_FAULT_FILE names a file that may hold the name of one.
+after that. PLANTED_FAULT_FILE names a file that may hold the name of one, or CUT. Beside the first file is another,
+`.learnt`, with a line per step of what the planner learns of it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 FAULTS = ("one_token_less", "seeds_of_a_step_before")
+# the planner's own decision: nothing of a draft is verified
+CUT = "nothing_of_each"
 # Scored drafts before any goes without, and of how many one is scored after that.
 FIRST, EVERY = 4, 3
 
@@ -39,7 +42,7 @@ def register() -> None:
 
     spare(setattr)
     path, planted = Path(os.environ["SPARED_LOG"]), Path(os.environ["PLANTED_FAULT_FILE"])
-    plan, keep = worker.StepMixin.planned_depth, sparing.SparingPlanner.keep
+    plan, keep, learn = worker.StepMixin.planned_depth, sparing.SparingPlanner.keep, sparing.SparingPlanner.learn
     write_seed = host_chains.HostChainScorer.write_seed
     rids: list[str] = []
 
@@ -52,10 +55,17 @@ def register() -> None:
 
     def noted_keep(self: Any, kept: Any, own: Any, sure: Any) -> Any:
         found = keep(self, kept, own, sure)
+        if CUT in planted.read_text():
+            found = found.clamp(max=0)
         known = {"confidence": sure[..., 0].tolist(), "kept": found.tolist()}
         write({"depth": self.depth, "scores": self.scores, **known})
         faulty = not self.scores and "one_token_less" in planted.read_text()
         return (found - 1).clamp(min=0) if faulty else found
+
+    def noted_learn(self: Any, sure: Any, verified: Any, accepted: Any, owners: Any = ()) -> None:
+        with path.with_suffix(".learnt").open("a") as log:
+            log.write(json.dumps([list(owners), sure.shape[1], verified.tolist(), accepted.tolist()]) + "\n")
+        learn(self, sure, verified, accepted, owners)
 
     def write(step: dict[str, Any]) -> None:
         with path.open("a") as log:
@@ -68,4 +78,5 @@ def register() -> None:
             self._host_seeds[:, slots.numpy()] = stale
 
     worker.StepMixin.planned_depth, sparing.SparingPlanner.keep = noted_plan, noted_keep
+    sparing.SparingPlanner.learn = noted_learn
     host_chains.HostChainScorer.write_seed = seeds

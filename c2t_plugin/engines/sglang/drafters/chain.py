@@ -105,7 +105,7 @@ class ChainDrafter:
             wanted, sure = parts.lagged.note(wanted, sure)
         if own is None:
             cut_links(links, kept)
-        return Step(kept, wanted, self._recorded(batch, verify_input), rows, sure=self._learnt_from(sure))
+        return Step(kept, wanted, self._drafted(batch.reqs, verify_input), rows, sure=self._learnt_from(sure))
 
     @property
     def cuts_links(self) -> bool:
@@ -149,10 +149,14 @@ class ChainDrafter:
         assert stats is not None
         return torch.cat([sure, stats[..., 2:]], dim=-1)
 
-    def _recorded(self, batch: Any, verify_input: Any) -> Drafted | None:
-        """The drafts, if a request of the batch is recorded."""
-        if self._parts.recorder is None:
-            return None
-        from c2t_plugin.engines.sglang import recording
+    def _drafted(self, reqs: Sequence[Any], verify_input: Any) -> Drafted | None:
+        """verify_input: of whole drafts."""
+        stats, planner, tokens = None, self._parts.planner, verify_input.draft_token
+        if self._parts.recorder is not None:
+            from c2t_plugin.engines.sglang import recording
 
-        return recording.drafted(self._parts.recorder, self._scorer, batch.reqs, verify_input)
+            stats = recording.stats(self._parts.recorder, self._scorer, reqs)
+        # to learn from, only where no copy has to be made
+        if stats is None and not (tokens.is_cpu and planner is not None and planner.learns):
+            return None
+        return Drafted(tokens.view(verify_input.retrieve_next_token.shape)[:, 1:].clone(), stats)
