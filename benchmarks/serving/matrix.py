@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--concurrency", type=int, nargs="+", default=list(CONCURRENCIES))
     parser.add_argument("--temperature", type=float, nargs="+", default=list(TEMPERATURES))
     add_sizes(parser, max_tokens=64, least=4)
-    parser.add_argument("--at-once", type=int, default=6, help="servers that are up together, 3 GB each")
+    parser.add_argument("--at-once", type=int, default=5, help="servers that are up together, up to 3.7 GB each")
     parser.add_argument("--beta", type=float, default=0.5, help="of the arm C2T")
     parser.add_argument("--threshold", type=float, default=0.3, help="of the arms threshold on P and closed form")
     return parser
