@@ -177,7 +177,7 @@ class Planner:
         # of plain decoding, of which nothing more is decided
         self.promised_s = float(seconds[0, 0])
         plain = float(rates[0, 0])
-        if self._drafts[0] < self._taught:
+        if self._drafts[0] < self._taught and expected.max() > expected[0, 0]:
             plain = rates[0, 0] = -1.0
         best, count = divmod(int(rates.argmax()), len(counts))
         if rates[best, count] < PAYS_FROM * plain:

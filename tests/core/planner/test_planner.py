@@ -362,6 +362,13 @@ def test_plain_decoding_which_teaches_nothing_waits_for_a_number_of_drafts(reque
     assert chosen.count(0) >= 9
 
 
+def test_where_nobody_takes_a_draft_plain_decoding_waits_for_nothing():
+    planner = Planner(USUAL, 4)
+    planner.keep(torch.full((2, 4), 0.9))
+    nothing = OwnLimits(None, 0, exact=False)
+    assert planner.depth(2, [nothing] * 2) == 0 < planner.depth(2, [nothing])
+
+
 def test_it_comes_back_from_plain_decoding():
     planner = Planner(PRICED, 6)
     for _ in range(40):

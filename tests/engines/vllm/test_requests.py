@@ -16,7 +16,8 @@ pytestmark = pytest.mark.vllm
 
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier  # noqa: E402
 from c2t_plugin.engines.host_scorer import HostScorer  # noqa: E402
-from c2t_plugin.engines.vllm import config, requests  # noqa: E402
+from c2t_plugin.engines.vllm import config, requests, v1  # noqa: E402
+from c2t_plugin.engines.vllm.adaptive import StepScorer  # noqa: E402
 from c2t_plugin.engines.vllm.patches import ENGINE, PATCHES  # noqa: E402
 from c2t_plugin.engines.vllm.requests import OwnSettings, granted  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
@@ -193,3 +194,31 @@ def test_requests_set_nothing_where_vllm_cuts_by_its_own_budget(worker: str, v2:
     found.scheduler_config.max_num_seqs, found.speculative_config.num_speculative_tokens = 8, 6
     asked = config.C2TConfig(request_settings="lower", learn="off")
     assert config.settle(found, asked).request_settings == settings
+
+
+def test_a_devices_scorers_cut_each_row_by_its_own_limits_and_the_next_batch_by_its(monkeypatch: pytest.MonkeyPatch):
+    """As the host's does, whose rows are compared with a device's elsewhere."""
+    monkeypatch.setattr(v1, "Ended", lambda *_: None)
+    torch.manual_seed(0)
+    classifier = NodeClassifier(ClassifierSpec())
+    sizes = {"rows": 4, "max_depth": D_MAX, "beta": 0.5}
+    host = HostScorer(classifier, **sizes)
+    chains = v1.DeviceScorer(classifier, device=torch.device("cpu"), **sizes)
+    steps = StepScorer(classifier, device="cpu", **sizes)
+    logits = torch.randn(D_MAX, 3, 50)
+    own = ([0.0, 0.99, None], [None, None, 1])
+    for betas, depths in (own, ([None] * 3, [None] * 3), ([None, 0.0, 0.0], [0, 2, None])):
+        for scorer in (host, chains, steps):
+            scorer.limit(betas, depths)
+        for number, each in enumerate(logits):
+            host.score(each, first=number == 0)
+            chains.score(each, first=number == 0)
+            told = torch.zeros(4, D_MAX)
+            steps.predict(each, torch.arange(3), torch.tensor([number]), told, torch.ones(3))
+        expected = host.end(3).tolist()
+        assert chains.end(3).tolist() == steps.kept(3, D_MAX).tolist() == expected
+        assert all(depth is None or length <= depth for length, depth in zip(expected, depths, strict=True))
+        assert all(
+            beta != 0.0 or length == (depth or D_MAX)
+            for length, beta, depth in zip(expected, betas, depths, strict=True)
+        )
