@@ -61,6 +61,7 @@ class PlanningScheduler(CountingScheduler):
         ways["spares"] = found is not None and not few and current_platform.is_cpu()
         self.planning = Planning(curve, path, self.num_spec_tokens, calibration=found, **ways)
         self.planning.own = self._own_limits
+        self.planning.drawn = self.vllm_config.speculative_config.draft_sample_method == "probabilistic"
         self.planning.planner.context = lambda: sum(request.num_tokens for request in self.running)
         if path is None:
             remember(self.planning.planner, self.vllm_config, settings.base)

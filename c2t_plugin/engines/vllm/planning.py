@@ -99,7 +99,9 @@ class Planning:
         # of the newest drafts the requests' rows, and what Drafted.sure has of them
         self._rows: dict[str, int] = {}
         self._sure = np.zeros((0, 0, 2), dtype=np.float32)
-        # of those of them that were cut, how many tokens were left, and the next one
+        # Whether draft tokens are drawn: one of those is accepted more often than the target draws the same.
+        self.drawn = False
+        # of those drafts that were cut, and are not drawn, how many tokens were left, and the next one
         self.rest: dict[str, tuple[int, int]] = {}
         # what `learn` has not learnt yet, as StepPlanner.learn takes it
         self._outcome: tuple[Tensor, Tensor, Tensor, Sequence[str]] | None = None
@@ -217,7 +219,7 @@ def cut(planning: Planning, drafts: Any, takes: Callable[[str], bool], own: Sequ
     cuts = list(zip(drafts.req_ids, drafts.draft_token_ids, kept, strict=True))
     left = ((name, length, row[length]) for name, row, length in cuts if length < len(row) and takes(name))
     # model runner V2 hands over no tokens, but where a grammar looks at them
-    planning.rest = {name: (length, token) for name, length, token in left if token >= 0}
+    planning.rest = {name: (length, token) for name, length, token in left if token >= 0 and not planning.drawn}
     drafts.draft_token_ids = [row[:length] for _, row, length in cuts]
 
 

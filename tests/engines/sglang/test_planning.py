@@ -43,6 +43,9 @@ def planner_of(
         curve, path, steps=D_MAX, most=D_MAX, device=scorer.beta.device, depths=DEPTHS if switches else ()
     )
     planner.packed = True
+    if planner._planner is not None:
+        # drafts have taught it already
+        planner._planner._taught = 0
     return planner
 
 

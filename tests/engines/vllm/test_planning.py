@@ -555,6 +555,18 @@ def test_the_text_tells_of_one_token_that_was_cut(accepted: int, own: int | None
     assert found[1] == [[0], [0]]
 
 
+def test_of_a_drawn_token_that_was_cut_the_text_tells_nothing():
+    """A target that draws too is sooner content with it than it draws the same."""
+    planning = Planning(CURVE, None, D_MAX, calibration=Calibration(D_MAX))
+    planning.kept = lambda drafted, names, lengths, own: [1]
+    for drawn in (False, True):
+        handed = types.SimpleNamespace(req_ids=["a"], draft_token_ids=[[7, 8, 9]])
+        setattr(handed, ATTRIBUTE, Drafted([[0.9, 0.8, 0.7]], 1.0, 1.0))
+        planning.drawn = drawn
+        cut(planning, handed, lambda name: True, [None])
+        assert planning.rest == ({} if drawn else {"a": (1, 8)})
+
+
 def test_where_vllm_takes_less_of_a_draft_nothing_tells_of_the_next_token():
     planning = Planning(CURVE, None, D_MAX, calibration=Calibration(D_MAX))
     planning.rest = {"a": (2, 8)}

@@ -60,7 +60,8 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
     traces._requests, traces._kept, traces._numbers = {}, None, {}
     traces._recorder = TraceRecorder(tmp_path, 1.0, 4, {"pair": {}, "top_m": 5}, 1000.0)
     recorder = traces._recorder
-    yield Worker(SimpleNamespace(scorer=scorer, traces=traces, drafts=0, draft_steps=0, tell=lambda: None))
+    known = {"scorer": scorer, "traces": traces, "own": OwnSettings("all", 2)}
+    yield Worker(SimpleNamespace(**known, drafts=0, draft_steps=0, tell=lambda: None))
     recorder.__class__.close(recorder)
 
 

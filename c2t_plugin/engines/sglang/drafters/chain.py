@@ -151,12 +151,12 @@ class ChainDrafter:
 
     def _drafted(self, reqs: Sequence[Any], verify_input: Any) -> Drafted | None:
         """verify_input: of whole drafts."""
-        stats, planner, tokens = None, self._parts.planner, verify_input.draft_token
+        stats, planner = None, self._parts.planner
         if self._parts.recorder is not None:
             from c2t_plugin.engines.sglang import recording
 
             stats = recording.stats(self._parts.recorder, self._scorer, reqs)
         # to learn from, only where no copy has to be made
-        if stats is None and not (tokens.is_cpu and planner is not None and planner.learns):
+        if stats is None and not (planner is not None and planner.learns and verify_input.draft_token.is_cpu):
             return None
-        return Drafted(tokens.view(verify_input.retrieve_next_token.shape)[:, 1:].clone(), stats)
+        return Drafted(verify_input.draft_token.view(verify_input.retrieve_next_token.shape)[:, 1:].clone(), stats)
