@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from c2t_plugin.limits import RequestLimits
+from c2t_plugin.request_options import RequestOptions
 
 
 class RowLimits(RequestLimits):
@@ -18,8 +19,9 @@ class RowLimits(RequestLimits):
         super().__init__(*positional, **keyword)
         self._rows = torch.arange(len(self._slot_beta), device=self._slot_beta.device)
 
-    def limit(self, betas: Sequence[float | None], depths: Sequence[int | None]) -> None:
-        """To be called before each draft: what its requests have set for themselves, None where nothing."""
+    def limit(self, own: Sequence[RequestOptions]) -> None:
+        """To be called before each draft: what each of its requests has set for itself."""
+        betas, depths = [each.threshold for each in own], [each.longest for each in own]
         self._any_own = any(value is not None for value in (*betas, *depths))
         if self._any_own:
-            self.set_requests(self._rows[: len(betas)], betas, depths)
+            self.set_requests(self._rows[: len(own)], betas, depths)

@@ -129,7 +129,6 @@ class Planner:
         self._drafts = np.zeros(d_max)
         # (d_max,) of the token at depth i + 1, given the one before it
         self.accepted = np.zeros(d_max)
-        self._seen = 0
         # (depths,) what each has saved for its next probe, in steps; those of it that are left; where it is
         self._saved = np.zeros(len(self.depths))
         self._since_probe = self._left = self._place = 0
@@ -148,7 +147,7 @@ class Planner:
         """How deep to draft in the next step of so many requests; 0 is plain decoding. own: of each what it has set for
         itself, which is planned around; nothing of those that are left out."""
         self.probing = False
-        chosen = self.d_max if not self._seen else self.depths[self._probed(*self._priced(requests, own))]
+        chosen = self.depths[self._probed(*self._priced(requests, own))] if self._drafts[0] else self.d_max
         self.behind = self.skips and chosen == 0
         if chosen:
             self.promised_s = None
@@ -262,7 +261,7 @@ class Planner:
 
     def hear(self, chain: Array) -> None:
         """Learn from a step. chain: (requests, drafted) how likely each token is accepted with all before it."""
-        (requests, drafted), seen, mean = chain.shape, self._seen, chain.mean(axis=0)
+        (requests, drafted), mean = chain.shape, chain.mean(axis=0)
         found = np.ones((2, drafted))
         found[0], found[1, 1:] = mean, mean[:-1]
         means = self._means[:, :drafted]
@@ -270,13 +269,12 @@ class Planner:
         self._drafts[:drafted] += requests
         weight = np.maximum(min(self.forget, requests * FORGET_ONE), requests / self._drafts[:drafted])
         means += weight * (found - means)
-        self._seen = max(seen, drafted)
         self.whole_drafts += int(drafted == self.d_max)
         prior, likely = 0.0, 0.0
         # of a depth that was never seen both sums are 0: as likely as the one above it
         for depth, (token, above) in enumerate((self._means * self._drafts).T.tolist()):
             known = above + prior
-            likely = (token + prior * likely) / known if known else likely * (depth >= self._seen)
+            likely = (token + prior * likely) / known if known else likely
             self.accepted[depth], prior = likely, self._prior
 
 

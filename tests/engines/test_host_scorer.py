@@ -11,6 +11,7 @@ from c2t_kernels.network import FEATURES
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.engines.host_scorer import VALUES, HostScorer, host_stats
 from c2t_plugin.errors import ConfigError
+from c2t_plugin.request_options import RequestOptions
 from c2t_plugin.scorer import ChainScorer
 
 ROWS, D_MAX, VOCAB = 5, 4, 300
@@ -165,12 +166,12 @@ def test_requests_are_cut_by_limits_of_their_own(lower: bool):
     plain = mine
     draft(plain, steps)
     as_the_server = plain.end(ROWS).tolist()
-    mine.limit(betas, depths)
+    mine.limit([RequestOptions(beta=one, max_depth=most) for one, most in zip(betas, depths, strict=True)])
     theirs.set_requests(torch.arange(ROWS), betas, depths)
     draft(mine, steps)
     draft_on_device(theirs, steps)
     assert mine.end(ROWS).tolist() == theirs.end(ROWS).tolist() != as_the_server
     assert mine.any_alive() == theirs.any_alive()
-    mine.limit([None] * ROWS, [None] * ROWS)
+    mine.limit([RequestOptions()] * ROWS)
     draft(mine, steps)
     assert mine.end(ROWS).tolist() == as_the_server

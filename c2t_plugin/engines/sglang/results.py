@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from c2t_plugin.config import ON
 from c2t_plugin.engines.sglang.metrics import RequestCounts
@@ -65,7 +64,8 @@ def count(parts: Parts, reqs: Sequence[Any], result: Any, step: Step, tokens: Se
         # when their text has been looked at
         rows = [row for row in running if _teaches(reqs[row])]
         known, hits = (each[rows].long() - 1 for each in (result.cap_lens, result.accept_lens))
-        told = step.drafted and [_goes_on(step.drafted.tokens[row], tokens[row]) for row in rows]
+        drafts = step.drafted and step.drafted.tokens.tolist()
+        told = drafts and [_goes_on(drafts[row], tokens[row]) for row in rows]
         parts.untaught = Untaught([reqs[row] for row in rows], step.sure[rows], known, hits, told)
     for row, length, hits, asked in zip(running, verified, accepted, wanted, strict=True):
         record = record_of(reqs[row])
@@ -78,9 +78,9 @@ def count(parts: Parts, reqs: Sequence[Any], result: Any, step: Step, tokens: Se
         recording.add(parts.recorder, {row: reqs[row] for row in running}, step.drafted)
 
 
-def _goes_on(drafted: Tensor, tokens: list[int]) -> bool:
+def _goes_on(drafted: list[int], tokens: list[int]) -> bool:
     """Whether the last token of a step, which is the target's own, is the draft's next one too."""
-    return drafted[len(tokens) - 1 : len(tokens)].tolist() == tokens[-1:]
+    return drafted[len(tokens) - 1 : len(tokens)] == tokens[-1:]
 
 
 def _teaches(req: Any) -> bool:

@@ -101,7 +101,7 @@ class PlanningScheduler(CountingScheduler):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         drafts = scheduler_output.scheduled_spec_decode_tokens
         self.planning.ran(scheduler_output.num_scheduled_tokens, drafts)
-        tokens = self._tokens({**drafts, **self.planning.rest}, model_runner_output)
+        tokens = self._tokens([*drafts, *self.planning.rest], model_runner_output)
         sampled = {name: len(own) for name, own in tokens.items()}
         teaching = self._teaching(tokens)
         outputs = super().update_from_output(scheduler_output, model_runner_output)

@@ -241,7 +241,7 @@ class _ChainMixin(_StockProposer):
         """What requests have set for themselves, and by what their drafts end."""
         names = self._runner.input_batch.req_ids
         own = self.own.of(names, self._runner.requests)
-        self.scorer.limit([each.threshold for each in own], [each.longest for each in own])
+        self.scorer.limit(own)
         self.ending.begin(names, [OwnLimits.of(each, lower=self.scorer.lower) for each in own])
 
     def _drafted(self, depth: int, *positional: Any, **given: Any) -> Tensor:

@@ -105,8 +105,7 @@ class _ScoringMixin(_StockSpeculator):
         names, self._rows, self._forwards = input_batch.req_ids, input_batch.num_reqs, 0
         if self._times is None:
             # else a planner in the scheduler's process takes them into account
-            own = self.own.of(names, self._setting)
-            self.scorer.limit([each.threshold for each in own], [each.longest for each in own])
+            self.scorer.limit(self.own.of(names, self._setting))
         # what is recorded is recorded whole
         recording = self.traces is not None and self.traces.any_chosen(names)
         # a planner has said how deep; the first pass is taken in any case

@@ -158,7 +158,7 @@ def test_nothing_that_is_sent_raises_in_an_engine(sent: Any, setting: str):
     (found,) = own.of(["a"], running)
     scorer = HostScorer(NodeClassifier(ClassifierSpec()), rows=1, max_depth=D_MAX, beta=BETA)
     scorer.lower = setting == "lower"
-    scorer.limit([found.threshold], [found.longest])
+    scorer.limit([found])
     OwnLimits.of(found, lower=scorer.lower)
     scorer.score(torch.zeros(1, 8), first=True)
     assert 0 <= int(scorer.end(1)) <= 1
@@ -209,7 +209,7 @@ def test_a_devices_scorers_cut_each_row_by_its_own_limits_and_the_next_batch_by_
     own = ([0.0, 0.99, None], [None, None, 1])
     for betas, depths in (own, ([None] * 3, [None] * 3), ([None, 0.0, 0.0], [0, 2, None])):
         for scorer in (host, chains, steps):
-            scorer.limit(betas, depths)
+            scorer.limit([RequestOptions(beta=beta, max_depth=most) for beta, most in zip(betas, depths, strict=True)])
         for number, each in enumerate(logits):
             host.score(each, first=number == 0)
             chains.score(each, first=number == 0)
