@@ -71,7 +71,7 @@ requests = SimpleNamespace(reqs=[SimpleNamespace(rid=rid) for rid in "abcd"])
 drafter, lagged_steps, cuts = ChainDrafter(SimpleNamespace(speculative_num_steps=4), parts), [], []
 for _ in range(4):
     links = torch.arange(1, 6).repeat(4, 1)
-    made = drafter._step(requests, SimpleNamespace(retrieve_next_token=links))
+    made = drafter._step(requests, SimpleNamespace(retrieve_next_token=links, draft_token=links))
     lagged_steps.append([made.kept.tolist(), made.rows])
     cuts.append([row.index(-1) for row in links.tolist()])
 
@@ -118,7 +118,7 @@ def learnt(steps):
             decided.append([0, planner.rows, None, []])
             continue
         links = torch.arange(1, depth + 2).repeat(4, 1)
-        made = drafter._step(requests, SimpleNamespace(retrieve_next_token=links))
+        made = drafter._step(requests, SimpleNamespace(retrieve_next_token=links, draft_token=links))
         verified = made.kept.long()
         planner.learn(made.sure, verified, accepted.minimum(verified), [f"{number // 8} {row}" for row in range(4)])
         decided.append([depth, planner.rows, made.rows, verified.tolist()])
