@@ -32,6 +32,7 @@ class DraftScorer(RequestLimits):
         """slots: request slots that may have limits of their own. rows: largest batch. max_depth: draft steps.
         keep_stats: for `stats`. keep_log_prob: for `sure`."""
         super().__init__(slots=slots, max_depth=max_depth, beta=beta, device=device)
+        self.network = classifier.network(device)
         self.non_finite = torch.zeros(1, dtype=torch.int64, device=device)
         self._draft_stats = _statistics(rows, classifier.spec.top_m, torch.device(device))
         # joint log P, log P, entropy and margin of every token of the last draft
@@ -46,6 +47,10 @@ class DraftScorer(RequestLimits):
     def forget(self) -> None:
         """Count what has no confidence from here."""
         self.non_finite.zero_()
+
+    def take(self, parameters: Sequence[Tensor]) -> None:
+        """Score by these from the next draft on; see ScoringNetwork.take."""
+        self.network.take(parameters)
 
     def stats(self, rows: int) -> Tensor | None:
         """(rows, d_max, 4) float32 copy of the last draft's joint log P, log P, entropy and margin, and what an
@@ -81,7 +86,6 @@ class ChainScorer(DraftScorer):
         **keeps: bool,
     ) -> None:
         """slots: seeds are kept per request slot. For the rest see DraftScorer."""
-        self.network = classifier.network(device)
         super().__init__(classifier, slots=slots, rows=rows, max_depth=max_depth, beta=beta, device=device, **keeps)
         self._slots = torch.zeros(rows, dtype=torch.int64, device=device)
         # A slot without a seed is NaN: its first token is kept.
@@ -91,10 +95,6 @@ class ChainScorer(DraftScorer):
         self._state = ChainState.create(rows, max_depth, device)
         self._step = 0
         self._batch = 0
-
-    def take(self, parameters: Sequence[Tensor]) -> None:
-        """Score by these from the next draft on; see ScoringNetwork.take."""
-        self.network.take(parameters)
 
     def write_seed(self, slots: Tensor, logits: Tensor) -> None:
         """Keep the statistics of the first token of each request's next draft.
@@ -141,10 +141,12 @@ class ChainScorer(DraftScorer):
 
     def sure(self, rows: int) -> Tensor:
         """`confidence`, a view; where the logarithm of the draft's own probability of each token is kept, a tensor of
-        its own with that beside it: (rows, steps scored, 2)."""
+        its own with that beside it: (rows, steps scored, 2), where statistics are with entropy and margin: (.., 4)."""
         confidence = self.confidence(rows)
         if self._log_prob is None:
             return confidence
+        if self._stats is not None:
+            return torch.cat([confidence[..., None], self._stats[:rows, : self._step, 1:]], dim=-1)
         return torch.stack([confidence, self._log_prob[:rows, : self._step]], dim=-1)
 
     def joint_log_prob(self, rows: int) -> Tensor:

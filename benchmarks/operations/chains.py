@@ -41,12 +41,15 @@ from c2t_plugin.engines.sglang.verify.predicted import LaggedRows
 from c2t_plugin.engines.sglang.verify.triton import PackedTritonAttnBackend
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.planner.calibration import Calibration
+from c2t_plugin.planner.network_learner import NetworkLearner
 from c2t_plugin.planner.step_planner import StepPlanner
 from c2t_plugin.scorer import ChainScorer
 
 WIDTH = DEPTH + 1
 TIERS = (8, 16, 24, 32, 40, 48, 56)
-MODES = ("sync", "lagged", "planned")
+MODES = ("sync", "lagged", "planned", "network")
+# network: planned, and the classifier itself is learnt too
+PLANNED = ("planned", "network")
 CURVE = CostCurve(verify=((8, 1.0), (56, 1.5)), draft=((1, 0.05), (8, 0.06)))
 
 
@@ -152,7 +155,8 @@ class ChainSteps:
             max_depth=DEPTH,
             beta=0.4,
             device=GPU,
-            keep_log_prob=mode == "planned",
+            keep_log_prob=mode in PLANNED,
+            keep_stats=mode == "network",
         )
         self._packing = PackedVerify(self._target, backend="triton")
         self._planner, lagged = self._plan(mode)
@@ -160,11 +164,12 @@ class ChainSteps:
         self._drafter = drafter(SimpleNamespace(speculative_num_steps=DEPTH), self._parts)
 
     def _plan(self, mode: str) -> tuple[StepPlanner | None, LaggedRows | PlannedRows | None]:
-        if mode != "planned":
+        if mode not in PLANNED:
             return None, LaggedRows(self._packing.sizes, GPU, REQUESTS) if mode == "lagged" else None
-        planner = StepPlanner(
-            CURVE, None, steps=DEPTH, most=DEPTH, device=GPU, depths=(0, DEPTH), calibration=Calibration(DEPTH)
-        )
+        learner: Any = Calibration(DEPTH)
+        if mode == "network":
+            learner = NetworkLearner(classifier(), DEPTH, background=False)
+        planner = StepPlanner(CURVE, None, steps=DEPTH, most=DEPTH, device=GPU, depths=(0, DEPTH), calibration=learner)
         planner.packed, planner.sizes = True, self._packing.sizes
         planner.wait_for_nothing(REQUESTS, GPU)
         return planner, PlannedRows(planner)

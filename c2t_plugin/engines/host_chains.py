@@ -61,7 +61,7 @@ class HostChainScorer(ChainScorer):
             self._add(self._statistics(logits[: self._batch]))
 
     def sure(self, rows: int) -> Tensor:
-        return torch.full((rows, self._step, 2), torch.nan) if self._spared else super().sure(rows)
+        return torch.full_like(super().sure(rows), torch.nan) if self._spared else super().sure(rows)
 
     def lengths(self, rows: int, **how: Any) -> Tensor:
         if self._spared:

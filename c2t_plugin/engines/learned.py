@@ -200,15 +200,16 @@ def check(
 
 
 def network(
-    config: C2TConfig, classifier: NodeClassifier, d_max: int, pair: Callable[[], dict[str, Any]]
+    config: C2TConfig, classifier: NodeClassifier, d_max: int, pair: Callable[[], dict[str, Any]], *, leads: bool = True
 ) -> NetworkLearner:
-    """As learning.calibration, of one that learns the network too."""
+    """As learning.calibration, of one that learns the network too. leads: whether this rank decides for others, which
+    need not train."""
     from c2t_plugin.planner.network_learner import NetworkLearner
 
     begun, start = classifier, None
     if config.learned is not None and os.path.exists(config.learned):
         begun, start = earlier(Path(config.learned), classifier, pair, d_max, network=True)
-    return NetworkLearner(classifier, d_max, start=start, network=Network.of(begun))
+    return NetworkLearner(classifier, d_max, start=start, network=Network.of(begun), background=leads)
 
 
 def earlier(

@@ -67,24 +67,15 @@ def calibration(
     return Calibration(d_max, applies=applies, start=start)
 
 
-def unfit(device: str, *, alone: bool) -> str | None:
-    """Why a server does not learn the network itself; None: it can. device: its type. alone: it is one rank."""
-    if not alone:
-        return "several ranks would train networks of their own"
-    return None if device == "cpu" else f"it was never tried on {device}, only on the CPU engine"
-
-
-def warn_unless_learnt(config: C2TConfig, reason: str | None = None) -> None:
-    """Say in one line what is not learnt though it was asked for. reason: why the network is not, see `unfit`."""
+def warn_unless_learnt(config: C2TConfig) -> None:
+    """Say in one line what is not learnt though it was asked for."""
     if config.learn in (CALIBRATE, NETWORK) and not config.plans_chains:
         logger.warning("C2T: learn %s is for a planner of chains, and there is none: nothing is learnt", config.learn)
-    elif config.learn == NETWORK and reason is not None:
-        logger.warning("C2T: learn %s is %s here, what confidences mean: %s", NETWORK, CALIBRATE, reason)
 
 
-def trains(config: C2TConfig, device: str, *, alone: bool) -> bool:
-    """Whether the network itself is learnt. device, alone: see `unfit`."""
-    return config.learn == NETWORK and config.plans_chains and unfit(device, alone=alone) is None
+def trains(config: C2TConfig) -> bool:
+    """Whether the network itself is learnt."""
+    return config.learn == NETWORK and config.plans_chains
 
 
 def report(

@@ -122,7 +122,7 @@ class StepPlanner:
         """Decide by steps before, whose confidences `note` brings. requests: of the largest batch."""
         from c2t_plugin.planner.readback import Readback
 
-        self._unread = Readback(device, 2 * requests * self._steps, torch.float32)
+        self._unread = Readback(device, 4 * requests * self._steps, torch.float32)
 
     def verify_windows(self) -> None:
         """Take back that rows are packed, and that steps before decide."""
@@ -348,8 +348,8 @@ class StepPlanner:
     def keep(self, kept: Tensor, own: Tensor, sure: Tensor) -> Tensor:
         """(rows,) int32 draft tokens to verify. kept: (rows,) int32, at most so many. own: (rows,) bool, requests that
         have a beta of their own; of those it is exactly so many. sure: (rows, tokens) float32 confidences of a
-        request's draft tokens in the order in which they are taken; or (rows, tokens, 2), with the logarithm of the
-        draft's own probability of each."""
+        request's draft tokens in the order in which they are taken; or (rows, tokens, 2 or more), with the logarithm of
+        the draft's own probability of each, and what else is known, behind it."""
         if not self._decides:
             return kept
         if self._forced is not None:

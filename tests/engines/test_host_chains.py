@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,6 +110,26 @@ def test_other_vocabularies(both: tuple[HostChainScorer, ChainScorer]):
         for scorer in both:
             draft(scorer, torch.tensor([1, 2]), 30, vocab)
         assert_agree(both, 2)
+
+
+def test_what_a_learning_planner_is_told_of_each_token():
+    classifier = NodeClassifier(ClassifierSpec()).requires_grad_(False)
+    made = {"slots": SLOTS, "rows": ROWS, "max_depth": D_MAX, "beta": 0.4, "device": "cpu"}
+    slots = torch.tensor([4, 1])
+    for kind in (HostChainScorer, ChainScorer):
+        for keeps, width in (({"keep_stats": True}, 1), ({}, 2), ({"keep_stats": True}, 4)):
+            scorer = kind(classifier, **made, keep_log_prob=width > 1, **keeps)
+            draft(scorer, slots, 3)
+            sure, known = scorer.sure(2), scorer.stats(2)
+            assert torch.equal(sure.view(2, D_MAX, width)[..., 0], scorer.confidence(2))
+            if width == 4:
+                assert known is not None and torch.equal(sure[..., 1:], known[..., 1:])
+                # a tensor of its own, which the next draft leaves alone
+                draft(scorer, slots, 4)
+                assert not torch.equal(scorer.sure(2), sure) and torch.equal(sure[..., 1:], known[..., 1:])
+                if isinstance(scorer, HostChainScorer):
+                    scorer.planner = SimpleNamespace(scores=False)  # type: ignore[assignment]
+                    assert scorer.sure(2).shape == sure.shape and scorer.sure(2).isnan().all()
 
 
 @pytest.mark.parametrize("keeps", [{}, {"keep_log_prob": True}])

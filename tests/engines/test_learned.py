@@ -284,7 +284,7 @@ def test_a_damaged_network_is_refused_in_a_line(classifier: NodeClassifier, tmp_
 
 
 def test_a_calibration_of_a_network_is_refused_where_that_is_not_served(classifier: NodeClassifier, tmp_path: Path):
-    """On a GPU and on several ranks `network` is `calibrate`."""
+    """By a server that learns no network."""
     path = tmp_path / "learned.safetensors"
     save_classifier(with_learnt(classifier, RETRAINED, PAIR, trained(classifier)), path)
     asked = config(path, learn="network")

@@ -81,7 +81,7 @@ def prepare(
     if config.learn in (CALIBRATE, NETWORK) and leads:
         from c2t_plugin.engines import learning
 
-        learning.warn_unless_learnt(config, learning.unfit(scorer.beta.device.type, alone=alone))
+        learning.warn_unless_learnt(config)
     # Kernels of other devices run when they have time, some of them out of a graph: the host's clock knows nothing.
     counts = Counts(most, exporter, classifier_s=0.0 if scorer.beta.device.type == "cpu" else None)
     given = server_args, base, config, scorer, classifier, counts
@@ -237,10 +237,10 @@ def _planner(
 
     pair = pair_of(server_args, base)
     learner: Any
-    if learning.trains(config, scorer.beta.device.type, alone=alone):
+    if learning.trains(config):
         from c2t_plugin.engines import learned
 
-        learner = learned.network(config, classifier, scorer.d_max, pair)
+        learner = learned.network(config, classifier, scorer.d_max, pair, leads=leads)
         # chains are scored by the network in force, now and later
         learner.follow(lambda new: scorer.take([torch.from_numpy(each) for each in new]))  # type: ignore[union-attr]
     else:

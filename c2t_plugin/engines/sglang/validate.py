@@ -161,10 +161,7 @@ def _check_learned(server_args: Any, base: str, config: C2TConfig, classifier: N
             f"--dp-size {replicas} cannot be combined with --speculative-c2t-learned {config.learned}: each replica "
             "learns by itself and would overwrite what others wrote; leave it out, or start servers with a file each"
         )
-    alone = (getattr(server_args, "tp_size", None) or 1) == 1
-    # a device that is not chosen yet is known when the file is read
-    network = learning.trains(config, getattr(server_args, "device", None) or "cpu", alone=alone)
-    learned.check(config, classifier, startup.pair_of(server_args, base), network=network)
+    learned.check(config, classifier, startup.pair_of(server_args, base), network=learning.trains(config))
 
 
 def _check_packing(server_args: Any, config: C2TConfig) -> None:

@@ -48,7 +48,6 @@ class StepScorer(RowLimits, DraftScorer):
         super().__init__(
             classifier, slots=rows, rows=rows, max_depth=max_depth, beta=beta, device=device, keep_stats=keep_stats
         )
-        self._network = classifier.network(device)
         self._state = StepState.create(rows, max_depth, device, self.non_finite)
         # How often a request got so many tokens, accepted drafts and its own, and had so many drafts rejected.
         self._outcomes = torch.zeros((max_depth + 2, max_depth + 1), dtype=torch.int64, device=device)
@@ -83,7 +82,7 @@ class StepScorer(RowLimits, DraftScorer):
         """
         log_prob, entropy, margin = self._statistics_of(logits)
         given = (draft_step, idx_mapping, self.beta, self.max_depth, confidence_probs, self._stats, self._meaning)
-        score_step(self._state, self._network, log_prob, entropy, margin, *given)
+        score_step(self._state, self.network, log_prob, entropy, margin, *given)
 
     def kept(self, rows: int, steps: int) -> Tensor:
         """(rows,) int32: how many of the last draft's first `steps` tokens to verify; vLLM may draft none."""
@@ -92,13 +91,13 @@ class StepScorer(RowLimits, DraftScorer):
         beta, depth = self.limits_of(self._rows[:rows]) if self._any_own else (self.beta, self.max_depth)
         return early_stop(self._state.confidence[:rows, :steps], beta, depth)
 
-    def said(self, rows: int, steps: int) -> tuple[list[list[float]], list[list[float]]]:
-        """Of each request's first `steps` tokens of the last draft, confidences and the logarithms of the draft's own
-        probabilities. Of a scorer that keeps statistics; asks the device."""
+    def said(self, rows: int, steps: int) -> Tensor:
+        """(rows, steps, 4) on the host: of each request's first `steps` tokens of the last draft, confidence, the
+        logarithm of the draft's own probability, entropy and margin. Of a scorer that keeps statistics; asks the
+        device."""
         assert self._stats is not None
-        found = torch.stack((self._state.confidence[:rows, :steps], self._stats[:rows, :steps, 1]))
-        confidence, log_prob = found.tolist()
-        return confidence, log_prob
+        confidence, stats = self._state.confidence[:rows, :steps, None], self._stats[:rows, :steps, 1:]
+        return torch.cat((confidence, stats), dim=-1).cpu()
 
     def any_alive_after(self, rows: int, steps: int) -> bool:
         """Whether a chain may grow behind its first `steps` tokens; on a GPU as far as that is known. Not for a

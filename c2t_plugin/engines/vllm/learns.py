@@ -25,15 +25,13 @@ def settled(vllm_config: Any, config: C2TConfig, classifier: NodeClassifier, bas
     """
     from vllm import envs
 
-    reason = "it was never tried on model runner V2" if vllm_config.use_v2_model_runner else None
-    network = config.learn == NETWORK and reason is None
-    learned.check(config, classifier, pair_of(vllm_config, base), network=network)
+    learned.check(config, classifier, pair_of(vllm_config, base), network=config.learn == NETWORK)
     if config.planned and config.learn != OFF and envs.VLLM_BATCH_INVARIANT:
         logger.warning("C2T: learns nothing: VLLM_BATCH_INVARIANT, and what is learnt is other requests'")
         return OFF, None
     if not vllm_config.speculative_config.enable_adaptive_verification:
-        learning.warn_unless_learnt(config, reason)
-    return CALIBRATE if config.learn == NETWORK and not network else config.learn, config.learned
+        learning.warn_unless_learnt(config)
+    return config.learn, config.learned
 
 
 def estimates(vllm_config: Any, config: C2TConfig, classifier: NodeClassifier, base: str) -> bool:

@@ -19,7 +19,7 @@ from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneAR
 from vllm.v1.worker.gpu.spec_decode.utils import DraftTokensHandler
 
 from c2t_plugin.classifier import load_classifier
-from c2t_plugin.config import LOWER
+from c2t_plugin.config import LOWER, NETWORK
 from c2t_plugin.engines.vllm.adaptive import StepScorer
 from c2t_plugin.engines.vllm.config import Settings
 from c2t_plugin.engines.vllm.draft_times import BEGIN, END, FIRST, DraftTimes
@@ -52,6 +52,8 @@ class _ScoringMixin(_StockSpeculator):
     # where a planner decides: how long drafts take, and of which requests and tokens the scheduler is not told yet
     _times: DraftTimes | None = None
     _untold: tuple[int, int] | None = None
+    # whether that learns a network too
+    _tells_stats = False
 
     def __init__(self, *positional: Any, **keyword: Any) -> None:
         super().__init__(*positional, **keyword)
@@ -72,6 +74,7 @@ class _ScoringMixin(_StockSpeculator):
         self._setting: dict[str, Any] = {}
         if settings.planned:
             self._times = DraftTimes(self.device)
+        self._tells_stats = settings.learn == NETWORK
         settings.log(logger, self.method, self.num_speculative_steps, "model runner V2")
 
     def load_model(self, *positional: Any, **keyword: Any) -> None:
@@ -146,8 +149,9 @@ class _ScoringMixin(_StockSpeculator):
         untold, self._untold = self._untold, None
         if self._times is None or untold is None:
             return None
-        confidence, log_prob = self.scorer.said(*untold)
-        return Drafted(confidence, *self._times.seconds(), log_prob, overlaps=True)
+        said = self.scorer.said(*untold)
+        (confidence, log_prob), stats = said[..., :2].unbind(-1), said[..., 2:].tolist() if self._tells_stats else ()
+        return Drafted(confidence.tolist(), *self._times.seconds(), log_prob.tolist(), stats, overlaps=True)
 
 
 class _HeadMixin(_ScoringMixin):

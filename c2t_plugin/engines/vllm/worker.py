@@ -72,12 +72,13 @@ class WorkerMixin(_StockWorker):
         traces = self._traces()
         if traces is not None:
             traces.finish(scheduler_output.finished_req_ids)
+        drafter, sent = self._drafter(), getattr(scheduler_output, ATTRIBUTE, None)
         if self.use_v2_model_runner:
-            self._drafter().note(scheduler_output)
+            drafter.note(scheduler_output)
         else:
-            sent = self._drafter().ending.sent = getattr(scheduler_output, ATTRIBUTE, None)
-            if sent is not None and sent.taken is not None:
-                self._drafter().scorer.take([torch.from_numpy(each) for each in sent.taken])
+            drafter.ending.sent = sent
+        if sent is not None and sent.taken is not None:
+            drafter.scorer.take([torch.from_numpy(each) for each in sent.taken])
         return super().execute_model(scheduler_output, *positional, **keyword)
 
     def sample_tokens(self, grammar_output: Any) -> Any:

@@ -61,7 +61,8 @@ class ScoringNetwork:
         hidden_bias, out_weight and out_bias."""
         mine = (self.hidden_weight, self.hidden_bias, self.out_weight, self.out_bias)
         for buffer, value in zip(mine, parameters, strict=True):
-            buffer.copy_(value)
+            # of so few bytes the host waits for no device
+            buffer.copy_(value, non_blocking=True)
 
     def weights(self) -> dict[str, Tensor]:
         """All tensors by name, in the order in which the kernels take them."""

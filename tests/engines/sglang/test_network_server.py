@@ -40,7 +40,9 @@ def kept_swaps(path: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_learnt_network_cuts_drafts_and_changes_no_output(tmp_path: Path):
+@pytest.mark.parametrize("rows", ["sync", "lagged"])
+def test_a_learnt_network_cuts_drafts_and_changes_no_output(rows: str, tmp_path: Path):
+    """lagged: as a GPU decides, by what came back of steps before."""
     target = Target(pair_dir() / "target")
     prompts = [ids[:64] for ids in held_out_prompts(PROMPTS, min_tokens=96, seed=21)]
     plain = [tuple(target.greedy(prompt, vc.NEW_TOKENS)) for prompt in prompts]
@@ -52,7 +54,7 @@ def test_a_learnt_network_cuts_drafts_and_changes_no_output(tmp_path: Path):
         *("--speculative-algorithm", "C2T", "--speculative-c2t-base", "eagle3"),
         *("--speculative-draft-model-path", str(pair_dir() / vc.DRAFTS["eagle3"])),
         *("--speculative-num-steps", str(D_MAX), "--speculative-c2t-classifier", str(begun)),
-        *("--speculative-c2t-planner", str(tmp_path / "curve.json")),
+        *("--speculative-c2t-planner", str(tmp_path / "curve.json"), "--speculative-c2t-rows", rows),
         *("--speculative-c2t-learn", "network", "--speculative-c2t-learned", str(kept)),
         *("--disable-radix-cache", "--skip-server-warmup"),
     )

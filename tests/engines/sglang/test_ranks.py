@@ -32,6 +32,7 @@ import torch
 from sglang.srt.distributed import parallel_state
 
 from c2t_kernels import early_stop
+from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.engines.sglang import ranks, worker
 from c2t_plugin.engines.sglang.drafters import chain
 from c2t_plugin.engines.sglang.drafters.chain import ChainDrafter
@@ -40,8 +41,12 @@ from c2t_plugin.engines.sglang.verify.lagged import PlannedRows
 from c2t_plugin.engines.sglang.verify.predicted import LaggedRows
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.planner.calibration import Calibration
+from c2t_plugin.planner.network import Network
+from c2t_plugin.planner.network_learner import NetworkLearner, Trial
 from c2t_plugin.planner.step_planner import StepPlanner
 
+torch.manual_seed(0)
+BEGUN = NodeClassifier(ClassifierSpec()).requires_grad_(False)
 job = json.loads(sys.argv[1])
 rank = job["rank"]
 torch.distributed.init_process_group("gloo", init_method=f"file://{job['store']}", world_size=2, rank=rank)
@@ -89,9 +94,9 @@ def drawn(number):
     return (chance.cumprod(1).sqrt() - rounding).clamp(0.01, 0.99), accepted
 
 
-def learnt(steps):
-    '''What a planner that learns decides in each step, and what it has learnt then.'''
-    calibration = Calibration(4)
+def learnt(steps, network=False):
+    '''What a planner that learns decides in each step, and what it has learnt then. network: the classifier too.'''
+    calibration = NetworkLearner(BEGUN, 4, background=False) if network else Calibration(4)
     curve = CostCurve(verify=((1, 1.0), (24, 2.0)), draft=((1, 0.2), (24, 0.25)))
     planner = parts.planner = StepPlanner(curve, None, steps=4, most=4, device=torch.device("cpu"),
         depths=(0, 1, 2, 4), calibration=calibration)
@@ -105,13 +110,18 @@ def learnt(steps):
         worker.StepMixin.plan_rows(step, 4)
         sure, accepted = drawn(number)
         sure, whole = sure[:, :depth], torch.full((4,), depth, dtype=torch.int32)
+        if network:
+            stats = torch.stack([sure.log(), 2 - 2 * sure, sure], dim=-1)
+            sure = torch.cat([calibration.confidence(stats)[..., None], stats], dim=-1)
         parts.scorer = SimpleNamespace(
             lower=False,
             drafted=lambda steps: None,
             sure=lambda requests: sure,
             own_beta=lambda requests: torch.zeros(requests, dtype=torch.bool),
             end=lambda requests, links: whole,
-            end_within=lambda requests, budget, links: (whole, early_stop(sure, 0.0, whole, budget=budget)),
+            end_within=lambda requests, budget, links: (
+                whole, early_stop(sure[..., 0].contiguous() if network else sure, 0.0, whole, budget=budget)
+            ),
         )
         drafter._scorer = parts.scorer
         if not depth:
@@ -122,15 +132,22 @@ def learnt(steps):
         verified = made.kept.long()
         planner.learn(made.sure, verified, accepted.minimum(verified), [f"{number // 8} {row}" for row in range(4)])
         decided.append([depth, planner.rows, made.rows, verified.tolist()])
+        if network and number == steps // 3 and ranks.leads():
+            # as if a candidate had proved better
+            other = Network(*(2 * each for each in calibration.network))
+            calibration._settled = Trial(other, calibration.calibration, 0)
+    if network:
+        return {"decided": decided, "swaps": calibration.swaps, "weights": calibration.network.out_weight.tolist()}
     return {"decided": decided, "fits": calibration.fits, "offsets": calibration.learnt.offsets.tolist()}
 
 
-together = learnt(300)
+together, networks = learnt(300), learnt(300, network=True)
 # the fault: nobody tells the others
 ranks.agree = chain.agree = ranks.agree_on = lambda mine: mine
 apart = learnt(300)
 Path(job["out"]).write_text(json.dumps({"agreed": agreed.tolist(), "depth": depth, "rows": planner.rows,
-    "lagged": lagged_steps, "cuts": cuts, "leads": ranks.leads(), "together": together, "apart": apart}))
+    "lagged": lagged_steps, "cuts": cuts, "leads": ranks.leads(), "together": together, "networks": networks,
+    "apart": apart, "begun": Network.of(BEGUN).out_weight.tolist()}))
 torch.distributed.destroy_process_group()
 """
 
@@ -182,3 +199,15 @@ def test_ranks_that_learn_apart_decide_alike(found: Found):
     # the first one's decisions are what it decides by itself; the other one's are not
     assert ranks[0]["apart"] == mine
     assert ranks[1]["apart"]["decided"] != mine["decided"]
+
+
+def test_the_first_ones_network_decides_for_all(found: Found):
+    waits, ranks = found
+    mine, others = (each["networks"] for each in ranks)
+    assert mine["decided"] == others["decided"]
+    depths, rows, _, kept = zip(*mine["decided"], strict=True)
+    assert len(set(depths)) > 1 and any(min(each) < depth for depth, each in zip(depths, kept, strict=True) if depth)
+    assert all((each is None) == waits for each in rows)
+    # nobody else has another
+    assert (mine["swaps"], others["swaps"]) == (1, 0)
+    assert mine["weights"] != ranks[0]["begun"] == others["weights"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -279,28 +280,27 @@ def test_a_network_that_is_learnt_scores_the_drafts_from_the_next_one_on():
     assert made.planner.state()["learnt"]["network"]["swaps"] == 1
 
 
-def test_several_ranks_learn_no_network_and_one_line_says_so(caplog: pytest.LogCaptureFixture):
-    made = prepare(pair_dir() / "eagle3", planner="on", learn="network", alone=False)
-    assert made.planner.learns and made.planner.network is None
-    said = [record.message for record in caplog.records if "learn network" in record.message]
-    assert len(said) == 1 and "several ranks" in said[0]
-    caplog.clear()
-    prepare(pair_dir() / "eagle3", planner="on", learn="network", alone=False, leads=False)
-    assert "learn network" not in caplog.text
+@pytest.mark.parametrize("leads", [True, False])
+def test_of_several_ranks_the_one_that_decides_trains_the_network(leads: bool):
+    before = threading.active_count()
+    made = prepare(pair_dir() / "eagle3", planner="on", learn="network", alone=False, leads=leads)
+    assert made.planner.network is not None and threading.active_count() - before == int(leads)
 
 
-def test_what_a_learnt_network_meant_is_refused_by_ranks_that_do_not_serve_it(tmp_path: Path):
+def test_every_rank_goes_on_from_the_network_that_was_learnt(tmp_path: Path):
     draft, path = pair_dir() / "eagle3", tmp_path / "learned.safetensors"
     classifier = load_classifier(draft / CALIBRATED_NAME)
     served = learning.pair_of("eagle3", (str(pair_dir() / "target"), None), (str(draft), None))
     network = trained(classifier)
     save_classifier(with_learnt(classifier, RETRAINED, served, network), path)
-    before, asked = path.read_bytes(), {"planner": "on", "learn": "network", "learned": str(path)}
+    before, asked = path.read_bytes(), {"planner": "on", "learned": str(path)}
     with pytest.raises(ClassifierError, match="over another classifier"):
-        prepare(draft, **asked, alone=False)
+        prepare(draft, **asked, learn="calibrate")
     assert path.read_bytes() == before
-    made = prepare(draft, **asked, leads=False)
-    assert np.array_equal(made.planner.network.out_weight, network.out_weight)
+    for leads in (True, False):
+        made = prepare(draft, **asked, learn="network", alone=False, leads=leads)
+        assert np.array_equal(made.planner.network.out_weight, network.out_weight)
+        assert torch.equal(made.scorer.network.out_weight, torch.from_numpy(network.out_weight))
 
 
 @pytest.mark.parametrize("learn", ["calibrate", "network"])

@@ -45,6 +45,8 @@ SETTINGS: list[dict[str, Any]] = [{"c2t_beta": 0.9}, {"c2t_enabled": False}, {"c
 MEANS = [(True, 0.9, D_MAX), (False, 0.0, D_MAX), (True, BETA, 1), (True, BETA, D_MAX)]
 # A planner decides for this one, whose drafts vLLM would make whole.
 PLANNED = "draft_model"
+# By how much a network is multiplied that is put in force.
+SWAP = 0.5
 # Whether this release spares a draft that nobody would take: 0.33 does.
 SPARES = hasattr(SchedulerOutput, "skip_drafts")
 TIMEOUT_S = 900
@@ -76,7 +78,9 @@ def run(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPathF
     engines["limited"]["sampled"] = {"max_tokens": SAMPLES, **LIMITS}
     CURVE.save(folder / "curve.json")
     engines["planned"] = spec(PLANNED, c2t_planner=str(folder / "curve.json"), c2t_learn="off")
-    del engines["planned"]["c2t_beta"]
+    engines["network"] = engines["planned"] | {"c2t_learn": "network", "swap": SWAP}
+    for name in ("planned", "network"):
+        del engines[name]["c2t_beta"]
     job = {"target": str(layout / "target"), "prompts": prompts, "new_tokens": NEW_TOKENS, "max_num_seqs": 4}
     (folder / "job.json").write_text(json.dumps({**job, "speculative": list(engines.values())}))
     command = [sys.executable, "-m", "tests.support.vllm.run_v2", str(folder / "job.json"), str(folder / "out.json")]
@@ -97,7 +101,7 @@ def run(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPathF
     )
 
 
-@pytest.mark.parametrize("engine", [*BASES, "adaptive", "learning", "limited", "planned"])
+@pytest.mark.parametrize("engine", [*BASES, "adaptive", "learning", "limited", "planned", "network"])
 def test_output_is_plain_decodings(run: SimpleNamespace, engine: str):
     assert run.found[engine]["outputs"] == run.plain
 
@@ -165,6 +169,14 @@ def test_a_planner_decides_as_simulated(run: SimpleNamespace):
         )
     assert plan.margin > UNDECIDED, "a decision is too near to call: choose other prompts"
     assert len(set(plan.depths)) > 1, "there was nothing to decide"
+
+
+def test_drafts_are_scored_by_the_network_that_the_scheduler_has_learnt(run: SimpleNamespace):
+    before, after = run.found["network"]["networks"]
+    assert before["worker"] == before["learner"] and after["worker"] == after["learner"]
+    assert after["worker"] == [SWAP * each for each in before["worker"]]
+    # statistics came with the drafts
+    assert after["drafts"] > before["drafts"] > 0
 
 
 def test_requests_are_cut_as_they_have_set_it_for_themselves(run: SimpleNamespace):

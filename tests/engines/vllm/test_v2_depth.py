@@ -16,8 +16,12 @@ pytestmark = pytest.mark.vllm
 import torch  # noqa: E402
 
 from benchmarks.operations.vllm_steps import configuration  # noqa: E402
+from c2t_plugin.classifier import load_classifier  # noqa: E402
 from c2t_plugin.engines.vllm import draft_times, v2  # noqa: E402
+from c2t_plugin.engines.vllm.config import KEY, Settings  # noqa: E402
 from c2t_plugin.engines.vllm.draft_times import BEGIN, END, FIRST, DraftTimes  # noqa: E402
+from c2t_plugin.planner.network import Network  # noqa: E402
+from c2t_plugin.planner.network_learner import NetworkLearner  # noqa: E402
 
 ROWS, DEPTH, VOCABULARY = 3, 6, 40
 # seconds of one pass
@@ -41,8 +45,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Stock:
     method = "draft_model"
 
-    def __init__(self, clock: Clock, planned: bool) -> None:
+    def __init__(self, clock: Clock, planned: bool, learn: str = "auto") -> None:
         self.vllm_config, self.device = configuration(ROWS, planned=planned), torch.device("cpu")
+        self.vllm_config.additional_config[KEY]["learn"] = learn
         self.max_num_reqs, self.num_speculative_steps = ROWS, DEPTH
         self.draft_tokens = torch.zeros((ROWS, DEPTH), dtype=torch.int64)
         generator = torch.Generator().manual_seed(3)
@@ -76,8 +81,8 @@ class Stock:
 Speculator: Any = type("Speculator", (v2._StandaloneMixin, Stock), {})
 
 
-def drafter(clock: Clock, *, planned: bool = True) -> Any:
-    made = Speculator(clock, planned)
+def drafter(clock: Clock, *, planned: bool = True, learn: str = "auto") -> Any:
+    made = Speculator(clock, planned, learn)
     made.load_model()
     return made
 
@@ -99,6 +104,27 @@ def test_a_draft_is_as_deep_as_the_scheduler_says(clock: Clock, depth: int):
     assert told.confidence == made.scorer._state.confidence[:, :depth].tolist()
     assert len(told.confidence) == ROWS
     assert made.tell() is None
+
+
+@pytest.mark.parametrize("learn", ["calibrate", "network"])
+def test_a_network_is_learnt_from_statistics_and_scores_by_what_it_is_sent(clock: Clock, learn: str):
+    made = drafter(clock, learn=learn)
+    made.propose(BATCH, num_speculative_tokens=DEPTH)
+    told = made.tell()
+    if learn == "calibrate":
+        assert not len(told.stats)
+        return
+    sure = torch.from_numpy(told.sure(stats=True))
+    assert torch.equal(sure[..., 1:], made.scorer.stats(ROWS)[..., 1:])
+    learner = NetworkLearner(load_classifier(Settings.of(made.vllm_config).classifier), DEPTH, background=False)
+    torch.testing.assert_close(learner.confidence(sure[..., 1:]), sure[..., 0], atol=1e-5, rtol=0)
+    other = Network(*(0.5 * each for each in learner.network))
+    made.scorer.take([torch.from_numpy(each) for each in other])
+    made.propose(BATCH, num_speculative_tokens=DEPTH)
+    again = torch.from_numpy(made.tell().sure(stats=True))
+    learner.network = other
+    assert not torch.equal(again[..., 0], sure[..., 0])
+    torch.testing.assert_close(learner.confidence(again[..., 1:]), again[..., 0], atol=1e-5, rtol=0)
 
 
 def test_one_draft_says_nothing_of_the_next(clock: Clock):

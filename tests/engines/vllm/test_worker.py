@@ -17,6 +17,7 @@ pytestmark = pytest.mark.vllm
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier  # noqa: E402
 from c2t_plugin.engines.patching import ATTRIBUTE  # noqa: E402
 from c2t_plugin.engines.vllm.adaptive import StepScorer  # noqa: E402
+from c2t_plugin.engines.vllm.ending import Sent  # noqa: E402
 from c2t_plugin.engines.vllm.requests import OwnSettings  # noqa: E402
 from c2t_plugin.engines.vllm.served import ServedTraces  # noqa: E402
 from c2t_plugin.engines.vllm.worker import WorkerMixin  # noqa: E402
@@ -109,6 +110,35 @@ def test_settings_that_did_not_hold_are_in_the_state(worker: Worker):
     bad = SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"c2t_beta": 7}))
     drafter.own.of(["a", "b"], {"a": bad, "b": bad})
     assert worker.c2t_control()["settings_ignored"] == 2
+
+
+@pytest.mark.parametrize("runner", ["V1", "V2"])
+def test_drafts_are_scored_by_the_network_that_was_sent_with_a_step(
+    worker: Worker, runner: str, monkeypatch: pytest.MonkeyPatch
+):
+    drafter = worker.model_runner.speculator
+    worker.use_v2_model_runner, worker.model_runner.drafter = runner == "V2", drafter
+    drafter.note, drafter.ending = lambda output: None, SimpleNamespace(sent=None)
+    taken = []
+
+    def ran(self: Any, output: Any) -> None:
+        taken.append(drafter.scorer.network.out_bias.tolist())
+
+    monkeypatch.setattr(Stock, "execute_model", ran, raising=False)
+    before = [each.clone().numpy() for each in parameters(drafter.scorer.network)]
+    for sent in (None, Sent(None), Sent(None, taken=tuple(each + 1.0 for each in before)), None):
+        output = SimpleNamespace(finished_req_ids=())
+        if sent is not None:
+            setattr(output, ATTRIBUTE, sent)
+        worker.execute_model(output)
+    (bias,) = before[3].tolist()
+    assert taken == [[pytest.approx(each)] for each in (bias, bias, bias + 1.0, bias + 1.0)]
+    for found, mine in zip(parameters(drafter.scorer.network), before, strict=True):
+        torch.testing.assert_close(found, torch.from_numpy(mine) + 1.0)
+
+
+def parameters(network: Any) -> list[torch.Tensor]:
+    return [network.hidden_weight, network.hidden_bias, network.out_weight, network.out_bias]
 
 
 def test_a_recorder_that_cannot_close_does_not_keep_the_worker_up(worker: Worker):

@@ -7,7 +7,8 @@ alone, with the state behind them; under adaptive verification what its manager 
 configuration with `fits_every` vLLM's estimator is fitted after so many steps; of one with `own`, what each prompt's
 request sets for itself, their outputs and steps once more with that, and the first one's without behind it; of a
 configuration with `sampled` (tokens, and further sampling parameters), outputs at temperature 1 without and with a
-planted fault. With `mixed`: test_features.py's answers, the last prompt's twice more with its steps, and counters.
+planted fault; of one with `swap`, parameters that drafts are scored by before the first prompt's steps alone, of the
+worker and of the scheduler's learner, and behind them, when all of them have been multiplied by so much. With `mixed`: test_features.py's answers, the last prompt's twice more with its steps, and counters.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     from tests.support.vllm.verify_counts import Steps
 
     greedy = {"temperature": 0, "max_tokens": job["new_tokens"], "ignore_eos": True}
-    sampled, fits_every, own = (spec.pop(name, None) for name in ("sampled", "fits_every", "own"))
+    sampled, fits_every, own, swap = (spec.pop(name, None) for name in ("sampled", "fits_every", "own", "swap"))
     if fits_every is not None:
         from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import OnlineAcceptanceEstimator
 
@@ -86,7 +87,11 @@ def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
         steps = steps_of(job["prompts"])
         (state,) = llm.collective_rpc("c2t_control")
         counted = {"steps": list(steps_by_length(llm).items()), "accepted": counter(llm, "vllm:c2t_accepted_tokens")}
+        networks = [] if swap is None else [scored_by(llm)]
+        if swap is not None:
+            put_in_force(llm, swap)
         (alone,) = steps_of(job["prompts"][:1])
+        networks += [] if swap is None else [scored_by(llm)]
         (state_alone,) = llm.collective_rpc("c2t_control")
         (drawn,) = llm.collective_rpc(lambda worker: worker.model_runner.speculator.draft_logits is not None)
         (manager,) = llm.collective_rpc(lambda worker: worker.model_runner.adaptive_verification)
@@ -105,11 +110,30 @@ def _run(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
         "outputs": [each.output_ids for each in steps],
         "steps": [each.steps for each in steps],
         "own": [[each.output_ids, each.steps] for each in with_own],
+        "networks": networks,
         "state": state,
         "counted": counted,
         "alone": alone.steps,
         "state_alone": state_alone,
     }
+
+
+def scored_by(llm: Any) -> dict[str, Any]:
+    """Of the worker and of the scheduler's learner the weights of the last layer; and how many drafts that has seen."""
+    (worker,) = llm.collective_rpc(lambda worker: worker.model_runner.speculator.scorer.network.out_weight.tolist())
+    planning = llm.llm_engine.engine_core.engine_core.scheduler.planning
+    planning.learn()
+    learner = planning.planner._calibration
+    return {"worker": worker, "learner": learner.network.out_weight.tolist(), "drafts": len(learner.outcomes)}
+
+
+def put_in_force(llm: Any, times: float) -> None:
+    """As if a candidate had proved better."""
+    from c2t_plugin.planner.network import Network
+    from c2t_plugin.planner.network_learner import Trial
+
+    learner = llm.llm_engine.engine_core.engine_core.scheduler.planning.planner._calibration
+    learner._settled = Trial(Network(*(times * each for each in learner.network)), learner.calibration, 0)
 
 
 def sample(llm: Any, prompts: list[list[int]], sampled: dict[str, Any]) -> dict[str, Any]:

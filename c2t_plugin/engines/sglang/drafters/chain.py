@@ -48,7 +48,7 @@ class ChainDrafter:
             max_depth=worker.speculative_num_steps,
             beta=beta,
             device=worker.device,
-            keep_stats=config.trace_dir is not None or trains(config, device.type, alone=alone()),
+            keep_stats=config.trace_dir is not None or trains(config),
             keep_log_prob=config.plans_chains and config.learn != OFF,
         )
 
@@ -142,12 +142,8 @@ class ChainDrafter:
         planner = self._parts.planner
         if planner is None or not planner.learns:
             return None
-        if planner.network is None:
-            # the next draft overwrites what a view is of
-            return sure if sure.dim() == 3 else sure.clone()
-        stats = self._scorer.stats(len(sure))
-        assert stats is not None
-        return torch.cat([sure, stats[..., 2:]], dim=-1)
+        # the next draft overwrites what a view is of
+        return sure if sure.dim() == 3 else sure.clone()
 
     def _drafted(self, reqs: Sequence[Any], verify_input: Any) -> Drafted | None:
         """verify_input: of whole drafts."""
