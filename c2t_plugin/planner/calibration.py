@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from c2t_plugin.planner.contrary import NEWEST, contrary
 from c2t_plugin.planner.fitting import fitted, forgotten
 from c2t_plugin.planner.learnt import Learnt, chance, confidence_of, features_of, nll
 
@@ -72,6 +73,8 @@ class Calibration:
         # whose drafts are in the window, in their order
         self._held: Counter[Hashable] = Counter()
         self._entered: deque[Hashable] = deque()
+        # of those, whom the newest drafts speak against
+        self.contrary: set[Hashable] = set()
 
     @property
     def applied(self) -> bool:
@@ -178,11 +181,11 @@ class Calibration:
     def _fit(self) -> None:
         size = min(self._count, WINDOW)
         new = min(self._since, size)
-        newest = (self._count - new + torch.arange(new)) % WINDOW
         self._since = self._steps = 0
         self.fits += 1
         # of drafts that came after each: the fit before on the newest, the classifier on the whole window
         reached, hit = self._reached(), self._hits()
+        newest = self._believed(new, min(max(new, NEWEST), size), reached, hit)
         now, before = (self._losses(each, reached[newest], hit[newest], newest) for each in (self.learnt, self._before))
         plain, used = (torch.where(self._known, nll(each, hit), 0.0).sum(1)[:size] for each in self._expected)
         self._proven = _worse(plain - used)
@@ -202,6 +205,18 @@ class Calibration:
             self._before = self.learnt
             sure = forgotten(self.learnt, new)
             self.learnt = fitted(self.learnt, sure, self._features[newest], reached[newest], hit[newest], self.seen)
+
+    def _believed(self, new: int, drafts: int, reached: Tensor, hit: Tensor) -> Tensor:
+        """Places of the newest drafts that are learnt from, of `new`; as many as `drafts` say which are not."""
+        places = (self._count - drafts + torch.arange(drafts)) % WINDOW
+        # those of the newest stand last, if they are known
+        owners = list(self._entered)[-drafts:]
+        if len(owners) < drafts:
+            return places[-new:]
+        chance = torch.sigmoid(self.learnt.logits(self._features[places]))
+        self.contrary = contrary(owners, *(each.numpy() for each in (chance, hit[places], reached[places])))
+        taken = torch.tensor([owner not in self.contrary for owner in owners[-new:]])
+        return places[-new:][taken]
 
     def _reached(self) -> Tensor:
         """(WINDOW, d_max) bool: of each draft the tokens down to the first that was refused."""

@@ -178,6 +178,7 @@ class NetworkLearner:
         if self._trial is not None:
             # the same drafts, whoever has no share left
             taught(self._trial.calibration, self._trial.network, rows)
+        rows = [row for row in rows if not owners or owners[row] not in self.calibration.contrary]
         at = np.arange(features.shape[1])
         known = (at < verified[rows].numpy()[:, None]) & np.isfinite(features[rows]).all(-1)
         self.outcomes.add(features[rows], known, at < accepted[rows].numpy()[:, None])

@@ -13,8 +13,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from c2t_plugin.engines.sglang import prebuilt
-
 GENERIC = "C2T"
 BASES = ("EAGLE", "EAGLE3", "STANDALONE")
 # What plain C2T answers until its base is known; the name is replaced before any worker exists.
@@ -56,7 +54,7 @@ def algorithm_class(base_name: str) -> type:
     }
     body["handle_server_args"] = _handle_server_args
     body["supports_ragged_verify"] = lambda self: self.packing is not None
-    body["build_disagg_draft_input"] = prebuilt.build_disagg_draft_input
+    body["build_disagg_draft_input"] = _build_disagg_draft_input
     body["base"] = base
     # Slots and requests that were prefilled elsewhere and that the worker has not taken over yet.
     body["prebuilt"] = []
@@ -72,6 +70,11 @@ def _delegate(method: Callable[..., Any], base: Any) -> Callable[..., Any]:
     delegated.__name__ = method.__name__
     delegated.__doc__ = method.__doc__
     return delegated
+
+
+def _build_disagg_draft_input(algorithm: Any, batch: Any, *positional: Any, **keyword: Any) -> Any:
+    algorithm.prebuilt.append((batch.req_pool_indices_cpu, list(batch.reqs)))
+    return algorithm.base.build_disagg_draft_input(batch, *positional, **keyword)
 
 
 def _handle_server_args(_self: Any, server_args: Any) -> None:

@@ -14,14 +14,8 @@ from c2t_plugin.engines.sglang import requests
 from c2t_plugin.engines.sglang.parts import Parts
 
 
-def build_disagg_draft_input(algorithm: Any, batch: Any, *positional: Any, **keyword: Any) -> Any:
-    """The method of an algorithm that SGLang calls for each batch of such requests: the base's, which is noted."""
-    algorithm.prebuilt.append((batch.req_pool_indices_cpu, list(batch.reqs)))
-    return algorithm.base.build_disagg_draft_input(batch, *positional, **keyword)
-
-
 def take_over(algorithm: Any, parts: Parts, device: Any) -> None:
-    """Give the requests that have come since the last step their own seeds and options. To be called before each.
+    """Give the requests that the algorithm has noted since the last step their own seeds and options.
 
     Not where they are noted: on 0.5.17 a step is running then that may write seeds for the slots' former owners.
     """

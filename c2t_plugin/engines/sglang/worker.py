@@ -33,7 +33,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorker
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker, StandaloneWorkerV2
 
 from c2t_plugin.engines.patching import Patch
-from c2t_plugin.engines.sglang import args, control, prebuilt, ranks, startup
+from c2t_plugin.engines.sglang import args, control, ranks, startup
 from c2t_plugin.engines.sglang.drafters import Drafter, drafter_class
 from c2t_plugin.engines.sglang.drafters.depths import DepthSwitch
 from c2t_plugin.engines.sglang.parts import Parts
@@ -102,7 +102,10 @@ class StepMixin(_StockWorker):
         self._reqs, self.steps = batch.reqs, self.steps + 1
         if self.c2t.planner is not None and not batch.forward_mode.is_decode():
             self.c2t.planner.interrupt()
-        prebuilt.take_over(self.speculative_algorithm, self.c2t, self.device)
+        if self.speculative_algorithm.prebuilt:
+            from c2t_plugin.engines.sglang.prebuilt import take_over
+
+            take_over(self.speculative_algorithm, self.c2t, self.device)
         return super().forward_batch_generation(batch, *positional, **keyword)
 
     def activate_step_by_batch(self, batch_size: int) -> None:

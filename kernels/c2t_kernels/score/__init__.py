@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from c2t_kernels.network import ScoringNetwork
-from c2t_kernels.score import reference
-from c2t_kernels.score.reference import ChainState
+from c2t_kernels.score.state import ChainState
 
 __all__ = ["ChainState", "score_chain"]
 
@@ -36,4 +35,6 @@ def score_chain(
 
         kernel.score_chain(state, network, log_prob, entropy, margin, depth)
     else:
+        from c2t_kernels.score import reference
+
         reference.score_chain(state, network, log_prob, entropy, margin, depth)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from c2t_kernels.network import ScoringNetwork
 from c2t_kernels.network.kernel import confidence, constants_of, node_stats
-from c2t_kernels.score.reference import ChainState, check_chain
+from c2t_kernels.score.state import ChainState, check_chain
 
 ROWS = 32  # requests of one program: with 64 hidden units 8 numbers per thread
 NUM_WARPS = 8

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from c2t_kernels.checks import INTEGERS, check_tensor, output
 from c2t_kernels.network import PathSums, ScoringNetwork, children, confidence_of, finite
-from c2t_kernels.score.reference import ChainState, check_chain
+from c2t_kernels.score.state import ChainState, check_chain
 from c2t_kernels.stats import DraftStats
 
 # no logit is of a chance that is nearer to 0 or 1

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.sglang
 
 from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier  # noqa: E402
-from c2t_plugin.engines.sglang import algo, prebuilt, requests  # noqa: E402
+from c2t_plugin.engines.sglang import algo, requests  # noqa: E402
 from c2t_plugin.engines.sglang.metrics import Counts  # noqa: E402
 from c2t_plugin.engines.sglang.parts import Parts  # noqa: E402
 from c2t_plugin.scorer import ChainScorer  # noqa: E402
@@ -120,7 +120,7 @@ def take_over_too_early(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """When SGLang builds the batch, while a step of the slots' former owners may still be running."""
 
     def build(algorithm: Any, *got: Any) -> Any:
-        made = prebuilt.build_disagg_draft_input(algorithm, *got)
+        made = algo._build_disagg_draft_input(algorithm, *got)
         worker.forward_batch_generation(SimpleNamespace(reqs=[]))
         return made
 

@@ -8,7 +8,8 @@ configuration with `fits_every` vLLM's estimator is fitted after so many steps; 
 request sets for itself, their outputs and steps once more with that, and the first one's without behind it; of a
 configuration with `sampled` (tokens, and further sampling parameters), outputs at temperature 1 without and with a
 planted fault; of one with `swap`, parameters that drafts are scored by before the first prompt's steps alone, of the
-worker and of the scheduler's learner, and behind them, when all of them have been multiplied by so much. With `mixed`: test_features.py's answers, the last prompt's twice more with its steps, and counters.
+worker and of the scheduler's learner, and behind them, when all of them have been multiplied by so much. With `mixed`:
+test_features.py's answers, the last prompt's twice more with its steps, and counters.
 """
 
 from __future__ import annotations
