@@ -37,6 +37,7 @@ class RequestLimits:
         if not (is_number(beta) and 0.0 <= beta <= 1.0):
             raise ConfigError(f"beta must be a number in [0, 1], got {shown(beta)}")
         self.beta.fill_(beta)
+        self._least = beta
 
     def set_max_depth(self, max_depth: int) -> None:
         """Verify no draft token deeper than this; 0 verifies none. Raises ConfigError above d_max."""
@@ -45,6 +46,7 @@ class RequestLimits:
                 f"max_depth must be a whole number from 0 to the draft steps ({self.d_max}), got {shown(max_depth)}"
             )
         self.max_depth.fill_(max_depth)
+        self._most = max_depth
 
     def set_requests(self, slots: Tensor, betas: Sequence[float | None], max_depths: Sequence[int | None]) -> None:
         """Give the requests in these slots ((n,) int64) their own beta and depth; None means the server's.
@@ -58,6 +60,11 @@ class RequestLimits:
         own_depth = [-1 if depth is None else depth for depth in max_depths]
         self._slot_beta[slots] = torch.tensor(own_beta, dtype=torch.float32).to(self.beta.device, non_blocking=True)
         self._slot_depth[slots] = torch.tensor(own_depth, dtype=torch.int32).to(self.beta.device, non_blocking=True)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a limit may cut a draft."""
+        return self._any_own or self._least > 0.0 or self._most < self.d_max
 
     @property
     def any_own(self) -> bool:

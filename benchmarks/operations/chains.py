@@ -153,7 +153,8 @@ class ChainSteps:
             slots=REQUEST_SLOTS,
             rows=REQUESTS,
             max_depth=DEPTH,
-            beta=0.4,
+            # a planner decides alone
+            beta=0.0 if mode in PLANNED else 0.4,
             device=GPU,
             keep_log_prob=mode in PLANNED,
             keep_stats=mode == "network",

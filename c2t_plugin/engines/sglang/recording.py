@@ -62,7 +62,7 @@ def add(recorder: TraceRecorder, reqs: Mapping[int, Any], drafted: Drafted) -> N
     with recorder.guarding():
         for row, req in reqs.items():
             if number := record_of(req).trace:
-                stats, tokens = drafted.stats[row], drafted.tokens[row].tolist()
+                stats, tokens = drafted.stats[row], drafted.tokens[row, 1:].tolist()
                 recorder.add(number, len(req.output_ids) - 1, stats, tokens)
 
 

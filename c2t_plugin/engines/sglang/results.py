@@ -79,8 +79,9 @@ def count(parts: Parts, reqs: Sequence[Any], result: Any, step: Step, tokens: Se
 
 
 def _goes_on(drafted: list[int], tokens: list[int]) -> bool:
-    """Whether the last token of a step, which is the target's own, is the draft's next one too."""
-    return drafted[len(tokens) - 1 : len(tokens)] == tokens[-1:]
+    """Whether the last token of a step, which is the target's own, is the draft's next one too. drafted: behind the
+    root's token."""
+    return drafted[len(tokens) : len(tokens) + 1] == tokens[-1:]
 
 
 def _teaches(req: Any) -> bool:

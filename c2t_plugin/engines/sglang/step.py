@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class Drafted(NamedTuple):
-    """One draft of a batch. tokens: (rows, drafted) int64. stats: (rows, d_max, 4), see ChainScorer.stats, where a
-    request of the batch is recorded."""
+    """One draft of a batch. tokens: (rows, 1 + drafted) int64, the root's in front. stats: (rows, d_max, 4), see
+    ChainScorer.stats, where a request of the batch is recorded."""
 
     tokens: Tensor
     stats: Tensor | None = None

@@ -86,9 +86,7 @@ class _ChainMixin(_StockProposer):
         self.scorer: HostScorer | DeviceScorer = (
             HostScorer(classifier, **sizes, beta=settings.beta, keep_stats=keep_stats)
             if device.type == "cpu"
-            else DeviceScorer(
-                classifier, **sizes, beta=settings.beta, device=device, keep_stats=keep_stats or settings.planned
-            )
+            else DeviceScorer(classifier, **sizes, beta=settings.beta, device=device, keep_stats=keep_stats)
         )
         # of the target's vocabulary, those that the draft's head has; None: all
         self._vocabulary: Tensor | None = None
@@ -201,13 +199,10 @@ class _ChainMixin(_StockProposer):
             scored = self._scored and not self._spared
             confidence = self.scorer.confidence(len(found)).tolist() if scored else none
             log_prob, stats = none, []
-            known = self.scorer.stats(len(found)) if scored else None
             if scored and isinstance(self.scorer, HostScorer):
                 log_prob = self.scorer.log_prob(len(found)).tolist()
-            elif known is not None:
-                log_prob = known[..., 1].tolist()
-            if self._tells_stats and known is not None:
-                stats = known[..., 2:].tolist()
+                if self._tells_stats and (known := self.scorer.stats(len(found))) is not None:
+                    stats = known[..., 2:].tolist()
             classifier_s = (self.classifier_s or 0.0) - classified
             self.drafted = Drafted(confidence, self._extend_s, ended - self._started, log_prob, stats, classifier_s)
         return found

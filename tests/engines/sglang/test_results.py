@@ -89,7 +89,9 @@ def process(
 
 
 def drafted(rows: int) -> Drafted:
-    return Drafted(torch.arange(2 * rows).view(rows, 2), torch.zeros(rows, 2, 4))
+    tokens = torch.arange(2 * rows).view(rows, 2)
+    # behind each one's root
+    return Drafted(torch.cat([torch.full((rows, 1), 77), tokens], dim=1), torch.zeros(rows, 2, 4))
 
 
 def acceptance(verified: int, accepted: int) -> dict[str, int]:
@@ -170,11 +172,11 @@ class Planner:
 def learnt(
     worker: SimpleNamespace, *reqs: Request, ends: str = "", drafted: int = 2, accepted: int = 1, own: int = 9
 ) -> list[tuple[str, int, int]]:
-    """Of one step that verifies 2 draft tokens of each request, which are 0, 1 and so on."""
+    """Of one step that verifies 2 draft tokens of each request, which are 0, 1 and so on behind a root of -1."""
     worker.c2t.recorder, worker.c2t.planner = None, Planner()
     rows = len(reqs)
     lens = {"cap_lens": torch.full((rows,), 2), "accept_lens": torch.full((rows,), 1 + accepted)}
-    tokens, sure = torch.arange(drafted).repeat(rows, 1), torch.full((rows, drafted), 0.5)
+    tokens, sure = torch.arange(-1, drafted).repeat(rows, 1), torch.full((rows, drafted), 0.5)
     step = Step(lens["cap_lens"], drafted=Drafted(tokens), rows=9, depth=drafted, sure=sure)
     process(worker, list(reqs), set(ends.split()), step, own, **lens)
     assert worker.c2t.untaught is None

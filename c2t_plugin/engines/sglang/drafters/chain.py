@@ -103,6 +103,9 @@ class ChainDrafter:
         else:
             wanted, kept, rows = self._clipped(batch, links.shape[1], parts.lagged, own)
             wanted, sure = parts.lagged.note(wanted, sure)
+            if parts.planner is not None and not self._scorer.cuts:
+                # all that is drafted, for which no device has to be asked
+                wanted = torch.full((len(wanted),), self._worker.speculative_num_steps, dtype=torch.int32)
         if own is None:
             cut_links(links, kept)
         return Step(kept, wanted, self._drafted(batch.reqs, verify_input), rows, sure=self._learnt_from(sure))
@@ -152,7 +155,6 @@ class ChainDrafter:
             from c2t_plugin.engines.sglang import recording
 
             stats = recording.stats(self._parts.recorder, self._scorer, reqs)
-        # to learn from, only where no copy has to be made
-        if stats is None and not (planner is not None and planner.learns and verify_input.draft_token.is_cpu):
+        if stats is None and not (planner is not None and planner.learns):
             return None
-        return Drafted(verify_input.draft_token.view(verify_input.retrieve_next_token.shape)[:, 1:].clone(), stats)
+        return Drafted(verify_input.draft_token.view(verify_input.retrieve_next_token.shape), stats)
