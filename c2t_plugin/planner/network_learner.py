@@ -165,8 +165,7 @@ class NetworkLearner:
     ) -> None:
         """The outcome of a step, see Calibration.observe. stats: (requests, drafted, 3) float32 log probability,
         entropy and margin of each draft token."""
-        features = self._features(stats)
-        log_prob = stats[..., 0]
+        features, log_prob = self._features(stats), stats[..., 0]
 
         def taught(calibration: Calibration, network: Network, rows: Any, owners: Sequence[Hashable] = ()) -> list[int]:
             sure = torch.from_numpy(network.confidence(features[rows]))

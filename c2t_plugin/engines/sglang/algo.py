@@ -54,7 +54,7 @@ def algorithm_class(base_name: str) -> type:
     }
     body["handle_server_args"] = _handle_server_args
     body["supports_ragged_verify"] = lambda self: self.packing is not None
-    body["build_disagg_draft_input"] = _build_disagg_draft_input
+    body["build_disagg_draft_input"], body["take_over"] = _build_disagg_draft_input, _take_over
     body["base"] = base
     # Slots and requests that were prefilled elsewhere and that the worker has not taken over yet.
     body["prebuilt"] = []
@@ -75,6 +75,13 @@ def _delegate(method: Callable[..., Any], base: Any) -> Callable[..., Any]:
 def _build_disagg_draft_input(algorithm: Any, batch: Any, *positional: Any, **keyword: Any) -> Any:
     algorithm.prebuilt.append((batch.req_pool_indices_cpu, list(batch.reqs)))
     return algorithm.base.build_disagg_draft_input(batch, *positional, **keyword)
+
+
+def _take_over(algorithm: Any, parts: Any, device: Any) -> None:
+    if algorithm.prebuilt:
+        from c2t_plugin.engines.sglang.prebuilt import take_over
+
+        take_over(algorithm, parts, device)
 
 
 def _handle_server_args(_self: Any, server_args: Any) -> None:

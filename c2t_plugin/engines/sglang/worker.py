@@ -102,10 +102,7 @@ class StepMixin(_StockWorker):
         self._reqs, self.steps = batch.reqs, self.steps + 1
         if self.c2t.planner is not None and not batch.forward_mode.is_decode():
             self.c2t.planner.interrupt()
-        if self.speculative_algorithm.prebuilt:
-            from c2t_plugin.engines.sglang.prebuilt import take_over
-
-            take_over(self.speculative_algorithm, self.c2t, self.device)
+        self.speculative_algorithm.take_over(self.c2t, self.device)
         return super().forward_batch_generation(batch, *positional, **keyword)
 
     def activate_step_by_batch(self, batch_size: int) -> None:

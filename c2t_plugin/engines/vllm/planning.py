@@ -37,7 +37,7 @@ class Drafted(NamedTuple):
     until the first token. seconds: of the whole draft. log_prob: as confidence, the logarithm of the draft's own
     probability of each; nothing where that is not known. stats: of each request its tokens' entropies and margins,
     where a network learns. classifier_s: of those seconds, statistics, confidences and cuts. overlaps: whether the
-    target's tokens are handed over while the draft is made.
+    target's tokens are handed over while the draft is made. tokens: of each request, where the drafts have none.
     """
 
     confidence: list[list[float]]
@@ -47,6 +47,7 @@ class Drafted(NamedTuple):
     stats: Sequence[list[list[float]]] = ()
     classifier_s: float = 0.0
     overlaps: bool = False
+    tokens: Sequence[list[int]] = ()
 
     def sure(self, stats: bool = False) -> Array:
         """(requests, tokens, 2) float32 of both, NaN where they are not known; with `stats` behind them (.., 4)."""
@@ -216,11 +217,11 @@ def cut(planning: Planning, drafts: Any, takes: Callable[[str], bool], own: Sequ
     lengths = [_left(limits, chances, len(tokens)) if takes(name) else 0 for name, tokens, chances, limits in rows]
     exact = [limits is not None and limits.exact for limits in own]
     kept = planning.kept(drafted, drafts.req_ids, lengths, exact)
-    cuts = list(zip(drafts.req_ids, drafts.draft_token_ids, kept, strict=True))
-    left = ((name, length, row[length]) for name, row, length in cuts if length < len(row) and takes(name))
     # model runner V2 hands over no tokens, but where a grammar looks at them
-    planning.rest = {name: (length, token) for name, length, token in left if token >= 0 and not planning.drawn}
-    drafts.draft_token_ids = [row[:length] for _, row, length in cuts]
+    known = zip(drafts.req_ids, drafted.tokens or drafts.draft_token_ids, kept, strict=True)
+    left = {name: (length, row[length]) for name, row, length in known if length < len(row) and takes(name)}
+    planning.rest = {} if planning.drawn else left
+    drafts.draft_token_ids = [row[:length] for row, length in zip(drafts.draft_token_ids, kept, strict=True)]
 
 
 def _left(limits: OwnLimits | None, chances: Sequence[float], length: int) -> int:

@@ -49,9 +49,9 @@ class _ScoringMixin(_StockSpeculator):
     _may_leave = False
     _forwards = 0
     _most: int | None = None
-    # where a planner decides: how long drafts take, and of which requests and tokens the scheduler is not told yet
+    # where a planner decides: how long drafts take, and the (requests, steps) tokens that the scheduler is not told yet
     _times: DraftTimes | None = None
-    _untold: tuple[int, int] | None = None
+    _untold: Tensor | None = None
     # whether that learns a network too
     _tells_stats = False
 
@@ -126,7 +126,7 @@ class _ScoringMixin(_StockSpeculator):
             self._may_leave, self._most = False, None
         self._mark(END)
         self.draft_steps += steps
-        self._untold = self._rows, steps
+        self._untold = drafted[: self._rows, :steps]
         stats = self.scorer.stats(self._rows) if recording else None
         if self.traces is not None and stats is not None and steps == self.num_speculative_steps:
             self.traces.keep(stats, drafted.tolist(), names)
@@ -149,9 +149,11 @@ class _ScoringMixin(_StockSpeculator):
         untold, self._untold = self._untold, None
         if self._times is None or untold is None:
             return None
-        said = self.scorer.said(*untold)
+        said, tokens = self.scorer.said(*untold.shape), untold.tolist()
         (confidence, log_prob), stats = said[..., :2].unbind(-1), said[..., 2:].tolist() if self._tells_stats else ()
-        return Drafted(confidence.tolist(), *self._times.seconds(), log_prob.tolist(), stats, overlaps=True)
+        return Drafted(
+            confidence.tolist(), *self._times.seconds(), log_prob.tolist(), stats, overlaps=True, tokens=tokens
+        )
 
 
 class _HeadMixin(_ScoringMixin):

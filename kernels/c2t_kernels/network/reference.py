@@ -58,10 +58,9 @@ class ScoringNetwork:
 
     def take(self, parameters: Sequence[Tensor]) -> None:
         """Have these parameters, in the buffers that captured graphs read. parameters: of the shapes of hidden_weight,
-        hidden_bias, out_weight and out_bias."""
+        hidden_bias, out_weight and out_bias; so few bytes that the host waits for no device."""
         mine = (self.hidden_weight, self.hidden_bias, self.out_weight, self.out_bias)
         for buffer, value in zip(mine, parameters, strict=True):
-            # of so few bytes the host waits for no device
             buffer.copy_(value, non_blocking=True)
 
     def weights(self) -> dict[str, Tensor]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy, logsigmoid
 
-from c2t_plugin.planner import calibration as calibration_module
 from c2t_plugin.planner.calibration import (
     FIT_EVERY,
     MOST_OF_ONE,
@@ -20,7 +17,6 @@ from c2t_plugin.planner.calibration import (
     WINDOW,
     Calibration,
 )
-from c2t_plugin.planner.contrary import contrary
 from c2t_plugin.planner.fitting import MEMORY, fitted
 from c2t_plugin.planner.learnt import Learnt
 from c2t_plugin.planner.told import auc, joint
@@ -184,59 +180,6 @@ def test_a_poisoned_tenth_does_not_undo_it():
     poisoned = judged(taught(1000, poison=10))[1]
     assert clean < poisoned < before
     assert poisoned - best < 0.5 * (before - best)
-
-
-def of_requests(requests: int, contrary: Callable[[int, int], bool]) -> tuple[Calibration, set[Hashable], int]:
-    """Taught by requests of 24 drafts each, REQUESTS at a time. contrary: whether
-    this request says the contrary in this step. Whom it ever disbelieved, and how many drafts it took."""
-    calibration, stream = Calibration(D_MAX), Stream.drawn(requests // REQUESTS * 24, seed=1)
-    disbelieved: set[Hashable] = set()
-    for step, (confidence, log_prob) in enumerate(zip(stream.confidence, stream.log_prob, strict=True)):
-        owners = [step // 24 * REQUESTS + row for row in range(REQUESTS)]
-        accepted = stream.accepted(step)
-        says = torch.tensor([contrary(owner, step) for owner in owners])
-        whole = torch.full((REQUESTS,), D_MAX)
-        calibration.observe(confidence, whole, torch.where(says, D_MAX - accepted, accepted), owners, log_prob)
-        disbelieved |= calibration.contrary
-    return calibration, disbelieved, calibration._count
-
-
-def test_requests_that_say_the_contrary_are_not_believed(monkeypatch: pytest.MonkeyPatch):
-    honest, none, drafts = of_requests(400, lambda owner, step: False)
-    assert len(none) < 0.02 * 400
-    poisoned, found, as_many = of_requests(400, lambda owner, step: owner % 10 == 3)
-    assert as_many == drafts
-    true = {owner for owner in found if owner % 10 == 3}
-    assert len(true) > 0.5 * 40 and len(found - true) < 0.02 * 400
-    monkeypatch.setattr(calibration_module, "contrary", lambda *_: set())
-    believed, _, _ = of_requests(400, lambda owner, step: owner % 10 == 3)
-    (_, clean, _), (_, mine, _), (_, bent, _) = (judged(each) for each in (honest, poisoned, believed))
-    assert mine - clean < 0.5 * (bent - clean)
-
-
-def test_where_many_say_the_contrary_it_is_what_the_traffic_says():
-    """From the middle on all do."""
-    turned, found, _ = of_requests(400, lambda owner, step: owner >= 200)
-    assert len(found) < 0.05 * 400
-    stream = Stream.drawn(500, seed=2)
-    rows = stream.confidence.view(-1, D_MAX), stream.log_prob.view(-1, D_MAX)
-    # few accepted where many were, and the other way round
-    assert float(torch.corrcoef(torch.stack([turned(*rows)[:, 0], stream.truth.view(-1, D_MAX)[:, 0]]))[0, 1]) < 0
-
-
-def test_a_request_is_judged_by_more_than_a_few_tokens():
-    chance, reached = np.full((12, 2), 0.9), np.ones((12, 2), dtype=bool)
-    hit = np.ones((12, 2), dtype=bool)
-    hit[8:] = False
-    owners = ["a", "a", "a", "a", "b", "b", "b", "b", *"dddd"]
-    assert contrary(owners, chance, hit, reached) == {"d"}
-    assert contrary(owners[:-1], chance[:-1], hit[:-1], reached[:-1]) == set()
-    # nor by what is not known
-    reached[8:, 1], chance[8:, 1] = False, np.nan
-    assert contrary(owners, chance, hit, reached) == set()
-    assert contrary(["d"] * 12, chance, hit, reached) == set()
-    # three of four drafts are no exception
-    assert contrary(["a"] * 4 + ["d"] * 8, np.full((12, 2), 0.9), np.arange(24).reshape(12, 2) < 8, hit | True) == set()
 
 
 def test_what_predicts_worse_than_the_classifier_is_thrown_away():

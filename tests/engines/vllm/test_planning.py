@@ -433,8 +433,7 @@ def test_on_model_runner_v2_it_decides_where_it_is_asked_for(worker: str | None)
     assert settings.planned and settings.beta == 0
     # the scheduler cuts by them
     assert settings.request_settings == "all"
-    # which was never tried there
-    assert settings.learn == "calibrate"
+    assert settings.learn == "network"
     assert found.scheduler_config.scheduler_cls == config.PLANNING
 
 
@@ -555,16 +554,17 @@ def test_the_text_tells_of_one_token_that_was_cut(accepted: int, own: int | None
     assert found[1] == [[0], [0]]
 
 
-def test_of_a_drawn_token_that_was_cut_the_text_tells_nothing():
-    """A target that draws too is sooner content with it than it draws the same."""
+@pytest.mark.parametrize(("handed_over", "told"), [([7, 8, 9], ()), ([-1, -1, -1], [[7, 8, 9]])], ids=["V1", "V2"])
+def test_of_a_drawn_token_that_was_cut_the_text_tells_nothing(handed_over: list[int], told: Sequence[list[int]]):
+    """A target that draws too is sooner content with it than it draws the same. V2's tokens are told beside."""
     planning = Planning(CURVE, None, D_MAX, calibration=Calibration(D_MAX))
     planning.kept = lambda drafted, names, lengths, own: [1]
     for drawn in (False, True):
-        handed = types.SimpleNamespace(req_ids=["a"], draft_token_ids=[[7, 8, 9]])
-        setattr(handed, ATTRIBUTE, Drafted([[0.9, 0.8, 0.7]], 1.0, 1.0))
+        handed = types.SimpleNamespace(req_ids=["a"], draft_token_ids=[handed_over])
+        setattr(handed, ATTRIBUTE, Drafted([[0.9, 0.8, 0.7]], 1.0, 1.0, tokens=told))
         planning.drawn = drawn
         cut(planning, handed, lambda name: True, [None])
-        assert planning.rest == ({} if drawn else {"a": (1, 8)})
+        assert planning.rest == ({} if drawn else {"a": (1, 8)}) and handed.draft_token_ids == [handed_over[:1]]
 
 
 def test_where_vllm_takes_less_of_a_draft_nothing_tells_of_the_next_token():

@@ -49,7 +49,7 @@ class Stock:
         self.vllm_config, self.device = configuration(ROWS, planned=planned), torch.device("cpu")
         self.vllm_config.additional_config[KEY]["learn"] = learn
         self.max_num_reqs, self.num_speculative_steps = ROWS, DEPTH
-        self.draft_tokens = torch.zeros((ROWS, DEPTH), dtype=torch.int64)
+        self.draft_tokens = torch.arange(ROWS * DEPTH).view(ROWS, DEPTH)
         generator = torch.Generator().manual_seed(3)
         self.logits = torch.randn(DEPTH, ROWS, VOCABULARY, generator=generator) * 3
         self._clock, self.passes, self.acceptance_estimator = clock, 0, SimpleNamespace()
@@ -101,6 +101,7 @@ def test_a_draft_is_as_deep_as_the_scheduler_says(clock: Clock, depth: int):
     assert told.overlaps and (told.extend_s, told.seconds) == (PASS, made.passes * PASS)
     log_prob = made.logits[:depth].log_softmax(-1).amax(-1).T
     torch.testing.assert_close(torch.tensor(told.log_prob).view(ROWS, depth), log_prob, atol=1e-5, rtol=0)
+    assert told.tokens == made.draft_tokens[:, :depth].tolist()
     assert told.confidence == made.scorer._state.confidence[:, :depth].tolist()
     assert len(told.confidence) == ROWS
     assert made.tell() is None
