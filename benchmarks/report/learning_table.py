@@ -73,19 +73,38 @@ def drifting(rows: Sequence[BenchRow]) -> str:
 
 def served(rows: Sequence[BenchRow]) -> str:
     """A line a server and mark: what it foretold, by its classifier alone and by what it had learnt."""
-    head = ["server", "draft tokens verified", "nats, classifier", "nats, learnt", "AUC, classifier", "AUC, learnt"]
+    head = [
+        "pair",
+        "server",
+        "draft tokens verified",
+        "nats, classifier",
+        "nats, learnt",
+        "AUC, classifier",
+        "AUC, learnt",
+    ]
     names = [f"{name}_{who}" for name in ("nll", "auc") for who in ("prior", "learnt")]
     found = _newest_served(rows)
     return table(
-        head, ([row.arm, f"{row.setting['verified']:,}", *(_short(row.metrics[n]) for n in names)] for row in found)
+        head,
+        (
+            [_pair(row), row.arm, f"{row.setting['verified']:,}", *(_short(row.metrics[n]) for n in names)]
+            for row in found
+        ),
     )
 
 
 def _newest_served(rows: Sequence[BenchRow]) -> list[BenchRow]:
-    """Of the newest run, without servers that failed."""
+    """Of each pair's newest run, without servers that failed."""
     found = [row for row in rows if row.scenario == served_runs.SCENARIO and not row.error]
-    newest = max((row.run["utc"] for row in found), default="")
-    return [row for row in found if row.run["utc"] == newest]
+    newest: dict[str, str] = {}
+    for row in found:
+        newest[_pair(row)] = max(newest.get(_pair(row), ""), row.run["utc"])
+    return [row for row in found if row.run["utc"] == newest[_pair(row)]]
+
+
+def _pair(row: BenchRow) -> str:
+    # older rows are all of one
+    return str(row.setting.get("stream", "toy, EAGLE-3"))
 
 
 def _streams(rows: Sequence[BenchRow], scenario: str = SCENARIO) -> list[list[BenchRow]]:

@@ -2,8 +2,9 @@
 
     python -m benchmarks.serving.learning --cpu --from SmolLM2=CLASSIFIER --from draft=CLASSIFIER
 
-A server for each classifier to start from (--from; beside them the draft's own) and each way to learn (--learn), all
-with the same prompts in the same order, 8 at a time (--concurrency). They plan by the curve of a GPU's data sheet, on
+A server for each classifier to start from (--from; beside them the draft's own, and the draft's probability alone) and
+each way to learn (--learn), all with the same prompts in the same order, 8 at a time (--concurrency): held-out ones of
+the toy pair, with --chat chat prompts of SmolLM2's development part. They plan by the curve of a GPU's data sheet, on
 which drafting pays, so what they verify does not follow from the speed of this machine. Nats and AUC are of the last
 1,024 drafts, each as it was foretold before it came: by the classifier alone, and by what was learnt until then.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,14 @@ from benchmarks.serving.options import (
     runner,
     speculation,
 )
+from benchmarks.serving.real_pair import chat_prompts
 from benchmarks.serving.server import Runner
 from benchmarks.simulation.learning import curve_of
 from c2t_plugin.errors import C2TError
 from c2t_plugin.provenance import RunRecord
 
 SCENARIO = "learning-served"
+P_ALONE = "P alone"
 ARM = "C2T auto"
 MARKS = (500, 2_000, 10_000)
 # Of the held-out ones, over and over.
@@ -63,6 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--from", dest="start", action="append", default=[], metavar="NAME=FILE")
     parser.add_argument("--learn", nargs="+", default=["calibrate", "network"], metavar="HOW")
     parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--name", default="toy, EAGLE-3", help="what rows call the pair")
+    parser.add_argument("--chat", action="store_true", help="chat prompts, under the target's template")
     parser.add_argument("--marks", type=int, nargs="+", default=list(MARKS), help="draft tokens verified")
     add_arm_options(parser, Path("build/learning-served"))
     return parser
@@ -77,9 +82,11 @@ def figures(state: Mapping[str, Any]) -> dict[str, float]:
     return {"seen": state["seen"], "discarded": state["discarded"], **both}
 
 
-def at_marks(client: Client, marks: list[int], concurrency: int) -> Iterator[tuple[int, dict[str, float]]]:
+def at_marks(
+    client: Client, marks: list[int], concurrency: int, asked: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, dict[str, float]]]:
     """The figures at each mark. C2TError if a server does not get there."""
-    waiting, prompts = sorted(marks), itertools.cycle(held_out_prompts(PROMPTS))
+    waiting, prompts = sorted(marks), itertools.cycle(asked)
     for _ in range(MOST_BATCHES):
         client.run(list(itertools.islice(prompts, concurrency)), concurrency, lambda: None)
         learnt = client.c2t_state()["planner"]["learnt"]
@@ -90,11 +97,18 @@ def at_marks(client: Client, marks: list[int], concurrency: int) -> Iterator[tup
     raise C2TError(f"not {waiting[0]:,} draft tokens verified after {MOST_BATCHES} batches of {concurrency} prompts")
 
 
-def measure(options: argparse.Namespace, starts: Runner, on: Speculation, run: Mapping[str, Any]) -> list[BenchRow]:
+def measure(
+    options: argparse.Namespace,
+    starts: Runner,
+    on: Speculation,
+    asked: Sequence[Sequence[int]],
+    run: Mapping[str, Any],
+) -> list[BenchRow]:
     """A row for each start, way and mark; a server that fails leaves its reason."""
     curve = options.out / "curve.json"
     curve_of(PAIR_DRAFTS[options.base], options.concurrency).save(curve)
     label = {
+        "stream": options.name,
         "engine": starts.engine.name,
         "target": starts.target.name,
         "dtype": dtype_of(options),
@@ -104,6 +118,7 @@ def measure(options: argparse.Namespace, starts: Runner, on: Speculation, run: M
     }
     kind, rows = kind_of(run, options.cpu), []
     files = {OWN_CLASSIFIER: on.classifier, **dict(each.split("=", 1) for each in options.start)}
+    files[P_ALONE] = on.threshold_classifier
     for name, file in files.items():
         for how in options.learn:
             arm, told = f"from {name}, {how}", replace(on, classifier=file)
@@ -111,7 +126,7 @@ def measure(options: argparse.Namespace, starts: Runner, on: Speculation, run: M
             server = starts.server(f"{SCENARIO}-{name}-{how}".replace(" ", "-"), ARMS[ARM], told, *own)
             try:
                 with server, SglangClient(server.base_url, MAX_TOKENS) as client:
-                    for mark, metrics in at_marks(client, options.marks, options.concurrency):
+                    for mark, metrics in at_marks(client, options.marks, options.concurrency, asked):
                         rows.append(BenchRow(SCENARIO, kind, arm, {**label, "verified": mark}, metrics, "", run))
             except C2TError as error:
                 rows.append(BenchRow(SCENARIO, kind, arm, {**label, "verified": 0}, {}, one_line(error), run))
@@ -129,10 +144,11 @@ def main(argv: list[str]) -> int:
         found = models(options, ENGINES["sglang"])
         on = speculation(options, found)
         starts = runner(options, ENGINES["sglang"], found.target)
+        asked = chat_prompts(found.target, "development").ids if options.chat else held_out_prompts(PROMPTS)
     except C2TError as error:
         print(f"learning: {error}", file=sys.stderr)
         return 2
-    rows = measure(options, starts, on, run)
+    rows = measure(options, starts, on, asked, run)
     append_rows(options.out / "rows.jsonl", rows)
     console.print(Markdown(listing(rows)))
     return 1 if any(row.error for row in rows) else 0

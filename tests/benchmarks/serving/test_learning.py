@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks.report.rows import BenchRow, read_rows
 from benchmarks.serving import learning
+from benchmarks.serving.closed_forms import ON_P_FILE
 from benchmarks.serving.learning import at_marks, figures, main
 from benchmarks.serving.server import Runner
 from c2t_plugin.errors import C2TError
@@ -38,15 +40,19 @@ class Client:
         return {"planner": {"learnt": learnt}}
 
 
+ASKED = [[number] for number in range(6)]
+
+
 @pytest.fixture(autouse=True)
 def prompts(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learning, "held_out_prompts", lambda n: [[number] for number in range(n)])
-    monkeypatch.setattr(learning, "PROMPTS", 6)
+    monkeypatch.setattr(learning, "held_out_prompts", lambda n: ASKED)
+    chat = SimpleNamespace(ids=[[100 + number] for number in range(4)])
+    monkeypatch.setattr(learning, "chat_prompts", lambda target, part: chat if part == "development" else None)
 
 
 def test_each_mark_is_read_when_it_is_passed():
     client = Client()
-    found = [(mark, metrics["seen"]) for mark, metrics in at_marks(client, [100, 40, 110], 4)]
+    found = [(mark, metrics["seen"]) for mark, metrics in at_marks(client, [100, 40, 110], 4, ASKED)]
     assert found == [(40, 60), (100, 120), (110, 120)]
     # prompts come in their order, over and over
     assert [prompt for batch in client.batches for (prompt,) in batch][:8] == [0, 1, 2, 3, 4, 5, 0, 1]
@@ -54,7 +60,7 @@ def test_each_mark_is_read_when_it_is_passed():
 
 def test_a_server_that_drafts_nothing_is_not_waited_for_for_ever():
     with pytest.raises(C2TError, match="not 40 draft tokens verified after 400 batches of 4 prompts"):
-        list(at_marks(Client(each=0), [40], 4))
+        list(at_marks(Client(each=0), [40], 4, ASKED))
 
 
 def test_a_window_that_says_nothing_is_said():
@@ -78,19 +84,29 @@ def test_a_server_for_each_start_and_way(monkeypatch: pytest.MonkeyPatch, tmp_pa
         if "bad" in name:
             raise C2TError("no such file")
 
+    seen: list[Any] = []
+    run = Client.run
     monkeypatch.setattr(learning, "SglangClient", Client)
+    monkeypatch.setattr(Client, "run", lambda *given: (seen.append(given[1]), run(*given))[1])
     monkeypatch.setattr(Runner, "server", lambda *given: Entered(server, given))
     out = tmp_path / "out"
     command = ("--cpu", "--learn", "calibrate", "--marks", "40", "--out", str(out))
     assert main([*command, "--from", "bad=x.safetensors"]) == 1
-    own, bad = read_rows(out / "rows.jsonl", BenchRow)
+    own, bad, alone = read_rows(out / "rows.jsonl", BenchRow)
     assert own.metrics["nll_learnt"] == 0.4 and own.setting["verified"] == 40 and not own.error
     assert bad.error == "no such file" and not bad.metrics
-    assert [each[:2] for each in started] == [("C2T auto", None), ("C2T auto", "x.safetensors")]
+    files = [None, "x.safetensors", out / ON_P_FILE]
+    assert [each[:2] for each in started] == [("C2T auto", file) for file in files]
+    assert (own.setting["stream"], alone.arm) == ("toy, EAGLE-3", "from P alone, calibrate")
     assert all(more[-2:] == ("--speculative-c2t-learn", "calibrate") for *_, more in started)
     # by a curve that does not follow from this machine
     assert isinstance(CostCurve.load(Path(started[0][2][1])), CostCurve)
     assert main([*command, "--from", "nothing"]) == 2
+    before = len(seen)
+    assert main([*command, "--chat", "--name", "SmolLM2"]) == 0
+    assert (seen[0][0], seen[before][0]) == ([0], [100]) and read_rows(out / "rows.jsonl", BenchRow)[-1].setting[
+        "stream"
+    ] == "SmolLM2"
 
 
 class Entered:
