@@ -104,9 +104,8 @@ def test_a_server_for_each_start_and_way(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert main([*command, "--from", "nothing"]) == 2
     before = len(seen)
     assert main([*command, "--chat", "--name", "SmolLM2"]) == 0
-    assert (seen[0][0], seen[before][0]) == ([0], [100]) and read_rows(out / "rows.jsonl", BenchRow)[-1].setting[
-        "stream"
-    ] == "SmolLM2"
+    assert (seen[0][0], seen[before][0]) == ([0], [100])
+    assert read_rows(out / "rows.jsonl", BenchRow)[-1].setting["stream"] == "SmolLM2"
 
 
 class Entered:
