@@ -92,12 +92,11 @@ class StepScorer(RowLimits, DraftScorer):
         return early_stop(self._state.confidence[:rows, :steps], beta, depth)
 
     def said(self, rows: int, steps: int) -> Tensor:
-        """(rows, steps, 4) on the host: of each request's first `steps` tokens of the last draft, confidence, the
-        logarithm of the draft's own probability, entropy and margin. Of a scorer that keeps statistics; asks the
-        device."""
+        """(rows, steps, 4): of each request's first `steps` tokens of the last draft, confidence, the logarithm of the
+        draft's own probability, entropy and margin. Of a scorer that keeps statistics."""
         assert self._stats is not None
         confidence, stats = self._state.confidence[:rows, :steps, None], self._stats[:rows, :steps, 1:]
-        return torch.cat((confidence, stats), dim=-1).cpu()
+        return torch.cat((confidence, stats), dim=-1)
 
     def any_alive_after(self, rows: int, steps: int) -> bool:
         """Whether a chain may grow behind its first `steps` tokens; on a GPU as far as that is known. Not for a

@@ -149,11 +149,12 @@ class _ScoringMixin(_StockSpeculator):
         untold, self._untold = self._untold, None
         if self._times is None or untold is None:
             return None
-        said, tokens = self.scorer.said(*untold.shape), untold.tolist()
-        (confidence, log_prob), stats = said[..., :2].unbind(-1), said[..., 2:].tolist() if self._tells_stats else ()
-        return Drafted(
-            confidence.tolist(), *self._times.seconds(), log_prob.tolist(), stats, overlaps=True, tokens=tokens
-        )
+        said = self.scorer.said(*untold.shape).tolist()
+        confidence, log_prob = ([[token[at] for token in row] for row in said] for at in range(2))
+        stats = [[token[2:] for token in row] for row in said] if self._tells_stats else ()
+        # what is asked for second has been waited for
+        tokens = untold.tolist()
+        return Drafted(confidence, *self._times.seconds(), log_prob, stats, overlaps=True, tokens=tokens)
 
 
 class _HeadMixin(_ScoringMixin):
