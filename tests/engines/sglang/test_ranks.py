@@ -115,6 +115,7 @@ def learnt(steps, network=False):
             sure = torch.cat([calibration.confidence(stats)[..., None], stats], dim=-1)
         parts.scorer = SimpleNamespace(
             lower=False,
+            cuts=False,
             drafted=lambda steps: None,
             sure=lambda requests: sure,
             own_beta=lambda requests: torch.zeros(requests, dtype=torch.bool),
