@@ -185,7 +185,7 @@ class Calibration:
         self.fits += 1
         # of drafts that came after each: the fit before on the newest, the classifier on the whole window
         reached, hit = self._reached(), self._hits()
-        newest = self._believed(new, min(max(new, NEWEST), size), reached, hit)
+        newest = self._believed(new, reached, hit)
         now, before = (self._losses(each, reached[newest], hit[newest], newest) for each in (self.learnt, self._before))
         plain, used = (torch.where(self._known, nll(each, hit), 0.0).sum(1)[:size] for each in self._expected)
         self._proven = _worse(plain - used)
@@ -206,15 +206,15 @@ class Calibration:
             sure = forgotten(self.learnt, new)
             self.learnt = fitted(self.learnt, sure, self._features[newest], reached[newest], hit[newest], self.seen)
 
-    def _believed(self, new: int, drafts: int, reached: Tensor, hit: Tensor) -> Tensor:
-        """Places of the newest drafts that are learnt from, of `new`; as many as `drafts` say which are not."""
+    def _believed(self, new: int, reached: Tensor, hit: Tensor) -> Tensor:
+        """Places of those of so many newest drafts that are learnt from: all, where nobody knows whose they are."""
+        drafts = min(max(new, NEWEST), self._count, WINDOW)
         places = (self._count - drafts + torch.arange(drafts)) % WINDOW
-        # those of the newest stand last, if they are known
         owners = list(self._entered)[-drafts:]
         if len(owners) < drafts:
             return places[-new:]
-        chance = torch.sigmoid(self.learnt.logits(self._features[places]))
-        self.contrary = contrary(owners, *(each.numpy() for each in (chance, hit[places], reached[places])))
+        likely = torch.sigmoid(self.learnt.logits(self._features[places]))
+        self.contrary = contrary(owners, *(each.numpy() for each in (likely, hit[places], reached[places])))
         taken = torch.tensor([owner not in self.contrary for owner in owners[-new:]])
         return places[-new:][taken]
 

@@ -10,7 +10,7 @@ from c2t_plugin.planner.arrays import Array
 
 # Newest drafts that are looked at, and tokens by which one request is judged.
 NEWEST, LEAST = 256, 8
-# Standard deviations by which a request is off, from the one in the middle. On recorded text one in 200 is by chance.
+# Standard deviations by which a request is off, from the one in the middle. On recorded text one in 100 is by chance.
 OFF = 3.5
 # Of those drafts. More of them are no exception: the traffic is another.
 FEW = 1 / 3

@@ -25,7 +25,7 @@ def settled(vllm_config: Any, config: C2TConfig, classifier: NodeClassifier, bas
     """
     from vllm import envs
 
-    learned.check(config, classifier, pair_of(vllm_config, base), network=config.learn == NETWORK)
+    learned.check(config, classifier, pair_of(vllm_config, base), network=learning.trains(config))
     if config.planned and config.learn != OFF and envs.VLLM_BATCH_INVARIANT:
         logger.warning("C2T: learns nothing: VLLM_BATCH_INVARIANT, and what is learnt is other requests'")
         return OFF, None

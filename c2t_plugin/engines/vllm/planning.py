@@ -219,8 +219,8 @@ def cut(planning: Planning, drafts: Any, takes: Callable[[str], bool], own: Sequ
     kept = planning.kept(drafted, drafts.req_ids, lengths, exact)
     # model runner V2 hands over no tokens, but where a grammar looks at them
     known = zip(drafts.req_ids, drafted.tokens or drafts.draft_token_ids, kept, strict=True)
-    left = {name: (length, row[length]) for name, row, length in known if length < len(row) and takes(name)}
-    planning.rest = {} if planning.drawn else left
+    left = ((name, length, row[length]) for name, row, length in known if length < len(row) and takes(name))
+    planning.rest = {name: (length, token) for name, length, token in left if token >= 0 and not planning.drawn}
     drafts.draft_token_ids = [row[:length] for row, length in zip(drafts.draft_token_ids, kept, strict=True)]
 
 

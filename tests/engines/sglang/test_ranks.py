@@ -188,14 +188,19 @@ def test_all_ranks_take_the_first_ones_cut_depth_and_rows(found: Found):
     assert [each["leads"] for each in ranks] == [True, False]
 
 
-def test_ranks_that_learn_apart_decide_alike(found: Found):
-    waits, ranks = found
-    mine, others = (each["together"] for each in ranks)
+def decided_alike(waits: bool, mine: dict[str, Any], others: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `learnt` gave on each rank, where they took the same steps and there was something to decide."""
     assert mine["decided"] == others["decided"]
-    # there was something to decide, and each learnt from confidences of its own
     depths, rows, _, kept = zip(*mine["decided"], strict=True)
     assert len(set(depths)) > 1 and any(min(each) < depth for depth, each in zip(depths, kept, strict=True) if depth)
     assert all((each is None) == waits for each in rows)
+    return mine, others
+
+
+def test_ranks_that_learn_apart_decide_alike(found: Found):
+    waits, ranks = found
+    mine, others = decided_alike(waits, *(each["together"] for each in ranks))
+    # each learnt from confidences of its own
     assert min(mine["fits"], others["fits"]) > 3 and mine["offsets"] != others["offsets"]
     # the first one's decisions are what it decides by itself; the other one's are not
     assert ranks[0]["apart"] == mine
@@ -204,11 +209,7 @@ def test_ranks_that_learn_apart_decide_alike(found: Found):
 
 def test_the_first_ones_network_decides_for_all(found: Found):
     waits, ranks = found
-    mine, others = (each["networks"] for each in ranks)
-    assert mine["decided"] == others["decided"]
-    depths, rows, _, kept = zip(*mine["decided"], strict=True)
-    assert len(set(depths)) > 1 and any(min(each) < depth for depth, each in zip(depths, kept, strict=True) if depth)
-    assert all((each is None) == waits for each in rows)
+    mine, others = decided_alike(waits, *(each["networks"] for each in ranks))
     # nobody else has another
     assert (mine["swaps"], others["swaps"]) == (1, 0)
     assert mine["weights"] != ranks[0]["begun"] == others["weights"]
