@@ -82,3 +82,10 @@ def test_another_classifier_is_named() -> None:
     assert freshness.remark({"experiment": "some"}) == freshness.UNNAMED
     assert freshness.remark({"experiment": "c2t-v2-lemmas"}) == ""
     assert freshness.remark({"experiment": "some", "files": {}}) == ""
+
+
+def test_the_last_bits_of_the_real_heads_product_are_no_sign_of_age() -> None:
+    files = {**freshness.shipped(real=True), freshness.REAL_DRAFT: "0" * 16}
+    assert freshness.older(files, real=True) == []
+    assert freshness.older({**files, "target": "1" * 16}, real=True) == ["target"]
+    assert freshness.older({**freshness.shipped(), "eagle3": "0" * 16}) == ["eagle3"]

@@ -279,6 +279,19 @@ def test_measured_rows_have_a_picture_and_others_none(files: Path) -> None:
     assert "](results/measured.png)" in served.read_text(encoding="utf-8")
 
 
+def test_pages_with_added_rows_are_those_of_the_files(files: Path) -> None:
+    common = {**SIMULATED, "metrics": {"seen": 1.0}, "run": {**RUN, "machine": "a CPU, an H200"}}
+    for kind, scenario in (("measured", "chat"), ("functional", "code")):
+        new = files / f"{scenario}.jsonl"
+        append_rows(new, [BenchRow(**{**common, "scenario": scenario, "kind": kind})])
+        assert report.main(["--add", str(new)]) == 0
+    page = files / "docs/results-served.md"
+    written = page.read_text(encoding="utf-8")
+    assert 0 < written.index("## code") < written.index("## chat"), "functional rows are read first"
+    assert report.main([]) == 0
+    assert page.read_text(encoding="utf-8") == written
+
+
 def test_rows_measured_on_a_cpu_have_a_picture_and_a_file_of_their_own(files: Path) -> None:
     new = files / "new.jsonl"
     plain = {**ON_A_CPU, "arm": "plain", "metrics": {**ON_A_CPU["metrics"], "ratio_to_plain": 1.0}}
