@@ -10,8 +10,9 @@ from benchmarks.report.command import ROOT
 from benchmarks.report.page import write_page
 from benchmarks.report.rows import BenchRow
 from benchmarks.report.sections import source_line
-from benchmarks.report.tables import filled, latest_blocks, table
+from benchmarks.report.tables import filled, latest_blocks, load_of, table
 from benchmarks.serving import learning as served_runs
+from benchmarks.serving import learning_time as taken_runs
 from benchmarks.simulation import censoring as cuts
 from benchmarks.simulation import drifting as turns
 from benchmarks.simulation.learning import LOADS, OFFLINE, RIVAL, SCENARIO
@@ -72,7 +73,8 @@ def drifting(rows: Sequence[BenchRow]) -> str:
 
 
 def served(rows: Sequence[BenchRow]) -> str:
-    """A line a server and mark: what it foretold, by its classifier alone and by what it had learnt."""
+    """A line a server and mark: what it foretold, by its classifier alone and by what it had learnt; and how often a
+    network that it had trained came in force."""
     head = [
         "pair",
         "server",
@@ -81,16 +83,43 @@ def served(rows: Sequence[BenchRow]) -> str:
         "nats, learnt",
         "AUC, classifier",
         "AUC, learnt",
+        "networks in force",
     ]
     names = [f"{name}_{who}" for name in ("nll", "auc") for who in ("prior", "learnt")]
     found = _newest_served(rows)
     return table(
         head,
         (
-            [_pair(row), row.arm, f"{row.setting['verified']:,}", *(_short(row.metrics[n]) for n in names)]
+            [_pair(row), row.arm, f"{row.setting['verified']:,}", *(_short(row.metrics[n]) for n in names), _swaps(row)]
             for row in found
         ),
     )
+
+
+def taken(rows: Sequence[BenchRow]) -> str:
+    """A line a way to learn: milliseconds of a step by the requests in it, and of a minibatch."""
+    found = _newest_taken(rows)
+    loads = list(dict.fromkeys(load_of(row) for row in found))
+    head = ["learns", *(f"ms a step of {load}" for load in loads), "of one in 100 more than", "a minibatch, ms"]
+    lines = []
+    for arm in dict.fromkeys(row.arm for row in found):
+        mine = {load_of(row): row.metrics for row in found if row.arm == arm}
+        worst = max(metrics["learning_p99_ms"] or 0.0 for metrics in mine.values())
+        batches = [each for metrics in mine.values() if (each := metrics.get("minibatch_ms")) is not None]
+        means = (f"{mine[load]['learning_ms'] or 0.0:.2f}" if load in mine else "" for load in loads)
+        lines.append([arm, *means, f"{worst:.1f}", f"{max(batches):.2f}" if batches else ""])
+    return table(head, lines)
+
+
+def _newest_taken(rows: Sequence[BenchRow]) -> list[BenchRow]:
+    found = [row for row in rows if row.scenario == taken_runs.SCENARIO]
+    newest = max((row.run["utc"] for row in found), default="")
+    return [row for row in found if row.run["utc"] == newest]
+
+
+def _swaps(row: BenchRow) -> str:
+    found = row.metrics.get("networks_in_force")
+    return "" if found is None else f"{found:.0f}"
 
 
 def _newest_served(rows: Sequence[BenchRow]) -> list[BenchRow]:
@@ -204,6 +233,7 @@ def render(page: str, rows: Sequence[BenchRow]) -> str:
         cuts.SCENARIO: (censoring, _streams(rows, cuts.SCENARIO)),
         turns.SCENARIO: (drifting, _streams(rows, turns.SCENARIO)),
         served_runs.SCENARIO: (served, [_newest_served(rows)]),
+        taken_runs.SCENARIO: (taken, [_newest_taken(rows)]),
     }
     for name, (text_of, blocks) in made.items():
         for marker, text in ((name, text_of(rows)), (f"{name}-sources", sources(blocks))):

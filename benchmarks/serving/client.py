@@ -199,6 +199,12 @@ class Client(ABC):
     def c2t_state(self) -> dict[str, Any]:
         """What a C2T server says about itself: beta, max_depth and its counters."""
 
+    def learnt(self) -> dict[str, Any]:
+        """What the planner of a C2T server has learnt, see `told.state_of`: at least seen, discarded, nll and auc, and
+        of a network that is trained the swaps."""
+        state: dict[str, Any] = self.c2t_state()["planner"]["learnt"]
+        return state
+
     def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         try:
             return self._http.request(method, path, **arguments).raise_for_status()

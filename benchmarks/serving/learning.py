@@ -1,6 +1,7 @@
-"""What running servers learn, by the draft tokens that they have verified: what `/server_info` says of it.
+"""What running servers learn, by the draft tokens that they have verified: what they say of it themselves.
 
     python -m benchmarks.serving.learning --cpu --from SmolLM2=CLASSIFIER --from draft=CLASSIFIER
+    python -m benchmarks.serving.learning --cpu --engine vllm          # in vLLM's environment
 
 A server for each classifier to start from (--from; beside them the draft's own, and the draft's probability alone) and
 each way to learn (--learn), all with the same prompts in the same order, 8 at a time (--concurrency): held-out ones of
@@ -28,7 +29,6 @@ from benchmarks.report.tables import listing
 from benchmarks.serving.arms import ARMS, Speculation
 from benchmarks.serving.client import Client
 from benchmarks.serving.engines import ENGINES
-from benchmarks.serving.engines.sglang import SglangClient
 from benchmarks.serving.measuring import one_line
 from benchmarks.serving.options import (
     OWN_CLASSIFIER,
@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )
+    parser.add_argument("--engine", choices=list(ENGINES), default="sglang")
     parser.add_argument("--from", dest="start", action="append", default=[], metavar="NAME=FILE")
     parser.add_argument("--learn", nargs="+", default=["calibrate", "network"], metavar="HOW")
     parser.add_argument("--concurrency", type=int, default=8)
@@ -79,7 +80,10 @@ def figures(state: Mapping[str, Any]) -> dict[str, float]:
         raise C2TError(f"the server has verified {state['seen']} draft tokens, and none or all of them were accepted")
     known = {name: state[name] for name in ("nll", "auc")}
     both = {f"{name}_{who}": values[at] for name, values in known.items() for at, who in enumerate(("prior", "learnt"))}
-    return {"seen": state["seen"], "discarded": state["discarded"], **both}
+    counts = {"seen": state["seen"], "discarded": state["discarded"]}
+    if "network" in state:
+        counts["networks_in_force"] = state["network"]["swaps"]
+    return {**counts, **both}
 
 
 def at_marks(
@@ -89,7 +93,7 @@ def at_marks(
     waiting, prompts = sorted(marks), itertools.cycle(asked)
     for _ in range(MOST_BATCHES):
         client.run(list(itertools.islice(prompts, concurrency)), concurrency, lambda: None)
-        learnt = client.c2t_state()["planner"]["learnt"]
+        learnt = client.learnt()
         while waiting and learnt["seen"] >= waiting[0]:
             yield waiting.pop(0), figures(learnt)
         if not waiting:
@@ -122,10 +126,10 @@ def measure(
     for name, file in files.items():
         for how in options.learn:
             arm, told = f"from {name}, {how}", replace(on, classifier=file)
-            own = ("--speculative-c2t-planner", str(curve.resolve()), "--speculative-c2t-learn", how)
+            own = starts.engine.flags({"c2t_planner": curve.resolve(), "c2t_learn": how})
             server = starts.server(f"{SCENARIO}-{name}-{how}".replace(" ", "-"), ARMS[ARM], told, *own)
             try:
-                with server, SglangClient(server.base_url, MAX_TOKENS) as client:
+                with server, starts.engine.client(server.base_url, MAX_TOKENS) as client:
                     for mark, metrics in at_marks(client, options.marks, options.concurrency, asked):
                         rows.append(BenchRow(SCENARIO, kind, arm, {**label, "verified": mark}, metrics, "", run))
             except C2TError as error:
@@ -141,9 +145,10 @@ def main(argv: list[str]) -> int:
     try:
         if strange := [each for each in options.start if "=" not in each]:
             raise C2TError(f"--from is NAME=FILE; got {strange[0]!r}")
-        found = models(options, ENGINES["sglang"])
+        engine = ENGINES[options.engine]
+        found = models(options, engine)
         on = speculation(options, found)
-        starts = runner(options, ENGINES["sglang"], found.target)
+        starts = runner(options, engine, found.target)
         asked = chat_prompts(found.target, "development").ids if options.chat else held_out_prompts(PROMPTS)
     except C2TError as error:
         print(f"learning: {error}", file=sys.stderr)

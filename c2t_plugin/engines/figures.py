@@ -11,6 +11,7 @@ BY = ("classifier", "learnt")
 GAUGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("learnt_tokens", "Draft tokens that the planner has learnt from.", ()),
     ("learnt_discarded", "Times that what was learnt predicted worse than before, and was thrown away.", ()),
+    ("learnt_turns", "Of them, times that the newest drafts said that the traffic has turned.", ()),
     ("learnt_slope", "What the confidences' logits are multiplied by.", ()),
     ("learnt_own", "What the draft's own logits are multiplied by.", ()),
     ("learnt_offset", "What is added to them, by depth.", ("depth",)),
@@ -28,10 +29,8 @@ GAUGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 def figures(state: dict[str, Any]) -> Iterator[tuple[str, float, dict[str, str]]]:
     """Name of a gauge, value and labels, of those that are known. state: see StepPlanner.state, of one that learns."""
     learnt = state["learnt"]
-    yield "learnt_tokens", learnt["seen"], {}
-    yield "learnt_discarded", learnt["discarded"], {}
-    yield "learnt_slope", learnt["slope"], {}
-    yield "learnt_own", learnt["own"], {}
+    for name, of in (("tokens", "seen"), *((each, each) for each in ("discarded", "turns", "slope", "own"))):
+        yield f"learnt_{name}", learnt[of], {}
     if network := learnt.get("network"):
         yield "learnt_networks", network["swaps"], {}
         yield "learnt_networks_discarded", network["discarded"], {}

@@ -53,7 +53,7 @@ class Calibration:
         until it has predicted the window better than the classifier by more than chance. start: what an earlier server
         has learnt, of as many depths."""
         self.applies, self._proven = applies, False
-        self.fits = self.discarded = 0
+        self.fits = self.discarded = self.turns = 0
         self._plain = Learnt.nothing(d_max)
         self.learnt = self._before = start or self._plain
         # draft tokens, those of earlier servers too
@@ -147,7 +147,8 @@ class Calibration:
     def succeed(self, before: Calibration) -> None:
         """Go on in the place of one that took the same drafts: counts, and whose drafts they were."""
         self._held, self._entered = before._held, before._entered
-        self.fits, self.discarded, self.seen = before.fits + self.fits, before.discarded, before.seen
+        self.fits, self.discarded = before.fits + self.fits, before.discarded
+        self.turns, self.seen = before.turns, before.seen
 
     def _enters(self, owner: Hashable) -> bool:
         """Whether the window takes one more draft of this request, and then it does."""
@@ -200,7 +201,7 @@ class Calibration:
         elif self.learnt is not self._plain and new >= FIT_EVERY and _worse(turned):
             # the traffic is another, long before the window says so
             self.learnt = self._before = self._plain
-            self.discarded += 1
+            self.discarded, self.turns = self.discarded + 1, self.turns + 1
         else:
             self._before = self.learnt
             sure = forgotten(self.learnt, new)

@@ -109,7 +109,7 @@ class NetworkLearner:
         seed: int = 0,
     ) -> None:
         """classifier: the prior, and where it begins without a network. start, network: what an earlier server has
-        learnt. background: whether a thread trains; without it `train` is to be called."""
+        learnt. background: whether a thread trains; without it `train` is to be called, when it is `due`."""
         self._prior = Network.of(classifier)
         self.network = self._prior.copy() if network is None else network
         self.calibration = Calibration(d_max, start=start)
@@ -121,12 +121,12 @@ class NetworkLearner:
         self._names, self._depth_origin = spec.features, spec.depth_origin
         self._shift, self._scale = (np.array(each, dtype=np.float32) for each in (spec.shift, spec.scale))
         self._chance = np.random.default_rng(seed)
-        # being trained, by whoever holds `_due`; then tried; then in force
+        # being trained, by whoever holds `due`; then tried; then in force
         self._candidate, self._adam = self._anew()
         self._trained: Network | None = None
         self._trial: Trial | None = None
         self._settled: Trial | None = None
-        self._due = threading.Event()
+        self.due = threading.Event()
         self._gain: float | None = None
         self.failed = False
         if background:
@@ -216,7 +216,7 @@ class NetworkLearner:
         elif self._trial is not None and count - self._trial.began >= TRIAL:
             self._judge(self._trial)
         elif self._trial is None and count >= FIRST and not self.failed:
-            self._due.set()
+            self.due.set()
 
     def _judge(self, trial: Trial) -> None:
         self._trial = None
@@ -252,12 +252,12 @@ class NetworkLearner:
     def _trains(self) -> None:
         rest = 1.0 / SHARE - 1.0
         while not self.failed:
-            if self._due.wait(IDLE_S):
+            if self.due.wait(IDLE_S):
                 self._round(lambda seconds: time.sleep(rest * seconds))
 
     def _round(self, rest: Callable[[float], None]) -> bool:
         """rest: called after each minibatch with the seconds that it took."""
-        if not self._due.is_set():
+        if not self.due.is_set():
             return False
         try:
             for _ in range(BATCHES):
@@ -271,7 +271,7 @@ class NetworkLearner:
             self.failed = True
             logger.error("C2T: the network is learnt no further, what is in force stays: %s", error)
         finally:
-            self._due.clear()
+            self.due.clear()
         return True
 
     def _batch(self) -> None:

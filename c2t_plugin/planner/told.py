@@ -18,10 +18,10 @@ LEAST_SLOPE = 0.05
 
 
 def state_of(calibration: Calibration) -> dict[str, Any]:
-    """As JSON. applied: whether confidences are taken for it. seen: draft tokens. discarded: fits that predicted worse.
-    joint: see `joint`. nll: nats a token, auc: of the window's verified tokens, [of the classifier's own confidences,
-    of what was learnt before each came]. depths: of these tokens by depth, how many, the share that was accepted, and
-    the mean that was expected of them, by classifier and by what was learnt."""
+    """As JSON. applied: whether confidences are taken for it. seen: draft tokens. discarded: fits that predicted worse,
+    turns: because the traffic is another. joint: see `joint`. nll: nats a token, auc: of the window's verified tokens,
+    [of the classifier's own confidences, of what was learnt before each came]. depths: of these tokens by depth, how
+    many, the share that was accepted, and the mean that was expected, by classifier and by what was learnt."""
     known, hit, foretold = calibration.window()
     both = [expected[known].clamp(1e-6, 1 - 1e-6) for expected in foretold]
     tokens = hit[known]
@@ -39,6 +39,7 @@ def state_of(calibration: Calibration) -> dict[str, Any]:
         "offsets": learnt.offsets.tolist(),
         "joint": {"slope": max(last.slope, LEAST_SLOPE), "offsets": last.offsets.tolist()},
         "discarded": calibration.discarded,
+        "turns": calibration.turns,
         "nll": [float(nll(each, tokens).mean()) for each in both] if len(known) else None,
         "auc": [auc(each, tokens) for each in both] if mixed else None,
         "depths": depths,

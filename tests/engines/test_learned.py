@@ -30,7 +30,7 @@ PAIR = {"target": "T sha256:1", "draft": "D sha256:2", "kind": "eagle3", "draft_
 SLOPE, OFFSETS = 1.7, [0.5, -0.25, -1.0, -1.0, 0.75, -2.0]
 STATE: dict[str, Any] = {
     **{"slope": 0.3, "own": 0.7, "offsets": OFFSETS[::-1], "joint": {"slope": SLOPE, "offsets": OFFSETS}},
-    **{"seen": 12_345, "nll": [0.6, 0.5], "auc": [0.8, 0.81], "applied": True, "discarded": 0},
+    **{"seen": 12_345, "nll": [0.6, 0.5], "auc": [0.8, 0.81], "applied": True, "discarded": 0, "turns": 0},
 }
 
 

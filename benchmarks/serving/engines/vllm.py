@@ -17,6 +17,7 @@ from benchmarks.serving.answers import Completion, Pass
 from benchmarks.serving.arms import Options
 from benchmarks.serving.client import FLUSH_TIMEOUT_S, Client
 from benchmarks.serving.engines.engine import NICENESS, Device, Launch
+from c2t_plugin.engines.figures import BY
 from c2t_plugin.errors import C2TError
 
 # what a server calls its model
@@ -88,6 +89,23 @@ class VllmClient(Client):
     def c2t_state(self) -> dict[str, Any]:
         return self._control({})
 
+    def learnt(self) -> dict[str, Any]:
+        """Of its gauges: no route asks the scheduler, where the planner is."""
+        text = self._request("GET", "/metrics").text
+
+        def gauge(name: str, label: str = "") -> float:
+            return value_of(text, f"c2t_{name}", label)
+
+        both = {name: [gauge(f"expected_{name}", f'by="{by}"') for by in BY] for name in ("nll", "auc")}
+        network = {"network": {"swaps": int(gauge("learnt_networks"))}} if "c2t_learnt_networks{" in text else {}
+        return {
+            "seen": int(gauge("learnt_tokens")),
+            "discarded": int(gauge("learnt_discarded")),
+            # there are none before anything was verified
+            **{name: found if any(found) else None for name, found in both.items()},
+            **network,
+        }
+
     def _control(self, values: dict[str, float]) -> dict[str, Any]:
         answer = self._request("POST", "/collective_rpc", json={"method": "c2t_control", "kwargs": values})
         state: dict[str, Any] = answer.json()["results"][0]
@@ -108,9 +126,10 @@ _COUNTERS = (
 )
 
 
-def value_of(metrics: str, name: str) -> float:
-    """A metric over all its labels; 0 where the server has none of that name."""
-    return sum(float(value) for value in re.findall(rf"^vllm:{name}\{{[^}}]*\}} (\S+)$", metrics, re.MULTILINE))
+def value_of(metrics: str, name: str, label: str = "") -> float:
+    """A metric over all its labels, or of those with this one; 0 where the server has none of that name."""
+    own = rf"^vllm:{name}\{{[^}}]*{re.escape(label)}[^}}]*\}} (\S+)$"
+    return sum(float(value) for value in re.findall(own, metrics, re.MULTILINE))
 
 
 class Vllm:

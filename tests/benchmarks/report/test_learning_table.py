@@ -9,7 +9,19 @@ import pytest
 
 from benchmarks.report import learning_table
 from benchmarks.report.command import RESULTS
-from benchmarks.report.learning_table import KINDS, LOADS, PAGE, TURNED, censoring, drifting, learning, main, render
+from benchmarks.report.learning_table import (
+    KINDS,
+    LOADS,
+    PAGE,
+    TURNED,
+    censoring,
+    drifting,
+    learning,
+    main,
+    render,
+    served,
+    taken,
+)
 from benchmarks.report.rows import FILE_OF, BenchRow, read_rows
 from benchmarks.simulation.censoring import VERIFIED
 from c2t_plugin.errors import C2TError
@@ -33,7 +45,7 @@ RUN = {
 }
 
 
-TABLES = ("learning", "censoring", "drifting", "learning-served")
+TABLES = ("learning", "censoring", "drifting", "learning-served", "learning-time")
 NAMES = tuple(name for each in TABLES for name in (each, f"{each}-sources"))
 
 
@@ -120,6 +132,27 @@ def test_a_turn_stands_beside_a_stream_without_one() -> None:
     # of a stream that was not served without one
     (line,) = drifting(turned).splitlines()[2:]
     assert line.endswith("| .450 |  |")
+
+
+def test_what_it_takes_has_a_line_a_way_and_the_worst_of_all_loads() -> None:
+    def row(arm: str, load: int, ms: float, utc: str = RUN["utc"], **more: float) -> BenchRow:
+        metrics = {"learning_ms": ms, "learning_p99_ms": 4 * ms, **more}
+        return BenchRow("learning-time", "functional", arm, {"concurrency": load}, metrics, "", {**RUN, "utc": utc})
+
+    old = row("calibrate", 1, 9.0, utc="2025-01-01T00:00:00+00:00")
+    new = [row("calibrate", 1, 0.1), row("calibrate", 8, 0.2), row("network", 1, 0.3, minibatch_ms=0.5)]
+    lines = taken([old, *new]).splitlines()
+    assert lines[0] == "| learns | ms a step of 1 | ms a step of 8 | of one in 100 more than | a minibatch, ms |"
+    assert lines[2:] == ["| calibrate | 0.10 | 0.20 | 0.8 |  |", "| network | 0.30 |  | 1.2 | 0.50 |"]
+
+
+def test_a_server_says_how_many_networks_came_in_force() -> None:
+    metrics = {"nll_prior": 0.5, "nll_learnt": 0.4, "auc_prior": 0.8, "auc_learnt": 0.9}
+    rows = [
+        BenchRow("learning-served", "functional", "from x", {"verified": 500}, {**metrics, **more}, "", RUN)
+        for more in ({}, {"networks_in_force": 2.0})
+    ]
+    assert [line.split(" | ")[-1] for line in served(rows).splitlines()[2:]] == [" |", "2 |"]
 
 
 def test_the_command_writes_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -288,6 +288,23 @@ def test_a_metric_of_vllm_is_read_over_all_its_labels() -> None:
     assert value_of(LABELLED, "inter_token_latency_seconds_count") == 0
 
 
+GAUGES = """vllm:c2t_learnt_tokens{engine="0",model_name="pair"} 120.0
+vllm:c2t_learnt_discarded{engine="0",model_name="pair"} 1.0
+vllm:c2t_expected_nll{by="classifier",engine="0",model_name="pair"} 0.5
+vllm:c2t_expected_nll{by="learnt",engine="0",model_name="pair"} 0.4
+"""
+
+
+def test_what_vllms_planner_has_learnt_is_in_its_gauges(vllm: VllmClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = GAUGES
+    monkeypatch.setattr(vllm, "_request", lambda *_: SimpleNamespace(text=text))
+    assert vllm.learnt() == {"seen": 120, "discarded": 1, "nll": [0.5, 0.4], "auc": None}
+    text += 'vllm:c2t_learnt_networks{engine="0",model_name="pair"} 3.0\n'
+    assert vllm.learnt()["network"] == {"swaps": 3}
+    text = ""
+    assert vllm.learnt() == {"seen": 0, "discarded": 0, "nll": None, "auc": None}
+
+
 @pytest.mark.parametrize("answers", [[True], [False, False, True]])
 def test_a_cache_that_vllm_could_not_empty_is_asked_for_again(
     answers: list[bool], monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.report.rows import BenchRow, read_rows
 from benchmarks.serving import learning
 from benchmarks.serving.closed_forms import ON_P_FILE
+from benchmarks.serving.engines import ENGINES
 from benchmarks.serving.learning import at_marks, figures, main
 from benchmarks.serving.server import Runner
 from c2t_plugin.errors import C2TError
@@ -34,10 +35,9 @@ class Client:
         assert len(prompts) == concurrency
         self.batches.append(prompts)
 
-    def c2t_state(self) -> dict[str, Any]:
+    def learnt(self) -> dict[str, Any]:
         seen = self._each * len(self.batches)
-        learnt = {"seen": seen, "discarded": 0, "nll": [0.5, 0.4], "auc": [0.8, 0.85 + seen / 1e4]}
-        return {"planner": {"learnt": learnt}}
+        return {"seen": seen, "discarded": 0, "nll": [0.5, 0.4], "auc": [0.8, 0.85 + seen / 1e4]}
 
 
 ASKED = [[number] for number in range(6)]
@@ -72,6 +72,8 @@ def test_a_window_that_says_nothing_is_said():
         "auc_prior": 0.8,
         "auc_learnt": 0.9,
     }
+    network = {"seen": 3, "discarded": 1, "nll": [0.5, 0.4], "auc": [0.8, 0.9], "network": {"swaps": 2, "batches": 128}}
+    assert figures(network)["networks_in_force"] == 2
     with pytest.raises(C2TError, match="has verified 3 draft tokens"):
         figures({"seen": 3, "discarded": 0, "nll": [0.5, 0.4], "auc": None})
 
@@ -86,7 +88,8 @@ def test_a_server_for_each_start_and_way(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     seen: list[Any] = []
     run = Client.run
-    monkeypatch.setattr(learning, "SglangClient", Client)
+    for engine in ENGINES.values():
+        monkeypatch.setattr(type(engine), "client", Client)
     monkeypatch.setattr(Client, "run", lambda *given: (seen.append(given[1]), run(*given))[1])
     monkeypatch.setattr(Runner, "server", lambda *given: Entered(server, given))
     out = tmp_path / "out"
@@ -106,6 +109,10 @@ def test_a_server_for_each_start_and_way(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert main([*command, "--chat", "--name", "SmolLM2"]) == 0
     assert (seen[0][0], seen[before][0]) == ([0], [100])
     assert read_rows(out / "rows.jsonl", BenchRow)[-1].setting["stream"] == "SmolLM2"
+    started.clear()
+    assert main([*command, "--engine", "vllm"]) == 0
+    assert all(more[-2:] == ("--speculative-config.c2t_learn", "calibrate") for *_, more in started)
+    assert read_rows(out / "rows.jsonl", BenchRow)[-1].setting["engine"] == "vllm"
 
 
 class Entered:

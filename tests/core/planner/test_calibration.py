@@ -281,6 +281,23 @@ def test_what_does_not_hold_here_is_thrown_away():
     assert float(calibration(torch.tensor([[0.5]]))) < 0.1
 
 
+def test_a_turn_of_the_traffic_is_counted():
+    rows = FIT_EVERY // STEPS
+    calibration, half, ones = Calibration(1), torch.full((rows, 1), 0.5), torch.ones(rows, dtype=torch.long)
+    mixed = torch.arange(rows) % 2
+    # what the classifier says does not hold, then it does
+    for _ in range(2 * WINDOW // rows):
+        calibration.observe(half, ones, ones)
+    assert (calibration.discarded, calibration.turns) == (0, 0) and calibration.learnt is not calibration._plain
+    for _ in range(4 * STEPS):
+        calibration.observe(half, ones, mixed)
+    assert calibration.discarded >= calibration.turns == 1
+    # who takes its place knows of it
+    later = Calibration(1, applies=False)
+    later.succeed(calibration)
+    assert (later.discarded, later.turns) == (calibration.discarded, 1)
+
+
 def test_the_state_says_what_was_expected_and_what_came():
     calibration = taught(2000)
     state = calibration.state()

@@ -209,10 +209,10 @@ def test_one_that_foretells_worse_is_thrown_away(classifier: NodeClassifier, mon
 
 
 def _hand_over(learner: NetworkLearner, network: Network) -> bool:
-    if learner._due.is_set():
+    if learner.due.is_set():
         learner._candidate = network.copy()
         learner._trained = network.copy()
-        learner._due.clear()
+        learner.due.clear()
     return True
 
 
@@ -301,7 +301,7 @@ def test_a_thread_trains_what_was_served(classifier: NodeClassifier, monkeypatch
     for step in range(4_000):
         learner.observe(drawn(step % 250)[0], WHOLE, accepted(step % 250))
         learner.settle()
-        if learner._due.is_set():
+        if learner.due.is_set():
             waiting.wait(0.01)
         if learner.swaps:
             break

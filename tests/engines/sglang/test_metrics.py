@@ -23,7 +23,7 @@ from c2t_plugin.errors import ConfigError  # noqa: E402
 SECONDS = 'c2t:classifier_seconds_total{model_name="m"}'
 LEARNT = {
     "learnt": {
-        **{"seen": 9, "discarded": 1, "slope": 1.5, "own": 0.5, "offsets": [0.25]},
+        **{"seen": 9, "discarded": 1, "turns": 1, "slope": 1.5, "own": 0.5, "offsets": [0.25]},
         **{"nll": [0.6, 0.5], "auc": [0.7, 0.8]},
         "depths": [{"tokens": 4, "accepted": 0.5, "classifier": 0.9, "learnt": 0.6}],
         "network": {"swaps": 2, "discarded": 1},

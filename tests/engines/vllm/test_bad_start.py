@@ -1,4 +1,4 @@
-"""A bad option ends the start of vLLM's server, by either command, with one line."""
+"""A bad option ends the start of vLLM's server, by either command, with one line; so does a bad learned file."""
 
 from __future__ import annotations
 
@@ -31,4 +31,19 @@ def test_a_bad_option_ends_the_start_with_one_line(layout: Path, entry: str, tmp
     assert done.returncode == 1
     last = done.stderr.rstrip().splitlines()[-1]
     assert last.startswith("C2T: c2t_mode is 'tree': vLLM has no tree attention")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_damaged_file_of_what_was_learnt_ends_the_start_with_one_line(layout: Path, tmp_path: Path):
+    path = tmp_path / "learnt.safetensors"
+    path.write_bytes(b"not what a server has learnt")
+    draft = {"method": "c2t:eagle3", "model": str(layout / "eagle3"), "num_speculative_tokens": 6}
+    options = ["--speculative-config", json.dumps({**draft, "c2t_learned": str(path)})]
+    launch = ENGINES["vllm"].launch(layout / "target", options, Device.CPU)
+    module = Server(launch, log=tmp_path / "log")
+    line = module.command(free_port())
+    done = subprocess.run(line, capture_output=True, text=True, env=module.environment(), timeout=300)
+    assert done.returncode == 1
+    last = done.stderr.rstrip().splitlines()[-1]
+    assert last.startswith("C2T: ") and str(path) in last
     assert "Traceback" not in done.stderr

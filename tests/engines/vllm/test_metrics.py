@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +14,7 @@ import prometheus_client
 import pytest
 import torch
 
+from c2t_plugin.engines.figures import GAUGES
 from c2t_plugin.engines.vllm import cpu_guard
 from c2t_plugin.engines.vllm.metrics import VerifyCounters, classified, packed, plain
 
@@ -88,7 +93,7 @@ def test_top_k_of_nothing_is_nothing():
 
 LEARNT: dict[str, Any] = {
     "learnt": {
-        **{"seen": 9, "discarded": 1, "slope": 1.5, "own": -0.25, "offsets": [0.25]},
+        **{"seen": 9, "discarded": 1, "turns": 1, "slope": 1.5, "own": -0.25, "offsets": [0.25]},
         **{"nll": [0.6, 0.5], "auc": None},
         "depths": [{"tokens": 4, "accepted": 0.5, "classifier": 0.9, "learnt": 0.6}],
         "network": {"swaps": 2, "discarded": 1},
@@ -106,6 +111,24 @@ def test_what_a_planner_learns_travels_as_whole_numbers(counters: VerifyCounters
     assert value("vllm:c2t_expected_acceptance", by="classifier", depth="1") == 0.9
     assert value("vllm:c2t_tokens_per_expected") == 1.5
     assert value("vllm:c2t_seconds_per_expected") is None
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are_and_has_a_place_for_each_panel(root: Path):
+    loggers = pytest.importorskip("vllm.v1.metrics.loggers", reason="vLLM is not installed in this environment")
+    spec_decode = pytest.importorskip("vllm.v1.spec_decode.metrics")
+    dashboard = json.loads((root / "docs/grafana-vllm.json").read_text(encoding="utf-8"))
+    stock = "".join(inspect.getsource(each) for each in (loggers, spec_decode))
+    known = {name for name in re.findall(r'"(vllm:\w+)"', stock)}
+    ours = {"verify_steps", "accepted_tokens", "classifier_seconds", *(name for name, *_ in GAUGES)}
+    known |= {f"vllm:c2t_{name}" for name in ours}
+    (model,) = (each["query"]["query"] for each in dashboard["templating"]["list"] if each["type"] == "query")
+    asked = [model, *(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])]
+    names = {name.removesuffix("_total") for text in asked for name in re.findall(r"\bvllm:\w+", text)}
+    assert names - known == set()
+    assert {name for name in known if "c2t" in name} - names == set(), "a metric that no panel shows"
+    assert all(text.count("(") == text.count(")") for text in asked)
+    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]}
+    assert len(places) == len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
 def test_the_classifiers_time_is_added_up(counters: VerifyCounters):

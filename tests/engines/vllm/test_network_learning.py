@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch  # noqa: E402
 
 from benchmarks.pairs import smollm2  # noqa: E402
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
-from c2t_plugin.classifier import CALIBRATED_NAME  # noqa: E402
+from c2t_plugin.classifier import CALIBRATED_NAME, NodeClassifier, load_classifier  # noqa: E402
 from c2t_plugin.engines.vllm.planning import Drafted  # noqa: E402
 from c2t_plugin.planner import CostCurve, network_learner  # noqa: E402
 from tests.engines.vllm.conftest import Engine  # noqa: E402
@@ -23,6 +24,7 @@ from tests.support.sglang.simulate import Target  # noqa: E402
 from tests.support.vllm.verify_counts import Steps  # noqa: E402
 
 D_MAX, PROMPTS, ROUNDS, NEW_TOKENS = 4, 32, 30, 24
+WRITTEN_S = 30.0
 # Drafts cost next to nothing, so there are some to learn from.
 PAYS = CostCurve(verify=((1, 1.0), (64, 1.2)), draft=((1, 0.01), (64, 0.02)))
 
@@ -42,6 +44,14 @@ def scored_by(worker: Any) -> list[list[float]]:
 
 def flat(network: Any) -> list[list[float]]:
     return [each.flatten().tolist() for each in (network.hidden_weight, network.out_weight, network.out_bias)]
+
+
+def read_when_written(path: Path) -> NodeClassifier:
+    """What it learnt first a server writes at once; the file is there when it is whole."""
+    deadline = time.monotonic() + WRITTEN_S
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return load_classifier(path)
 
 
 def learnt_from(llm: Any, prompt: list[int], learn: bool) -> tuple[int, Steps]:
@@ -75,6 +85,7 @@ def test_drafts_are_scored_by_the_network_in_force(engine: Engine, tmp_path: Pat
         "c2t_learn": "network",
         # of another pair
         "c2t_classifier": str(Path(smollm2.__file__).parent / "weights" / CALIBRATED_NAME),
+        "c2t_learned": str(tmp_path / "learnt.safetensors"),
     }
     sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     with engine("c2t:eagle3", D_MAX, **options) as llm:
@@ -99,6 +110,16 @@ def test_drafts_are_scored_by_the_network_in_force(engine: Engine, tmp_path: Pat
         llm.generate([{"prompt_token_ids": prompts[0]}], sampling, use_tqdm=False)
         assert llm.collective_rpc(scored_by) == [flat(learner.network)] != [begun]
         unlearnt, learnt = (learnt_from(llm, prompts[1], learn) for learn in (False, True))
+        seen_here = planning.planner.state()["learnt"]["seen"]
+    kept = read_when_written(tmp_path / "learnt.safetensors").spec
+    assert 0 < kept.training["learned"]["seen"] <= seen_here
+    assert kept.pair["kind"] == "eagle3" and kept.pair["target"].startswith("LlamaForCausalLM sha256:")
+    # the next engine goes on from there
+    with engine("c2t:eagle3", D_MAX, **options) as llm:
+        planner = llm.llm_engine.engine_core.engine_core.scheduler.planning.planner
+        assert planner.state()["learnt"]["seen"] == kept.training["learned"]["seen"]
+        outputs = llm.generate([{"prompt_token_ids": prompts[0]}], sampling, use_tqdm=False)
+        assert list(outputs[0].outputs[0].token_ids) == plain[0]
     # of the last step what the text's end has cut off is not known
     *whole, last = learnt[1].steps
     assert unlearnt[0] == 0 and unlearnt[1].output_ids == learnt[1].output_ids == tuple(plain[1])
