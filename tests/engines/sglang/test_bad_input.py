@@ -112,6 +112,11 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
         {},
         "test_bad_input.py is not valid JSON",
     ),
+    "learned_of_text": (
+        ["--speculative-c2t-learned", __file__],
+        {},
+        "test_bad_input.py is not a readable safetensors file",
+    ),
     "trace_share_of_nothing": (["--speculative-c2t-trace-share", "0"], {}, "trace_share must be a number above 0"),
     "trace_dir_that_is_a_file": (["--speculative-c2t-trace-dir", __file__], {}, "trace_dir .* cannot be made"),
     "unknown_mode": (["--speculative-c2t-mode", "star"], {}, "mode must be one of .*, got 'star'"),
