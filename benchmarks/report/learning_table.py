@@ -123,7 +123,7 @@ def _swaps(row: BenchRow) -> str:
 
 
 def _newest_served(rows: Sequence[BenchRow]) -> list[BenchRow]:
-    """Of each pair's newest run, without servers that failed."""
+    """Of each pair's newest run on each engine, without servers that failed."""
     found = [row for row in rows if row.scenario == served_runs.SCENARIO and not row.error]
     newest: dict[str, str] = {}
     for row in found:
@@ -133,7 +133,8 @@ def _newest_served(rows: Sequence[BenchRow]) -> list[BenchRow]:
 
 def _pair(row: BenchRow) -> str:
     # older rows are all of one
-    return str(row.setting.get("stream", "toy, EAGLE-3"))
+    name = str(row.setting.get("stream", "toy, EAGLE-3"))
+    return f"{name}, vLLM" if row.setting.get("engine") == "vllm" else name
 
 
 def _streams(rows: Sequence[BenchRow], scenario: str = SCENARIO) -> list[list[BenchRow]]:

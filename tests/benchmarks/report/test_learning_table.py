@@ -153,6 +153,12 @@ def test_a_server_says_how_many_networks_came_in_force() -> None:
         for more in ({}, {"networks_in_force": 2.0})
     ]
     assert [line.split(" | ")[-1] for line in served(rows).splitlines()[2:]] == [" |", "2 |"]
+    # of each engine the newest run
+    other = replace(
+        rows[0], setting={"verified": 500, "engine": "vllm"}, run={**RUN, "utc": "2026-01-02T00:00:00+00:00"}
+    )
+    names = [line.split(" | ")[0] for line in served([*rows, other]).splitlines()[2:]]
+    assert names == ["| toy, EAGLE-3", "| toy, EAGLE-3", "| toy, EAGLE-3, vLLM"]
 
 
 def test_the_command_writes_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
