@@ -89,13 +89,15 @@ def figures(state: Mapping[str, Any]) -> dict[str, float]:
 def at_marks(
     client: Client, marks: list[int], concurrency: int, asked: Sequence[Sequence[int]]
 ) -> Iterator[tuple[int, dict[str, float]]]:
-    """The figures at each mark. C2TError if a server does not get there."""
+    """The figures at each mark, of those that one batch passes at the last. C2TError if a server does not get there."""
     waiting, prompts = sorted(marks), itertools.cycle(asked)
     for _ in range(MOST_BATCHES):
         client.run(list(itertools.islice(prompts, concurrency)), concurrency, lambda: None)
         learnt = client.learnt()
-        while waiting and learnt["seen"] >= waiting[0]:
-            yield waiting.pop(0), figures(learnt)
+        passed = [mark for mark in waiting if learnt["seen"] >= mark]
+        if passed:
+            yield passed[-1], figures(learnt)
+            waiting = waiting[len(passed) :]
         if not waiting:
             return
     raise C2TError(f"not {waiting[0]:,} draft tokens verified after {MOST_BATCHES} batches of {concurrency} prompts")
