@@ -23,7 +23,8 @@ def vllms() -> Iterator[io.StringIO]:
     said = io.StringIO()
     theirs.handlers, theirs.propagate = [logging.StreamHandler(said)], False
     theirs.setLevel(logging.INFO)
-    ours.handlers = []
+    # as if no engine of this process had registered us
+    ours.handlers, ours.propagate = [], True
     ours.setLevel(logging.NOTSET)
     yield said
     for each, handlers, propagate, level in before:
