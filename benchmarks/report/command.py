@@ -152,10 +152,6 @@ def _completed(row: BenchRow) -> BenchRow:
     return replace(row, setting={**common, **row.setting})
 
 
-def _file_order(row: BenchRow) -> int:
-    return KINDS.index(row.kind)
-
-
 def archive(folder: Path) -> int:
     """Move rows that newer ones have replaced on the page into a file beside them, which is only ever added to.
     Returns how many."""
@@ -225,7 +221,8 @@ def main(argv: list[str]) -> int:
         added = [read_new(path, options.commit) for path in options.add]
         serving += [row for rows, _ in added for row in rows]
         # in the files' order, so that the pages are the same when they are written again
-        bench = sorted([*bench, *(_completed(row) for _, rows in added for row in rows)], key=_file_order)
+        bench += [_completed(row) for _, rows in added for row in rows]
+        bench.sort(key=lambda row: KINDS.index(row.kind))
         check_clean([*serving, *bench])
         results = published_pages(serving, bench)
     except C2TError as error:

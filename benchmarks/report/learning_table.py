@@ -112,9 +112,8 @@ def taken(rows: Sequence[BenchRow]) -> str:
 
 
 def _newest_taken(rows: Sequence[BenchRow]) -> list[BenchRow]:
-    found = [row for row in rows if row.scenario == taken_runs.SCENARIO]
-    newest = max((row.run["utc"] for row in found), default="")
-    return [row for row in found if row.run["utc"] == newest]
+    blocks = latest_blocks(row for row in rows if row.scenario == taken_runs.SCENARIO)
+    return [row for block in blocks.values() for row in block]
 
 
 def _swaps(row: BenchRow) -> str:

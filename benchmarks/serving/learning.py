@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("--engine", choices=list(ENGINES), default="sglang")
+    parser.add_argument("--engine", choices=ENGINES, default="sglang")
     parser.add_argument("--from", dest="start", action="append", default=[], metavar="NAME=FILE")
     parser.add_argument("--learn", nargs="+", default=["calibrate", "network"], metavar="HOW")
     parser.add_argument("--concurrency", type=int, default=8)

@@ -54,8 +54,9 @@ MARKS = (0, 100, 500, 2_000, 10_000, 50_000)
 NOTHING, RIVAL, OFFLINE = "nothing", "vLLM's estimator", "offline fit"
 # Every so many prompts say the contrary in a poisoned stream.
 POISONED = 10
-# States that come while a server's thread trains: a round is 64 minibatches of .55 ms (AMD EPYC), at 1% of a core 3.5
-# seconds, and 8 requests at 20 steps a second are 160 states a second.
+# States that come while a server's thread trains: a round is 64 minibatches of at most .55 ms (AMD EPYC, drafts of
+# eight; learning_time has less for six), at 1% of a core 3.5 seconds, and 8 requests at 20 steps a second are 160
+# states in each.
 MINIBATCH_S, STATES_PER_S = 0.55e-3, 160.0
 ROUND = round(BATCHES * MINIBATCH_S / SHARE * STATES_PER_S)
 # Where a planner is judged: a GPU, a target, and requests at once.

@@ -29,8 +29,9 @@ GAUGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 def figures(state: dict[str, Any]) -> Iterator[tuple[str, float, dict[str, str]]]:
     """Name of a gauge, value and labels, of those that are known. state: see StepPlanner.state, of one that learns."""
     learnt = state["learnt"]
-    for name, of in (("tokens", "seen"), *((each, each) for each in ("discarded", "turns", "slope", "own"))):
-        yield f"learnt_{name}", learnt[of], {}
+    yield "learnt_tokens", learnt["seen"], {}
+    for name in ("discarded", "turns", "slope", "own"):
+        yield f"learnt_{name}", learnt[name], {}
     if network := learnt.get("network"):
         yield "learnt_networks", network["swaps"], {}
         yield "learnt_networks_discarded", network["discarded"], {}

@@ -100,8 +100,7 @@ def tell(state: dict[str, Any]) -> None:
         "C2T: %s %d draft tokens; accepted by depth (expected) %s; nats a token %.3f, of the classifier alone %.3f; "
         "AUC %.3f; slope %.2f, of the draft's own %.2f, offsets %s; %d fits thrown away, %d as the traffic had turned",
         *("learnt from" if learnt["applied"] else "watched", learnt["seen"], ", ".join(depths), now, plain, auc),
-        *(learnt["slope"], learnt["own"]),
-        ", ".join(f"{each:+.2f}" for each in learnt["offsets"]),
+        *(learnt["slope"], learnt["own"], ", ".join(f"{each:+.2f}" for each in learnt["offsets"])),
         *(learnt["discarded"], learnt["turns"]),
     )
     if network := learnt.get("network"):

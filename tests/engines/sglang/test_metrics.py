@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -19,6 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest  # noqa: E402
 from c2t_plugin.engines.sglang import metrics  # noqa: E402
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter, RequestCounts  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
+from tests.support.dashboards import check_panels, dashboard_of, expressions  # noqa: E402
 
 SECONDS = 'c2t:classifier_seconds_total{model_name="m"}'
 LEARNT = {
@@ -151,12 +151,7 @@ def test_prometheus_gets_the_same():
 
 @pytest.fixture(scope="module")
 def dashboard(root: Path) -> dict[str, Any]:
-    return json.loads((root / "docs/grafana.json").read_text(encoding="utf-8"))
-
-
-def expressions(dashboard: dict[str, Any]) -> list[str]:
-    asked = [variable["query"]["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"]
-    return asked + [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    return dashboard_of(root, "grafana.json")
 
 
 def test_the_dashboard_asks_for_metrics_that_there_are(dashboard: dict[str, Any]):
@@ -168,7 +163,4 @@ def test_the_dashboard_asks_for_metrics_that_there_are(dashboard: dict[str, Any]
 
 
 def test_the_dashboard_has_its_own_place_for_every_panel(dashboard: dict[str, Any]):
-    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]]
-    numbers = [panel["id"] for panel in dashboard["panels"]]
-    assert len(set(places)) == len(set(numbers)) == len(dashboard["panels"])
-    assert all(text.count("(") == text.count(")") for text in expressions(dashboard))
+    check_panels(dashboard)

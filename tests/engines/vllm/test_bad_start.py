@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,14 @@ from benchmarks.serving.server import Server  # noqa: E402
 from tests.support.vllm.command import vllm_command  # noqa: E402
 
 
+def says_in_one_line(line: list[str], values: Mapping[str, str], said: str) -> None:
+    """A command that is refused says why in its last line, without a traceback."""
+    done = subprocess.run(line, capture_output=True, text=True, env=values, timeout=300)
+    assert done.returncode == 1
+    assert done.stderr.rstrip().splitlines()[-1].startswith(f"C2T: {said}")
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("entry", ["module", "vllm serve"])
 def test_a_bad_option_ends_the_start_with_one_line(layout: Path, entry: str, tmp_path: Path):
     draft = {"method": "c2t:eagle3", "model": str(layout / "eagle3"), "num_speculative_tokens": 6, "c2t_mode": "tree"}
@@ -27,11 +36,7 @@ def test_a_bad_option_ends_the_start_with_one_line(layout: Path, entry: str, tmp
     if entry == "vllm serve":
         command, values = vllm_command(tmp_path, launch.environment)
         line = [*command, "serve", str(layout / "target"), *options]
-    done = subprocess.run(line, capture_output=True, text=True, env=values, timeout=300)
-    assert done.returncode == 1
-    last = done.stderr.rstrip().splitlines()[-1]
-    assert last.startswith("C2T: c2t_mode is 'tree': vLLM has no tree attention")
-    assert "Traceback" not in done.stderr
+    says_in_one_line(line, values, "c2t_mode is 'tree': vLLM has no tree attention")
 
 
 def test_a_damaged_file_of_what_was_learnt_ends_the_start_with_one_line(layout: Path, tmp_path: Path):
@@ -39,11 +44,5 @@ def test_a_damaged_file_of_what_was_learnt_ends_the_start_with_one_line(layout: 
     path.write_bytes(b"not what a server has learnt")
     draft = {"method": "c2t:eagle3", "model": str(layout / "eagle3"), "num_speculative_tokens": 6}
     options = ["--speculative-config", json.dumps({**draft, "c2t_learned": str(path)})]
-    launch = ENGINES["vllm"].launch(layout / "target", options, Device.CPU)
-    module = Server(launch, log=tmp_path / "log")
-    line = module.command(free_port())
-    done = subprocess.run(line, capture_output=True, text=True, env=module.environment(), timeout=300)
-    assert done.returncode == 1
-    last = done.stderr.rstrip().splitlines()[-1]
-    assert last.startswith("C2T: ") and str(path) in last
-    assert "Traceback" not in done.stderr
+    module = Server(ENGINES["vllm"].launch(layout / "target", options, Device.CPU), log=tmp_path / "log")
+    says_in_one_line(module.command(free_port()), module.environment(), f"{path} is not a readable safetensors file")

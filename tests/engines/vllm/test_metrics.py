@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from c2t_plugin.engines.figures import GAUGES
 from c2t_plugin.engines.vllm import cpu_guard
 from c2t_plugin.engines.vllm.metrics import VerifyCounters, classified, packed, plain
+from tests.support.dashboards import check_panels, dashboard_of, expressions
 
 
 @pytest.fixture
@@ -116,19 +116,15 @@ def test_what_a_planner_learns_travels_as_whole_numbers(counters: VerifyCounters
 def test_the_dashboard_asks_for_metrics_that_there_are_and_has_a_place_for_each_panel(root: Path):
     loggers = pytest.importorskip("vllm.v1.metrics.loggers", reason="vLLM is not installed in this environment")
     spec_decode = pytest.importorskip("vllm.v1.spec_decode.metrics")
-    dashboard = json.loads((root / "docs/grafana-vllm.json").read_text(encoding="utf-8"))
+    dashboard = dashboard_of(root, "grafana-vllm.json")
     stock = "".join(inspect.getsource(each) for each in (loggers, spec_decode))
-    known = {name for name in re.findall(r'"(vllm:\w+)"', stock)}
     ours = {"verify_steps", "accepted_tokens", "classifier_seconds", *(name for name, *_ in GAUGES)}
-    known |= {f"vllm:c2t_{name}" for name in ours}
-    (model,) = (each["query"]["query"] for each in dashboard["templating"]["list"] if each["type"] == "query")
-    asked = [model, *(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])]
-    names = {name.removesuffix("_total") for text in asked for name in re.findall(r"\bvllm:\w+", text)}
-    assert names - known == set()
-    assert {name for name in known if "c2t" in name} - names == set(), "a metric that no panel shows"
-    assert all(text.count("(") == text.count(")") for text in asked)
-    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]}
-    assert len(places) == len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    ours = {f"vllm:c2t_{name}" for name in ours}
+    asked = {name for text in expressions(dashboard) for name in re.findall(r"\bvllm:\w+", text)}
+    names = {name.removesuffix("_total") for name in asked}
+    assert names - ours - set(re.findall(r'"(vllm:\w+)"', stock)) == set()
+    assert ours - names == set(), "a metric that no panel shows"
+    check_panels(dashboard)
 
 
 def test_the_classifiers_time_is_added_up(counters: VerifyCounters):
