@@ -45,6 +45,11 @@ NETWORK = "network"
 LEARNING = (AUTO, CALIBRATE, NETWORK, OFF)
 # The policies that cut below beta.
 THRESHOLDS = ("c2t", "prob")
+CHOICES = {
+    **{"base": BASES, "mode": MODES, "packing": PACKINGS, "rows": ROWS, "attention": ATTENTIONS, "policy": POLICIES},
+    **{"self_check": SELF_CHECKS, "learn": LEARNING, "trace_precision": PRECISIONS},
+    **{"request_settings": REQUEST_SETTINGS, "request_tiers": (ON, OFF)},
+}
 
 
 @dataclass(frozen=True)
@@ -118,30 +123,19 @@ class C2TConfig:
         return None if self.planner in (ON, OFF, AUTO) else Path(self.planner)
 
     def __post_init__(self) -> None:
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
         if self.beta is not None and not (math.isfinite(self.beta) and 0.0 <= self.beta <= 1.0):
             raise ConfigError(f"beta must be a number in [0, 1], got {self.beta}")
         if self.planned and self.beta is not None:
             raise ConfigError(f"planner {self.planner} decides what beta {self.beta} would; leave one out")
-        if self.base not in BASES:
-            raise ConfigError(f"base must be one of {', '.join(BASES)}, got {self.base!r}")
-        if self.mode not in MODES:
-            raise ConfigError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
-        if self.packing not in PACKINGS:
-            raise ConfigError(f"packing must be one of {', '.join(PACKINGS)}, got {self.packing!r}")
-        if self.rows not in ROWS:
-            raise ConfigError(f"rows must be one of {', '.join(ROWS)}, got {self.rows!r}")
         if self.rows == LAGGED and self.mode != "chain" and not self.planned:
             raise ConfigError(f"rows {LAGGED} clips chains, and trees that a planner cuts: set one, or leave rows out")
-        if self.attention not in ATTENTIONS:
-            raise ConfigError(f"attention must be one of {', '.join(ATTENTIONS)}, got {self.attention!r}")
         if self.attention == TREE_ATTENTION and self.packing not in ("auto", "triton"):
             raise ConfigError(
                 f"attention {TREE_ATTENTION} is a kernel of packing triton, packing is {self.packing}; leave one out"
             )
-        if self.self_check not in SELF_CHECKS:
-            raise ConfigError(f"self_check must be one of {', '.join(SELF_CHECKS)}, got {self.self_check!r}")
-        if self.policy not in POLICIES:
-            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
         if self.policy != "c2t" and self.mode != "tree":
             raise ConfigError(f"policy {self.policy} grows trees: set the mode to tree, or leave the policy out")
         if self.policy in THRESHOLDS and self.policy != "c2t" and self.beta is None and not self.planned:
@@ -150,22 +144,12 @@ class C2TConfig:
             raise ConfigError(f"policy {self.policy} has no beta and no planner: leave them out")
         if self.top_m is not None and self.top_m < 1:
             raise ConfigError(f"top_m must be at least 1, got {self.top_m}")
-        if self.request_settings not in REQUEST_SETTINGS:
-            raise ConfigError(
-                f"request_settings must be one of {', '.join(REQUEST_SETTINGS)}, got {self.request_settings!r}"
-            )
-        if self.learn not in LEARNING:
-            raise ConfigError(f"learn must be one of {', '.join(LEARNING)}, got {self.learn!r}")
         if self.learned is not None and self.learn == OFF:
             raise ConfigError(f"learned {self.learned} is for what learn {OFF} does not learn; leave one out")
-        if self.request_tiers not in (ON, OFF):
-            raise ConfigError(f"request_tiers must be {ON} or {OFF}, got {self.request_tiers!r}")
         if not 0.0 < self.trace_share <= 1.0:
             raise ConfigError(f"trace_share must be a number above 0 and at most 1, got {self.trace_share}")
         if not 1.0 <= self.trace_limit < math.inf:
             raise ConfigError(f"trace_limit must be a number of MB, 1 or more, got {self.trace_limit}")
-        if self.trace_precision not in PRECISIONS:
-            raise ConfigError(f"trace_precision must be one of {', '.join(PRECISIONS)}, got {self.trace_precision!r}")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> C2TConfig:

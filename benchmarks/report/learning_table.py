@@ -97,18 +97,19 @@ def served(rows: Sequence[BenchRow]) -> str:
 
 
 def taken(rows: Sequence[BenchRow]) -> str:
-    """A line a way to learn: milliseconds of a step by the requests in it, and of a minibatch."""
+    """A line a way to learn: milliseconds of a step by the requests in it, and of what threads do beside it."""
     found = _newest_taken(rows)
     loads = list(dict.fromkeys(load_of(row) for row in found))
-    head = ["learns", *(f"ms a step of {load}" for load in loads), "of one in 100 more than", "a minibatch, ms"]
+    head = ["learns", *(f"ms a step of {load}" for load in loads), "of one in 100 more than"]
+    aside = {"fit_ms": "a fit, ms", "minibatch_ms": "a minibatch, ms"}
     lines = []
     for arm in dict.fromkeys(row.arm for row in found):
         mine = {load_of(row): row.metrics for row in found if row.arm == arm}
         worst = max(metrics["learning_p99_ms"] or 0.0 for metrics in mine.values())
-        batches = [each for metrics in mine.values() if (each := metrics.get("minibatch_ms")) is not None]
         means = (f"{mine[load]['learning_ms'] or 0.0:.2f}" if load in mine else "" for load in loads)
-        lines.append([arm, *means, f"{worst:.1f}", f"{max(batches):.2f}" if batches else ""])
-    return table(head, lines)
+        most = ([each for metrics in mine.values() if (each := metrics.get(name)) is not None] for name in aside)
+        lines.append([arm, *means, f"{worst:.1f}", *(f"{max(each):.2f}" if each else "" for each in most)])
+    return table([*head, *aside.values()], lines)
 
 
 def _newest_taken(rows: Sequence[BenchRow]) -> list[BenchRow]:

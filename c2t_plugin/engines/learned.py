@@ -14,6 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -209,7 +210,8 @@ def network(
     begun, start = classifier, None
     if config.learned is not None and os.path.exists(config.learned):
         begun, start = earlier(Path(config.learned), classifier, pair, d_max, network=True)
-    return NetworkLearner(classifier, d_max, start=start, network=Network.of(begun), background=leads)
+    thread = ThreadPoolExecutor(1, "c2t-fit")
+    return NetworkLearner(classifier, d_max, start=start, network=Network.of(begun), background=leads, thread=thread)
 
 
 def earlier(

@@ -6,6 +6,7 @@ import atexit
 import logging
 import os.path
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def calibration(
         logger.info(
             "C2T: the classifier was fitted on this very pair: what is accepted is watched, used if it predicts better"
         )
-    return Calibration(d_max, applies=applies, start=start)
+    return Calibration(d_max, applies=applies, start=start, thread=ThreadPoolExecutor(1, "c2t-fit"))
 
 
 def warn_unless_learnt(config: C2TConfig) -> None:

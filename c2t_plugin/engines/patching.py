@@ -1,8 +1,8 @@
 """Names of an engine that mean something of ours: for good, for one object's life, or for the length of a block.
 
 Every adapter lists all of its own in one table, `patches.py`, each with its reason and its end. The table applies what
-holds for good, once however often it is asked, takes it back in tests, and says in the log where somebody else has
-bound the same name. Imports no engine.
+holds for good, once however often it is asked, and says in the log where somebody else has bound the same name. Imports
+no engine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import logging
 import sys
-import weakref
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,15 +104,13 @@ class Table:
         package: str,
         logger: logging.Logger,
         patches: Sequence[Patch],
-        hooks: tuple[Callable[[Patch], None], Callable[[Patch], None]] | None = None,
+        hook: Callable[[Patch], None] | None = None,
     ) -> None:
-        """package: the engine's. hooks: how a hook is registered with the engine, and how it is taken back."""
+        """package: the engine's. hook: how one is registered with the engine."""
         self.patches = tuple(patches)
-        self._package, self._logger, self._hooks = package, logger, hooks
+        self._package, self._logger, self._hook = package, logger, hook
         # what the engine had, and ours
         self._applied: dict[Patch, tuple[Any, Any]] = {}
-        # on single objects, for as long as those live
-        self._held: list[tuple[Patch, weakref.ref[Any], Any]] = []
         self._told: set[tuple[Patch, str]] = set()
         self._noticed: set[Patch] = set()
 
@@ -125,28 +122,11 @@ class Table:
             if patch in self._applied:
                 self._check(patch)
             elif patch.hook:
-                assert self._hooks is not None
-                self._hooks[0](patch)
+                assert self._hook is not None
+                self._hook(patch)
                 self._applied[patch] = (None, None)
             else:
                 self._bind(patch)
-
-    def undo(self) -> None:
-        """Take back everything, the newest first: for tests. What somebody else has bound since stays."""
-        for patch, (stock, ours) in reversed(self._applied.items()):
-            if patch.hook:
-                assert self._hooks is not None
-                self._hooks[1](patch)
-            elif _get(patch.owner, patch.name) is ours:
-                _set(patch.owner, patch.name, stock)
-        for patch, held, ours in self._held:
-            owner = held()
-            if owner is not None and vars(owner).get(patch.name) is ours:
-                delattr(owner, patch.name)
-        self._applied.clear()
-        self._held.clear()
-        self._told.clear()
-        self._noticed.clear()
 
     def check(self) -> None:
         """Say which of the applied ones somebody else has bound over ours since."""
@@ -178,9 +158,7 @@ class Table:
         """Bind the name on one object, for its life: to what `ours` makes of the engine's."""
         stock = getattr(owner, patch.name)
         self._notice(patch, stock)
-        made = ours(stock)
-        setattr(owner, patch.name, made)
-        self._held.append((patch, weakref.ref(owner), made))
+        setattr(owner, patch.name, ours(stock))
 
     def _bind(self, patch: Patch) -> None:
         stock = _get(patch.owner, patch.name)

@@ -7,30 +7,30 @@ chance's logit there is a slope, an offset for each depth, and the weight of the
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Hashable, Sequence
+from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from c2t_plugin.planner.contrary import NEWEST, contrary
-from c2t_plugin.planner.fitting import fitted, forgotten
-from c2t_plugin.planner.learnt import Learnt, chance, confidence_of, features_of, nll
+from c2t_plugin.planner.arrays import Array
+from c2t_plugin.planner.contrary import NEWEST
+from c2t_plugin.planner.fitting import FIT_EVERY, Evidence, Verdict, judged
+from c2t_plugin.planner.learnt import Learnt, chance, confidence_of, features_of, lost
 
 if TYPE_CHECKING:
     from c2t_plugin.planner.network import Network
 
-# Drafts that a fit is judged by, and told of; and that come between two fits, fewer at the beginning.
-WINDOW = 1024
-FIT_EVERY, FIRST_FIT = 64, 16
-# Steps between two fits, once a window is full: one a step would cost large batches a millisecond each.
-STEPS = 8
-# Of the window, what a single request may fill.
-MOST_OF_ONE = WINDOW // 16
-# Standard errors by which a fit has to predict worse.
-DOUBT = 3.0
+logger = logging.getLogger(__name__)
+
+# Drafts that a fit is judged by, and told of; and that come before the first fit, at the beginning.
+WINDOW, FIRST_FIT = 1024, 16
+# Steps between two fits, once a window is full; of that, what a single request may fill.
+STEPS, MOST_OF_ONE = 8, WINDOW // 16
 
 
 class Calibration:
@@ -48,11 +48,15 @@ class Calibration:
     # of what learns the network too: the one in force
     network: Network | None = None
 
-    def __init__(self, d_max: int, *, applies: bool = True, start: Learnt | None = None) -> None:
+    def __init__(
+        self, d_max: int, *, applies: bool = True, start: Learnt | None = None, thread: Executor | None = None
+    ) -> None:
         """applies: whether confidences are taken for what is learnt from the first fit on; without that it is watched,
         until it has predicted the window better than the classifier by more than chance. start: what an earlier server
-        has learnt, of as many depths."""
+        has learnt, of as many depths. thread: where fits are made; None: where outcomes are told, at once."""
         self.applies, self._proven = applies, False
+        self._thread, self.failed = thread, False
+        self._fitting: Future[Verdict] | None = None
         self.fits = self.discarded = self.turns = 0
         self._plain = Learnt.nothing(d_max)
         self.learnt = self._before = start or self._plain
@@ -60,16 +64,13 @@ class Calibration:
         self.seen = self.learnt.seen
         self._count = self._since = self._steps = 0
         # a row per draft: see `_features`; what was expected of it by the classifier and by what was learnt until then
-        self._features = torch.zeros((WINDOW, d_max, 2), dtype=torch.float64)
-        self._expected = torch.zeros((2, WINDOW, d_max), dtype=torch.float64)
+        self._features = np.zeros((WINDOW, d_max, 2))
+        self._expected = np.zeros((2, WINDOW, d_max))
         # whichever of the two was applied
-        self._foretold = torch.zeros((WINDOW, d_max), dtype=torch.float64)
+        self._foretold = np.zeros((WINDOW, d_max))
         # of each draft's tokens, whether it has a confidence and was verified, and how many were accepted
-        self._known = torch.zeros((WINDOW, d_max), dtype=torch.bool)
-        self._accepted = torch.zeros(WINDOW, dtype=torch.int64)
-        # the same memory, written to in every step, which on so few numbers torch takes three times as long for
-        window = (self._features, self._expected, self._foretold, self._known, self._accepted)
-        self._written = tuple(each.numpy() for each in window)
+        self._known = np.zeros((WINDOW, d_max), dtype=bool)
+        self._accepted = np.zeros(WINDOW, dtype=np.int64)
         # whose drafts are in the window, in their order
         self._held: Counter[Hashable] = Counter()
         self._entered: deque[Hashable] = deque()
@@ -95,7 +96,15 @@ class Calibration:
         return torch.from_numpy(np.where(np.isnan(confidence.numpy()), np.nan, found))
 
     def settle(self) -> None:
-        """To be called between two steps: what is to be in force is put in force. A calibration always is."""
+        """To be called between two steps: a fit that a thread has made is put in force."""
+        if self._fitting is None or not self._fitting.done() or self.failed:
+            return
+        try:
+            self._take(self._fitting.result())
+            self._fitting = None
+        except Exception as error:  # a server that cannot fit serves on
+            self.failed = True
+            logger.error("C2T: learns no further, what is in force stays: %s", error)
 
     def learn(self, sure: Tensor, verified: Tensor, accepted: Tensor, owners: Sequence[Hashable] = ()) -> None:
         """See StepPlanner.learn."""
@@ -121,28 +130,29 @@ class Calibration:
             return []
         features, known = features_of(confidence, log_prob)[rows], known[rows]
         place = (self._count + np.arange(len(rows))) % WINDOW
-        all_features, expected, foretold, all_known, all_accepted = self._written
-        all_features[place, :depths] = features
+        self._features[place, :depths] = features
         for column, each in enumerate((self._plain, self.learnt)):
-            expected[column, place, :depths] = chance(each, features)
-        foretold[place] = expected[int(self.applied), place]
-        all_known[place] = False
-        all_known[place, :depths] = known
-        all_accepted[place] = accepted.numpy()[rows]
+            self._expected[column, place, :depths] = chance(each, features)
+        self._foretold[place] = self._expected[int(self.applied), place]
+        self._known[place] = False
+        self._known[place, :depths] = known
+        self._accepted[place] = accepted.numpy()[rows]
         self.seen += int(known.sum())
         self._count += len(rows)
         self._since += len(rows)
         self._steps += 1
         early = self._count < WINDOW
-        if self._since >= min(FIT_EVERY, max(FIRST_FIT, self._count // 4)) and (early or self._steps >= STEPS):
+        enough = self._since >= min(FIT_EVERY, max(FIRST_FIT, self._count // 4))
+        if enough and (early or self._steps >= STEPS) and self._fitting is None:
             self._fit()
         return rows
 
     def lost(self, drafts: int) -> Tensor:
         """(drafts,) nats of the outcome of each of the newest ones, as it was foretold; no more of them than are in the
         window."""
-        newest = (self._count - drafts + torch.arange(drafts)) % WINDOW
-        return torch.where(self._known, nll(self._foretold, self._hits()), 0.0).sum(1)[newest]
+        newest = (self._count - drafts + np.arange(drafts)) % WINDOW
+        known, hits, foretold = (torch.from_numpy(each[newest]) for each in (self._known, self._hits(), self._foretold))
+        return lost(foretold, hits, known)
 
     def succeed(self, before: Calibration) -> None:
         """Go on in the place of one that took the same drafts: counts, and whose drafts they were."""
@@ -174,61 +184,30 @@ class Calibration:
         """Of the drafts that are remembered: (drafts, d_max) bool, which tokens were verified, and accepted; and (2,
         drafts, d_max) what was expected of them, by the classifier and by what was learnt until then."""
         size = min(self._count, WINDOW)
-        return self._known[:size], self._hits()[:size], self._expected[:, :size]
+        known, hits, expected = map(torch.from_numpy, (self._known, self._hits(), self._expected))
+        return known[:size], hits[:size], expected[:, :size]
 
-    def _hits(self) -> Tensor:
-        return torch.arange(self._known.shape[1]) < self._accepted[:, None]
+    def _hits(self) -> Array:
+        return np.arange(self._known.shape[1]) < self._accepted[:, None]
 
     def _fit(self) -> None:
+        """Of a copy, since drafts come while a thread fits."""
         size = min(self._count, WINDOW)
         new = min(self._since, size)
+        rows = (self._count - size + np.arange(size)) % WINDOW
+        newest = rows[-max(new, NEWEST) :]
+        owners = list(self._entered)[-len(newest) :]
+        window = self._features[newest], self._known[rows], self._hits()[rows], self._expected[:, rows]
+        force = self._plain, self.learnt, self._before
+        evidence = Evidence(*force, self.seen, new, owners, *map(torch.from_numpy, window))
         self._since = self._steps = 0
-        self.fits += 1
-        # of drafts that came after each: the fit before on the newest, the classifier on the whole window
-        reached, hit = self._reached(), self._hits()
-        newest = self._believed(new, reached, hit)
-        now, before = (self._losses(each, reached[newest], hit[newest], newest) for each in (self.learnt, self._before))
-        plain, used = (torch.where(self._known, nll(each, hit), 0.0).sum(1)[:size] for each in self._expected)
-        self._proven = _worse(plain - used)
-        turned = now - self._losses(self._plain, reached[newest], hit[newest], newest)
-        if self.learnt is not self._plain and _worse(used - plain):
-            # nor does what an earlier server learnt hold here
-            self.learnt = self._before = self._plain
-            self.discarded += 1
-        elif _worse(now - before):
-            self.learnt = self._before
-            self.discarded += 1
-        elif self.learnt is not self._plain and new >= FIT_EVERY and _worse(turned):
-            # the traffic is another, long before the window says so
-            self.learnt = self._before = self._plain
-            self.discarded, self.turns = self.discarded + 1, self.turns + 1
+        if self._thread is None:
+            self._take(judged(evidence))
         else:
-            self._before = self.learnt
-            sure = forgotten(self.learnt, new)
-            self.learnt = fitted(self.learnt, sure, self._features[newest], reached[newest], hit[newest], self.seen)
+            self._fitting = self._thread.submit(judged, evidence)
 
-    def _believed(self, new: int, reached: Tensor, hit: Tensor) -> Tensor:
-        """Places of those of so many newest drafts that are learnt from: all, where nobody knows whose they are."""
-        drafts = min(max(new, NEWEST), self._count, WINDOW)
-        places = (self._count - drafts + torch.arange(drafts)) % WINDOW
-        owners = list(self._entered)[-drafts:]
-        if len(owners) < drafts:
-            return places[-new:]
-        likely = torch.sigmoid(self.learnt.logits(self._features[places]))
-        self.contrary = contrary(owners, *(each.numpy() for each in (likely, hit[places], reached[places])))
-        taken = torch.tensor([owner not in self.contrary for owner in owners[-new:]])
-        return places[-new:][taken]
-
-    def _reached(self) -> Tensor:
-        """(WINDOW, d_max) bool: of each draft the tokens down to the first that was refused."""
-        return self._known & (torch.arange(self._known.shape[1]) <= self._accepted[:, None])
-
-    def _losses(self, learnt: Learnt, reached: Tensor, hit: Tensor, rows: Tensor) -> Tensor:
-        """(rows,) nats of each draft's outcome."""
-        loss = nll(torch.sigmoid(learnt.logits(self._features[rows])), hit)
-        return torch.where(reached, loss, 0.0).sum(1)
-
-
-def _worse(more: Tensor) -> bool:
-    """Whether what was lost more is more than chance."""
-    return float(more.mean()) > DOUBT * float(more.std()) / len(more) ** 0.5
+    def _take(self, verdict: Verdict) -> None:
+        self.learnt, self._before, self._proven, self.contrary, discarded, turned = verdict
+        self.fits += 1
+        self.discarded += discarded
+        self.turns += turned

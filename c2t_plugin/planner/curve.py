@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -108,24 +109,15 @@ def _number(value: Any, kinds: Any = (int, float)) -> Any:
 
 
 # Asked for several times a step, on the way of the next launch.
-@functools.lru_cache(maxsize=16)
-def _table(points: tuple[tuple[int, float], ...]) -> tuple[Tensor, Tensor]:
-    counts = torch.tensor([count for count, _ in points], dtype=torch.float64)
-    return counts, torch.tensor([seconds for _, seconds in points], dtype=torch.float64)
-
-
 @functools.lru_cache(maxsize=1024)
 def _interpolated(points: tuple[tuple[int, float], ...], at: int) -> float:
     return float(_interpolate(points, torch.tensor(at)))
 
 
 def _interpolate(points: tuple[tuple[int, float], ...], at: Tensor) -> Tensor:
-    counts, seconds = _table(points)
-    x = at.double()
-    right = torch.searchsorted(counts, x).clamp(1, len(points) - 1)
-    left = right - 1
-    slope = (seconds[right] - seconds[left]) / (counts[right] - counts[left])
-    # below the first point a pass costs what the first one does: weights have to be read anyway
-    found = torch.where(x < counts[0], seconds[0], seconds[left] + slope * (x - counts[left]))
+    counts, seconds = np.array(points).T
+    x = at.double().numpy()
     # what fell from the last point but one to the last does not go on falling
-    return torch.where(x > counts[-1], found.clamp_min(float(seconds[-1])), found)
+    slope = max(0.0, (seconds[-1] - seconds[-2]) / (counts[-1] - counts[-2]))
+    # below the first point a pass costs what the first one does: weights have to be read anyway
+    return torch.as_tensor(np.interp(x, counts, seconds) + slope * np.maximum(x - counts[-1], 0.0))

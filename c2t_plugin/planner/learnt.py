@@ -76,3 +76,8 @@ def chance(learnt: Learnt, features: Array) -> Array:
 def nll(chance: Tensor, hit: Tensor) -> Tensor:
     """Nats of each outcome, any shape. hit: bool, whether what had this chance came."""
     return -torch.where(hit, chance, 1 - chance).clamp(min=1e-9).log()
+
+
+def lost(chance: Tensor, hit: Tensor, known: Tensor) -> Tensor:
+    """(..., drafts) nats of each draft's outcome, of its (..., drafts, depths) tokens that are known."""
+    return torch.where(known, nll(chance, hit), 0.0).sum(-1)

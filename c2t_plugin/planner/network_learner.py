@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,14 +107,16 @@ class NetworkLearner:
         start: Learnt | None = None,
         network: Network | None = None,
         background: bool = True,
+        thread: Executor | None = None,
         seed: int = 0,
     ) -> None:
         """classifier: the prior, and where it begins without a network. start, network: what an earlier server has
-        learnt. background: whether a thread trains; without it `train` is to be called, when it is `due`."""
+        learnt. background: whether a thread trains; without it `train` is to be called, when it is `due`. thread: see
+        Calibration."""
         self._prior = Network.of(classifier)
         self.network = self._prior.copy() if network is None else network
-        self.calibration = Calibration(d_max, start=start)
-        self._d_max = d_max
+        self.calibration = Calibration(d_max, start=start, thread=thread)
+        self._d_max, self._thread = d_max, thread
         self._followers: list[Callable[[Network], None]] = []
         self.swaps = self.discarded = self.batches = 0
         self.outcomes = Outcomes(d_max, len(classifier.spec.features))
@@ -211,8 +214,8 @@ class NetworkLearner:
         """From training to a trial, from a trial to its end, and on."""
         count = self.outcomes.count
         if self._trained is not None:
-            self._trial = Trial(self._trained, Calibration(self._d_max, applies=False), count)
-            self._trained = None
+            calibration = Calibration(self._d_max, applies=False, thread=self._thread)
+            self._trial, self._trained = Trial(self._trained, calibration, count), None
         elif self._trial is not None and count - self._trial.began >= TRIAL:
             self._judge(self._trial)
         elif self._trial is None and count >= FIRST and not self.failed:
@@ -224,7 +227,6 @@ class NetworkLearner:
         self._gain = float(gain.mean())
         error = float(gain.std()) / len(gain) ** 0.5
         if self._gain > BETTER * error:
-            # goes on from there, with Adam's moments
             self._settled = trial
         elif self._gain < -WORSE * error:
             self.discarded += 1
@@ -232,6 +234,9 @@ class NetworkLearner:
 
     def settle(self) -> None:
         """To be called between two steps: what has proved better is in force from here."""
+        self.calibration.settle()
+        if self._trial is not None:
+            self._trial.calibration.settle()
         if self._settled is None:
             return
         trial, self._settled = self._settled, None
@@ -290,11 +295,5 @@ class NetworkLearner:
     def state(self) -> dict[str, Any]:
         """See Calibration.state. network: swaps; candidates thrown away; minibatches; drafts in the ring; what the last
         candidate foretold better than what was in force, in nats a draft."""
-        network = {
-            "swaps": self.swaps,
-            "discarded": self.discarded,
-            "batches": self.batches,
-            "drafts": len(self.outcomes),
-            "gain": self._gain,
-        }
-        return {**self.calibration.state(), "network": network}
+        network = {"swaps": self.swaps, "discarded": self.discarded, "batches": self.batches}
+        return {**self.calibration.state(), "network": {**network, "drafts": len(self.outcomes), "gain": self._gain}}

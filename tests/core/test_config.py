@@ -103,7 +103,7 @@ def test_beta_inside_it(beta: object):
         ),
         ({"request_settings": "some"}, "request_settings must be one of all, lower, none, got 'some'"),
         ({"learn": "on"}, "learn must be one of auto, calibrate, network, off, got 'on'"),
-        ({"request_tiers": "yes"}, "request_tiers must be on or off, got 'yes'"),
+        ({"request_tiers": "yes"}, "request_tiers must be one of on, off, got 'yes'"),
         ({"attention": "flash"}, "attention must be one of auto, stock, tree, got 'flash'"),
         ({"attention": "tree", "packing": "fa3"}, "attention tree is a kernel of packing triton, packing is fa3"),
         ({"attention": "tree", "packing": "off"}, "packing is off; leave one out"),

@@ -43,11 +43,6 @@ def gauges() -> tuple[tuple[str, str, tuple[str, ...]], ...]:
     return GAUGES + figures.GAUGES
 
 
-def names() -> list[str]:
-    """Every metric as Prometheus lists it."""
-    return [*(f"{PREFIX}{name}_total" for name, _, _ in COUNTERS), *(f"{PREFIX}{name}" for name, *_ in gauges())]
-
-
 class Exporter:
     """The metrics in prometheus_client, which SGLang has pointed at its own directory before a worker exists."""
 

@@ -103,13 +103,6 @@ def _hook(patch: Patch) -> None:
     HookRegistry.register(patch.dotted, patch.handler, HookType(patch.hook))
 
 
-def _unhook(patch: Patch) -> None:
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
-    hooks = HookRegistry._hooks[patch.dotted]
-    hooks[:] = [each for each in hooks if each[1] is not patch.handler]
-
-
 PATCHES = Table(
     "sglang",
     logging.getLogger(__name__),
@@ -243,5 +236,5 @@ PATCHES = Table(
         PLAN_CAPTURED,
         STEP_DEPTH,
     ),
-    hooks=(_hook, _unhook),
+    hook=_hook,
 )

@@ -21,6 +21,7 @@ def test_outcomes_are_those_of_chains() -> None:
 
 def test_a_row_for_each_way_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning_time, "STEPS", 40)
+    monkeypatch.setattr(learning_time, "REST_S", 0.001)
     fits, threads = list[int](), torch.get_num_threads()
     fit = Calibration._fit
     monkeypatch.setattr(Calibration, "_fit", lambda self: (fits.append(1), fit(self))[1])
@@ -33,4 +34,5 @@ def test_a_row_for_each_way_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (arm, load) for arm in ("calibrate", "network") for load in (16, 64)
     ]
     assert fits and all(0 < row.metrics["learning_ms"] <= row.metrics["learning_p99_ms"] for row in rows)
+    assert all(row.metrics["fit_ms"] > 0 for row in rows)
     assert [row.metrics.get("minibatch_ms", 0.0) > 0 for row in rows] == [False, False, True, True]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,7 +20,8 @@ from c2t_plugin.planner.calibration import (
     WINDOW,
     Calibration,
 )
-from c2t_plugin.planner.fitting import MEMORY, fitted
+from c2t_plugin.planner.fitting import MEMORY, Evidence, fitted, prior_of
+from c2t_plugin.planner.fitting import judged as verdict_of
 from c2t_plugin.planner.learnt import Learnt
 from c2t_plugin.planner.told import auc, joint
 
@@ -106,8 +110,14 @@ def test_verified_tokens_down_to_the_first_refusal_are_evidence():
     calibration = Calibration(D_MAX)
     calibration.observe(torch.full((3, D_MAX), 0.7), torch.tensor([1, 3, 0]), torch.tensor([0, 1, 0]))
     assert calibration.seen == 4
-    assert calibration._reached()[:3].long().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0]]
-    assert calibration._hits()[:3].long().tolist() == [[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    known, hits, expected = calibration.window()
+    assert known.long().tolist() == [[1, 0, 0, 0], [1, 1, 1, 0]]
+    assert hits.long().tolist() == [[0, 0, 0, 0], [1, 0, 0, 0]]
+    plain, features = Learnt.nothing(D_MAX), torch.from_numpy(calibration._features[:2])
+    found = verdict_of(Evidence(plain, plain, plain, 4, 2, (), features, known, hits, expected)).learnt
+    reached = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0]], dtype=torch.bool)
+    by_hand = fitted(plain, prior_of(plain), features, reached, hits, 4)
+    assert found.weights.equal(by_hand.weights)
 
 
 def test_confidences_that_say_nothing_do_no_harm():
@@ -120,7 +130,8 @@ def test_confidences_that_say_nothing_do_no_harm():
     assert learnt < classifier and calibration.discarded == 0
     # its optimum is that of all drafts at once, whatever came in between
     found = calibration.learnt
-    again = fitted(found, found.precision, calibration._features[:0], *[calibration._known[:0]] * 2, 0)
+    known, _, _ = calibration.window()
+    again = fitted(found, found.precision, torch.zeros(0, D_MAX, 2, dtype=torch.float64), known[:0], known[:0], 0)
     assert (again.offsets - offsets).abs().max() < 1e-6
 
 
@@ -328,3 +339,74 @@ def test_chances_are_compared_as_the_definition_says():
     score, hit = torch.tensor([0.1, 0.4, 0.4, 0.8, 0.2]), torch.tensor([False, True, False, True, False])
     pairs = [(float(a > b) + 0.5 * float(a == b)) for a in score[hit] for b in score[~hit]]
     assert auc(score, hit) == pytest.approx(sum(pairs) / len(pairs))
+
+
+class Later(Executor):
+    """A thread that works when it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, work: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append((future, partial(work, *given, **named)))
+        return future
+
+    def work(self) -> None:
+        for future, done in self.waiting:
+            future.set_result(done())
+        self.waiting.clear()
+
+
+def told(calibration: Calibration, steps: range) -> None:
+    """By a stream; nothing is settled."""
+    stream = Stream.drawn(steps.stop, seed=1)
+    for step in steps:
+        given = torch.full((REQUESTS,), D_MAX), stream.accepted(step)
+        calibration.observe(stream.confidence[step], *given, log_prob=stream.log_prob[step])
+
+
+def test_a_thread_fits_what_was_told_until_then():
+    """To the bit, whatever comes meanwhile; and that is in force when it is settled, not before."""
+    thread = Later()
+    calibration, at_once = Calibration(D_MAX, thread=thread), Calibration(D_MAX)
+    told(calibration, range(4))
+    told(at_once, range(4))
+    told(calibration, range(4, WINDOW // REQUESTS + 8))
+    calibration.settle()
+    # one at a time
+    assert len(thread.waiting) == 1 and calibration.fits == 0 and calibration.in_force is None
+    thread.work()
+    assert calibration.fits == 0 and calibration.in_force is None
+    calibration.settle()
+    assert calibration.fits == at_once.fits == 1
+    assert calibration.learnt.weights.equal(at_once.learnt.weights)
+    told(calibration, range(WINDOW // REQUESTS + 8, WINDOW // REQUESTS + 8 + STEPS))
+    assert len(thread.waiting) == 1
+
+
+def test_a_real_thread_fits_and_what_it_learns_predicts_better():
+    with ThreadPoolExecutor(1) as thread:
+        calibration = Calibration(D_MAX, thread=thread)
+        for step in range(400):
+            told(calibration, range(step, step + 1))
+            if calibration._fitting is not None:
+                calibration._fitting.exception(timeout=60)
+            calibration.settle()
+    before, after, best = judged(calibration)
+    assert calibration.fits > 10 and best < after < before
+
+
+def test_a_fit_that_fails_ends_learning_and_nothing_else(caplog: pytest.LogCaptureFixture):
+    thread = Later()
+    calibration = Calibration(D_MAX, thread=thread)
+    told(calibration, range(4))
+    thread.waiting.pop()[0].set_exception(ArithmeticError("a singular matrix"))
+    calibration.settle()
+    told(calibration, range(4, 100))
+    calibration.settle()
+    assert calibration.failed and not thread.waiting
+    assert [each.message for each in caplog.records] == [
+        "C2T: learns no further, what is in force stays: a singular matrix"
+    ]
+    assert calibration.fits == 0 and calibration.seen == 100 * REQUESTS * D_MAX

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from c2t_plugin.planner import calibration as calibration_module
+from c2t_plugin.planner import fitting
 from c2t_plugin.planner.calibration import Calibration
 from c2t_plugin.planner.contrary import contrary
 from tests.core.planner.test_calibration import D_MAX, REQUESTS, Stream, judged
@@ -36,7 +36,7 @@ def test_requests_that_say_the_contrary_are_not_believed(monkeypatch: pytest.Mon
     assert as_many == drafts
     true = {owner for owner in found if owner % 10 == 3}
     assert len(true) > 0.5 * 40 and len(found - true) < 0.02 * 400
-    monkeypatch.setattr(calibration_module, "contrary", lambda *_: set())
+    monkeypatch.setattr(fitting, "contrary", lambda *_: set())
     believed, _, _ = of_requests(400, lambda owner, step: owner % 10 == 3)
     (_, clean, _), (_, mine, _), (_, bent, _) = (judged(each) for each in (honest, poisoned, believed))
     assert mine - clean < 0.5 * (bent - clean)

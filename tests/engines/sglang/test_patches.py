@@ -18,6 +18,7 @@ from c2t_plugin.engines.contract import broken_symbols, package_root  # noqa: E4
 from c2t_plugin.engines.sglang.patches import LOAD, PACKING, PATCHES, PLAIN, WORKER  # noqa: E402
 from c2t_plugin.errors import ContractError  # noqa: E402
 from tests.support.engines.drift import drifted, needed, symbol_of  # noqa: E402
+from tests.support.engines.undone import sglang_undone  # noqa: E402
 
 WHEELS = Path(__file__).resolve().parents[3] / ".venv" / "wheels"
 # FlashInfer's, which SGLang calls, comes without a release of SGLang
@@ -61,7 +62,7 @@ def test_every_handler_is_a_function_of_ours():
 def applied(sgl_kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(SITE))
     yield
-    PATCHES.undo()
+    sglang_undone()
 
 
 def test_a_process_applies_them_once_and_tests_take_them_back(applied: Any, caplog: pytest.LogCaptureFixture):
@@ -78,7 +79,7 @@ def test_a_process_applies_them_once_and_tests_take_them_back(applied: Any, capl
     hooks = [patch for patch in PATCHES.patches if patch.hook]
     assert [sum(each[1] is patch.handler for each in HookRegistry._hooks[patch.dotted]) for patch in hooks] == [1] * 3
     assert not caplog.records, "nobody else has patched these"
-    PATCHES.undo()
+    sglang_undone()
     assert {patch: _value(patch) for patch in bound} == stock
     assert not any(each[1] is patch.handler for patch in hooks for each in HookRegistry._hooks[patch.dotted])
 
@@ -93,7 +94,7 @@ def registry(applied: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     stock = {patch: _value(patch) for patch in hooks}
     PATCHES.apply(LOAD)
     yield HookRegistry
-    PATCHES.undo()
+    sglang_undone()
     for patch, value in stock.items():
         setattr(patch.owner, patch.name, value)
 
@@ -153,7 +154,7 @@ def test_a_hook_of_another_plugin_is_noticed(applied: Any, caplog: pytest.LogCap
     try:
         PATCHES.apply(WORKER)
     finally:
-        PATCHES.undo()
+        sglang_undone()
         Scheduler.get_internal_state = stock
     assert "Scheduler.get_internal_state was bound by sglang.srt.plugins.hook_registry before" in caplog.text
 

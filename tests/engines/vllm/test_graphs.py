@@ -20,6 +20,7 @@ from vllm.v1.worker.gpu import cudagraph_utils, model_runner  # noqa: E402
 
 from c2t_plugin.engines.vllm.graphs import capture_any_lengths, takes_any_lengths  # noqa: E402
 from c2t_plugin.engines.vllm.patches import PATCHES  # noqa: E402
+from tests.support.engines.undone import undone  # noqa: E402
 
 ALWAYS, UNIFORM, NEVER = AttentionCGSupport.ALWAYS, AttentionCGSupport.UNIFORM_BATCH, AttentionCGSupport.NEVER
 REQUESTS, WIDTH = 4, 5
@@ -80,7 +81,7 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(cudagraph_utils, "get_pp_group", lambda: ranks)
     monkeypatch.setattr(cudagraph_utils, "current_platform", SimpleNamespace(get_global_graph_pool=lambda: None))
     yield
-    PATCHES.undo()
+    undone(PATCHES)
 
 
 CUT = ((5, 2, 1), (1, 3), (4,), (2, 2, 2), (5, 5, 5, 4))

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.vllm
 from c2t_plugin.engines.contract import broken_symbols, package_root  # noqa: E402
 from c2t_plugin.engines.vllm.patches import CPU, DRAFTERS, ENGINE, LOAD, PATCHES, drafting_by  # noqa: E402
 from tests.support.engines.drift import symbol_of  # noqa: E402
+from tests.support.engines.undone import undone  # noqa: E402
 
 
 def test_every_target_is_a_name_of_the_installed_release():
@@ -38,9 +39,9 @@ def test_every_handler_is_a_function_of_ours():
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    PATCHES.undo()
+    undone(PATCHES)
     yield
-    PATCHES.undo()
+    undone(PATCHES)
 
 
 def _value(patch: Any) -> Any:
@@ -57,7 +58,7 @@ def test_a_process_applies_them_once_and_tests_take_them_back(fresh: None):
         ours = _value(patch)
         assert ours is not stock[patch]
         assert getattr(ours, "__func__", ours).__wrapped__ is getattr(stock[patch], "__func__", stock[patch])
-    PATCHES.undo()
+    undone(PATCHES)
     assert {patch: _value(patch) for patch in bound} == stock
 
 

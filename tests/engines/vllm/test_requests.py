@@ -25,6 +25,7 @@ from c2t_plugin.planner import OwnLimits  # noqa: E402
 from c2t_plugin.request_options import RequestOptions  # noqa: E402
 from tests.engines.vllm.test_config import resolved  # noqa: E402
 from tests.support.engines.hostile_json import JSON  # noqa: E402
+from tests.support.engines.undone import undone  # noqa: E402
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"c2t_beta": 2}, r"c2t_beta must be a number in \[0, 1\], got 2"),
@@ -96,7 +97,7 @@ def front() -> Iterator[None]:
     PATCHES.apply(ENGINE)
     yield
     requests._front = None
-    PATCHES.undo()
+    undone(PATCHES)
 
 
 @pytest.mark.parametrize(("sent", "message"), BAD)

@@ -35,9 +35,9 @@ from c2t_kernels.attention.reference import tree_attention
 from c2t_plugin.config import PACKINGS
 from c2t_plugin.engines.sglang import algo
 from c2t_plugin.engines.sglang.drafters.tree_input import build_verify_input
-from c2t_plugin.engines.sglang.patches import PATCHES
 from c2t_plugin.engines.sglang.verify import backends
 from c2t_plugin.engines.sglang.verify.flashinfer import PackedFlashInferAttnBackend, PackedRows
+from tests.support.engines.undone import sglang_undone
 
 # of the last graph that was replayed
 PLANNED_BY: dict[str, str] = {}
@@ -526,7 +526,7 @@ def registry() -> dict[str, Any]:
             runner = runner_of(mode=mode, packing="flashinfer", kind=flashinfer_backend.FlashInferAttnBackend)
             algo._worker_class("EAGLE3", runner.server_args)
             modes[mode] = type(now["flashinfer"](runner)).__name__
-            PATCHES.undo()
+            sglang_undone()
     return {"replaced": ours, "built": built, "modes": modes}
 
 

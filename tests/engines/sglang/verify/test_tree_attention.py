@@ -13,6 +13,7 @@ pytestmark = pytest.mark.sglang
 
 from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
+from tests.support.engines.undone import sglang_undone  # noqa: E402
 
 
 @pytest.fixture
@@ -88,7 +89,6 @@ def test_the_backend_that_sglang_builds(own: Any, monkeypatch: pytest.MonkeyPatc
     from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
     from c2t_plugin.engines.sglang import algo
-    from c2t_plugin.engines.sglang.patches import PATCHES
 
     monkeypatch.setitem(attention_registry.ATTENTION_BACKENDS, "triton", lambda _: "stock")
     monkeypatch.setattr(TritonAttnBackend, "__init__", lambda self, runner: vars(self).update(vars(runner)))
@@ -98,7 +98,7 @@ def test_the_backend_that_sglang_builds(own: Any, monkeypatch: pytest.MonkeyPatc
     parts = {"num_draft_tokens": 9, "device": "cpu", "extend_attention_fwd": None, "_verify_mask": None}
     runner = SimpleNamespace(model_config=model_config, server_args=record, **parts)
     made = attention_registry.ATTENTION_BACKENDS["triton"](runner)
-    PATCHES.undo()
+    sglang_undone()
     assert attention_registry.ATTENTION_BACKENDS["triton"](runner) == "stock"
     assert type(made) is (own.TreeTritonAttnBackend if attention == "tree" else own.PackedTritonAttnBackend)
     own_columns = made.verify_mask is not None and made.verify_mask.mode == TreeMaskMode.QLEN_ONLY
