@@ -183,6 +183,20 @@ def _static(length: int, *, named: bool = False) -> Arm:
     )
 
 
+def _as_it_comes(name: str, **own: object) -> Arm:
+    """As a user types it: SGLang finds the classifiers beside the draft; vLLM is told of one, and of a length."""
+    return Arm(
+        name,
+        {
+            "sglang": lambda on: {"algorithm": "C2T", "draft_model_path": on.draft, **own},
+            "vllm": lambda on: _vllm_c2t(on, None, on.classifier, **own),
+        },
+        c2t=True,
+        planned=True,
+        named=True,
+    )
+
+
 # vLLM's own dynamic arm is told by its user: [from, to, length of the chain] of requests at once
 _SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, 2, 4], [3, 8, 2], [9, 1024, 1]]}
 _ADAPTIVE = {"enable_adaptive_verification": "true"}
@@ -198,8 +212,7 @@ ARMS: Mapping[str, Arm] = {
             "SGLang adaptive",
             {"sglang": lambda on: _sglang_chain(on, on.algorithm, 3, adaptive=True)},
             bases=("eagle", "eagle3"),
-            # it counts as many drafts for every step as it was started with, however deep this one went
-            counted=False,
+            counted=False,  # as many drafts for every step as it was started with, however deep it went
         ),
         Arm("vLLM by batch size", {"vllm": lambda on: _vllm(on, on.method, 4, **_SCHEDULE)}, named=True),
         Arm("vLLM adaptive", {"vllm": lambda on: _vllm(on, on.method, on.d_max, **_ADAPTIVE)}),
@@ -232,17 +245,9 @@ ARMS: Mapping[str, Arm] = {
             },
             c2t=True,
         ),
-        # as a user types it: SGLang finds the classifiers beside the draft; vLLM is told of one, and of a length
-        Arm(
-            "C2T as it comes",
-            {
-                "sglang": lambda on: {"algorithm": "C2T", "draft_model_path": on.draft},
-                "vllm": lambda on: _vllm_c2t(on, None, on.classifier),
-            },
-            c2t=True,
-            planned=True,
-            named=True,
-        ),
+        _as_it_comes("C2T as it comes"),
+        # without it no draft is spared its scores either
+        _as_it_comes("C2T without learning", c2t_learn="off"),
         # its own threshold would cut before the manager does
         Arm("C2T adaptive", {"vllm": lambda on: _vllm_c2t(on, 0, on.classifier, **_ADAPTIVE)}, c2t=True),
         Arm(

@@ -52,6 +52,7 @@ SGLANG = {
     "C2T auto": f"--speculative-algorithm C2T {CHAIN.format(6)} --speculative-num-draft-tokens 7 "
     "--speculative-c2t-planner on",
     "C2T as it comes": "--speculative-algorithm C2T --speculative-draft-model-path D",
+    "C2T without learning": "--speculative-algorithm C2T --speculative-draft-model-path D --speculative-c2t-learn off",
     "C2T tree": "--speculative-algorithm C2T --speculative-draft-model-path D --speculative-num-steps 6 "
     "--speculative-eagle-topk 4 --speculative-c2t-mode tree --speculative-c2t-beta 0.5",
     "C2T tree auto": "--speculative-algorithm C2T --speculative-draft-model-path D --speculative-num-steps 6 "
@@ -82,7 +83,7 @@ def test_a_classifier_that_is_named_goes_to_the_arms_of_c2t_alone(engine: str):
     on = replace(ON, classifier=Path("own.safetensors"))
     named = {arm.name for arm in able(engine) if "own.safetensors" in flags(engine, arm, on)}
     # SGLang finds it beside the draft
-    as_it_comes = {"C2T as it comes"} if engine == "sglang" else set()
+    as_it_comes = {"C2T as it comes", "C2T without learning"} if engine == "sglang" else set()
     assert named == {arm.name for arm in able(engine) if arm.name.startswith("C2T")} - as_it_comes
     named |= as_it_comes
     assert {arm.name for arm in able(engine) if arm.c2t} == named | {
@@ -174,6 +175,7 @@ def test_arms_are_chosen_by_name():
     assert [arm.name for arm in chosen("sglang", ("C2T", "plain"))] == ["plain", "C2T"]
     assert {arm.name for arm in chosen("sglang", None)} == set(SGLANG) - {
         "C2T as it comes",
+        "C2T without learning",
         "C2T tree auto",
         "C2T tree ahead",
         "static 8",
