@@ -147,12 +147,11 @@ class Calibration:
             self._fit()
         return rows
 
-    def lost(self, drafts: int) -> Tensor:
+    def lost(self, drafts: int) -> Array:
         """(drafts,) nats of the outcome of each of the newest ones, as it was foretold; no more of them than are in the
         window."""
         newest = (self._count - drafts + np.arange(drafts)) % WINDOW
-        known, hits, foretold = (torch.from_numpy(each[newest]) for each in (self._known, self._hits(), self._foretold))
-        return lost(foretold, hits, known)
+        return lost(self._foretold[newest], self._hits()[newest], self._known[newest])
 
     def succeed(self, before: Calibration) -> None:
         """Go on in the place of one that took the same drafts: counts, and whose drafts they were."""
@@ -180,12 +179,11 @@ class Calibration:
 
         return state_of(self)
 
-    def window(self) -> tuple[Tensor, Tensor, Tensor]:
+    def window(self) -> tuple[Array, Array, Array]:
         """Of the drafts that are remembered: (drafts, d_max) bool, which tokens were verified, and accepted; and (2,
         drafts, d_max) what was expected of them, by the classifier and by what was learnt until then."""
         size = min(self._count, WINDOW)
-        known, hits, expected = map(torch.from_numpy, (self._known, self._hits(), self._expected))
-        return known[:size], hits[:size], expected[:, :size]
+        return self._known[:size], self._hits()[:size], self._expected[:, :size]
 
     def _hits(self) -> Array:
         return np.arange(self._known.shape[1]) < self._accepted[:, None]
@@ -198,8 +196,7 @@ class Calibration:
         newest = rows[-max(new, NEWEST) :]
         owners = list(self._entered)[-len(newest) :]
         window = self._features[newest], self._known[rows], self._hits()[rows], self._expected[:, rows]
-        force = self._plain, self.learnt, self._before
-        evidence = Evidence(*force, self.seen, new, owners, *map(torch.from_numpy, window))
+        evidence = Evidence(self._plain, self.learnt, self._before, self.seen, new, owners, *window)
         self._since = self._steps = 0
         if self._thread is None:
             self._take(judged(evidence))

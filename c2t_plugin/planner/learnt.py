@@ -24,7 +24,7 @@ class Learnt(NamedTuple):
     own: float
     offsets: Tensor
     seen: int = 0
-    precision: Tensor | None = None
+    precision: Array | None = None
 
     @classmethod
     def nothing(cls, d_max: int) -> Learnt:
@@ -32,13 +32,14 @@ class Learnt(NamedTuple):
         return cls(1.0, 0.0, torch.zeros(d_max, dtype=torch.float64))
 
     @property
-    def weights(self) -> Tensor:
+    def weights(self) -> Array:
         """(2 + d_max,) float64, in the order of `precision`."""
-        return torch.cat([self.offsets.new_tensor([self.slope, self.own]), self.offsets])
+        return np.array([self.slope, self.own, *self.offsets.numpy()])
 
-    def logits(self, features: Tensor) -> Tensor:
-        """(drafts, depths) of their (drafts, depths, 2) features."""
-        return self.slope * features[..., 0] + self.own * features[..., 1] + self.offsets[: features.shape[1]]
+    def given(self, features: Array) -> Array:
+        """(drafts, depths) each token's chance if all before it are accepted, of (drafts, depths, 2) features."""
+        offsets = self.offsets.numpy()[: features.shape[1]]
+        return sigmoid(self.slope * features[..., 0] + self.own * features[..., 1] + offsets)
 
 
 def confidence_of(sure: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -67,17 +68,19 @@ def features_of(confidence: Tensor, log_prob: Tensor | None) -> Array:
 
 def chance(learnt: Learnt, features: Array) -> Array:
     """(drafts, depths) chance that a draft is accepted up to each of its tokens."""
-    offsets = learnt.offsets.numpy()[: features.shape[1]]
-    logits = learnt.slope * features[..., 0] + learnt.own * features[..., 1] + offsets
-    found: Array = np.cumprod(1.0 / (1.0 + np.exp(-logits)), axis=1)
-    return found
+    return np.cumprod(learnt.given(features), axis=1)
 
 
-def nll(chance: Tensor, hit: Tensor) -> Tensor:
+def sigmoid(logits: Array) -> Array:
+    """Of any shape; none is too large for it."""
+    return 0.5 + 0.5 * np.tanh(0.5 * logits)
+
+
+def nll(chance: Array, hit: Array) -> Array:
     """Nats of each outcome, any shape. hit: bool, whether what had this chance came."""
-    return -torch.where(hit, chance, 1 - chance).clamp(min=1e-9).log()
+    return -np.log(np.maximum(np.where(hit, chance, 1 - chance), 1e-9))
 
 
-def lost(chance: Tensor, hit: Tensor, known: Tensor) -> Tensor:
+def lost(chance: Array, hit: Array, known: Array) -> Array:
     """(..., drafts) nats of each draft's outcome, of its (..., drafts, depths) tokens that are known."""
-    return torch.where(known, nll(chance, hit), 0.0).sum(-1)
+    return np.where(known, nll(chance, hit), 0.0).sum(-1)

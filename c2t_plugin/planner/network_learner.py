@@ -225,7 +225,7 @@ class NetworkLearner:
         self._trial = None
         gain = self.calibration.lost(TRIAL) - trial.calibration.lost(TRIAL)
         self._gain = float(gain.mean())
-        error = float(gain.std()) / len(gain) ** 0.5
+        error = float(gain.std(ddof=1)) / len(gain) ** 0.5
         if self._gain > BETTER * error:
             self._settled = trial
         elif self._gain < -WORSE * error:

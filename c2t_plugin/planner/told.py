@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from c2t_plugin.planner.arrays import Array
 from c2t_plugin.planner.fitting import fitted, prior_of
 from c2t_plugin.planner.learnt import NEAREST, Learnt, nll
 
@@ -23,12 +23,11 @@ def state_of(calibration: Calibration) -> dict[str, Any]:
     [of the classifier's own confidences, of what was learnt before each came]. depths: of these tokens by depth, how
     many, the share that was accepted, and the mean that was expected, by classifier and by what was learnt."""
     known, hit, foretold = calibration.window()
-    both = [expected[known].clamp(1e-6, 1 - 1e-6) for expected in foretold]
+    both = [expected[known].clip(1e-6, 1 - 1e-6) for expected in foretold]
     tokens = hit[known]
     mixed = bool(tokens.any()) and not bool(tokens.all())
     depths = [
-        _at(known[:, depth], hit[:, depth].double(), *(each[:, depth] for each in foretold))
-        for depth in range(known.shape[1])
+        _at(known[:, depth], hit[:, depth], *(each[:, depth] for each in foretold)) for depth in range(known.shape[1])
     ]
     learnt, last = calibration.learnt, joint(calibration)
     return {
@@ -50,20 +49,21 @@ def joint(calibration: Calibration) -> Learnt:
     """What is learnt with nothing but a slope and offsets on the logit of each draft's lowest confidence so far, for
     the chance that a token *and* all before it are accepted: what a classifier's last layer can hold."""
     known, hit, foretold = calibration.window()
-    chance = torch.logit(foretold[0], eps=NEAREST**2)
-    features = torch.stack([chance, torch.zeros_like(chance)], dim=-1)
+    chance = foretold[0].clip(NEAREST**2, 1 - NEAREST**2)
+    logit = np.log(chance / (1 - chance))
+    features = np.stack([logit, np.zeros_like(logit)], axis=-1)
     nothing = Learnt.nothing(known.shape[1])
     return fitted(nothing, prior_of(nothing), features, known, hit, calibration.seen)
 
 
-def _at(known: Tensor, hit: Tensor, classifier: Tensor, learnt: Tensor) -> dict[str, Any]:
+def _at(known: Array, hit: Array, classifier: Array, learnt: Array) -> dict[str, Any]:
     tokens = int(known.sum())
     means = [float(values[known].mean()) if tokens else None for values in (hit, classifier, learnt)]
     return {"tokens": tokens, **dict(zip(("accepted", "classifier", "learnt"), means, strict=True))}
 
 
-def auc(score: Tensor, hit: Tensor) -> float:
+def auc(score: Array, hit: Array) -> float:
     """The chance that an accepted token scores above one that is not."""
-    low, high = score[~hit].sort().values, score[hit]
-    below = torch.searchsorted(low, high) + torch.searchsorted(low, high, right=True)
-    return float(below.double().mean()) / (2 * len(low))
+    low, high = np.sort(score[~hit]), score[hit]
+    below = np.searchsorted(low, high) + np.searchsorted(low, high, side="right")
+    return float(below.mean()) / (2 * len(low))

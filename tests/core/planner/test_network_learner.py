@@ -21,6 +21,7 @@ from c2t_plugin.planner import network_learner as learning
 from c2t_plugin.planner.calibration import MOST_OF_ONE, Calibration
 from c2t_plugin.planner.network import Adam, Network
 from c2t_plugin.planner.network_learner import FIRST, TRIAL, NetworkLearner, Outcomes
+from tests.support.core.dispatched import Dispatched
 
 pytestmark = pytest.mark.slow
 
@@ -361,3 +362,13 @@ def test_the_classifier_pulls_where_little_is_known(classifier: NodeClassifier, 
         serve(learner, range(FIRST // REQUESTS + 1))
         away.append(sum(float(np.abs(a - b).sum()) for a, b in zip(learner._candidate, learner._prior, strict=True)))
     assert away[1] < 0.2 * away[0]
+
+
+def test_a_round_asks_torch_for_nothing(classifier: NodeClassifier):
+    """Whose operations would have a team of OpenMP of the thread's own, which slows down all others."""
+    learner = NetworkLearner(classifier, D_MAX, background=False)
+    for step in range(2 * FIRST // REQUESTS):
+        learner.observe(drawn(step)[0], WHOLE, accepted(step))
+    with Dispatched() as dispatched:
+        assert learner.train()
+    assert dispatched.computed == [] and learner.batches > 10

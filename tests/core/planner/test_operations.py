@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.planner.calibration import Calibration
 from c2t_plugin.planner.pace import Pace
 from c2t_plugin.planner.step_planner import StepPlanner
+from tests.support.core.dispatched import Dispatched
 
 DEPTHS = (0, 1, 2, 4)
 SIZES = tuple(range(1, 200))
@@ -22,16 +20,6 @@ STEPS, SETTLED = 160, 80
 MOST = 30
 
 
-class Dispatched(TorchDispatchMode):
-    """Counts."""
-
-    number = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keyword: Any = None) -> Any:
-        self.number += 1
-        return function(*arguments, **(keyword or {}))
-
-
 @pytest.mark.parametrize("requests", [1, 32])
 def test_deciding_on_a_step_takes_few_operations_of_torch(requests: int):
     planner = _serving(requests)
@@ -39,7 +27,7 @@ def test_deciding_on_a_step_takes_few_operations_of_torch(requests: int):
     drafting = 0
     for step in range(STEPS):
         if step == SETTLED:
-            counted.number = 0
+            counted.found.clear()
         with counted:
             depth = planner.begin(requests)
             rows = planner.plan_rows(requests)
@@ -51,7 +39,7 @@ def test_deciding_on_a_step_takes_few_operations_of_torch(requests: int):
         planner.note(torch.stack([sure, sure.log()], dim=-1))
         whole = torch.full((requests,), depth)
         planner.learn(sure, whole, whole)
-    each = counted.number / (STEPS - SETTLED)
+    each = len(counted.found) / (STEPS - SETTLED)
     assert drafting > (STEPS - SETTLED) / 2 and each <= MOST
 
 
