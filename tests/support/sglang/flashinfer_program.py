@@ -1,8 +1,8 @@
 """Runs SGLang's FlashInfer backend, made ragged, on the CPU with stubs, for test_flashinfer.py.
 
-Usage: python flashinfer_program.py OUTPUT.json, in the CPU engine's environment with TRITON_INTERPRET=1. Writes, per
-case, the largest distance from c2t_kernels' reference attention, and what rows of nobody hold, with NaN in every key
-and value that no real row may read; and which backends SGLang's registry builds.
+Usage: python -m tests.support.sglang.flashinfer_program OUTPUT.json, in the CPU engine's environment with
+TRITON_INTERPRET=1. Writes, per case, the largest distance from c2t_kernels' reference attention, and what rows of
+nobody hold, with NaN in every key and value that no real row may read; and which backends SGLang's registry builds.
 
 Stubs are FlashInfer's wrappers and the model runner; the backend's constructor, its metadata of both modes, its
 indices updater and the kernel that lists the slots of keys are SGLang's.
@@ -21,8 +21,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from attention_layer import attention_layer
-from flashinfer_wrapper import PagedWrapper
 from sglang.srt.environ import envs
 from sglang.srt.layers.attention import attention_registry, flashinfer_backend
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
@@ -38,6 +36,8 @@ from c2t_plugin.engines.sglang.drafters.tree_input import build_verify_input
 from c2t_plugin.engines.sglang.verify import backends
 from c2t_plugin.engines.sglang.verify.flashinfer import PackedFlashInferAttnBackend, PackedRows
 from tests.support.engines.undone import sglang_undone
+from tests.support.sglang.attention_layer import attention_layer
+from tests.support.sglang.flashinfer_wrapper import PagedWrapper
 
 # of the last graph that was replayed
 PLANNED_BY: dict[str, str] = {}

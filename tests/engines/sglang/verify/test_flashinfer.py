@@ -23,7 +23,7 @@ TOLERANCE = 5e-6
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return found_by("flashinfer_program.py", tmp_path_factory.mktemp("flashinfer"))
+    return found_by("tests.support.sglang.flashinfer_program", tmp_path_factory.mktemp("flashinfer"))
 
 
 @pytest.fixture(scope="module")
