@@ -28,7 +28,6 @@ import torch
 from benchmarks.pairs.toy import SHIPPED
 from c2t_plugin.classifier import CALIBRATED_NAME, load_classifier
 from c2t_plugin.engines.learned import LearnedFile
-from c2t_plugin.planner.calibration import Calibration
 from c2t_plugin.planner.network_learner import NetworkLearner
 
 D_MAX, ROWS = 4, 32
