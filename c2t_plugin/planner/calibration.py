@@ -141,9 +141,8 @@ class Calibration:
         self._count += len(rows)
         self._since += len(rows)
         self._steps += 1
-        early = self._count < WINDOW
         enough = self._since >= min(FIT_EVERY, max(FIRST_FIT, self._count // 4))
-        if enough and (early or self._steps >= STEPS) and self._fitting is None:
+        if enough and (self._count < WINDOW or self._steps >= STEPS) and self._fitting is None:
             self._fit()
         return rows
 
@@ -199,12 +198,12 @@ class Calibration:
         evidence = Evidence(self._plain, self.learnt, self._before, self.seen, new, owners, *window)
         self._since = self._steps = 0
         if self._thread is None:
-            self._take(judged(evidence))
-        else:
+            return self._take(judged(evidence))
+        try:
             self._fitting = self._thread.submit(judged, evidence)
+        except RuntimeError:  # an interpreter that ends, which is told what was learnt until then, begins nothing
+            self.failed = True
 
     def _take(self, verdict: Verdict) -> None:
         self.learnt, self._before, self._proven, self.contrary, discarded, turned = verdict
-        self.fits += 1
-        self.discarded += discarded
-        self.turns += turned
+        self.fits, self.discarded, self.turns = self.fits + 1, self.discarded + discarded, self.turns + turned

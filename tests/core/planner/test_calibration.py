@@ -429,3 +429,17 @@ def test_a_fit_that_fails_ends_learning_and_nothing_else(caplog: pytest.LogCaptu
         "C2T: learns no further, what is in force stays: a singular matrix"
     ]
     assert calibration.fits == 0 and calibration.seen == 100 * REQUESTS * D_MAX
+
+
+def test_who_ends_is_told_what_was_learnt_until_then():
+    """As an interpreter that ends has it: its threads take nothing more."""
+    thread = ThreadPoolExecutor(1)
+    calibration = Calibration(D_MAX, thread=thread)
+    told(calibration, range(4))
+    assert calibration._fitting is not None
+    calibration._fitting.exception(timeout=60)
+    calibration.settle()
+    thread.shutdown()
+    told(calibration, range(4, 100))
+    assert calibration.fits == 1
+    assert calibration.state()["seen"] == 100 * REQUESTS * D_MAX
