@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from c2t_plugin.classifier import load_classifier
+
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts as Linux does")]
 
 PROGRAM = """
@@ -79,3 +81,33 @@ def test_no_thread_of_a_server_that_learns_has_a_team_of_its_own(tmp_path: Path)
     assert found["fits"] > 5 and found["rounds"] > 0 and found["written"] and not found["failed"], found
     assert found["with three"] == found["alone"] + 3, found
     assert found["with a product in a fourth"] > found["with three"] + 1, found
+
+
+ENDS = """
+import sys
+
+import torch
+
+from benchmarks.pairs.toy import SHIPPED
+from c2t_plugin.classifier import CALIBRATED_NAME, load_classifier
+from c2t_plugin.config import C2TConfig
+from c2t_plugin.engines import learning
+from c2t_plugin.planner import CostCurve
+from c2t_plugin.planner.step_planner import StepPlanner
+
+classifier = load_classifier(SHIPPED / "eagle3" / CALIBRATED_NAME)
+pair = {"target": "a", "draft": "b", "kind": "eagle3"}
+learner = learning.calibration(C2TConfig(learn="calibrate"), classifier, 4, lambda: pair)
+curve = CostCurve(verify=((1, 1.0), (24, 2.0)), draft=((1, 0.2), (24, 0.25)))
+planner = StepPlanner(curve, None, steps=4, most=4, device=torch.device("cpu"), depths=(0, 4), calibration=learner)
+learning.report(planner, sys.argv[1], classifier, lambda: pair)
+# told of enough for a fit, which is due as it ends
+for request in range(40):
+    planner._outcomes.append((torch.full((1, 4, 2), 0.5), torch.tensor([4]), torch.tensor([2]), [request]))
+"""
+
+
+def test_the_file_has_what_was_learnt_until_the_end(tmp_path: Path) -> None:
+    file = tmp_path / "learned.safetensors"
+    subprocess.run([sys.executable, "-c", ENDS, str(file)], check=True)
+    assert load_classifier(file).spec.training["learned"]["seen"] == 160
