@@ -201,8 +201,9 @@ class Calibration:
             return self._take(judged(evidence))
         try:
             self._fitting = self._thread.submit(judged, evidence)
-        except RuntimeError:  # an interpreter that ends, which is told what was learnt until then, begins nothing
-            self.failed = True
+        except RuntimeError as error:  # an interpreter that ends begins nothing; whoever serves on hears of it
+            self._fitting = Future()
+            self._fitting.set_exception(error)
 
     def _take(self, verdict: Verdict) -> None:
         self.learnt, self._before, self._proven, self.contrary, discarded, turned = verdict

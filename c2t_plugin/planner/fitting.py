@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from c2t_plugin.planner.arrays import Array
+from c2t_plugin.planner.arrays import Array, sigmoid
 from c2t_plugin.planner.contrary import contrary
-from c2t_plugin.planner.learnt import Learnt, lost, sigmoid
+from c2t_plugin.planner.learnt import Learnt, lost
 
 # Drafts that come between two fits, and that are remembered.
 FIT_EVERY, MEMORY = 64, 4096

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from c2t_plugin.planner.arrays import Array
+from c2t_plugin.planner.arrays import Array, sigmoid
 from c2t_plugin.planner.budget import falling_of
 
 # Chances are taken no nearer to 0 and 1, and the draft's own logit no further from 0.
@@ -69,11 +69,6 @@ def features_of(confidence: Tensor, log_prob: Tensor | None) -> Array:
 def chance(learnt: Learnt, features: Array) -> Array:
     """(drafts, depths) chance that a draft is accepted up to each of its tokens."""
     return np.cumprod(learnt.given(features), axis=1)
-
-
-def sigmoid(logits: Array) -> Array:
-    """Of any shape; none is too large for it."""
-    return 0.5 + 0.5 * np.tanh(0.5 * logits)
 
 
 def nll(chance: Array, hit: Array) -> Array:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.planner.arrays import Array
+from c2t_plugin.planner.arrays import Array, sigmoid
 
 # Adam's (C2T B.2 has its defaults).
 BETAS, EPSILON = (0.9, 0.999), 1e-8
@@ -35,8 +35,7 @@ class Network(NamedTuple):
     def confidence(self, scaled: Array) -> Array:
         """(...) float32 in [0, 1] of (..., features) float32 that are shifted and scaled; NaN stays."""
         hidden = np.maximum(scaled @ self.hidden_weight.T + self.hidden_bias, 0.0)
-        found: Array = sigmoid(hidden @ self.out_weight + self.out_bias[0])
-        return found
+        return sigmoid(hidden @ self.out_weight + self.out_bias[0])
 
     def gradient(self, scaled: Array, accepted: Array) -> Network:
         """Of the mean cross-entropy in nats. scaled: (tokens, features) float32. accepted: (tokens,) bool."""
@@ -45,12 +44,6 @@ class Network(NamedTuple):
         error = (sigmoid(hidden @ self.out_weight + self.out_bias[0]) - accepted) / np.float32(len(scaled))
         below = error[:, None] * self.out_weight * (before > 0)
         return Network(below.T @ scaled, below.sum(0), hidden.T @ error, error.sum(keepdims=True))
-
-
-def sigmoid(logit: Array) -> Array:
-    """Without overflow."""
-    found: Array = 0.5 * (1.0 + np.tanh(0.5 * logit))
-    return found
 
 
 class Adam:

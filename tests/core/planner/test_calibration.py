@@ -443,3 +443,17 @@ def test_who_ends_is_told_what_was_learnt_until_then():
     told(calibration, range(4, 100))
     assert calibration.fits == 1
     assert calibration.state()["seen"] == 100 * REQUESTS * D_MAX
+
+
+def test_a_thread_that_cannot_begin_is_said_where_the_server_goes_on(caplog: pytest.LogCaptureFixture):
+    thread = ThreadPoolExecutor(1)
+    thread.shutdown()
+    calibration = Calibration(D_MAX, thread=thread)
+    told(calibration, range(4))
+    assert not caplog.records
+    calibration.settle()
+    told(calibration, range(4, 100))
+    calibration.settle()
+    (line,) = [each.message for each in caplog.records]
+    assert line.startswith("C2T: learns no further, what is in force stays: cannot schedule new futures")
+    assert calibration.failed and calibration.fits == 0
