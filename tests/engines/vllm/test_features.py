@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.classifier import load_classifier  # noqa: E402
+from c2t_plugin.engines.checkpoints import shipped_classifier  # noqa: E402
 from c2t_plugin.engines.vllm.config import Settings  # noqa: E402
 from c2t_plugin.engines.vllm.planned import remember  # noqa: E402
 from c2t_plugin.engines.vllm.planning import Planning  # noqa: E402
@@ -47,16 +48,17 @@ KINDS: dict[str, dict[str, Any]] = {
 REPEATS = 3
 D_MAX = 4
 # Served one at a time, so that none is preempted: the slice of a prompt, further sampling parameters, how often.
-# Prompts of up to a chunk are read whole; of longer ones a head drafts a little otherwise (docs/vllm.md).
 EXACT: dict[str, tuple[slice, dict[str, Any], int]] = {
     "read whole": (slice(40), {}, 1),
     "logprobs": (slice(56), {"logprobs": 3}, 1),
     # whose grammar refuses nothing
     "structured": (slice(56), {"structured_outputs": {"regex": r"[\s\S]*"}}, 1),
-    "in chunks": (slice(None), {}, 1),
-    "a prefix that is cached": (slice(None), {}, 2),
+    # a chunk and a little, so that the head still attends to where the chunk ended
+    "in chunks": (slice(68), {}, 1),
+    "a prefix that is cached": (slice(98), {}, 2),
 }
-AS_A_WHOLE = ("read whole", "logprobs", "structured")
+EXACT_PROMPTS = 4
+CHUNK = OPTIONS["max_num_batched_tokens"]
 
 
 def all_prompts() -> list[list[int]]:
@@ -100,16 +102,18 @@ def exactly(llm: Any) -> dict[str, list[Steps]]:
     found: dict[str, list[Steps]] = {}
     for name, (part, more, turns) in EXACT.items():
         sampling = sampling_of(NEW_TOKENS, more)
-        prompts = [{"prompt_token_ids": ids[part]} for ids in exact_prompts()]
+        prompts = [{"prompt_token_ids": ids[part]} for ids in exact_prompts(name)]
         for _ in range(turns):
             outputs = [llm.generate([prompt], sampling, use_tqdm=False)[0] for prompt in prompts]
         found[name] = [Steps.of_output(output) for output in outputs]
     return found
 
 
-def exact_prompts() -> list[list[int]]:
-    """Others than above, whose blocks were read in chunks that hung on the batch."""
-    return [ids[:120] for ids in held_out_prompts(2, min_tokens=121, max_tokens=128, seed=3)]
+def exact_prompts(name: str) -> list[list[int]]:
+    """Others than above, whose blocks were read in chunks that hung on the batch; none finds another name's blocks."""
+    found = held_out_prompts(EXACT_PROMPTS * 3, min_tokens=121, max_tokens=128, seed=3)
+    first = {"in chunks": EXACT_PROMPTS, "a prefix that is cached": 2 * EXACT_PROMPTS}.get(name, 0)
+    return found[first : first + EXACT_PROMPTS]
 
 
 def counter(llm: Any, name: str) -> float:
@@ -251,19 +255,26 @@ def oracle() -> Oracle:
 def test_under_each_feature_requests_are_cut_where_the_classifier_says(served: SimpleNamespace, oracle: Oracle):
     if served.planner == "on":
         pytest.skip("a planner's steps hang on its clock; test_planned_counts.py gives it one")
-    # a stand-alone draft is told nothing but tokens
-    names = EXACT if served.base == "draft_model" else AS_A_WHOLE
     if served.base == "mtp":
         oracle.drafts["mtp"] = UnnormedMtpDraft(served.mimo, oracle.target)
     path, compared = Path(served.settings.classifier), 0
     assert served.settings.beta == load_classifier(path).spec.suggested_beta
-    for name in names:
-        for ids, steps in zip(exact_prompts(), served.exact[name], strict=True):
+    for name in EXACT:
+        for ids, steps in zip(exact_prompts(name), served.exact[name], strict=True):
             given = served.base, ids[EXACT[name][0]], NEW_TOKENS, D_MAX, path, served.settings.beta
-            expected = oracle.steps(*given)
+            expected = oracle.steps(*given, chunk=CHUNK)
             compared += expected is not None
             assert expected in (None, steps), name
-    assert compared > len(names)
+    assert compared > len(EXACT) * EXACT_PROMPTS // 2
+
+
+@pytest.mark.parametrize("base", ["eagle3", "eagle"])
+def test_where_a_chunk_ends_changes_the_counts_of_a_head(oracle: Oracle, base: str):
+    """So that the counts above would differ, were a head told the token that follows."""
+    path = shipped_classifier(base)
+    (part, _, _), beta = EXACT["in chunks"], load_classifier(path).spec.suggested_beta
+    given = [(base, ids[part], NEW_TOKENS, D_MAX, path, beta) for ids in exact_prompts("in chunks")]
+    assert any(oracle.steps(*each) != oracle.steps(*each, chunk=CHUNK) for each in given)
 
 
 def test_a_prompt_found_in_the_prefix_cache_is_answered_the_same(served: SimpleNamespace, plain: list[SimpleNamespace]):

@@ -43,6 +43,24 @@ class UnnormedMtpDraft(MtpDraft):
         return states[-1] / self.final_norm
 
 
+class ReadInChunks:
+    """A head whose prompt vLLM 0.32 reads in chunks.
+
+    At the last token of each chunk but the last, the head is told the prompt's last token in place of the next one
+    (`prepare_next_token_ids_padded`). What is kept of that place is not computed again, nor where it is cached.
+    """
+
+    def __init__(self, draft: Draft, prompt_length: int, chunk: int) -> None:
+        self.features = draft.features
+        self._draft, self._last, self._ends = draft, prompt_length - 1, range(chunk, prompt_length, chunk)
+
+    def chain(self, tokens: Sequence[int], features: torch.Tensor | None, length: int) -> torch.Tensor:
+        told = list(tokens)
+        for end in self._ends:
+            told[end] = tokens[self._last]
+        return self._draft.chain(told, features, length)
+
+
 @dataclass(frozen=True)
 class Steps:
     """Of one request: output, and (drafted, accepted) of every verify step that had drafts, in order.
@@ -96,16 +114,33 @@ class Oracle:
         return self.texts[key]
 
     def steps(
-        self, base: str, prompt: Sequence[int], new_tokens: int, d_max: int, classifier: Path | None, beta: float
+        self,
+        base: str,
+        prompt: Sequence[int],
+        new_tokens: int,
+        d_max: int,
+        classifier: Path | None,
+        beta: float,
+        chunk: int | None = None,
     ) -> Steps | None:
-        run = self.run(base, prompt, new_tokens, d_max, classifier, beta)
+        run = self.run(base, prompt, new_tokens, d_max, classifier, beta, chunk)
         return None if run is None else Steps.of_simulation(run)
 
     def run(
-        self, base: str, prompt: Sequence[int], new_tokens: int, d_max: int, classifier: Path | None, beta: float
+        self,
+        base: str,
+        prompt: Sequence[int],
+        new_tokens: int,
+        d_max: int,
+        classifier: Path | None,
+        beta: float,
+        chunk: int | None = None,
     ) -> Simulation | None:
-        """With the steps that had no draft."""
+        """With the steps that had no draft. chunk: tokens of the prompt that a pass reads; None: all."""
         rule = None if classifier is None else Rule(classifier, beta)
         keep = None if rule is None else rule.keep_length
-        run = simulate(self.text(prompt, new_tokens), self.draft(base), prompt, new_tokens, d_max, keep)
+        draft = self.draft(base)
+        if chunk is not None and base != "draft_model":
+            draft = ReadInChunks(draft, len(prompt), chunk)
+        run = simulate(self.text(prompt, new_tokens), draft, prompt, new_tokens, d_max, keep)
         return None if rule is not None and rule.undecided else run
