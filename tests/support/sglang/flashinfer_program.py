@@ -33,7 +33,7 @@ from c2t_kernels.attention.reference import tree_attention
 from c2t_plugin.config import PACKINGS
 from c2t_plugin.engines.sglang import algo
 from c2t_plugin.engines.sglang.drafters.tree_input import build_verify_input
-from c2t_plugin.engines.sglang.verify import backends
+from c2t_plugin.engines.sglang.verify import backends, choice
 from c2t_plugin.engines.sglang.verify.flashinfer import PackedFlashInferAttnBackend, PackedRows
 from tests.support.engines.undone import sglang_undone
 from tests.support.sglang.attention_layer import attention_layer
@@ -150,6 +150,8 @@ def make_backend(generator: torch.Generator, kind: type[Pool] = Pool) -> PackedF
         ),
     )
     backend = PackedFlashInferAttnBackend.of(flashinfer_backend.FlashInferAttnBackend(runner))
+    # as every server asks at its start
+    assert choice.verifier(backend) is backend
     backend.init_cuda_graph_state(MOST, TIERS[-1])
     return backend
 

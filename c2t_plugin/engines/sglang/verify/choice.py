@@ -95,7 +95,7 @@ def _parts(attn_backend: Any) -> tuple[Any, Any]:
     """That, and the backend of the linear layers beside it; None: there are none."""
     linear = None
     while True:
-        if hasattr(attn_backend, "prefill_backend"):
+        if hasattr(attn_backend, "spec_attn_is_decode"):  # FlashInfer's backend has prefill_backend too: a string
             decodes = attn_backend.spec_attn_is_decode
             attn_backend = attn_backend.decode_backend if decodes else attn_backend.prefill_backend
         elif hasattr(attn_backend, "linear_attn_backend"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,16 +60,19 @@ class HybridAttnBackend:
         self.prefill_backend, self.decode_backend, self.spec_attn_is_decode = prefill, decode, verifies == "decode"
 
 
-class RaggedFlashInfer:
+class FlashInferAttnBackend:
+    """By its name alone SGLang's own, which `install` replaces where it is asked to. Which kernels it takes, as 0.5.23
+    has it: under a name of the hybrid backend's."""
+
+    prefill_backend = decode_backend = "fa2"
+
+
+class RaggedFlashInfer(FlashInferAttnBackend):
     c2t_packing = "flashinfer"
 
 
 class PackedFa3:
     c2t_packing = "fa3"
-
-
-class FlashInferAttnBackend:
-    """By its name alone SGLang's own, which `install` replaces where it is asked to."""
 
 
 class TorchNativeAttnBackend:
@@ -107,6 +112,19 @@ def test_choice(wanted: str, backend: Any, expected: str | None):
     choice = choose(C2TConfig(packing=wanted), SimpleNamespace(), runner(backend))
     assert choice.backend == expected
     assert choice.reason
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("spec_attn_is_decode", "hybrid_attn_backend.py"), ("linear_attn_backend", "hybrid_linear_attn_backend.py")],
+)
+def test_the_names_by_which_we_know_wrappers_are_of_wrappers_alone(name: str, file: str):
+    spec = importlib.util.find_spec("sglang")
+    if spec is None or spec.origin is None:
+        pytest.skip("SGLang is not installed in this environment")
+    files = Path(spec.origin).parent.joinpath("srt", "layers", "attention").rglob("*.py")
+    assert [each.name for each in files if f"self.{name} =" in each.read_text(encoding="utf-8")] == [file]
 
 
 @pytest.mark.parametrize(
