@@ -48,7 +48,7 @@ THRESHOLDS = ("c2t", "prob")
 CHOICES = {
     **{"base": BASES, "mode": MODES, "packing": PACKINGS, "rows": ROWS, "attention": ATTENTIONS, "policy": POLICIES},
     **{"self_check": SELF_CHECKS, "learn": LEARNING, "trace_precision": PRECISIONS},
-    **{"request_settings": REQUEST_SETTINGS, "request_tiers": (ON, OFF)},
+    **{"request_settings": REQUEST_SETTINGS, "request_tiers": (ON, OFF), "verify_attention": (AUTO, *MASKED)},
 }
 
 
@@ -71,6 +71,7 @@ class C2TConfig:
         clips what does not fit; auto: lagged for chains on a GPU, sync for trees.
     attention: kernel of packed verification on triton; stock: the engine's own, tree: c2t_kernels.tree_attention; auto:
         on a GPU whichever wins a contest at start.
+    verify_attention: what the target verifies by, where that is not the server's attention (auto).
     self_check: ON: once at start packed verification and kernels are compared with the uniform window and with float32,
         and what fails is not used; AUTO: that on a GPU; STRICT: what fails is an error; OFF: nothing.
     trace_dir: directory that chains of served requests are recorded into, without their text; None records none.
@@ -98,6 +99,7 @@ class C2TConfig:
     packing: str = "auto"
     rows: str = AUTO
     attention: str = AUTO
+    verify_attention: str = AUTO
     self_check: str = AUTO
     learn: str = AUTO
     learned: str | None = None

@@ -19,8 +19,8 @@ def pair() -> Path | None:
 def option(name: str) -> str | None:
     """C2T_CLASSIFIER, C2T_BETA, C2T_BASE, C2T_MODE, C2T_POLICY, C2T_TOP_M, C2T_TRACE_DIR, C2T_TRACE_SHARE,
     C2T_TRACE_LIMIT, C2T_TRACE_PRECISION, C2T_PACKING, C2T_ROWS, C2T_ATTENTION, C2T_SELF_CHECK, C2T_PLANNER, C2T_LEARN,
-    C2T_LEARNED, C2T_REQUEST_SETTINGS, C2T_REQUEST_TIERS: one option of C2TConfig, None if not set; C2T_COST_CURVE,
-    C2T_RAGGED, C2T_PLAN, old names."""
+    C2T_LEARNED, C2T_REQUEST_SETTINGS, C2T_REQUEST_TIERS, C2T_VERIFY_ATTENTION: one option of C2TConfig, None if not
+    set; C2T_COST_CURVE, C2T_RAGGED, C2T_PLAN, old names."""
     return os.environ.get(f"C2T_{name.upper()}") or None
 
 

@@ -13,6 +13,7 @@ from c2t_plugin.config import (
     ATTENTIONS,
     BASES,
     LEARNING,
+    MASKED,
     MODES,
     OLD_NAMES,
     PACKING,
@@ -56,6 +57,7 @@ def add_cli_args(_result: None, parser: argparse.ArgumentParser, *_: Any, **__: 
     group.add_argument("--speculative-c2t-packing", help=f"Verify packed rows, by: {', '.join(PACKINGS)}.")
     group.add_argument("--speculative-c2t-rows", help=f"How many rows that takes is known by: {', '.join(ROWS)}.")
     group.add_argument("--speculative-c2t-attention", help=f"Kernel of packing triton: {', '.join(ATTENTIONS)}.")
+    group.add_argument("--speculative-c2t-verify-attention", help=f"The target verifies by: auto, {', '.join(MASKED)}.")
     group.add_argument("--speculative-c2t-self-check", help=f"At start, of what it computes: {', '.join(SELF_CHECKS)}.")
     group.add_argument(
         "--speculative-c2t-learn", help=f"From what is accepted, for the planner: {', '.join(LEARNING)}."

@@ -163,6 +163,10 @@ srt/speculative/eagle_info.py
   EagleVerifyInput: retrieve_next_token, max_tree_depth
 srt/layers/attention/hybrid_attn_backend.py
   HybridAttnBackend: prefill_backend, decode_backend, spec_attn_is_decode
+  HybridAttnBackend.__init__(model_runner, prefill_backend, decode_backend)
+  HybridAttnBackend._select_backend(forward_mode)
+  HybridAttnBackend.init_cuda_graph_state(max_bs, max_num_tokens)
+  HybridAttnBackend.forward_decode(q, k, v, layer, forward_batch)
 srt/layers/attention/hybrid_linear_attn_backend.py
   HybridLinearAttnBackend: full_attn_backend, linear_attn_backend
   MambaAttnBackendBase._replay_metadata

@@ -97,6 +97,15 @@ STEP_DEPTH = Patch(
 )
 
 
+# What kind of attention has factories of ours, and why.
+_ATTENTION = {
+    "triton": "its kernel takes requests of different lengths, its metadata does not",
+    "flashinfer": "it plans for requests of different lengths, SGLang fills in one",
+    "fa3": "it verifies trees of different sizes, SGLang fills in one",
+    "flashmla": "its kernel takes one length, around which packed rows can be padded",
+}
+
+
 def _hook(patch: Patch) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -180,33 +189,15 @@ PATCHES = Table(
             when=WORKER,
             ours=f"{_OURS}.results:finishing",
         ),
-        Patch(
-            "sglang.srt.layers.attention.attention_registry:ATTENTION_BACKENDS.triton",
-            why="its kernel takes requests of different lengths, its metadata does not",
-            until="SGLang's Triton backend reads a verify input's layout",
-            when=WORKER,
-            ours=f"{_OURS}.verify.backends:packing_triton",
-        ),
-        Patch(
-            "sglang.srt.layers.attention.attention_registry:ATTENTION_BACKENDS.flashinfer",
-            why="it plans for requests of different lengths, SGLang fills in one",
-            until="SGLang's FlashInfer backend reads a verify input's layout",
-            when=WORKER,
-            ours=f"{_OURS}.verify.backends:packing_flashinfer",
-        ),
-        Patch(
-            "sglang.srt.layers.attention.attention_registry:ATTENTION_BACKENDS.fa3",
-            why="it verifies trees of different sizes, SGLang fills in one",
-            until="SGLang's FlashAttention backend reads a verify input's layout for trees too",
-            when=WORKER,
-            ours=f"{_OURS}.verify.backends:packing_fa3",
-        ),
-        Patch(
-            "sglang.srt.layers.attention.attention_registry:ATTENTION_BACKENDS.flashmla",
-            why="its kernel takes one length, around which packed rows can be padded",
-            until="SGLang's FlashMLA backend reads a verify input's layout",
-            when=WORKER,
-            ours=f"{_OURS}.verify.backends:packing_flashmla",
+        *(
+            Patch(
+                f"sglang.srt.layers.attention.attention_registry:ATTENTION_BACKENDS.{name}",
+                why=why,
+                until="SGLang's backend of that name reads a verify input's layout",
+                when=WORKER,
+                ours=f"{_OURS}.verify.backends:packing_{name}",
+            )
+            for name, why in _ATTENTION.items()
         ),
         Patch(
             f"{_RUNNER}.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.get_spec_info",

@@ -167,7 +167,7 @@ _COSTS = (
     *("cuda_graph_max_bs_decode", "enable_torch_compile", "disable_overlap_schedule", "enable_deterministic_inference"),
     *("speculative_num_steps", "speculative_num_draft_tokens", "speculative_eagle_topk"),
 )
-_RESOLVED = ("base", "mode", "policy", "attention", "packing", "rows")
+_RESOLVED = ("base", "mode", "policy", "attention", "packing", "rows", "verify_attention")
 
 
 def remember(worker: Any, config: C2TConfig) -> None:

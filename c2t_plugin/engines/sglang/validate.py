@@ -174,7 +174,12 @@ def _check_packing(server_args: Any, config: C2TConfig) -> None:
         return
     if config.mode == "tree" and config.packing in PACKING and config.packing not in MASKED:
         raise ConfigError(f"{flag} packs chains only; leave it out in mode tree")
-    for field in _BACKENDS:
+    apart = args.ATTENTION_OF.get(config.verify_attention)
+    if apart not in (None, wanted):
+        raise ConfigError(
+            f"{flag} cannot be had: --speculative-c2t-verify-attention is {config.verify_attention}; leave one out"
+        )
+    for field in _BACKENDS if apart is None else ():
         # SGLang has chosen one where the command line has not.
         found = getattr(server_args, field, None)
         if found not in (None, wanted):

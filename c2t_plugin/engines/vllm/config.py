@@ -47,6 +47,7 @@ _OTHER_ENGINES = {
     "packing": "vLLM verifies chains of unequal length as they are",
     "rows": "vLLM verifies chains of unequal length as they are",
     "attention": "vLLM verifies by its own attention backends",
+    "verify_attention": "vLLM verifies by its own attention backends",
     "self_check": "vLLM verifies by its own attention backends",
     "request_tiers": "on vLLM no answer tells rows",
     "policy": "vLLM drafts chains, and they have one",

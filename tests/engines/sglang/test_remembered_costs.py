@@ -23,6 +23,7 @@ SETTINGS = {
 }
 CONFIGURATION = {
     **{"base": "EAGLE3", "mode": "chain", "policy": "c2t", "attention": "stock", "packing": "triton", "rows": "lagged"},
+    "verify_attention": "auto",
     **{"classifier": "/some/classifier", "learned": None},
 }
 # (size, length, round) of the passes of one request that were measured
@@ -90,7 +91,7 @@ def test_a_server_that_differs_in_nothing_that_costs_begins_with_it(folder: Path
     [
         *({name: "another"} for name in ("dtype", "kv_cache_dtype", "page_size", "attention_backend", "tp_size")),
         *({name: "another"} for name in ("max_running_requests", "disable_cuda_graph", "speculative_num_steps")),
-        *({name: "another"} for name in ("base", "mode", "policy", "attention", "packing", "rows", "backend")),
+        *({name: "another"} for name in ("base", "mode", "policy", "attention", "packing", "rows", "verify_attention", "backend")),
         # which this release may not have
         {"moe_runner_backend": "another"},
         {"model_path": "draft"},

@@ -65,6 +65,7 @@ def flash_attn_with_kvcache(
     sinks: Tensor | None = None,
     ver: int = 3,
     out: Tensor | None = None,
+    scheduler_metadata: Tensor | None = None,
 ) -> Any:
     """q: (rows, heads, dim), qv: (rows, heads, latent). k_cache, v_cache: (pages, page, kv_heads, ...) of q's dtype,
     whatever that is. Scales have a row for each of its requests, as the kernel asks for."""

@@ -25,58 +25,53 @@ def packing_triton(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return create
 
 
-def packing_flashinfer(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same for FlashInfer's."""
+def _packing(name: str, ours: Callable[[C2TConfig, Any, Any], Any]) -> Callable[[Any], Any]:
+    """The same for its factory of backends of that name. ours: what stands in the place of what the factory made."""
 
-    @functools.wraps(stock)
-    def create(runner: Any) -> Any:
-        backend = stock(runner)
-        if args.config_of(runner.server_args).packing not in ("auto", "flashinfer"):
-            return backend
-        # Which of the two, or neither, SGLang has imported with it. Their constructors ask for their own class alone.
-        name = f"{type(backend).__module__}.{type(backend).__qualname__}"
-        if name == "sglang.srt.layers.attention.flashinfer_backend.FlashInferAttnBackend":
-            from c2t_plugin.engines.sglang.verify.flashinfer import PackedFlashInferAttnBackend
+    def patched(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(stock)
+        def create(runner: Any) -> Any:
+            backend, config = stock(runner), args.config_of(runner.server_args)
+            return ours(config, runner, backend) if config.packing in ("auto", name) else backend
 
-            return PackedFlashInferAttnBackend.of(backend)
-        if name == "sglang.srt.layers.attention.flashinfer_mla_backend.FlashInferMLAAttnBackend":
-            from c2t_plugin.engines.sglang.verify.flashinfer_mla import PackedFlashInferMLABackend
+        return create
 
-            return become(backend, PackedFlashInferMLABackend)
+    return patched
+
+
+def _flashinfer(_config: C2TConfig, _runner: Any, backend: Any) -> Any:
+    # Which of the two, or neither, SGLang has imported with it. Their constructors ask for their own class alone.
+    name = f"{type(backend).__module__}.{type(backend).__qualname__}"
+    if name == "sglang.srt.layers.attention.flashinfer_backend.FlashInferAttnBackend":
+        from c2t_plugin.engines.sglang.verify.flashinfer import PackedFlashInferAttnBackend
+
+        return PackedFlashInferAttnBackend.of(backend)
+    if name == "sglang.srt.layers.attention.flashinfer_mla_backend.FlashInferMLAAttnBackend":
+        from c2t_plugin.engines.sglang.verify.flashinfer_mla import PackedFlashInferMLABackend
+
+        return become(backend, PackedFlashInferMLABackend)
+    return backend
+
+
+def _flashmla(config: C2TConfig, runner: Any, backend: Any) -> Any:
+    if config.mode != "chain" or runner.is_draft_worker:
         return backend
+    from c2t_plugin.engines.sglang.verify.flashmla import PackedFlashMLABackend
 
-    return create
+    return become(backend, PackedFlashMLABackend)
 
 
-def packing_flashmla(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same for FlashMLA's."""
-
-    @functools.wraps(stock)
-    def create(runner: Any) -> Any:
-        backend, config = stock(runner), args.config_of(runner.server_args)
-        if config.mode == "chain" and config.packing in ("auto", "flashmla") and not runner.is_draft_worker:
-            from c2t_plugin.engines.sglang.verify.flashmla import PackedFlashMLABackend
-
-            return become(backend, PackedFlashMLABackend)
+def _fa3(config: C2TConfig, runner: Any, backend: Any) -> Any:
+    if config.mode != "tree" or runner.is_draft_worker:  # chains it packs as it is
         return backend
+    from c2t_plugin.engines.sglang.verify.fa3 import PackedFa3Backend
 
-    return create
+    return PackedFa3Backend.of(backend, runner.model)
 
 
-def packing_fa3(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """SGLang's factory of FlashAttention 3 backends, which then makes ours where they pack trees; chains they pack as
-    they are."""
-
-    @functools.wraps(stock)
-    def create(runner: Any) -> Any:
-        backend, config = stock(runner), args.config_of(runner.server_args)
-        if config.mode != "tree" or config.packing not in ("auto", "fa3") or runner.is_draft_worker:
-            return backend
-        from c2t_plugin.engines.sglang.verify.fa3 import PackedFa3Backend
-
-        return PackedFa3Backend.of(backend, runner.model)
-
-    return create
+packing_flashinfer = _packing("flashinfer", _flashinfer)
+packing_flashmla = _packing("flashmla", _flashmla)
+packing_fa3 = _packing("fa3", _fa3)
 
 
 def packed_triton(config: C2TConfig, runner: Any) -> Any:

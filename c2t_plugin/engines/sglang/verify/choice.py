@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from c2t_plugin.config import MASKED, OFF, TREE_ATTENTION, UNIFORM, C2TConfig
+from c2t_plugin.config import AUTO, MASKED, OFF, TREE_ATTENTION, UNIFORM, C2TConfig
 from c2t_plugin.engines.sglang import args, ranks
 from c2t_plugin.engines.sglang.patches import PACKING, PATCHES
 from c2t_plugin.engines.sglang.verify.packing import PackedVerify
@@ -59,8 +59,8 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
     wanted = config.packing
     if wanted in UNIFORM:
         return Choice(None, "as asked for")
-    backend, linear = _parts(runner.attn_backend)
-    found = _packing_attention(backend)
+    backend, linear = parts(runner.attn_backend)
+    found = packing_attention(backend)
     kind = type(backend).__name__
     masked = config.mode == "tree"
     obstacle: str | None = None
@@ -88,10 +88,10 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
 
 def verifier(attn_backend: Any) -> Any:
     """The backend of attention that verifies, where prefill and decoding, or linear layers, have others."""
-    return _parts(attn_backend)[0]
+    return parts(attn_backend)[0]
 
 
-def _parts(attn_backend: Any) -> tuple[Any, Any]:
+def parts(attn_backend: Any) -> tuple[Any, Any]:
     """That, and the backend of the linear layers beside it; None: there are none."""
     linear = None
     while True:
@@ -104,7 +104,8 @@ def _parts(attn_backend: Any) -> tuple[Any, Any]:
             return attn_backend, linear
 
 
-def _packing_attention(backend: Any) -> str | None:
+def packing_attention(backend: Any) -> str | None:
+    """By which of `packing` it packs rows; None: by none."""
     own: str | None = getattr(backend, "c2t_packing", None)
     if own is not None:
         return own
@@ -175,9 +176,17 @@ def prepare(algorithm: Any, choice: Choice) -> None:
     PATCHES.apply(PACKING)
 
 
+def _verify_apart(config: C2TConfig, runner: Any) -> None:
+    if config.verify_attention != AUTO:
+        from c2t_plugin.engines.sglang.verify import apart
+
+        apart.install(config.verify_attention, runner)
+
+
 def start(config: C2TConfig, server_args: Any, target_worker: Any) -> PackedVerify | None:
     """Choose, prepare SGLang, and say in the log which it is; None: the uniform window. When `prepare` says."""
     runner = target_worker.model_runner
+    _verify_apart(config, runner)
     choice = choose(config, server_args, runner)
     _check_attention(config, choice, runner)
     prepare(runner.spec_algorithm, choice)
@@ -187,6 +196,7 @@ def start(config: C2TConfig, server_args: Any, target_worker: Any) -> PackedVeri
             # SGLang's kernels would read the columns of the prefix that our backend's masks lack
             args.override(server_args, "packing", OFF)
             target_worker.init_attention_backends()
+            _verify_apart(config, runner)
         return None
     kernel = f", kernel {verifier(runner.attn_backend).c2t_kernel}" if choice.backend == "triton" else ""
     logger.info("C2T: packed verification by %s (%s%s)", choice.backend, choice.reason, kernel)

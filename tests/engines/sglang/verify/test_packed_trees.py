@@ -18,11 +18,13 @@ from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from tests.engines.sglang.test_packed_server import forwards, told  # noqa: E402
 from tests.engines.sglang.test_tree_counts import tree_server  # noqa: E402
 from tests.support.sglang import (  # noqa: E402
+    attention_twins,
     faults,
     flashinfer_verify,
     flashinfer_wrapper,
     ragged_faults,
     triton_verify,
+    verifier_twins,
 )
 from tests.support.sglang import verify_counts as vc  # noqa: E402
 from tests.support.sglang.simulate import Target  # noqa: E402
@@ -153,4 +155,21 @@ def test_flashinfer_verifies_the_same(setting: SimpleNamespace, served: SimpleNa
     text = (setting.folder / "flashinfer.log").read_text(errors="replace")
     assert "planted: the target verifies on a stub for FlashInfer" in text
     assert "C2T: packed verification by flashinfer" in text
+    assert [told(a) for a in answers] == [told(a) for a in served.answers["off", PROMPTS][chosen]]
+
+
+def test_fa3_verifies_the_same(setting: SimpleNamespace, served: SimpleNamespace, tmp_path: Path):
+    """SGLang's own backend, its cascade filled from the nodes' mask, on a twin of its kernel."""
+    chosen = slice(1, 3)
+    prompts = setting.prompts[chosen]
+    plugin = faults.install(tmp_path, verifier_twins.__file__)
+    for module in (attention_twins, flashinfer_wrapper):
+        shutil.copy(module.__file__, plugin)
+    env = {"PYTHONPATH": str(plugin), "TRITON_INTERPRET": "1", "C2T_VERIFY_ATTENTION": "fa3"}
+    with serve(setting, "fa3", **env) as running:
+        vc.control(running, beta=BETA)
+        answers = vc.answers(running, prompts, len(prompts))
+    text = (setting.folder / "fa3.log").read_text(errors="replace")
+    assert "planted: a twin of fa3's kernel" in text
+    assert "C2T: packed verification by fa3 (attention backend PackedFa3Backend)" in text
     assert [told(a) for a in answers] == [told(a) for a in served.answers["off", PROMPTS][chosen]]
