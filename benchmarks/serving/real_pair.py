@@ -69,12 +69,14 @@ def real_runner(
     context: tokens of a request at most. tokens: of all together; None: so many of each.
     """
     tokens = requests * context if tokens is None else tokens
+    # the draft has a layer of keys too, and blocks are not of one token
+    blocks = max(tokens, 2 * context)
     room = {
         "sglang": (
             *("--max-total-tokens", str(tokens), "--context-length", str(context)),
             *("--watchdog-timeout", str(PATIENCE_S)),
         ),
-        "vllm": ("--max-model-len", str(context), "--kv-cache-memory-bytes", str(tokens * KV_BYTES)),
+        "vllm": ("--max-model-len", str(context), "--kv-cache-memory-bytes", str(blocks * KV_BYTES)),
     }
     flags = (*engine.room(requests), *room[engine.name])
     return Runner(engine, Device.CPU, engine.layout(pair, out) / "target", out / "logs", flags)
