@@ -19,23 +19,17 @@ _RUNNER = "sglang.srt.model_executor"
 _OURS = "c2t_plugin.engines.sglang"
 
 # Occasions. Every process of a server loads plugins; those that have a model choose a worker; some pack rows.
-# Some, of a release that has what that takes, let the draft read plain steps later.
-LOAD, WORKER, PACKING, PLAIN = "load", "worker", "packing", "plain"
+# Some, of a release that has what that takes, let the draft read plain steps later. Some verify by an attention apart.
+LOAD, WORKER, PACKING, PLAIN, APART = "load", "worker", "packing", "plain", "apart"
 
 _OPTIONS = "SGLang lets a plugin add options to its command line"
 _BLOCK = "the end of the block"
 
 # --- while a draft worker is made, captures or drafts
 
-EAGLE_DRAFT_WORKER = Patch(
-    f"{_SPEC}.eagle_worker_v2:EagleDraftWorker",
-    why="the worker's constructor names the class of its draft worker",
-    until=_BLOCK,
-)
-STANDALONE_DRAFT_WORKER = Patch(
-    f"{_SPEC}.standalone_worker_v2:StandaloneDraftWorker",
-    why="the worker's constructor names the class of its draft worker",
-    until=_BLOCK,
+EAGLE_DRAFT_WORKER, STANDALONE_DRAFT_WORKER = (
+    Patch(f"{_SPEC}.{name}", why="the worker's constructor names the class of its draft worker", until=_BLOCK)
+    for name in ("eagle_worker_v2:EagleDraftWorker", "standalone_worker_v2:StandaloneDraftWorker")
 )
 RESOLVE_DRAFT_GRAPHS = Patch(
     f"{_SPEC}.eagle_draft_cuda_graph_runner:resolve_decode_backend",
@@ -207,25 +201,21 @@ PATCHES = Table(
             ours=f"{_OURS}.verify.backends:with_capture_layout",
         ),
         Patch(
+            f"{_RUNNER}.model_runner:ModelRunner._get_attention_backend",
+            why="each depth and width has backends of its own, of which one is to verify where that is asked for",
+            until="SGLang has an option for the attention that verifies alone",
+            when=APART,
+            ours=f"{_OURS}.verify.apart:verifying_apart",
+        ),
+        Patch(
             "sglang.srt.managers.schedule_batch:Req.owned_kv_len",
             why="what the draft has not read of a text that has ended is no prefix for others",
             until="SGLang's own skipped draft extend leaves no holes in the draft's keys",
             when=PLAIN,
             ours=f"{_OURS}.results:read_by_the_draft",
         ),
-        EAGLE_DRAFT_WORKER,
-        STANDALONE_DRAFT_WORKER,
-        RESOLVE_DRAFT_GRAPHS,
-        CAPTURE_ONE,
-        DEVICE_MODULE,
-        EXTEND_WIDTH,
-        DRAFT_FORWARD,
-        EXTEND_GRAPH,
-        BUILD_VERIFY_INPUT,
-        TARGET_FORWARD,
-        CAN_RUN_GRAPH,
-        PLAN_CAPTURED,
-        STEP_DEPTH,
+        *(EAGLE_DRAFT_WORKER, STANDALONE_DRAFT_WORKER, RESOLVE_DRAFT_GRAPHS, CAPTURE_ONE, DEVICE_MODULE, EXTEND_WIDTH),
+        *(DRAFT_FORWARD, EXTEND_GRAPH, BUILD_VERIFY_INPUT, TARGET_FORWARD, CAN_RUN_GRAPH, PLAN_CAPTURED, STEP_DEPTH),
     ),
     hook=_hook,
 )

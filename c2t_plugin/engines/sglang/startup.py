@@ -34,11 +34,12 @@ def prepare(
     make_scorer: Callable[[NodeClassifier, float, C2TConfig], Scorer],
     *,
     most: int,
+    topk: int,
     leads: bool,
     alone: bool = True,
 ) -> Parts:
     """For one rank; `leads`: it reports and records; `alone`: it is the only one. most: how many draft tokens of a
-    request can be verified."""
+    request can be verified. topk: of a draft pass, which SGLang 0.5.23 does not write into the arguments."""
     config = args.config_of(server_args)
     draft = server_args.speculative_draft_model_path
     kind = classifier_kind(base, draft, server_args.model_path)
@@ -85,7 +86,7 @@ def prepare(
     # Kernels of other devices run when they have time, some of them out of a graph: the host's clock knows nothing.
     counts = Counts(most, exporter, classifier_s=0.0 if scorer.beta.device.type == "cpu" else None)
     given = server_args, base, config, scorer, classifier, counts
-    planner = _planner(*given, most=most, leads=leads, alone=alone)
+    planner = _planner(*given, most=most, topk=topk, leads=leads, alone=alone)
     if planner is not None and planner.learns and exporter is not None:
         planner.listeners.append(functools.partial(publish_learnt, exporter))
     return Parts(scorer, counts, recorder, planner, configuration)
@@ -202,6 +203,7 @@ def _planner(
     counts: Counts,
     *,
     most: int,
+    topk: int,
     leads: bool,
     alone: bool,
 ) -> StepPlanner | None:
@@ -222,7 +224,7 @@ def _planner(
     if config.mode == "tree":
         from c2t_plugin.planner.tree_planner import TreePlanner
 
-        return TreePlanner(curve, path, **shape, topk=server_args.speculative_eagle_topk)
+        return TreePlanner(curve, path, **shape, topk=topk)
     shape["depths"] = switched_depths(scorer.d_max)
     if not learns:
         return StepPlanner(curve, path, **shape)

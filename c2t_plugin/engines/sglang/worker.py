@@ -13,8 +13,7 @@ it the rest:
               next draft is the argmax of, so their statistics are kept for that, the seed of each request's slot.
               Plain steps do without: what they gave is read in one pass, before the next draft (behind.py)
 
-Links behind a request's cut are taken out, so that acceptance never passes it. Output is what the target alone would
-give; only which candidates are tried changes.
+Links behind a request's cut are taken out, so that acceptance never passes it. Output is the target's alone.
 """
 
 from __future__ import annotations
@@ -184,6 +183,7 @@ class DraftMixin(_StockDraftWorker):
             self.speculative_algorithm.base.name,
             functools.partial(kind.scorer_of, self),
             most=self.speculative_num_draft_tokens - 1,
+            topk=self.topk,
             leads=ranks.leads(),
             alone=ranks.alone(),
         )

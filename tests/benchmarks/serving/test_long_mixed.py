@@ -13,7 +13,7 @@ from benchmarks.serving import long_mixed
 from benchmarks.serving.answers import Completion, Pass
 from benchmarks.serving.engines import ENGINES
 from benchmarks.serving.open_loop import Mix, figures, grown, paired_tpot
-from benchmarks.serving.real_pair import ChatPrompts, real_runner
+from benchmarks.serving.real_pair import KV_BYTES, ChatPrompts, real_runner
 from benchmarks.simulation.fleet.arrivals import PATTERNS
 from c2t_plugin.errors import C2TError
 from tests.support.turns import Stage, set_up
@@ -117,6 +117,13 @@ def test_a_server_has_room_for_the_longest_request(engine: str, length: str, roo
     runner = real_runner(ENGINES[engine], tmp_path / "pair", tmp_path, 8, context=5000, tokens=9000)
     flags = dict(zip(runner.flags, runner.flags[1:], strict=False))
     assert (flags[length], flags[room]) == ("5000", "9000")
+
+
+def test_vllm_has_room_for_one_request_and_its_draft(tmp_path: Path) -> None:
+    runner = real_runner(ENGINES["vllm"], tmp_path / "pair", tmp_path, 1)
+    flags = dict(zip(runner.flags, runner.flags[1:], strict=False))
+    # the draft's one layer beside the target's 30, and half a block that is not full
+    assert int(flags["--kv-cache-memory-bytes"]) > 31 / 30 * (int(flags["--max-model-len"]) + 64) * KV_BYTES
 
 
 def test_an_arm_that_fails_costs_its_row_alone(stage: Stage, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
 ROOT = Path(__file__).resolve().parents[3]
 
 # Named: what a server on a GPU with packed rows on Triton loads when it needs it, which no process on a CPU would show.
+# Not what only an option brings.
 PROGRAM = """
 import importlib, json, sys
 from c2t_plugin.engines.sglang import plugin
@@ -25,7 +26,7 @@ plugin.register()
 for name in sys.argv[1:]:
     importlib.import_module(name)
 from c2t_plugin.engines.sglang.patches import PATCHES
-handlers = [patch.handler for patch in PATCHES.patches if patch.ours]
+handlers = [patch.handler for patch in PATCHES.patches if patch.ours and patch.when != "apart"]
 ours = {name: module.__file__ for name, module in sys.modules.items() if name.partition(".")[0].startswith("c2t_")}
 others = [name for name in ("benchmarks", "tests", "hypothesis", "matplotlib") if name in sys.modules]
 print(json.dumps([ours, others]))

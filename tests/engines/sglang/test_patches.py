@@ -15,7 +15,7 @@ pytestmark = pytest.mark.sglang
 
 from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_plugin.engines.contract import broken_symbols, package_root  # noqa: E402
-from c2t_plugin.engines.sglang.patches import LOAD, PACKING, PATCHES, PLAIN, WORKER  # noqa: E402
+from c2t_plugin.engines.sglang.patches import APART, LOAD, PACKING, PATCHES, PLAIN, WORKER  # noqa: E402
 from c2t_plugin.errors import ContractError  # noqa: E402
 from tests.support.engines.drift import drifted, needed, symbol_of  # noqa: E402
 from tests.support.engines.undone import sglang_undone  # noqa: E402
@@ -47,12 +47,12 @@ def test_every_target_is_a_name_of_the_oldest_release():
 def test_each_has_its_reason_and_its_end_and_stands_once():
     assert all(patch.why and patch.until for patch in PATCHES.patches)
     assert {patch.target for patch in PATCHES.patches if not patch.target.startswith("sglang.")} == OTHERS
-    assert {patch.when for patch in PATCHES.patches} == {"", LOAD, WORKER, PACKING, PLAIN}
+    assert {patch.when for patch in PATCHES.patches} == {"", LOAD, WORKER, PACKING, PLAIN, APART}
     targets = [patch.target for patch in PATCHES.patches]
     assert len(targets) == len(set(targets))
 
 
-def test_every_handler_is_a_function_of_ours():
+def test_every_handler_is_a_function_of_ours(applied: Any):
     handlers = [patch.handler for patch in PATCHES.patches if patch.ours]
     assert len(handlers) == len({patch for patch in PATCHES.patches if patch.when})
     assert all(inspect.isfunction(each) and each.__module__.startswith("c2t_plugin.") for each in handlers)
@@ -71,7 +71,7 @@ def test_a_process_applies_them_once_and_tests_take_them_back(applied: Any, capl
     bound = [patch for patch in PATCHES.patches if patch.when and not patch.hook]
     stock = {patch: _value(patch) for patch in bound}
     for _ in range(2):
-        for when in (LOAD, WORKER, PACKING, PLAIN):
+        for when in (LOAD, WORKER, PACKING, PLAIN, APART):
             PATCHES.apply(when)
     ours = {patch: _value(patch) for patch in bound}
     assert all(ours[patch] is not stock[patch] for patch in bound)

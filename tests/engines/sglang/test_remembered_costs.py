@@ -91,7 +91,10 @@ def test_a_server_that_differs_in_nothing_that_costs_begins_with_it(folder: Path
     [
         *({name: "another"} for name in ("dtype", "kv_cache_dtype", "page_size", "attention_backend", "tp_size")),
         *({name: "another"} for name in ("max_running_requests", "disable_cuda_graph", "speculative_num_steps")),
-        *({name: "another"} for name in ("base", "mode", "policy", "attention", "packing", "rows", "verify_attention", "backend")),
+        *(
+            {name: "another"}
+            for name in ("base", "mode", "policy", "attention", "packing", "rows", "verify_attention", "backend")
+        ),
         # which this release may not have
         {"moe_runner_backend": "another"},
         {"model_path": "draft"},

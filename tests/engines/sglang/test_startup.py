@@ -64,7 +64,8 @@ def prepare(
         revision=target_revision,
         speculative_draft_model_path=None if draft is None else str(draft),
         speculative_draft_model_revision=revision,
-        speculative_eagle_topk=4,
+        # as 0.5.23 leaves what was not given
+        speculative_eagle_topk=None,
         served_model_name="m",
         enable_metrics=False,
         enable_deterministic_inference=deterministic,
@@ -75,7 +76,7 @@ def prepare(
         return ChainScorer(classifier, slots=8, rows=8, max_depth=4, beta=beta, device="cpu")
 
     base = "EAGLE" if draft is None else "EAGLE3"
-    return startup.prepare(server_args, base, make_scorer, most=4, leads=leads, alone=alone)
+    return startup.prepare(server_args, base, make_scorer, most=4, topk=4, leads=leads, alone=alone)
 
 
 @pytest.fixture

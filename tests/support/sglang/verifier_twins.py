@@ -1,4 +1,4 @@
-"""A plugin for tests only: SGLang's fa3 and FlashInfer backends run on twins of their kernels, so that a server of the
+"""A plugin for tests only: SGLang's backends fa3 and FlashInfer run on twins of their kernels, so that a server of the
 CPU engine can verify by them.
 
 attention_twins.py and flashinfer_wrapper.py have to lie beside it. Kernels of SGLang's own that list pages are
@@ -42,8 +42,12 @@ def _flashinfer(runner: Any) -> Any:
     from flashinfer_wrapper import PagedWrapper
     from sglang.srt.layers.attention import flashinfer_backend
 
+    _without_wrappers(flashinfer_backend)
     flashinfer_backend.BatchPrefillWithPagedKVCacheWrapper = PagedWrapper
-    for name in ("BatchPrefillWithRaggedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper"):
-        setattr(flashinfer_backend, name, lambda *_, **__: None)
     print("planted: a twin of FlashInfer's wrapper", flush=True)
     return flashinfer_backend.FlashInferAttnBackend(runner)
+
+
+def _without_wrappers(module: Any) -> None:
+    for kind in ("BatchPrefillWithPaged", "BatchPrefillWithRagged", "BatchDecodeWithPaged"):
+        setattr(module, f"{kind}KVCacheWrapper", lambda *_, **__: None)

@@ -78,8 +78,8 @@ def _drafts(worker: Any, made: MadeUp) -> Iterator[Drafts]:
     """Out of the graph, eager, and eager in another order."""
     draft, scorer = worker._draft_worker, worker.c2t.scorer
     slots = torch.arange(1, made.requests + 1, device=made.device)
-    vocabulary = getattr(draft.draft_runner.model_config.hf_config, "draft_vocab_size", None)
-    vocabulary = vocabulary or draft.draft_runner.model_config.vocab_size
+    words = getattr(draft, "hot_token_id", None)  # of a reduced vocabulary, which its configuration may not tell
+    vocabulary = draft.draft_runner.model_config.vocab_size if words is None else len(words)
     generator = torch.Generator().manual_seed(1)
     scorer.write_seed(slots, 4 * torch.randn(made.requests, vocabulary, generator=generator).to(made.device))
     size, dtype = get_draft_recurrent_hidden_state_spec(draft.draft_runner)

@@ -6,12 +6,15 @@ and its "prefill" child does all else.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 
 from c2t_plugin.engines.sglang import args
+from c2t_plugin.engines.sglang.patches import APART, PATCHES
 from c2t_plugin.engines.sglang.verify import choice
 from c2t_plugin.errors import ConfigError
 
@@ -41,15 +44,33 @@ class VerifyApartBackend(HybridAttnBackend):
 
 
 def install(name: str, runner: Any) -> None:
-    """Have the target's model runner verify by the attention of that name, as `packing` names it. Before its graphs
-    are captured; nothing changes where it does already.
+    """Have the target's model runner verify by the attention of that name, as `packing` names it, at each depth and
+    width. Before its graphs are captured; nothing changes where it does already.
 
     Raises ConfigError where it cannot be had.
     """
-    stock = runner.attn_backend
+    runner.attn_backend = _apart(name, runner, runner.attn_backend)
+    PATCHES.apply(APART)
+
+
+def verifying_apart(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """SGLang's method of a model runner that makes a backend for a further state of the worker."""
+
+    @functools.wraps(stock)
+    def get_attention_backend(self: Any, *positional: Any, **keyword: Any) -> Any:
+        backend = stock(self, *positional, **keyword)
+        if self.is_draft_worker:
+            return backend
+        return _apart(args.config_of(self.server_args).verify_attention, self, backend)
+
+    return get_attention_backend
+
+
+def _apart(name: str, runner: Any, stock: Any) -> Any:
+    """What has `name` for verification and `stock` for all else; `stock` itself where it verifies so already."""
     verifier, linear = choice.parts(stock)
     if choice.packing_attention(verifier) == name:
-        return
+        return stock
     if runner.use_mla_backend:
         raise ConfigError(
             f"{_FLAG} {name} cannot be had: with latent keys SGLang's models choose by the server's backends; leave it "
@@ -61,8 +82,9 @@ def install(name: str, runner: Any) -> None:
         verifying = ATTENTION_BACKENDS[args.ATTENTION_OF[name]](runner)
     except (AssertionError, ImportError, KeyError, ValueError) as reason:
         raise ConfigError(f"{_FLAG} {name} cannot be had: {reason or type(reason).__name__}; leave it out") from reason
-    runner.attn_backend = VerifyApartBackend(runner, stock, verifying)
+    found = VerifyApartBackend(runner, stock, verifying)
     bind = getattr(getattr(runner, "kv_index_translator", None), "bind_and_verify_backends", None)
     if bind is not None:
         # as SGLang 0.5.23 does with each backend of a runner
-        bind([runner.attn_backend, verifying])
+        bind([found, verifying])
+    return found

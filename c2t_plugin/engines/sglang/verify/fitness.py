@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+from sglang.srt.runtime_context import get_spec
 
 from c2t_kernels.attention.arguments import HEAD_DIMS
 from c2t_plugin.engines.sglang import ranks
@@ -32,7 +33,7 @@ def wins(runner: Any) -> bool:
     held = heads, runner.dtype, str(runner.device)
     if held not in _VERDICTS:
         # the backends of the server's own depth, the deepest, come first
-        width = runner.server_args.speculative_num_draft_tokens
+        width = get_spec().speculative_num_draft_tokens
         won = contest.won(as_stock, extend_attention_fwd, heads, width, runner.dtype, torch.device(runner.device))
         _VERDICTS[held] = bool(ranks.agree_on(int(won)))
     return _VERDICTS[held]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,6 +54,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     spec = SimpleNamespace(speculative_attention_mode="prefill", speculative_algorithm="EAGLE3")
     monkeypatch.setattr(hybrid_attn_backend, "get_spec", lambda: spec)
+    monkeypatch.setattr(module, "PATCHES", SimpleNamespace(apply=lambda _: None))
     return module
 
 
@@ -98,6 +98,17 @@ def test_a_server_that_verifies_so_already_stays_as_it_is(apart: Any, registered
     target = runner(Backend("triton", packs="triton"))
     apart.install("triton", target)
     assert isinstance(target.attn_backend, Backend)
+
+
+def test_so_has_each_depth_and_width(apart: Any, registered: Callable[[str, Any], None]):
+    """Whose backends SGLang makes later, by a method of the target's runner; the draft's has its own."""
+    registered("triton", lambda _: Backend("triton", packs="triton"))
+    target, draft = (runner(Backend("fa3")) for _ in range(2))
+    target.is_draft_worker, draft.is_draft_worker = False, True
+    target.server_args = draft.server_args = SimpleNamespace(_c2t={"verify_attention": "triton"})
+    make = apart.verifying_apart(lambda self, init_new_workspace=False: Backend("fa3", waits=init_new_workspace))
+    assert choice.verifier(make(target, init_new_workspace=True)).name == "triton"
+    assert make(draft, init_new_workspace=True).name == "fa3"
 
 
 def needs_another_gpu(_: Any) -> Any:
@@ -148,6 +159,10 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     )
 
 
+def environment(setting: SimpleNamespace) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(setting.plugins), "TRITON_INTERPRET": "1", "C2T_SELF_CHECK": "strict"}
+
+
 @pytest.mark.parametrize(
     ("name", "flags"),
     [
@@ -158,11 +173,10 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     ],
     ids=["fa3", "flashinfer", "fa3 for all"],
 )
-def test_a_server_verifies_by_it(setting: SimpleNamespace, name: str, flags: tuple[str, str]):
+def test_a_server_verifies_by_it(setting: SimpleNamespace, name: str, flags: tuple[str, ...]):
     """SGLang's own backend in a server, which is proved at start: only its kernel is a twin. Plain text, and counts of
     the simulation."""
-    env = {**os.environ, "PYTHONPATH": str(setting.plugins), "TRITON_INTERPRET": "1", "C2T_SELF_CHECK": "strict"}
-    log: Path = setting.folder / f"{name}{flags[0]}.log"
+    env, log = environment(setting), setting.folder / f"{name}{flags[0]}.log"
     with vc.server(pair_dir(), "eagle3", D_MAX, setting.classifier, log, *flags, env=env) as running:
         found = [vc.Counts.of_answer(answer) for answer in vc.answers(running, setting.prompts, len(setting.prompts))]
         state = running.request("/get_server_info")["internal_states"][0]["c2t"]["configuration"]
