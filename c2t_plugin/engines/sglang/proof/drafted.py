@@ -74,12 +74,17 @@ def differing(graph: Drafts, eager: Drafts, again: Drafts, *, dtype: torch.dtype
     return None
 
 
+def words_of(draft: Any) -> int:
+    """How many words a draft worker's logits have, fewer than its configuration says under a token map."""
+    words = getattr(draft, "hot_token_id", None)
+    return int(draft.draft_runner.model_config.vocab_size if words is None else len(words))
+
+
 def _drafts(worker: Any, made: MadeUp) -> Iterator[Drafts]:
     """Out of the graph, eager, and eager in another order."""
     draft, scorer = worker._draft_worker, worker.c2t.scorer
     slots = torch.arange(1, made.requests + 1, device=made.device)
-    words = getattr(draft, "hot_token_id", None)  # of a reduced vocabulary, which its configuration may not tell
-    vocabulary = draft.draft_runner.model_config.vocab_size if words is None else len(words)
+    vocabulary = words_of(draft)
     generator = torch.Generator().manual_seed(1)
     scorer.write_seed(slots, 4 * torch.randn(made.requests, vocabulary, generator=generator).to(made.device))
     size, dtype = get_draft_recurrent_hidden_state_spec(draft.draft_runner)

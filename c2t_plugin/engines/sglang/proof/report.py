@@ -16,7 +16,7 @@ from c2t_kernels.twins import TWINS, compute_in_torch
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.config import OFF, STRICT, TREE_ATTENTION, C2TConfig
 from c2t_plugin.engines.sglang import args, ranks
-from c2t_plugin.engines.sglang.proof.drafted import compare
+from c2t_plugin.engines.sglang.proof.drafted import compare, words_of
 from c2t_plugin.engines.sglang.proof.packed import Findings, prove
 from c2t_plugin.engines.sglang.verify.choice import verifier
 from c2t_plugin.errors import ConfigError
@@ -139,7 +139,6 @@ def device_name(device: str) -> str:
 def _shapes(worker: Any) -> Shapes:
     """Of this server, as far as the kernels' shapes follow from it."""
     target, scorer = worker.target_worker.model_runner, worker.c2t.scorer
-    draft = worker._draft_worker.draft_runner
     layer = next((each for each in target.model.modules() if isinstance(each, RadixAttention)), None)
     fits = layer is not None and layer.qk_head_dim in HEAD_DIMS
     heads = (layer.tp_q_head_num, layer.tp_k_head_num) if layer is not None and fits else (8, 2)
@@ -148,7 +147,7 @@ def _shapes(worker: Any) -> Shapes:
     return Shapes(
         torch.device(worker.device),
         network or NodeClassifier(ClassifierSpec()).network(worker.device),
-        vocabulary=getattr(draft.model_config.hf_config, "draft_vocab_size", None) or draft.model_config.vocab_size,
+        vocabulary=words_of(worker._draft_worker),
         requests=min(worker.req_to_token_pool.size, 64),
         width=max(worker.speculative_num_draft_tokens, 3),
         dtype=target.dtype,

@@ -272,6 +272,15 @@ def differing(proof: Any, graph: Any, again: Any = None) -> str | None:
     return found
 
 
+@pytest.mark.parametrize(("words", "expected"), [(None, 1000), (range(32), 32)])
+def test_a_draft_is_asked_for_words_that_it_has(proof: Any, words: Any, expected: int):
+    """Where a token map leaves fewer than its configuration says; another would end a GPU's context."""
+    runner = SimpleNamespace(model_config=SimpleNamespace(vocab_size=1000))
+    assert proof.drafted.words_of(SimpleNamespace(draft_runner=runner, hot_token_id=words)) == expected
+    # a stand-alone draft has no map at all
+    assert proof.drafted.words_of(SimpleNamespace(draft_runner=runner)) == 1000
+
+
 def test_statistics_out_of_a_graph_are_eager_ones(proof: Any):
     assert differing(proof, drafts(proof)) is None
     # as far as eager passes in another order are apart
