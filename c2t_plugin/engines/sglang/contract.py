@@ -40,6 +40,9 @@ srt/server_args.py
   ServerArgs: add_cli_args
   ServerArgs.from_cli_args(args)
 srt/speculative/eagle_worker_v2.py
+  EagleDraftWorker: hot_token_id
+  speculative_moe_backend_context
+  speculative_moe_a2a_backend_context
   EagleDraftWorker.alloc_memory_pool(req_to_token_pool)
   EagleDraftWorker.draft(batch)
   EagleDraftWorker.draft_forward(forward_batch)
@@ -127,6 +130,7 @@ srt/layers/attention/verify_mask.py
   VerifyMask: mode, max_bs
 srt/model_executor/model_runner.py
   ModelRunner: model, dtype, load_model, kv_cache_dtype, configure_kv_cache_dtype, device, is_draft_worker
+  ModelRunner._get_attention_backend(init_new_workspace)
 kernels/ops/attention/extend_attention.py
   extend_attention_fwd(q_extend, k_extend, v_extend, o_extend, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices)
 srt/layers/attention/flashinfer_mla_backend.py

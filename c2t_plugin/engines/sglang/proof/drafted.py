@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sglang.srt.speculative import eagle_worker_v2 as eagle
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_spec
-from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from torch import Tensor
 
 from c2t_plugin.engines.sglang.proof.made_up import MadeUp
@@ -123,8 +123,9 @@ def _draft(worker: Any, made: MadeUp, who: Tensor, first: Tensor, hidden: Tensor
         hidden_states=None if hidden is None else hidden[there],
         bonus_tokens=first[there, 0].int(),
     )
-    # SGLang's own, in whose loop tokens are scored; nothing is decided
-    made_input = EagleDraftWorker.draft(draft, batch)
+    # SGLang's own, in whose loop tokens are scored; nothing is decided. Experts of a draft as where it was captured
+    with eagle.speculative_moe_backend_context(), eagle.speculative_moe_a2a_backend_context():
+        made_input = eagle.EagleDraftWorker.draft(draft, batch)
     scorer.drafted(worker.speculative_num_steps)
     tokens = made_input.draft_token.view(len(who), -1)[:, 1:].clone()
     return Drafts(tokens, scorer.confidence(len(who)).clone(), scorer.joint_log_prob(len(who)).clone())
