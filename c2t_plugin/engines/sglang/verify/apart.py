@@ -15,7 +15,7 @@ from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 
 from c2t_plugin.engines.sglang import args
 from c2t_plugin.engines.sglang.patches import APART, PATCHES
-from c2t_plugin.engines.sglang.verify import choice
+from c2t_plugin.engines.sglang.verify.backends import packing_attention, parts
 from c2t_plugin.errors import ConfigError
 
 _FLAG = "--speculative-c2t-verify-attention"
@@ -68,8 +68,8 @@ def verifying_apart(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 def _apart(name: str, runner: Any, stock: Any) -> Any:
     """What has `name` for verification and `stock` for all else; `stock` itself where it verifies so already."""
-    verifier, linear = choice.parts(stock)
-    if choice.packing_attention(verifier) == name:
+    verifier, linear = parts(stock)
+    if packing_attention(verifier) == name:
         return stock
     if runner.use_mla_backend:
         raise ConfigError(

@@ -1,4 +1,7 @@
-"""Our attention backends and capture layouts in the place of SGLang's. What is imported here is imported when used."""
+"""Our attention backends and capture layouts in the place of SGLang's, and which of a server's backends verifies.
+
+What is imported here is imported when used.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,38 @@ from typing import Any
 from c2t_plugin.config import AUTO, TREE_ATTENTION, C2TConfig
 from c2t_plugin.engines.patching import become
 from c2t_plugin.engines.sglang import args
+
+# SGLang's own backends whose verification takes a length for each request, by class, and their names as options.
+_STOCK = {
+    "FlashAttentionBackend": "fa3",
+    "TRTLLMHAAttnBackend": "trtllm_mha",
+    "TRTLLMMLABackend": "trtllm_mla",
+    "CuteDslMLABackend": "cutedsl_mla",
+}
+
+
+def parts(found: Any) -> tuple[Any, Any]:
+    """The backend of attention that verifies, and that of the linear layers beside it; None: there are none."""
+    linear = None
+    while True:
+        if hasattr(found, "spec_attn_is_decode"):  # FlashInfer's backend has prefill_backend too: a string
+            found = found.decode_backend if found.spec_attn_is_decode else found.prefill_backend
+        elif hasattr(found, "linear_attn_backend"):
+            linear, found = found.linear_attn_backend, found.full_attn_backend
+        else:
+            return found, linear
+
+
+def packing_attention(backend: Any) -> str | None:
+    """By which of `packing` it packs rows; None: by none."""
+    own: str | None = getattr(backend, "c2t_packing", None)
+    if own is not None:
+        return own
+    found = _STOCK.get(type(backend).__name__)
+    # of one class, which kernels they are: fa4 beside fa3, and on SM90 and SM120 one that takes a single length
+    if getattr(backend, "fa_impl_ver", 3) != 3 or getattr(backend, "is_xqa_impl", False):
+        return None
+    return found if getattr(backend, "supports_ragged_verify_graph", False) else None
 
 
 def packing_triton(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:

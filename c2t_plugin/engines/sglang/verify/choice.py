@@ -13,6 +13,7 @@ import torch
 from c2t_plugin.config import AUTO, MASKED, OFF, TREE_ATTENTION, UNIFORM, C2TConfig
 from c2t_plugin.engines.sglang import args, ranks
 from c2t_plugin.engines.sglang.patches import PACKING, PATCHES
+from c2t_plugin.engines.sglang.verify.backends import packing_attention, parts
 from c2t_plugin.engines.sglang.verify.packing import PackedVerify
 from c2t_plugin.errors import ConfigError
 
@@ -30,13 +31,6 @@ _OF_TREES: tuple[tuple[str, str], ...] = (
     ("enable_return_indexer_topk", "the indexer's choice is kept by slot, and accepted nodes change theirs"),
 )
 
-# SGLang's own backends whose verification takes a length for each request, by class, and their names as options.
-_STOCK = {
-    "FlashAttentionBackend": "fa3",
-    "TRTLLMHAAttnBackend": "trtllm_mha",
-    "TRTLLMMLABackend": "trtllm_mla",
-    "CuteDslMLABackend": "cutedsl_mla",
-}
 # Those that verify latent keys, the first two of trees too, and sliding windows, by each request's own length.
 _LATENT = ("fa3", "triton", "trtllm_mla", "cutedsl_mla", "flashinfer", "flashmla")
 _SLIDING = ("fa3", "trtllm_mha", "triton")
@@ -89,31 +83,6 @@ def choose(config: C2TConfig, server_args: Any, runner: Any) -> Choice:
 def verifier(attn_backend: Any) -> Any:
     """The backend of attention that verifies, where prefill and decoding, or linear layers, have others."""
     return parts(attn_backend)[0]
-
-
-def parts(attn_backend: Any) -> tuple[Any, Any]:
-    """That, and the backend of the linear layers beside it; None: there are none."""
-    linear = None
-    while True:
-        if hasattr(attn_backend, "spec_attn_is_decode"):  # FlashInfer's backend has prefill_backend too: a string
-            decodes = attn_backend.spec_attn_is_decode
-            attn_backend = attn_backend.decode_backend if decodes else attn_backend.prefill_backend
-        elif hasattr(attn_backend, "linear_attn_backend"):
-            linear, attn_backend = attn_backend.linear_attn_backend, attn_backend.full_attn_backend
-        else:
-            return attn_backend, linear
-
-
-def packing_attention(backend: Any) -> str | None:
-    """By which of `packing` it packs rows; None: by none."""
-    own: str | None = getattr(backend, "c2t_packing", None)
-    if own is not None:
-        return own
-    found = _STOCK.get(type(backend).__name__)
-    # of one class, which kernels they are: fa4 beside fa3, and on SM90 and SM120 one that takes a single length
-    if getattr(backend, "fa_impl_ver", 3) != 3 or getattr(backend, "is_xqa_impl", False):
-        return None
-    return found if getattr(backend, "supports_ragged_verify_graph", False) else None
 
 
 def _obstacle(server_args: Any, runner: Any, backend: str, masked: bool) -> str | None:

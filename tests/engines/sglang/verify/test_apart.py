@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.server]
 from benchmarks.cpu_engine import SITE  # noqa: E402
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.config import C2TConfig  # noqa: E402
-from c2t_plugin.engines.sglang.verify import choice  # noqa: E402
+from c2t_plugin.engines.sglang.verify import backends, choice  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
 from tests.support.sglang import attention_twins, faults, flashinfer_wrapper, verifier_twins  # noqa: E402
 from tests.support.sglang import verify_counts as vc  # noqa: E402
@@ -82,7 +82,7 @@ def test_verification_alone_has_it(apart: Any, registered: Callable[[str, Any], 
     target = runner(server)
     apart.install("triton", target)
     found = target.attn_backend
-    assert choice.verifier(found) is verifying and choice.packing_attention(verifying) == "triton"
+    assert choice.verifier(found) is verifying and backends.packing_attention(verifying) == "triton"
     assert found.needs_cpu_seq_lens and found.supports_ragged_verify_graph
     assert found.prefill_attention_backend_str == found.decode_attention_backend_str == "fa3"
     asked = {mode: found.forward(forward_batch=SimpleNamespace(forward_mode=mode)) for mode in ForwardMode}
