@@ -15,6 +15,7 @@ import torch
 from sglang.srt.speculative.eagle_utils import get_draft_input_from_target_hidden_dim
 
 from c2t_plugin.engines.sglang.drafters.chain import ChainDrafter
+from c2t_plugin.engines.sglang.proof.drafted import words_of
 
 logger = logging.getLogger(__name__)
 
@@ -86,19 +87,16 @@ def _pack(worker: Any, kept: Any, width: int) -> None:
     words = torch.zeros(requests, width, dtype=torch.int64, device=worker.device)
     _, starts, _ = packing.packed_words(kept, [words] * (3 + axes), requests)
     if requests == 1:
-        draft = worker._draft_worker.draft_runner
         hidden = None
         if not target.spec_algorithm.is_standalone():
-            size = get_draft_input_from_target_hidden_dim(draft)
+            size = get_draft_input_from_target_hidden_dim(worker._draft_worker.draft_runner)
             hidden = torch.zeros(width, size, dtype=target.dtype, device=worker.device)
         logits = torch.zeros(width, target.model_config.vocab_size, device=worker.device)
         packing.scatter(SimpleNamespace(next_token_logits=logits, hidden_states=hidden), starts[:2], width)
 
 
 def _seeds(worker: Any, of_chains: bool) -> None:
-    draft, nobody = worker._draft_worker.draft_runner.model_config, torch.zeros(1, dtype=torch.int64)
-    vocabulary = getattr(draft.hf_config, "draft_vocab_size", None) or draft.vocab_size
-    slots = nobody.to(worker.device)
-    worker.c2t.scorer.write_seed(slots, torch.zeros(1, vocabulary, device=worker.device))
+    slots = torch.zeros(1, dtype=torch.int64, device=worker.device)
+    worker.c2t.scorer.write_seed(slots, torch.zeros(1, words_of(worker._draft_worker), device=worker.device))
     if of_chains:
         worker.c2t.scorer.clear_seed(slots)

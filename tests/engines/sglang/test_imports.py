@@ -18,22 +18,21 @@ from benchmarks.cpu_engine import cpu_engine_env  # noqa: E402
 ROOT = Path(__file__).resolve().parents[3]
 
 # Named: what a server on a GPU with packed rows on Triton loads when it needs it, which no process on a CPU would show.
-# Not what only an option brings.
 PROGRAM = """
 import importlib, json, sys
 from c2t_plugin.engines.sglang import plugin
 plugin.register()
 for name in sys.argv[1:]:
     importlib.import_module(name)
-from c2t_plugin.engines.sglang.patches import PATCHES
-handlers = [patch.handler for patch in PATCHES.patches if patch.ours and patch.when != "apart"]
+from c2t_plugin.engines.sglang.patches import APART, PATCHES
+handlers = [patch.handler for patch in PATCHES.patches if patch.ours and patch.when != APART]
 ours = {name: module.__file__ for name, module in sys.modules.items() if name.partition(".")[0].startswith("c2t_")}
 others = [name for name in ("benchmarks", "tests", "hypothesis", "matplotlib") if name in sys.modules]
 print(json.dumps([ours, others]))
 """
 MOST_LINES = 9_500
 # of that which a server looks with once, at start, at its own kernels and its own target
-MOST_LINES_OF_CHECKS = 1_435
+MOST_LINES_OF_CHECKS = 1_430
 CHECKS = (
     *("c2t_plugin.engines.sglang.verify.contest", "c2t_plugin.engines.sglang.verify.fitness"),
     *("c2t_plugin.engines.sglang.proof", "c2t_plugin.engines.sglang.warm_up", "c2t_plugin.kernel_checks"),
@@ -42,6 +41,8 @@ NEVER = (
     *("c2t_plugin.lab", "c2t_plugin.provenance", "c2t_plugin.doctor", "c2t_plugin.cli"),
     # a server that records loads what records
     *("c2t_plugin.traces", "c2t_plugin.engines.served_traces"),
+    # one that verifies by another attention than the rest of it loads what does that
+    "c2t_plugin.engines.sglang.verify.apart",
     # what looks once, at start: at arguments, in another process, at SGLang's names, at kernels
     *(f"c2t_plugin.engines.sglang.{name}" for name in ("validate", "contract", "checkpoints", "behind_refused")),
     *CHECKS,

@@ -7,6 +7,8 @@ sees keys up to i + n - m of n. Where there is none, the output is 0.
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -94,6 +96,17 @@ def flash_attn_with_kvcache(
             last = i + length - count if causal else length - 1
             found[row], sums[:, row] = _attend(asked, keys, v, last, window_size[0], softmax_scale, sinks)
     return (found, sums) if return_softmax_lse else found
+
+
+def stand_in() -> None:
+    """Have SGLang find that where it looks for FlashAttention's kernels, which the CPU engine does not have."""
+    import sgl_kernel
+
+    found = ModuleType("sgl_kernel.flash_attn")
+    for name in ("flash_attn_with_kvcache", "flash_attn_varlen_func", "get_scheduler_metadata"):
+        setattr(found, name, flash_attn_with_kvcache)
+    sys.modules[found.__name__] = found
+    sgl_kernel.merge_state_v2 = merge_state_v2
 
 
 def trtllm_decode(

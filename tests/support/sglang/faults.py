@@ -6,21 +6,26 @@ It is found through an entry point in a directory that the test puts on PYTHONPA
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 ENTRY = "[sglang.srt.plugins]\n{name} = {name}:register\n"
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: 0\n"
 
 
-def install(folder: Path, module: str = __file__) -> Path:
-    """Write a module with a `register` as an installed distribution into `folder`, for PYTHONPATH."""
+def install(folder: Path, module: str = __file__, *beside: ModuleType) -> Path:
+    """Write a module with a `register` as an installed distribution into `folder`, for PYTHONPATH. beside: modules that
+    it imports by their last names."""
     name = f"planted_{Path(module).stem}"
     (folder / f"{name}.py").write_text(Path(module).read_text())
     info = folder / f"{name}-0.dist-info"
     info.mkdir()
     (info / "entry_points.txt").write_text(ENTRY.format(name=name))
     (info / "METADATA").write_text(METADATA.format(name=name))
+    for each in beside:
+        shutil.copy(str(each.__file__), folder)
     return folder
 
 

@@ -19,13 +19,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import sgl_kernel
 import torch
 from attention_layer import attention_layer
 from attention_twins import (
     LatentWrapper,
     flash_attn_with_kvcache,
     flash_mla_with_kvcache,
+    stand_in,
     trtllm_decode,
     trtllm_decode_latent,
 )
@@ -60,11 +60,7 @@ def on_the_cpu(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 torch.zeros = on_the_cpu(torch.zeros)  # type: ignore[assignment]
-flash_attn = types.ModuleType("sgl_kernel.flash_attn")
-for name in ("flash_attn_with_kvcache", "flash_attn_varlen_func", "get_scheduler_metadata"):
-    setattr(flash_attn, name, flash_attn_with_kvcache)
-sys.modules["sgl_kernel.flash_attn"] = flash_attn
-sgl_kernel.merge_state_v2 = None
+stand_in()
 
 from sglang.srt.configs.model_config import AttentionArch  # noqa: E402
 from sglang.srt.layers.attention import cutedsl_mla_backend as cute  # noqa: E402

@@ -7,21 +7,15 @@ interpreted: TRITON_INTERPRET=1.
 
 from __future__ import annotations
 
-import sys
-import types
 from typing import Any
+
+import torch
 
 
 def register() -> None:
-    import attention_twins
-    import sgl_kernel
+    from attention_twins import stand_in
 
-    flash_attn = types.ModuleType("sgl_kernel.flash_attn")
-    for name in ("flash_attn_with_kvcache", "flash_attn_varlen_func", "get_scheduler_metadata"):
-        setattr(flash_attn, name, attention_twins.flash_attn_with_kvcache)
-    sys.modules["sgl_kernel.flash_attn"] = flash_attn
-    sgl_kernel.merge_state_v2 = attention_twins.merge_state_v2
-
+    stand_in()
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
     register_attention_backend("fa3")(_fa3)
@@ -41,13 +35,15 @@ def _fa3(runner: Any) -> Any:
 def _flashinfer(runner: Any) -> Any:
     from flashinfer_wrapper import PagedWrapper
     from sglang.srt.layers.attention import flashinfer_backend
+    from sglang.srt.layers.attention.verify_mask import VerifyMask
+    from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
-    _without_wrappers(flashinfer_backend)
     flashinfer_backend.BatchPrefillWithPagedKVCacheWrapper = PagedWrapper
-    print("planted: a twin of FlashInfer's wrapper", flush=True)
+    for name in ("BatchPrefillWithRaggedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper"):
+        # which verification does not use
+        setattr(flashinfer_backend, name, lambda *_, **__: None)
+    # on a CPU SGLang's masks have the rows' own columns only, which is not what FlashInfer reads
+    mask = VerifyMask(buffer=torch.zeros(0, dtype=torch.bool), mode=TreeMaskMode.FULL_MASK, max_bs=0)
+    flashinfer_backend.FlashInferAttnBackend.verify_mask = mask
+    print("planted: a twin of flashinfer's kernel", flush=True)
     return flashinfer_backend.FlashInferAttnBackend(runner)
-
-
-def _without_wrappers(module: Any) -> None:
-    for kind in ("BatchPrefillWithPaged", "BatchPrefillWithRagged", "BatchDecodeWithPaged"):
-        setattr(module, f"{kind}KVCacheWrapper", lambda *_, **__: None)

@@ -61,11 +61,11 @@ def worker_of(steps: Any) -> Any:
     runner = target.model_runner
     runner.dtype, runner.spec_algorithm = torch.float32, SimpleNamespace(is_standalone=lambda: False)
     runner.model_config = SimpleNamespace(model_is_mrope=False, vocab_size=VOCABULARY)
-    config = SimpleNamespace(hf_config=SimpleNamespace(draft_vocab_size=VOCABULARY), vocab_size=0)
     drafting = vars(steps._drafter._worker)
     draft = SimpleNamespace(
         drafter=steps._drafter,
-        draft_runner=SimpleNamespace(model_config=config),
+        draft_runner=None,
+        hot_token_id=range(VOCABULARY),
         tree_mask_mode=drafting.get("tree_mask_mode"),
     )
     return SimpleNamespace(

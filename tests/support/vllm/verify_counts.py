@@ -113,17 +113,9 @@ class Oracle:
             self.texts[key] = Text(self.target, prompt, new_tokens + MOST_DRAFTS)
         return self.texts[key]
 
-    def steps(
-        self,
-        base: str,
-        prompt: Sequence[int],
-        new_tokens: int,
-        d_max: int,
-        classifier: Path | None,
-        beta: float,
-        chunk: int | None = None,
-    ) -> Steps | None:
-        run = self.run(base, prompt, new_tokens, d_max, classifier, beta, chunk)
+    def steps(self, *given: Any, **named: Any) -> Steps | None:
+        """What vLLM tells of `run`."""
+        run = self.run(*given, **named)
         return None if run is None else Steps.of_simulation(run)
 
     def run(

@@ -50,8 +50,7 @@ def compare(worker: Any) -> tuple[str | None, int]:
     """
     if not isinstance(worker.c2t.scorer, ChainScorer) or worker.speculative_num_steps < 1:
         return None, 0
-    made, counts = MadeUp(worker, REQUESTS), worker.c2t.counts
-    classifier_s = counts.classifier_s
+    made, counts, classifier_s = MadeUp(worker, REQUESTS), worker.c2t.counts, worker.c2t.counts.classifier_s
     try:
         return differing(*_drafts(worker, made), dtype=worker._draft_worker.draft_runner.dtype), made.requests
     finally:
@@ -77,14 +76,13 @@ def differing(graph: Drafts, eager: Drafts, again: Drafts, *, dtype: torch.dtype
 def words_of(draft: Any) -> int:
     """How many words a draft worker's logits have, fewer than its configuration says under a token map."""
     words = getattr(draft, "hot_token_id", None)
-    return int(draft.draft_runner.model_config.vocab_size if words is None else len(words))
+    return draft.draft_runner.model_config.vocab_size if words is None else len(words)
 
 
 def _drafts(worker: Any, made: MadeUp) -> Iterator[Drafts]:
     """Out of the graph, eager, and eager in another order."""
     draft, scorer = worker._draft_worker, worker.c2t.scorer
-    slots = torch.arange(1, made.requests + 1, device=made.device)
-    vocabulary = words_of(draft)
+    slots, vocabulary = torch.arange(1, made.requests + 1, device=made.device), words_of(draft)
     generator = torch.Generator().manual_seed(1)
     scorer.write_seed(slots, 4 * torch.randn(made.requests, vocabulary, generator=generator).to(made.device))
     size, dtype = get_draft_recurrent_hidden_state_spec(draft.draft_runner)

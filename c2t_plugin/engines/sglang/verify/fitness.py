@@ -32,8 +32,7 @@ def wins(runner: Any) -> bool:
     heads = contest.Heads(layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim)
     held = heads, runner.dtype, str(runner.device)
     if held not in _VERDICTS:
-        # the backends of the server's own depth, the deepest, come first
-        width = get_spec().speculative_num_draft_tokens
+        width = get_spec().speculative_num_draft_tokens  # of the deepest depth, whose backends come first
         won = contest.won(as_stock, extend_attention_fwd, heads, width, runner.dtype, torch.device(runner.device))
         _VERDICTS[held] = bool(ranks.agree_on(int(won)))
     return _VERDICTS[held]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -146,9 +145,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     prompts = [ids[:n] for ids, n in zip(held_out_prompts(3, min_tokens=96, seed=13), (17, 64, 33), strict=True)]
     plugins = folder / "plugins"
     plugins.mkdir()
-    faults.install(plugins, verifier_twins.__file__)
-    for module in (attention_twins, flashinfer_wrapper):
-        shutil.copy(str(module.__file__), plugins)
+    faults.install(plugins, verifier_twins.__file__, attention_twins, flashinfer_wrapper)
     return SimpleNamespace(
         folder=folder,
         plugins=plugins,
@@ -181,7 +178,7 @@ def test_a_server_verifies_by_it(setting: SimpleNamespace, name: str, flags: tup
         found = [vc.Counts.of_answer(answer) for answer in vc.answers(running, setting.prompts, len(setting.prompts))]
         state = running.request("/get_server_info")["internal_states"][0]["c2t"]["configuration"]
     text = log.read_text(errors="replace")
-    assert "planted: a twin of" in text and f"C2T: packed verification by {name}" in text
+    assert f"planted: a twin of {name}'s kernel" in text and f"C2T: packed verification by {name}" in text
     assert (state["packing"], state["verify_attention"] == name) == (name, "verify-attention" in flags[0])
     assert state["self_check"]["failures"] == [] and state["self_check"]["proved"] == state["self_check"]["tiers"] > 1
     expected = [setting.oracle.counts("eagle3", prompt, D_MAX, setting.classifier) for prompt in setting.prompts]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ from tests.engines.sglang.test_tree_counts import tree_server  # noqa: E402
 from tests.support.sglang import (  # noqa: E402
     attention_twins,
     faults,
-    flashinfer_verify,
     flashinfer_wrapper,
     ragged_faults,
     triton_verify,
@@ -143,33 +141,21 @@ def test_triton_verifies_the_same(setting: SimpleNamespace, served: SimpleNamesp
     assert [told(a) for a in answers] == [told(a) for a in served.answers["off", PROMPTS][chosen]]
 
 
-def test_flashinfer_verifies_the_same(setting: SimpleNamespace, served: SimpleNamespace, tmp_path: Path):
-    """On a stub for FlashInfer's wrapper, in eager mode: neither FlashInfer nor a GPU has seen this."""
+@pytest.mark.parametrize(
+    ("name", "backend"), [("fa3", "PackedFa3Backend"), ("flashinfer", "PackedFlashInferAttnBackend")]
+)
+def test_sglangs_own_attention_verifies_the_same(
+    setting: SimpleNamespace, served: SimpleNamespace, tmp_path: Path, name: str, backend: str
+):
+    """On twins of the kernels, in eager mode: neither those nor a GPU has seen this."""
     chosen = slice(1, 3)
     prompts = setting.prompts[chosen]
-    plugin = faults.install(tmp_path, flashinfer_verify.__file__)
-    shutil.copy(flashinfer_wrapper.__file__, plugin / "flashinfer_wrapper.py")
-    with serve(setting, "flashinfer", PYTHONPATH=str(plugin), TRITON_INTERPRET="1") as running:
+    plugin = faults.install(tmp_path, verifier_twins.__file__, attention_twins, flashinfer_wrapper)
+    env = {"PYTHONPATH": str(plugin), "TRITON_INTERPRET": "1", "C2T_VERIFY_ATTENTION": name}
+    with serve(setting, name, **env) as running:
         vc.control(running, beta=BETA)
         answers = vc.answers(running, prompts, len(prompts))
-    text = (setting.folder / "flashinfer.log").read_text(errors="replace")
-    assert "planted: the target verifies on a stub for FlashInfer" in text
-    assert "C2T: packed verification by flashinfer" in text
-    assert [told(a) for a in answers] == [told(a) for a in served.answers["off", PROMPTS][chosen]]
-
-
-def test_fa3_verifies_the_same(setting: SimpleNamespace, served: SimpleNamespace, tmp_path: Path):
-    """SGLang's own backend, its cascade filled from the nodes' mask, on a twin of its kernel."""
-    chosen = slice(1, 3)
-    prompts = setting.prompts[chosen]
-    plugin = faults.install(tmp_path, verifier_twins.__file__)
-    for module in (attention_twins, flashinfer_wrapper):
-        shutil.copy(module.__file__, plugin)
-    env = {"PYTHONPATH": str(plugin), "TRITON_INTERPRET": "1", "C2T_VERIFY_ATTENTION": "fa3"}
-    with serve(setting, "fa3", **env) as running:
-        vc.control(running, beta=BETA)
-        answers = vc.answers(running, prompts, len(prompts))
-    text = (setting.folder / "fa3.log").read_text(errors="replace")
-    assert "planted: a twin of fa3's kernel" in text
-    assert "C2T: packed verification by fa3 (attention backend PackedFa3Backend)" in text
+    text = (setting.folder / f"{name}.log").read_text(errors="replace")
+    assert f"planted: a twin of {name}'s kernel" in text
+    assert f"C2T: packed verification by {name} (attention backend {backend})" in text
     assert [told(a) for a in answers] == [told(a) for a in served.answers["off", PROMPTS][chosen]]
