@@ -351,6 +351,7 @@ def test_masks_without_a_prefix_are_left_where_the_window_is_verified(
 
 def test_a_graphs_rows_that_are_all_given_away_are_not_shared_out_anew(monkeypatch: pytest.MonkeyPatch):
     """SGLang would do so in each step, by two kernels more."""
+    monkeypatch.syspath_prepend(str(SITE))
     from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
     from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
