@@ -5,13 +5,13 @@
 
 `sglang.test.kits` are what SGLang tests its features with; no line of them is changed. What is not run, and which
 figures of another model are replaced, is in `kits_inside.py`. A test that plain decoding fails too says nothing about
-C2T and is listed with its reason.
+C2T and is listed with its reason. Outcomes are kept test by test; started again, a run skips those that are there.
+Nothing else may run on the machine: the kits wait 10 to 60 s for an answer.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -25,6 +25,7 @@ from benchmarks.report.tables import table
 from benchmarks.serving.arms import ARMS, Arm, Tree
 from benchmarks.serving.engines import ENGINES, Device
 from benchmarks.serving.host import cores
+from benchmarks.serving.kits_inside import Outcomes, outcomes_in
 from benchmarks.serving.real_demo import AS_IT_COMES, CONTESTANTS
 from benchmarks.serving.real_pair import PATIENCE_S, WORK, real_speculation, use_threads
 from benchmarks.serving.server import Runner
@@ -40,25 +41,23 @@ BETA, SHAPE = 0.3, Tree(3, 4)
 # longer context would be filled with it.
 ROOM = ("--context-length", "4608", "--max-total-tokens", "40000", "--max-running-requests", "32")
 PATIENCE = ("--watchdog-timeout", str(PATIENCE_S), "--enable-streaming-session")
-TEST_S = 3600
-
-Outcomes = dict[tuple[str, str], tuple[str, str]]
+# of all that is left of an arm
+KITS_S = 7200
 
 
 def run(server_of: Runner, name: str, pair: Path, out: Path, only: Sequence[str]) -> Outcomes:
-    """By kit and test: what became of it, and why. C2TError if the server does not start."""
+    """By kit and test: what became of it, and why. C2TError if the server does not start, or there is no end."""
     on = replace(real_speculation(server_of.engine, pair, out, BETA, 0.3), tree=SHAPE)
     lines = out / f"{name}.jsonl"
-    lines.unlink(missing_ok=True)
     with server_of.server(name, SERVED[name], on) as server:
         assert server.process is not None
         inside = [sys.executable, "-m", "benchmarks.serving.kits_inside"]
         told = [server.base_url, str(server.process.pid), str(server_of.target), str(lines), *only]
-        done = subprocess.run([*inside, *told], env=cpu_engine_env(os.environ), timeout=TEST_S, check=False)
-    if done.returncode:
-        raise C2TError(f"the kits of {name} did not run to their end: status {done.returncode}")
-    found = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
-    return {(each["kit"], each["test"]): (each["outcome"], each["reason"]) for each in found}
+        try:
+            subprocess.run([*inside, *told], env=cpu_engine_env(os.environ), timeout=KITS_S, check=True)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            raise C2TError(f"the kits of {name} did not run to their end ({error}): start again to go on") from error
+    return outcomes_in(lines)
 
 
 def listed(found: Mapping[str, Outcomes]) -> str:

@@ -2,7 +2,8 @@
 
     python -m benchmarks.serving.kits_inside URL PROCESS_ID TARGET OUT [KIT.TEST ...]
 
-OUT gets a line of JSON a test: its kit, its name, what became of it, and the reason in one line.
+OUT gets a line of JSON a test: its kit, its name, what became of it, the reason in one line, and seconds. Tests that
+are in it are not run again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import io
 import json
 import os
 import sys
+import time
 import types
 import unittest
 from pathlib import Path
@@ -41,6 +43,15 @@ CHANGES = {"acc_length_thres": 1.0, "batch_accept_len_thres": 1.0, "abort_all_ma
 ABSENT = {"datasets": ("load_dataset", "Dataset")}
 REASON_WIDTH = 200
 
+# By kit and test: what became of it, and why.
+Outcomes = dict[tuple[str, str], tuple[str, str]]
+
+
+def outcomes_in(out: Path) -> Outcomes:
+    """What a file of them says; of none nothing."""
+    lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
+    return {(each["kit"], each["test"]): (each["outcome"], each["reason"]) for each in map(json.loads, lines)}
+
 
 class _Process:
     """The server's, as far as kits ask for it."""
@@ -63,10 +74,10 @@ class _Result(unittest.TestResult):
     def __init__(self, out: Path) -> None:
         super().__init__()
         self._out = out
-        self._reason = ("passed", "")
+        self._reason, self._begun = ("passed", ""), 0.0
 
     def startTest(self, test: unittest.TestCase) -> None:
-        self._reason = ("passed", "")
+        self._reason, self._begun = ("passed", ""), time.monotonic()
         super().startTest(test)
 
     def addFailure(self, test: unittest.TestCase, err: Any) -> None:
@@ -84,7 +95,8 @@ class _Result(unittest.TestResult):
 
     def stopTest(self, test: unittest.TestCase) -> None:
         outcome, reason = self._reason
-        line = {"kit": type(test).__name__, "test": test._testMethodName, "outcome": outcome, "reason": reason}
+        name = {"kit": type(test).__name__, "test": test._testMethodName}
+        line = {**name, "outcome": outcome, "reason": reason, "seconds": round(time.monotonic() - self._begun, 1)}
         with self._out.open("a", encoding="utf-8") as out:
             out.write(json.dumps(line) + "\n")
         super().stopTest(test)
@@ -129,13 +141,14 @@ def cases(url: str, process: int, target: str) -> list[type[unittest.TestCase]]:
 
 
 def main(argv: list[str]) -> int:
-    """Run them all, or those that are named; 0 whatever becomes of them."""
+    """Run them all, or those that are named, but for those that are done; 0 whatever becomes of them."""
     url, process, target, out, *only = argv
-    result = _Result(Path(out))
+    result, done = _Result(Path(out)), outcomes_in(Path(out))
     for case in cases(url, int(process), target):
         for test in unittest.defaultTestLoader.loadTestsFromTestCase(case):
             assert isinstance(test, unittest.TestCase)
-            if only and f"{type(test).__name__}.{test._testMethodName}" not in only:
+            name = type(test).__name__, test._testMethodName
+            if name in done or (only and ".".join(name) not in only):
                 continue
             # what they print is long, and says nothing that their outcome does not
             with contextlib.redirect_stdout(io.StringIO()):

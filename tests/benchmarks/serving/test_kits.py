@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.serving import kits_inside
 from benchmarks.serving.kits import listed, worse
-from benchmarks.serving.kits_inside import KITS, _Result
+from benchmarks.serving.kits_inside import KITS, _Result, main, outcomes_in
 
 FOUND = {
     "plain": {("A", "test_one"): ("passed", ""), ("A", "test_two"): ("failed", "AssertionError: 3 != 4")},
@@ -53,14 +54,34 @@ def test_every_end_of_a_test_is_written(tmp_path: Path):
     result = _Result(tmp_path / "out")
     for test in unittest.defaultTestLoader.loadTestsFromTestCase(Kit):
         test.run(result)
-    outcomes = {line["test"]: line["outcome"] for line in map(ast.literal_eval, (tmp_path / "out").open())}
-    assert outcomes == {
+    found = outcomes_in(tmp_path / "out")
+    assert found["Kit", "test_raises"] == ("failed", "KeyError: 'x'")
+    assert {test: outcome for (_, test), (outcome, _) in found.items()} == {
         "test_fails": "failed",
         "test_of_parts": "failed",
         "test_passes": "passed",
         "test_raises": "failed",
         "test_skips": "skipped",
     }
+
+
+def test_what_is_done_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ran = []
+
+    class Kit(unittest.TestCase):
+        def test_one(self) -> None:
+            ran.append("one")
+
+        def test_two(self) -> None:
+            ran.append("two")
+
+    monkeypatch.setattr(kits_inside, "cases", lambda *_: [Kit])
+    out = tmp_path / "out"
+    assert outcomes_in(out) == {}
+    for named, expected in ((["Kit.test_one"], ["one"]), ([], ["one", "two"]), ([], ["one", "two"])):
+        assert main(["url", "1", "target", str(out), *named]) == 0
+        assert ran == expected
+    assert list(outcomes_in(out)) == [("Kit", "test_one"), ("Kit", "test_two")]
 
 
 @pytest.mark.sglang
