@@ -8,7 +8,8 @@ MOST_STEPS = 64
 MOST_BYTES = 64 * 2**20
 
 
-def room(requests: int, token_bytes: int) -> int:
-    """Tokens that are kept at most. requests: of the largest batch. token_bytes: of a token's hidden state."""
-    most = MOST_STEPS * requests
-    return max(min(most, MOST_BYTES // token_bytes), requests) if token_bytes else most
+def room(requests: int, token_bytes: int, chunk: int = -1) -> int:
+    """Tokens that are kept at most, a step's at least. requests: of the largest batch. token_bytes: of a token's hidden
+    state. chunk: tokens that one pass may read; -1: any."""
+    most = MOST_STEPS * requests if chunk < 0 else min(MOST_STEPS * requests, chunk)
+    return max(min(most, MOST_BYTES // token_bytes) if token_bytes else most, requests)

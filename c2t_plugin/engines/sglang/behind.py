@@ -51,10 +51,10 @@ class Late(NamedTuple):
 class Behind:
     """What the draft has not read of the running requests: see `plain_steps` for how much at most."""
 
-    def __init__(self, requests: int, reads_states: bool = True) -> None:
+    def __init__(self, requests: int, reads_states: bool = True, chunk: int | None = None) -> None:
         """requests: of the largest batch. reads_states: whether the draft reads the target's hidden states, which are
-        sometimes there for others."""
-        self._requests, self._reads_states = requests, reads_states
+        sometimes there for others. chunk: tokens of the longest prefill, which has memory; -1, None: of any."""
+        self._requests, self._reads_states, self._chunk = requests, reads_states, chunk or -1
         # one tensor a step; on a GPU hidden states are in a graph's memory, which the next step overwrites
         self._tokens: list[Tensor] = []
         self._hidden: Tensor | None = None
@@ -71,7 +71,7 @@ class Behind:
         requests = len(batch.reqs)
         if not self._room:
             token_bytes = 0 if hidden is None else hidden[0].numel() * hidden.element_size()
-            self._room = room(self._requests, token_bytes)
+            self._room = room(self._requests, token_bytes, self._chunk)
             if hidden is not None:
                 self._hidden = hidden.new_empty((self._room, hidden.shape[1]))
         if self._hidden is not None and hidden is not None:
@@ -161,6 +161,8 @@ def _of(tensor: Tensor, rows: Tensor | None) -> Tensor:
 
 def start(worker: Any) -> Behind | None:
     """For a worker that has plain steps; None where each of them is read at once, which the log then says."""
+    from sglang.srt.runtime_context import get_schedule
+
     from c2t_plugin.engines.sglang.behind_refused import why
 
     reason = why(worker.server_args, worker._draft_worker)
@@ -168,4 +170,5 @@ def start(worker: Any) -> Behind | None:
         logger.info("C2T: the draft reads every plain step at once: %s", reason)
         return None
     PATCHES.apply(PLAIN)
-    return Behind(worker.req_to_token_pool.size, not worker.speculative_algorithm.is_standalone())
+    reads_states, chunk = not worker.speculative_algorithm.is_standalone(), get_schedule().chunked_prefill_size
+    return Behind(worker.req_to_token_pool.size, reads_states, chunk)

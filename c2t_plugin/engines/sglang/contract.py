@@ -268,6 +268,8 @@ srt/model_executor/forward_batch_info.py
   ForwardMode: EXTEND
 srt/managers/utils.py
   GenerationBatchResult: next_draft_input, next_token_ids, logits_output
+srt/runtime_context.py
+  get_schedule
 srt/managers/schedule_batch.py
   Req: kv
   Req.owned_kv_len

@@ -73,7 +73,8 @@ class Behind:
         """A plain step's tokens, one of each request, in the place of reading them. starts: their positions. Returns
         whose are to be read now all the same."""
         if self._kept is None:
-            tokens = min(room(self._requests, step.hidden[0].numel() * step.hidden.element_size()), self._most_tokens)
+            token_bytes = step.hidden[0].numel() * step.hidden.element_size()
+            tokens = room(self._requests, token_bytes, self._most_tokens)
             self._kept = Plain(*(each.new_empty((tokens, *each.shape[1:])) for each in step))
         filled = []
         for row, (name, start) in enumerate(zip(names, starts, strict=True), start=self._rows):

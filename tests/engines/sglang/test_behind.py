@@ -20,6 +20,7 @@ from c2t_plugin.engines.sglang import contract  # noqa: E402
 from c2t_plugin.engines.sglang.step import Missed, record_of  # noqa: E402
 
 SIZE, SLOTS, LONGEST = 4, 6, 40
+LASTS = plain_steps.MOST_STEPS
 # where each position of a request's keys is
 PLACES = torch.arange(SLOTS * LONGEST).view(SLOTS, LONGEST).int()
 
@@ -126,6 +127,15 @@ def test_drafts_that_read_no_states_need_none(behind: Any):
     step(kept, reqs, [11, 21], hidden=False)
     late = kept.late(batch_of(reqs, [5, 6]), ended=False)
     assert late.hidden is None and late.batch.extend_lens == [2, 2]
+
+
+@pytest.mark.parametrize(("chunk", "steps"), [(7, 3), (1, 1), (1000, LASTS), (-1, LASTS), (None, LASTS)])
+def test_no_more_is_kept_than_a_prefill_may_read(behind: Any, chunk: int | None, steps: int):
+    kept, reqs, taken = behind.Behind(2, reads_states=False, chunk=chunk), requests(2), 0
+    while not kept.full:
+        step(kept, reqs, [10, 20], hidden=False)
+        taken += 1
+    assert taken == steps
 
 
 @pytest.mark.parametrize(("reads_states", "most"), [(True, ["copy_", "slice"]), (False, [])])
