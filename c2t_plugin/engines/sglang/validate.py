@@ -96,6 +96,7 @@ def _resolve(server_args: Any) -> None:
     _check_curve(config)
     _check_learned(server_args, base, config, classifier)
     _check_packing(server_args, config)
+    _check_prefill_graphs(server_args, config)
     server_args.speculative_algorithm = f"C2T_{base}"
     _shape(server_args, config)
 
@@ -186,6 +187,18 @@ def _check_packing(server_args: Any, config: C2TConfig) -> None:
             raise ConfigError(
                 f"{flag} cannot be had: {field} is {found}; {remedy}, or start with --attention-backend {wanted}"
             )
+
+
+def _check_prefill_graphs(server_args: Any, config: C2TConfig) -> None:
+    """Such a graph holds the attention of its capture, and prefills run with that of the last step's depth."""
+    graphs = getattr(server_args, "cuda_graph_config", None)
+    prefill = graphs.get("prefill") if isinstance(graphs, dict) else getattr(graphs, "prefill", None)
+    backend = prefill.get("backend") if isinstance(prefill, dict) else getattr(prefill, "backend", None)
+    if config.plans_chains and "full" in (backend, getattr(server_args, "cuda_graph_backend_prefill", None)):
+        raise ConfigError(
+            "--cuda-graph-backend-prefill full cannot be combined with a planner, whose depths have attention of their "
+            "own: use breakable, or --speculative-c2t-planner off"
+        )
 
 
 def _shape(server_args: Any, config: C2TConfig) -> None:

@@ -200,6 +200,12 @@ def test_a_target_that_carries_its_draft_is_eagle():
         ),
         ({"use_ray": True}, "--use-ray cannot be combined with C2T: .*/ray-actors.patch"),
         ({"watermark_config": "{}"}, "--watermark-config"),
+        ({"cuda_graph_backend_prefill": "full"}, "--cuda-graph-backend-prefill full .* use breakable"),
+        ({"cuda_graph_config": {"prefill": {"backend": "full"}}}, "--cuda-graph-backend-prefill full"),
+        (
+            {"cuda_graph_config": types.SimpleNamespace(prefill=types.SimpleNamespace(backend="full"))},
+            "--cuda-graph-backend-prefill full",
+        ),
         ({"enable_unified_memory": True}, "--enable-unified-memory"),
         ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk is 4"),
         ({"speculative_num_steps": 0}, "--speculative-num-steps is 0"),
