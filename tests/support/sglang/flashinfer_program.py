@@ -33,7 +33,7 @@ from c2t_kernels.attention.reference import tree_attention
 from c2t_plugin.config import PACKINGS
 from c2t_plugin.engines.sglang import algo
 from c2t_plugin.engines.sglang.drafters.tree_input import build_verify_input
-from c2t_plugin.engines.sglang.verify import backends, choice
+from c2t_plugin.engines.sglang.verify import backends, choice, flashinfer
 from c2t_plugin.engines.sglang.verify.flashinfer import PackedFlashInferAttnBackend, PackedRows
 from tests.support.engines.undone import sglang_undone
 from tests.support.sglang.attention_layer import attention_layer
@@ -152,7 +152,12 @@ def make_backend(generator: torch.Generator, kind: type[Pool] = Pool) -> PackedF
     backend = PackedFlashInferAttnBackend.of(flashinfer_backend.FlashInferAttnBackend(runner))
     # as every server asks at its start
     assert choice.verifier(backend) is backend
-    backend.init_cuda_graph_state(MOST, TIERS[-1])
+    # less than a real one, of which all lists here would fit
+    with patch.object(flashinfer, "SPARE_ROOM", 2):
+        backend.init_cuda_graph_state(MOST, TIERS[-1])
+    # the stand-in refuses what does not fit
+    (indices,), mask = backend.cuda_graph_kv_indices, backend.cuda_graph_custom_mask
+    assert len(indices) == len(mask) == TIERS[-1] * (CONTEXT // 8 + 2)
     return backend
 
 

@@ -76,7 +76,7 @@ def make_backend(generator: torch.Generator, kernel: str, masked: bool, page: in
         target_verify_num_tokens_per_req=WIDTH,
         max_context_len=CONTEXT,
         num_head=HEADS,
-        max_kv_splits=1,
+        max_kv_splits=2,
         v_head_dim=DIM,
         swa_v_head_dim=None,
         lean_total_programs=1,
@@ -248,8 +248,10 @@ def graph(backend: Any, batch: Batch, rows: int) -> Any:
     # as on a GPU
     with mock.patch.object(verify_mask, "default_tree_mask_mode", lambda: TreeMaskMode.FULL_MASK):
         backend.init_cuda_graph_state(MOST, MOST * WIDTH)
-    # of each request's keys once; with a window, whose own list SGLang makes as long, once for each of its rows
-    assert len(backend.cuda_graph_kv_indices) == MOST * CONTEXT * (WIDTH if backend.sliding_window_size else 1)
+    # of each request's keys once; a window's own list SGLang makes as long
+    assert len(backend.cuda_graph_kv_indices) == MOST * CONTEXT
+    # which only decoding writes
+    assert backend.cuda_graph_attn_logits.shape[2] == 1 < backend.max_kv_splits
     # which SGLang fills in each step: over the prefix where the kernel reads that, and nowhere else
     columns = 1 if backend.c2t_nodes_alone else CONTEXT
     assert backend.verify_mask.buffer.numel() == MOST * WIDTH * (columns + WIDTH)

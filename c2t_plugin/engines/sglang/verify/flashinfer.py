@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import math
 from typing import Any
 
 import torch
@@ -21,9 +22,12 @@ from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 from torch import Tensor
 
-from c2t_plugin.engines.patching import become
+from c2t_plugin.engines.patching import become, replaced
 from c2t_plugin.engines.sglang.patches import PATCHES, PLAN_CAPTURED
 from c2t_plugin.engines.sglang.verify.layout import packed_layout, padding_rows
+
+# Of a row's list of keys and of its mask.
+SPARE_ROOM = 512
 
 
 class PackedFlashInferAttnBackend(FlashInferAttnBackend):
@@ -49,7 +53,11 @@ class PackedFlashInferAttnBackend(FlashInferAttnBackend):
         return found
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int, *positional: Any, **keyword: Any) -> None:
-        super().init_cuda_graph_state(max_bs, max_num_tokens, *positional, **keyword)
+        # A request's rows share its keys, and a mask is of bits; SGLang has room for each row's, and for bytes. Some
+        # more is for rows' own keys, and for what each request's mask is rounded up by.
+        room = math.ceil(self.max_context_len * max(max_bs / max_num_tokens, 1 / 8)) + SPARE_ROOM
+        with replaced(self, "max_context_len", min(room, self.max_context_len)):
+            super().init_cuda_graph_state(max_bs, max_num_tokens, *positional, **keyword)
         device = self.workspace_buffer.device
         self._captured_padding = torch.zeros(max_num_tokens, dtype=torch.bool, device=device)
         self._captured_wrappers = {}

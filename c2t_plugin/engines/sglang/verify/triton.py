@@ -20,6 +20,7 @@ from sglang.srt.layers.attention.verify_mask import VerifyMask
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from torch import Tensor
 
+from c2t_plugin.engines.patching import replaced
 from c2t_plugin.engines.sglang.verify.layout import packed_layout, padding_rows
 
 
@@ -48,11 +49,14 @@ class PackedTritonAttnBackend(TritonAttnBackend):
             self._verify_mask = self._mask_buffer(0, 0)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int, *positional: Any, **keyword: Any) -> None:
-        if not positional and not keyword and not self.sliding_window_size:
+        verifies = max_num_tokens > max_bs
+        if verifies and not positional and not keyword:
             # a request's rows share its keys; SGLang has room for each row's, gigabytes of it for long contexts
             room = max_bs * self.max_context_len
             keyword = {"kv_indices_buf": torch.zeros(room, dtype=torch.int64, device=self.device)}
-        super().init_cuda_graph_state(max_bs, max_num_tokens, *positional, **keyword)
+        # of shares of keys, megabytes a row with latent keys, which decoding alone computes
+        with replaced(self, "max_kv_splits", 1 if verifies else self.max_kv_splits):
+            super().init_cuda_graph_state(max_bs, max_num_tokens, *positional, **keyword)
         if self.c2t_nodes_alone and self._verify_mask is not None:
             self._verify_mask = self._mask_buffer(max_bs, max_num_tokens)
         self._captured_padding = torch.zeros(max_num_tokens, dtype=torch.bool, device=self.device)
