@@ -81,6 +81,7 @@ def check(shapes: Shapes, *, trees: bool = True, also: Sequence[Check] = ()) -> 
     if trees:
         checks += [
             ("grow_layer", SCORE_ALLOWED, _grow(shapes)),
+            ("fill_spare_rows", 0.0, _fill(shapes)),
             ("build_tree", 0.0, _build(shapes)),
             ("full_mask", 0.0, _mask(shapes)),
             ("tree_attention", ATTENTION_ALLOWED[shapes.dtype], _attention(shapes)),
@@ -133,10 +134,8 @@ def _generator(shapes: Shapes) -> torch.Generator:
 
 
 def _stats(shapes: Shapes) -> _Run:
-    logits = torch.randn(
-        shapes.requests, shapes.vocabulary, generator=_generator(shapes), device=shapes.device, dtype=torch.float32
-    )
-    logits = (3 * logits).to(shapes.dtype)
+    drawn = torch.empty(shapes.requests, shapes.vocabulary, device=shapes.device)
+    logits = drawn.normal_(0, 3, generator=_generator(shapes)).to(shapes.dtype)
     k = min(shapes.topk, shapes.vocabulary)
     at = 2 * torch.arange(shapes.requests, device=shapes.device).flip(0)
 
@@ -195,7 +194,7 @@ def _pack(shapes: Shapes) -> _Run:
     generator, width, requests = _generator(shapes), shapes.width, shapes.requests
     kept = (shapes.random(generator, requests) * width).int()
     words = torch.arange(requests * width, device=shapes.device).view(requests, width)
-    wide = shapes.random(generator, requests * width, 64)
+    wide = shapes.random(generator, (requests + 1) * width, 64)
     # as few as hold all, and with room for everybody's window and a slot of nobody
     capacities = (int(kept.sum()) + requests, None), ((requests + 1) * width, requests + 1)
 
@@ -209,8 +208,6 @@ def _pack(shapes: Shapes) -> _Run:
             found += [*values, starts, lengths, back]
         return found
 
-    if capacities[1][0] > len(wide):
-        wide = torch.cat([wide, wide[: capacities[1][0] - len(wide)]])
     return run
 
 
@@ -222,10 +219,18 @@ def _grow(shapes: Shapes) -> _Run:
     joint, path = -shapes.random(generator, shapes.requests, k), shapes.random(generator, shapes.requests, k)
     alive = shapes.random(generator, shapes.requests, k) < 0.9
     beta = torch.full((1,), 0.4, device=shapes.device)
+    return lambda side: tuple(side("growth", "grow_layer")(shapes.network, joint, path, alive, stats, beta, 2, width=k))
+
+
+def _fill(shapes: Shapes) -> _Run:
+    generator, most = _generator(shapes), shapes.width - 1
+    key = shapes.random(generator, shapes.requests, 2 * most)
+    keep, own = key > 0.8, key[:, 0] < 0.2
+    sizes = torch.tensor([shapes.requests * shapes.width], device=shapes.device)
 
     def run(side: Callable[[str, str], Any]) -> Sequence[Tensor]:
-        grown = side("growth", "grow_layer")(shapes.network, joint, path, alive, stats, beta, 2, width=k)
-        return tuple(grown)
+        fill = side("spare", "fill_spare_rows")
+        return fill(keep, key, most, sizes), fill(keep, key, most, sizes, own)
 
     return run
 
@@ -242,11 +247,7 @@ def _tree(shapes: Shapes) -> tuple[Tensor, ...]:
 
 def _build(shapes: Shapes) -> _Run:
     tree = _tree(shapes)
-
-    def run(side: Callable[[str, str], Any]) -> Sequence[Tensor]:
-        return tuple(side("tree_layout", "build_tree")(*tree, bucket=shapes.width))
-
-    return run
+    return lambda side: tuple(side("tree_layout", "build_tree")(*tree, bucket=shapes.width))
 
 
 def _mask(shapes: Shapes) -> _Run:
@@ -255,11 +256,7 @@ def _mask(shapes: Shapes) -> _Run:
     prefixes = torch.arange(requests, device=shapes.device) + shapes.prefix
     counts = (torch.arange(requests, device=shapes.device) % width + 1).int()
     capacity = int((counts * (prefixes + counts)).sum())
-
-    def run(side: Callable[[str, str], Any]) -> Sequence[Tensor]:
-        return tuple(side("masks", "full_mask")(trees, prefixes, capacity=capacity, counts=counts))
-
-    return run
+    return lambda side: tuple(side("masks", "full_mask")(trees, prefixes, capacity=capacity, counts=counts))
 
 
 def _attention(shapes: Shapes) -> _Run:
@@ -267,8 +264,7 @@ def _attention(shapes: Shapes) -> _Run:
     (heads, kv_heads), dim, requests = shapes.heads, shapes.head_dim, min(shapes.requests, 8)
 
     def random(*size: int) -> Tensor:
-        drawn = torch.randn(*size, generator=generator, device=device, dtype=torch.float32)
-        return drawn.to(shapes.dtype)
+        return torch.randn(*size, generator=generator, device=device).to(shapes.dtype)
 
     sizes = torch.arange(requests, device=device) % shapes.width + 1
     starts, rows = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)), int(sizes.sum())

@@ -32,7 +32,7 @@ FUNCTIONS = (
     ("draft", re.compile(r"sglang/worker\.py\(\d+\): (?:draft|_draft_extend_for_decode)$")),
     ("verify", re.compile(r"eagle_worker_v2\.py\(\d+\): verify$")),
     ("rerank", re.compile(r"\.py\(\d+\): (?:select_top_k_tokens|organize_draft_results)$")),
-    ("rerank", re.compile(r"c2t_kernels\S*\.py\(\d+\): (?:grow_layer|build_tree|full_mask)$")),
+    ("rerank", re.compile(r"c2t_kernels\S*\.py\(\d+\): (?:grow_layer|fill_spare_rows|build_tree|full_mask)$")),
     ("rerank", re.compile(r"c2t_plugin/trees/nodes\.py\(\d+\): best$")),
     ("statistics", re.compile(r"c2t_kernels\S*\.py\(\d+\): draft_stats$")),
     ("statistics", re.compile(r"c2t_plugin/engines/host_scorer\.py\(\d+\): host_stats$")),

@@ -1,4 +1,4 @@
-"""One budget of the target's rows for the nodes of all trees: what a planner says, or what costs nothing."""
+"""One budget of the target's rows for the nodes of all trees, as a planner says."""
 
 from __future__ import annotations
 
@@ -32,33 +32,6 @@ def clip(keep: Tensor, key: Tensor, most: int, room: int) -> tuple[Tensor, Tenso
     """
     surest, columns = key.masked_fill(~keep, 0.0).sort(dim=1, descending=True, stable=True)
     surest, columns = surest[:, :most], columns[:, :most]
-    return torch.zeros_like(keep).scatter_(1, columns, _largest(surest, room)), surest
-
-
-def _largest(keys: Tensor, room: int | Tensor) -> Tensor:
-    """Which are the `room` largest of all (bs, places) that are above 0; of equal ones those of the first rows are, and
-    of one row the first."""
-    order = keys.flatten().argsort(descending=True, stable=True)
+    order = surest.flatten().argsort(descending=True, stable=True)
     rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    return (rank.view_as(keys) < room) & (keys > 0)
-
-
-def fill(keep: Tensor, key: Tensor, most: int, sizes: Tensor, own: Tensor | None) -> Tensor:
-    """keep, and the next-best nodes that make the pass no larger, the surest of all trees first: (bs, columns) bool.
-    Nothing waits for the device.
-
-    keep, most: see `plan`. key: the same of all that was drafted, not above 0 of what is no node; the parent of a node
-    that is not kept is kept, unless its tree is as large as may be. sizes: (n + 1,) int64 rows of captured graphs,
-    rising, and 0 behind them: a pass has those of the next one. own: (bs,) bool, trees with a threshold of their own,
-    which get nothing; None: there are none.
-    """
-    # what was not kept may be surer: of a layer only so many are
-    kept_first = key.clamp_max(1.0)
-    if own is not None:
-        kept_first.masked_fill_(own[:, None], 0.0)
-    sorted_keys, columns = kept_first.masked_fill_(keep, torch.inf).sort(dim=1, descending=True, stable=True)
-    surest, columns = sorted_keys[:, :most], columns[:, :most]
-    # nodes that the pass has room for; past the largest graph for none that is not kept
-    nodes = sizes - len(keep)
-    room = nodes.take(torch.searchsorted(nodes[:-1], keep.sum()))
-    return keep | torch.zeros_like(keep).scatter_(1, columns, _largest(surest, room))
+    return torch.zeros_like(keep).scatter_(1, columns, (rank.view_as(surest) < room) & (surest > 0)), surest

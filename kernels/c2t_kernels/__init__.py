@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from c2t_kernels.pack import scatter_ragged as scatter_ragged
     from c2t_kernels.score import ChainState as ChainState
     from c2t_kernels.score import score_chain as score_chain
+    from c2t_kernels.spare import fill_spare_rows as fill_spare_rows
     from c2t_kernels.stats import DraftStats as DraftStats
     from c2t_kernels.stats import draft_stats as draft_stats
     from c2t_kernels.step import score_step as score_step
@@ -42,6 +43,7 @@ _HOMES = {
     "build_tree": "tree_layout",
     "draft_stats": "stats",
     "early_stop": "stop",
+    "fill_spare_rows": "spare",
     "full_mask": "masks",
     "grow_layer": "growth",
     "pack_ragged": "pack",

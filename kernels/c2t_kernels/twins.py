@@ -13,8 +13,10 @@ import c2t_kernels
 from c2t_kernels.growth import reference as growth
 from c2t_kernels.masks import reference as masks
 from c2t_kernels.score import reference as score
+from c2t_kernels.spare import reference as spare
 from c2t_kernels.stats import reference as stats
 from c2t_kernels.stop import reference as stop
+from c2t_kernels.tree_layout import TreeLayout
 from c2t_kernels.tree_layout import reference as tree_layout
 
 
@@ -29,10 +31,10 @@ def _draft_stats(*arguments: Any, workspace: Any = None, **options: Any) -> Any:
     return stats.draft_stats(*arguments, **options)
 
 
-def _build_tree(*tensors: Tensor, bucket: int) -> tree_layout.TreeLayout:
+def _build_tree(*tensors: Tensor, bucket: int) -> TreeLayout:
     """Tree after tree, so on the host."""
     found = tree_layout.build_tree(*(each.cpu() for each in tensors), bucket=bucket)
-    return tree_layout.TreeLayout(*(each.to(tensors[0].device) for each in found))
+    return TreeLayout(*(each.to(tensors[0].device) for each in found))
 
 
 def _full_mask(
@@ -55,6 +57,7 @@ TWINS: dict[str, Callable[..., Any]] = {
     "score_chain": score.score_chain,
     "early_stop": stop.early_stop,
     "grow_layer": growth.grow_layer,
+    "fill_spare_rows": spare.fill_spare_rows,
     "build_tree": _build_tree,
     "full_mask": _full_mask,
 }

@@ -122,6 +122,19 @@ def score_step(device: str) -> Launch:
     return Launch(inputs, lambda: scored(fused.score_step, 0), lambda: scored(reference.score_step, 1), 1e-5)
 
 
+def fill_spare_rows(device: str) -> Launch:
+    inputs = changing(
+        device,
+        (draw(3, 6, seed=0) > 0.7, draw(3, 6, seed=1) > 0.7),
+        (draw(3, 6, seed=2), draw(3, 6, seed=3)),
+        (torch.tensor([8, 12]), [11, 16]),
+        (torch.tensor([False, True, False]), [True, False, False]),
+    )
+    keep, key, sizes, own = (tensor for tensor, _ in inputs)
+    arguments = keep, key, 5, sizes, own
+    return Launch(inputs, lambda: fused.fill_spare_rows(*arguments), lambda: reference.fill_spare_rows(*arguments))
+
+
 def early_stop(device: str) -> Launch:
     int32 = torch.int32
     inputs = changing(
@@ -253,7 +266,7 @@ def tree_attention(device: str) -> Launch:
 
 LAUNCHES = (
     *(draft_stats, score_chain, score_step, early_stop, pack_ragged, scatter_ragged),
-    *(grow_layer, build_tree, full_mask, tree_attention),
+    *(grow_layer, fill_spare_rows, build_tree, full_mask, tree_attention),
 )
 # What captured draft loops of chains call. The others take memory for results, whose size depends on shapes alone, and
 # a graph keeps its own.

@@ -12,6 +12,7 @@ from c2t_kernels.attention import kernel as attention
 from c2t_kernels.masks import kernel as masks
 from c2t_kernels.pack import kernel as pack
 from c2t_kernels.score import kernel as score
+from c2t_kernels.spare import kernel as spare
 from c2t_kernels.stats import kernel as stats
 from c2t_kernels.step import kernel as step
 from c2t_kernels.stop import kernel as stop
@@ -20,7 +21,7 @@ from c2t_plugin.kernel_checks import Checked, Shapes, check
 from c2t_plugin.step_check import step_check
 
 CHAINS = ["draft_stats", "score_chain", "early_stop", "pack_ragged"]
-NAMES = [*CHAINS, "grow_layer", "build_tree", "full_mask", "tree_attention", "score_step"]
+NAMES = [*CHAINS, "grow_layer", "fill_spare_rows", "build_tree", "full_mask", "tree_attention", "score_step"]
 
 
 def checked(device: str, *, trees: bool = False) -> dict[str, Checked]:
@@ -117,6 +118,10 @@ def sees_all(right: Any) -> Any:
     return mask
 
 
+def fills_own_trees(right: Any) -> Any:
+    return lambda *arguments: right(*arguments[:4])
+
+
 def broken(_: Any) -> Any:
     def kernel(*_: Any, **__: Any) -> None:
         raise RuntimeError("no kernel image for this GPU")
@@ -156,5 +161,6 @@ def test_a_planted_fault_is_named(module: Any, name: str, fault: Any, device: st
 def test_faults_of_trees_are_named(device: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(attention, "tree_attention", sees_a_chain(attention.tree_attention))
     monkeypatch.setattr(masks, "full_mask", sees_all(masks.full_mask))
+    monkeypatch.setattr(spare, "fill_spare_rows", fills_own_trees(spare.fill_spare_rows))
     found = checked(device, trees=True)
-    assert [each.name for each in found.values() if not each.ok] == ["full_mask", "tree_attention"]
+    assert [each.name for each in found.values() if not each.ok] == ["fill_spare_rows", "full_mask", "tree_attention"]

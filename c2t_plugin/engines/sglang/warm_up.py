@@ -64,6 +64,7 @@ def _tree(worker: Any, requests: int, width: int) -> Any:
     columns = len(worker.c2t.scorer.layers("cpu"))
     zeros = torch.zeros(requests, columns, dtype=torch.int64, device=worker.device)
     lengths = torch.ones(requests, dtype=torch.int64, device=worker.device)
+    worker._draft_worker.drafter.filled(zeros.bool(), zeros.float(), None)
     made = build_verify_input(
         SimpleNamespace(seq_lens=lengths, seq_lens_sum=requests),
         SimpleNamespace(bonus_tokens=lengths),

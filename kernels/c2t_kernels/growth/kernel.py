@@ -173,37 +173,23 @@ def grow_layer(
     if bs == 0:
         return made
     blocks, num_warps = _blocks(slots, k, width, network.features, len(network.hidden_bias))
+    read = (joint_log_prob, path_entropy, alive, *stats)
     grow_layer_kernel[(bs,)](
-        joint_log_prob,
-        path_entropy,
-        alive.view(torch.uint8),
-        stats.token_ids,
-        stats.log_probs,
-        stats.entropy,
-        stats.margin,
+        *(_as_bytes(each) for each in read),
         beta,
         *network.weights().values(),
-        made.confidence,
-        made.kept.view(torch.uint8),
-        made.children,
-        made.parents,
-        made.token_ids,
-        made.joint_log_prob,
-        made.path_entropy,
-        made.alive.view(torch.uint8),
-        joint_log_prob.stride(0),
-        path_entropy.stride(0),
-        alive.stride(0),
-        stats.token_ids.stride(0),
-        stats.log_probs.stride(0),
-        stats.entropy.stride(0),
-        stats.margin.stride(0),
+        *(_as_bytes(each) for each in made),
+        *(each.stride(0) for each in read),
         beta_stride,
         depth + network.depth_origin - 1,
         **blocks,
         num_warps=num_warps,
     )
     return made
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 
 def _layer(bs: int, children: int, width: int, device: torch.device) -> GrownLayer:

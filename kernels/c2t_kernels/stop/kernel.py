@@ -149,27 +149,10 @@ def early_stop(
     if bs == 0:
         return lengths
     block_b, block_d, num_warps = blocks(bs, d_max, limited)
-    early_stop_kernel[(triton.cdiv(bs, block_b),)](
-        confidence,
-        beta,
-        max_depth,
-        at,
-        room,
-        lengths,
-        unclipped,
-        unknown,
-        links,
-        bs,
-        confidence.stride(0),
-        beta_stride,
-        max_depth_stride,
-        0 if links is None else links.stride(0),
-        d_max,
-        LIMITED=limited,
-        BLOCK_B=block_b,
-        BLOCK_D=block_d,
-        num_warps=num_warps,
-    )
+    given = confidence, beta, max_depth, at, room, lengths, unclipped, unknown, links
+    strides = confidence.stride(0), beta_stride, max_depth_stride, 0 if links is None else links.stride(0)
+    constants = {"LIMITED": limited, "BLOCK_B": block_b, "BLOCK_D": block_d, "num_warps": num_warps}
+    early_stop_kernel[(triton.cdiv(bs, block_b),)](*given, bs, *strides, d_max, **constants)
     return lengths
 
 

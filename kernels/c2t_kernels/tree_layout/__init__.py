@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from c2t_kernels.tree_layout import reference
-from c2t_kernels.tree_layout.reference import TreeLayout
+from c2t_kernels.tree_layout.result import TreeLayout
 
 __all__ = ["TreeLayout", "build_tree"]
 
@@ -32,4 +31,6 @@ def build_tree(
         from c2t_kernels.tree_layout import kernel
 
         return kernel.build_tree(parent_ids, keep, token_ids, root_tokens, prefix_lens, bucket=bucket)
+    from c2t_kernels.tree_layout import reference
+
     return reference.build_tree(parent_ids, keep, token_ids, root_tokens, prefix_lens, bucket=bucket)

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from c2t_kernels.checks import INTEGERS, check_int, check_tensor
-from c2t_kernels.tree_layout.reference import TreeLayout
+from c2t_kernels.tree_layout.result import TreeLayout
 
 MAX_BUCKET = 1024
 MAX_SLOTS = 4096

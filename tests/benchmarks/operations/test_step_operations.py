@@ -17,7 +17,7 @@ OPERATIONS = {
     "lagged": {"cut": 2, "pack and scatter": 3, "attention metadata": 1, "seeds": 2},
     "planned": {"cut": 3, "pack and scatter": 3, "attention metadata": 1, "report": 1, "seeds": 2},
     "network": {"cut": 3, "pack and scatter": 3, "attention metadata": 1, "report": 1, "seeds": 2},
-    "trees": {"cut": 20, "pack and scatter": 4, "attention metadata": 3, "seeds": 2},
+    "trees": {"cut": 4, "pack and scatter": 4, "attention metadata": 3, "seeds": 2},
 }
 IN_GRAPHS = {
     "sync": {"draft graph": 18, "target graph, one layer": 0},

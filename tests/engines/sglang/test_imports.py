@@ -65,7 +65,7 @@ MODES = {
     ),
     "tree": (
         *(f"{ADAPTER}.{name}" for name in ("worker", "drafters.tree", "drafters.segments")),
-        *(*VERIFY, *kernels("growth", "tree_layout", "masks")),
+        *(*VERIFY, *kernels("growth", "spare", "tree_layout", "masks")),
     ),
 }
 DRAFTERS = {f"{ADAPTER}.drafters.{mode}" for mode in MODES}

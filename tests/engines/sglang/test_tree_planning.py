@@ -12,10 +12,11 @@ from torch import Tensor
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
+from c2t_kernels import fill_spare_rows  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
 from c2t_plugin.planner.profile import REPEATS, WARM_UP  # noqa: E402
 from c2t_plugin.planner.tree_planner import TreePlanner  # noqa: E402
-from c2t_plugin.trees.planning import clip, fill, plan  # noqa: E402
+from c2t_plugin.trees.planning import clip, plan  # noqa: E402
 from tests.engines.sglang.test_tree_policies import STATES, grower, grown  # noqa: E402
 
 NODES, STEPS, TOPK = 5, 3, 2
@@ -274,7 +275,7 @@ def test_spare_rows_are_the_next_best_nodes(seed: int, sizes: tuple[int, ...]):
     key = key.masked_fill(~(keep | more), -torch.inf)
     rows = 2 + int(keep.sum())
     spare = next((size for size in sizes if size >= rows), rows) - rows
-    found = fill(keep, key, NODES, torch.tensor([*sizes, 0]), None)
+    found = fill_spare_rows(keep, key, NODES, torch.tensor(sizes), None)
     assert torch.equal(found, next_best(keep, key, more, spare))
     trees = [set(tree.nonzero().flatten().tolist()) for tree in found]
     assert all(closed(row.tolist(), tree) for row, tree in zip(parents, trees, strict=True))
@@ -285,7 +286,7 @@ def test_the_passes_above_have_spare_rows_and_trees_without_room():
     for seed in range(12):
         parents, keep, key = random_trees(seed)
         key = key.masked_fill(~(keep | hanging(parents, keep)), -torch.inf)
-        found.append(fill(keep, key, NODES, torch.tensor([*SIZES, 0]), NOBODY).sum(1) - keep.sum(1))
+        found.append(fill_spare_rows(keep, key, NODES, torch.tensor(SIZES), NOBODY).sum(1) - keep.sum(1))
     given = torch.stack(found)
     assert (given[:, 0] > 0).any() and (given[:, 1] > 0).any() and (given.sum(1) == 0).any()
 
@@ -294,15 +295,18 @@ def test_a_node_of_unknown_confidence_takes_the_place_of_none_that_is_kept():
     keep = torch.zeros(2, 2 * NODES, dtype=torch.bool)
     keep[:, NODES:] = True
     key = torch.full(keep.shape, 0.5).masked_fill(~keep, torch.inf)
-    assert torch.equal(fill(keep, key, NODES, torch.tensor([4 * NODES, 0]), None), keep)
+    assert torch.equal(fill_spare_rows(keep, key, NODES, torch.tensor([4 * NODES]), None), keep)
     keep[:, -1] = False
-    assert fill(keep, key, NODES, torch.tensor([2 * NODES + 1, 0]), None).sum(1).tolist() == [NODES, NODES - 1]
+    assert fill_spare_rows(keep, key, NODES, torch.tensor([2 * NODES + 1]), None).sum(1).tolist() == [NODES, NODES - 1]
 
 
 def test_a_threshold_of_ones_own_gets_no_spare_rows():
     parents, keep, key = random_trees(SEED)
     key = key.masked_fill(~(keep | hanging(parents, keep)), -torch.inf)
-    found = [fill(keep, key, NODES, torch.tensor([12, 0]), torch.tensor(own)) for own in ([False, True], [True, True])]
+    found = [
+        fill_spare_rows(keep, key, NODES, torch.tensor([12]), torch.tensor(own))
+        for own in ([False, True], [True, True])
+    ]
     assert torch.equal(found[0][1], keep[1]) and found[0][0].sum() > keep[0].sum()
     assert torch.equal(found[1], keep)
 

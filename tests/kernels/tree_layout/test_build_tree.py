@@ -8,7 +8,8 @@ from hypothesis import given
 from torch import Tensor
 
 from c2t_kernels.tree_layout import kernel as fused
-from c2t_kernels.tree_layout.reference import TreeLayout, build_tree
+from c2t_kernels.tree_layout.reference import build_tree
+from c2t_kernels.tree_layout.result import TreeLayout
 from tests.support.kernels.forests import HAND, INTERPRETED, QUIET, Trees, forests, trees
 from tests.support.kernels.strided import apart
 

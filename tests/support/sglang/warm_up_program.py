@@ -25,8 +25,8 @@ from benchmarks.operations.counter import GPU, OperationCounter
 from benchmarks.operations.steps import DEPTH, HIDDEN, IN_GRAPHS, VOCABULARY
 from c2t_plugin.engines.sglang import warm_up
 
-# the largest batch of the server, and those that are served: of each power of two one
-MOST, REQUESTS = 17, (1, 17)
+# the largest batch of the server, and those that are served
+MOST, REQUESTS = 17, (1, 5, 17)
 
 
 @contextmanager

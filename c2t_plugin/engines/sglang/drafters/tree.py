@@ -20,6 +20,7 @@ from sglang.srt.speculative import eagle_draft_cuda_graph_runner
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from torch import Tensor
 
+from c2t_kernels import fill_spare_rows
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.patching import replaced
@@ -35,7 +36,7 @@ from c2t_plugin.errors import ConfigError
 from c2t_plugin.trees.branches import inherit_branches
 from c2t_plugin.trees.by_name import slot_policy
 from c2t_plugin.trees.grower import TreeGrower
-from c2t_plugin.trees.planning import clip, fill, plan
+from c2t_plugin.trees.planning import clip, plan
 
 if TYPE_CHECKING:
     from c2t_plugin.planner.tree_planner import TreePlanner
@@ -92,7 +93,7 @@ class TreeDrafter:
         # SGLang's own trees read each branch's own keys, whatever it grew from; to have the same trees is the point.
         self.inherits = parts.configuration["policy"] != "eagle2"
         self.may_end_early = False
-        # see trees.planning.fill; None before the first step that asks
+        # of the captured graphs; None before the first step that asks
         self._sizes: Tensor | None = None
 
     def vary_shapes(self, packed: bool) -> None:
@@ -216,7 +217,8 @@ class TreeDrafter:
     def _planned(self, parent_ids: Tensor, keep: Tensor, key: Tensor, reqs: Sequence[Any], slots: Tensor) -> Tensor:
         planner = self._planner
         if planner is None:
-            return self._filled(self._narrowed(keep, key, reqs, slots), key, slots)
+            own = self.scorer.owns(slots) if self.scorer.any_own else None
+            return self.filled(self._narrowed(keep, key, reqs, slots), key, own)
         own = self.scorer.owns(slots)
         if planner.shapes is not None:
             from c2t_plugin.trees.worth import best_by_layers, chain_by_layers
@@ -236,16 +238,15 @@ class TreeDrafter:
         own = self.scorer.owns(slots)
         return plan(keep, key, self.scorer.max_nodes, lambda sizes, _: within_the_others(sizes, own))
 
-    def _filled(self, keep: Tensor, key: Tensor, slots: Tensor) -> Tensor:
+    def filled(self, keep: Tensor, key: Tensor, own: Tensor | None) -> Tensor:
         """Rows that the captured graph has left are next-best nodes, but of no request with a threshold of its own."""
         packing = self._parts.packing
         sizes = () if packing is None or not self.scorer.policy.cuts else packing.sizes()
         if not len(sizes):
             return keep
         if self._sizes is None:
-            self._sizes = torch.tensor([*sizes, 0], device=keep.device)
-        own = self.scorer.owns(slots) if self.scorer.any_own else None
-        return fill(keep, key, self.scorer.max_nodes, self._sizes, own)
+            self._sizes = torch.tensor(sizes, device=keep.device)
+        return fill_spare_rows(keep, key, self.scorer.max_nodes, self._sizes, own)
 
     def _width(self, keep: Tensor) -> int:
         """Places per request, the root included, for the largest tree of this batch; that window is entered."""
