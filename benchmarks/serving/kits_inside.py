@@ -103,7 +103,9 @@ class _Result(unittest.TestResult):
 
     def _note(self, outcome: str, err: Any) -> None:
         if self._reason[0] == "passed":
-            text = " ".join(f"{err[0].__name__}: {err[1]}".split())
+            # SGLang's tests are tried again, and then fail by an error that says no more than that
+            error = err[1].__context__ or err[1]
+            text = " ".join(f"{type(error).__name__}: {error}".split())
             self._reason = (outcome, text[:REASON_WIDTH])
 
 
@@ -130,13 +132,15 @@ def cases(url: str, process: int, target: str) -> list[type[unittest.TestCase]]:
     common: dict[str, Any] = {
         **{"setUpClass": classmethod(nothing), "tearDownClass": classmethod(nothing)},
         **{"base_url": url, "model": target, "target_model": target, "_tokenizer": None, "process": _Process(process)},
-        **{"client": openai.OpenAI(base_url=f"{url}/v1", api_key="none"), "regex_match": None},
+        **{"client": openai.OpenAI(base_url=f"{url}/v1", api_key="none")},
         **CHANGES,
     }
     found = []
     for file, names in KITS.items():
-        module = importlib.import_module(f"sglang.test.kits.{file}")
-        found += [type(name, (getattr(module, name), SpecEagleServerBase), dict(common)) for name in names]
+        kits = [getattr(importlib.import_module(f"sglang.test.kits.{file}"), name) for name in names]
+        taken = {name for kit in kits for name in common.keys() & vars(kit).keys() if callable(vars(kit)[name])}
+        assert not taken, f"these would stand in the place of the kits' own: {taken}"
+        found += [type(kit.__name__, (kit, SpecEagleServerBase), dict(common)) for kit in kits]
     return found
 
 

@@ -43,6 +43,12 @@ def test_every_end_of_a_test_is_written(tmp_path: Path):
         def test_raises(self) -> None:
             raise KeyError("x")
 
+        def test_tries_again(self) -> None:
+            try:
+                self.fail("no answer")
+            except Exception:
+                raise Exception("too many tries")  # noqa: B904
+
         def test_skips(self) -> None:
             self.skipTest("no")
 
@@ -56,11 +62,13 @@ def test_every_end_of_a_test_is_written(tmp_path: Path):
         test.run(result)
     found = outcomes_in(tmp_path / "out")
     assert found["Kit", "test_raises"] == ("failed", "KeyError: 'x'")
+    assert found["Kit", "test_tries_again"] == ("failed", "AssertionError: no answer")
     assert {test: outcome for (_, test), (outcome, _) in found.items()} == {
         "test_fails": "failed",
         "test_of_parts": "failed",
         "test_passes": "passed",
         "test_raises": "failed",
+        "test_tries_again": "failed",
         "test_skips": "skipped",
     }
 
