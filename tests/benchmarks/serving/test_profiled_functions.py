@@ -34,6 +34,7 @@ FOUND = [
             ("classifier", "score", "score_chain"),
             ("classifier", "stop", "early_stop"),
             ("rerank", "growth", "grow_layer"),
+            ("rerank", "spare", "fill_spare_rows"),
             ("rerank", "tree_layout", "build_tree"),
             ("rerank", "masks", "full_mask"),
         )
