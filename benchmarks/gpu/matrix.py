@@ -49,7 +49,7 @@ PAGED = {"SGLANG_FLASHINFER_USE_PAGED": "1"}
 START_TIMEOUT_S = 300.0
 # of the arms that take one
 BETA, THRESHOLD = 0.5, 0.3
-TRACED = ("static 4", "C2T as it comes")
+TRACED = ("static 4", "EAGLE-2 tree", "C2T as it comes", "C2T tree ahead")
 TRACED_LOADS = (1, 8)
 TRACED_STEPS = 8
 # of the GPU's, that others take from as well: each server has the keys and values that it is told
