@@ -17,8 +17,16 @@ from c2t_plugin.planner.curve import LEAST_SECONDS, MOST_COUNT, MOST_SECONDS, Co
 # Steps of each length in each size of batch; before them so many that only warm up.
 REPEATS = 4
 WARM_UP = 2
+# Draft tokens of a request up to which each number of them is measured.
+EACH = 8
 # Rounds of telling a cycle's speed by what each length usually takes, and that by the speeds.
 ROUNDS = 3
+
+
+def lengths_to(most: int) -> Sequence[int]:
+    """Of chains or trees of at most so many draft tokens, those that are measured: all of few, of many each twice the
+    one before. Every one costs REPEATS steps that wait for the device, in each size of batch."""
+    return range(most + 1) if most <= EACH else (0, *(1 << power for power in range((most - 1).bit_length())), most)
 
 
 class Sample(NamedTuple):

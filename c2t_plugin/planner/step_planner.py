@@ -24,7 +24,7 @@ from c2t_plugin.planner.learnt import confidence_of
 from c2t_plugin.planner.ledger import Ledger
 from c2t_plugin.planner.pace import Pace
 from c2t_plugin.planner.planner import WHOLE_FIRST
-from c2t_plugin.planner.profile import CostProfile
+from c2t_plugin.planner.profile import CostProfile, lengths_to
 
 if TYPE_CHECKING:
     from c2t_plugin.planner.ahead import DraftEnd, Prices
@@ -108,7 +108,7 @@ class StepPlanner:
             # on a CPU a step has ended when the next one begins
             self._pace = Pace(settled=int(device.type != "cpu"), clock=clock)
             wait = torch.get_device_module(device).synchronize
-            self._profile = CostProfile(self.depths or range(most + 1), wait, clock)
+            self._profile = CostProfile(self.depths or lengths_to(most), wait, clock)
         else:
             self.curve = curve
         self._forced: int | None = None

@@ -11,7 +11,7 @@ import torch
 
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve
-from c2t_plugin.planner.profile import REPEATS, WARM_UP, CostProfile
+from c2t_plugin.planner.profile import EACH, REPEATS, WARM_UP, CostProfile, lengths_to
 
 LENGTHS = (0, 1, 2, 3)
 
@@ -237,3 +237,14 @@ def test_so_are_passes_of_which_a_kind_is_missing(machine: Machine, part: str):
     found = measured(machine, 1).profile.measured()
     with pytest.raises(ConfigError, match="passes are missing"):
         machine.profile.resumed({**found, part: []})
+
+
+@pytest.mark.parametrize("most", [1, 4, EACH])
+def test_of_few_draft_tokens_each_number_is_measured(most: int):
+    assert list(lengths_to(most)) == list(range(most + 1))
+
+
+@pytest.mark.parametrize(("most", "lengths"), [(9, (0, 1, 2, 4, 8, 9)), (59, (0, 1, 2, 4, 8, 16, 32, 59))])
+def test_of_many_each_is_twice_the_one_before(most: int, lengths: tuple[int, ...]):
+    """A tree of 59 nodes waited for the device in 242 steps of each size of batch: two seconds on a GPU."""
+    assert tuple(lengths_to(most)) == lengths

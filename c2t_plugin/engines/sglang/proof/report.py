@@ -70,8 +70,9 @@ def at_start(worker: Any, config: C2TConfig, capture: Callable[[], None]) -> Non
             *(place, kind, "; ".join(found.failures)),
         )
         _unpack(worker, capture)
-    elif found.skipped and worker.c2t.packing is not None:
-        logger.warning("C2T: self-check on %s: packed verification was not tried: %s", place, found.skipped)
+    elif worker.c2t.packing is not None and (found.skipped or not found.proved):
+        why = found.skipped or f"{found.seconds:.1f} s went before the first of {found.tiers} sizes"
+        logger.warning("C2T: self-check on %s: packed verification was not tried: %s", place, why)
     elif worker.c2t.packing is not None:
         behind = "" if found.poison is None else f", with {found.poison:g} in all that it may not read"
         logger.info(

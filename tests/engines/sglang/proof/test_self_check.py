@@ -221,6 +221,13 @@ def test_what_cannot_be_tried_is_no_failure(proof: Any, run: Any, caplog: pytest
     assert "packed verification was not tried: MemoryError" in caplog.text
 
 
+def test_no_size_in_time_proves_nothing(run: Any, caplog: pytest.LogCaptureFixture):
+    """Five servers that compiled on one H200: 0 of 20 sizes were the uniform window's, it said."""
+    assert not run(C2TConfig(), worker(), [], proved=0, tiers=20, seconds=16.2)
+    assert "packed verification was not tried: 16.2 s went before the first of 20 sizes" in caplog.text
+    assert "the uniform window's" not in caplog.text
+
+
 def test_what_does_not_run_has_failed(proof: Any):
     found = proof.packed.prove(SimpleNamespace(target_worker=None))
     assert len(found.failures) == 1 and found.failures[0].startswith("it did not run (AttributeError")
