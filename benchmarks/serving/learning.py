@@ -44,6 +44,7 @@ from benchmarks.serving.real_pair import chat_prompts
 from benchmarks.serving.server import Runner
 from benchmarks.simulation.learning import curve_of
 from c2t_plugin.errors import C2TError
+from c2t_plugin.planner.curve_file import write_curve
 from c2t_plugin.provenance import RunRecord
 
 SCENARIO = "learning-served"
@@ -112,7 +113,7 @@ def measure(
 ) -> list[BenchRow]:
     """A row for each start, way and mark; a server that fails leaves its reason."""
     curve = options.out / "curve.json"
-    curve_of(PAIR_DRAFTS[options.base], options.concurrency).save(curve)
+    write_curve(curve_of(PAIR_DRAFTS[options.base], options.concurrency), curve)
     label = {
         "stream": options.name,
         "engine": starts.engine.name,

@@ -30,7 +30,7 @@ from benchmarks.simulation.setting import Setting
 from benchmarks.simulation.steps import Policy, Simulated, planned
 from benchmarks.simulation.table3 import show_table, table3
 from c2t_plugin.errors import C2TError
-from c2t_plugin.planner import CostCurve
+from c2t_plugin.planner.curve_file import read_curve
 from c2t_plugin.provenance import RunRecord
 
 BATCHES = (1, 4, 8, 32, 64, 128, 256)
@@ -168,7 +168,7 @@ def _rows(options: argparse.Namespace, replay: Replay, console: Console) -> Iter
     machine: Machine | Measured = Machine(GPUS[options.gpu], options.tp, assumed)
     name = options.gpu
     if options.curve:
-        machine, name = Measured(CostCurve.load(options.curve)), options.curve.stem
+        machine, name = Measured(read_curve(options.curve)), options.curve.stem
     target = MODELS[options.target]
     settings = [Setting(machine, target, draft_of(replay.kind, target), batch, D_MAX) for batch in options.batch]
     labels: dict[str, Any] = {"gpu": name, "tp": options.tp, "target": target.name, "context": options.context}

@@ -106,10 +106,12 @@ class Calibration:
             self.failed = True
             logger.error("C2T: learns no further, what is in force stays: %s", error)
 
-    def learn(self, sure: Tensor, verified: Tensor, accepted: Tensor, owners: Sequence[Hashable] = ()) -> None:
-        """See StepPlanner.learn."""
+    def learn(
+        self, sure: Tensor, verified: Tensor, accepted: Tensor, owners: Sequence[Hashable] = (), steps: int = 1
+    ) -> None:
+        """See StepPlanner.learn. steps: that these are of."""
         confidence, log_prob = confidence_of(sure)
-        self.observe(confidence, verified, accepted, owners, log_prob)
+        self.observe(confidence, verified, accepted, owners, log_prob, steps)
 
     def observe(
         self,
@@ -118,8 +120,9 @@ class Calibration:
         accepted: Tensor,
         owners: Sequence[Hashable] = (),
         log_prob: Tensor | None = None,
+        steps: int = 1,
     ) -> list[int]:
-        """The outcome of a step. confidence, log_prob: (requests, drafted), as they were. verified, accepted:
+        """The outcome of some steps. confidence, log_prob: (requests, drafted), as they were. verified, accepted:
         (requests,) int64 draft tokens of each. owners: which request each is; without them none has a share that it
         may not pass. Returns the rows of those that were taken."""
         depths = confidence.shape[1]
@@ -140,7 +143,7 @@ class Calibration:
         self.seen += int(known.sum())
         self._count += len(rows)
         self._since += len(rows)
-        self._steps += 1
+        self._steps += steps
         enough = self._since >= min(FIT_EVERY, max(FIRST_FIT, self._count // 4))
         if enough and (self._count < WINDOW or self._steps >= STEPS) and self._fitting is None:
             self._fit()

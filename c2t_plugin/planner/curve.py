@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import reprlib
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from c2t_plugin import json_text
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.output import write_text
 
-FORMAT = "c2t-cost-curve"
-# What files of version 1 call draft_extend.
-_FORMERLY = "keep_up"
 # What no machine takes or counts; beyond it sums and slopes overflow.
 MOST_SECONDS, LEAST_SECONDS, MOST_COUNT = 1e6, 1e-12, 2**31 - 1
-MOST_BYTES = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,36 +66,6 @@ class CostCurve:
     def draft_s(self, requests: int) -> float:
         """Seconds of one draft pass for so many requests' chains, or rows."""
         return _interpolated(self.draft, requests)
-
-    def save(self, path: Path) -> None:
-        """Write as JSON, whole or not at all. Raises OSError, or C2TError where something else than a file is."""
-        write_text(path, json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1) + "\n")
-
-    @classmethod
-    def load(cls, path: Path) -> CostCurve:
-        """Read what `save` wrote. Raises ConfigError if the file is missing or is not a cost curve."""
-        found = json_text.load(path, ConfigError, most=MOST_BYTES)
-        if isinstance(found, Mapping) and _FORMERLY in found:
-            found = {"draft_extend" if name == _FORMERLY else name: value for name, value in found.items()}
-        names = {"format", "verify", "draft", "fixed", "draft_extend"}
-        if not isinstance(found, Mapping) or set(found) != names or found["format"] != FORMAT:
-            raise ConfigError(
-                f"{path} is no cost curve: it needs exactly {', '.join(sorted(names))}, format {FORMAT!r}"
-            )
-        try:
-            verify, draft = (
-                tuple((_number(count, int), float(_number(seconds))) for count, seconds in found[name])
-                for name in ("verify", "draft")
-            )
-            return cls(verify, draft, float(_number(found["fixed"])), float(_number(found["draft_extend"])))
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(f"{path} is no cost curve: {error}") from error
-
-
-def _number(value: Any, kinds: Any = (int, float)) -> Any:
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        raise TypeError(f"expected a number, got a {type(value).__name__}")
-    return value
 
 
 # Asked for several times a step, on the way of the next launch.

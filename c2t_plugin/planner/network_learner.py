@@ -150,9 +150,11 @@ class NetworkLearner:
         """See Calibration; of confidences of the network in force."""
         return self.calibration(confidence, log_prob)
 
-    def learn(self, sure: Tensor, verified: Tensor, accepted: Tensor, owners: Sequence[Hashable] = ()) -> None:
-        """See StepPlanner.learn."""
-        self.observe(sure[..., 1:], verified, accepted, owners)
+    def learn(
+        self, sure: Tensor, verified: Tensor, accepted: Tensor, owners: Sequence[Hashable] = (), steps: int = 1
+    ) -> None:
+        """See Calibration.learn."""
+        self.observe(sure[..., 1:], verified, accepted, owners, steps)
 
     def follow(self, take: Callable[[Network], None]) -> None:
         """Have somebody take the network in force, now and whenever it is another."""
@@ -160,19 +162,15 @@ class NetworkLearner:
         take(self.network)
 
     def observe(
-        self,
-        stats: Tensor,
-        verified: Tensor,
-        accepted: Tensor,
-        owners: Sequence[Hashable] = (),
+        self, stats: Tensor, verified: Tensor, accepted: Tensor, owners: Sequence[Hashable] = (), steps: int = 1
     ) -> None:
-        """The outcome of a step, see Calibration.observe. stats: (requests, drafted, 3) float32 log probability,
-        entropy and margin of each draft token."""
+        """See Calibration.observe. stats: (requests, drafted, 3) float32 log probability, entropy and margin of each
+        draft token."""
         features, log_prob = self._features(stats), stats[..., 0]
 
         def taught(calibration: Calibration, network: Network, rows: Any, owners: Sequence[Hashable] = ()) -> list[int]:
             sure = torch.from_numpy(network.confidence(features[rows]))
-            return calibration.observe(sure, verified[rows], accepted[rows], owners, log_prob[rows])
+            return calibration.observe(sure, verified[rows], accepted[rows], owners, log_prob[rows], steps)
 
         rows = taught(self.calibration, self.network, slice(None), owners)
         if not rows:

@@ -143,20 +143,20 @@ class Planner:
         # expected seconds of the step at hand, once `depth` or `keep` has settled what it does
         self.promised_s: float | None = None
 
-    def depth(self, requests: int, own: Sequence[OwnLimits | None] = ()) -> int:
+    def depth(self, requests: int, own: Sequence[OwnLimits | None] = (), steps: int = 1) -> int:
         """How deep to draft in the next step of so many requests; 0 is plain decoding. own: of each what it has set for
-        itself, which is planned around; nothing of those that are left out."""
+        itself, which is planned around; nothing of those that are left out. steps: since this was asked before."""
         self.probing = False
-        chosen = self.depths[self._probed(*self._priced(requests, own))] if self._drafts[0] else self.d_max
+        chosen = self.depths[self._probed(*self._priced(requests, own), steps)] if self._drafts[0] else self.d_max
         self.behind = self.skips and chosen == 0
         if chosen:
             self.promised_s = None
         return chosen
 
-    def _probed(self, best: int, lost: Array) -> int:
+    def _probed(self, best: int, lost: Array, steps: int) -> int:
         """The place of the depth to draft. lost: (depths,) steps that each would lose for one of a probe."""
-        self._saved += PROBES_COST / max(1, len(lost) - 1)
-        self._since_probe += 1
+        self._saved += steps * PROBES_COST / max(1, len(lost) - 1)
+        self._since_probe += steps
         after = self._saved - self._steps_of_probe * lost
         after[best] = -1.0
         place = int(after.argmax())

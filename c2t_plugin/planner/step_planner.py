@@ -5,6 +5,7 @@ One file, since each decision of a step reads what the others have left of it.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import time
@@ -37,8 +38,10 @@ logger = logging.getLogger(__name__)
 
 # Seconds between two reports of what was learnt.
 TELL_EVERY_S = 60.0
-# Drafts, and steps at most, that are learnt from together.
-TOGETHER = 8
+# Steps, and drafts at most, that are learnt from together.
+TOGETHER, DRAFTS_TOGETHER = 8, 64
+# Steps that a planner which waits for nothing decides together: the host of a GPU has no time to spare.
+HELD = 4
 
 # Confidences, draft tokens verified and accepted, and whose drafts they are; see StepPlanner.learn.
 Outcome = tuple[Tensor, Tensor, Tensor, Sequence[Hashable]]
@@ -58,7 +61,8 @@ class StepPlanner:
     them every draft is whole.
     """
 
-    _kind = Planner
+    # what plans, and of how many steps it hears together
+    _kind, _hears = Planner, HELD
 
     def __init__(
         self,
@@ -86,6 +90,10 @@ class StepPlanner:
         self.draft_end: DraftEnd | None = None
         self._open = False
         self._own: Sequence[OwnLimits | None] = ()
+        # of steps decided together: requests, depth and rows, how many are left, and steps since that was decided
+        self._together: tuple[int, int, int | None] = 0, 0, None
+        self._left = self._since = 0
+        self._heard: list[Tensor] = []
         self.depths = tuple(depths)
         # Of the step at hand; rows: of the target's pass, None where its own confidences decide.
         self.depth = steps
@@ -209,18 +217,19 @@ class StepPlanner:
         if self._calibration is None:
             return
         self._outcomes.append((sure, verified, accepted, owners))
-        if len(self._outcomes) >= TOGETHER or sum(len(each[1]) for each in self._outcomes) >= TOGETHER:
+        if len(self._outcomes) >= TOGETHER or sum(len(each[1]) for each in self._outcomes) >= DRAFTS_TOGETHER:
             self._take_in(self._calibration)
 
     def _take_in(self, calibration: Calibration | NetworkLearner) -> None:
         """Learn from what has come, if anything has."""
         if not self._outcomes:
             return
-        (sure, verified, accepted, owners), self._outcomes = _joined(self._outcomes), []
+        steps, (sure, verified, accepted, owners) = len(self._outcomes), _joined(self._outcomes)
+        self._outcomes = []
         tried = torch.arange(sure.shape[1]) < verified[:, None]
         hoped = (falling(self._meant(sure)) * tried).sum()
         self._ledger.add("tokens", len(verified) + float(hoped), len(verified) + float(accepted.sum()))
-        calibration.learn(sure, verified, accepted, owners)
+        calibration.learn(sure, verified, accepted, owners, steps)
         when, fits = self._told
         if calibration.fits > fits and self._clock() >= when + TELL_EVERY_S:
             self._told = self._clock(), calibration.fits
@@ -247,7 +256,10 @@ class StepPlanner:
         if self._planner is not None:
             self._planner.probing = False
         if self._unread is not None and self._unread.full and self._planner is not None:
-            self._hear(self._planner, self._unread.read())
+            self._heard.append(self._unread.read())
+            if len(self._heard) >= self._hears:
+                heard, self._heard = self._heard, []
+                self._hear(self._planner, heard)
         self._whole = whole
         if self._decides and not whole:
             self._choose(requests, before)
@@ -255,9 +267,12 @@ class StepPlanner:
             self._pace.drafts(self.depth, draft_passes(self.depth))
         return self.depth
 
-    def _hear(self, planner: Planner, sure: Tensor) -> None:
-        """Learn from a step before, what `note` was told of it."""
-        planner.observe(self._meant(sure))
+    def _hear(self, planner: Planner, heard: Sequence[Tensor]) -> None:
+        """Learn from steps before, what `note` was told of each."""
+        for _, alike in itertools.groupby(heard, lambda sure: sure.shape[1:]):
+            those = list(alike)
+            for each in self._meant(torch.cat(those)).split([len(sure) for sure in those]):
+                planner.observe(each)
 
     def _choose(self, requests: int, before: int | None) -> None:
         if self._profile is not None:
@@ -271,7 +286,13 @@ class StepPlanner:
 
     def _plan(self, planner: Planner, requests: int) -> None:
         planner.packed, planner.skips = self.packed, self.skips
-        self.depth = planner.depth(requests, self._own)
+        self._left, self._since = max(0, self._left - 1), self._since + 1
+        if self._left and self._together[0] == requests and not any(self._own):
+            self.depth = self._together[1]
+        else:
+            self.depth, self._since = planner.depth(requests, self._own, self._since), 0
+            self._together = requests, self.depth, None
+            self._left = 0 if self._unread is None or planner.probing else HELD
         self._promised_s = planner.promised_s
         ends = self.draft_end is not None and not planner.probing
         self._open = ends and self.depth > 0 and self._unread is None
@@ -321,7 +342,11 @@ class StepPlanner:
             return None
         if self._planner is None or self._forced is not None or self._whole or not self._decides:
             return requests * (self.depth + 1)
-        return self._planner.rows(requests, self.depth, self.sizes())
+        *of, rows = self._together
+        if rows is None or not self._left or of != [requests, self.depth]:
+            rows = self._planner.rows(requests, self.depth, self.sizes())
+            self._together = requests, self.depth, rows
+        return rows
 
     def note(self, sure: Tensor) -> Tensor:
         """sure: see `keep`; of a step that waited for nothing, the same on all ranks. Returns it, where it was copied
@@ -336,8 +361,10 @@ class StepPlanner:
         self.curve = curve
         logger.info("C2T: cost of a step, measured: %s", curve)
         if self._path is not None:
+            from c2t_plugin.planner.curve_file import write_curve
+
             try:
-                curve.save(self._path)
+                write_curve(curve, self._path)
             except (OSError, C2TError) as error:
                 logger.error("C2T: the cost curve cannot be written to %s: %s", self._path, error)
         if self.keep_measured is not None and self._profile is not None:

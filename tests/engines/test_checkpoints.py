@@ -11,7 +11,7 @@ from c2t_plugin.classifier import load_classifier
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.checkpoints import find_classifier, read_config
 from c2t_plugin.errors import C2TError, ConfigError
-from c2t_plugin.planner import CostCurve
+from c2t_plugin.planner.curve_file import read_curve
 from c2t_plugin.traces.file import load_traces
 
 HOSTILE = {
@@ -41,7 +41,7 @@ LONG = "x" * 300
 READERS: dict[str, Callable[[], object]] = {
     "classifier": lambda: load_classifier(LONG),
     "traces": lambda: load_traces(LONG),
-    "cost curve": lambda: CostCurve.load(Path(LONG)),
+    "cost curve": lambda: read_curve(Path(LONG)),
     "checkpoint": lambda: read_config(f"./{LONG}"),
     "named classifier": lambda: find_classifier(C2TConfig(classifier=LONG), "eagle3", None),
     "draft": lambda: find_classifier(C2TConfig(), "eagle3", f"/{LONG}/y"),

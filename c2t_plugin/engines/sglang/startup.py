@@ -265,7 +265,11 @@ def pair_of(server_args: Any, base: str) -> Callable[[], dict[str, Any]]:
 
 def load_curve(config: C2TConfig) -> CostCurve | None:
     """The cost curve of the options; None if there is none yet. Raises ConfigError for a file that is none."""
-    return None if config.curve is None or not os.path.exists(config.curve) else CostCurve.load(config.curve)
+    if config.curve is None or not os.path.exists(config.curve):
+        return None
+    from c2t_plugin.planner.curve_file import read_curve
+
+    return read_curve(config.curve)
 
 
 def _log(found: dict[str, Any], shape: str) -> None:

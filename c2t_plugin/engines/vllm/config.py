@@ -17,7 +17,7 @@ from c2t_plugin.engines.checkpoints import find_classifier, load_fitting_classif
 from c2t_plugin.engines.served_traces import check_directory
 from c2t_plugin.engines.vllm import learns
 from c2t_plugin.errors import ConfigError
-from c2t_plugin.planner import CostCurve, switched_depths
+from c2t_plugin.planner import switched_depths
 from c2t_plugin.request_options import shown
 
 logger = logging.getLogger("vllm.c2t")
@@ -271,7 +271,9 @@ def _planned(vllm_config: Any, config: C2TConfig) -> C2TConfig:
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     if reason is None:
         if config.curve is not None and os.path.exists(config.curve):
-            CostCurve.load(config.curve)
+            from c2t_plugin.planner.curve_file import read_curve
+
+            read_curve(config.curve)
         return config
     if config.planner == AUTO:
         return replace(config, planner=OFF)

@@ -24,7 +24,8 @@ from c2t_plugin.engines.vllm.metrics import CARRIER, classified, packed
 from c2t_plugin.engines.vllm.planning import Drafted, Planning, cut
 from c2t_plugin.engines.vllm.requests import OwnSettings
 from c2t_plugin.engines.vllm.verified import CountingScheduler
-from c2t_plugin.planner import CostCurve, OwnLimits
+from c2t_plugin.planner import OwnLimits
+from c2t_plugin.planner.curve_file import read_curve
 
 if TYPE_CHECKING:
     from c2t_plugin.planner.calibration import Calibration
@@ -44,7 +45,7 @@ class PlanningScheduler(CountingScheduler):
         settings = Settings.of(self.vllm_config)
         assert settings is not None
         path = None if settings.curve is None else Path(settings.curve)
-        curve = CostCurve.load(path) if path is not None and path.exists() else None
+        curve = read_curve(path) if path is not None and path.exists() else None
         own = C2TConfig(learn=settings.learn, learned=settings.learned)
         classifier, pair = load_classifier(settings.classifier), pair_of(self.vllm_config, settings.base)
         # of a network that is to be in force, until workers are sent it

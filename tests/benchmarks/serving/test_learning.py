@@ -16,6 +16,7 @@ from benchmarks.serving.learning import at_marks, figures, main
 from benchmarks.serving.server import Runner
 from c2t_plugin.errors import C2TError
 from c2t_plugin.planner import CostCurve
+from c2t_plugin.planner.curve_file import read_curve
 
 
 class Client:
@@ -103,7 +104,7 @@ def test_a_server_for_each_start_and_way(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert (own.setting["stream"], alone.arm) == ("toy, EAGLE-3", "from P alone, calibrate")
     assert all(more[-2:] == ("--speculative-c2t-learn", "calibrate") for *_, more in started)
     # by a curve that does not follow from this machine
-    assert isinstance(CostCurve.load(Path(started[0][2][1])), CostCurve)
+    assert isinstance(read_curve(Path(started[0][2][1])), CostCurve)
     assert main([*command, "--from", "nothing"]) == 2
     before = len(seen)
     assert main([*command, "--chat", "--name", "SmolLM2"]) == 0

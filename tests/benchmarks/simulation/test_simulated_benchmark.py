@@ -24,6 +24,7 @@ from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.sweeps import path_minimum
 from c2t_plugin.planner import CostCurve
+from c2t_plugin.planner.curve_file import write_curve
 from c2t_plugin.traces.file import Traces, save_traces
 
 pytestmark = pytest.mark.slow
@@ -75,7 +76,9 @@ def test_the_planner_is_not_tuned_beyond_a_measured_curve(
     replay: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(Replay, "load", lambda *_: replay)
-    CostCurve(verify=((1, 0.5), (9, 2.0)), draft=((1, 0.1), (9, 0.5)), draft_extend=0.2).save(tmp_path / "curve.json")
+    write_curve(
+        CostCurve(verify=((1, 0.5), (9, 2.0)), draft=((1, 0.1), (9, 0.5)), draft_extend=0.2), tmp_path / "curve.json"
+    )
     command = ["--traces", "x", "--tune", "--curve", str(tmp_path / "curve.json"), "--out", str(tmp_path / "rows")]
     assert simulate.main([*command, "--batch", "2"]) == 2
     assert "name a smaller --batch" in capsys.readouterr().err
@@ -260,7 +263,7 @@ def test_the_command_writes_rows(replay: Replay, tmp_path: Path, monkeypatch: py
 def test_the_command_reckons_with_a_measured_curve(replay: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Replay, "load", lambda *_: replay)
     path, out = tmp_path / "half-a-second.json", tmp_path / "rows.jsonl"
-    CostCurve(verify=((1, 0.5), (9, 2.0)), draft=((1, 0.1), (9, 0.5)), draft_extend=0.2).save(path)
+    write_curve(CostCurve(verify=((1, 0.5), (9, 2.0)), draft=((1, 0.1), (9, 0.5)), draft_extend=0.2), path)
     assert simulate.main(["--traces", "x", "--curve", str(path), "--batch", "1", "--out", str(out)]) == 0
     rows = read_rows(out, BenchRow)
     assert {row.setting["gpu"] for row in rows} == {"half-a-second"}

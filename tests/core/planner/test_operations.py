@@ -15,14 +15,14 @@ DEPTHS = (0, 1, 2, 4)
 SIZES = tuple(range(1, 200))
 CURVE = CostCurve(((1, 6e-3), (64, 8e-3), (256, 16e-3)), ((1, 5e-4), (64, 5e-4)), 0.0, 1e-3)
 STEPS, SETTLED = 160, 80
-# In the mean of many steps, fits of what steps cost included. It was 150 with what is planned by in tensors, and on an
-# H200 the GPU waited for that.
-MOST = 30
+# In the mean of many steps, fits of what steps cost included. It was 150 with what is planned by in tensors, for which
+# an H200 waited, and 30 where each step was decided on by itself.
+MOST = 16
 
 
 @pytest.mark.parametrize("requests", [1, 32])
 def test_deciding_on_a_step_takes_few_operations_of_torch(requests: int):
-    planner = _serving(requests)
+    planner = serving(requests)
     generator, counted = torch.Generator().manual_seed(0), Dispatched()
     drafting = 0
     for step in range(STEPS):
@@ -43,7 +43,7 @@ def test_deciding_on_a_step_takes_few_operations_of_torch(requests: int):
     assert drafting > (STEPS - SETTLED) / 2 and each <= MOST
 
 
-def _serving(requests: int) -> StepPlanner:
+def serving(requests: int) -> StepPlanner:
     """One that packs, learns, times whole steps, and waits for nothing."""
     now = iter(range(10**6))
     pace = Pace(settled=1, clock=lambda: 6e-3 * next(now))

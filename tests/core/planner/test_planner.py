@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import PROBE_EVERY, CostCurve, OwnLimits, Planner, draft_passes, spend
+from c2t_plugin.planner.curve_file import read_curve, write_curve
 from c2t_plugin.planner.gains import MEMORY, RecentGains
 from c2t_plugin.planner.pace import Pace
 from c2t_plugin.planner.planner import FORGET, FORGET_ONE, PAYS_FROM, PRIOR, PROBES_COST, TAUGHT
@@ -453,8 +454,8 @@ def test_a_cut_that_costs_more_than_it_saves_is_not_made():
 
 
 def test_a_curve_survives_its_file(tmp_path: Path):
-    USUAL.save(tmp_path / "curve.json")
-    assert CostCurve.load(tmp_path / "curve.json") == USUAL
+    write_curve(USUAL, tmp_path / "curve.json")
+    assert read_curve(tmp_path / "curve.json") == USUAL
     assert [path.name for path in tmp_path.iterdir()] == ["curve.json"]
 
 
@@ -484,10 +485,10 @@ def test_a_curve_survives_its_file(tmp_path: Path):
 )
 def test_a_bad_curve_is_refused(tmp_path: Path, change: dict, message: str):
     path = tmp_path / "curve.json"
-    USUAL.save(path)
+    write_curve(USUAL, path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ConfigError, match=message):
-        CostCurve.load(path)
+        read_curve(path)
 
 
 @pytest.mark.parametrize(
@@ -503,7 +504,7 @@ def test_a_bad_curve_is_refused(tmp_path: Path, change: dict, message: str):
 def test_hostile_json_is_one_line(tmp_path: Path, text: str, message: str):
     (tmp_path / "curve.json").write_text(text)
     with pytest.raises(ConfigError, match=message) as error:
-        CostCurve.load(tmp_path / "curve.json")
+        read_curve(tmp_path / "curve.json")
     assert "\n" not in str(error.value)
 
 
@@ -511,7 +512,7 @@ def test_hostile_json_is_one_line(tmp_path: Path, text: str, message: str):
 def test_a_curve_is_read_from_a_file_alone(tmp_path: Path, make):
     make(tmp_path / "curve.json")
     with pytest.raises(ConfigError, match=r"curve\.json is no regular file"):
-        CostCurve.load(tmp_path / "curve.json")
+        read_curve(tmp_path / "curve.json")
 
 
 def test_a_curve_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -520,7 +521,7 @@ def test_a_curve_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypat
     monkeypatch.setattr(os, "fsync", lambda number: (sync(number), seen.append(os.listdir(tmp_path))))
     for _ in range(2):
         (tmp_path / "curve.json").unlink(missing_ok=True)
-        USUAL.save(tmp_path / "curve.json")
+        write_curve(USUAL, tmp_path / "curve.json")
     # and no other process that writes the same curve has that name
     assert [len(names) for names in seen] == [1, 1] and "curve.json" not in seen[0] + seen[1]
     assert seen[0] != seen[1]
@@ -532,7 +533,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path):
         if content is not None:
             path.write_bytes(content)
         with pytest.raises(ConfigError, match=r"curve\.json is no"):
-            CostCurve.load(path)
+            read_curve(path)
 
 
 # --- by steps before

@@ -32,15 +32,15 @@ def test_they_are_told_once_a_minute_and_only_of_what_is_new():
     now, told = [0.0], []
     one = planner(lambda: now[0])
     one.listeners.append(told.append)
-    teach(one, 1)
+    teach(one, TOGETHER - 1)
     assert told == []
     teach(one, 1)
-    assert [state["learnt"]["seen"] for state in told] == [32]
+    assert [state["learnt"]["seen"] for state in told] == [TOGETHER * 8 * D_MAX]
     now[0] = TELL_EVERY_S - 1
     teach(one, 100)
     assert len(told) == 1
     now[0] = TELL_EVERY_S
-    teach(one, 1)
+    teach(one, TOGETHER)
     assert len(told) == 2
     now[0] = 3 * TELL_EVERY_S
     one.learn(torch.full((1, D_MAX), 0.6), torch.tensor([1]), torch.tensor([1]))
@@ -77,9 +77,9 @@ def test_the_log_has_a_line(caplog: pytest.LogCaptureFixture):
     one = planner(lambda: 0.0)
     one.listeners.append(learning.tell)
     with caplog.at_level(logging.INFO):
-        teach(one, 3)
+        teach(one, TOGETHER)
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith("C2T: learnt from 32 draft tokens; accepted by depth (expected) 0.")
+    assert caplog.messages[0].startswith("C2T: learnt from 128 draft tokens; accepted by depth (expected) 0.")
     # of one whose network learns too, another
     caplog.clear()
     state = one.state()

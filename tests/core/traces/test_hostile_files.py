@@ -21,6 +21,7 @@ from c2t_kernels.network import NodeStats
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, load_classifier, save_classifier
 from c2t_plugin.errors import C2TError
 from c2t_plugin.planner import CostCurve
+from c2t_plugin.planner.curve_file import read_curve, write_curve
 from c2t_plugin.traces.file import Traces, load_traces, save_traces
 from c2t_plugin.traces.stored import VERSION, checksum
 
@@ -58,7 +59,7 @@ def use_traces(path: Path) -> None:
 
 
 def use_curve(path: Path) -> None:
-    curve = CostCurve.load(path)
+    curve = read_curve(path)
     assert curve.verify_s(torch.tensor([1, 7, 2**31])).isfinite().all() and curve.draft_s(3) > 0
 
 
@@ -81,7 +82,7 @@ def files(tmp_path: Path, make_traces: Callable[..., Traces]) -> dict[str, bytes
     save_traces(traces, tmp_path / "traces")
     save_traces(replace(traces, group=traces.prompt.clone()), tmp_path / "grouped")
     save_traces(make_traces(prompts=3, steps=2, k=1), tmp_path / "served", coarsely=True)
-    CURVE.save(tmp_path / "curve")
+    write_curve(CURVE, tmp_path / "curve")
     return {name: (tmp_path / name).read_bytes() for name in USES}
 
 

@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.server]
 from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
+from c2t_plugin.planner.curve_file import write_curve  # noqa: E402
 from tests.support.sglang import faults, forced_plan, lagged_rule, planned_log, planned_rule  # noqa: E402
 from tests.support.sglang import verify_counts as vc  # noqa: E402
 from tests.support.sglang.simulate import Target, load_draft  # noqa: E402
@@ -40,7 +41,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     target = Target(pair_dir() / "target")
     prompts = [ids[: 30 + 6 * row] for row, ids in enumerate(held_out_prompts(FULL, min_tokens=96, seed=21))]
     classifier = vc.save_hand_made_classifier(folder / "hand.safetensors")
-    CURVE.save(folder / "curve.json")
+    write_curve(CURVE, folder / "curve.json")
     planted, log = folder / "planted", folder / "steps"
     planted.write_text("")
     (folder / "plugins").mkdir()

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
+from c2t_plugin.planner.curve_file import write_curve  # noqa: E402
 from tests.engines.sglang import test_planner_server as chains  # noqa: E402
 from tests.engines.sglang import test_tree_planner_server as whole  # noqa: E402
 from tests.engines.sglang.test_sampled import outcomes, sample  # noqa: E402
@@ -69,7 +70,7 @@ class LaggedTrees(shaped.ShapedPlan):
 @pytest.fixture(scope="module")
 def served(setting: SimpleNamespace) -> Iterator[SimpleNamespace]:
     curve, plan = setting.folder / "lagged-curve.json", LaggedTrees(most=MAX_NODES, d_max=DEPTH)
-    shaped.CURVE.save(curve)
+    write_curve(shaped.CURVE, curve)
     prompts, cut = iter(setting.prompts), []
     with server(setting, "eagle3", curve, "lagged", "--speculative-c2t-rows", "lagged") as running:
         for size in GROUPS:

@@ -17,6 +17,7 @@ from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.classifier import CALIBRATED_NAME, load_classifier, save_classifier  # noqa: E402
 from c2t_plugin.engines.learned import KEY, with_network_of  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
+from c2t_plugin.planner.curve_file import write_curve  # noqa: E402
 from tests.support.sglang import faults, learns_fast  # noqa: E402
 from tests.support.sglang import verify_counts as vc  # noqa: E402
 from tests.support.sglang.planned_rule import D_MAX  # noqa: E402
@@ -48,7 +49,7 @@ def test_a_learnt_network_cuts_drafts_and_changes_no_output(rows: str, tmp_path:
     plain = [tuple(target.greedy(prompt, vc.NEW_TOKENS)) for prompt in prompts]
     # of another pair
     begun = Path(smollm2.__file__).parent / "weights" / CALIBRATED_NAME
-    PAYS.save(tmp_path / "curve.json")
+    write_curve(PAYS, tmp_path / "curve.json")
     kept = tmp_path / "learned.safetensors"
     flags = (
         *("--speculative-algorithm", "C2T", "--speculative-c2t-base", "eagle3"),

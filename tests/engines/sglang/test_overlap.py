@@ -20,6 +20,7 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
+from c2t_plugin.planner.curve_file import write_curve  # noqa: E402
 from tests.engines.sglang import test_lagged_server, test_planner_server, test_sampled  # noqa: E402
 from tests.support.engines.distribution import ALPHA, SHORT, most_varied_prompt, p_value  # noqa: E402
 from tests.support.sglang import faults, forced_plan, lagged_faults, overlap_on, step_log  # noqa: E402
@@ -49,7 +50,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     forced, drafts = folder / "forced", folder / "drafts.log"
     nothing.write_text("")
     forced.write_text("")
-    test_planner_server.CURVE.save(curve)
+    write_curve(test_planner_server.CURVE, curve)
     sampled, probs = most_varied_prompt(SHORT)
     plain = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "TRITON_INTERPRET": "1"}
     plain |= {"STEP_LOG": str(steps), "PLANTED_FAULT_FILE": str(nothing)}

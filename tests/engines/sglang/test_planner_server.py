@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.server]
 from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.classifier import load_classifier  # noqa: E402
-from c2t_plugin.planner import CostCurve  # noqa: E402
+from c2t_plugin.planner.curve_file import read_curve, write_curve  # noqa: E402
 from tests.support.sglang import verify_counts as vc  # noqa: E402
 from tests.support.sglang.planned_rule import CURVE, D_MAX, Plan  # noqa: E402
 from tests.support.sglang.simulate import Draft, Target, load_draft  # noqa: E402
@@ -193,7 +193,7 @@ def served_as_simulated(running: CpuServer, setting: SimpleNamespace, base: str,
 @pytest.fixture(scope="module")
 def planned(setting: SimpleNamespace) -> Iterator[SimpleNamespace]:
     curve = setting.folder / "given.json"
-    CURVE.save(curve)
+    write_curve(CURVE, curve)
     with server(setting.folder, setting.classifier, curve, "given") as running:
         yield SimpleNamespace(
             server=running, curve=curve, plan=served_as_simulated(running, setting, "eagle3", packed=True)
@@ -212,7 +212,7 @@ def test_each_step_drafts_and_verifies_as_simulated(planned: SimpleNamespace):
 
 def test_where_the_window_is_computed_whole_it_is_as_wide_as_the_draft_is_deep(setting: SimpleNamespace):
     curve = setting.folder / "uniform.json"
-    CURVE.save(curve)
+    write_curve(CURVE, curve)
     options = {"base": "standalone"}
     with server(
         setting.folder, setting.classifier, curve, "uniform", "--speculative-c2t-packing", "off", **options
@@ -238,7 +238,7 @@ def test_a_given_curve_is_left_as_it_is(planned: SimpleNamespace):
     found = state(planned.server)
     assert found["beta"] == "auto"
     assert found["planner"]["active"] and found["planner"]["curve"]
-    assert CostCurve.load(planned.curve) == CURVE
+    assert read_curve(planned.curve) == CURVE
 
 
 def test_single_requests_keep_their_own_rules(setting: SimpleNamespace, planned: SimpleNamespace):

@@ -11,6 +11,7 @@ from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.engines.sglang.control import apply
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import PROBE_EVERY, CostCurve, OwnLimits, draft_passes, spend, switched_depths
+from c2t_plugin.planner.curve_file import read_curve
 from c2t_plugin.planner.profile import REPEATS, WARM_UP
 from c2t_plugin.planner.step_planner import StepPlanner
 from c2t_plugin.scorer import ChainScorer
@@ -115,7 +116,7 @@ def test_every_depth_is_tried_while_it_measures(own: list[OwnLimits], scorer: Ch
     assert seen == (list(DEPTHS) * len(seen))[: len(seen)]
     assert not path.exists()
     planner.begin(ROWS)
-    assert CostCurve.load(path) == planner.curve
+    assert read_curve(path) == planner.curve
     assert planner.state()["curve"]
 
 

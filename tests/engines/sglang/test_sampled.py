@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.server]
 from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
 from benchmarks.pairs.toy import pair_dir  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
+from c2t_plugin.planner.curve_file import write_curve  # noqa: E402
 from tests.support.engines.distribution import (  # noqa: E402
     ALPHA,
     MIN_EXPECTED,
@@ -179,7 +180,7 @@ def test_samples_have_it_while_a_planner_learns_from_them(
     learn: str, enumerated: tuple[list[int], dict[Outcome, float]], tmp_path: Path
 ):
     prompt, probs = enumerated
-    CUTS.save(tmp_path / "curve.json")
+    write_curve(CUTS, tmp_path / "curve.json")
     plugin = str(faults.install(tmp_path, learns_fast.__file__))
     path = os.pathsep.join(filter(None, [plugin, os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTHONPATH": path, "BIAS": str(tmp_path / "bias")}

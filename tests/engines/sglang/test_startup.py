@@ -34,6 +34,7 @@ from c2t_plugin.engines.learned import with_learnt  # noqa: E402
 from c2t_plugin.engines.sglang import checkpoints, startup, validate  # noqa: E402
 from c2t_plugin.errors import ClassifierError, ConfigError, HubError  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
+from c2t_plugin.planner.curve_file import write_curve  # noqa: E402
 from c2t_plugin.planner.network import Network  # noqa: E402
 from c2t_plugin.planner.network_learner import Trial  # noqa: E402
 from c2t_plugin.scorer import ChainScorer  # noqa: E402
@@ -234,7 +235,7 @@ def test_a_number_needs_no_planner():
 
 
 def test_auto_has_one_and_says_what_it_takes_confidences_for(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    CURVE.save(tmp_path / "curve.json")
+    write_curve(CURVE, tmp_path / "curve.json")
     curve = str(tmp_path / "curve.json")
     made = prepare(pair_dir() / "eagle3", planner=curve)
     assert made.planner is not None

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.server]
 
 from benchmarks.cpu_engine.server import CpuServer  # noqa: E402
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
-from c2t_plugin.planner import CostCurve  # noqa: E402
+from c2t_plugin.planner.curve_file import read_curve, write_curve  # noqa: E402
 from tests.engines.sglang import test_planner_server as chains  # noqa: E402
 from tests.support.sglang import shaped_rule as shaped  # noqa: E402
 from tests.support.sglang import tree_simulate as ts  # noqa: E402
@@ -94,7 +94,7 @@ def server(setting: SimpleNamespace, base: str, curve: Path, name: str, *more: s
 def planned(request: pytest.FixtureRequest, setting: SimpleNamespace) -> Iterator[SimpleNamespace]:
     """Every group is served as simulated: texts, verify steps, tree sizes, steps by depth and by width."""
     base, curve = request.param, setting.folder / "curve.json"
-    shaped.CURVE.save(curve)
+    write_curve(shaped.CURVE, curve)
     plan = shaped.ShapedPlan(widths=(1, TOPK), d_max=DEPTH, most=MAX_NODES)
     prompts, chosen = iter(setting.prompts), []
     with server(setting, base, curve, base) as running:
@@ -176,4 +176,4 @@ def test_without_a_curve_both_widths_are_measured(setting: SimpleNamespace):
         told = chains.state(running)["planner"]
     assert told["curve"] and all(told["widths"].values())
     # of one request, rows of a chain's pass and of a tree's
-    assert [rows for rows, _ in CostCurve.load(curve).draft] == [1, TOPK]
+    assert [rows for rows, _ in read_curve(curve).draft] == [1, TOPK]

@@ -19,6 +19,7 @@ from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.classifier import CALIBRATED_NAME, NodeClassifier, load_classifier  # noqa: E402
 from c2t_plugin.engines.vllm.planning import Drafted  # noqa: E402
 from c2t_plugin.planner import CostCurve, network_learner  # noqa: E402
+from c2t_plugin.planner.curve_file import write_curve  # noqa: E402
 from tests.engines.vllm.conftest import Engine  # noqa: E402
 from tests.support.sglang.simulate import Target  # noqa: E402
 from tests.support.vllm.verify_counts import Steps  # noqa: E402
@@ -76,7 +77,7 @@ def test_drafts_are_scored_by_the_network_in_force(engine: Engine, tmp_path: Pat
 
     # a hundredth of a core is too little for a network within the rounds where others want the core too
     monkeypatch.setattr(network_learner, "SHARE", 0.5)
-    PAYS.save(tmp_path / "curve.json")
+    write_curve(PAYS, tmp_path / "curve.json")
     target = Target(pair_dir() / "target")
     prompts = [ids[:64] for ids in held_out_prompts(PROMPTS, min_tokens=96, seed=21)]
     plain = [list(target.greedy(prompt, NEW_TOKENS)) for prompt in prompts]

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.engines.vllm.planning import Planning  # noqa: E402
+from c2t_plugin.planner.curve_file import write_curve  # noqa: E402
 from tests.engines.vllm.conftest import Engine  # noqa: E402
 from tests.support.sglang.planned_rule import CURVE, D_MAX, Plan  # noqa: E402
 from tests.support.sglang.simulate import Draft, Target, load_draft  # noqa: E402
@@ -93,7 +94,7 @@ def simulated(
 def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """Prompts, and of each group what a simulation says: of its requests, of its drafts and of its draft steps."""
     folder = tmp_path_factory.mktemp("planned")
-    CURVE.save(folder / "given.json")
+    write_curve(CURVE, folder / "given.json")
     target = Target(pair_dir() / "target")
     target.run = cache_of(target.run)  # type: ignore[method-assign]
     classifier = save_hand_made_classifier(folder / "hand.safetensors")

@@ -18,6 +18,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
 from c2t_plugin.planner import CostCurve, network_learner  # noqa: E402
+from c2t_plugin.planner.curve_file import write_curve  # noqa: E402
 from tests.engines.vllm.conftest import Engine  # noqa: E402
 from tests.support.engines.distribution import (  # noqa: E402
     ALPHA,
@@ -117,7 +118,7 @@ def test_a_planner_that_learns_from_them(
 
     monkeypatch.setattr(network_learner, "SHARE", 0.5)
     prompt, probs = enumerated
-    CUTS.save(tmp_path / "curve.json")
+    write_curve(CUTS, tmp_path / "curve.json")
     begun = str(save_untaught_classifier(tmp_path / "untaught.safetensors"))
     rule = {"c2t_classifier": begun, "c2t_planner": str(tmp_path / "curve.json"), "c2t_learn": learn}
     with engine("c2t:draft_model", D_MAX, OPTIONS, **rule, draft_sample_method="probabilistic") as llm:

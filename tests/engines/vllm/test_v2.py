@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.server]
 from vllm.v1.core.sched.output import SchedulerOutput  # noqa: E402
 
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
+from c2t_plugin.planner.curve_file import write_curve  # noqa: E402
 from c2t_plugin.traces.file import load_traces  # noqa: E402
 from tests.engines.vllm.conftest import DRAFTS  # noqa: E402
 from tests.engines.vllm.test_planned_counts import UNDECIDED, simulated  # noqa: E402
@@ -76,7 +77,7 @@ def run(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPathF
     engines[SAMPLED]["sampled"] = {"max_tokens": SAMPLES}
     engines["limited"] = spec("draft_model", draft_sample_method="probabilistic")
     engines["limited"]["sampled"] = {"max_tokens": SAMPLES, **LIMITS}
-    CURVE.save(folder / "curve.json")
+    write_curve(CURVE, folder / "curve.json")
     engines["planned"] = spec(PLANNED, c2t_planner=str(folder / "curve.json"), c2t_learn="off")
     engines["network"] = engines["planned"] | {"c2t_learn": "network", "swap": SWAP}
     for name in ("planned", "network"):

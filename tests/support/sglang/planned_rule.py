@@ -18,7 +18,7 @@ D_MAX = 4
 DEPTHS = (0, 1, 2, 4)
 PROBE_EVERY, PROBES_COST = 16, 0.01
 FORGET, FORGET_ONE, WHOLE_FIRST, HOLDS, PRIOR, TAUGHT = 0.1, 0.02, 4, 16, 16, 128
-MEMORY = 8
+MEMORY, HELD = 8, 4
 # Cheap for one request, dear for eight, for which plain decoding is faster.
 CURVE = CostCurve(verify=((1, 1.0), (4, 1.2), (64, 16.0)), draft=((1, 0.05), (64, 0.1)), fixed=0.1, draft_extend=0.1)
 
@@ -40,6 +40,8 @@ class Plan:
     counts: list[int] = field(default_factory=list)
     saved: list[float] = field(default_factory=lambda: [0.0] * len(DEPTHS))
     since: int = 0
+    # steps since a depth was decided on
+    stride: int = 1
     probing: bool = False
     whole: int = 0
     margin: float = math.inf
@@ -116,8 +118,8 @@ class Plan:
 
     def _probed(self, best: int, tokens: float, took: float, whole: list[tuple[float, float]]) -> int:
         """The place of the depth to draft. whole: of each, output tokens and seconds if all of it is verified."""
-        self.saved = [saved + PROBES_COST / (len(DEPTHS) - 1) for saved in self.saved]
-        self.since += 1
+        self.saved = [saved + self.stride * PROBES_COST / (len(DEPTHS) - 1) for saved in self.saved]
+        self.since += self.stride
         left = {
             place: self.saved[place] - (seconds - gained * took / tokens) / took
             for place, (gained, seconds) in enumerate(whole)
@@ -182,19 +184,36 @@ class Plan:
 
 @dataclass
 class LaggedPlan(Plan):
-    """The same by steps before: of the drafted ones, all but the newest are known when a step is decided."""
+    """The same by steps before: of the drafted ones, all but the newest can be known when a step is decided. HELD steps
+    are decided together, unless it is another number of requests, and so many are learnt from together."""
 
     packed: bool = True
     unread: list[list[list[float]]] = field(default_factory=list)
+    heard: list[list[list[float]]] = field(default_factory=list)
+    # decided: requests, depth and rows; for how many steps more; steps since then
+    held: tuple[int, int, int] = (0, 0, 0)
+    left: int = 0
+    stride: int = 0
     # by depth: requests of a step, and the sums of its best 0, 1, 2, ... chances
     known: dict[int, deque[tuple[int, list[float]]]] = field(default_factory=dict)
 
     def begin(self, requests: int) -> tuple[int, int]:
         """How deep the next step drafts, and the rows of the target's pass."""
         if len(self.unread) == 2:
-            self._learn(self.unread.pop(0))
-        depth = self.depth(requests)
-        return depth, self._rows(requests, depth)
+            self.heard.append(self.unread.pop(0))
+        if len(self.heard) == HELD:
+            for falling in self.heard:
+                self._learn(falling)
+            self.heard.clear()
+        self.left -= 1
+        self.stride += 1
+        if self.left > 0 and self.held[0] == requests:
+            self.depths.append(self.held[1])
+        else:
+            depth = self.depth(requests)
+            self.held, self.stride = (requests, depth, self._rows(requests, depth)), 0
+            self.left = 0 if self.probing else HELD
+        return self.held[1:]
 
     def note(self, chances: Sequence[Sequence[float]]) -> None:
         """Of a step that drafted."""

@@ -24,7 +24,7 @@ from c2t_plugin.engines.sglang.verify.predicted import LaggedRows
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.planner.readback import ROOM, Readback
-from c2t_plugin.planner.step_planner import StepPlanner
+from c2t_plugin.planner.step_planner import HELD, StepPlanner
 from tests.support.sglang import lagged_rule
 from tests.support.sglang.lagged_rule import LAG, MEMORY
 
@@ -236,7 +236,7 @@ def test_rows_are_planned_by_the_sizes_of_the_depth_that_is_in_force(chain: Any,
     monkeypatch.setattr(worker.DepthSwitch, "switch", lambda _, depth: now.__setitem__(0, depth))
     step = object.__new__(type("Step", (worker.StepMixin,), {"c2t": SimpleNamespace(planner=planner, together=None)}))
     step.device, step.adaptive_controller, step._reqs = "cpu", switch, [SimpleNamespace(rid=rid) for rid in "abc"]
-    script = iter([2, 2, 2, D_MAX, 2])
+    script = iter([*([2] * (2 * HELD + 1)), D_MAX, 2])
 
     def planned(_: Any) -> int:
         planner.begin(3)
@@ -245,12 +245,12 @@ def test_rows_are_planned_by_the_sizes_of_the_depth_that_is_in_force(chain: Any,
 
     step.planned_depth = planned
     found = []
-    for _ in range(5):
+    for _ in range(2 * HELD + 3):
         step.activate_step_by_batch(3)
         found.append(planner.rows)
         planner.note(torch.full((3, planner.depth), 0.6))
-    # all of them, until a step of this depth is known
-    assert found == [9, 9, 7, 3 * WIDTH, 7]
+    # all of them, until steps of this depth are known
+    assert found == [*([9] * 2 * HELD), 7, 3 * WIDTH, 7]
 
 
 # --- what starts it
