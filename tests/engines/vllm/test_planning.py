@@ -306,8 +306,8 @@ def test_a_step_takes_few_operations_however_many_requests_share_it(requests: in
             machine.step(requests)
         counted += [operations.count] * (calibration.fits == fits)
     assert calibration.in_force is not None and counted
-    # with everything in torch they were 281
-    assert sorted(counted)[len(counted) // 2] <= 30
+    # with everything in torch they were 281; of several steps what is learnt together counts in one
+    assert sum(counted) / len(counted) <= 30
 
 
 def test_a_prompt_is_no_decoding_step():
