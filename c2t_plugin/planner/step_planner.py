@@ -292,7 +292,7 @@ class StepPlanner:
         else:
             self.depth, self._since = planner.depth(requests, self._own, self._since), 0
             self._together = requests, self.depth, None
-            self._left = 0 if self._unread is None or planner.probing else HELD
+            self._left = 0 if self._unread is None or planner.probing or any(self._own) else HELD
         self._promised_s = planner.promised_s
         ends = self.draft_end is not None and not planner.probing
         self._open = ends and self.depth > 0 and self._unread is None
