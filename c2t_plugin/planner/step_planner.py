@@ -61,8 +61,7 @@ class StepPlanner:
     them every draft is whole.
     """
 
-    # what plans, and of how many steps it hears together
-    _kind, _hears = Planner, HELD
+    _kind = Planner
 
     def __init__(
         self,
@@ -90,9 +89,9 @@ class StepPlanner:
         self.draft_end: DraftEnd | None = None
         self._open = False
         self._own: Sequence[OwnLimits | None] = ()
-        # of steps decided together: requests, depth and rows, how many are left, and steps since that was decided
+        # of steps decided together: requests, depth and rows; how many they are, and how many are over
         self._together: tuple[int, int, int | None] = 0, 0, None
-        self._left = self._since = 0
+        self._holds = self._age = 0
         self._heard: list[Tensor] = []
         self.depths = tuple(depths)
         # Of the step at hand; rows: of the target's pass, None where its own confidences decide.
@@ -256,10 +255,7 @@ class StepPlanner:
         if self._planner is not None:
             self._planner.probing = False
         if self._unread is not None and self._unread.full and self._planner is not None:
-            self._heard.append(self._unread.read())
-            if len(self._heard) >= self._hears:
-                heard, self._heard = self._heard, []
-                self._hear(self._planner, heard)
+            self._hear(self._planner, self._unread.read())
         self._whole = whole
         if self._decides and not whole:
             self._choose(requests, before)
@@ -267,12 +263,16 @@ class StepPlanner:
             self._pace.drafts(self.depth, draft_passes(self.depth))
         return self.depth
 
-    def _hear(self, planner: Planner, heard: Sequence[Tensor]) -> None:
-        """Learn from steps before, what `note` was told of each."""
-        for _, alike in itertools.groupby(heard, lambda sure: sure.shape[1:]):
+    def _hear(self, planner: Planner, sure: Tensor) -> None:
+        """Learn from a step before, what `note` was told of it, with the HELD - 1 after it."""
+        self._heard.append(sure)
+        if len(self._heard) < HELD:
+            return
+        for _, alike in itertools.groupby(self._heard, lambda heard: heard.shape[1:]):
             those = list(alike)
-            for each in self._meant(torch.cat(those)).split([len(sure) for sure in those]):
+            for each in self._meant(torch.cat(those)).split([len(heard) for heard in those]):
                 planner.observe(each)
+        self._heard.clear()
 
     def _choose(self, requests: int, before: int | None) -> None:
         if self._profile is not None:
@@ -286,13 +286,12 @@ class StepPlanner:
 
     def _plan(self, planner: Planner, requests: int) -> None:
         planner.packed, planner.skips = self.packed, self.skips
-        self._left, self._since = max(0, self._left - 1), self._since + 1
-        if self._left and self._together[0] == requests and not any(self._own):
-            self.depth = self._together[1]
-        else:
-            self.depth, self._since = planner.depth(requests, self._own, self._since), 0
-            self._together = requests, self.depth, None
-            self._left = 0 if self._unread is None or planner.probing or any(self._own) else HELD
+        self._age += 1
+        if self._age >= self._holds or self._together[0] != requests or any(self._own):
+            self._together = requests, planner.depth(requests, self._own, self._age), None
+            alone = self._unread is None or planner.probing or any(self._own)
+            self._age, self._holds = 0, 1 if alone else HELD
+        self.depth = self._together[1]
         self._promised_s = planner.promised_s
         ends = self.draft_end is not None and not planner.probing
         self._open = ends and self.depth > 0 and self._unread is None
@@ -343,7 +342,7 @@ class StepPlanner:
         if self._planner is None or self._forced is not None or self._whole or not self._decides:
             return requests * (self.depth + 1)
         *of, rows = self._together
-        if rows is None or not self._left or of != [requests, self.depth]:
+        if rows is None or of != [requests, self.depth]:
             rows = self._planner.rows(requests, self.depth, self.sizes())
             self._together = requests, self.depth, rows
         return rows

@@ -27,8 +27,6 @@ class TreePlanner(StepPlanner):
     points of one line. width: nodes that the step at hand is drafted from per layer.
     """
 
-    _hears = 1
-
     def __init__(
         self, curve: CostCurve | None, path: Path | None, *, topk: int, steps: int, most: int, device: torch.device
     ) -> None:
@@ -45,9 +43,8 @@ class TreePlanner(StepPlanner):
 
         self._unread = Readback(device, requests * self._most, torch.float32)
 
-    def _hear(self, planner: Planner, heard: Sequence[Tensor]) -> None:
-        for sure in heard:
-            self._recent.note(falling_of(sure.double().numpy()))
+    def _hear(self, planner: Planner, sure: Tensor) -> None:
+        self._recent.note(falling_of(sure.double().numpy()))
 
     def plan_rows(self, requests: int) -> int | None:
         """See StepPlanner. `note` is told how sure each tree's nodes are: (requests, most) float32, falling, 0 behind

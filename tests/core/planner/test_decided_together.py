@@ -84,7 +84,9 @@ def test_what_was_told_of_steps_of_several_depths_is_heard_in_its_order(asked: A
         torch.full((requests, depth, 2), 0.5 + place / 10)
         for place, (requests, depth) in enumerate([(1, 2), (3, 2), (2, 4), (1, 2)])
     ]
-    planner._hear(planner._planner, told)
+    for each in told:
+        assert not heard
+        planner._hear(planner._planner, each)
     assert heard == [pytest.approx(each[0, :, 0].tolist()) for each in told]
 
 

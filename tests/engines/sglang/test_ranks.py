@@ -89,6 +89,8 @@ def drawn(number):
     '''(4, 4) confidences of a step's drafts as this rank computes them, and (4,) how many tokens are accepted.'''
     lowest = 0.6 if number // 75 % 2 == 0 else 0.1
     chance = lowest + 0.4 * torch.rand(4, 4, generator=seeded(number))
+    # of two requests little is accepted, so that fewer rows than all pay at a depth that does
+    chance[2:] *= 0.5
     accepted = (torch.rand(4, 4, generator=seeded(number, 1)) < chance).int().cumprod(1).sum(1)
     rounding = 0.1 * torch.rand(4, 4, generator=seeded(number, 2, rank))
     return (chance.cumprod(1).sqrt() - rounding).clamp(0.01, 0.99), accepted
@@ -192,7 +194,7 @@ def decided_alike(waits: bool, mine: dict[str, Any], others: dict[str, Any]) -> 
     """What `learnt` gave on each rank, where they took the same steps and there was something to decide."""
     assert mine["decided"] == others["decided"]
     depths, rows, _, kept = zip(*mine["decided"], strict=True)
-    assert len(set(depths)) > 1 and any(kept)
+    assert len(set(depths)) > 1 and any(min(each) < depth for depth, each in zip(depths, kept, strict=True) if depth)
     assert all((each is None) == waits for each in rows)
     return mine, others
 
@@ -200,7 +202,6 @@ def decided_alike(waits: bool, mine: dict[str, Any], others: dict[str, Any]) -> 
 def test_ranks_that_learn_apart_decide_alike(found: Found):
     waits, ranks = found
     mine, others = decided_alike(waits, *(each["together"] for each in ranks))
-    assert any(min(each) < depth for depth, _, _, each in mine["decided"] if depth)
     # each learnt from confidences of its own
     assert min(mine["fits"], others["fits"]) > 3 and mine["offsets"] != others["offsets"]
     # the first one's decisions are what it decides by itself; the other one's are not
