@@ -22,7 +22,7 @@ SCENARIOS = ("demo", "sweep")
 MEASURED, MEASURED_CPU = "measured", "measured-cpu"
 KINDS = ("simulated", "functional", MEASURED, MEASURED_CPU)
 # file of a kind's rows in benchmarks/results; those that are too many are kept compressed
-PACKED = ("simulated", MEASURED)
+PACKED = ("simulated", MEASURED, MEASURED_CPU)
 FILE_OF = {kind: f"{kind}.jsonl.gz" if kind in PACKED else f"{kind}.jsonl" for kind in KINDS}
 # tokens of a forward pass that a processor's row has the target's milliseconds of
 CURVE = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -299,7 +299,7 @@ def test_rows_measured_on_a_cpu_have_a_picture_and_a_file_of_their_own(files: Pa
     assert report.main(["--add", str(new)]) == 0
     assert (files / "docs/results/measured-cpu.png").read_bytes().startswith(b"\x89PNG")
     assert not (files / "docs/results/measured.png").exists()
-    assert len(read_rows(files / "results/measured-cpu.jsonl", BenchRow)) == 2
+    assert len(read_rows(files / "results/measured-cpu.jsonl.gz", BenchRow)) == 2
 
 
 def test_arms_keep_their_places_when_replaced_rows_are_gone() -> None:
