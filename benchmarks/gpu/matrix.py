@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 from dataclasses import replace
@@ -52,6 +53,8 @@ BETA, THRESHOLD = 0.5, 0.3
 TRACED = ("static 4", "EAGLE-2 tree", "C2T as it comes", "C2T tree ahead")
 TRACED_LOADS = (1, 8)
 TRACED_STEPS = 8
+# of the servers' flags, what changes their logs alone: rows with and without it are of one setting
+LOG_ONLY = re.compile(r"--decode-log-interval[ =]\d+ *")
 # of the GPU's, that others take from as well: each server has the keys and values that it is told
 MEMORY = "0.96"
 
@@ -108,8 +111,8 @@ def matrix_of(options: argparse.Namespace, scratch: Path) -> Matrix:
         "max_tokens": options.max_tokens,
         "servers_at_once": len(options.arms),
     }
-    if options.server_args:
-        setting["server_args"] = options.server_args
+    if told := LOG_ONLY.sub("", options.server_args).strip():
+        setting["server_args"] = told
     return Matrix(
         runner=runner_of(options, scratch),
         on=real_speculation(ENGINES["sglang"], options.models, options.out, BETA, THRESHOLD),
