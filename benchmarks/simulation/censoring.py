@@ -6,9 +6,9 @@
 Nothing is learnt of a draft token that was not verified, and what is verified follows from what was learnt. So each
 start is replayed five times: verified whole; as a planner cuts that takes the chances of that moment for true, with
 so many requests (--requests) on a GPU's data sheet; as it cuts with its probes, steps that are verified whole; and
-both once more where the text tells of the first token that was cut, as it does in servers. One start more is a
-pessimist, the offline fit's network with a bias so low that the planner cuts nearly everything. States are the same, in
-the same order, whatever is verified. They are judged as `learning` judges, uncut.
+both once more where the text tells of the first token that was cut (servers learn of later ones too). One start more is
+a pessimist, the offline fit's network with a bias so low that the planner cuts nearly everything. States are the same,
+in the same order, whatever is verified. They are judged as `learning` judges, uncut.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ STEPS, MOST_OF_ONE = 8, WINDOW // 16
 class Calibration:
     """Fits a Learnt to the verified draft tokens of the last steps.
 
-    Verified tokens are evidence, and where an adapter knows it the first one that was cut, down to the first that is
+    Verified tokens are evidence, and where an adapter knows their text those that were cut, down to the first that is
     refused. Whether one is verified follows from confidences, which the fit has, and not from its outcome, so the cut
     does not bend it. Tokens of sampled requests count: that is how often they are accepted. A step's outcome changes
     later steps only.

@@ -20,6 +20,7 @@ from torch import Tensor
 from c2t_plugin.planner import OwnLimits, Planner
 from c2t_plugin.planner.arrays import Array
 from c2t_plugin.planner.budget import falling_of, sums
+from c2t_plugin.planner.following import Outcome
 from c2t_plugin.planner.pace import size_of
 from c2t_plugin.planner.step_costs import StepCosts
 from c2t_plugin.planner.step_planner import StepPlanner
@@ -215,9 +216,20 @@ class SparingPlanner(StepPlanner):
         whole = requests + sums(np.hstack([chain, further]).sum(axis=0))
         self._worth_of(requests).note(np.append(tokens, whole), np.append(seconds, static.seconds(requests)))
 
-    def learn(self, sure: Tensor, verified: Tensor, accepted: Tensor, owners: Sequence[Hashable] = ()) -> None:
-        if not sure[:1, -1:].isnan().all():
-            super().learn(sure, verified, accepted, owners)
+    def learn(
+        self,
+        sure: Tensor,
+        verified: Tensor,
+        accepted: Tensor,
+        owners: Sequence[Hashable] = (),
+        since: Sequence[Outcome] = (),
+    ) -> None:
+        spared = bool(sure[:1, -1:].isnan().all())
+        # those of earlier drafts have scores
+        scored = [*([] if spared else [(sure, verified, accepted, owners)]), *since]
+        if scored:
+            super().learn(*scored[0], scored[1:])
+        if not spared:
             return
         # of a text that has ended fewer were verified
         depth, whole = sure.shape[1], verified == sure.shape[1]

@@ -30,6 +30,7 @@ from c2t_plugin.planner.profile import CostProfile, lengths_to
 if TYPE_CHECKING:
     from c2t_plugin.planner.ahead import DraftEnd, Prices
     from c2t_plugin.planner.calibration import Calibration
+    from c2t_plugin.planner.following import Outcome
     from c2t_plugin.planner.network import Network
     from c2t_plugin.planner.network_learner import NetworkLearner
     from c2t_plugin.planner.readback import Readback
@@ -42,9 +43,6 @@ TELL_EVERY_S = 60.0
 TOGETHER, DRAFTS_TOGETHER = 8, 64
 # Steps that a planner which waits for nothing decides together: the host of a GPU has no time to spare.
 HELD = 4
-
-# Confidences, draft tokens verified and accepted, and whose drafts they are; see StepPlanner.learn.
-Outcome = tuple[Tensor, Tensor, Tensor, Sequence[Hashable]]
 
 
 class StepPlanner:
@@ -209,13 +207,21 @@ class StepPlanner:
         """The one in force, where the classifier itself is learnt too."""
         return None if self._calibration is None else self._calibration.network
 
-    def learn(self, sure: Tensor, verified: Tensor, accepted: Tensor, owners: Sequence[Hashable] = ()) -> None:
+    def learn(
+        self,
+        sure: Tensor,
+        verified: Tensor,
+        accepted: Tensor,
+        owners: Sequence[Hashable] = (),
+        since: Sequence[Outcome] = (),
+    ) -> None:
         """What became of a step's drafts, on the host: see `keep`, and Calibration.observe. Where a network learns,
-        each token's entropy and margin stand behind its log probability: (requests, tokens, 4). Not to be written to
-        afterwards: of few requests several steps are learnt from together, since each alone costs as much."""
+        each token's entropy and margin stand behind its log probability: (requests, tokens, 4). since: of earlier
+        drafts, what is known by now. Not to be written to afterwards: of few requests several steps are learnt from
+        together, since each alone costs as much."""
         if self._calibration is None:
             return
-        self._outcomes.append((sure, verified, accepted, owners))
+        self._outcomes.append(_joined([(sure, verified, accepted, owners), *since]))
         if len(self._outcomes) >= TOGETHER or sum(len(each[1]) for each in self._outcomes) >= DRAFTS_TOGETHER:
             self._take_in(self._calibration)
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.planner.step_planner import StepPlanner
@@ -19,24 +17,13 @@ if TYPE_CHECKING:
     from c2t_plugin.engines.sglang.verify.packing import PackedVerify
     from c2t_plugin.engines.sglang.verify.predicted import LaggedRows
     from c2t_plugin.engines.sglang.verify.windows import Windows
+    from c2t_plugin.planner.following import Untold
     from c2t_plugin.scorer import ChainScorer
     from c2t_plugin.traces.recorder import TraceRecorder
     from c2t_plugin.trees.grower import TreeGrower
 
     # Of chains and of trees: seeds, limits and confidences of either.
     Scorer = ChainScorer | TreeGrower
-
-
-class Untaught(NamedTuple):
-    """Of a step that was counted, what the planner is to learn. reqs: SGLang's. sure: see ChainScorer.sure. verified,
-    accepted: (reqs,) int64 draft tokens. told: of each request whether the target's own token is the draft's
-    next one too; None where nobody knows."""
-
-    reqs: Sequence[Any]
-    sure: Tensor
-    verified: Tensor
-    accepted: Tensor
-    told: Sequence[bool] | None
 
 
 @dataclass
@@ -46,7 +33,7 @@ class Parts:
     Known once the target has attention backends: packing, None where the uniform window is verified; lagged, its rows
     by earlier steps; windows, uniform ones of several widths; ends, asked after each token of a draft, whether it has
     ended; behind, None where the draft reads every plain step at once; together, what ranks with requests of their own
-    agree on; untaught, None but while SGLang handles a result.
+    agree on; untaught, SGLang's requests with their drafts, while it handles a result.
     """
 
     scorer: Scorer
@@ -60,7 +47,7 @@ class Parts:
     ends: Callable[[], bool] = lambda: False
     behind: Behind | None = None
     together: Together | None = None
-    untaught: Untaught | None = None
+    untaught: Sequence[tuple[Any, Untold]] = ()
 
     def timed(self, part: str, count: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
         """Measures what happens within for the planner, in the few steps in which it wants that."""

@@ -10,11 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from c2t_plugin.config import ON
 from c2t_plugin.engines.sglang.metrics import RequestCounts
-from c2t_plugin.engines.sglang.parts import Parts, Untaught
+from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.requests import KEY
 from c2t_plugin.engines.sglang.step import Step, attach, record_of, step_of
 
@@ -45,15 +43,14 @@ def counting(original: Callable[..., Any]) -> Callable[..., Any]:
             result.cap_lens = result.cap_lens + 1
         tokens = original(self, result, batch)
         if step is not None:
-            count(self.draft_worker.c2t, batch.reqs, result, step, tokens)
+            count(self.draft_worker.c2t, batch.reqs, result, step)
         return tokens
 
     return resolve
 
 
-def count(parts: Parts, reqs: Sequence[Any], result: Any, step: Step, tokens: Sequence[list[int]]) -> None:
-    """Note one verified step with the server, its requests and, of recorded ones, the recorder. tokens: of each request
-    those that it got."""
+def count(parts: Parts, reqs: Sequence[Any], result: Any, step: Step) -> None:
+    """Note one verified step with the server, its requests and, of recorded ones, the recorder."""
     assert step.rows is not None and step.depth is not None
     # With the overlap scheduler a request that has ended is in one more batch; that row means nothing.
     running = [row for row, req in enumerate(reqs) if not (req.finished() or req.is_retracted)]
@@ -61,12 +58,14 @@ def count(parts: Parts, reqs: Sequence[Any], result: Any, step: Step, tokens: Se
     wanted = verified if step.wanted is None else step.wanted[running].tolist()
     parts.counts.add(verified, accepted, step.rows, step.depth, wanted)
     if parts.planner is not None and parts.planner.learns and step.sure is not None:
-        # when their text has been looked at
+        from c2t_plugin.planner.following import Untold
+
+        assert step.drafted is not None
+        # a later step writes where these are
+        sure, drafts = step.sure.clone(), step.drafted.tokens[:, 1:].tolist()
         rows = [row for row in running if _teaches(reqs[row])]
-        known, hits = (each[rows].long() - 1 for each in (result.cap_lens, result.accept_lens))
-        drafts = step.drafted and step.drafted.tokens.tolist()
-        told = drafts and [_goes_on(drafts[row], tokens[row]) for row in rows]
-        parts.untaught = Untaught([reqs[row] for row in rows], step.sure[rows], known, hits, told)
+        # when their text has been looked at
+        parts.untaught = [(reqs[row], Untold(sure, row, drafts[row], at=len(reqs[row].output_ids))) for row in rows]
     for row, length, hits, asked in zip(running, verified, accepted, wanted, strict=True):
         record = record_of(reqs[row])
         if record.counts is None:
@@ -78,12 +77,6 @@ def count(parts: Parts, reqs: Sequence[Any], result: Any, step: Step, tokens: Se
         recording.add(parts.recorder, {row: reqs[row] for row in running}, step.drafted)
 
 
-def _goes_on(drafted: list[int], tokens: list[int]) -> bool:
-    """Whether the last token of a step, which is the target's own, is the draft's next one too. drafted: behind the
-    root's token."""
-    return drafted[len(tokens) : len(tokens) + 1] == tokens[-1:]
-
-
 def _teaches(req: Any) -> bool:
     """What a grammar forbids says nothing about drafts without one."""
     options = record_of(req).options
@@ -91,19 +84,23 @@ def _teaches(req: Any) -> bool:
 
 
 def _teach(parts: Parts) -> None:
-    """Let the planner learn from the step that was counted last, as far as its requests' texts go."""
-    untaught, parts.untaught = parts.untaught, None
-    if untaught is None or not untaught.reqs or parts.planner is None:
+    """Let the planner learn from the step that was counted last, and from earlier ones, as far as the requests' texts
+    go: what was accepted behind the end of one was never part of it."""
+    untaught, parts.untaught = parts.untaught, ()
+    if not untaught or parts.planner is None:
         return
-    # what was accepted behind the end of a text was never part of it
-    left = torch.tensor([_left_over(req) for req in untaught.reqs])
-    inside = (untaught.accepted + 1 - left).clamp(min=0)
-    known, hits = untaught.verified, untaught.accepted
-    if untaught.told is not None:
-        # the text says of one token more than was verified whether it goes on with that too
-        known, hits = (known + 1).clamp(max=untaught.sure.shape[1]), hits + torch.tensor(untaught.told)
-    verified, accepted = (torch.where(left > 0, lens.minimum(inside), lens) for lens in (known, hits))
-    parts.planner.learn(untaught.sure, verified, accepted, [req.rid for req in untaught.reqs])
+    from c2t_plugin.planner.following import Told, outcome
+
+    now, since = list[Told](), list[Told]()
+    for req, draft in untaught:
+        record, end = record_of(req), len(req.output_ids) - _left_over(req)
+        asked, record.untold = [*record.untold, draft], []
+        for each in asked:
+            if (ends := each.told(req.output_ids[each.at : end], req.finished())) is None:
+                record.untold.append(each)
+            else:
+                (now if each is draft else since).append((each, ends, req.rid))
+    parts.planner.learn(*outcome(untaught[0][1].sure, now), [outcome(one[0].sure, [one]) for one in since])
 
 
 def _left_over(req: Any) -> int:

@@ -12,6 +12,7 @@ from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.engines.sglang.metrics import RequestCounts
 
 if TYPE_CHECKING:
+    from c2t_plugin.planner.following import Untold
     from c2t_plugin.request_options import RequestOptions
 
 
@@ -70,12 +71,13 @@ class Missed(NamedTuple):
 class RequestRecord:
     """What belongs to one request, as long as SGLang has it. options: its own, None before they are read. counts: of
     its steps, None before the first. trace: its number with the recorder, 0 if it is not recorded, None before that is
-    decided. missed: None where its draft has read all."""
+    decided. missed: None where its draft has read all. untold: drafts of its own that its text has not told all of."""
 
     options: RequestOptions | None = None
     counts: RequestCounts | None = None
     trace: int | None = None
     missed: Missed | None = None
+    untold: list[Untold] = dataclasses.field(default_factory=list)
 
     @property
     def own_beta(self) -> bool:

@@ -102,7 +102,7 @@ class PlanningScheduler(CountingScheduler):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         drafts = scheduler_output.scheduled_spec_decode_tokens
         self.planning.ran(scheduler_output.num_scheduled_tokens, drafts)
-        tokens = self._tokens([*drafts, *self.planning.rest], model_runner_output)
+        tokens = self._tokens([*drafts, *self.planning.rest, *self.planning.untold], model_runner_output)
         sampled = {name: len(own) for name, own in tokens.items()}
         teaching = self._teaching(tokens)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
@@ -153,11 +153,14 @@ class PlanningScheduler(CountingScheduler):
         accepted = {name: min(given[name] - 1, len(kept)) for name, kept in tokens.items()}
         own = {name: kept[-1] for name, kept in tokens.items() if len(kept) == given[name]}
         verified = {name: len(drafts.get(name, ())) if name in own else accepted[name] for name in tokens}
-        self.planning.judged(verified, accepted, own)
+        self.planning.judged(verified, accepted, own, tokens, self._ended)
 
     def _takes(self, name: str) -> bool:
+        return not self._ended(name) and not self.requests[name].is_prefill_chunk
+
+    def _ended(self, name: str) -> bool:
         request = self.requests.get(name)
-        return request is not None and not request.is_finished() and not request.is_prefill_chunk
+        return request is None or request.is_finished()
 
 
 def remember(planner: StepPlanner, vllm_config: Any, base: str) -> None:

@@ -11,17 +11,18 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.engines.vllm.ending import Sent
 from c2t_plugin.planner import CostCurve, OwnLimits, draft_passes, switched_depths
 from c2t_plugin.planner.ahead import DraftEnd
 from c2t_plugin.planner.arrays import Array
+from c2t_plugin.planner.following import Outcome, Told, Untold, outcome
 from c2t_plugin.planner.sparing import SparingPlanner
 from c2t_plugin.planner.step_planner import StepPlanner
 
@@ -102,10 +103,12 @@ class Planning:
         self._sure = np.zeros((0, 0, 2), dtype=np.float32)
         # Whether draft tokens are drawn: one of those is accepted more often than the target draws the same.
         self.drawn = False
-        # of those drafts that were cut, and are not drawn, how many tokens were left, and the next one
-        self.rest: dict[str, tuple[int, int]] = {}
+        # of those drafts that were cut, and are not drawn, how many tokens were left, and the others
+        self.rest: dict[str, tuple[int, Sequence[int]]] = {}
+        # by request, drafts that its text has not told all of
+        self.untold: dict[str, list[Untold]] = {}
         # what `learn` has not learnt yet, as StepPlanner.learn takes it
-        self._outcome: tuple[Tensor, Tensor, Tensor, Sequence[str]] | None = None
+        self._outcome: tuple[Outcome, Sequence[Outcome]] | None = None
         self._clock = clock
         self._started = self._seconds = 0.0
         self._decoding = False
@@ -137,29 +140,45 @@ class Planning:
         else:
             self.planner.interrupt()
 
-    def judged(self, verified: Mapping[str, int], accepted: Mapping[str, int], own: Mapping[str, int]) -> None:
+    def judged(
+        self,
+        verified: Mapping[str, int],
+        accepted: Mapping[str, int],
+        own: Mapping[str, int],
+        text: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        ended: Callable[[str], bool] = lambda name: False,
+    ) -> None:
         """What became of drafts: of each request whose outcome is to be learnt from, how many of its draft tokens the
-        target verified and accepted. own: where the text goes on, the target's own token behind these."""
+        target verified and accepted. own: where the text goes on, the target's own token behind these. text: of each
+        request, what became part of its text, also of those that had no draft. ended: whether no more follows."""
         self.learn()
-        known = [name for name in verified if name in self._rows]
-        if known:
-            ends = (self._told(name, verified[name], accepted[name], own.get(name)) for name in known)
-            lengths, hits = torch.tensor(list(ends)).unbind(1)
-            sure = torch.from_numpy(self._sure[[self._rows[name] for name in known]])
-            self._outcome = sure, lengths, hits, known
-
-    def _told(self, name: str, verified: int, accepted: int, own: int | None) -> tuple[int, int]:
-        """Both with the first token that was cut: it is accepted too if all before it was, and the text goes on with
-        it."""
-        length, token = self.rest.pop(name, (-1, -1))
-        if own is None or verified != length:
-            return verified, accepted
-        return verified + 1, accepted + (accepted == verified and own == token)
+        sure, now, since = torch.from_numpy(self._sure), list[Told](), list[Told]()
+        for name, untold in list(self.untold.items()):
+            told = [(each, each.told(text.get(name, ()), ended(name))) for each in untold]
+            since += [(each, ends, name) for each, ends in told if ends is not None]
+            self.untold[name] = [each for each, ends in told if ends is None]
+        for name in [name for name in verified if name in self._rows]:
+            length, rest = self.rest.pop(name, (-1, ()))
+            draft = Untold(sure, self._rows[name], rest, accepted[name])
+            ends: tuple[int, int] | None = verified[name], accepted[name]
+            if name in own and verified[name] == length > accepted[name]:
+                # behind what was refused, nothing that was cut is accepted either
+                ends = length + len(rest), accepted[name]
+            elif name in own and verified[name] == length:
+                ends = draft.told([own[name]], ended(name))
+            if ends is None:
+                self.untold.setdefault(name, []).append(draft)
+            else:
+                now.append((draft, ends, name))
+        self.untold = {name: untold for name, untold in self.untold.items() if untold}
+        if now or since:
+            self._outcome = outcome(sure, now), [outcome(one[0].sure, [one]) for one in since]
 
     def learn(self) -> None:
         """Learn from what was judged last."""
         if self._outcome is not None:
-            self.planner.learn(*self._outcome)
+            now, since = self._outcome
+            self.planner.learn(*now, since)
             self._outcome = None
 
     def kept(self, drafted: Drafted, names: Sequence[str], lengths: Sequence[int], own: Sequence[bool]) -> list[int]:
@@ -219,8 +238,8 @@ def cut(planning: Planning, drafts: Any, takes: Callable[[str], bool], own: Sequ
     kept = planning.kept(drafted, drafts.req_ids, lengths, exact)
     # model runner V2 hands over no tokens, but where a grammar looks at them
     known = zip(drafts.req_ids, drafted.tokens or drafts.draft_token_ids, kept, strict=True)
-    left = ((name, length, row[length]) for name, row, length in known if length < len(row) and takes(name))
-    planning.rest = {name: (length, token) for name, length, token in left if token >= 0 and not planning.drawn}
+    left = ((name, length, row[length:]) for name, row, length in known if length < len(row) and takes(name))
+    planning.rest = {name: (length, rest) for name, length, rest in left if rest[0] >= 0 and not planning.drawn}
     drafts.draft_token_ids = [row[:length] for row, length in zip(drafts.draft_token_ids, kept, strict=True)]
 
 

@@ -13,16 +13,7 @@ MAX_BLOCK_H = 4096  # elements of a row that one program copies
 # Requests and their rows are others in each step; what a row holds is the model's.
 @triton.jit(do_not_specialize=["pad", "bs", "width"])
 def pack_rows_kernel(
-    p_source,
-    p_packed,
-    p_cu_seqlens,
-    pad,
-    request_stride,
-    row_stride,
-    bs,
-    width,
-    hidden,
-    BLOCK_H: tl.constexpr,
+    p_source, p_packed, p_cu_seqlens, pad, request_stride, row_stride, bs, width, hidden, BLOCK_H: tl.constexpr
 ):
     i_row = tl.program_id(0)
     b_at = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -61,16 +52,7 @@ def pack_rows(source: Tensor, packed: Tensor, cu_seqlens: Tensor, pad: float) ->
 
 
 @triton.jit(do_not_specialize=["fill", "width"])
-def scatter_rows_kernel(
-    p_packed,
-    p_strided,
-    p_cu_seqlens,
-    fill,
-    packed_stride,
-    width,
-    hidden,
-    BLOCK_H: tl.constexpr,
-):
+def scatter_rows_kernel(p_packed, p_strided, p_cu_seqlens, fill, packed_stride, width, hidden, BLOCK_H: tl.constexpr):
     i_row = tl.program_id(0)
     b_at = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     b_inside = b_at < hidden

@@ -77,12 +77,7 @@ def score_chain_kernel(
 
 
 def score_chain(
-    state: ChainState,
-    network: ScoringNetwork,
-    log_prob: Tensor,
-    entropy: Tensor,
-    margin: Tensor,
-    depth: int,
+    state: ChainState, network: ScoringNetwork, log_prob: Tensor, entropy: Tensor, margin: Tensor, depth: int
 ) -> None:
     """As c2t_kernels.score_chain, in one launch."""
     check_chain(state, network, log_prob, entropy, margin, depth)

@@ -35,12 +35,7 @@ class ChainState(NamedTuple):
 
 
 def check_chain(
-    state: ChainState,
-    network: ScoringNetwork,
-    log_prob: Tensor,
-    entropy: Tensor,
-    margin: Tensor,
-    depth: int,
+    state: ChainState, network: ScoringNetwork, log_prob: Tensor, entropy: Tensor, margin: Tensor, depth: int
 ) -> None:
     """Raise unless these are arguments of score_chain."""
     check_tensor("score_chain: log_prob", log_prob, dtype=torch.float32, shape=(None,), contiguous_last=False)

@@ -57,14 +57,7 @@ def scan(logits: Tensor, partial: Tensor, group_max: Tensor) -> None:
     rows, vocab = logits.shape
     # one dimension, since a grid's second one ends at 65,535
     scan_kernel[(triton.cdiv(vocab, CHUNK) * rows,)](
-        logits,
-        logits.stride(0),
-        partial,
-        group_max,
-        vocab,
-        GROUP=group_size(vocab),
-        CHUNK=CHUNK,
-        num_warps=NUM_WARPS,
+        logits, logits.stride(0), partial, group_max, vocab, GROUP=group_size(vocab), CHUNK=CHUNK, num_warps=NUM_WARPS
     )
 
 

@@ -66,6 +66,16 @@ def test_few_drafts_are_learnt_from_together_as_each_alone():
     np.testing.assert_allclose(mine._expected[0][mine._known], alone._expected[0][mine._known])
 
 
+def test_what_is_known_of_earlier_drafts_by_now_is_learnt_in_the_same_step():
+    one = planner(lambda: 0.0)
+    since = [(torch.full((1, width), 0.6), torch.tensor([width]), torch.tensor([1]), ["b"]) for width in (1, D_MAX)]
+    one.learn(torch.full((2, 1), 0.6), torch.tensor([1, 1]), torch.tensor([0, 1]), ["a", "c"], since)
+    one.learn(torch.full((0, 1), 0.6), *[torch.zeros(0, dtype=torch.int64)] * 2, [], since[1:])
+    assert len(one._outcomes) == 2
+    assert one.state()["learnt"]["seen"] == 2 + 1 + 2 * D_MAX
+    assert one._calibration._steps == 2
+
+
 def test_of_one_request_no_more_is_taken_however_many_steps_come_at_once():
     one = planner(lambda: 0.0)
     for _ in range(2 * MOST_OF_ONE):

@@ -18,6 +18,7 @@ import torch
 from c2t_plugin.planner import CostCurve, OwnLimits, switched_depths
 from c2t_plugin.planner.ahead import DraftEnd
 from c2t_plugin.planner.sparing import EVERY, FIRST, SCORED, SparingPlanner, Worth
+from c2t_plugin.planner.step_planner import StepPlanner
 
 D_MAX, REQUESTS = 6, 4
 DEPTHS = range(D_MAX + 1)
@@ -246,6 +247,28 @@ def test_what_ended_with_its_text_is_no_outcome():
     assert (static.accepted == before).all()
     served.planner.learn(none, torch.tensor([4]), torch.tensor([0]))
     assert (static.accepted != before).any()
+
+
+@pytest.mark.parametrize("spared", [True, False])
+def test_earlier_drafts_teach_in_a_step_without_scores_too(spared: bool, monkeypatch: pytest.MonkeyPatch):
+    learnt: list[Any] = []
+    monkeypatch.setattr(StepPlanner, "learn", lambda planner, *outcome: learnt.append(outcome))
+    served = Served(Machine(told=False)).run(600)
+    static = served.planner._static
+    assert static is not None
+    learnt.clear()
+    before = static.accepted.copy()
+    sure = torch.full((1, 4, 2), math.nan if spared else 0.5)
+    now = sure, torch.tensor([4]), torch.tensor([0]), ["a"]
+    # wider than the step's, so that padding is no sign of what has no scores
+    one, other = ((torch.full((1, 5, 2), 0.5), torch.tensor([5]), torch.tensor([hits]), ["b"]) for hits in (1, 2))
+    served.planner.learn(*now, [one, other])
+    assert learnt == [(*one, [other])] if spared else [(*now, [one, other])]
+    assert (static.accepted != before).any() == spared
+    # nothing of this step is known as yet
+    learnt.clear()
+    served.planner.learn(sure[:0], now[1][:0], now[2][:0], [], [one])
+    assert [outcome[3:] for outcome in learnt] == [(["b"], [])]
 
 
 def test_no_choice_knows_what_is_drawn_in_its_own_step():

@@ -60,7 +60,7 @@ MODES = {
     "chain": (
         *(f"{ADAPTER}.{name}" for name in ("worker", "drafters.chain", "drafters.depths", "behind", "verify.lagged")),
         *(f"c2t_plugin.engines.{name}" for name in ("learning", "figures", "curve_cache")),
-        "c2t_plugin.planner.readback",
+        *("c2t_plugin.planner.readback", "c2t_plugin.planner.following"),
         *(*VERIFY, *kernels("score", "stop")),
     ),
     "tree": (

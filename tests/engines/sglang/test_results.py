@@ -67,7 +67,7 @@ def process(
 ) -> None:
     """As SGLang does: it reads the step's tokens, then requests get theirs and may end. own: the target's own token."""
     batch, outcome = SimpleNamespace(reqs=reqs), SimpleNamespace(**result)
-    texts = [[8] * (count - 1) + [own] for count in result.get("accept_lens", torch.tensor([])).tolist()]
+    texts = [[*range(count - 1), own] for count in result.get("accept_lens", torch.tensor([])).tolist()]
     if step is not None:
         attach(outcome, step)
 
@@ -80,8 +80,9 @@ def process(
 
     def original(scheduler: Any, batch: Any, outcome: Any) -> str:
         assert resolve(scheduler, outcome, batch) is texts
-        for req in batch.reqs:
-            req.output_ids += [9, 9]
+        # a prefill gives each one token
+        for req, text in zip(batch.reqs, texts or [[own]] * len(batch.reqs), strict=True):
+            req.output_ids += text
             req.ended = req.ended or req.rid in ends
         return "settled"
 
@@ -138,13 +139,13 @@ def test_the_rows_of_the_batch_are_told_where_the_operator_says_so(worker: Simpl
 def test_a_request_that_ends_is_handed_over_with_all_its_text(worker: SimpleNamespace):
     lens = {"cap_lens": torch.tensor([2]), "accept_lens": torch.tensor([2])}
     process(worker, [Request("a", [5])], {"a"}, Step(KEPT, drafted=drafted(1), rows=3, depth=2), **lens)
-    assert worker.c2t.recorder.finished == [(7, [5, 9, 9])]
+    assert worker.c2t.recorder.finished == [(7, [5, 0, 9])]
 
 
 def test_it_may_end_in_a_step_that_verifies_nothing(worker: SimpleNamespace):
     """With mixed chunks, or after a retraction, a request's last token comes from a prefill."""
     process(worker, [Request("a", [5]), Request("b", [5], trace=0), Request("c", [5])], {"a", "b"})
-    assert worker.c2t.recorder.finished == [(7, [5, 9, 9])]
+    assert worker.c2t.recorder.finished == [(7, [5, 9])]
     assert worker.c2t.counts.steps == 0
 
 
@@ -157,29 +158,46 @@ def test_without_a_recorder_nothing_is_kept(worker: SimpleNamespace):
 
 
 class Planner:
-    """Notes what it is to learn."""
+    """Notes what it is to learn, and of what drafts."""
 
     learns = True
 
     def __init__(self) -> None:
         self.learnt: list[tuple[str, int, int]] = []
+        self.sure: list[float] = []
 
-    def learn(self, sure: torch.Tensor, verified: torch.Tensor, accepted: torch.Tensor, owners: list[str]) -> None:
+    def learn(
+        self,
+        sure: torch.Tensor,
+        verified: torch.Tensor,
+        accepted: torch.Tensor,
+        owners: list[str],
+        since: list[Any] | None = None,
+    ) -> None:
         assert len(sure) == len(owners)
         self.learnt += zip(owners, verified.tolist(), accepted.tolist(), strict=True)
+        self.sure += sure[:, 0].tolist()
+        for each in since or ():
+            self.learn(*each)
 
 
 def learnt(
-    worker: SimpleNamespace, *reqs: Request, ends: str = "", drafted: int = 2, accepted: int = 1, own: int = 9
+    worker: SimpleNamespace,
+    *reqs: Request,
+    ends: str = "",
+    drafted: int = 2,
+    accepted: int = 1,
+    own: int = 9,
+    confidence: float = 0.5,
 ) -> list[tuple[str, int, int]]:
     """Of one step that verifies 2 draft tokens of each request, which are 0, 1 and so on behind a root of -1."""
     worker.c2t.recorder, worker.c2t.planner = None, Planner()
     rows = len(reqs)
     lens = {"cap_lens": torch.full((rows,), 2), "accept_lens": torch.full((rows,), 1 + accepted)}
-    tokens, sure = torch.arange(-1, drafted).repeat(rows, 1), torch.full((rows, drafted), 0.5)
+    tokens, sure = torch.arange(-1, drafted).repeat(rows, 1), torch.full((rows, drafted), confidence)
     step = Step(lens["cap_lens"], drafted=Drafted(tokens), rows=9, depth=drafted, sure=sure)
     process(worker, list(reqs), set(ends.split()), step, own, **lens)
-    assert worker.c2t.untaught is None
+    assert not worker.c2t.untaught
     return worker.c2t.planner.learnt
 
 
@@ -191,26 +209,72 @@ def test_what_runs_teaches(worker: SimpleNamespace):
 @pytest.mark.parametrize(
     ("accepted", "own", "taught"),
     [
-        # the target's own token is the draft's third, or is not
+        # the target's own token is the draft's third, and there is no fourth; or it is another
         (2, 2, (3, 3)),
         (2, 9, (3, 2)),
         # one before it was refused: it is no part of the text, whatever came
         (1, 9, (3, 1)),
-        (0, 9, (3, 0)),
+        (0, 2, (3, 0)),
     ],
 )
-def test_the_text_tells_of_one_token_that_was_cut(
+def test_the_text_tells_of_the_token_that_was_cut(
     worker: SimpleNamespace, accepted: int, own: int, taught: tuple[int, int]
 ):
-    found = learnt(worker, Request("a", [5]), Request("b", [5]), drafted=4, accepted=accepted, own=own)
+    found = learnt(worker, Request("a", [5]), Request("b", [5]), drafted=3, accepted=accepted, own=own)
     assert found == [("a", *taught), ("b", *taught)]
+
+
+@pytest.mark.parametrize(
+    ("goes_on", "taught"),
+    [
+        # the draft's fourth and fifth, all that it has; its fourth and another; another
+        ([3, 4], (5, 5)),
+        ([3, 9], (5, 4)),
+        ([9, 4], (5, 3)),
+    ],
+)
+def test_later_text_tells_of_what_was_cut_behind_that(
+    worker: SimpleNamespace, goes_on: list[int], taught: tuple[int, int]
+):
+    """Of a draft of 5 tokens 2 were verified, and the target's own was the third."""
+    req, other = Request("a", [5]), Request("b", [5])
+    # as long as the text agrees, nothing is learnt of it
+    assert learnt(worker, req, other, drafted=5, accepted=2, own=2, confidence=0.75) == []
+    for token in goes_on:
+        found = learnt(worker, req, drafted=2, accepted=0, own=token)
+        # of later steps at once
+        assert found[0] == ("a", 2, 0)
+        if found[1:]:
+            break
+    assert found[1:] == [("a", *taught)] and worker.c2t.planner.sure == [0.5, 0.75]
+    assert record_of(req).untold == [] and len(record_of(other).untold) == 1
+
+
+def test_a_text_that_goes_on_elsewhere_meanwhile_tells_too(worker: SimpleNamespace):
+    """A request that was retracted has its next token of a prefill, and a step may have no scores."""
+    req = Request("a", [5])
+    learnt(worker, req, drafted=5, accepted=2, own=2)
+    process(worker, [req], set(), own=3)
+    assert learnt(worker, req, accepted=0, own=9) == [("a", 2, 0), ("a", 5, 4)]
+
+
+def test_a_text_that_ends_tells_no_more(worker: SimpleNamespace):
+    """Neither of what it could have gone on with, nor of what came behind its end."""
+    for end, taught in ((None, (4, 4)), (4, (3, 3))):
+        req = Request("a", [5])
+        learnt(worker, req, drafted=5, accepted=2, own=2)
+        req.finished_len = end
+        found = learnt(worker, req, ends="a", accepted=0, own=3)
+        assert found[-1] == ("a", *taught) and record_of(req).untold == []
 
 
 def test_behind_the_end_of_a_text_nothing_tells_of_what_was_cut(worker: SimpleNamespace):
     """The target's own token was dropped with it."""
     req = Request("a", [5])
     req.finished_len = 2
-    assert learnt(worker, req, ends="a", drafted=4, accepted=2, own=2) == [("a", 2, 2)]
+    # nor does it where it was not
+    assert learnt(worker, Request("b", [5]), ends="b", drafted=4, accepted=2, own=2) == [("b", 3, 3)]
+    assert learnt(worker, req, ends="a", drafted=4, accepted=2, own=2) == [("a", 1, 1)]
 
 
 def test_a_grammar_and_a_request_that_wants_it_so_teach_nothing(worker: SimpleNamespace):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -130,29 +131,28 @@ def test_so_are_seeds_of_another_step(served: SimpleNamespace):
     assert max(simulated(served, row, what)[1].off for row in range(PROMPTS)) > NEAR
 
 
-def test_a_step_teaches_what_the_text_says_of_verified_tokens_and_of_one_more(served: SimpleNamespace):
-    what = spared_log.CUT
-    cut_and_right, cut_and_wrong = 0, 0
+def test_a_draft_teaches_all_that_the_text_says_of_it(served: SimpleNamespace):
+    """Though nothing of it was verified, and though later steps say most of it."""
+    what, behind = spared_log.CUT, 0
     for row, answer in enumerate(served.answers[what]):
         assert tuple(answer["output_ids"]) == served.plain[row]
         request, _ = simulated(served, row, what)
         assert vc.Counts.of_answer(answer) == request.counts()
+        assert not any(kept for (_, drafted), kept in zip(request.drafts, request.lengths, strict=True) if drafted)
         rid = answer["meta_info"]["id"]
-        found = [(v, a) for rids, drafted, (v,), (a,) in served.learnt[what] if rids == [rid] and drafted]
-        expected = [taught(request, *each) for each in zip(request.drafts, request.lengths, strict=True) if each[0][1]]
-        # behind the end of a text nothing is known, and the last step may be learnt from after its answer
-        assert len(found) >= len(expected) - 1 > 5 and found[: len(expected) - 1] == expected[:-1]
-        lengths = [kept for (_, drafted), kept in zip(request.drafts, request.lengths, strict=True) if drafted]
-        assert not any(lengths)
-        cut_and_right += sum(hits for _, hits in expected)
-        cut_and_wrong += sum(known - hits for known, hits in expected)
-    assert min(cut_and_right, cut_and_wrong) > 0
+        found = Counter((v, a) for rids, drafted, (v,), (a,) in served.learnt[what] if rids == [rid] and drafted)
+        expected = Counter(taught(request, *draft) for draft in request.drafts if draft[1])
+        if row < PROMPTS - 1:
+            assert found == expected
+        # the last request's last step may be learnt from after its answer
+        assert found <= expected and found.total() >= expected.total() - D_MAX - 1 > 5
+        behind += sum(count for (_, hits), count in found.items() if hits > 1)
+    assert behind > 0
 
 
-def taught(request: Request, draft: tuple[int, list[int]], kept: int) -> tuple[int, int]:
+def taught(request: Request, begins: int, drafted: list[int]) -> tuple[int, int]:
     """By the text alone: tokens of a draft that are known, and how many of them it goes on with."""
-    begins, drafted = draft
-    known = drafted[: kept + 1]
-    text = request.text[begins : begins + len(known)]
-    hits = next((at for at, (one, other) in enumerate(zip(known, text, strict=False)) if one != other), len(known))
-    return len(known), hits
+    text = request.text[begins:]
+    agree = [one == other for one, other in zip(drafted, text, strict=False)]
+    hits = agree.index(False) if False in agree else len(agree)
+    return (len(drafted) if False in agree else hits), hits

@@ -513,7 +513,8 @@ def test_what_lies_behind_the_end_of_a_text_is_not_learnt():
     given = {"goes on": 2, "ends": 4, "ends at once": 3, "cut to nothing": 1}
     kept = {"goes on": [7, 9], "ends": [7, 7], "ends at once": [7], "cut to nothing": [5]}
     scheduler._judge(drafts, given, kept)
-    ((verified, accepted, own),) = told
+    ((verified, accepted, own, text, ended),) = told
+    assert text is kept and ended("ends")
     assert verified == {"goes on": 3, "ends": 2, "ends at once": 1, "cut to nothing": 0}
     assert accepted == {"goes on": 1, "ends": 2, "ends at once": 1, "cut to nothing": 0}
     assert own == {"goes on": 9, "cut to nothing": 5}
@@ -522,32 +523,32 @@ def test_what_lies_behind_the_end_of_a_text_is_not_learnt():
 @pytest.mark.parametrize(
     ("accepted", "own", "expected"),
     [
-        # the target's own token is the next one of the draft, or is not
+        # the target's own token is the next one of the draft, which has no other; or is not
         (1, 8, (2, 2)),
         (1, 5, (2, 1)),
-        # one before it was refused
-        (0, 5, (2, 0)),
+        # one before it was refused: it is no part of the text, whatever came
+        (0, 8, (2, 0)),
         # the text ended there
         (1, None, (1, 1)),
     ],
 )
-def test_the_text_tells_of_one_token_that_was_cut(accepted: int, own: int | None, expected: tuple[int, int]):
+def test_the_text_tells_of_the_token_that_was_cut(accepted: int, own: int | None, expected: tuple[int, int]):
     planning = Planning(CURVE, None, D_MAX, calibration=Calibration(D_MAX))
     found: list[list[list[int]]] = []
-    planning.planner.learn = lambda sure, verified, hits, names: found.append([verified.tolist(), hits.tolist()])
+    planning.planner.learn = lambda sure, verified, hits, *_: found.append([verified.tolist(), hits.tolist()])
     planning.kept = lambda drafted, names, lengths, own: [1, 0, 2, 2]
     planning._rows, planning._sure = dict(zip("abcd", range(4), strict=True)), np.full((4, 3, 2), 0.5, np.float32)
-    handed = types.SimpleNamespace(req_ids=[*"abcd"], draft_token_ids=[[7, 8, 9], [6, 7, 8], [5, 5], [7, 8, 9]])
+    handed = types.SimpleNamespace(req_ids=[*"abcd"], draft_token_ids=[[7, 8], [5, 7, 8], [5, 5], [7, 8, 9]])
     setattr(handed, ATTRIBUTE, Drafted([[0.9, 0.8, 0.7]] * 4, 1.0, 1.0))
     cut(planning, handed, lambda name: name != "d", [None] * 4)
     assert handed.draft_token_ids == [[7], [], [5, 5], [7, 8]]
     # of b nothing was verified; c was not cut; d takes no draft, so its next token is none that was drafted
     outcomes = {"a": 1, "b": 0, "c": 2, "d": 0}, {"a": accepted, "b": 0, "c": 1, "d": 0}
-    planning.judged(*outcomes, {"b": 6, "c": 5, "d": 9} | ({} if own is None else {"a": own}))
+    planning.judged(*outcomes, {"b": 4, "c": 5, "d": 9} | ({} if own is None else {"a": own}))
     planning.learn()
     ((verified, hits),) = found
     assert (verified[0], hits[0]) == expected
-    assert (verified[1:], hits[1:]) == ([1, 2, 0], [1, 1, 0])
+    assert (verified[1:], hits[1:]) == ([3, 2, 0], [0, 1, 0])
     # a step that drafted nothing comes between
     planning.judged({"a": 0}, {"a": 0}, {"a": 8})
     planning.learn()
@@ -564,13 +565,59 @@ def test_of_a_drawn_token_that_was_cut_the_text_tells_nothing(handed_over: list[
         setattr(handed, ATTRIBUTE, Drafted([[0.9, 0.8, 0.7]], 1.0, 1.0, tokens=told))
         planning.drawn = drawn
         cut(planning, handed, lambda name: True, [None])
-        assert planning.rest == ({} if drawn else {"a": (1, 8)}) and handed.draft_token_ids == [handed_over[:1]]
+        assert planning.rest == ({} if drawn else {"a": (1, [8, 9])}) and handed.draft_token_ids == [handed_over[:1]]
 
 
 def test_where_vllm_takes_less_of_a_draft_nothing_tells_of_the_next_token():
     planning = Planning(CURVE, None, D_MAX, calibration=Calibration(D_MAX))
-    planning.rest = {"a": (2, 8)}
-    assert planning._told("a", 1, 1, 8) == (1, 1)
+    planning._rows, planning._sure, planning.rest = {"a": 0}, np.zeros((1, 3, 2), np.float32), {"a": (2, [8])}
+    planning.judged({"a": 1}, {"a": 1}, {"a": 8})
+    ((_, known, hits, _), since) = planning._outcome
+    assert (known.tolist(), hits.tolist(), since) == ([1], [1], [])
+
+
+@pytest.mark.parametrize(
+    ("texts", "ends", "expected"),
+    [
+        # by steps: the rest of the draft, all of it; another token; a step without one; the end before it is told
+        ([[9, 4], [5]], "", (4, 4)),
+        ([[9], [4, 5], [6]], "", (4, 4)),
+        ([[9], [5]], "", (4, 3)),
+        ([[], [2]], "", (4, 2)),
+        ([[9]], "a", (3, 3)),
+        ([[]], "a", (2, 2)),
+    ],
+)
+def test_later_text_tells_of_what_was_cut_behind_that(texts: list[list[int]], ends: str, expected: tuple[int, int]):
+    """Of a draft of 4 tokens one was verified, and the target's own was the second."""
+    planning = Planning(CURVE, None, D_MAX, calibration=Calibration(D_MAX))
+    found: list[Any] = []
+    planning.planner.learn = lambda *outcome: found.append(outcome)
+    planning._rows, planning._sure = {"a": 0, "b": 1}, np.arange(16, dtype=np.float32).reshape(2, 4, 2)
+    planning.rest = {"b": (1, [8, 9, 4])}
+    planning.judged({"b": 1}, {"b": 1}, {"b": 8}, {"b": [7, 8]})
+    planning.learn()
+    assert found == [] and len(planning.untold["b"]) == 1
+    # what others draft meanwhile is another matter
+    planning._sure = np.zeros((2, 4, 2), dtype=np.float32)
+    for number, text in enumerate(texts):
+        over = bool(ends) and number == len(texts) - 1
+        planning.judged({"a": 1}, {"a": 0}, {"a": 5}, {"a": [5], "b": text}, {"b": over}.get)
+        planning.learn()
+    since = [each for *_, those in found for each in those]
+    ((sure, known, hits, names),) = since
+    assert (known.tolist(), hits.tolist(), names) == ([expected[0]], [expected[1]], ["b"])
+    assert sure.flatten().tolist() == list(range(8, 16))
+    assert planning.untold == {}
+
+
+def test_a_text_that_ends_with_the_targets_own_token_tells_of_that_one():
+    planning = Planning(CURVE, None, D_MAX, calibration=Calibration(D_MAX))
+    planning._rows, planning._sure = {"a": 0}, np.zeros((1, 3, 2), dtype=np.float32)
+    planning.rest = {"a": (1, [8, 9])}
+    planning.judged({"a": 1}, {"a": 1}, {"a": 8}, {"a": [7, 8]}, lambda name: True)
+    ((_, known, hits, _), since) = planning._outcome
+    assert (known.tolist(), hits.tolist(), since, planning.untold) == ([2], [2], [], {})
 
 
 def test_tokens_are_of_requests_that_had_a_draft_and_are_still_there():
