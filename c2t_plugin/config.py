@@ -68,7 +68,7 @@ class C2TConfig:
     packing: attention by which packed rows are verified; auto: the server's, where it can; off: the uniform window,
         in a few widths; full: in one.
     rows: how many such a pass has: sync waits for the number of kept tokens; lagged predicts it from steps before, and
-        clips what does not fit; auto: lagged for chains on a GPU, sync for trees.
+        clips what does not fit; auto: lagged on a GPU, but for trees that no planner cuts.
     attention: kernel of packed verification on triton; stock: the engine's own, tree: c2t_kernels.tree_attention; auto:
         on a GPU whichever wins a contest at start.
     verify_attention: what the target verifies by, where that is not the server's attention (auto).

@@ -107,7 +107,7 @@ def complete(worker: Any, config: C2TConfig) -> Any:
     verifier = choice.verifier(worker.target_worker.model_runner.attn_backend)
     parts.configuration["attention"] = getattr(verifier, "c2t_kernel", "stock")
     parts.configuration["packing"] = "off" if packing is None else packing.backend
-    if config.mode == "chain" or config.rows == LAGGED:
+    if config.mode == "chain" or config.rows == LAGGED or planner is not None:
         from c2t_plugin.engines.sglang.verify import lagged
 
         parts.lagged = lagged.start(config, packing, parts.scorer, worker.req_to_token_pool.size, planner)

@@ -56,7 +56,7 @@ def start(
     """The plan, if it is the lagged one. packing: None where the uniform window is verified. requests: of the largest
     batch. Raises ConfigError where that is asked for and cannot be clipped."""
     device, chains = scorer.beta.device, config.mode == "chain"
-    wanted = config.rows == LAGGED or (config.rows == AUTO and chains and device.type != "cpu")
+    wanted = config.rows == LAGGED or (config.rows == AUTO and device.type != "cpu" and (chains or planner is not None))
     if not wanted:
         return None
     if packing is None:

@@ -19,7 +19,7 @@ from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.parts import Parts
 from c2t_plugin.engines.sglang.step import step_of
-from c2t_plugin.engines.sglang.verify import lagged
+from c2t_plugin.engines.sglang.verify import lagged, predicted
 from c2t_plugin.engines.sglang.verify.predicted import LaggedRows
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve
@@ -283,6 +283,30 @@ def test_sync_has_no_plan_of_its_own(caplog: pytest.LogCaptureFixture):
     assert started(packing=PACKED) is None
     assert started(packing=PACKED, rows="sync") is None
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("device", "mode", "planned", "expected"),
+    [
+        ("meta", "chain", False, "LaggedRows"),
+        ("meta", "chain", True, "PlannedRows"),
+        ("meta", "tree", True, "PlannedRows"),
+        # as many as the device has kept are verified
+        ("meta", "tree", False, "NoneType"),
+        ("cpu", "chain", True, "NoneType"),
+        ("cpu", "tree", True, "NoneType"),
+    ],
+)
+def test_by_default_a_gpu_waits_for_no_number_that_can_be_planned(
+    device: str, mode: str, planned: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+):
+    scorer, waits = Scorer(100), list[tuple[int, torch.device]]()
+    scorer.beta = torch.zeros(1, device=device)
+    monkeypatch.setattr(predicted, "LaggedRows", lambda *_: LaggedRows.__new__(LaggedRows))
+    planner = SimpleNamespace(wait_for_nothing=lambda *told: waits.append(told)) if planned else None
+    found = lagged.start(C2TConfig(mode=mode), PACKED, scorer, 48, planner)  # type: ignore[arg-type]
+    assert type(found).__name__ == expected
+    assert waits == ([(48, torch.device("meta"))] if expected == "PlannedRows" else [])
 
 
 def test_tiers_are_those_of_the_captured_graphs():
