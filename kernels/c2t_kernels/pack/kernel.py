@@ -98,12 +98,7 @@ def pack_words_kernel(
 
 
 def pack_ragged(
-    kept: Tensor,
-    sources: Sequence[Tensor],
-    *,
-    capacity: int,
-    pads: Sequence[float],
-    slots: int | None = None,
+    kept: Tensor, sources: Sequence[Tensor], *, capacity: int, pads: Sequence[float], slots: int | None = None
 ) -> Packed:
     """As c2t_kernels.pack_ragged: one launch per three word sources, one per wide source.
 

@@ -135,11 +135,11 @@ def select_kernel(
         if packed <= _PACKED:
             b_ids = leading_ids(p_packed, p_packed_ids, packed, True, TOP, TOP_PAD)
             if m < finite:
-                entropy = top_m_entropy(p_packed, packed, log_sum_exp, m, SHIFT)
+                entropy = top_m_entropy(p_packed, packed, log_sum_exp, m, SHIFT, True)
         else:
             b_ids = leading_ids(p_row, p_packed_ids, vocab, False, TOP, TOP_PAD)
             if m < finite:
-                entropy = top_m_entropy(p_row, vocab, log_sum_exp, m, SHIFT)
+                entropy = top_m_entropy(p_row, vocab, log_sum_exp, m, SHIFT, False)
         # places behind the top k have the id -1, which lies before the row
         b_x = tl.load(p_row + b_ids, mask=(b_ids >= 0) & (b_ids < vocab), other=-_INFINITY).to(tl.float32) - log_sum_exp
     else:

@@ -24,28 +24,26 @@ def _block(p_x, start, n, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def _count(p_x, n, key, SHIFT: tl.constexpr):
-    count = 0
-    for start in range(0, n, _PACKED):
-        b_x, b_key = _block(p_x, start, n, SHIFT)
-        count += tl.sum(((b_key >= key) & (b_x > -_INFINITY)).to(tl.int32), axis=0)
-    return count
-
-
-@triton.jit
-def top_m_entropy(p_x, n, log_sum_exp, top_m, SHIFT: tl.constexpr):
-    """Sum of -p ln p over the top_m largest of n logits, more than top_m of them finite."""
+def top_m_entropy(p_x, n, log_sum_exp, top_m, SHIFT: tl.constexpr, HELD: tl.constexpr):
+    """Sum of -p ln p over the top_m largest of n logits, more than top_m of them finite. HELD: n is at most PACKED, so
+    that they are read once: what a count of them takes is else the time to read them again."""
     low = tl.full((), 2**31 - 1, tl.int64)
     high = tl.full((), -(2**31), tl.int64)
+    b_x, b_key = _block(p_x, 0, n, SHIFT)
     for start in range(0, n, _PACKED):
-        b_x, b_key = _block(p_x, start, n, SHIFT)
+        if not HELD:
+            b_x, b_key = _block(p_x, start, n, SHIFT)
         low = tl.minimum(low, tl.min(tl.where(b_x > -_INFINITY, b_key, 2**31 - 1), axis=0).to(tl.int64))
         high = tl.maximum(high, tl.max(tl.where(b_x > -_INFINITY, b_key, -(2**31)), axis=0).to(tl.int64) + 1)
     # at least top_m logits have a key >= low, fewer than top_m one >= high
     reached = n
     while (high - low > 1) & (reached != top_m):
         middle = (low + high) >> 1
-        count = _count(p_x, n, middle, SHIFT)
+        count = 0
+        for start in range(0, n, _PACKED):
+            if not HELD:
+                b_x, b_key = _block(p_x, start, n, SHIFT)
+            count += tl.sum(((b_key >= middle) & (b_x > -_INFINITY)).to(tl.int32), axis=0)
         reached = tl.where(count >= top_m, count, reached)
         low = tl.where(count >= top_m, middle, low)
         high = tl.where(count >= top_m, high, middle)
@@ -54,7 +52,8 @@ def top_m_entropy(p_x, n, log_sum_exp, top_m, SHIFT: tl.constexpr):
     count = 0
     tie = -_INFINITY
     for start in range(0, n, _PACKED):
-        b_x, b_key = _block(p_x, start, n, SHIFT)
+        if not HELD:
+            b_x, b_key = _block(p_x, start, n, SHIFT)
         b_above = (b_key >= above) & (b_x > -_INFINITY)
         b_p = tl.exp(b_x - log_sum_exp)
         total += tl.sum(b_p * tl.where(b_above & (b_p > 0), log_sum_exp - b_x, 0.0), axis=0)
@@ -65,21 +64,29 @@ def top_m_entropy(p_x, n, log_sum_exp, top_m, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def leading_ids(p_x, p_ids, n, HAS_IDS: tl.constexpr, TOP: tl.constexpr, TOP_PAD: tl.constexpr):
-    """Ids of the TOP largest of n logits, equal ones in the order of their ids, those of -inf last."""
+def _numbered(p_x, p_ids, start, n, HAS_IDS: tl.constexpr):
+    """Logits of one block as integers in their order, equal ones in the opposite order of their ids."""
+    b_x, b_key = _block(p_x, start, n, 0)
+    b_id = start + tl.arange(0, _PACKED)
+    if HAS_IDS:
+        b_id = tl.load(p_ids + b_id, mask=b_id < n, other=0)
+    return tl.where(b_x > -_INFINITY, (b_key.to(tl.int64) << 32) | (b_id.to(tl.int64) ^ _LOW_WORD), _NO_KEY)
+
+
+@triton.jit
+def leading_ids(p_x, p_ids, n, HELD: tl.constexpr, TOP: tl.constexpr, TOP_PAD: tl.constexpr):
+    """Ids of the TOP largest of n logits, equal ones in the order of their ids, those of -inf last. HELD: n is at most
+    PACKED, so that they are read once; they have ids of their own, p_ids."""
+    b_packed = _numbered(p_x, p_ids, 0, n, HELD)
     b_place = tl.arange(0, TOP_PAD)
     b_ids = tl.full((TOP_PAD,), -1, tl.int32)
     last = tl.full((), 2**63 - 1, tl.int64)
     for i in range(TOP):
         best = tl.full((), _NO_KEY, tl.int64)
         for start in range(0, n, _PACKED):
-            b_x, b_key = _block(p_x, start, n, 0)
-            b_id = start + tl.arange(0, _PACKED)
-            if HAS_IDS:
-                b_id = tl.load(p_ids + b_id, mask=b_id < n, other=0)
-            b_packed = (b_key.to(tl.int64) << 32) | (b_id.to(tl.int64) ^ _LOW_WORD)
-            b_packed = tl.where((b_x > -_INFINITY) & (b_packed < last), b_packed, _NO_KEY)
-            best = tl.maximum(best, tl.max(b_packed, axis=0))
+            if not HELD:
+                b_packed = _numbered(p_x, p_ids, start, n, HELD)
+            best = tl.maximum(best, tl.max(tl.where(b_packed < last, b_packed, _NO_KEY), axis=0))
         chosen = ((best & _LOW_WORD) ^ _LOW_WORD).to(tl.int32)
         if best == _NO_KEY:
             # no finite logit is left, so every id that was not chosen has -inf: the lowest is next
