@@ -54,8 +54,10 @@ def count(parts: Parts, reqs: Sequence[Any], result: Any, step: Step) -> None:
     assert step.rows is not None and step.depth is not None
     # With the overlap scheduler a request that has ended is in one more batch; that row means nothing.
     running = [row for row, req in enumerate(reqs) if not (req.finished() or req.is_retracted)]
-    accepted, verified = ((lens[running] - 1).tolist() for lens in (result.accept_lens, result.cap_lens))
-    wanted = verified if step.wanted is None else step.wanted[running].tolist()
+    # as lists: of few requests a tensor's every operation takes longer than all of this
+    lens = result.accept_lens.tolist(), result.cap_lens.tolist()
+    accepted, verified = ([each[row] - 1 for row in running] for each in lens)
+    wanted = verified if step.wanted is None else list(map(step.wanted.tolist().__getitem__, running))
     parts.counts.add(verified, accepted, step.rows, step.depth, wanted)
     if parts.planner is not None and parts.planner.learns and step.sure is not None:
         from c2t_plugin.planner.following import Untold
