@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Confidences, draft tokens that are known and those accepted, and whose drafts they are; see StepPlanner.learn.
+# Confidences of each draft, its tokens that are known and those accepted, and whose it is; see StepPlanner.learn.
 Outcome = tuple[Tensor, Tensor, Tensor, Sequence[Hashable]]
 
 

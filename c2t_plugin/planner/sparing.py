@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -216,19 +216,12 @@ class SparingPlanner(StepPlanner):
         whole = requests + sums(np.hstack([chain, further]).sum(axis=0))
         self._worth_of(requests).note(np.append(tokens, whole), np.append(seconds, static.seconds(requests)))
 
-    def learn(
-        self,
-        sure: Tensor,
-        verified: Tensor,
-        accepted: Tensor,
-        owners: Sequence[Hashable] = (),
-        since: Sequence[Outcome] = (),
-    ) -> None:
+    def learn(self, *outcomes: Outcome) -> None:
+        (sure, verified, accepted, _), *since = outcomes
         spared = bool(sure[:1, -1:].isnan().all())
         # those of earlier drafts have scores
-        scored = [*([] if spared else [(sure, verified, accepted, owners)]), *since]
-        if scored:
-            super().learn(*scored[0], scored[1:])
+        if scored := since if spared else outcomes:
+            super().learn(*scored)
         if not spared:
             return
         # of a text that has ended fewer were verified

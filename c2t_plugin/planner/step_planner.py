@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -207,21 +207,14 @@ class StepPlanner:
         """The one in force, where the classifier itself is learnt too."""
         return None if self._calibration is None else self._calibration.network
 
-    def learn(
-        self,
-        sure: Tensor,
-        verified: Tensor,
-        accepted: Tensor,
-        owners: Sequence[Hashable] = (),
-        since: Sequence[Outcome] = (),
-    ) -> None:
-        """What became of a step's drafts, on the host: see `keep`, and Calibration.observe. Where a network learns,
-        each token's entropy and margin stand behind its log probability: (requests, tokens, 4). since: of earlier
-        drafts, what is known by now. Not to be written to afterwards: of few requests several steps are learnt from
-        together, since each alone costs as much."""
+    def learn(self, *outcomes: Outcome) -> None:
+        """What became of a step's drafts, on the host, and of earlier ones as far as it is known by now: see `keep`,
+        and Calibration.observe. Where a network learns, each token's entropy and margin stand behind its log
+        probability: (requests, tokens, 4). Not to be written to afterwards: of few requests several steps are learnt
+        from together, since each alone costs as much."""
         if self._calibration is None:
             return
-        self._outcomes.append(_joined([(sure, verified, accepted, owners), *since]))
+        self._outcomes.append(_joined(outcomes))
         if len(self._outcomes) >= TOGETHER or sum(len(each[1]) for each in self._outcomes) >= DRAFTS_TOGETHER:
             self._take_in(self._calibration)
 

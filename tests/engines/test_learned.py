@@ -218,7 +218,7 @@ def test_a_planner_writes_what_it_learns(classifier: NodeClassifier, tmp_path: P
     planner = StepPlanner(None, None, **shape, calibration=found)
     learning.report(planner, str(path), classifier, lambda: PAIR)
     for step in range(40):
-        planner.learn(torch.full((4, 2), 0.6), torch.full((4,), 2), torch.full((4,), step % 3), [step] * 4)
+        planner.learn((torch.full((4, 2), 0.6), torch.full((4,), 2), torch.full((4,), step % 3), [step] * 4))
     ends[0]()
     again = learning.calibration(config(path), classifier, 2, lambda: PAIR)
     assert again is not None and again.seen == 40 * 8

@@ -102,7 +102,7 @@ def _teach(parts: Parts) -> None:
                 record.untold.append(each)
             else:
                 (now if each is draft else since).append((each, ends, req.rid))
-    parts.planner.learn(*outcome(untaught[0][1].sure, now), [outcome(one[0].sure, [one]) for one in since])
+    parts.planner.learn(outcome(untaught[0][1].sure, now), *(outcome(one[0].sure, [one]) for one in since))
 
 
 def _left_over(req: Any) -> int:

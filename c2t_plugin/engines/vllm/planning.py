@@ -11,7 +11,6 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -108,7 +107,7 @@ class Planning:
         # by request, drafts that its text has not told all of
         self.untold: dict[str, list[Untold]] = {}
         # what `learn` has not learnt yet, as StepPlanner.learn takes it
-        self._outcome: tuple[Outcome, Sequence[Outcome]] | None = None
+        self._outcomes: list[Outcome] = []
         self._clock = clock
         self._started = self._seconds = 0.0
         self._decoding = False
@@ -145,8 +144,8 @@ class Planning:
         verified: Mapping[str, int],
         accepted: Mapping[str, int],
         own: Mapping[str, int],
-        text: Mapping[str, Sequence[int]] = MappingProxyType({}),
-        ended: Callable[[str], bool] = lambda name: False,
+        text: Mapping[str, Sequence[int]],
+        ended: Callable[[str], bool],
     ) -> None:
         """What became of drafts: of each request whose outcome is to be learnt from, how many of its draft tokens the
         target verified and accepted. own: where the text goes on, the target's own token behind these. text: of each
@@ -172,14 +171,13 @@ class Planning:
                 now.append((draft, ends, name))
         self.untold = {name: untold for name, untold in self.untold.items() if untold}
         if now or since:
-            self._outcome = outcome(sure, now), [outcome(one[0].sure, [one]) for one in since]
+            self._outcomes = [outcome(sure, now), *(outcome(one[0].sure, [one]) for one in since)]
 
     def learn(self) -> None:
         """Learn from what was judged last."""
-        if self._outcome is not None:
-            now, since = self._outcome
-            self.planner.learn(*now, since)
-            self._outcome = None
+        if self._outcomes:
+            self.planner.learn(*self._outcomes)
+            self._outcomes = []
 
     def kept(self, drafted: Drafted, names: Sequence[str], lengths: Sequence[int], own: Sequence[bool]) -> list[int]:
         """How many tokens of each request's draft to verify. lengths: of the drafts; 0 of those that take none. own:

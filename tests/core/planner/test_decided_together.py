@@ -98,7 +98,7 @@ def test_drafts_are_learnt_from_together_and_counted_by_steps(
     taught = planner._calibration
     monkeypatch.setattr(taught, "learn", lambda sure, *_: told.append((len(sure), _[-1])))
     for _ in range(64):
-        planner.learn(torch.full((requests, 2, 2), 0.5), *[torch.full((requests,), 2)] * 2)
+        planner.learn((torch.full((requests, 2, 2), 0.5), *[torch.full((requests,), 2)] * 2, ()))
     assert len(told) == calls and sum(steps for _, steps in told) == 64
     assert max(drafts for drafts, _ in told) <= max(DRAFTS_TOGETHER, requests)
 

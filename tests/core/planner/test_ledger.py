@@ -46,7 +46,7 @@ def test_a_planner_keeps_it_of_its_steps():
         planner._forced = None
         kept = planner.keep(torch.tensor([2], dtype=torch.int32), torch.tensor([False]), confidence)
         planner.ran(1 + int(kept))
-        planner.learn(confidence, kept.long(), kept.long() * (step % 2))
+        planner.learn((confidence, kept.long(), kept.long() * (step % 2), ()))
         # by the curve it would take 1.3
         now[0] += 2.6
     came = planner.state()["came"]

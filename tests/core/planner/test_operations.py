@@ -38,7 +38,7 @@ def test_deciding_on_a_step_takes_few_operations_of_torch(requests: int):
         sure = torch.rand(requests, max(depth, 1), generator=generator).sort(1, descending=True).values[:, :depth]
         planner.note(torch.stack([sure, sure.log()], dim=-1))
         whole = torch.full((requests,), depth)
-        planner.learn(sure, whole, whole)
+        planner.learn((sure, whole, whole, ()))
     each = len(counted.found) / (STEPS - SETTLED)
     assert drafting > (STEPS - SETTLED) / 2 and each <= MOST
 

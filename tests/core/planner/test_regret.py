@@ -122,7 +122,7 @@ class Served:
         self._pass(slower, OTHER)
         if depth:
             accepted = next((n for n in range(kept) if self.rng.random() >= draft.chances[n]), kept)
-            planner.learn(sure[:, :depth], torch.tensor([kept]), torch.tensor([accepted]))
+            planner.learn((sure[:, :depth], torch.tensor([kept]), torch.tensor([accepted]), ()))
         return 1 + float(draft.joint[:kept].sum()), milliseconds(self.machine, depth, kept)
 
     def _drafts(self, sure: torch.Tensor, depth: int, slower: float) -> int:

@@ -25,7 +25,7 @@ def planner(clock: Any) -> StepPlanner:
 
 def teach(one: StepPlanner, steps: int) -> None:
     for step in range(steps):
-        one.learn(torch.full((8, D_MAX), 0.6), torch.full((8,), D_MAX), torch.full((8,), step % 3))
+        one.learn((torch.full((8, D_MAX), 0.6), torch.full((8,), D_MAX), torch.full((8,), step % 3), ()))
 
 
 def test_they_are_told_once_a_minute_and_only_of_what_is_new():
@@ -43,7 +43,7 @@ def test_they_are_told_once_a_minute_and_only_of_what_is_new():
     teach(one, TOGETHER)
     assert len(told) == 2
     now[0] = 3 * TELL_EVERY_S
-    one.learn(torch.full((1, D_MAX), 0.6), torch.tensor([1]), torch.tensor([1]))
+    one.learn((torch.full((1, D_MAX), 0.6), torch.tensor([1]), torch.tensor([1]), ()))
     assert len(told) == 2
 
 
@@ -54,7 +54,7 @@ def test_few_drafts_are_learnt_from_together_as_each_alone():
         width = 1 + step % 2
         sure = torch.rand((1, width, 2), generator=drawn)
         verified, accepted = torch.tensor([width]), torch.tensor([step % (width + 1)])
-        together.learn(sure, verified, accepted, [step % 3])
+        together.learn((sure, verified, accepted, [step % 3]))
         alone.learn(sure, verified, accepted, [step % 3])
         assert together._calibration.seen <= alone.seen
     assert 0 < together._calibration.seen < alone.seen
@@ -69,8 +69,8 @@ def test_few_drafts_are_learnt_from_together_as_each_alone():
 def test_what_is_known_of_earlier_drafts_by_now_is_learnt_in_the_same_step():
     one = planner(lambda: 0.0)
     since = [(torch.full((1, width), 0.6), torch.tensor([width]), torch.tensor([1]), ["b"]) for width in (1, D_MAX)]
-    one.learn(torch.full((2, 1), 0.6), torch.tensor([1, 1]), torch.tensor([0, 1]), ["a", "c"], since)
-    one.learn(torch.full((0, 1), 0.6), *[torch.zeros(0, dtype=torch.int64)] * 2, [], since[1:])
+    one.learn((torch.full((2, 1), 0.6), torch.tensor([1, 1]), torch.tensor([0, 1]), ["a", "c"]), *since)
+    one.learn((torch.full((0, 1), 0.6), *[torch.zeros(0, dtype=torch.int64)] * 2, []), since[1])
     assert len(one._outcomes) == 2
     assert one.state()["learnt"]["seen"] == 2 + 1 + 2 * D_MAX
     assert one._calibration._steps == 2
@@ -79,7 +79,7 @@ def test_what_is_known_of_earlier_drafts_by_now_is_learnt_in_the_same_step():
 def test_of_one_request_no_more_is_taken_however_many_steps_come_at_once():
     one = planner(lambda: 0.0)
     for _ in range(2 * MOST_OF_ONE):
-        one.learn(torch.full((1, D_MAX), 0.6), torch.tensor([1]), torch.tensor([1]), ["the same"])
+        one.learn((torch.full((1, D_MAX), 0.6), torch.tensor([1]), torch.tensor([1]), ["the same"]))
     assert one.state()["learnt"]["seen"] == MOST_OF_ONE
 
 
@@ -104,7 +104,7 @@ def test_the_log_has_a_line(caplog: pytest.LogCaptureFixture):
     one = planner(lambda: 0.0)
     one.listeners.append(learning.tell)
     with caplog.at_level(logging.INFO):
-        one.learn(torch.full((64, D_MAX), 0.6), torch.full((64,), D_MAX), torch.full((64,), D_MAX))
+        one.learn((torch.full((64, D_MAX), 0.6), torch.full((64,), D_MAX), torch.full((64,), D_MAX), ()))
     assert "AUC nan" in caplog.messages[0]
 
 

@@ -118,7 +118,7 @@ class Served:
         self.tokens += REQUESTS + float((chance * tried).sum())
         drawn = np.array([[self.rng.random()] for _ in range(REQUESTS)]) < chance
         if depth:
-            planner.learn(sure, torch.from_numpy(kept), torch.from_numpy((drawn & tried).sum(axis=1)))
+            planner.learn((sure, torch.from_numpy(kept), torch.from_numpy((drawn & tried).sum(axis=1)), ()))
         self.depths.append(depth)
         self.scores.append(planner.scores)
 
@@ -243,16 +243,16 @@ def test_what_ended_with_its_text_is_no_outcome():
     assert static is not None
     before = static.accepted.copy()
     none = torch.full((1, 4, 2), math.nan)
-    served.planner.learn(none, torch.tensor([2]), torch.tensor([2]))
+    served.planner.learn((none, torch.tensor([2]), torch.tensor([2]), ()))
     assert (static.accepted == before).all()
-    served.planner.learn(none, torch.tensor([4]), torch.tensor([0]))
+    served.planner.learn((none, torch.tensor([4]), torch.tensor([0]), ()))
     assert (static.accepted != before).any()
 
 
 @pytest.mark.parametrize("spared", [True, False])
 def test_earlier_drafts_teach_in_a_step_without_scores_too(spared: bool, monkeypatch: pytest.MonkeyPatch):
     learnt: list[Any] = []
-    monkeypatch.setattr(StepPlanner, "learn", lambda planner, *outcome: learnt.append(outcome))
+    monkeypatch.setattr(StepPlanner, "learn", lambda planner, *outcomes: learnt.extend(outcomes))
     served = Served(Machine(told=False)).run(600)
     static = served.planner._static
     assert static is not None
@@ -262,13 +262,13 @@ def test_earlier_drafts_teach_in_a_step_without_scores_too(spared: bool, monkeyp
     now = sure, torch.tensor([4]), torch.tensor([0]), ["a"]
     # wider than the step's, so that padding is no sign of what has no scores
     one, other = ((torch.full((1, 5, 2), 0.5), torch.tensor([5]), torch.tensor([hits]), ["b"]) for hits in (1, 2))
-    served.planner.learn(*now, [one, other])
-    assert learnt == [(*one, [other])] if spared else [(*now, [one, other])]
+    served.planner.learn(now, one, other)
+    assert learnt == [*([] if spared else [now]), one, other]
     assert (static.accepted != before).any() == spared
     # nothing of this step is known as yet
     learnt.clear()
-    served.planner.learn(sure[:0], now[1][:0], now[2][:0], [], [one])
-    assert [outcome[3:] for outcome in learnt] == [(["b"], [])]
+    served.planner.learn((sure[:0], now[1][:0], now[2][:0], []), one)
+    assert learnt == [one]
 
 
 def test_no_choice_knows_what_is_drawn_in_its_own_step():
@@ -280,7 +280,7 @@ def test_no_choice_knows_what_is_drawn_in_its_own_step():
         depth = planner.begin(REQUESTS)
         sure = torch.full((REQUESTS, max(depth, 1), 2), math.nan)
         verified = planner.keep(torch.full((REQUESTS,), depth, dtype=torch.int32), torch.zeros(REQUESTS).bool(), sure)
-        planner.learn(sure, verified.long(), last(verified.long()))
+        planner.learn((sure, verified.long(), last(verified.long()), ()))
         return [depth, planner.scores, verified.tolist()]
 
     assert planned(torch.zeros_like) == planned(torch.clone)

@@ -133,7 +133,7 @@ def learnt(steps, network=False):
         links = torch.arange(1, depth + 2).repeat(4, 1)
         made = drafter._step(requests, SimpleNamespace(retrieve_next_token=links, draft_token=links))
         verified = made.kept.long()
-        planner.learn(made.sure, verified, accepted.minimum(verified), [f"{number // 8} {row}" for row in range(4)])
+        planner.learn((made.sure, verified, accepted.minimum(verified), [f"{number // 8} {row}" for row in range(4)]))
         decided.append([depth, planner.rows, made.rows, verified.tolist()])
         if network and number == steps // 3 and ranks.leads():
             # as if a candidate had proved better

@@ -166,19 +166,11 @@ class Planner:
         self.learnt: list[tuple[str, int, int]] = []
         self.sure: list[float] = []
 
-    def learn(
-        self,
-        sure: torch.Tensor,
-        verified: torch.Tensor,
-        accepted: torch.Tensor,
-        owners: list[str],
-        since: list[Any] | None = None,
-    ) -> None:
-        assert len(sure) == len(owners)
-        self.learnt += zip(owners, verified.tolist(), accepted.tolist(), strict=True)
-        self.sure += sure[:, 0].tolist()
-        for each in since or ():
-            self.learn(*each)
+    def learn(self, *outcomes: Any) -> None:
+        for sure, verified, accepted, owners in outcomes:
+            assert len(sure) == len(owners)
+            self.learnt += zip(owners, verified.tolist(), accepted.tolist(), strict=True)
+            self.sure += sure[:, 0].tolist()
 
 
 def learnt(

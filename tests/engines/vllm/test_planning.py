@@ -133,7 +133,7 @@ def test_what_came_of_drafts_without_scores_says_how_deep_the_next_ones_are():
     machine.run(200)
     for _ in range(100):
         kept = machine.step()
-        machine.planning.judged({"r0": kept[0], "r1": kept[1]}, {"r0": 0, "r1": 0}, {})
+        machine.planning.judged({"r0": kept[0], "r1": kept[1]}, {"r0": 0, "r1": 0}, {}, {}, none_ends)
     unscored = [depth for depth, scored in zip(machine.depths, machine.scored, strict=True) if not scored]
     assert unscored[0] == D_MAX and set(unscored[-8:]) <= {0, 1}
 
@@ -247,11 +247,11 @@ def test_it_learns_what_became_of_its_drafts():
     planning.begin(decoding=True)
     cut(planning, handed, lambda name: True, [None] * 3)
     # one that wants nothing learnt is left out, and one that nobody knows
-    planning.judged({"b": 2, "c": 1, "d": 1}, {"b": 1, "c": 1, "d": 0}, {})
+    planning.judged({"b": 2, "c": 1, "d": 1}, {"b": 1, "c": 1, "d": 0}, {}, {}, none_ends)
     planning.learn()
     learnt = planning.planner.state()["learnt"]
     assert learnt["seen"] == 3
-    planning.judged({}, {}, {})
+    planning.judged({}, {}, {}, {}, none_ends)
     planning.learn()
     assert planning.planner.state()["learnt"] == learnt
 
@@ -263,7 +263,7 @@ def test_it_learns_when_the_next_step_was_sent_off_and_forgets_nothing_where_nob
     planning = Planning(CURVE, None, 1, calibration=Calibration(1))
     calibration = planning.planner._calibration
     planning.kept(Drafted([[0.9], [0.7]], 1.0, 1.0), ["a", "b"], [1, 1], [False] * 2)
-    planning.judged({"a": 1}, {"a": 1}, {"a": 7})
+    planning.judged({"a": 1}, {"a": 1}, {"a": 7}, {}, none_ends)
     assert calibration.seen == 0
     # of the drafts that were judged, though the next ones are here
     planning.kept(Drafted([[0.2]], 1.0, 1.0), ["b"], [1], [False])
@@ -272,8 +272,8 @@ def test_it_learns_when_the_next_step_was_sent_off_and_forgets_nothing_where_nob
     scheduler.planning = planning
     assert scheduler.get_grammar_bitmask("a step") == "for a step"
     assert calibration.seen == 1 and calibration._expected[0, 0, 0] == pytest.approx(0.9, rel=1e-6)
-    planning.judged({"b": 1}, {"b": 0}, {"b": 8})
-    planning.judged({}, {}, {})
+    planning.judged({"b": 1}, {"b": 0}, {"b": 8}, {}, none_ends)
+    planning.judged({}, {}, {}, {}, none_ends)
     assert calibration.seen == 2
 
 
@@ -296,13 +296,17 @@ def test_a_step_takes_few_operations_however_many_requests_share_it(requests: in
     machine.planning.planner._calibration = calibration
     for _ in range(60):
         names = machine.waiting
-        machine.planning.judged({name: len(row) for name, row in names.items()}, dict.fromkeys(names, 1), {})
+        machine.planning.judged(
+            {name: len(row) for name, row in names.items()}, dict.fromkeys(names, 1), {}, {}, none_ends
+        )
         machine.step(requests)
     counted: list[int] = []
     for _ in range(10):
         names, fits = machine.waiting, calibration.fits
         with Operations() as operations:
-            machine.planning.judged({name: len(row) for name, row in names.items()}, dict.fromkeys(names, 1), {})
+            machine.planning.judged(
+                {name: len(row) for name, row in names.items()}, dict.fromkeys(names, 1), {}, {}, none_ends
+            )
             machine.step(requests)
         counted += [operations.count] * (calibration.fits == fits)
     assert calibration.in_force is not None and counted
@@ -487,6 +491,11 @@ def test_a_file_that_is_no_curve_is_refused(tmp_path: Path):
         config.settle(resolved(), config.C2TConfig(planner=str(path)))
 
 
+def none_ends(name: str) -> bool:
+    """Whether a request has ended, where all go on."""
+    return False
+
+
 def judging(**requests: Any) -> tuple[Any, list[tuple[dict[str, int], ...]]]:
     """A PlanningScheduler as far as it judges drafts, and what its planner is told: verified, accepted, and the
     target's own."""
@@ -535,7 +544,7 @@ def test_what_lies_behind_the_end_of_a_text_is_not_learnt():
 def test_the_text_tells_of_the_token_that_was_cut(accepted: int, own: int | None, expected: tuple[int, int]):
     planning = Planning(CURVE, None, D_MAX, calibration=Calibration(D_MAX))
     found: list[list[list[int]]] = []
-    planning.planner.learn = lambda sure, verified, hits, *_: found.append([verified.tolist(), hits.tolist()])
+    planning.planner.learn = lambda now, *_: found.append([now[1].tolist(), now[2].tolist()])
     planning.kept = lambda drafted, names, lengths, own: [1, 0, 2, 2]
     planning._rows, planning._sure = dict(zip("abcd", range(4), strict=True)), np.full((4, 3, 2), 0.5, np.float32)
     handed = types.SimpleNamespace(req_ids=[*"abcd"], draft_token_ids=[[7, 8], [5, 7, 8], [5, 5], [7, 8, 9]])
@@ -544,13 +553,13 @@ def test_the_text_tells_of_the_token_that_was_cut(accepted: int, own: int | None
     assert handed.draft_token_ids == [[7], [], [5, 5], [7, 8]]
     # of b nothing was verified; c was not cut; d takes no draft, so its next token is none that was drafted
     outcomes = {"a": 1, "b": 0, "c": 2, "d": 0}, {"a": accepted, "b": 0, "c": 1, "d": 0}
-    planning.judged(*outcomes, {"b": 4, "c": 5, "d": 9} | ({} if own is None else {"a": own}))
+    planning.judged(*outcomes, {"b": 4, "c": 5, "d": 9} | ({} if own is None else {"a": own}), {}, none_ends)
     planning.learn()
     ((verified, hits),) = found
     assert (verified[0], hits[0]) == expected
     assert (verified[1:], hits[1:]) == ([3, 2, 0], [0, 1, 0])
     # a step that drafted nothing comes between
-    planning.judged({"a": 0}, {"a": 0}, {"a": 8})
+    planning.judged({"a": 0}, {"a": 0}, {"a": 8}, {}, none_ends)
     planning.learn()
     assert found[1] == [[0], [0]]
 
@@ -571,9 +580,9 @@ def test_of_a_drawn_token_that_was_cut_the_text_tells_nothing(handed_over: list[
 def test_where_vllm_takes_less_of_a_draft_nothing_tells_of_the_next_token():
     planning = Planning(CURVE, None, D_MAX, calibration=Calibration(D_MAX))
     planning._rows, planning._sure, planning.rest = {"a": 0}, np.zeros((1, 3, 2), np.float32), {"a": (2, [8])}
-    planning.judged({"a": 1}, {"a": 1}, {"a": 8})
-    ((_, known, hits, _), since) = planning._outcome
-    assert (known.tolist(), hits.tolist(), since) == ([1], [1], [])
+    planning.judged({"a": 1}, {"a": 1}, {"a": 8}, {}, none_ends)
+    ((_, known, hits, _),) = planning._outcomes
+    assert (known.tolist(), hits.tolist()) == ([1], [1])
 
 
 @pytest.mark.parametrize(
@@ -592,10 +601,10 @@ def test_later_text_tells_of_what_was_cut_behind_that(texts: list[list[int]], en
     """Of a draft of 4 tokens one was verified, and the target's own was the second."""
     planning = Planning(CURVE, None, D_MAX, calibration=Calibration(D_MAX))
     found: list[Any] = []
-    planning.planner.learn = lambda *outcome: found.append(outcome)
+    planning.planner.learn = lambda now, *since: found.extend(since)
     planning._rows, planning._sure = {"a": 0, "b": 1}, np.arange(16, dtype=np.float32).reshape(2, 4, 2)
     planning.rest = {"b": (1, [8, 9, 4])}
-    planning.judged({"b": 1}, {"b": 1}, {"b": 8}, {"b": [7, 8]})
+    planning.judged({"b": 1}, {"b": 1}, {"b": 8}, {"b": [7, 8]}, none_ends)
     planning.learn()
     assert found == [] and len(planning.untold["b"]) == 1
     # what others draft meanwhile is another matter
@@ -604,8 +613,7 @@ def test_later_text_tells_of_what_was_cut_behind_that(texts: list[list[int]], en
         over = bool(ends) and number == len(texts) - 1
         planning.judged({"a": 1}, {"a": 0}, {"a": 5}, {"a": [5], "b": text}, {"b": over}.get)
         planning.learn()
-    since = [each for *_, those in found for each in those]
-    ((sure, known, hits, names),) = since
+    ((sure, known, hits, names),) = found
     assert (known.tolist(), hits.tolist(), names) == ([expected[0]], [expected[1]], ["b"])
     assert sure.flatten().tolist() == list(range(8, 16))
     assert planning.untold == {}
@@ -616,8 +624,8 @@ def test_a_text_that_ends_with_the_targets_own_token_tells_of_that_one():
     planning._rows, planning._sure = {"a": 0}, np.zeros((1, 3, 2), dtype=np.float32)
     planning.rest = {"a": (1, [8, 9])}
     planning.judged({"a": 1}, {"a": 1}, {"a": 8}, {"a": [7, 8]}, lambda name: True)
-    ((_, known, hits, _), since) = planning._outcome
-    assert (known.tolist(), hits.tolist(), since, planning.untold) == ([2], [2], [], {})
+    ((_, known, hits, _),) = planning._outcomes
+    assert (known.tolist(), hits.tolist(), planning.untold) == ([2], [2], {})
 
 
 def test_tokens_are_of_requests_that_had_a_draft_and_are_still_there():
@@ -630,10 +638,10 @@ def test_the_drafts_own_probabilities_travel_with_its_confidences():
     drafted = Drafted([[0.9, 0.8], [0.7, 0.6]], 1.0, 1.0, [[-0.1, -0.2], [-0.3, -0.4]])
     planning = Planning(CURVE, None, 2, calibration=Calibration(2))
     seen: list[Any] = []
-    planning.planner.learn = lambda sure, *rest: seen.append(sure)
+    planning.planner.learn = lambda now, *_: seen.append(now[0])
     for each in (drafted, drafted._replace(log_prob=()), drafted._replace(log_prob=[[], []])):
         planning.kept(each, ["a", "b"], [2, 2], [False] * 2)
-        planning.judged({"b": 2}, {"b": 1}, {"b": 8})
+        planning.judged({"b": 2}, {"b": 1}, {"b": 8}, {}, none_ends)
         planning.learn()
     known, *unknown = (each[0].flatten().tolist() for each in seen)
     assert known == pytest.approx([0.7, -0.3, 0.6, -0.4])

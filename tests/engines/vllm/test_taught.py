@@ -44,16 +44,15 @@ def test_a_draft_teaches_all_that_the_text_says_of_it(engine: Engine, tmp_path: 
 
         scheduler.update_draft_token_ids = noted
         planner.keep = lambda kept, own, sure: keep(kept, own, sure).clamp(max=1)
-        planner.learn = lambda *outcome: taught.append(outcome)
+        planner.learn = lambda *outcomes: taught.extend(outcomes)
         outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
         scheduler.planning.learn()
     assert [list(each.outputs[0].token_ids) for each in outputs] == plain
     names = [name for name, begins, _ in drafts if begins == 1]
     texts = dict(zip(names, plain, strict=True))
     found = Counter[tuple[str, int, int]]()
-    for *now, since in taught:
-        for _, known, hits, owners in (now, *since):
-            found.update((own, k, h) for own, k, h in zip(owners, known.tolist(), hits.tolist(), strict=True) if k)
+    for _, known, hits, owners in taught:
+        found.update((own, k, h) for own, k, h in zip(owners, known.tolist(), hits.tolist(), strict=True) if k)
     expected = Counter((name, *said(texts[name][begins:], row)) for name, begins, row in drafts)
     # of a draft behind the end of a text nothing is known
     assert found == Counter({each: count for each, count in expected.items() if each[1]})

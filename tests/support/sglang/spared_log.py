@@ -62,12 +62,12 @@ def register() -> None:
         faulty = not self.scores and "one_token_less" in planted.read_text()
         return (found - 1).clamp(min=0) if faulty else found
 
-    def noted_learn(self: Any, sure: Any, verified: Any, accepted: Any, owners: Any = (), since: Any = ()) -> None:
+    def noted_learn(self: Any, *outcomes: Any) -> None:
         with path.with_suffix(".learnt").open("a") as log:
-            for whole, known, hits, names in ((sure, verified, accepted, owners), *since):
-                if len(names):
-                    log.write(json.dumps([list(names), whole.shape[1], known.tolist(), hits.tolist()]) + "\n")
-        learn(self, sure, verified, accepted, owners, since)
+            for sure, known, hits, owners in outcomes:
+                if len(owners):
+                    log.write(json.dumps([list(owners), sure.shape[1], known.tolist(), hits.tolist()]) + "\n")
+        learn(self, *outcomes)
 
     def write(step: dict[str, Any]) -> None:
         with path.open("a") as log:
