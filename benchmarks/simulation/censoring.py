@@ -4,11 +4,12 @@
         --from draft=CLASSIFIER --name "toy, EAGLE-3"
 
 Nothing is learnt of a draft token that was not verified, and what is verified follows from what was learnt. So each
-start is replayed five times: verified whole; as a planner cuts that takes the chances of that moment for true, with
-so many requests (--requests) on a GPU's data sheet; as it cuts with its probes, steps that are verified whole; and
-both once more where the text tells of the first token that was cut (servers learn of later ones too). One start more is
-a pessimist, the offline fit's network with a bias so low that the planner cuts nearly everything. States are the same,
-in the same order, whatever is verified. They are judged as `learning` judges, uncut.
+start is replayed seven times: verified whole; as a planner cuts that takes the chances of that moment for true, with
+so many requests (--requests) on a GPU's data sheet; as it cuts with its probes, steps that are verified whole; both
+once more where the text tells of the first token that was cut, and once more where it tells of all that was drafted, as
+it does in servers. One start more is a pessimist, the offline fit's network with a bias so low that the planner cuts
+nearly everything. States are the same, in the same order, whatever is verified. They are judged as `learning` judges,
+uncut.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ SCENARIO = "censoring"
 WHOLE, AS_CUT, PROBED = "whole", "as cut", "as cut, with probes"
 # where the text tells of the first token that was cut
 TOLD, TOLD_PROBED = (f"{way}, the text tells" for way in (AS_CUT, PROBED))
-VERIFIED = WHOLE, AS_CUT, PROBED, TOLD, TOLD_PROBED
+# where it tells of all that was drafted
+ALL, ALL_PROBED = (f"{way}, the text tells all" for way in (AS_CUT, PROBED))
+VERIFIED = WHOLE, AS_CUT, PROBED, TOLD, TOLD_PROBED, ALL, ALL_PROBED
 PESSIMIST, LOGITS = "a pessimist", -4.0
 # Steps between two probes of a planner that has none.
 NEVER = 10**9
@@ -49,9 +52,10 @@ class Cut:
         """verified: one of VERIFIED."""
         self.drafts = self.tokens = 0
         self._planner: Planner | None = None
-        self._told = verified in (TOLD, TOLD_PROBED)
+        # tokens that were cut and are told of
+        self._told = d_max if verified in (ALL, ALL_PROBED) else int(verified in (TOLD, TOLD_PROBED))
         if verified != WHOLE:
-            probes = verified in (PROBED, TOLD_PROBED)
+            probes = verified in (PROBED, TOLD_PROBED, ALL_PROBED)
             self._planner = Planner(curve, d_max, PROBE_EVERY if probes else NEVER)
 
     def __call__(self, chance: Tensor) -> Tensor:
@@ -61,7 +65,7 @@ class Cut:
         found = self._planner.keep(drafted) if self._planner and drafted.numel() else whole(drafted)
         self.drafts += len(found)
         self.tokens += int(found.sum())
-        return (found + 1).clamp(max=drafted.shape[1]) if self._told else found
+        return (found + self._told).clamp(max=drafted.shape[1])
 
 
 def pessimist(classifier: NodeClassifier) -> NodeClassifier:

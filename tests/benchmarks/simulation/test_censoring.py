@@ -14,7 +14,19 @@ from torch import Tensor
 
 from benchmarks.report.rows import BenchRow, read_rows
 from benchmarks.simulation import censoring, learning
-from benchmarks.simulation.censoring import AS_CUT, PROBED, TOLD, TOLD_PROBED, VERIFIED, WHOLE, Cut, main, pessimist
+from benchmarks.simulation.censoring import (
+    ALL,
+    ALL_PROBED,
+    AS_CUT,
+    PROBED,
+    TOLD,
+    TOLD_PROBED,
+    VERIFIED,
+    WHOLE,
+    Cut,
+    main,
+    pessimist,
+)
 from benchmarks.simulation.learning import Told, learnt
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier, save_classifier
 from c2t_plugin.planner import CostCurve
@@ -78,6 +90,23 @@ def test_where_the_text_tells_a_pessimist_comes_half_the_way_without_probes():
     """It has to draft at first, and of those drafts the text tells one token each; of deeper ones nothing does."""
     first, last, tokens = replayed(TOLD, -3.0)
     assert tokens > 0.5 and replayed(PROBED, -3.0)[1] + 0.2 < last < first - 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("logits", [-3.0, 0.0, 2.0], ids=["from a pessimist", "from the truth", "from an optimist"])
+def test_where_it_tells_all_with_probes_it_ends_where_whole_drafts_end(logits: float):
+    assert replayed(ALL_PROBED, logits)[1] < replayed(WHOLE, logits)[1] + 0.01
+
+
+def test_where_it_tells_all_a_pessimist_gets_further_without_probes():
+    """As far as it drafts: what is not drafted nothing tells."""
+    assert replayed(ALL, -3.0)[1] <= replayed(TOLD, -3.0)[1]
+
+
+def test_a_text_that_tells_all_tells_of_whole_drafts():
+    cut = Cut(CURVE, D_MAX, ALL_PROBED)
+    assert cut(torch.tensor([[0.9, 0.8, 0.1, 0.05]] * 8)).tolist() == [D_MAX] * 8
+    assert cut.tokens == 16
 
 
 def test_a_text_tells_of_one_token_that_was_cut():
