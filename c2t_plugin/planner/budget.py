@@ -12,7 +12,7 @@ from torch import Tensor
 
 from c2t_plugin.planner.arrays import Array
 from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
-from c2t_plugin.planner.step_costs import StepCosts
+from c2t_plugin.planner.step_costs import StepCosts, near_knots
 
 
 class Budget(NamedTuple):
@@ -112,16 +112,18 @@ def sums(values: Array) -> Array:
 
 def pass_seconds(curve: CostCurve, requests: int, most: int, sizes: tuple[int, ...], costs: StepCosts) -> Array:
     """(most + 1,) float64 seconds of target passes over the roots of so many requests and 0, 1, 2, ... draft tokens.
-    sizes, costs: see `spend`. Not to be written to."""
-    return _seconds_of(curve, requests, max(8, 1 << most.bit_length()), sizes, costs)[: most + 1]
+    sizes, costs: see `spend`."""
+    passes, near = _passes(curve, requests, max(8, 1 << most.bit_length()), sizes)
+    found: Array = costs.scale * passes[: most + 1] + costs.of_tokens(near[: most + 1])
+    return found
 
 
-# Asked for in every step, and the same as long as requests, curve and costs are; so that drafts of all depths share it.
+# Asked for in every step, and the same as long as requests and curve are; so that drafts of all depths share it.
 @functools.lru_cache(maxsize=256)
-def _seconds_of(curve: CostCurve, requests: int, most: int, sizes: tuple[int, ...], costs: StepCosts) -> Array:
+def _passes(curve: CostCurve, requests: int, most: int, sizes: tuple[int, ...]) -> tuple[Array, Array]:
+    """(most + 1,) seconds by the curve, and (most + 1, knots) weights: see `near_knots`."""
     run = padded(requests + torch.arange(most + 1), sizes)
-    seconds: Array = (costs.scale * curve.verify_s(run) + costs.of_tokens(run / requests - 1.0)).numpy()
-    return seconds
+    return curve.verify_s(run).numpy(), near_knots(run.double().numpy() / requests - 1.0)
 
 
 @functools.lru_cache(maxsize=256)

@@ -19,6 +19,8 @@ REPEATS = 4
 WARM_UP = 2
 # Draft tokens of a request up to which each number of them is measured.
 EACH = 8
+# Steps of a size of batch between two that are known, before it is measured too.
+BETWEEN = 64
 # Rounds of telling a cycle's speed by what each length usually takes, and that by the speeds.
 ROUNDS = 3
 
@@ -50,9 +52,9 @@ class Sample(NamedTuple):
 @dataclass
 class CostProfile:
     """Has the first steps of every size of batch (up to 1 request, 2, 4, 8, ...) draft and verify chains of each length
-    in turn, and measures them. A size between two that are known is not measured: the curve between their points is
-    good enough, and such batches are often the short end of a larger one. Passes larger than any that was measured go
-    on as those did that the server timed at start, if it did.
+    in turn, and measures them. Of a size between two that are known it waits for BETWEEN steps first: such batches are
+    often the short end of a larger one, for which the curve between their points is good enough. Passes larger than any
+    that was measured go on as those did that the server timed at start, if it did.
 
     The device is waited for in those steps only. Output does not depend on how much is verified.
 
@@ -63,6 +65,7 @@ class CostProfile:
     synchronise: Callable[[], None]
     clock: Callable[[], float] = time.perf_counter
     _steps: dict[int, int] = field(default_factory=dict)
+    _passed: dict[int, int] = field(default_factory=dict)
     _samples: dict[str, list[Sample]] = field(default_factory=lambda: {"verify": [], "draft": [], "draft_extend": []})
     # of the step that is measured
     _kind: tuple[int, int] = (0, 0)
@@ -79,7 +82,9 @@ class CostProfile:
         """To be asked before each step: the length that all its chains are to have, or None."""
         size, known = (requests - 1).bit_length(), self.sizes
         done = self._steps.get(size, 0)
-        if done >= self.steps_per_size or (known and min(known) < size < max(known)):
+        if not done and known and min(known) < size < max(known):
+            self._passed[size] = self._passed.get(size, 0) + 1
+        if done >= self.steps_per_size or 0 < self._passed.get(size, 0) <= BETWEEN:
             self._measuring = False
             return None
         self._measuring = done >= WARM_UP

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from c2t_plugin.planner.arrays import Array
 from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
@@ -83,9 +81,10 @@ class StepCosts(NamedTuple):
         knots = tuple(knot + more * a_token * tokens for knot, tokens in zip(self.a_knot, KNOTS, strict=True))
         return self._replace(always=self.always + more * always, a_knot=knots, context=None)
 
-    def of_tokens(self, tokens: Tensor) -> Tensor:
-        """Of a target's pass with so many draft tokens a request, any shape -> float64; 0 for none."""
-        return torch.as_tensor(_near_knots(tokens.double().numpy()) @ np.array(self.a_knot))
+    def of_tokens(self, near: Array) -> Array:
+        """Of a target's pass with so many draft tokens a request, 0 for none. near: what `near_knots` has for them."""
+        found: Array = near @ np.array(self.a_knot)
+        return found
 
     @classmethod
     def fit(cls, curve: CostCurve, steps: Sequence[Step], skips: bool = False) -> StepCosts:
@@ -110,7 +109,7 @@ class StepCosts(NamedTuple):
         usual = float(contexts.mean())
         more = contexts / usual - 1.0 if usual else contexts
         kinds = np.column_stack(
-            [np.ones_like(took), depths == 0, depths, tokens < depths, _near_knots(tokens), more, more * tokens]
+            [np.ones_like(took), depths == 0, depths, tokens < depths, near_knots(tokens), more, more * tokens]
         )
         pull = np.diag([0.0, *((NEAR / (reach * typical)) ** 2 for reach in BELIEVED)])
         speed, near = np.ones_like(took), np.ones_like(took)
@@ -135,8 +134,8 @@ def _passes(curve: CostCurve, rows: int, requests: int, passes: int) -> float:
     return curve.verify_one(rows) + passes * curve.draft_s(requests)
 
 
-def _near_knots(tokens: Array) -> Array:
-    """(...) -> (..., knots) weights of the knots around it."""
+def near_knots(tokens: Array) -> Array:
+    """(...) draft tokens of a request -> (..., knots) weights of the knots around them."""
     places = np.concatenate([[0.0], KNOTS])
     return np.stack([np.interp(tokens, places, one) for one in np.eye(len(places))[1:]], axis=-1)
 

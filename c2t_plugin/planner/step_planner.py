@@ -42,7 +42,7 @@ TELL_EVERY_S = 60.0
 # Steps, and drafts at most, that are learnt from together.
 TOGETHER, DRAFTS_TOGETHER = 8, 64
 # Steps that a planner which waits for nothing decides together: the host of a GPU has no time to spare.
-HELD = 4
+HELD = 8
 
 
 class StepPlanner:

@@ -16,7 +16,7 @@ import torch
 
 from c2t_plugin.planner import CostCurve
 from c2t_plugin.planner.pace import COUNTED_EVERY, Pace
-from c2t_plugin.planner.step_costs import KNOTS, Step, StepCosts
+from c2t_plugin.planner.step_costs import KNOTS, Step, StepCosts, near_knots
 from c2t_plugin.planner.step_planner import StepPlanner
 
 pytestmark = pytest.mark.slow
@@ -144,7 +144,7 @@ def steps(count: int, context: Callable[[random.Random], int]) -> list[Step]:
 def taken(costs: StepCosts, depth: int) -> float:
     """Seconds that a step is taken for."""
     known = CURVE.verify_one(1 + depth) + max(0, depth - 1) * CURVE.draft_s(1)
-    return costs.scale * known + costs.beside(depth) + float(costs.of_tokens(torch.tensor(float(depth))))
+    return costs.scale * known + costs.beside(depth) + float(costs.of_tokens(near_knots(np.array(float(depth)))))
 
 
 @pytest.mark.parametrize("context", [1024, 4096, 15360])

@@ -81,8 +81,8 @@ def test_what_was_told_of_steps_of_several_depths_is_heard_in_its_order(asked: A
     monkeypatch.setattr(planner._planner, "observe", lambda sure: heard.append(sure[0].tolist()))
     monkeypatch.setattr(planner, "_meant", lambda sure: sure[..., 0].double())
     told = [
-        torch.full((requests, depth, 2), 0.5 + place / 10)
-        for place, (requests, depth) in enumerate([(1, 2), (3, 2), (2, 4), (1, 2)])
+        torch.full((requests, depth, 2), 0.5 + place / 20)
+        for place, (requests, depth) in enumerate([(1, 2), (3, 2), (2, 4), (1, 2), *[(2, 2)] * (HELD - 4)])
     ]
     for each in told:
         assert not heard

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from c2t_plugin.planner import CostCurve, Planner
 from c2t_plugin.planner.pace import MEMORY, RENEWED_BY, Pace
+from c2t_plugin.planner.step_costs import near_knots
 
 CURVE = CostCurve(verify=((1, 1.0), (101, 11.0)), draft=((1, 0.5), (2, 0.5)), fixed=9.0)
 
@@ -38,7 +40,9 @@ def known(pace: Pace, requests: int = 1, depth: int = 2, rows: int = 3, curve: C
     costs = pace.costs(curve, requests)
     assert costs is not None
     passes = curve.verify_one(rows) + max(0, depth - 1) * curve.draft_s(requests)
-    return costs.scale * passes + costs.beside(depth) + float(costs.of_tokens(torch.tensor(rows / requests - 1)))
+    return (
+        costs.scale * passes + costs.beside(depth) + float(costs.of_tokens(near_knots(np.array(rows / requests - 1))))
+    )
 
 
 def test_the_distance_of_two_steps(clock: Clock):

@@ -11,7 +11,7 @@ import torch
 
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import CostCurve
-from c2t_plugin.planner.profile import EACH, REPEATS, WARM_UP, CostProfile, lengths_to
+from c2t_plugin.planner.profile import BETWEEN, EACH, REPEATS, WARM_UP, CostProfile, lengths_to
 
 LENGTHS = (0, 1, 2, 3)
 
@@ -98,7 +98,7 @@ def test_each_size_of_batch_is_measured_once(machine: Machine):
     assert machine.lengths[-1] == 0
 
 
-def test_a_size_between_two_that_are_known_is_not_measured(machine: Machine):
+def test_a_size_between_two_that_are_known_is_not_measured_in_passing(machine: Machine):
     """The end of a large batch passes through all of them."""
     for requests in (1, 16):
         for _ in range(machine.profile.steps_per_size):
@@ -108,6 +108,22 @@ def test_a_size_between_two_that_are_known_is_not_measured(machine: Machine):
     assert machine.lengths[-3:] == [None] * 3
     machine.step(17)
     assert machine.lengths[-1] == 0
+
+
+def test_but_one_that_stays_is(machine: Machine):
+    """At temperature .7 a planner that knew 1 and 16 requests took a second token of four to cost far too much."""
+    measured(machine, 1, 16)
+    for _ in range(BETWEEN):
+        machine.step(4)
+    assert machine.lengths[-BETWEEN:] == [None] * BETWEEN and 2 not in machine.profile.sizes
+    for _ in range(machine.profile.steps_per_size + 1):
+        machine.step(4)
+    assert sorted(machine.lengths[-REPEATS * len(LENGTHS) - 1 : -1]) == sorted(LENGTHS * REPEATS)
+    assert machine.lengths[-1] is None and 2 in machine.profile.sizes
+    assert dict(machine.profile.curve().verify)[8] == pytest.approx(machine.curve.verify_one(8))
+    # in passing again
+    machine.step(2)
+    assert machine.lengths[-1] is None
 
 
 def test_there_is_no_curve_before_a_size_is_known(machine: Machine):

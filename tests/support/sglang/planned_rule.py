@@ -18,7 +18,7 @@ D_MAX = 4
 DEPTHS = (0, 1, 2, 4)
 PROBE_EVERY, PROBES_COST = 16, 0.01
 FORGET, FORGET_ONE, WHOLE_FIRST, HOLDS, PRIOR, TAUGHT = 0.1, 0.02, 4, 16, 16, 128
-MEMORY, HELD = 8, 4
+MEMORY, HELD = 8, 8
 # Cheap for one request, dear for eight, for which plain decoding is faster.
 CURVE = CostCurve(verify=((1, 1.0), (4, 1.2), (64, 16.0)), draft=((1, 0.05), (64, 0.1)), fixed=0.1, draft_extend=0.1)
 
