@@ -104,7 +104,7 @@ class Matrix:
             counted = name == PLAIN or (ARMS[name].counted and outcomes[name].verifies)
             own = {} if self.host is None else self.host.metrics
             seconds = sum(each.seconds for each in outcomes[name].passes)
-            shares = classifier_shares(spent[name], after[name], seconds) if name in after else {}
+            shares = classifier_shares(spent[name], after[name], seconds) | came(after[name]) if name in after else {}
             found = {} if error else {**figures(outcomes, name, condition, counted), **shares, **own}
             yield self.row((name, condition), found, error)
 
@@ -154,6 +154,15 @@ def classifier_shares(before: Mapping[str, Any], after: Mapping[str, Any], secon
     if took.get("draft_s"):
         found["classifier_share_of_draft"] = took["classifier_s"] / took["draft_s"]
     return found
+
+
+def came(state: Mapping[str, Any]) -> dict[str, float]:
+    """What came of the newest steps for what a planner expected of them, and the share of its drafts that were not
+    scored. state: of a server of C2T."""
+    planner = state.get("planner") or {}
+    found = {f"{what}_per_expected": value for what, value in (planner.get("came") or {}).items()}
+    found["unscored_share"] = planner.get("unscored")
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def group(names: Sequence[str], at_once: int) -> list[Arm]:

@@ -114,8 +114,7 @@ def pass_seconds(curve: CostCurve, requests: int, most: int, sizes: tuple[int, .
     """(most + 1,) float64 seconds of target passes over the roots of so many requests and 0, 1, 2, ... draft tokens.
     sizes, costs: see `spend`."""
     passes, near = _passes(curve, requests, max(8, 1 << most.bit_length()), sizes)
-    found: Array = costs.scale * passes[: most + 1] + costs.of_tokens(near[: most + 1])
-    return found
+    return costs.scale * passes[: most + 1] + costs.of_tokens(near[: most + 1])
 
 
 # Asked for in every step, and the same as long as requests and curve are; so that drafts of all depths share it.

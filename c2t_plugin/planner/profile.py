@@ -19,8 +19,8 @@ REPEATS = 4
 WARM_UP = 2
 # Draft tokens of a request up to which each number of them is measured.
 EACH = 8
-# Steps of a size of batch between two that are known, before it is measured too.
-BETWEEN = 64
+# Of a size of batch between two that are known one step in so many is measured.
+BETWEEN = 32
 # Rounds of telling a cycle's speed by what each length usually takes, and that by the speeds.
 ROUNDS = 3
 
@@ -52,9 +52,9 @@ class Sample(NamedTuple):
 @dataclass
 class CostProfile:
     """Has the first steps of every size of batch (up to 1 request, 2, 4, 8, ...) draft and verify chains of each length
-    in turn, and measures them. Of a size between two that are known it waits for BETWEEN steps first: such batches are
-    often the short end of a larger one, for which the curve between their points is good enough. Passes larger than any
-    that was measured go on as those did that the server timed at start, if it did.
+    in turn, and measures them. Of a size between two that are known it is one step in BETWEEN: such batches are often
+    the short end of a larger one, for which the curve between their points will do. Passes larger than any that was
+    measured go on as those did that the server timed at start, if it did.
 
     The device is waited for in those steps only. Output does not depend on how much is verified.
 
@@ -82,12 +82,13 @@ class CostProfile:
         """To be asked before each step: the length that all its chains are to have, or None."""
         size, known = (requests - 1).bit_length(), self.sizes
         done = self._steps.get(size, 0)
-        if not done and known and min(known) < size < max(known):
+        wanted = done < self.steps_per_size
+        if wanted and known and min(known) < size < max(known):
             self._passed[size] = self._passed.get(size, 0) + 1
-        if done >= self.steps_per_size or 0 < self._passed.get(size, 0) <= BETWEEN:
-            self._measuring = False
+            wanted = self._passed[size] % BETWEEN == 0
+        self._measuring = wanted and done >= WARM_UP
+        if not wanted:
             return None
-        self._measuring = done >= WARM_UP
         self._steps[size] = done + 1
         length = self.lengths[done % len(self.lengths)]
         self._kind, self._cycle = (size, length), (size, (done - WARM_UP) // len(self.lengths))
@@ -130,14 +131,15 @@ class CostProfile:
             self._samples[part].append(Sample(count, seconds, self._kind, self._cycle))
 
     def curve(self) -> CostCurve | None:
-        """What is known so far; None until a size of batch is."""
-        if not self.sizes or not all(self._samples.values()):
+        """Of the sizes of batch that are known; None until one is."""
+        known = self._of_known_sizes()
+        if not all(known.values()):
             return None
-        speeds = _speeds(self._samples["verify"])
+        speeds = _speeds(known["verify"])
         verify, draft, extend = (
             # a cycle whose passes of the target were never measured tells no speed
             [(each.tokens, each.seconds / speeds.get(each.cycle, 1.0)) for each in samples]
-            for samples in self._samples.values()
+            for samples in known.values()
         )
         return CostCurve(
             verify=_two(self._continued(_points(verify))),
@@ -147,11 +149,14 @@ class CostProfile:
 
     def measured(self) -> dict[str, list[list[float]]]:
         """As JSON: of each pass in a size of batch that is known tokens, seconds, and the size, length and cycle."""
-        known, rows = self.sizes, {}
-        for part, samples in self._samples.items():
-            kept = (each for each in samples if each.kind[0] in known)
-            rows[part] = [[each.tokens, float(each.seconds), *each.kind, each.cycle[1]] for each in kept]
-        return rows
+        return {
+            part: [[each.tokens, float(each.seconds), *each.kind, each.cycle[1]] for each in samples]
+            for part, samples in self._of_known_sizes().items()
+        }
+
+    def _of_known_sizes(self) -> dict[str, list[Sample]]:
+        known = self.sizes
+        return {part: [each for each in those if each.kind[0] in known] for part, those in self._samples.items()}
 
     def resumed(self, measured: Any) -> CostProfile:
         """A profile that goes on from what another one with these lengths has `measured`. Raises ConfigError where

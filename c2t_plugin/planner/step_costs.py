@@ -83,8 +83,7 @@ class StepCosts(NamedTuple):
 
     def of_tokens(self, near: Array) -> Array:
         """Of a target's pass with so many draft tokens a request, 0 for none. near: what `near_knots` has for them."""
-        found: Array = near @ np.array(self.a_knot)
-        return found
+        return np.dot(near, np.array(self.a_knot))
 
     @classmethod
     def fit(cls, curve: CostCurve, steps: Sequence[Step], skips: bool = False) -> StepCosts:

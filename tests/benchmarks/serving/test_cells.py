@@ -12,7 +12,7 @@ from benchmarks.report.rows import BenchRow, read_rows
 from benchmarks.serving import matrix
 from benchmarks.serving import server as serving_server
 from benchmarks.serving.arms import ARMS, PLANNED_WARM_UPS
-from benchmarks.serving.cells import cell_of, classifier_shares, group
+from benchmarks.serving.cells import came, cell_of, classifier_shares, group
 from benchmarks.serving.engines import ENGINES
 from benchmarks.serving.real_pair import BINDING, THREADS, ChatPrompts
 from benchmarks.serving.scenarios import lengths_of
@@ -52,6 +52,12 @@ def test_shares_are_of_what_an_engine_counts() -> None:
     nothing = {"classifier_s": None}
     assert classifier_shares(nothing, nothing, 1.0) == {} == classifier_shares({}, {}, 1.0)
     assert classifier_shares({"classifier_s": 1.0}, {"classifier_s": 1.5}, 50.0) == {"classifier_share": 0.01}
+
+
+def test_what_came_of_what_a_planner_expected_is_told_where_it_is_known() -> None:
+    planner = {"came": {"tokens": 0.98, "seconds": None}, "unscored": 0.25}
+    assert came({"planner": planner}) == {"tokens_per_expected": 0.98, "unscored_share": 0.25}
+    assert came({}) == came({"planner": None}) == came({"planner": {"came": {"tokens": None}}}) == {}
 
 
 def test_rounds_have_the_same_prompts_for_all_and_others_each(stage: Stage, tmp_path: Path) -> None:
