@@ -47,9 +47,10 @@ from c2t_plugin.scorer import ChainScorer
 
 WIDTH = DEPTH + 1
 TIERS = (8, 16, 24, 32, 40, 48, 56)
-MODES = ("sync", "lagged", "planned", "network")
-# network: planned, and the classifier itself is learnt too
-PLANNED = ("planned", "network")
+# planned: all that is drafted is verified; cut: less. network: planned, and the classifier itself is learnt too
+CUT = "planned, cut"
+MODES = ("sync", "lagged", "planned", CUT, "network")
+PLANNED = ("planned", CUT, "network")
 CURVE = CostCurve(verify=((8, 1.0), (56, 1.5)), draft=((1, 0.05), (8, 0.06)))
 
 
@@ -90,8 +91,8 @@ class Target:
         return SimpleNamespace(logits_output=output, can_run_cuda_graph=True)
 
 
-def packed_forward(batch: Any, runner: Any, **_: Any) -> SimpleNamespace:
-    """SGLang's ForwardBatch of the packed rows, as far as it is asked."""
+def forward_batch_of(batch: Any, runner: Any = None, **_: Any) -> SimpleNamespace:
+    """SGLang's ForwardBatch of a batch, as far as it is asked."""
     return SimpleNamespace(
         batch_size=REQUESTS,
         forward_mode=SimpleNamespace(is_target_verify=lambda: True),
@@ -105,7 +106,7 @@ def packed_forward(batch: Any, runner: Any, **_: Any) -> SimpleNamespace:
 def stand_ins() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
-            (ForwardBatch, "init_new", packed_forward),
+            (ForwardBatch, "init_new", forward_batch_of),
             (TritonAttnBackend, "init_forward_metadata_out_graph", lambda *_: None),
             (TritonAttnBackend, "forward_extend", lambda _, output: output),
             (ranks, "get_tp_group", lambda: SimpleNamespace(world_size=1)),
@@ -137,6 +138,7 @@ def batch_of(slots: Tensor) -> SimpleNamespace:
         req_pool_indices=slots,
         out_cache_loc=torch.arange(rows, device=GPU),
         seq_lens=torch.full((REQUESTS,), 20, device=GPU),
+        input_ids=window.draft_token,
         spec_info=window,
     )
 
@@ -145,7 +147,7 @@ class ChainSteps:
     """A server's steps of chains, one after the other."""
 
     def __init__(self, counter: OperationCounter, mode: str, drafter: type[ChainDrafter] = ChainDrafter) -> None:
-        self._counter, self._target = counter, Target(counter)
+        self._counter, self._mode, self._target = counter, mode, Target(counter)
         self._logits = torch.randn(REQUESTS, VOCABULARY, device=GPU)
         self._slots = torch.arange(1, REQUESTS + 1, device=GPU)
         self.scorer = ChainScorer(
@@ -185,7 +187,7 @@ class ChainSteps:
                 self._planner.begin(REQUESTS)
                 # as deep as ever, so that what counts does not hang on random numbers
                 self._planner.depth = DEPTH
-                self._planner.rows = self._planner.plan_rows(REQUESTS)
+                self._planner.rows = TIERS[-2] if self._mode == CUT else self._planner.plan_rows(REQUESTS)
         with counter.part(IN_DRAFT_GRAPH):
             self.scorer.begin(self._slots)
             for _ in range(DEPTH - 1):
@@ -202,7 +204,8 @@ def finish(counter: OperationCounter, batch: Any, drafted: Any, packing: PackedV
     step = step_of(drafted)
     assert step is not None
     with packing.verifying(batch, step), counter.part("pack and scatter"):
-        uniform = SimpleNamespace(capture_hidden_mode=None, mrope_positions=None)
+        uniform = forward_batch_of(batch)
+        uniform.capture_hidden_mode = uniform.mrope_positions = None
         packing.target_worker.forward_batch_generation(None, forward_batch=uniform)
     with counter.part("report"):
         # as the copy of a result to the host does

@@ -134,7 +134,7 @@ def test_a_path_is_summed_in_one_place() -> None:
 
 
 # Launched outside of graphs, in steps of which each has other numbers of requests, rows and draft tokens.
-EACH_STEP = ("stop/kernel.py", "pack/kernel.py", "pack/rows.py", "masks/kernel.py", "step/kernel.py")
+EACH_STEP = ("stop/kernel.py", "pack/kernel.py", "pack/rows.py", "pack/wide.py", "masks/kernel.py", "step/kernel.py")
 VARIES = {"bs", "rows", "slots", "capacity", "width", "d_max", "room"}
 
 

@@ -82,7 +82,7 @@ def _tree(worker: Any, requests: int, width: int) -> Any:
 
 
 def _pack(worker: Any, kept: Any, width: int) -> None:
-    """As PackedVerify does, and back."""
+    """As PackedVerify does, and back: a row alone, since those of a whole window are in their places."""
     packing, target = worker.c2t.packing, worker.target_worker.model_runner
     requests, axes = len(kept), 3 if target.model_config.model_is_mrope else 0
     words = torch.zeros(requests, width, dtype=torch.int64, device=worker.device)
@@ -91,8 +91,8 @@ def _pack(worker: Any, kept: Any, width: int) -> None:
         hidden = None
         if not target.spec_algorithm.is_standalone():
             size = get_draft_input_from_target_hidden_dim(worker._draft_worker.draft_runner)
-            hidden = torch.zeros(width, size, dtype=target.dtype, device=worker.device)
-        logits = torch.zeros(width, target.model_config.vocab_size, device=worker.device)
+            hidden = torch.zeros(1, size, dtype=target.dtype, device=worker.device)
+        logits = torch.zeros(1, target.model_config.vocab_size, device=worker.device)
         packing.scatter(SimpleNamespace(next_token_logits=logits, hidden_states=hidden), starts[:2], width)
 
 

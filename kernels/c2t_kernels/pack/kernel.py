@@ -11,7 +11,7 @@ from torch import Tensor
 
 from c2t_kernels.checks import check_int, check_tensor
 from c2t_kernels.pack.result import Packed
-from c2t_kernels.pack.rows import as_number, pack_rows, scatter_rows
+from c2t_kernels.pack.rows import as_number, scatter_rows
 
 WORDS = 3  # sources that one launch packs beside each other
 BLOCK_PAD = 128  # rows past the last request that one program fills
@@ -137,6 +137,8 @@ def pack_ragged(
         _pack_words(kept, cu_seqlens, lengths, group, width, capacity, fill=slots is not None)
     for source, target, pad in zip(sources, packed, pads, strict=True):
         if source.dim() == 3:
+            from c2t_kernels.pack.wide import pack_rows
+
             pack_rows(source, target, cu_seqlens[: bs + 1], pad)
     return Packed(tuple(packed), cu_seqlens, lengths)
 

@@ -15,14 +15,17 @@ from tests.support.sglang.in_interpreter import found_by  # noqa: E402
 OPERATIONS = {
     "sync": {"cut": 1, "pack and scatter": 4, "attention metadata": 1, "seeds": 2},
     "lagged": {"cut": 2, "pack and scatter": 3, "attention metadata": 1, "seeds": 2},
-    "planned": {"cut": 3, "pack and scatter": 3, "attention metadata": 1, "report": 1, "seeds": 2},
-    "network": {"cut": 3, "pack and scatter": 3, "attention metadata": 1, "report": 1, "seeds": 2},
+    # all that was drafted is verified: nothing to pack
+    "planned": {"cut": 3, "pack and scatter": 0, "attention metadata": 1, "report": 1, "seeds": 2},
+    "planned, cut": {"cut": 3, "pack and scatter": 3, "attention metadata": 1, "report": 1, "seeds": 2},
+    "network": {"cut": 3, "pack and scatter": 0, "attention metadata": 1, "report": 1, "seeds": 2},
     "trees": {"cut": 4, "pack and scatter": 4, "attention metadata": 3, "seeds": 2},
 }
 IN_GRAPHS = {
     "sync": {"draft graph": 18, "target graph, one layer": 0},
     "lagged": {"draft graph": 18, "target graph, one layer": 0},
     "planned": {"draft graph": 24, "target graph, one layer": 0},
+    "planned, cut": {"draft graph": 24, "target graph, one layer": 0},
     # planned, and the classifier itself is learnt too
     "network": {"draft graph": 36, "target graph, one layer": 0},
     "trees": {"draft graph": 214, "target graph, one layer": 1},
@@ -32,6 +35,7 @@ WAITS: dict[str, dict[str, dict[str, int]]] = {
     "sync": {"pack and scatter": {"__int__": 1}},
     "lagged": {},
     "planned": {},
+    "planned, cut": {},
     "network": {},
     "trees": {"pack and scatter": {"__int__": 1}},
 }

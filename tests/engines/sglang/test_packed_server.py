@@ -114,17 +114,14 @@ def test_each_request_is_cut_where_the_classifier_says(
 
 @pytest.mark.parametrize("concurrency", CONCURRENCIES)
 def test_the_target_computes_kept_rows_only(served: SimpleNamespace, concurrency: int):
-    """Counted where the target is called: roots and kept tokens. Whole chains have no lengths of their own, since
-    SGLang's own pass computes them."""
+    """Counted where the target is called: roots and kept tokens."""
     counts = [vc.Counts.of_answer(answer) for answer in served.answers["auto", concurrency]]
     packed = served.rows["auto", concurrency]
     for forward in packed:
         own = [kept + 1 for kept in forward["kept"]]
-        needed, window = sum(own), forward["requests"] * WIDTH
         assert len(own) == forward["requests"]
-        assert forward["rows"] == needed
-        assert (forward["lengths"] is None) == (needed == window)
-        assert (forward["lengths"] or [WIDTH] * forward["requests"]) == own
+        assert forward["rows"] == sum(own)
+        assert forward["lengths"] == own
     kept = sum((length + 1) * steps for count in counts for length, steps in count.draft_lengths)
     assert sum(kept + 1 for forward in packed for kept in forward["kept"]) == kept
     assert max(forward["requests"] for forward in packed) == concurrency

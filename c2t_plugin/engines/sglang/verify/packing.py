@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -53,10 +54,6 @@ class PackedVerify:
     @contextlib.contextmanager
     def verifying(self, batch: Any, step: Step) -> Iterator[None]:
         """Within it the target's forward of this batch computes the rows of this step only."""
-        if self._is_whole(batch, step):
-            self.rows = batch.spec_info.draft_token.numel()
-            yield
-            return
         forward, whole = self.target_worker.forward_batch_generation, batch
 
         def packed_forward(batch: Any = None, forward_batch: Any = None, **keyword: Any) -> Any:
@@ -69,38 +66,45 @@ class PackedVerify:
         with PATCHES.during(TARGET_FORWARD, packed_forward, owner=self.target_worker):
             yield
 
-    def _is_whole(self, batch: Any, step: Step) -> bool:
-        """Whether chains are verified whole: then SGLang's own pass does it, where it costs no wait to know that."""
-        if self.backend != "cpu" or self.masked:
-            return False
-        return len(step.kept) + int(step.kept.sum()) == batch.spec_info.draft_token.numel()
-
     def pack(self, batch: Any, step: Step, uniform: Any) -> tuple[Any, Tensor]:
         """The forward batch of the packed rows, and where each request's begin: (bs + 1,) int32.
 
         batch: the scheduler's, prepared for the uniform window and left as it is. uniform: its forward batch.
         """
-        from sglang.srt.model_executor.forward_batch_info import ForwardBatch
-
         window: Any = batch.spec_info
-        width = window.draft_token_num
-        kept = step.kept
-        self.rows = rows = self._rows(kept) if step.rows is None else step.rows
-        # of models with positions of three axes
-        axes = () if uniform.mrope_positions is None else uniform.mrope_positions[:, : len(kept) * width]
-        sources = (window.draft_token, window.positions, batch.out_cache_loc, *axes)
-        (tokens, positions, slots, *axes), starts, lengths = self.packed_words(
-            kept, [part.view(-1, width) for part in sources], rows
-        )
+        kept, width = step.kept, window.draft_token_num
         requests = len(kept)
-
+        self.rows = rows = self._rows(kept) if step.rows is None else step.rows
         own = copy.copy(window)
-        own.draft_token, own.positions = tokens, positions
         if not self.masked:
             own.custom_mask = None
         # What SGLang worked out for the uniform window, where this version does so.
         own.prepared_out_cache_loc = own.prepared_mrope_positions = own.kv_loc_plan = None
+        if rows == requests * width and not self.masked:
+            # each chain gets all of its spare rows: packed they would be what they are
+            starts, lengths = _whole(requests, width, self._slots(requests, rows), kept.device)
+            packed = copy.copy(uniform)
+            packed.spec_info = own
+        else:
+            packed, starts, lengths = self._packed(batch, kept, own, uniform)
         own.ragged_verify_layout = layout_of(lengths, starts, rows, None if self.masked else width)
+        if len(starts) > requests + 1 and not self._graphs().can_run_graph(packed):
+            # outside of a graph there are no slots without a request
+            own.ragged_verify_layout = layout_of(lengths[:requests], starts[: requests + 1], rows)
+        return packed, starts[: requests + 1]
+
+    def _packed(self, batch: Any, kept: Tensor, own: Any, uniform: Any) -> tuple[Any, Tensor, Tensor]:
+        """See `pack`. own: its verify input."""
+        from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+        width = own.draft_token_num
+        # of models with positions of three axes
+        axes = () if uniform.mrope_positions is None else uniform.mrope_positions[:, : len(kept) * width]
+        sources = (own.draft_token, own.positions, batch.out_cache_loc, *axes)
+        (tokens, positions, slots, *axes), starts, lengths = self.packed_words(
+            kept, [part.view(-1, width) for part in sources], self.rows
+        )
+        own.draft_token, own.positions = tokens, positions
         packed_batch = copy.copy(batch)
         packed_batch.input_ids, packed_batch.out_cache_loc, packed_batch.spec_info = tokens, slots, own
         packed = ForwardBatch.init_new(
@@ -110,10 +114,7 @@ class PackedVerify:
             return_hidden_states_before_norm=False,
             **({"spec_mrope_positions": torch.stack(axes)} if axes else {}),
         )
-        if len(starts) > requests + 1 and not self._graphs().can_run_graph(packed):
-            # outside of a graph there are no slots without a request
-            own.ragged_verify_layout = layout_of(lengths[:requests], starts[: requests + 1], rows)
-        return packed, starts[: requests + 1]
+        return packed, starts, lengths
 
     def packed_words(self, kept: Tensor, sources: list[Tensor], rows: int) -> Packed:
         """See c2t_kernels.pack_ragged; of each source (requests, width)."""
@@ -133,14 +134,19 @@ class PackedVerify:
         return rows_to_compute(int(kept.sum()) + len(kept), self.sizes())
 
     def scatter(self, output: Any, cu_seqlens: Tensor, width: int) -> None:
-        """Put the packed rows of the target's output back into the uniform window; rows behind a cut are 0.
+        """Put the packed rows of the target's output back into the uniform window; rows that were not computed are 0.
 
         Nothing reads those: acceptance ends at the cut, and the draft's extend pass selects the last accepted row.
         """
+        whole = (len(cu_seqlens) - 1) * width
         for name in PER_ROW:
             packed = getattr(output, name)
-            if packed is not None:
-                setattr(output, name, scatter_ragged(packed, cu_seqlens, width, fill=0).flatten(0, 1))
+            if packed is None:
+                continue
+            # chains have got all of their spare rows, so that each is in its place
+            in_place = len(packed) >= whole and not self.masked
+            window = packed[:whole] if in_place else scatter_ragged(packed, cu_seqlens, width, fill=0).flatten(0, 1)
+            setattr(output, name, window)
 
     def sizes(self) -> list[int]:
         """Token counts of the captured graphs, rising."""
@@ -149,6 +155,13 @@ class PackedVerify:
 
     def _graphs(self) -> Any:
         return self.target_worker.model_runner.decode_cuda_graph_runner
+
+
+@functools.lru_cache(maxsize=1024)
+def _whole(requests: int, width: int, slots: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(slots + 1,) and (slots,) int32: where whole windows begin, and how long they are. Not to be written to."""
+    starts = torch.arange(slots + 1, dtype=torch.int32, device=device).clamp_(max=requests).mul_(width)
+    return starts, starts.diff()
 
 
 def layout_of(lengths: Tensor, starts: Tensor, rows: int, most: int | None = None) -> Any:
