@@ -17,7 +17,7 @@ from c2t_plugin.planner.step_costs import Step, StepCosts
 # Steps of a size of batch that are looked back on; contexts and the machine's load change.
 MEMORY = 512
 # Costs of a size are worked out again when there are more by one in so many of its steps.
-RENEWED_BY = 8
+RENEWED_BY = 16
 # Steps of the same requests, after which their context is counted again.
 COUNTED_EVERY = 16
 # Newest steps of a depth that `state` tells the median of.
