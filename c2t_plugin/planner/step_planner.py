@@ -102,6 +102,8 @@ class StepPlanner:
         # of whole drafts that were measured, see `keep`, until there is a planner to learn from them
         self._early: deque[Tensor] = deque(maxlen=WHOLE_FIRST)
         self._profile: CostProfile | None = None
+        # sizes of batch that its newest curve is of
+        self._known = 0
         self._pace: Pace | None = None
         self._calibration = calibration
         # hear `state` where something was learnt, once a minute
@@ -276,8 +278,11 @@ class StepPlanner:
     def _choose(self, requests: int, before: int | None) -> None:
         if self._profile is not None:
             self._forced = self._profile.length(requests) if self.measurable else None
-            if before is not None and self._forced is None:
-                self._learn(self._profile.curve())
+            known = len(self._profile.sizes)
+            if before is not None and self._forced is None and known > self._known:
+                curve = self._profile.curve()
+                self._known = 0 if curve is None else known
+                self._learn(curve)
         if self.depths and self._forced is not None:
             self.depth = self._forced
         elif self.depths and self._planner is not None:

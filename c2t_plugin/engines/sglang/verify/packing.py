@@ -4,6 +4,8 @@ The rows of all requests are packed end to end for the target's forward pass alo
 put back at their places in the uniform window, so that sampling, grammar, logprobs and the draft model's extend pass
 are SGLang's own and see what they always see. Nothing of SGLang's batch is changed, so nothing has to be restored.
 
+Chains that are verified whole are in their places already: then nothing is packed and nothing put back.
+
 Rows that are spare, since a pass has as many as a captured graph or as steps before wanted, go to each request's own
 next draft tokens, then to the graph's slots without a request: nobody gets more rows than a window has, and no row that
 a kernel computes is beyond what SGLang has reserved slots for. Links stay cut, so nothing of that is accepted.
@@ -82,7 +84,7 @@ class PackedVerify:
         own.prepared_out_cache_loc = own.prepared_mrope_positions = own.kv_loc_plan = None
         if rows == requests * width and not self.masked:
             # each chain gets all of its spare rows: packed they would be what they are
-            starts, lengths = _whole(requests, width, self._slots(requests, rows), kept.device)
+            starts, lengths = whole_windows(requests, width, self._slots(requests, rows), kept.device)
             packed = copy.copy(uniform)
             packed.spec_info = own
         else:
@@ -158,7 +160,7 @@ class PackedVerify:
 
 
 @functools.lru_cache(maxsize=1024)
-def _whole(requests: int, width: int, slots: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def whole_windows(requests: int, width: int, slots: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """(slots + 1,) and (slots,) int32: where whole windows begin, and how long they are. Not to be written to."""
     starts = torch.arange(slots + 1, dtype=torch.int32, device=device).clamp_(max=requests).mul_(width)
     return starts, starts.diff()

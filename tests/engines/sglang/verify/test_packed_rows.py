@@ -17,7 +17,7 @@ from benchmarks.cpu_engine import SITE  # noqa: E402
 from c2t_kernels import pack_ragged, scatter_ragged  # noqa: E402
 from c2t_plugin.engines.sglang.step import Step  # noqa: E402
 from c2t_plugin.engines.sglang.verify.choice import takes_axes  # noqa: E402
-from c2t_plugin.engines.sglang.verify.packing import PackedVerify, _whole  # noqa: E402
+from c2t_plugin.engines.sglang.verify.packing import PackedVerify, whole_windows  # noqa: E402
 
 WIDTH, LAYERS, EXPERTS = 4, 3, 2
 KEPT = [0, 3, 1]
@@ -148,14 +148,14 @@ def test_packed_it_would_be_the_same(kept: list[int]):
     sources = [SLOTS.view(-1, WIDTH), 5 * SLOTS.view(-1, WIDTH)]
     counts = torch.tensor(kept, dtype=torch.int32)
     found = pack_ragged(counts, sources, capacity=REQUESTS * WIDTH, pads=(0, 0), slots=REQUESTS + 2)
-    starts, lengths = _whole(REQUESTS, WIDTH, REQUESTS + 2, counts.device)
+    starts, lengths = whole_windows(REQUESTS, WIDTH, REQUESTS + 2, counts.device)
     assert all(torch.equal(value, source.flatten()) for value, source in zip(found.values, sources, strict=True))
     assert torch.equal(found.cu_seqlens, starts) and torch.equal(found.lengths, lengths)
 
 
 @pytest.mark.parametrize("nobodys", [0, 3])
 def test_the_output_of_whole_windows_stays_where_it_is(nobodys: int):
-    starts, _ = _whole(REQUESTS, WIDTH, REQUESTS, torch.device("cpu"))
+    starts, _ = whole_windows(REQUESTS, WIDTH, REQUESTS, torch.device("cpu"))
     rows = torch.randn(REQUESTS * WIDTH + nobodys, 5)
     output = SimpleNamespace(next_token_logits=rows, hidden_states=None)
     PackedVerify(None).scatter(output, starts, WIDTH)
