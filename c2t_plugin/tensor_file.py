@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from pathlib import Path
+from typing import IO
 
 from safetensors import safe_open
 from torch import Tensor
@@ -20,17 +22,45 @@ def read_tensors(
     about a file that is no good. Raises `error` if the file cannot be read or is of another format or version.
     """
     try:
-        with safe_open(path, framework="pt") as handle:
-            metadata = handle.metadata() or {}
-            ours = metadata.get("format") == kind and metadata.get("version") in versions
-            # of another's file nothing is read, which may be a model of any size
-            tensors = {name: handle.get_tensor(name) for name in (handle.keys() if ours else ())}
+        metadata, tensors = _of_one_file(path, kind, versions)
     except Exception as cause:
         # which of them safetensors raises depends on what is wrong: on its own errors, types, names, which it quotes
         said = " ".join(str(cause).split())
         raise error(f"{path} is not a readable safetensors file ({said}); {remedy}") from cause
-    if not ours:
+    if tensors is None:
         found = f"format {metadata.get('format')!r} version {metadata.get('version')!r}"
         wanted = " or ".join(repr(version) for version in sorted(versions))
         raise error(f"{path} has {found}, this build reads {kind!r} version {wanted}; {remedy}")
     return tensors, metadata
+
+
+def _of_one_file(path: Path, kind: str, versions: Collection[str]) -> tuple[dict[str, str], dict[str, Tensor] | None]:
+    """The metadata, and the tensors unless it is another's file: of that nothing is read, which may be a model.
+
+    safetensors opens a file twice by its name, for the header and for the tensors. A server that records or learns puts
+    a new file in its place every so often, and the two would be of different files: then all is read again.
+    """
+    while True:
+        # held open, so that no other file gets its number
+        with path.open("rb") as first:
+            try:
+                found = _read(path, kind, versions)
+            except Exception:
+                if not _replaced(first, path):
+                    raise
+                continue
+            if not _replaced(first, path):
+                return found
+
+
+def _replaced(file: IO[bytes], path: Path) -> bool:
+    return not os.path.samestat(os.fstat(file.fileno()), path.stat())
+
+
+def _read(path: Path, kind: str, versions: Collection[str]) -> tuple[dict[str, str], dict[str, Tensor] | None]:
+    with safe_open(path, framework="pt") as handle:
+        metadata = handle.metadata() or {}
+        ours = metadata.get("format") == kind and metadata.get("version") in versions
+        names = handle.keys() if ours else ()
+        tensors = {name: handle.get_tensor(name) for name in names}
+        return metadata, tensors if ours else None
