@@ -112,7 +112,7 @@ def with_learnt(
         "version": VERSION,
         "over": digest(over),
         "utc": datetime.now(UTC).isoformat(timespec="seconds"),
-        **{name: learnt[name] for name in ("slope", "own", "offsets", "joint", "seen", "nll", "auc", "applied")},
+        **{name: learnt[name] for name in ("slope", "own", "offsets", "joint", "seen", "nll", "auc")},
     }
     if network is not None:
         # folded there is no way back to it

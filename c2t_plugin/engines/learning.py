@@ -60,12 +60,10 @@ def calibration(
         from c2t_plugin.engines.learned import earlier
 
         _, start = earlier(Path(config.learned), classifier, pair, d_max)
-    applies = config.learn != AUTO or not same(classifier.spec.pair, pair())
-    if not applies:
-        logger.info(
-            "C2T: the classifier was fitted on this very pair: what is accepted is watched, used if it predicts better"
-        )
-    return Calibration(d_max, applies=applies, start=start, thread=ThreadPoolExecutor(1, "c2t-fit"))
+    own = config.learn == AUTO and same(classifier.spec.pair, pair())
+    if own:
+        logger.info("C2T: the classifier was fitted on this very pair, so it counts for more than the first outcomes")
+    return Calibration(d_max, own=own, start=start, thread=ThreadPoolExecutor(1, "c2t-fit"))
 
 
 def warn_unless_learnt(config: C2TConfig) -> None:
@@ -98,9 +96,10 @@ def tell(state: dict[str, Any]) -> None:
     depths = [f"{each['accepted']:.2f} ({each['learnt']:.2f})" for each in learnt["depths"] if each["tokens"]]
     (plain, now), (auc, _) = learnt["nll"], learnt["auc"] or (float("nan"), 0.0)
     logger.info(
-        "C2T: %s %d draft tokens; accepted by depth (expected) %s; nats a token %.3f, of the classifier alone %.3f; "
-        "AUC %.3f; slope %.2f, of the draft's own %.2f, offsets %s; %d fits thrown away, %d as the traffic had turned",
-        *("learnt from" if learnt["applied"] else "watched", learnt["seen"], ", ".join(depths), now, plain, auc),
+        "C2T: learnt from %d draft tokens; accepted by depth (expected) %s; nats a token %.3f, of the classifier alone "
+        "%.3f; AUC %.3f; slope %.2f, of the draft's own %.2f, offsets %s; %d fits thrown away, %d as the traffic had "
+        "turned",
+        *(learnt["seen"], ", ".join(depths), now, plain, auc),
         *(learnt["slope"], learnt["own"], ", ".join(f"{each:+.2f}" for each in learnt["offsets"])),
         *(learnt["discarded"], learnt["turns"]),
     )

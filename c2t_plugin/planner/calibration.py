@@ -19,7 +19,7 @@ from torch import Tensor
 
 from c2t_plugin.planner.arrays import Array
 from c2t_plugin.planner.contrary import NEWEST
-from c2t_plugin.planner.fitting import FIT_EVERY, Evidence, Verdict, judged
+from c2t_plugin.planner.fitting import FIT_EVERY, Evidence, Verdict, judged, trusted
 from c2t_plugin.planner.learnt import Learnt, chance, confidence_of, features_of, lost
 
 if TYPE_CHECKING:
@@ -49,16 +49,15 @@ class Calibration:
     network: Network | None = None
 
     def __init__(
-        self, d_max: int, *, applies: bool = True, start: Learnt | None = None, thread: Executor | None = None
+        self, d_max: int, *, own: bool = False, start: Learnt | None = None, thread: Executor | None = None
     ) -> None:
-        """applies: whether confidences are taken for what is learnt from the first fit on; without that it is watched,
-        until it has predicted the window better than the classifier by more than chance. start: what an earlier server
-        has learnt, of as many depths. thread: where fits are made; None: where outcomes are told, at once."""
-        self.applies, self._proven = applies, False
+        """own: whether the classifier was fitted on this very pair, and so is to be believed more. start: what an
+        earlier server has learnt, of as many depths. thread: where fits are made; None: where outcomes are told, at
+        once."""
         self._thread, self.failed = thread, False
         self._fitting: Future[Verdict] | None = None
         self.fits = self.discarded = self.turns = 0
-        self._plain = Learnt.nothing(d_max)
+        self._plain = trusted(d_max) if own else Learnt.nothing(d_max)
         self.learnt = self._before = start or self._plain
         # draft tokens, those of earlier servers too
         self.seen = self.learnt.seen
@@ -66,8 +65,6 @@ class Calibration:
         # a row per draft: see `_features`; what was expected of it by the classifier and by what was learnt until then
         self._features = np.zeros((WINDOW, d_max, 2))
         self._expected = np.zeros((2, WINDOW, d_max))
-        # whichever of the two was applied
-        self._foretold = np.zeros((WINDOW, d_max))
         # of each draft's tokens, whether it has a confidence and was verified, and how many were accepted
         self._known = np.zeros((WINDOW, d_max), dtype=bool)
         self._accepted = np.zeros(WINDOW, dtype=np.int64)
@@ -78,14 +75,9 @@ class Calibration:
         self.contrary: set[Hashable] = set()
 
     @property
-    def applied(self) -> bool:
-        """Whether confidences are taken for what is learnt."""
-        return self.applies or self._proven
-
-    @property
     def in_force(self) -> Learnt | None:
         """What confidences are taken for; None: for what they say."""
-        return self.learnt if self.applied and self.learnt is not self._plain else None
+        return None if self.learnt is self._plain else self.learnt
 
     def __call__(self, confidence: Tensor, log_prob: Tensor | None = None) -> Tensor:
         """(requests, drafted) float64 in [0, 1] of (requests, drafted) confidences, and of the logarithm of the
@@ -136,7 +128,6 @@ class Calibration:
         self._features[place, :depths] = features
         for column, each in enumerate((self._plain, self.learnt)):
             self._expected[column, place, :depths] = chance(each, features)
-        self._foretold[place] = self._expected[int(self.applied), place]
         self._known[place] = False
         self._known[place, :depths] = known
         self._accepted[place] = accepted.numpy()[rows]
@@ -153,7 +144,7 @@ class Calibration:
         """(drafts,) nats of the outcome of each of the newest ones, as it was foretold; no more of them than are in the
         window."""
         newest = (self._count - drafts + np.arange(drafts)) % WINDOW
-        return lost(self._foretold[newest], self._hits()[newest], self._known[newest])
+        return lost(self._expected[1, newest], self._hits()[newest], self._known[newest])
 
     def succeed(self, before: Calibration) -> None:
         """Go on in the place of one that took the same drafts: counts, and whose drafts they were."""
@@ -209,5 +200,5 @@ class Calibration:
             self._fitting.set_exception(error)
 
     def _take(self, verdict: Verdict) -> None:
-        self.learnt, self._before, self._proven, self.contrary, discarded, turned = verdict
+        self.learnt, self._before, self.contrary, discarded, turned = verdict
         self.fits, self.discarded, self.turns = self.fits + 1, self.discarded + discarded, self.turns + turned

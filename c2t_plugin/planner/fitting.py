@@ -36,6 +36,12 @@ def prior_of(learnt: Learnt) -> Array:
     return prior * max(1.0, min(learnt.seen, CARRIED) / PRIOR_TOKENS)
 
 
+def trusted(d_max: int) -> Learnt:
+    """What a classifier says that was fitted on this very pair: it counts as what an earlier server has learnt."""
+    nothing = Learnt.nothing(d_max)
+    return nothing._replace(precision=prior_of(nothing._replace(seen=CARRIED)))
+
+
 def forgotten(learnt: Learnt, drafts: int) -> Array:
     """How sure it still is when so many more have come."""
     if learnt.precision is None:
@@ -92,13 +98,11 @@ class Evidence(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What is in force next, and was before. proven: whether it has foretold the window better than the classifier by
-    more than chance. contrary: requests whose newest drafts say the contrary of all others'. discarded: whether a fit
-    was thrown away; turned: since the traffic is another."""
+    """What is in force next, and was before. contrary: requests whose newest drafts say the contrary of all others'.
+    discarded: whether a fit was thrown away; turned: since the traffic is another."""
 
     learnt: Learnt
     before: Learnt
-    proven: bool
     contrary: set[Hashable]
     discarded: bool = False
     turned: bool = False
@@ -119,16 +123,16 @@ def judged(evidence: Evidence) -> Verdict:
         believed = np.array([owner not in strange for owner in owners])
     features, reached, hit = (each[-new:][believed[-new:]] for each in (features, reached, hit))
     now, then, never = (lost(each.given(features), hit, reached) for each in (learnt, before, plain))
-    learns, proven = learnt is not plain, _worse(by_plain - by_used)
+    learns = learnt is not plain
     if learns and _worse(by_used - by_plain):
         # nor does what an earlier server learnt hold here
-        return Verdict(plain, plain, proven, strange, discarded=True)
+        return Verdict(plain, plain, strange, discarded=True)
     if _worse(now - then):
-        return Verdict(before, before, proven, strange, discarded=True)
+        return Verdict(before, before, strange, discarded=True)
     if learns and new >= FIT_EVERY and _worse(now - never):
         # long before the window says so
-        return Verdict(plain, plain, proven, strange, discarded=True, turned=True)
-    return Verdict(fitted(learnt, forgotten(learnt, new), features, reached, hit, seen), learnt, proven, strange)
+        return Verdict(plain, plain, strange, discarded=True, turned=True)
+    return Verdict(fitted(learnt, forgotten(learnt, new), features, reached, hit, seen), learnt, strange)
 
 
 def _worse(more: Array) -> bool:

@@ -1,9 +1,8 @@
 """Learning the classifier's network itself while it serves, beside what its confidences mean (calibration.py).
 
 In force is a pair: a network, and a calibration of its confidences. A candidate is trained on recent outcomes. Its
-confidences mean what they say, so its calibration is watched, and applied where that foretells better by more than
-chance. Both pairs foretell the same later drafts. A candidate that is better by more than chance is in force from the
-next step on.
+confidences mean what they say, so it is believed as a classifier is that was fitted on this very pair. Both pairs
+foretell the same later drafts. A candidate that is better by more than chance is in force from the next step on.
 """
 
 from __future__ import annotations
@@ -212,7 +211,7 @@ class NetworkLearner:
         """From training to a trial, from a trial to its end, and on."""
         count = self.outcomes.count
         if self._trained is not None:
-            calibration = Calibration(self._d_max, applies=False, thread=self._thread)
+            calibration = Calibration(self._d_max, own=True, thread=self._thread)
             self._trial, self._trained = Trial(self._trained, calibration, count), None
         elif self._trial is not None and count - self._trial.began >= TRIAL:
             self._judge(self._trial)

@@ -18,7 +18,7 @@ LEAST_SLOPE = 0.05
 
 
 def state_of(calibration: Calibration) -> dict[str, Any]:
-    """As JSON. applied: whether confidences are taken for it. seen: draft tokens. discarded: fits that predicted worse,
+    """As JSON. seen: draft tokens. discarded: fits that predicted worse,
     turns: because the traffic is another. joint: see `joint`. nll: nats a token, auc: of the window's verified tokens,
     [of the classifier's own confidences, of what was learnt before each came]. depths: of these tokens by depth, how
     many, the share that was accepted, and the mean that was expected, by classifier and by what was learnt."""
@@ -31,7 +31,6 @@ def state_of(calibration: Calibration) -> dict[str, Any]:
     ]
     learnt, last = calibration.learnt, joint(calibration)
     return {
-        "applied": calibration.applied,
         "seen": calibration.seen,
         "slope": learnt.slope,
         "own": learnt.own,

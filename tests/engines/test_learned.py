@@ -30,7 +30,7 @@ PAIR = {"target": "T sha256:1", "draft": "D sha256:2", "kind": "eagle3", "draft_
 SLOPE, OFFSETS = 1.7, [0.5, -0.25, -1.0, -1.0, 0.75, -2.0]
 STATE: dict[str, Any] = {
     **{"slope": 0.3, "own": 0.7, "offsets": OFFSETS[::-1], "joint": {"slope": SLOPE, "offsets": OFFSETS}},
-    **{"seen": 12_345, "nll": [0.6, 0.5], "auc": [0.8, 0.81], "applied": True, "discarded": 0, "turns": 0},
+    **{"seen": 12_345, "nll": [0.6, 0.5], "auc": [0.8, 0.81], "discarded": 0, "turns": 0},
 }
 
 
@@ -195,18 +195,18 @@ def test_large_weights_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert fingerprint(tmp_path, {"model_type": "m"}) != before
 
 
-def test_auto_learns_on_another_pair_and_watches_on_its_own(classifier: NodeClassifier):
+def test_auto_believes_a_classifier_more_that_was_fitted_on_this_very_pair(classifier: NodeClassifier):
     def started(learn: str, pair: dict[str, Any]) -> Calibration | None:
         return learning.calibration(C2TConfig(learn=learn), classifier, D_MAX, lambda: pair)
 
-    def applies(learn: str, pair: dict[str, Any]) -> bool:
+    def believed(learn: str, pair: dict[str, Any]) -> bool:
         found = started(learn, pair)
         assert found is not None
-        return found.applies
+        return found.learnt.precision is not None
 
     assert started("off", PAIR) is None
-    assert [applies("auto", PAIR), applies("auto", dict(classifier.spec.pair))] == [True, False]
-    assert applies("calibrate", dict(classifier.spec.pair))
+    assert [believed("auto", PAIR), believed("auto", dict(classifier.spec.pair))] == [False, True]
+    assert not believed("calibrate", dict(classifier.spec.pair))
 
 
 def test_a_planner_writes_what_it_learns(classifier: NodeClassifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

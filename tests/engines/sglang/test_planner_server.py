@@ -294,7 +294,7 @@ def asked_until_learnt(running: CpuServer, setting: SimpleNamespace) -> tuple[li
 def test_without_a_curve_one_is_measured_and_the_next_server_begins_with_it(setting: SimpleNamespace):
     with server(setting.folder, setting.classifier, "on", "measured") as running:
         untaught = {"slope": 1.0, "own": 0.0, "offsets": [0.0] * D_MAX}
-        learnt = {"seen": 0, "discarded": 0, "turns": 0, "nll": None, "auc": None, "applied": True, **untaught}
+        learnt = {"seen": 0, "discarded": 0, "turns": 0, "nll": None, "auc": None, **untaught}
         nothing = {"step_seconds": {}, "came": {"tokens": None, "seconds": None}}
         untried = {"active": True, "curve": False, "depth": D_MAX, "learnt": learnt, **nothing, "unscored": None}
         found = state(running)["planner"]
