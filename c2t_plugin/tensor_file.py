@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import IO
 
 from safetensors import safe_open
 from torch import Tensor
@@ -40,27 +39,19 @@ def _of_one_file(path: Path, kind: str, versions: Collection[str]) -> tuple[dict
     safetensors opens a file twice by its name, for the header and for the tensors. A server that records or learns puts
     a new file in its place every so often, and the two would be of different files: then all is read again.
     """
-    while True:
+    is_one = False
+    while not is_one:
+        failed: Exception | None = None
         # held open, so that no other file gets its number
         with path.open("rb") as first:
             try:
-                found = _read(path, kind, versions)
-            except Exception:
-                if not _replaced(first, path):
-                    raise
-                continue
-            if not _replaced(first, path):
-                return found
-
-
-def _replaced(file: IO[bytes], path: Path) -> bool:
-    return not os.path.samestat(os.fstat(file.fileno()), path.stat())
-
-
-def _read(path: Path, kind: str, versions: Collection[str]) -> tuple[dict[str, str], dict[str, Tensor] | None]:
-    with safe_open(path, framework="pt") as handle:
-        metadata = handle.metadata() or {}
-        ours = metadata.get("format") == kind and metadata.get("version") in versions
-        names = handle.keys() if ours else ()
-        tensors = {name: handle.get_tensor(name) for name in names}
-        return metadata, tensors if ours else None
+                with safe_open(path, framework="pt") as handle:
+                    metadata = handle.metadata() or {}
+                    ours = metadata.get("format") == kind and metadata.get("version") in versions
+                    tensors = {name: handle.get_tensor(name) for name in (handle.keys() if ours else ())}
+            except Exception as error:
+                failed = error
+            is_one = os.path.samestat(os.fstat(first.fileno()), path.stat())
+    if failed is not None:
+        raise failed
+    return metadata, tensors if ours else None
