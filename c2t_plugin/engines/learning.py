@@ -60,10 +60,10 @@ def calibration(
         from c2t_plugin.engines.learned import earlier
 
         _, start = earlier(Path(config.learned), classifier, pair, d_max)
-    own = config.learn == AUTO and same(classifier.spec.pair, pair())
-    if own:
+    trusted = config.learn == AUTO and same(classifier.spec.pair, pair())
+    if trusted:
         logger.info("C2T: the classifier was fitted on this very pair, so it counts for more than the first outcomes")
-    return Calibration(d_max, own=own, start=start, thread=ThreadPoolExecutor(1, "c2t-fit"))
+    return Calibration(d_max, trusted=trusted, start=start, thread=ThreadPoolExecutor(1, "c2t-fit"))
 
 
 def warn_unless_learnt(config: C2TConfig) -> None:

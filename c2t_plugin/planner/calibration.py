@@ -19,7 +19,7 @@ from torch import Tensor
 
 from c2t_plugin.planner.arrays import Array
 from c2t_plugin.planner.contrary import NEWEST
-from c2t_plugin.planner.fitting import FIT_EVERY, Evidence, Verdict, judged, trusted
+from c2t_plugin.planner.fitting import FIT_EVERY, Evidence, Verdict, judged, of_this_pair
 from c2t_plugin.planner.learnt import Learnt, chance, confidence_of, features_of, lost
 
 if TYPE_CHECKING:
@@ -49,15 +49,15 @@ class Calibration:
     network: Network | None = None
 
     def __init__(
-        self, d_max: int, *, own: bool = False, start: Learnt | None = None, thread: Executor | None = None
+        self, d_max: int, *, trusted: bool = False, start: Learnt | None = None, thread: Executor | None = None
     ) -> None:
-        """own: whether the classifier was fitted on this very pair, and so is to be believed more. start: what an
-        earlier server has learnt, of as many depths. thread: where fits are made; None: where outcomes are told, at
-        once."""
+        """trusted: whether the classifier was fitted on this very pair, so that few outcomes say little against it.
+        start: what an earlier server has learnt, of as many depths. thread: where fits are made; None: where outcomes
+        are told, at once."""
         self._thread, self.failed = thread, False
         self._fitting: Future[Verdict] | None = None
         self.fits = self.discarded = self.turns = 0
-        self._plain = trusted(d_max) if own else Learnt.nothing(d_max)
+        self._plain = of_this_pair(d_max) if trusted else Learnt.nothing(d_max)
         self.learnt = self._before = start or self._plain
         # draft tokens, those of earlier servers too
         self.seen = self.learnt.seen

@@ -36,7 +36,7 @@ def prior_of(learnt: Learnt) -> Array:
     return prior * max(1.0, min(learnt.seen, CARRIED) / PRIOR_TOKENS)
 
 
-def trusted(d_max: int) -> Learnt:
+def of_this_pair(d_max: int) -> Learnt:
     """What a classifier says that was fitted on this very pair: it counts as what an earlier server has learnt."""
     nothing = Learnt.nothing(d_max)
     return nothing._replace(precision=prior_of(nothing._replace(seen=CARRIED)))

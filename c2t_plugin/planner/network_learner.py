@@ -211,7 +211,7 @@ class NetworkLearner:
         """From training to a trial, from a trial to its end, and on."""
         count = self.outcomes.count
         if self._trained is not None:
-            calibration = Calibration(self._d_max, own=True, thread=self._thread)
+            calibration = Calibration(self._d_max, trusted=True, thread=self._thread)
             self._trial, self._trained = Trial(self._trained, calibration, count), None
         elif self._trial is not None and count - self._trial.began >= TRIAL:
             self._judge(self._trial)

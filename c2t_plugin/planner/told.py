@@ -18,10 +18,10 @@ LEAST_SLOPE = 0.05
 
 
 def state_of(calibration: Calibration) -> dict[str, Any]:
-    """As JSON. seen: draft tokens. discarded: fits that predicted worse,
-    turns: because the traffic is another. joint: see `joint`. nll: nats a token, auc: of the window's verified tokens,
-    [of the classifier's own confidences, of what was learnt before each came]. depths: of these tokens by depth, how
-    many, the share that was accepted, and the mean that was expected, by classifier and by what was learnt."""
+    """As JSON. seen: draft tokens. discarded: fits that predicted worse, turns: because the traffic is another. joint:
+    see `joint`. nll: nats a token, auc: of the window's verified tokens, [of the classifier's own confidences, of what
+    was learnt before each came]. depths: of these tokens by depth, how many, the share that was accepted, and the mean
+    that was expected, by classifier and by what was learnt."""
     known, hit, foretold = calibration.window()
     both = [expected[known].clip(1e-6, 1 - 1e-6) for expected in foretold]
     tokens = hit[known]

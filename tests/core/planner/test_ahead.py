@@ -258,7 +258,7 @@ def test_chances_of_a_draft_are_the_planners(tokens: list[list[tuple[float, floa
 def test_what_was_learnt_is_sent():
     planner, start = knowing(), Learnt(0.5, 0.25, torch.full((D_MAX,), -1.0, dtype=torch.float64))
     assert Prices.of(planner, 1, Calibration(D_MAX).in_force).meaning is None
-    assert Prices.of(planner, 1, Calibration(D_MAX, own=True).in_force).meaning is None
+    assert Prices.of(planner, 1, Calibration(D_MAX, trusted=True).in_force).meaning is None
     assert Prices.of(planner, 1, Calibration(D_MAX, start=start).in_force).meaning == Meaning(
         0.5, 0.25, (-1.0,) * D_MAX
     )

@@ -232,9 +232,9 @@ def test_the_one_before_holds_again_where_it_predicted_better():
     assert calibration.discarded == 1 and calibration.learnt is before
 
 
-def after(chance: float, tokens: int, *, own: bool) -> float:
+def after(chance: float, tokens: int, *, trusted: bool) -> float:
     """What a confidence of a half is taken for after so many tokens that are accepted with this chance."""
-    calibration, drawn = Calibration(1, own=own), torch.Generator().manual_seed(0)
+    calibration, drawn = Calibration(1, trusted=trusted), torch.Generator().manual_seed(0)
     for _ in range(tokens // 8):
         accepted = (torch.rand(8, generator=drawn) < chance).long()
         calibration.observe(torch.full((8, 1), 0.5), torch.ones(8, dtype=torch.long), accepted)
@@ -242,16 +242,16 @@ def after(chance: float, tokens: int, *, own: bool) -> float:
 
 
 def test_a_classifier_of_this_very_pair_is_not_doubted_for_a_few_outcomes():
-    assert after(0.2, 64, own=False) == pytest.approx(0.2, abs=0.1)
-    assert after(0.2, 64, own=True) > 0.4
+    assert after(0.2, 64, trusted=False) == pytest.approx(0.2, abs=0.1)
+    assert after(0.2, 64, trusted=True) > 0.4
 
 
 def test_nor_is_it_believed_against_many():
-    assert after(0.2, 4096, own=True) == pytest.approx(0.2, abs=0.05)
+    assert after(0.2, 4096, trusted=True) == pytest.approx(0.2, abs=0.05)
 
 
 def test_what_is_thrown_away_leaves_a_classifier_of_this_very_pair_believed():
-    calibration, ones = Calibration(1, own=True), torch.ones(FIT_EVERY, dtype=torch.long)
+    calibration, ones = Calibration(1, trusted=True), torch.ones(FIT_EVERY, dtype=torch.long)
     half, mixed = torch.full((FIT_EVERY, 1), 0.5), torch.arange(FIT_EVERY) % 2
     for _ in range(2 * WINDOW // FIT_EVERY):
         calibration.observe(half, ones, ones)
@@ -315,7 +315,7 @@ def test_a_turn_of_the_traffic_is_counted():
         calibration.observe(half, ones, mixed)
     assert calibration.discarded >= calibration.turns == 1
     # who takes its place knows of it
-    later = Calibration(1, own=True)
+    later = Calibration(1, trusted=True)
     later.succeed(calibration)
     assert (later.discarded, later.turns) == (calibration.discarded, 1)
 
