@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -28,7 +29,7 @@ from benchmarks.simulation import learning
 from benchmarks.simulation.learning import LOADS, OFFLINE, Served, curve_of, learnt, retrained, whole
 from benchmarks.simulation.streams import replay
 from c2t_plugin.classifier import NodeClassifier
-from c2t_plugin.config import NETWORK
+from c2t_plugin.config import AUTO, NETWORK
 from c2t_plugin.planner import CostCurve, Planner
 from c2t_plugin.planner.planner import PROBE_EVERY
 
@@ -82,6 +83,8 @@ def rows_of(options: argparse.Namespace, record: Mapping[str, Any]) -> Iterator[
     curve = curve_of(served.kind, options.requests)
     given = served.chains, served.told, served.judge
     starts: dict[str, Any] = {f"from {name}": (learnt, each) for name, each in served.sure().items()}
+    own = functools.partial(learnt, trusted=True), starts[f"from {OFFLINE}"][1]
+    starts[f"from {OFFLINE}, {AUTO}"] = own
     starts |= {f"from {name}, {NETWORK}": (retrained, each) for name, each in served.classifiers.items()}
     for verified in VERIFIED:
         for arm, (learns, start) in starts.items():

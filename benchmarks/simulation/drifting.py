@@ -22,7 +22,7 @@ from benchmarks.report.rows import BenchRow
 from benchmarks.simulation import learning
 from benchmarks.simulation.learning import OFFLINE, RIVAL, Served, Told, learnt, retrained, rival, table
 from benchmarks.simulation.streams import replay
-from c2t_plugin.config import NETWORK
+from c2t_plugin.config import AUTO, NETWORK
 from c2t_plugin.traces.forest import Forest
 
 SCENARIO = "drifting"
@@ -44,9 +44,9 @@ def rows_of(options: argparse.Namespace, record: Mapping[str, Any]) -> Iterator[
     served = Served.of(options)
     twice, told = turned(served.told, served.chains[0])
     chains = twice, served.chains[1]
-    found = {}
-    for name, (sure, judged) in served.sure().items():
-        found[f"from {name}"] = learnt((sure.repeat(2, 1), judged), chains, told, served.judge)
+    sure = {name: (stream.repeat(2, 1), judged) for name, (stream, judged) in served.sure().items()}
+    found = {f"from {name}": learnt(each, chains, told, served.judge) for name, each in sure.items()}
+    found[f"from {OFFLINE}, {AUTO}"] = learnt(sure[OFFLINE], chains, told, served.judge, trusted=True)
     found[f"from {OFFLINE}, {NETWORK}"] = retrained(served.classifiers[OFFLINE], chains, told, served.judge)
     found[RIVAL] = rival(chains, told, served.judge)
     for arm, figures in found.items():

@@ -6,11 +6,12 @@
 The recorded states of some prompts are served in their order, 8 prompts at a time (--requests), each from state to
 state as its chains are accepted; when all have been served they are again, from another state. The planner's
 calibration starts from classifiers of other pairs, from the draft's own probabilities ("nothing") and from one that was
-fitted offline on the very pair; from each classifier once more with its network learnt too ("network"), which takes as
-many states as a server's thread would. vLLM's estimator reads the same stream. At some numbers of states both stand
-still and judge the recorded chains of other prompts: nats per draft token, AUC, verified draft tokens at the accept
-lengths of static chains over those of the static chains, and the output tokens per second that a planner gets with
-these chances on a GPU's data sheet. A poisoned stream says the contrary in every tenth prompt.
+fitted offline on the very pair; from that one once more believed as a server's `auto` believes it ("auto"), and from
+each classifier with its network learnt too ("network"), which takes as many states as a server's thread would. vLLM's
+estimator reads the same stream. At some numbers of states both stand still and judge the recorded chains of other
+prompts: nats per draft token, AUC, verified draft tokens at the accept lengths of static chains over those of the
+static chains, and the output tokens per second that a planner gets with these chances on a GPU's data sheet. A poisoned
+stream says the contrary in every tenth prompt.
 
 Every draft is verified whole. What a cut by what was learnt makes of it: `benchmarks.simulation.censoring`.
 """
@@ -36,7 +37,7 @@ from benchmarks.simulation.steps import planned, serve
 from benchmarks.simulation.streams import CONCURRENT, repeated, replay, visits
 from benchmarks.simulation.vllm_rival import LEAST
 from c2t_plugin.classifier import NodeClassifier, load_classifier
-from c2t_plugin.config import NETWORK
+from c2t_plugin.config import AUTO, NETWORK
 from c2t_plugin.errors import C2TError
 from c2t_plugin.lab.pair_files import file_hash
 from c2t_plugin.lab.rivals import OnlineLogistic
@@ -143,10 +144,11 @@ def learnt(
     told: Told,
     judge: Judge,
     verified: Verified = whole,
+    trusted: bool = False,
 ) -> Iterator[dict[str, float]]:
     """Figures at each of MARKS. confidence, chains: of the stream, and of what is judged. verified: by what was learnt
-    until then."""
-    calibration = Calibration(D_MAX)
+    until then. trusted: see Calibration."""
+    calibration = Calibration(D_MAX, trusted=trusted)
     for _, steps in told.steps():
         for rows in steps:
             sure, own = confidence[0][rows], chains[0].log_prob[rows]
@@ -245,7 +247,9 @@ def rows_of(options: argparse.Namespace, record: Mapping[str, Any]) -> Iterator[
     served = Served.of(options)
     chains, judge = served.chains, served.judge
     for poisoned, told in ((0, served.told), (1, served.poisoned)):
-        found = {f"from {name}": learnt(each, chains, told, judge) for name, each in served.sure().items()}
+        sure = served.sure()
+        found = {f"from {name}": learnt(each, chains, told, judge) for name, each in sure.items()}
+        found[f"from {OFFLINE}, {AUTO}"] = learnt(sure[OFFLINE], chains, told, judge, trusted=True)
         for name, each in served.classifiers.items():
             found[f"from {name}, {NETWORK}"] = retrained(each, chains, told, judge)
         found[RIVAL] = rival(chains, told, judge)

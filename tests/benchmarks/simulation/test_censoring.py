@@ -147,7 +147,7 @@ def test_the_command_writes_every_start_verified_in_each_way(
     assert main([*files, *offline, "--name", "toy", "--out", str(out)]) == 0
     rows = read_rows(out, BenchRow)
     arms = {"from offline fit", "from a pessimist", "from nothing"}
-    arms |= {"from offline fit, network", "from a pessimist, network"}
+    arms |= {"from offline fit, auto", "from offline fit, network", "from a pessimist, network"}
     assert {(row.scenario, row.arm, row.setting["states"], row.setting["verified"]) for row in rows} == set(
         itertools.product(("censoring",), arms, (0, 100, 300), VERIFIED)
     )

@@ -47,5 +47,5 @@ def test_what_was_learnt_follows(traces: Traces, tmp_path: Path):
     assert main([*files, "--offline", str(tmp_path / "c.safetensors"), "--name", "toy", "--out", str(out)]) == 0
     rows = read_rows(out, BenchRow)
     nats = {(row.arm, row.setting["states"]): row.metrics["nll"] for row in rows}
-    for arm in (f"from {OFFLINE}", f"from {OFFLINE}, network", "from nothing", RIVAL):
+    for arm in (f"from {OFFLINE}", f"from {OFFLINE}, auto", f"from {OFFLINE}, network", "from nothing", RIVAL):
         assert nats[arm, 400] < nats[arm, 0], "it has not followed"

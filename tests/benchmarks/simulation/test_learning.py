@@ -92,7 +92,7 @@ def test_the_command_writes_every_contestant_at_every_number_of_states(
     assert main([*files, *start, "--name", "toy", "--out", str(out)]) == 0
     rows = read_rows(out, BenchRow)
     arms = {"from other", "from offline fit", f"from {NOTHING}", RIVAL}
-    arms |= {"from other, network", "from offline fit, network"}
+    arms |= {"from offline fit, auto", "from other, network", "from offline fit, network"}
     assert {(row.arm, row.setting["states"], row.setting["poisoned"]) for row in rows} == set(
         itertools.product(arms, (0, 100, 300), (0, 1))
     )
