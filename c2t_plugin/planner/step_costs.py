@@ -18,12 +18,16 @@ KNOTS = (1, 2, 3, 4, 6)
 # pass of one size takes says nothing of another size: a processor computes two rows worse than eight, and who took the
 # two rows' price for the eight's would never run those.
 BELIEVED = (0.1, 0.03, 0.1, *(0.3 for _ in KNOTS), 0.3, 0.1)
-# Steps before and after one by whose median the machine's speed at that time is told from what the step did.
-AROUND = 8
+# The same at first, as long as nothing is known of the machine's speed: whoever has seen one depth in a fast while, and
+# others in a slow one, would take these for dear, and never see them again.
+AT_FIRST = (*(1e-3 for _ in BELIEVED[:-2]), *BELIEVED[-2:])
+# Steps before and after one by whose median the machine's speed at that time is told from what the step did. Kinds of
+# step that take turns one by one look like a machine that does.
+AROUND = 4
 # No step is faster than a typical one by more than this: a clock that stood still has said nothing.
 FASTEST = 1000.0
-# Rounds of fitting costs by speed and speed by costs; more of them change nothing that matters.
-ROUNDS = 3
+# Rounds of fitting costs by speed and speed by costs, after the first one; more of them change nothing that matters.
+ROUNDS = 6
 # Relative errors up to which a step counts in full, near enough; further ones count by how far they are.
 NEAR = 0.1
 
@@ -90,9 +94,9 @@ class StepCosts(NamedTuple):
         """Of one or more steps of batches of about one size, in their order. skips: see `before`.
 
         Least absolute errors, relative to what a step takes. What a machine is slower for a while than in the mean of
-        all steps is taken out first: the depths of a slow while are not to look dear. A correction that has little
-        evidence stays near zero. Steps that take less than their passes say that the curve was measured in a slow
-        while, all of it: what lies between its prices shrinks with them.
+        all steps is taken out first: the depths of a slow while are not to look dear, unless steps beside each other
+        say so. A correction that has little evidence stays near zero. Steps that take less than their passes say that
+        the curve was measured in a slow while, all of it: what lies between its prices shrinks with them.
         """
         seconds, requests, depths, rows, _, contexts = np.array(steps, dtype=np.float64).T
         took = np.maximum(seconds, LEAST_SECONDS)
@@ -110,10 +114,10 @@ class StepCosts(NamedTuple):
         kinds = np.column_stack(
             [np.ones_like(took), depths == 0, depths, tokens < depths, near_knots(tokens), more, more * tokens]
         )
-        pull = np.diag([0.0, *((NEAR / (reach * typical)) ** 2 for reach in BELIEVED)])
         speed, near = np.ones_like(took), np.ones_like(took)
         found = np.zeros(kinds.shape[1])
-        for _ in range(ROUNDS):
+        for believed in (AT_FIRST, *(BELIEVED,) * ROUNDS):
+            pull = np.diag([0.0, *((NEAR / (reach * typical)) ** 2 for reach in believed)])
             weighted = kinds.T * (near / (took / speed) ** 2)
             found = np.linalg.solve(weighted @ kinds + pull, weighted @ (took / speed - said))
             expected = np.maximum(said + kinds @ found, LEAST_SECONDS)

@@ -68,6 +68,24 @@ def test_slow_whiles_make_no_depth_look_dear():
     assert worst < 0.03
 
 
+@pytest.mark.parametrize("slower", [3.0, 0.4])
+def test_a_while_makes_no_depth_look_dear_that_was_seen_in_no_other(slower: float):
+    """The first steps try each depth while the machine is slow, or fast, and then one depth alone is drafted."""
+    rng = random.Random(7)
+
+    def noise() -> float:
+        return math.exp(rng.gauss(0, 0.02))
+
+    first = [
+        Step(slower * noise() * seconds(depth, depth), 1, depth, 1 + depth, max(0, depth - 1))
+        for depth in (*range(5),) * 6
+    ]
+    then = [Step(noise() * seconds(3, 3), 1, 3, 4, 2) for _ in range(300)]
+    found = StepCosts.fit(CURVE, first + then)
+    prices = [seconds(depth, depth, found) for depth in range(5)]
+    assert prices == pytest.approx([prices[3] * seconds(depth, depth) / seconds(3, 3) for depth in range(5)], rel=0.1)
+
+
 @pytest.mark.parametrize("count", [1, 2, AROUND, 2 * AROUND + 1, 5 * AROUND])
 def test_the_speed_of_a_while_is_the_median_around_each_step(count: int):
     rng = random.Random(count)
@@ -108,7 +126,7 @@ def test_a_curve_that_was_measured_in_a_slow_second_is_scaled():
 def test_what_one_size_takes_says_nothing_of_another():
     """Two rows are computed badly, and nothing else was run: eight may still be as the curve has it."""
     plain, one = Step(seconds(0, 0), 1, 0, 1, 0), Step(seconds(1, 1) + 0.04, 1, 1, 2, 0)
-    found = StepCosts.fit(CURVE, [plain, one] * 64)
+    found = StepCosts.fit(CURVE, [plain, plain, plain, one] * 64)
     bump, further = found.of_tokens(near_knots(np.array([1, 4]))).tolist()
     assert bump > 0.02
     assert abs(further) < 0.1 * bump
