@@ -19,15 +19,15 @@ KNOTS = (1, 2, 3, 4, 6)
 # two rows' price for the eight's would never run those.
 BELIEVED = (0.1, 0.03, 0.1, *(0.3 for _ in KNOTS), 0.3, 0.1)
 # The same at first, as long as nothing is known of the machine's speed: whoever has seen one depth in a fast while, and
-# others in a slow one, would take these for dear, and never see them again.
-AT_FIRST = (*(1e-3 for _ in BELIEVED[:-2]), *BELIEVED[-2:])
+# others in a slow one, would take these for dear, and never see them again. A step that drafts nothing is another one.
+AT_FIRST = (BELIEVED[0], *(1e-3 for _ in BELIEVED[1:-2]), *BELIEVED[-2:])
 # Steps before and after one by whose median the machine's speed at that time is told from what the step did. Kinds of
 # step that take turns one by one look like a machine that does.
-AROUND = 4
+AROUND = 5
 # No step is faster than a typical one by more than this: a clock that stood still has said nothing.
 FASTEST = 1000.0
 # Rounds of fitting costs by speed and speed by costs, after the first one; more of them change nothing that matters.
-ROUNDS = 6
+ROUNDS = 8
 # Relative errors up to which a step counts in full, near enough; further ones count by how far they are.
 NEAR = 0.1
 
