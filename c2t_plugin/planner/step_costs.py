@@ -15,19 +15,17 @@ from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
 KNOTS = (1, 2, 3, 4, 6)
 # How far corrections are believed to reach without evidence, as shares of a typical step: for plain decoding, for each
 # depth, for a cut, at each knot, and for twice the usual context, of the step and of each draft token besides. What a
-# pass of one size takes says nothing of another size: a processor computes two rows worse than eight, and who took the
-# two rows' price for the eight's would never run those.
+# pass of one size takes says nothing of another size: a processor computes two rows worse than eight.
 BELIEVED = (0.1, 0.03, 0.1, *(0.3 for _ in KNOTS), 0.3, 0.1)
-# The same at first, as long as nothing is known of the machine's speed: whoever has seen one depth in a fast while, and
+# The same in a first round that leaves the rest to the machine's speed: whoever has seen one depth in a fast while, and
 # others in a slow one, would take these for dear, and never see them again. A step that drafts nothing is another one.
 AT_FIRST = (BELIEVED[0], *(1e-3 for _ in BELIEVED[1:-2]), *BELIEVED[-2:])
-# Steps before and after one by whose median the machine's speed at that time is told from what the step did. Kinds of
-# step that take turns one by one look like a machine that does.
-AROUND = 5
+# Steps before and after one by whose median the machine's speed at that time is told from what the step did.
+AROUND = 6
 # No step is faster than a typical one by more than this: a clock that stood still has said nothing.
 FASTEST = 1000.0
 # Rounds of fitting costs by speed and speed by costs, after the first one; more of them change nothing that matters.
-ROUNDS = 8
+ROUNDS = 3
 # Relative errors up to which a step counts in full, near enough; further ones count by how far they are.
 NEAR = 0.1
 
@@ -93,18 +91,15 @@ class StepCosts(NamedTuple):
     def fit(cls, curve: CostCurve, steps: Sequence[Step], skips: bool = False) -> StepCosts:
         """Of one or more steps of batches of about one size, in their order. skips: see `before`.
 
-        Least absolute errors, relative to what a step takes. What a machine is slower for a while than in the mean of
-        all steps is taken out first: the depths of a slow while are not to look dear, unless steps beside each other
-        say so. A correction that has little evidence stays near zero. Steps that take less than their passes say that
-        the curve was measured in a slow while, all of it: what lies between its prices shrinks with them.
+        Least absolute errors, relative to what a step takes, of a machine that is slower for a while. A correction that
+        has little evidence stays near zero. Steps that take less than their passes say that the curve was measured in a
+        slow while, all of it: what lies between its prices shrinks with them.
         """
         seconds, requests, depths, rows, _, contexts = np.array(steps, dtype=np.float64).T
         took = np.maximum(seconds, LEAST_SECONDS)
-        typical = float(np.median(took))
-        took = np.maximum(took, typical / FASTEST)
+        took = np.maximum(took, np.median(took) / FASTEST)
         first = cls.before(curve, skips)
-        known = {kind: _passes(curve, *kind) for kind in {(step.rows, step.requests, step.passes) for step in steps}}
-        passes = np.array([known[step.rows, step.requests, step.passes] for step in steps])
+        passes = np.array([curve.verify_one(step.rows) + step.passes * curve.draft_s(step.requests) for step in steps])
         plain_s = np.where(depths == 0, first.plain, 0.0)
         scale = min(1.0, float(np.median(took / np.maximum(passes + first.always + plain_s, LEAST_SECONDS))))
         said = scale * (passes + plain_s)
@@ -114,15 +109,9 @@ class StepCosts(NamedTuple):
         kinds = np.column_stack(
             [np.ones_like(took), depths == 0, depths, tokens < depths, near_knots(tokens), more, more * tokens]
         )
-        speed, near = np.ones_like(took), np.ones_like(took)
-        found = np.zeros(kinds.shape[1])
-        for believed in (AT_FIRST, *(BELIEVED,) * ROUNDS):
-            pull = np.diag([0.0, *((NEAR / (reach * typical)) ** 2 for reach in believed)])
-            weighted = kinds.T * (near / (took / speed) ** 2)
-            found = np.linalg.solve(weighted @ kinds + pull, weighted @ (took / speed - said))
-            expected = np.maximum(said + kinds @ found, LEAST_SECONDS)
-            speed = _while_by_while(np.log(took / expected))
-            near = NEAR / (np.abs(np.log(took / (expected * speed))) + NEAR)
+        # what differs from the curve is its prices, or the machine's speed
+        fits = [_fitted(kinds, took, said, begun) for begun in (BELIEVED, AT_FIRST)]
+        _, found = min(fits, key=lambda fit: fit[0])
         always, plain, a_depth, a_cut, *a_knot, by_step, by_token = found.tolist()
         seen = Context(usual, int(contexts.min()), int(contexts.max()), by_step, by_token) if usual else None
         return cls(always, plain + scale * first.plain, a_depth, max(0.0, a_cut), tuple(a_knot), scale, seen)
@@ -133,8 +122,19 @@ class StepCosts(NamedTuple):
         return cls(curve.beside, plain=-curve.draft_extend if skips else 0.0)
 
 
-def _passes(curve: CostCurve, rows: int, requests: int, passes: int) -> float:
-    return curve.verify_one(rows) + passes * curve.draft_s(requests)
+def _fitted(kinds: Array, took: Array, said: Array, first: Sequence[float]) -> tuple[float, Array]:
+    """How little it explains, and (kinds,) seconds of each kind. first: how far they reach in the first round."""
+    typical, speed, near = np.median(took), np.ones_like(took), np.ones_like(took)
+    for believed in (first, *(BELIEVED,) * ROUNDS):
+        pull = np.diag([0.0, *((NEAR / (reach * typical)) ** 2 for reach in believed)])
+        weighted = kinds.T * (near / (took / speed) ** 2)
+        found = np.linalg.solve(weighted @ kinds + pull, weighted @ (took / speed - said))
+        expected = np.maximum(said + kinds @ found, LEAST_SECONDS)
+        speed = _while_by_while(np.log(took / expected))
+        error = np.abs(np.log(took / (expected * speed)))
+        near = NEAR / (error + NEAR)
+    # with a speed that turns often anything is explained
+    return float(error.sum() + np.abs(np.diff(np.log(speed))).sum()), found
 
 
 def near_knots(tokens: Array) -> Array:
@@ -144,8 +144,7 @@ def near_knots(tokens: Array) -> Array:
 
 
 def _while_by_while(drift: Array) -> Array:
-    """(steps,) speed at each step, 1 in the geometric mean. drift: (steps,) logarithms of what came over what was
-    expected."""
+    """(steps,) speed at each step, 1 in the geometric mean. drift: (steps,) logarithm of what came over expectation."""
     windows = np.lib.stride_tricks.sliding_window_view(np.pad(drift, AROUND, constant_values=np.nan), 2 * AROUND + 1)
     # the median of what is there, which at both ends is less: numpy's own takes most of a fit
     ordered, steps = np.sort(windows, axis=1), np.arange(len(drift))

@@ -98,8 +98,7 @@ def test_what_lies_between_other_steps_is_no_step(clock: Clock, what: str):
 def test_a_depth_lies_on_the_line_of_those_that_are_known(clock: Clock):
     pace = Pace(clock=clock)
     for _ in range(MEMORY):
-        for _ in range(3):
-            run(pace, clock, 4.0, depth=1, rows=2)
+        run(pace, clock, 4.0, depth=1, rows=2)
         run(pace, clock, 9.0, depth=4, rows=5)
     costs = pace.costs(CURVE, 1)
     assert costs is not None
