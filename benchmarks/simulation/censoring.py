@@ -83,8 +83,7 @@ def rows_of(options: argparse.Namespace, record: Mapping[str, Any]) -> Iterator[
     curve = curve_of(served.kind, options.requests)
     given = served.chains, served.told, served.judge
     starts: dict[str, Any] = {f"from {name}": (learnt, each) for name, each in served.sure().items()}
-    own = functools.partial(learnt, trusted=True), starts[f"from {OFFLINE}"][1]
-    starts[f"from {OFFLINE}, {AUTO}"] = own
+    starts[f"from {OFFLINE}, {AUTO}"] = functools.partial(learnt, trusted=True), starts[f"from {OFFLINE}"][1]
     starts |= {f"from {name}, {NETWORK}": (retrained, each) for name, each in served.classifiers.items()}
     for verified in VERIFIED:
         for arm, (learns, start) in starts.items():

@@ -245,9 +245,8 @@ class Served(NamedTuple):
 def rows_of(options: argparse.Namespace, record: Mapping[str, Any]) -> Iterator[BenchRow]:
     """Every contestant at every mark, on the stream as it is and poisoned."""
     served = Served.of(options)
-    chains, judge = served.chains, served.judge
+    chains, judge, sure = served.chains, served.judge, served.sure()
     for poisoned, told in ((0, served.told), (1, served.poisoned)):
-        sure = served.sure()
         found = {f"from {name}": learnt(each, chains, told, judge) for name, each in sure.items()}
         found[f"from {OFFLINE}, {AUTO}"] = learnt(sure[OFFLINE], chains, told, judge, trusted=True)
         for name, each in served.classifiers.items():

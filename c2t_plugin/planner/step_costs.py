@@ -99,7 +99,9 @@ class StepCosts(NamedTuple):
         took = np.maximum(seconds, LEAST_SECONDS)
         took = np.maximum(took, np.median(took) / FASTEST)
         first = cls.before(curve, skips)
-        passes = np.array([curve.verify_one(step.rows) + step.passes * curve.draft_s(step.requests) for step in steps])
+        asked = [(step.rows, step.passes, step.requests) for step in steps]
+        known = {each: curve.verify_one(each[0]) + each[1] * curve.draft_s(each[2]) for each in set(asked)}
+        passes = np.array([known[each] for each in asked])
         plain_s = np.where(depths == 0, first.plain, 0.0)
         scale = min(1.0, float(np.median(took / np.maximum(passes + first.always + plain_s, LEAST_SECONDS))))
         said = scale * (passes + plain_s)
@@ -110,8 +112,7 @@ class StepCosts(NamedTuple):
             [np.ones_like(took), depths == 0, depths, tokens < depths, near_knots(tokens), more, more * tokens]
         )
         # what differs from the curve is its prices, or the machine's speed
-        fits = [_fitted(kinds, took, said, begun) for begun in (BELIEVED, AT_FIRST)]
-        _, found = min(fits, key=lambda fit: fit[0])
+        _, found = min((_fitted(kinds, took, said, begun) for begun in (BELIEVED, AT_FIRST)), key=lambda fit: fit[0])
         always, plain, a_depth, a_cut, *a_knot, by_step, by_token = found.tolist()
         seen = Context(usual, int(contexts.min()), int(contexts.max()), by_step, by_token) if usual else None
         return cls(always, plain + scale * first.plain, a_depth, max(0.0, a_cut), tuple(a_knot), scale, seen)
