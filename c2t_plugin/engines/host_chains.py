@@ -16,8 +16,7 @@ from c2t_plugin.scorer import ChainScorer
 
 
 class HostChainScorer(ChainScorer):
-    """A ChainScorer whose device is the CPU: a step takes a tenth of the operations, the numbers are the same within
-    float32 rounding."""
+    """A ChainScorer whose device is the CPU: a tenth of the operations, the same numbers within float32 rounding."""
 
     def __init__(self, classifier: NodeClassifier, **how: Any) -> None:
         """how: as ChainScorer takes it; the device is the CPU."""

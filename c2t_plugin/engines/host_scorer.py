@@ -28,8 +28,7 @@ _QUIET: Any = {"invalid": "ignore", "divide": "ignore", "over": "ignore"}
 
 
 class HostStats(NamedTuple):
-    """As c2t_kernels.DraftStats for the most probable token alone; each (rows,), float32 but for the ids, which may be
-    left out."""
+    """As c2t_kernels.DraftStats for the most probable token alone; each (rows,), float32 but for the ids, or None."""
 
     token_ids: Array | None
     log_prob: Array

@@ -78,8 +78,7 @@ class DraftEnd:
         return Prices.of(planner, requests, learnt)
 
     def begin(self, prices: Prices | None, own: Sequence[OwnLimits | None] = ()) -> None:
-        """prices: None: this draft is as deep as it may be. own: of each request what it has set for itself; () if none
-        has."""
+        """prices: None: this draft is as deep as it may be. own: of each request its own limits; () if none has."""
         self._prices = prices
         if prices is not None:
             self._chances = Chances(prices.requests, prices.meaning, own)

@@ -127,8 +127,7 @@ def _passes(curve: CostCurve, requests: int, most: int, sizes: tuple[int, ...]) 
 
 @functools.lru_cache(maxsize=256)
 def padded_rows(requests: int, most: int, sizes: tuple[int, ...]) -> Array:
-    """(most + 1,) int64 rows of the passes over the roots of so many requests and 0, 1, 2, ... draft tokens: `padded`.
-    Not to be written to."""
+    """(most + 1,) int64 rows of passes over the roots of so many requests and 0, 1, 2, ... draft tokens, read-only."""
     rows: Array = padded(requests + torch.arange(most + 1), sizes).numpy()
     return rows
 

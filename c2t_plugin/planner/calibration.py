@@ -141,8 +141,7 @@ class Calibration:
         return rows
 
     def lost(self, drafts: int) -> Array:
-        """(drafts,) nats of the outcome of each of the newest ones, as it was foretold; no more of them than are in the
-        window."""
+        """(drafts,) nats of the outcome of each of the newest ones, as it was foretold; at most the window's."""
         newest = (self._count - drafts + np.arange(drafts)) % WINDOW
         return lost(self._expected[1, newest], self._hits()[newest], self._known[newest])
 

@@ -20,11 +20,9 @@ from c2t_plugin.planner.learnt import Learnt, lost
 FIT_EVERY, MEMORY = 64, 4096
 # Standard errors by which a fit has to predict worse.
 DOUBT = 3.0
-# Iterations of Newton's method at most, and what is gained by one that is the last, in nats: the fit before is where
-# they start.
+# Iterations of Newton's method at most, from the fit before on, and what is gained by one that is the last, in nats.
 ITERATIONS, ENOUGH = 8, 1e-3
-# Inverse variances: of the slope around 1, of the draft's own logit's around 0, of an offset around 0; as much as so
-# many tokens say.
+# Inverse variances, of the slope around 1, of the draft's own weight and an offset around 0: what so many tokens say.
 SLOPE_PRIOR, OWN_PRIOR, OFFSET_PRIOR, PRIOR_TOKENS = 4.0, 4.0, 2.0, 10
 # Tokens that what an earlier server learnt counts as, at most, beside this one's own.
 CARRIED = 512

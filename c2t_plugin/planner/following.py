@@ -17,8 +17,7 @@ Outcome = tuple[Tensor, Tensor, Tensor, Sequence[Hashable]]
 @dataclass
 class Untold:
     """A draft of which the text has not told all. sure, row: its place in the (drafts, tokens, ...) of its step, see
-    StepPlanner.keep. agreed: of its tokens, those that the text goes on with. rest: the others. at: where in the text
-    they would be."""
+    StepPlanner.keep. agreed: of its tokens, those that the text goes on with. rest: others. at: their place in it."""
 
     sure: Tensor
     row: int
@@ -42,7 +41,6 @@ Told = tuple[Untold, tuple[int, int], Hashable]
 
 
 def outcome(sure: Tensor, drafts: Sequence[Told]) -> Outcome:
-    """As StepPlanner.learn takes it. sure: of the step whose drafts these are; each with what `told` says of it, and
-    whose it is."""
+    """As StepPlanner.learn takes it. sure: of the step of these drafts, each with what is `told` and whose it is."""
     known, accepted = torch.tensor([ends for _, ends, _ in drafts], dtype=torch.int64).view(-1, 2).unbind(1)
     return sure[[draft.row for draft, _, _ in drafts]], known, accepted, [owner for *_, owner in drafts]

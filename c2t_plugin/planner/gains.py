@@ -39,8 +39,7 @@ class RecentGains:
 
 
 def _as_of(requests: int, depth: int, then: int, curve: Array) -> Array:
-    """The sums of a step of `then` requests as if it had had so many: read at fractional places, linear between its
-    entries."""
+    """The sums of a step of `then` requests as if it had had so many: on the lines between its entries."""
     if then == requests:
         return curve
     counts = np.arange(requests * depth + 1) * (then / requests)

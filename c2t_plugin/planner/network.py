@@ -1,5 +1,4 @@
-"""The classifier's network on the host, in numpy: so few numbers need no launches. Chains are scored by it there, and a
-planner trains it."""
+"""The classifier's network in numpy, where so few numbers need no launches: scores chains, and a planner trains it."""
 
 from __future__ import annotations
 

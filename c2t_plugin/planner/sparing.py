@@ -8,7 +8,7 @@ it says, and all of that is verified.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
@@ -27,8 +27,7 @@ from c2t_plugin.planner.step_planner import StepPlanner
 
 # Scored drafts of a size of batch before any goes without.
 FIRST = 48
-# Of so many drafts where scores do not pay, how many are scored all the same, one after the other: to see whether they
-# would.
+# Of so many drafts where scores do not pay, how many are scored all the same, one after another, to see if they would.
 EVERY, SCORED = 32, 2
 # Of what is known of both ways, what is left after a scored draft: some three dozen count.
 REMEMBERED = 0.97
@@ -41,8 +40,7 @@ PRICED, PRICED_EVERY = 64, 16
 
 
 class Worth:
-    """What scored drafts of one size of batch came to, beside what static ones of each depth would have; and which
-    steps are scored for that."""
+    """What scored drafts of a size of batch came to, beside static ones by depth; which steps are scored for it."""
 
     def __init__(self, depths: int) -> None:
         """depths: how many, 0 among them."""
@@ -131,10 +129,12 @@ class SparingPlanner(StepPlanner):
         self._scored_s = scored_s
         self._before_s = scored_s()
         # by size of batch
-        self._worth: dict[int, Worth] = {}
+        self._worth = defaultdict[int, Worth](lambda: Worth(self._steps + 1))
         # depth that holds, for so many requests, and for how many more steps
         self._held = 0, 0, 0
         self._requests = self._drafts = self._without = 0
+        # of steps without scores that are not learnt from yet, depth and accepted tokens of each request
+        self._came: list[tuple[int, Tensor]] = []
 
     def interrupt(self) -> None:
         super().interrupt()
@@ -165,6 +165,7 @@ class SparingPlanner(StepPlanner):
         static.curve, static.skips = planner.curve, self.skips
         self.scores, self.scores_next = self._turn(requests)
         if self.scores:
+            self._hear_spared()
             super()._plan(planner, requests)
         else:
             self.depth, self._promised_s = self._static_depth(static, requests), None
@@ -175,16 +176,14 @@ class SparingPlanner(StepPlanner):
         """See Worth.turn. Who has limits of their own is cut by scores."""
         if not self.measures or self._unread is not None or any(self._own):
             return True, True
-        return self._worth_of(requests).turn()
-
-    def _worth_of(self, requests: int) -> Worth:
-        return self._worth.setdefault(size_of(requests), Worth(self._steps + 1))
+        return self._worth[size_of(requests)].turn()
 
     def _static_depth(self, static: _StaticPlanner, requests: int) -> int:
         depth, of, left = self._held
         if left and of == requests:
             self._held = depth, of, left - 1
             return depth
+        self._hear_spared()
         depth = static.depth(requests)
         self._held = depth, requests, 0 if static.probing else HELD - 1
         return depth
@@ -214,7 +213,7 @@ class SparingPlanner(StepPlanner):
         requests, drafted = chain.shape
         further = chain[:, -1:] * planner.accepted[drafted:].cumprod()
         whole = requests + sums(np.hstack([chain, further]).sum(axis=0))
-        self._worth_of(requests).note(np.append(tokens, whole), np.append(seconds, static.seconds(requests)))
+        self._worth[size_of(requests)].note(np.append(tokens, whole), np.append(seconds, static.seconds(requests)))
 
     def learn(self, *outcomes: Outcome) -> None:
         (sure, verified, accepted, _), *since = outcomes
@@ -222,14 +221,19 @@ class SparingPlanner(StepPlanner):
         # those of earlier drafts have scores
         if scored := since if spared else outcomes:
             super().learn(*scored)
-        if not spared:
-            return
-        # of a text that has ended fewer were verified
-        depth, whole = sure.shape[1], verified == sure.shape[1]
-        came = (torch.arange(depth) < accepted[whole, None]).double().numpy()
-        for planner in (self._planner, self._static):
-            if planner is not None and came.size:
-                planner.hear(came)
+        if spared:
+            # of a text that has ended fewer were verified
+            self._came.append((sure.shape[1], accepted[verified == sure.shape[1]]))
+
+    def _hear_spared(self) -> None:
+        """Learn from the steps without scores since this was asked before: one alone costs as much as all of them."""
+        for depth in sorted({deep for deep, _ in self._came}):
+            hits = torch.cat([accepted for deep, accepted in self._came if deep == depth])
+            came = (torch.arange(depth) < hits[:, None]).double().numpy()
+            for planner in (self._planner, self._static):
+                if planner is not None and came.size:
+                    planner.hear(came)
+        self._came.clear()
 
     def state(self) -> dict[str, Any]:
         """As StepPlanner's. unscored: the share of drafts that went without scores."""

@@ -14,12 +14,15 @@ from c2t_plugin.planner.curve import LEAST_SECONDS, CostCurve
 # the line, beyond the last as there, of none nothing.
 KNOTS = (1, 2, 3, 4, 6)
 # How far corrections are believed to reach without evidence, as shares of a typical step: for plain decoding, for each
-# depth, for a cut, at each knot, and for twice the usual context, of the step and of each draft token besides. What a
-# pass of one size takes says nothing of another size: a processor computes two rows worse than eight.
+# depth, for a cut, at each knot, and for twice the usual context, of the step and of each draft token besides.
 BELIEVED = (0.1, 0.03, 0.1, *(0.3 for _ in KNOTS), 0.3, 0.1)
-# The same in a first round that leaves the rest to the machine's speed: whoever has seen one depth in a fast while, and
-# others in a slow one, would take these for dear, and never see them again. A step that drafts nothing is another one.
+# The same in a first round that leaves the rest, but plain steps, to the machine's speed: depths that were seen in a
+# slow while would be taken for dear, and never be seen again.
 AT_FIRST = (BELIEVED[0], *(1e-3 for _ in BELIEVED[1:-2]), *BELIEVED[-2:])
+# How far knots between two others are off their line, and how far without evidence, as a share of a typical step: no
+# size is dear between two cheap ones. Of the first none: a processor may compute two rows worse than eight.
+OFF = np.array([(-1 / 2, 1, -1 / 2, 0, 0), (0, -1 / 2, 1, -1 / 2, 0), (0, 0, -2 / 3, 1, -1 / 3)])
+OFF_LINE = 0.05
 # Steps before and after one by whose median the machine's speed at that time is told from what the step did.
 AROUND = 6
 # No step is faster than a typical one by more than this: a clock that stood still has said nothing.
@@ -111,8 +114,10 @@ class StepCosts(NamedTuple):
         kinds = np.column_stack(
             [np.ones_like(took), depths == 0, depths, tokens < depths, near_knots(tokens), more, more * tokens]
         )
+        bent = scale * OFF @ [curve.verify_one(round(float(requests.mean()) * (1 + knot))) for knot in KNOTS]
         # what differs from the curve is its prices, or the machine's speed
-        _, found = min((_fitted(kinds, took, said, begun) for begun in (BELIEVED, AT_FIRST)), key=lambda fit: fit[0])
+        both = (_fitted(kinds, took, said, bent, begun) for begun in (BELIEVED, AT_FIRST))
+        _, found = min(both, key=lambda fit: fit[0])
         always, plain, a_depth, a_cut, *a_knot, by_step, by_token = found.tolist()
         seen = Context(usual, int(contexts.min()), int(contexts.max()), by_step, by_token) if usual else None
         return cls(always, plain + scale * first.plain, a_depth, max(0.0, a_cut), tuple(a_knot), scale, seen)
@@ -123,13 +128,16 @@ class StepCosts(NamedTuple):
         return cls(curve.beside, plain=-curve.draft_extend if skips else 0.0)
 
 
-def _fitted(kinds: Array, took: Array, said: Array, first: Sequence[float]) -> tuple[float, Array]:
-    """How little it explains, and (kinds,) seconds of each kind. first: how far they reach in the first round."""
+def _fitted(kinds: Array, took: Array, said: Array, bent: Array, first: Sequence[float]) -> tuple[float, Array]:
+    """How little it explains, and (kinds,) seconds of each kind. bent: the curve, at OFF. first: reach at first."""
     typical, speed, near = np.median(took), np.ones_like(took), np.ones_like(took)
+    line = np.pad(OFF, ((0, 0), (4, 2)))
+    straight = (NEAR / (OFF_LINE * typical)) ** 2 * line.T
     for believed in (first, *(BELIEVED,) * ROUNDS):
         pull = np.diag([0.0, *((NEAR / (reach * typical)) ** 2 for reach in believed)])
         weighted = kinds.T * (near / (took / speed) ** 2)
-        found = np.linalg.solve(weighted @ kinds + pull, weighted @ (took / speed - said))
+        asked = weighted @ kinds + pull + straight @ line
+        found = np.linalg.solve(asked, weighted @ (took / speed - said) - straight @ bent)
         expected = np.maximum(said + kinds @ found, LEAST_SECONDS)
         speed = _while_by_while(np.log(took / expected))
         error = np.abs(np.log(took / (expected * speed)))

@@ -17,7 +17,7 @@ import torch
 
 from c2t_plugin.planner import CostCurve, OwnLimits, switched_depths
 from c2t_plugin.planner.ahead import DraftEnd
-from c2t_plugin.planner.sparing import EVERY, FIRST, SCORED, SparingPlanner, Worth
+from c2t_plugin.planner.sparing import EVERY, FIRST, HELD, SCORED, SparingPlanner, Worth
 from c2t_plugin.planner.step_planner import StepPlanner
 
 D_MAX, REQUESTS = 6, 4
@@ -237,15 +237,25 @@ def test_steps_are_measured_without_what_scores_take():
         assert known == pytest.approx(served.machine.milliseconds(depth, REQUESTS * (1 + depth)) / 1e3, rel=0.1)
 
 
+def chosen_anew(planner: SparingPlanner) -> None:
+    """What steps without scores came to is heard when the next depth is chosen."""
+    for _ in range(HELD):
+        planner.begin(REQUESTS)
+
+
 def test_what_ended_with_its_text_is_no_outcome():
     served = Served(Machine(told=False)).run(600)
     static = served.planner._static
     assert static is not None
+    chosen_anew(served.planner)
     before = static.accepted.copy()
     none = torch.full((1, 4, 2), math.nan)
     served.planner.learn((none, torch.tensor([2]), torch.tensor([2]), ()))
+    chosen_anew(served.planner)
     assert (static.accepted == before).all()
     served.planner.learn((none, torch.tensor([4]), torch.tensor([0]), ()))
+    assert (static.accepted == before).all()
+    chosen_anew(served.planner)
     assert (static.accepted != before).any()
 
 
@@ -257,6 +267,7 @@ def test_earlier_drafts_teach_in_a_step_without_scores_too(spared: bool, monkeyp
     static = served.planner._static
     assert static is not None
     learnt.clear()
+    chosen_anew(served.planner)
     before = static.accepted.copy()
     sure = torch.full((1, 4, 2), math.nan if spared else 0.5)
     now = sure, torch.tensor([4]), torch.tensor([0]), ["a"]
@@ -264,6 +275,7 @@ def test_earlier_drafts_teach_in_a_step_without_scores_too(spared: bool, monkeyp
     one, other = ((torch.full((1, 5, 2), 0.5), torch.tensor([5]), torch.tensor([hits]), ["b"]) for hits in (1, 2))
     served.planner.learn(now, one, other)
     assert learnt == [*([] if spared else [now]), one, other]
+    chosen_anew(served.planner)
     assert (static.accepted != before).any() == spared
     # nothing of this step is known as yet
     learnt.clear()

@@ -164,3 +164,17 @@ def test_plain_steps_without_draft_extend_are_cheaper_before_and_after_they_are_
     few = [step for step in made if step.depth][:16] + [step for step in made if not step.depth][:1]
     errors = [abs(StepCosts.fit(curve, few, skips).plain + 0.04) for skips in (True, False)]
     assert errors[0] < errors[1]
+
+
+def test_no_size_is_dear_between_two_cheap_ones():
+    """As a server recorded it: the first drafts of depth 3 fell in slow moments, and a planner that takes it for dear
+    drafts all others."""
+    rng = random.Random(3)
+    depths = [*range(7), *range(7), 3, 3, *rng.choices((2, 4), (1, 4), k=100)]
+    slower = [1.4 if depth == 3 else math.exp(rng.gauss(0, 0.05)) for depth in depths]
+    made = [
+        Step(slow * seconds(depth, depth), 1, depth, 1 + depth, max(0, depth - 1))
+        for depth, slow in zip(depths, slower, strict=True)
+    ]
+    below, there, above = (seconds(depth, depth, StepCosts.fit(CURVE, made)) for depth in (2, 3, 4))
+    assert there < 1.1 * (below + above) / 2

@@ -18,8 +18,7 @@ from c2t_plugin.engines.sglang.proof.made_up import MadeUp
 from c2t_plugin.scorer import ChainScorer
 
 REQUESTS = 8
-# A difference of this many times what two eager drafts of the same requests show is no fault, nor is rounding of logits
-# so many times.
+# So many times what two eager drafts of the same requests differ by is no fault, nor is so much rounding of logits.
 SLACK = 8.0
 
 
