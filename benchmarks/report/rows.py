@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -159,15 +160,15 @@ def append_lines(path: Path, lines: Sequence[str]) -> None:
 def read_lines(path: Path) -> list[str]:
     """Lines of a JSONL file, with their ends; none if it does not exist.
 
-    A path that ends in .gz is compressed. Each `append_rows` adds a gzip member, and all of them read as one text.
+    A path that ends in .gz or .xz is compressed. Each `append_rows` adds a member, and all of them read as one text.
     Raises C2TError on a damaged file.
     """
     if not path.is_file():
         return []
     found = path.read_bytes()
     try:
-        return (gzip.decompress(found) if _is_packed(path) else found).decode().splitlines(keepends=True)
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        return _unpacked(path, found).decode().splitlines(keepends=True)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, UnicodeDecodeError) as error:
         raise C2TError(f"{path.name} is damaged: {error}") from error
 
 
@@ -176,13 +177,23 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     write_whole(path, lambda part: part.write_bytes(_packed(path, lines)))
 
 
-def _is_packed(path: Path) -> bool:
-    return path.suffix == ".gz"
+def _unpacked(path: Path, found: bytes) -> bytes:
+    match path.suffix:
+        case ".gz":
+            return gzip.decompress(found)
+        case ".xz":
+            return lzma.decompress(found)
+    return found
 
 
 def _packed(path: Path, lines: Iterable[str]) -> bytes:
     text = "".join(lines).encode()
-    return gzip.compress(text, mtime=0) if _is_packed(path) else text
+    match path.suffix:
+        case ".gz":
+            return gzip.compress(text, mtime=0)
+        case ".xz":
+            return lzma.compress(text, preset=9)
+    return text
 
 
 def read_rows(path: Path, row: type[Row]) -> list[Row]:

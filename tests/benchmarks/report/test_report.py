@@ -6,6 +6,7 @@ Longer than most files, as rows of every kind are in it.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def test_a_command_is_shown_as_it_is_typed(recorded: str, typed: str) -> None:
     assert as_typed(recorded) == typed
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.jsonl.xz"])
 def test_rows_survive_the_file(name: str, tmp_path: Path) -> None:
     path = tmp_path / "new" / name
     rows = [ServingRow(**PLAIN), ServingRow(**C2T)]
@@ -128,12 +129,13 @@ def test_rows_survive_the_file(name: str, tmp_path: Path) -> None:
     assert read_rows(path, ServingRow) == rows
 
 
-@pytest.mark.parametrize("kept", [slice(9, None), slice(-9)], ids=["no gzip", "cut short"])
-def test_a_damaged_file_is_named(kept: slice, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl.gz"
+@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.jsonl.xz"])
+@pytest.mark.parametrize("kept", [slice(9, None), slice(-9)], ids=["no beginning", "cut short"])
+def test_a_damaged_file_is_named(name: str, kept: slice, tmp_path: Path) -> None:
+    path = tmp_path / name
     append_rows(path, [ServingRow(**PLAIN)])
     path.write_bytes(path.read_bytes()[kept])
-    with pytest.raises(C2TError, match=r"rows\.jsonl\.gz is damaged: "):
+    with pytest.raises(C2TError, match=f"{re.escape(name)} is damaged: "):
         read_rows(path, ServingRow)
 
 
