@@ -97,7 +97,11 @@ class _ScoredPlanner(Planner):
 
 
 class _StaticPlanner(Planner):
-    """Of steps without scores."""
+    """Of steps without scores. It knows of acceptance what the planner of the others does, and hears of none."""
+
+    def __init__(self, scored: Planner, **how: Any) -> None:
+        super().__init__(scored.curve, scored.d_max, packed=False, **how)
+        self._means, self._drafts, self.accepted = scored._means, scored._drafts, scored.accepted
 
     def seconds(self, requests: int) -> Array:
         """(depths,) of a step of each depth."""
@@ -159,9 +163,7 @@ class SparingPlanner(StepPlanner):
     def _plan(self, planner: Planner, requests: int) -> None:
         static = self._static
         if static is None:
-            static = self._static = _StaticPlanner(planner.curve, self._steps, packed=False, pace=self._pace)
-            for sure in self._early:
-                static.hear(falling_of(self._meant(sure).double().numpy()))
+            static = self._static = _StaticPlanner(planner, pace=self._pace)
         static.curve, static.skips = planner.curve, self.skips
         self.scores, self.scores_next = self._turn(requests)
         if self.scores:
@@ -198,10 +200,9 @@ class SparingPlanner(StepPlanner):
         if static is None:
             # of a draft that nobody planned
             return kept
-        chain = falling_of(acceptance.double().numpy())
-        static.hear(chain)
         if self._promised_s is not None:
             if not any(self._own):
+                chain = falling_of(acceptance.double().numpy())
                 came = len(chain) + chain[np.arange(chain.shape[1]) < kept.numpy()[:, None]].sum()
                 self._judge(planner, static, chain, came, self._promised_s)
             self._promised_s -= planner.price(len(kept)) * acceptance.shape[1]
@@ -230,9 +231,8 @@ class SparingPlanner(StepPlanner):
         for depth in sorted({deep for deep, _ in self._came}):
             hits = torch.cat([accepted for deep, accepted in self._came if deep == depth])
             came = (torch.arange(depth) < hits[:, None]).double().numpy()
-            for planner in (self._planner, self._static):
-                if planner is not None and came.size:
-                    planner.hear(came)
+            if self._planner is not None and came.size:
+                self._planner.hear(came)
         self._came.clear()
 
     def state(self) -> dict[str, Any]:
