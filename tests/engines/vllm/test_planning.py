@@ -123,7 +123,9 @@ def test_scores_are_spared_where_they_do_not_pay():
     assert all(machine.scored)
     machine.run(100)
     last = slice(-2 * EVERY, None)
-    assert sum(machine.scored[last]) == 2 * SCORED and set(machine.depths[last]) == {D_MAX}
+    assert sum(machine.scored[last]) == 2 * SCORED
+    # but for a probe or two
+    assert machine.depths[last].count(D_MAX) >= 2 * EVERY - 2
     curve = machine.planning.planner.curve
     assert curve is not None and curve.draft_extend == pytest.approx(EXTEND) and curve.draft_s(2) == pytest.approx(0.1)
 
