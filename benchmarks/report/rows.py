@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import lzma
@@ -177,23 +178,21 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     write_whole(path, lambda part: part.write_bytes(_packed(path, lines)))
 
 
-def _unpacked(path: Path, found: bytes) -> bytes:
-    match path.suffix:
-        case ".gz":
-            return gzip.decompress(found)
-        case ".xz":
-            return lzma.decompress(found)
-    return found
+# By the end of a file's name: how its text is packed, and read again.
+_PACKED = {
+    ".gz": (functools.partial(gzip.compress, mtime=0), gzip.decompress),
+    ".xz": (functools.partial(lzma.compress, preset=9), lzma.decompress),
+}
 
 
 def _packed(path: Path, lines: Iterable[str]) -> bytes:
-    text = "".join(lines).encode()
-    match path.suffix:
-        case ".gz":
-            return gzip.compress(text, mtime=0)
-        case ".xz":
-            return lzma.compress(text, preset=9)
-    return text
+    pack, _ = _PACKED.get(path.suffix, (bytes, bytes))
+    return pack("".join(lines).encode())
+
+
+def _unpacked(path: Path, found: bytes) -> bytes:
+    _, unpack = _PACKED.get(path.suffix, (bytes, bytes))
+    return unpack(found)
 
 
 def read_rows(path: Path, row: type[Row]) -> list[Row]:

@@ -32,7 +32,7 @@ PAYS_FROM = 1.02
 # drafts of one request say is mostly chance, and who stops drafting for it does not see it mended.
 FORGET, FORGET_ONE = 0.1, 0.02
 # Drafts accepted up to a depth that the depth above it counts as there. Who has seen few takes a token to be as likely
-# after the one before it as that one was: few that are hard to foretell, and drafts would never be deep again.
+# after the one before it as that one was: else a few hard ones, and drafts would never be deep again.
 PRIOR = 16
 # Drafts before plain decoding may be chosen, which teaches nothing: who does so for a few bad ones goes on to.
 TAUGHT = 128

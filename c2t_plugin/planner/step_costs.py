@@ -129,15 +129,15 @@ class StepCosts(NamedTuple):
 
 
 def _fitted(kinds: Array, took: Array, said: Array, bent: Array, first: Sequence[float]) -> tuple[float, Array]:
-    """How little it explains, and (kinds,) seconds of each kind. bent: the curve, at OFF. first: reach at first."""
+    """How little it explains, and (kinds,) seconds of each kind. bent: how far the curve is off lines, by OFF. first:
+    how far corrections reach in the first round."""
     typical, speed, near = np.median(took), np.ones_like(took), np.ones_like(took)
     line = np.pad(OFF, ((0, 0), (4, 2)))
     straight = (NEAR / (OFF_LINE * typical)) ** 2 * line.T
     for believed in (first, *(BELIEVED,) * ROUNDS):
-        pull = np.diag([0.0, *((NEAR / (reach * typical)) ** 2 for reach in believed)])
+        pull = np.diag([0.0, *((NEAR / (reach * typical)) ** 2 for reach in believed)]) + straight @ line
         weighted = kinds.T * (near / (took / speed) ** 2)
-        asked = weighted @ kinds + pull + straight @ line
-        found = np.linalg.solve(asked, weighted @ (took / speed - said) - straight @ bent)
+        found = np.linalg.solve(weighted @ kinds + pull, weighted @ (took / speed - said) - straight @ bent)
         expected = np.maximum(said + kinds @ found, LEAST_SECONDS)
         speed = _while_by_while(np.log(took / expected))
         error = np.abs(np.log(took / (expected * speed)))
