@@ -84,7 +84,8 @@ class OwnSettings:
     def __init__(self, settings: str, most: int) -> None:
         """settings: of C2TConfig.request_settings. most: requests that run at once."""
         self._settings, self._most = settings, most
-        self._known: dict[str, RequestOptions] = {}
+        # by name, what a request asked for, and what it got
+        self._known: dict[str, tuple[Any, RequestOptions]] = {}
         # requests whose own settings did not hold
         self.ignored = 0
 
@@ -97,16 +98,17 @@ class OwnSettings:
     def _one(self, name: str, request: Any) -> RequestOptions:
         extra_args = getattr(getattr(request, "sampling_params", None), "extra_args", None)
         if not extra_args:
-            # not remembered: a name may come again
-            self._known.pop(name, None)
             return OWN_OF_NONE
-        if name not in self._known:
-            self._known[name] = OWN_OF_NONE
+        asked, found = self._known.get(name, (None, OWN_OF_NONE))
+        # a name may come again
+        if asked is not extra_args:
+            found = OWN_OF_NONE
             try:
-                self._known[name] = granted(extra_args, self._settings)
+                found = granted(extra_args, self._settings)
             except Exception as error:
                 self._ignore(error)
-        return self._known[name]
+            self._known[name] = extra_args, found
+        return found
 
     def _ignore(self, error: Exception) -> None:
         # the first one is said in the log: clients decide how many

@@ -22,20 +22,19 @@ from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
 from vllm.v1.spec_decode.eagle import EagleProposer
 
-from c2t_plugin.classifier import NodeClassifier, load_classifier
+from c2t_plugin.classifier import load_classifier
 from c2t_plugin.config import LOWER, NETWORK
 from c2t_plugin.engines.host_scorer import HostScorer
-from c2t_plugin.engines.row_limits import RowLimits
 from c2t_plugin.engines.vllm.behind import Behind, Late, Plain, reads_later
 from c2t_plugin.engines.vllm.config import Settings
-from c2t_plugin.engines.vllm.early_exit import AllCut, Ended, may_leave
+from c2t_plugin.engines.vllm.device_scorer import DeviceScorer
+from c2t_plugin.engines.vllm.early_exit import AllCut, may_leave
 from c2t_plugin.engines.vllm.ending import Ending
 from c2t_plugin.engines.vllm.patches import COMPUTE_LOGITS, PATCHES
 from c2t_plugin.engines.vllm.planning import Drafted
 from c2t_plugin.engines.vllm.requests import OwnSettings
 from c2t_plugin.engines.vllm.served import ServedTraces
 from c2t_plugin.planner import OwnLimits
-from c2t_plugin.scorer import ChainScorer
 
 if TYPE_CHECKING:
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer as _StockProposer
@@ -43,27 +42,6 @@ else:
     _StockProposer = object
 
 logger = logging.getLogger("vllm.c2t")
-
-
-class DeviceScorer(RowLimits, ChainScorer):
-    """On a GPU: as HostScorer, but that it chooses no token."""
-
-    def __init__(self, classifier: NodeClassifier, *, rows: int, device: torch.device, **keyword: Any) -> None:
-        super().__init__(classifier, slots=rows, rows=rows, device=device, **keyword)
-        self._ended = Ended(rows, device)
-
-    def score(self, logits: Tensor, *, first: bool) -> None:
-        """Score the next token of every chain from (rows, draft_vocab) logits. first: of a new draft."""
-        if first:
-            rows = self._rows[: logits.shape[0]]
-            self.write_seed(rows, logits)
-            self.begin(rows)
-        else:
-            self.step(logits)
-
-    def any_alive(self) -> bool:
-        """As far as is known: see Ended."""
-        return not self._ended.after(self.scored, functools.partial(self.lengths, self.batch))
 
 
 class _ChainMixin(_StockProposer):
@@ -88,8 +66,6 @@ class _ChainMixin(_StockProposer):
             if device.type == "cpu"
             else DeviceScorer(classifier, **sizes, beta=settings.beta, device=device, keep_stats=keep_stats)
         )
-        # of the target's vocabulary, those that the draft's head has; None: all
-        self._vocabulary: Tensor | None = None
         self._chosen: Tensor | None = None
         # set by the worker where requests are recorded
         self.traces: ServedTraces | None = None
@@ -102,6 +78,8 @@ class _ChainMixin(_StockProposer):
         self._planned = settings.planned
         # for the planner in the scheduler's process, until the scheduler takes the drafts
         self.drafted: Drafted | None = None
+        # whether vLLM has asked for a draft since the scheduler took the last
+        self._asked = False
         self.ending = Ending()
         # of plain steps, what was not read; None: each is read at once
         self.behind: Behind | None = None
@@ -113,10 +91,14 @@ class _ChainMixin(_StockProposer):
 
     def load_model(self, *positional: Any, **keyword: Any) -> None:
         super().load_model(*positional, **keyword)
-        offsets = getattr(self.model, "draft_id_to_target_id", None)
-        if offsets is not None:
-            self._vocabulary = (torch.arange(len(offsets), device=offsets.device) + offsets).detach()
         PATCHES.on(COMPUTE_LOGITS, self.model, self._scoring)
+
+    @functools.cached_property
+    def _vocabulary(self) -> Tensor | None:
+        """Of the target's vocabulary, those that the draft's head has; None: all."""
+        # By the first draft, and not with the models, whose memory vLLM gives up when it sleeps.
+        offsets = getattr(self.model, "draft_id_to_target_id", None)
+        return None if offsets is None else (torch.arange(len(offsets), device=offsets.device) + offsets).detach()
 
     def initialize_attn_backend(self, *positional: Any, **keyword: Any) -> None:
         super().initialize_attn_backend(*positional, **keyword)
@@ -190,7 +172,7 @@ class _ChainMixin(_StockProposer):
             return isinstance(self.scorer, HostScorer) and not self.ending.goes_on(self.scorer)
 
     def propose(self, num_speculative_tokens: int, *positional: Any, **keyword: Any) -> list[list[int]]:
-        began, classified = time.perf_counter(), self.classifier_s or 0.0
+        self._asked, began, classified = True, time.perf_counter(), self.classifier_s or 0.0
         found = self._propose(num_speculative_tokens, *positional, **keyword)
         ended = time.perf_counter()
         self.draft_s += ended - began
@@ -207,9 +189,14 @@ class _ChainMixin(_StockProposer):
             self.drafted = Drafted(confidence, self._extend_s, ended - self._started, log_prob, stats, classifier_s)
         return found
 
-    def tell(self) -> Drafted | None:
-        """Of the newest draft, once, what the scheduler's planner goes by; None: there is no planner."""
-        drafted, self.drafted = self.drafted, None
+    def tell(self, drafts: Any) -> Drafted | None:
+        """Of the newest draft, once, what the scheduler's planner goes by; None: there is no planner. drafts: the
+        DraftTokenIds of it, which are emptied where vLLM asked for none."""
+        if not self._asked:
+            # One text is nearly as long as the draft can read, and vLLM hands over zeros for all of the batch.
+            drafts.draft_token_ids = [[] for _ in drafts.req_ids]
+            self.drafted = Drafted([[] for _ in drafts.req_ids], 0.0, 0.0) if self._planned else None
+        drafted, self.drafted, self._asked = self.drafted, None, False
         return drafted
 
     def _propose(self, num_speculative_tokens: int, *positional: Any, **keyword: Any) -> list[list[int]]:

@@ -144,7 +144,7 @@ class _ScoringMixin(_StockSpeculator):
         if self._times is not None:
             self._times.mark(moment)
 
-    def tell(self) -> Drafted | None:
+    def tell(self, _: Any = None) -> Drafted | None:
         """Of the newest draft, once, what the scheduler's planner goes by; None: there is no planner. Waits for it."""
         untold, self._untold = self._untold, None
         if self._times is None or untold is None:

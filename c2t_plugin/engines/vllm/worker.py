@@ -97,7 +97,7 @@ class WorkerMixin(_StockWorker):
         if traces is not None:
             traces.settle()
         drafts = super().take_draft_token_ids()
-        if drafts is not None and (drafted := self._drafter().tell()) is not None:
+        if drafts is not None and (drafted := self._drafter().tell(drafts)) is not None:
             setattr(drafts, ATTRIBUTE, drafted)
         return drafts
 

@@ -1,4 +1,4 @@
-"""vLLM's asynchronous engine in this process: exact counts of requests at once, behind an abort, and of n > 1."""
+"""vLLM's asynchronous engine: exact counts of requests at once, behind an abort and a sleep, and of n > 1."""
 
 from __future__ import annotations
 
@@ -44,6 +44,18 @@ async def aborted(engine: Any, ids: list[int]) -> int:
     return len(output.outputs[0].token_ids)
 
 
+async def asleep(engine: Any, ids: list[int]) -> Any:
+    """The last output of a request that ran when the engine was put to sleep. The engine is awake again."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(**GREEDY | {"max_tokens": 300})
+    async for output in engine.generate({"prompt_token_ids": ids}, sampling, request_id="asleep"):
+        if len(output.outputs[0].token_ids) > 2 and not await engine.is_sleeping():
+            await engine.sleep(1)
+    await engine.wake_up()
+    return output.outputs[0]
+
+
 async def answers(options: dict[str, Any], prompts: list[list[int]]) -> SimpleNamespace:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.sampling_params import RequestOutputKind
@@ -58,12 +70,16 @@ async def answers(options: dict[str, Any], prompts: list[list[int]]) -> SimpleNa
         ended = await aborted(engine, prompts[0])
         behind = [await last(engine, ids, f"b{row}", **GREEDY) for row, ids in enumerate(prompts[:2])]
         twice = await last(engine, prompts[1], "twice", output_kind=whole, **TWICE)
+        slept = await asleep(engine, prompts[0])
+        awake = [await last(engine, ids, f"a{row}", **GREEDY) for row, ids in enumerate(prompts[:2])]
     finally:
         engine.shutdown()
     return SimpleNamespace(
         together=[Steps.of_output(each) for each in found],
         ended=ended,
         behind=[Steps.of_output(each) for each in behind],
+        slept=slept,
+        awake=[Steps.of_output(each) for each in awake],
         twice=[Steps.of_output(SimpleNamespace(outputs=[each])) for each in twice.outputs],
     )
 
@@ -103,3 +119,9 @@ def test_what_follows_an_aborted_request_is_cut_as_ever(served: SimpleNamespace)
 
 def test_both_of_two_outputs_are_cut_as_one(served: SimpleNamespace):
     assert served.found.twice == [served.expected[1]] * 2
+
+
+def test_what_follows_a_sleep_is_cut_as_ever(served: SimpleNamespace):
+    """On a CPU vLLM aborts what runs and forgets cached prefixes; weights and keys stay where they are."""
+    assert served.found.slept.finish_reason == "abort" and 2 < len(served.found.slept.token_ids) < 300
+    assert served.found.awake == served.expected[:2]

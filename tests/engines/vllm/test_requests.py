@@ -16,7 +16,7 @@ pytestmark = pytest.mark.vllm
 
 from c2t_plugin.classifier import ClassifierSpec, NodeClassifier  # noqa: E402
 from c2t_plugin.engines.host_scorer import HostScorer  # noqa: E402
-from c2t_plugin.engines.vllm import config, requests, v1  # noqa: E402
+from c2t_plugin.engines.vllm import config, device_scorer, requests  # noqa: E402
 from c2t_plugin.engines.vllm.adaptive import StepScorer  # noqa: E402
 from c2t_plugin.engines.vllm.patches import ENGINE, PATCHES  # noqa: E402
 from c2t_plugin.engines.vllm.requests import OwnSettings, granted  # noqa: E402
@@ -111,6 +111,26 @@ def test_parameters_with_bad_values_cannot_be_made(front: None, sent: dict[str, 
     assert SamplingParams(extra_args={"c2t_beta": 0.5}).extra_args == {"c2t_beta": 0.5}
 
 
+@pytest.mark.parametrize(
+    ("bound", "sent", "message"),
+    [
+        ("lower", {"c2t_enabled": 0}, "c2t_enabled false verifies more than the server does"),
+        ("none", {"c2t_max_depth": 1}, "c2t_max_depth cannot be set: this server lets requests set none"),
+    ],
+)
+def test_parameters_beyond_what_the_operator_lets_requests_set_cannot_be_made(
+    front: None, bound: str, sent: dict[str, Any], message: str
+):
+    from vllm import SamplingParams
+    from vllm.exceptions import VLLMValidationError
+
+    requests.allow(bound)
+    with pytest.raises(VLLMValidationError, match=message):
+        SamplingParams(extra_args=sent)
+    requests.allow("all")
+    assert SamplingParams(extra_args=sent).extra_args == sent
+
+
 def test_a_process_that_makes_no_requests_never_raises(front: None, monkeypatch: pytest.MonkeyPatch):
     from vllm import SamplingParams
 
@@ -176,6 +196,15 @@ def test_nothing_that_is_sent_raises_at_the_front_but_a_refusal(sent: Any, setti
         assert str(error).isascii() and "\n" not in str(error)
 
 
+def test_a_name_that_comes_again_brings_settings_of_its_own():
+    own = OwnSettings("all", 8)
+    for sent, found in [({"c2t_beta": 0.5}, RequestOptions(beta=0.5)), ({"c2t_beta": 0.25}, RequestOptions(beta=0.25))]:
+        again = {"a": request(sent)}
+        assert own.of(["a"], again) == own.of(["a"], again) == [found]
+    for sent in (None, {"c2t_beta": 7}):
+        assert own.of(["a"], {"a": request(sent)}) == [RequestOptions()]
+
+
 def test_what_is_remembered_is_forgotten_with_its_requests():
     own = OwnSettings("all", 2)
     for number in range(50):
@@ -199,12 +228,12 @@ def test_requests_set_nothing_where_vllm_cuts_by_its_own_budget(worker: str, v2:
 
 def test_a_devices_scorers_cut_each_row_by_its_own_limits_and_the_next_batch_by_its(monkeypatch: pytest.MonkeyPatch):
     """As the host's does, whose rows are compared with a device's elsewhere."""
-    monkeypatch.setattr(v1, "Ended", lambda *_: None)
+    monkeypatch.setattr(device_scorer, "Ended", lambda *_: None)
     torch.manual_seed(0)
     classifier = NodeClassifier(ClassifierSpec())
     sizes = {"rows": 4, "max_depth": D_MAX, "beta": 0.5}
     host = HostScorer(classifier, **sizes)
-    chains = v1.DeviceScorer(classifier, device=torch.device("cpu"), **sizes)
+    chains = device_scorer.DeviceScorer(classifier, device=torch.device("cpu"), **sizes)
     steps = StepScorer(classifier, device="cpu", **sizes)
     logits = torch.randn(D_MAX, 3, 50)
     own = ([0.0, 0.99, None], [None, None, 1])

@@ -62,7 +62,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
     traces._recorder = TraceRecorder(tmp_path, 1.0, 4, {"pair": {}, "top_m": 5}, 1000.0)
     recorder = traces._recorder
     known = {"scorer": scorer, "traces": traces, "own": OwnSettings("all", 2)}
-    yield Worker(SimpleNamespace(**known, drafts=0, draft_steps=0, tell=lambda: None))
+    yield Worker(SimpleNamespace(**known, drafts=0, draft_steps=0, tell=lambda drafts: None))
     recorder.__class__.close(recorder)
 
 
@@ -77,7 +77,7 @@ def test_what_vllm_warmed_up_with_is_forgotten(worker: Worker):
 
 def test_what_a_drafter_tells_travels_on_its_drafts(worker: Worker, monkeypatch: pytest.MonkeyPatch):
     told = iter([7, None, 9])
-    worker.model_runner.speculator.tell = lambda: next(told)
+    worker.model_runner.speculator.tell = lambda drafts: next(told)
     monkeypatch.setattr(Stock, "take_draft_token_ids", lambda self: SimpleNamespace())
     assert getattr(worker.take_draft_token_ids(), ATTRIBUTE) == 7
     assert not hasattr(worker.take_draft_token_ids(), ATTRIBUTE)
