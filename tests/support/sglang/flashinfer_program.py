@@ -33,6 +33,7 @@ from c2t_kernels.attention.reference import tree_attention
 from c2t_plugin.config import PACKINGS
 from c2t_plugin.engines.sglang import algo
 from c2t_plugin.engines.sglang.drafters.tree_input import build_verify_input
+from c2t_plugin.engines.sglang.step import Step, attach, step_of
 from c2t_plugin.engines.sglang.verify import backends, choice, flashinfer
 from c2t_plugin.engines.sglang.verify.flashinfer import PackedFlashInferAttnBackend, PackedRows
 from tests.support.engines.undone import sglang_undone
@@ -215,11 +216,27 @@ def graph(backend: Any, live: Any) -> None:
     replayed = view(lengths, rows, live.seq_lens.tolist(), live.spec_info.custom_mask, MOST)
     replayed.req_pool_indices[: live.batch_size] = live.req_pool_indices
     replayed.seq_lens_cpu[: live.batch_size] = live.seq_lens_cpu
+    if (step := step_of(live.spec_info)) is not None:
+        replayed.spec_info.draft_token_num = WIDTH
+        attach(replayed.spec_info, step)
     backend.init_forward_metadata_out_graph(replayed)
     # What a graph has captured stays: only what lies behind its addresses is new.
     backend.forward_metadata, backend._padding = captured[rows]
     PLANNED_BY["trees" if masked else "chains"] = PagedWrapper.planned_by
     PagedWrapper.replaying = True
+
+
+def of_a_step(backend: Any, live: Any) -> None:
+    """A graph that is replayed for a step of C2T's, where to read anything back is an error."""
+    attach(live.spec_info, Step(torch.zeros(live.batch_size, dtype=torch.int32)))
+    sound = PackedFlashInferAttnBackend._plan
+
+    def planned(self: Any, *positional: Any, **keyword: Any) -> None:
+        with patch.object(torch.Tensor, "cpu", side_effect=RuntimeError("read back")):
+            sound(self, *positional, **keyword)
+
+    with patch.object(PackedFlashInferAttnBackend, "_plan", planned):
+        graph(backend, live)
 
 
 def inputs(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -416,6 +433,16 @@ def attention() -> dict[str, dict[str, float]]:
     return found
 
 
+def whole() -> dict[str, float]:
+    """Of chains that are verified whole in a graph of their size, and of others, whose rows are read back."""
+    found = run([WIDTH] * 2, 2 * WIDTH, False, of_a_step)
+    try:
+        run([WIDTH - 10] * 3, 2 * WIDTH, False, of_a_step)
+    except RuntimeError as error:
+        found["read_back"] = float(str(error) == "read back")
+    return found
+
+
 def of_bytes() -> dict[str, float]:
     """Distances with a cache of 8 bits, and with a scale of it left out where it is read."""
     found = {}
@@ -545,7 +572,8 @@ def runner_of(kind: Any = None, **options: str) -> SimpleNamespace:
 def main(output: Path) -> None:
     stand_ins()
     found = {"attention": attention(), "bytes": of_bytes(), "uniform": uniform(), "registry": registry()}
-    output.write_text(json.dumps({**found, "planned_by": PLANNED_BY}))
+    planned_by = dict(PLANNED_BY)
+    output.write_text(json.dumps({**found, "planned_by": planned_by, "whole": whole()}))
 
 
 if __name__ == "__main__":

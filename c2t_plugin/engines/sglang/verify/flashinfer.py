@@ -6,7 +6,8 @@ causal chain. With one (as in triton.py: flat, (rows of a request, prefix + rows
 request) they may be any tree, of a size of its own; FlashInfer packs it into bits.
 
 Planning waits for the device, as it does in SGLang's own verify forwards on FlashInfer. Of chains in a captured graph
-it waits once, for where rows begin: all else the host knows, and SGLang has a plan that takes it from there.
+it waits once, for where rows begin, and not at all where each is verified whole: all else the host knows, and SGLang
+has a plan that takes it from there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from torch import Tensor
 
 from c2t_plugin.engines.patching import become, replaced
 from c2t_plugin.engines.sglang.patches import PATCHES, PLAN_CAPTURED
+from c2t_plugin.engines.sglang.step import step_of
 from c2t_plugin.engines.sglang.verify.layout import packed_layout, padding_rows
+from c2t_plugin.engines.sglang.verify.packing import whole_windows
 
 # Of a row's list of keys and of its mask.
 SPARE_ROOM = 512
@@ -43,6 +46,8 @@ class PackedFlashInferAttnBackend(FlashInferAttnBackend):
     _captured_padding: Tensor
     # (requests,) on the host: tokens before the rows of the pass that is planned, None where only the device knows.
     _prefixes: Tensor | None = None
+    # (requests + 1,) on the host: where these begin, where it knows.
+    _begun: Tensor | None = None
     # By rows of the captured graph, of which several have as many requests; SGLang keeps them by requests.
     _captured_wrappers: dict[int, list[Any]]
 
@@ -77,7 +82,7 @@ class PackedFlashInferAttnBackend(FlashInferAttnBackend):
         rows, requests, chains = len(packed.input_ids), packed.batch_size, packed.spec_info.custom_mask is None
         if not in_capture:
             self.prefill_cuda_graph_metadata[requests] = self._captured_wrappers[rows]
-        self._prefixes = packed.seq_lens_cpu
+        self._prefixes, self._begun = packed.seq_lens_cpu, _begun(forward_batch) if chains else None
         super().init_forward_metadata_out_graph(packed, in_capture)
         self._captured_wrappers[rows] = self.prefill_cuda_graph_metadata[requests]
         if in_capture and chains and self.prefill_backend == "fa2" and self.dispatch_reason is None:
@@ -100,7 +105,7 @@ class PackedFlashInferAttnBackend(FlashInferAttnBackend):
         if self._prefixes is None:
             stock(starts, *positional, **keyword)
             return
-        begun = starts.cpu()
+        begun = starts.cpu() if self._begun is None else self._begun
         rows = begun.diff()
         keys = self._prefixes[: len(rows)].int() + rows
         fast_prefill_plan(
@@ -152,6 +157,14 @@ class PackedRows(EagleDraftExtendInput):
         asked["paged_kernel_lens_sum"] += self._most
         kv_indices, kv_indptr, _, _ = generate(**asked)
         return kv_indices, kv_indptr, self.starts, self.custom_mask
+
+
+def _begun(forward_batch: Any) -> Tensor | None:
+    """Of chains that are verified whole, as far as C2T's step tells: see PackedVerify.pack."""
+    step, width = step_of(forward_batch.spec_info), getattr(forward_batch.spec_info, "draft_token_num", 0)
+    if step is None or len(forward_batch.input_ids) != len(step.kept) * width:
+        return None
+    return whole_windows(len(step.kept), width, forward_batch.batch_size, torch.device("cpu"))[0]
 
 
 def _packed(forward_batch: Any) -> Any:

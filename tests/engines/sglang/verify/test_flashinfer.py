@@ -52,6 +52,12 @@ def test_graphs_of_chains_are_planned_by_what_the_host_knows(ran: dict[str, Any]
     assert ran["attention"]["prefixes_of_another_step-graph"]["distance"] > 0.01
 
 
+def test_of_chains_that_are_verified_whole_nothing_is_read_back(ran: dict[str, Any]):
+    """Nor is it asked where rows begin, though this graph has slots without a request. Of cut ones it is."""
+    assert ran["whole"]["distance"] < TOLERANCE and ran["whole"]["padding"] == 0.0
+    assert ran["whole"]["read_back"] == 1.0
+
+
 def test_each_tier_has_wrappers_of_its_own(found: dict[str, dict[str, float]]):
     assert found["wrappers_by_requests-graph"]["distance"] > 0.01
 
