@@ -28,7 +28,8 @@ class RequestLimits:
         # A request's own beta and longest draft; NaN and -1 where it has none.
         self._slot_beta = torch.full((slots,), torch.nan, dtype=torch.float32, device=device)
         self._slot_depth = torch.full((slots,), -1, dtype=torch.int32, device=device)
-        self._any_own = False
+        # whether any slot has some, and whether a request of the batch at hand may have
+        self._any_slot = self.own_here = False
         self.set_beta(beta)
         self.set_max_depth(max_depth)
 
@@ -53,9 +54,9 @@ class RequestLimits:
 
         To be called whenever a slot gets a new request. A depth above d_max is d_max.
         """
-        if not self._any_own and all(value is None for value in (*betas, *max_depths)):
+        if not self._any_slot and all(value is None for value in (*betas, *max_depths)):
             return
-        self._any_own = True
+        self._any_slot = self.own_here = True
         own_beta = [math.nan if beta is None else beta for beta in betas]
         own_depth = [-1 if depth is None else depth for depth in max_depths]
         self._slot_beta[slots] = torch.tensor(own_beta, dtype=torch.float32).to(self.beta.device, non_blocking=True)
@@ -64,12 +65,12 @@ class RequestLimits:
     @property
     def cuts(self) -> bool:
         """Whether a limit may cut a draft."""
-        return self._any_own or self._least > 0.0 or self._most < self.d_max
+        return self.own_here or self._least > 0.0 or self._most < self.d_max
 
     @property
     def any_own(self) -> bool:
         """Whether a request may be cut by its own threshold alone."""
-        return self._any_own and not self.lower
+        return self.own_here and not self.lower
 
     def owns(self, slots: Tensor) -> Tensor:
         """(n,) bool: which of the requests in these slots ((n,) int64) are cut by their own threshold alone."""

@@ -175,7 +175,7 @@ class ChainScorer(DraftScorer):
     def lengths(self, rows: int, **how: Any) -> Tensor:
         """As `end`, but that it counts nothing. how: see c2t_kernels.early_stop."""
         # Not captured, so that seven small operations can be left out where nobody has limits of their own.
-        beta, depth = self.limits_of(self._slots[:rows]) if self._any_own else (self.beta, self.max_depth)
+        beta, depth = self.limits_of(self._slots[:rows]) if self.own_here else (self.beta, self.max_depth)
         return early_stop(self.confidence(rows), beta, depth, **how)
 
     def any_alive(self) -> bool:

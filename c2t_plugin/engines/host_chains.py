@@ -65,7 +65,7 @@ class HostChainScorer(ChainScorer):
     def lengths(self, rows: int, **how: Any) -> Tensor:
         if self._spared:
             return torch.full((rows,), min(self._step, int(self.max_depth)), dtype=torch.int32)
-        if self._any_own or how.keys() - {"unknown", "links"}:
+        if self.own_here or how.keys() - {"unknown", "links"}:
             return super().lengths(rows, **how)
         sure = self._confidence[:rows, : self._step]
         kept = np.logical_and.accumulate(~(sure < float(self.beta)), axis=1)

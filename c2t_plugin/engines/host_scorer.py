@@ -181,7 +181,7 @@ class HostScorer(RowLimits):
         self._batch, self._step = rows, 0
         self._joint[:rows] = self._path[:rows] = 0.0
         self._kept[:rows], self._alive[:rows] = 0, True
-        if self._any_own:
+        if self.own_here:
             self._limits = tuple(each.numpy() for each in self.limits_of(self._rows[:rows]))
         else:
             self._limits = float(self.beta), int(self.max_depth)

@@ -22,6 +22,6 @@ class RowLimits(RequestLimits):
     def limit(self, own: Sequence[RequestOptions]) -> None:
         """To be called before each draft: what each of its requests has set for itself."""
         betas, depths = [each.threshold for each in own], [each.longest for each in own]
-        self._any_own = any(value is not None for value in (*betas, *depths))
-        if self._any_own:
+        self.own_here = any(value is not None for value in (*betas, *depths))
+        if self.own_here:
             self.set_requests(self._rows[: len(own)], betas, depths)

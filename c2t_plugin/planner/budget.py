@@ -76,9 +76,9 @@ def spend(
 
 def best_rows(
     gains: Array, requests: int, curve: CostCurve, passes: float, sizes: Sequence[int], costs: StepCosts, depth: int
-) -> int:
+) -> tuple[int, float]:
     """Rows of the target's pass, roots included, that make expected output tokens per second most, where the best draft
-    tokens fill what `sizes` leave; the fewest, if several do. See `spend`.
+    tokens fill what `sizes` leave; the fewest, if several do. And seconds of that step. See `spend`.
 
     gains: (most + 1,) accepted tokens that 0, 1, 2, ... draft tokens are expected to bring. passes: seconds of drafting
     to this depth.
@@ -88,7 +88,9 @@ def best_rows(
     expected = requests + gains[np.minimum(run - requests, most)]
     seconds = pass_seconds(curve, requests, most, sizes, costs) + (costs.scale * passes + costs.beside(depth))
     seconds[run < requests + most] += costs.a_cut
-    return int(run[(expected / np.maximum(seconds, LEAST_SECONDS)).argmax()])
+    seconds = np.maximum(seconds, LEAST_SECONDS)
+    best = int((expected / seconds).argmax())
+    return int(run[best]), float(seconds[best])
 
 
 def falling(acceptance: Tensor) -> Tensor:

@@ -114,6 +114,8 @@ class Planner:
             raise ConfigError(f"probe_every must be at least 1 and forget in (0, 1], got {probe_every} and {forget}")
         self.curve = curve
         self.d_max = d_max
+        # of the depths, how many of the lowest may be chosen
+        self.allowed = len(self.depths)
         self.probe_every = probe_every
         self.forget, self._prior, self._taught = forget, prior, taught
         self.packed = packed
@@ -146,7 +148,7 @@ class Planner:
         """How deep to draft in the next step of so many requests; 0 is plain decoding. own: of each what it has set for
         itself, which is planned around; nothing of those that are left out. steps: since this was asked before."""
         self.probing = False
-        chosen = self.depths[self._probed(*self._priced(requests, own), steps)] if self._drafts[0] else self.d_max
+        chosen = self.depths[self._probed(*self._priced(requests, own), steps) if self._drafts[0] else self.allowed - 1]
         self.behind = self.skips and chosen == 0
         if chosen:
             self.promised_s = None
@@ -157,7 +159,7 @@ class Planner:
         self._saved += steps * PROBES_COST / max(1, len(lost) - 1)
         self._since_probe += steps
         after = self._saved - self._steps_of_probe * lost
-        after[best] = -1.0
+        after[best] = after[self.allowed :] = -1.0
         place = int(after.argmax())
         if not self._left and after[place] >= 0.0 and self._since_probe >= self.probe_every:
             self._place, self._left = place, self._steps_of_probe
@@ -172,6 +174,7 @@ class Planner:
         counts = np.arange(expected.shape[1])
         possible = counts <= most[:, None] if self.packed else counts == most[:, None]
         rates = np.where(possible, expected / seconds, -1.0)
+        rates[self.allowed :] = -1.0
         # of plain decoding, of which nothing more is decided
         self.promised_s = float(seconds[0, 0])
         plain = float(rates[0, 0])
@@ -251,7 +254,8 @@ class Planner:
         if gains is None:
             return requests * (depth + 1)
         passes = draft_passes(depth) * self.curve.draft_s(requests)
-        return best_rows(gains, requests, self.curve, passes, sizes, self.costs(requests), depth)
+        found, self.promised_s = best_rows(gains, requests, self.curve, passes, sizes, self.costs(requests), depth)
+        return found
 
     def costs(self, requests: int) -> StepCosts:
         """What steps of so many requests cost beside the curve's passes: what they turned out to, else as it says."""

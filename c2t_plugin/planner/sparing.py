@@ -164,6 +164,8 @@ class SparingPlanner(StepPlanner):
         static = self._static
         if static is None:
             static = self._static = _StaticPlanner(planner, pace=self._pace)
+        # of all depths, which it chooses from
+        static.allowed = 1 + self.depths[self.allowed - 1]
         static.curve, static.skips = planner.curve, self.skips
         self.scores, self.scores_next = self._turn(requests)
         if self.scores:

@@ -92,6 +92,8 @@ class StepPlanner:
         self._holds = self._age = 0
         self._heard: list[Tensor] = []
         self.depths = tuple(depths)
+        # Of these, how many of the lowest may be chosen.
+        self.allowed = len(self.depths)
         # Of the step at hand; rows: of the target's pass, None where its own confidences decide.
         self.depth = steps
         self.rows: int | None = None
@@ -289,7 +291,7 @@ class StepPlanner:
             self._plan(self._planner, requests)
 
     def _plan(self, planner: Planner, requests: int) -> None:
-        planner.packed, planner.skips = self.packed, self.skips
+        planner.packed, planner.skips, planner.allowed = self.packed, self.skips, self.allowed
         self._age += 1
         if self._age >= self._holds or self._together[0] != requests or any(self._own):
             self._together = requests, planner.depth(requests, self._own, self._age), None
@@ -300,7 +302,7 @@ class StepPlanner:
         ends = self.draft_end is not None and not planner.probing
         self._open = ends and self.depth > 0 and self._unread is None
         if self._open:
-            self.depth = self._steps
+            self.depth = self.depths[self.allowed - 1]
 
     def goes_on(self, drafted: int, confidence: Sequence[float], log_prob: Sequence[float]) -> bool:
         """Whether the step at hand drafts one more token than the `drafted` that it has, asked after each, where
@@ -349,6 +351,7 @@ class StepPlanner:
         if rows is None or of != [requests, self.depth]:
             rows = self._planner.rows(requests, self.depth, self.sizes())
             self._together = requests, self.depth, rows
+            self._promised_s = self._planner.promised_s
         return rows
 
     def note(self, sure: Tensor) -> Tensor:

@@ -59,7 +59,9 @@ class TreePlanner(StepPlanner):
         gains, costs = self._recent.expected(requests, self._most), StepCosts(self.curve.beside)
         if gains is None:
             return whole
-        return best_rows(gains, requests, self.curve, self._drafting(requests), self.sizes(), costs, self.depth)
+        passes, sizes = self._drafting(requests), self.sizes()
+        rows, self._promised_s = best_rows(gains, requests, self.curve, passes, sizes, costs, self.depth)
+        return rows
 
     def _drafting(self, requests: int) -> float:
         """Seconds of the step's draft passes."""

@@ -7,6 +7,7 @@ GET /get_server_info lists them under "c2t", with what has been counted.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import logging
 import math
@@ -92,6 +93,8 @@ def apply(scorer: Scorer, planner: StepPlanner | None, values: dict[str, Any]) -
         scorer.set_beta(0.0)
     if planner is not None and (auto is not None or BETA in values):
         planner.active = auto is not None
+    if planner is not None and depth is not None:
+        planner.allowed = bisect.bisect(planner.depths, depth)
 
 
 def publish(parts: Parts) -> None:

@@ -35,20 +35,15 @@ GAUGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 PREFIX = "c2t:"
 
 
-def gauges() -> tuple[tuple[str, str, tuple[str, ...]], ...]:
-    """As COUNTERS: those of settings, and of what a planner learns."""
-    # by servers that tell alone
-    from c2t_plugin.engines import figures
-
-    return GAUGES + figures.GAUGES
-
-
 class Exporter:
     """The metrics in prometheus_client, which SGLang has pointed at its own directory before a worker exists."""
 
     def __init__(self, labels: dict[str, str], registry: CollectorRegistry | None = None) -> None:
         from prometheus_client import REGISTRY, Gauge
         from prometheus_client import Counter as Total
+
+        # by servers that tell alone
+        from c2t_plugin.engines import figures
 
         registry = REGISTRY if registry is None else registry
         own = list(labels)
@@ -58,7 +53,7 @@ class Exporter:
         }
         self._gauges = {
             name: Gauge(PREFIX + name, text, [*own, *more], registry=registry, multiprocess_mode="mostrecent")
-            for name, text, more in gauges()
+            for name, text, more in (*GAUGES, *figures.GAUGES)
         }
 
     def add(self, name: str, amount: float, **labels: str) -> None:
@@ -91,13 +86,7 @@ class RequestCounts:
     tiers: Counter[int] | None = None
 
     def add(
-        self,
-        verified: int,
-        rows_computed: int,
-        depth: int,
-        wanted: int,
-        classifier_s: float | None = None,
-        accepted: int = 0,
+        self, verified: int, rows_computed: int, depth: int, wanted: int, classifier_s: float | None, accepted: int
     ) -> None:
         """One step, as Counts.add has it of all requests, and Counts.lap of the classifier's time."""
         self.verified += verified
@@ -186,10 +175,9 @@ class Counts:
             self.exporter.add("chains", chains, verified=str(length))
         self.exporter.add("steps", 1, depth=str(depth))
         self.exporter.add("tiers", 1, rows=str(rows_computed))
-        self.exporter.add("draft_tokens_clipped", clipped)
-        self.exporter.add("draft_tokens_over_budget", over_budget)
-        self.exporter.add("draft_tokens_verified", sum(verified))
-        self.exporter.add("draft_tokens_accepted", sum(accepted))
+        tokens = {"clipped": clipped, "over_budget": over_budget, "verified": sum(verified), "accepted": sum(accepted)}
+        for name, amount in tokens.items():
+            self.exporter.add(f"draft_tokens_{name}", amount)
         self.exporter.add("rows_computed", rows_computed)
 
     def ignore(self, error: Exception) -> None:

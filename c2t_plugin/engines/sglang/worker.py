@@ -200,6 +200,7 @@ class DraftMixin(_StockDraftWorker):
         if planner is not None and not planner.depths:
             planner.begin(len(reqs), all_by_their_own(self.c2t, reqs))
             planner.rows = ranks.agreed_rows(planner, len(reqs))
+        self.c2t.scorer.own_here = any(limits_of(self.c2t, reqs))
         self._catch_up(batch, batch.spec_info)
         with self.c2t.timed("draft", lambda: len(batch.reqs)), self.drafter.drafting():
             drafted = super().draft(batch, *positional, **keyword)

@@ -88,7 +88,7 @@ class StepScorer(RowLimits, DraftScorer):
         """(rows,) int32: how many of the last draft's first `steps` tokens to verify; vLLM may draft none."""
         if not steps:
             return torch.zeros(rows, dtype=torch.int32, device=self.beta.device)
-        beta, depth = self.limits_of(self._rows[:rows]) if self._any_own else (self.beta, self.max_depth)
+        beta, depth = self.limits_of(self._rows[:rows]) if self.own_here else (self.beta, self.max_depth)
         return early_stop(self._state.confidence[:rows, :steps], beta, depth)
 
     def said(self, rows: int, steps: int) -> Tensor:

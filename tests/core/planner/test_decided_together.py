@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from c2t_plugin.planner import OwnLimits
+from c2t_plugin.planner import OwnLimits, draft_passes
 from c2t_plugin.planner.calibration import STEPS, WINDOW, Calibration
+from c2t_plugin.planner.step_costs import StepCosts
 from c2t_plugin.planner.step_planner import DRAFTS_TOGETHER, HELD, TOGETHER, StepPlanner
-from tests.core.planner.test_operations import serving
+from tests.core.planner.test_operations import CURVE, serving
 
 LIMIT = OwnLimits(0.3, None, exact=False)
 
@@ -49,6 +50,24 @@ def test_of_some_steps_the_first_is_decided_and_probes_are_as_rare_as_before(ask
     assert 400 / HELD <= len(calls) < 400 / 2
     assert {steps for _, steps in calls} == {1, HELD}
     assert len(set(found)) > 1
+
+
+def test_of_each_step_it_is_known_what_it_is_expected_to_take(asked: Any):
+    """Those that draft too, of which rows are all that is decided."""
+    planner, _ = asked
+    planner._pace = planner._planner._pace = None
+    compared = 0
+    for number in range(9 * HELD):
+        depth, rows = step(planner, 2)
+        assert rows is not None
+        if number < 3 * HELD or planner._planner.probing:
+            # nothing was known of such drafts when it was decided, or nothing is asked
+            continue
+        passes = draft_passes(depth) * CURVE.draft_s(2) + float(CURVE.verify_s(torch.tensor(rows)))
+        beside = StepCosts.before(CURVE, planner.skips).beside(depth)
+        assert planner._promised_s == pytest.approx(passes + beside)
+        compared += depth > 0
+    assert compared > 2 * HELD
 
 
 def test_another_number_of_requests_is_decided_on_at_once(asked: Any):

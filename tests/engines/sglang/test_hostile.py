@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import math
@@ -393,3 +394,31 @@ def test_ones_own_threshold_does_not_widen_the_window_of_others(
     parts.windows = object() if windows else None
     _, found = chain.ChainDrafter(None, parts)._kept(reqs, parts.scorer.sure(len(reqs)), None)
     assert (found.tolist(), found.dtype) == (kept, torch.int32)
+
+
+def test_one_requests_limits_cost_no_batch_without_them(monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(SITE))
+        worker = importlib.import_module("c2t_plugin.engines.sglang.worker")
+    parts = parts_of()
+    scorer, reqs = parts.scorer, [request({"c2t": {"max_depth": 1}}), request({"c2t": {"beta": 1.0}}), request(None)]
+    scorer.set_beta(0.0)
+    requests.set_options(parts, torch.arange(len(reqs)), reqs)
+
+    class Stock:
+        def draft(self, batch: Any) -> Any:
+            scorer.begin(batch.req_pool_indices)
+            for _ in range(D_MAX - 1):
+                scorer.step(torch.zeros(len(batch.reqs), 20))
+            return scorer.cuts, scorer.end(len(batch.reqs)).tolist()
+
+    made = object.__new__(type("Draft", (worker.DraftMixin, Stock), {}))
+    made.c2t = parts
+    made.drafter = SimpleNamespace(drafting=contextlib.nullcontext, decide=lambda batch, drafted: drafted)
+    decode = SimpleNamespace(is_idle=lambda: False)
+    scorer.write_seed(torch.arange(len(reqs)), torch.zeros(len(reqs), 20))
+    for rows, expected in (([2], (False, [D_MAX])), ([0, 2, 1], (True, [1, D_MAX, 0])), ([2], (False, [D_MAX]))):
+        batch = SimpleNamespace(
+            forward_mode=decode, reqs=[reqs[row] for row in rows], req_pool_indices=torch.tensor(rows), spec_info=None
+        )
+        assert made.draft(batch) == expected

@@ -118,7 +118,7 @@ def test_each_request_reports_its_clipped_lengths_and_the_rows_it_shared(served:
     for step, (rows, wanted, kept) in zip(steps, by_the_rule(steps), strict=True):
         for rid, asked, length in zip(step["rids"], wanted, kept, strict=True):
             lengths.setdefault(rid, Counter())[length] += 1
-            counts.setdefault(rid, RequestCounts()).add(length, rows, D_MAX, asked)
+            counts.setdefault(rid, RequestCounts()).add(length, rows, D_MAX, asked, None, 0)
     assert sum(each.over_budget for each in counts.values()) > 0
     for answer in served.answers[concurrency]:
         rid = answer["meta_info"]["id"]

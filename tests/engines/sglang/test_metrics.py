@@ -15,13 +15,15 @@ pytestmark = [pytest.mark.sglang]
 import sglang  # noqa: E402
 from prometheus_client import CollectorRegistry, generate_latest  # noqa: E402
 
+from c2t_plugin.engines import figures  # noqa: E402
 from c2t_plugin.engines.sglang import metrics  # noqa: E402
 from c2t_plugin.engines.sglang.metrics import Counts, Exporter, RequestCounts  # noqa: E402
 from c2t_plugin.errors import ConfigError  # noqa: E402
 from tests.support.dashboards import check_panels, dashboard_of, expressions  # noqa: E402
 
 # as Prometheus lists them
-NAMES = [*(f"c2t:{name}_total" for name, *_ in metrics.COUNTERS), *(f"c2t:{name}" for name, *_ in metrics.gauges())]
+GAUGES = metrics.GAUGES + figures.GAUGES
+NAMES = [*(f"c2t:{name}_total" for name, *_ in metrics.COUNTERS), *(f"c2t:{name}" for name, *_ in GAUGES)]
 SECONDS = 'c2t:classifier_seconds_total{model_name="m"}'
 LEARNT = {
     "learnt": {
@@ -69,7 +71,7 @@ def test_counts_are_means_over_running_requests():
 def test_a_request_counts_its_own_steps():
     counts = RequestCounts(tiers=Counter())
     # the last one of a tree, which has more nodes than it is deep, on a rank that drafted fewer
-    for step in ((2, 8, 3, 3, 0.5, 1), (0, 12, 0, 0, 0.25), (3, 8, 3, 3, 0.0, 3), (5, 16, 3, 4, 0.25, 2)):
+    for step in ((2, 8, 3, 3, 0.5, 1), (0, 12, 0, 0, 0.25, 0), (3, 8, 3, 3, 0.0, 3), (5, 16, 3, 4, 0.25, 2)):
         counts.add(*step)
     assert counts.state() == {
         "num_spec_steps": 4,
@@ -85,7 +87,7 @@ def test_a_request_counts_its_own_steps():
 
 def test_a_requests_time_is_unknown_where_the_servers_is():
     counts = RequestCounts()
-    counts.add(2, 8, 3, 3, Counts(3).lap())
+    counts.add(2, 8, 3, 3, Counts(3).lap(), 0)
     assert counts.state()["classifier_s"] is None
 
 

@@ -11,6 +11,7 @@ from c2t_plugin.classifier import ClassifierSpec, NodeClassifier
 from c2t_plugin.engines.sglang.control import apply
 from c2t_plugin.errors import ConfigError
 from c2t_plugin.planner import PROBE_EVERY, CostCurve, OwnLimits, draft_passes, spend, switched_depths
+from c2t_plugin.planner.ahead import DraftEnd
 from c2t_plugin.planner.curve_file import read_curve
 from c2t_plugin.planner.profile import REPEATS, WARM_UP
 from c2t_plugin.planner.step_planner import StepPlanner
@@ -226,6 +227,31 @@ def test_a_number_ends_it_and_auto_returns(scorer: ChainScorer):
     assert (planner.active, float(scorer.beta)) == (False, 0.5)
     apply(scorer, planner, {"speculative_c2t_auto": 1, "speculative_c2t_max_depth": 2})
     assert (planner.active, float(scorer.beta), int(scorer.max_depth)) == (True, 0.0, 2)
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["whole", "ending"])
+def test_no_draft_is_deeper_than_the_server_verifies(scorer: ChainScorer, ends: bool):
+    planner = planner_of(scorer)
+    planner.draft_end = DraftEnd() if ends else None
+    assert planner._planner is not None
+    planner._planner.probe_every = 1
+
+    def depths(steps: int = 300) -> set[int]:
+        found = set()
+        for _ in range(steps):
+            depth = planner.begin(ROWS)
+            found.add(depth)
+            planner.keep(
+                torch.full((ROWS,), depth), torch.zeros(ROWS, dtype=torch.bool), torch.full((ROWS, depth), 0.98)
+            )
+        return found
+
+    assert D_MAX in depths()
+    for longest in (2, 1, 0):
+        apply(scorer, planner, {"speculative_c2t_max_depth": longest})
+        assert max(depths()) == longest
+    apply(scorer, planner, {"speculative_c2t_max_depth": D_MAX})
+    assert max(depths()) == D_MAX
 
 
 @pytest.mark.parametrize(

@@ -56,11 +56,8 @@ class ChainDrafter:
         self._worker, self._parts = worker, parts
         self._scorer: ChainScorer = parts.scorer  # type: ignore[assignment]
 
-    def drafting(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def capturing(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    # SGLang prepares its loop and captures it as ever
+    drafting = capturing = staticmethod(contextlib.nullcontext)
 
     def loop(self, forward_batch: Any, stock: Callable[[Any], Any]) -> Any:
         counts, runner, ends = self._parts.counts, self._worker.draft_runner, self._parts.ends
