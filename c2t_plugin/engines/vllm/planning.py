@@ -179,9 +179,12 @@ class Planning:
             self.planner.learn(*self._outcomes)
             self._outcomes = []
 
-    def kept(self, drafted: Drafted, names: Sequence[str], lengths: Sequence[int], own: Sequence[bool]) -> list[int]:
-        """How many tokens of each request's draft to verify. lengths: of the drafts; 0 of those that take none. own:
-        requests that are cut by a beta of their own alone, as they have been."""
+    def kept(
+        self, drafted: Drafted, names: Sequence[str], lengths: Sequence[int | None], own: Sequence[bool]
+    ) -> list[int]:
+        """How many tokens of each request's draft to verify. lengths: of the drafts; None of requests that are not in
+        the next step, or do not decode there. own: requests that are cut by a beta of their own alone, as they have
+        been."""
         sure = drafted.sure(stats=self.planner.network is not None)
         if self.planner.learns:
             # for `judged`
@@ -194,13 +197,14 @@ class Planning:
         elif depth < self.planner.depth:
             self.planner.ended(depth)
         self._learn(drafted)
-        if not depth or not any(lengths):
-            return list(lengths)
-        taking = [row for row, length in enumerate(lengths) if length]
-        longest = torch.tensor([lengths[row] for row in taking], dtype=torch.int32)
-        limited = torch.tensor([own[row] for row in taking])
-        chosen = self.planner.keep(longest, limited, torch.from_numpy(sure[taking])).tolist()
+        # of whose draft nothing is left has a row of the target's pass, and a token of it, all the same
+        taking = {row: length for row, length in enumerate(lengths) if length is not None}
         found = [0] * len(lengths)
+        if not depth or not taking:
+            return found
+        longest = torch.tensor(list(taking.values()), dtype=torch.int32)
+        limited = torch.tensor([own[row] for row in taking])
+        chosen = self.planner.keep(longest, limited, torch.from_numpy(sure[list(taking)])).tolist()
         for row, length in zip(taking, chosen, strict=True):
             found[row] = length
         return found
@@ -231,7 +235,7 @@ def cut(planning: Planning, drafts: Any, takes: Callable[[str], bool], own: Sequ
     if drafted is None or not drafted.confidence or len(drafted.confidence) != len(drafts.req_ids):
         return
     rows = zip(drafts.req_ids, drafts.draft_token_ids, drafted.confidence, own, strict=True)
-    lengths = [_left(limits, chances, len(tokens)) if takes(name) else 0 for name, tokens, chances, limits in rows]
+    lengths = [_left(limits, chances, len(tokens)) if takes(name) else None for name, tokens, chances, limits in rows]
     exact = [limits is not None and limits.exact for limits in own]
     kept = planning.kept(drafted, drafts.req_ids, lengths, exact)
     # model runner V2 hands over no tokens, but where a grammar looks at them

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,15 +47,16 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 REPEATS = 3
 D_MAX = 4
-# Served one at a time, so that none is preempted: the slice of a prompt, further sampling parameters, how often.
-EXACT: dict[str, tuple[slice, dict[str, Any], int]] = {
-    "read whole": (slice(40), {}, 1),
-    "logprobs": (slice(56), {"logprobs": 3}, 1),
+# Served one at a time, so that none is preempted: tokens of a prompt, further sampling parameters, how often.
+Exact = Mapping[str, tuple[int, dict[str, Any], int]]
+EXACT: Exact = {
+    "read whole": (40, {}, 1),
+    "logprobs": (56, {"logprobs": 3}, 1),
     # whose grammar refuses nothing
-    "structured": (slice(56), {"structured_outputs": {"regex": r"[\s\S]*"}}, 1),
+    "structured": (56, {"structured_outputs": {"regex": r"[\s\S]*"}}, 1),
     # a chunk and a little, so that the head still attends to where the chunk ended
-    "in chunks": (slice(68), {}, 1),
-    "a prefix that is cached": (slice(98), {}, 2),
+    "in chunks": (68, {}, 1),
+    "a prefix that is cached": (98, {}, 2),
 }
 EXACT_PROMPTS = 4
 CHUNK = OPTIONS["max_num_batched_tokens"]
@@ -97,12 +98,12 @@ def answers(llm: Any, prompts: list[list[int]], new_tokens: int) -> list[SimpleN
     return found
 
 
-def exactly(llm: Any) -> dict[str, list[Steps]]:
-    """By EXACT: the steps of the last of its turns, of some prompts."""
+def exactly(llm: Any, exact: Exact, prompts_of_each: int, new_tokens: int) -> dict[str, list[Steps]]:
+    """By names: the steps of the last of its turns, of some prompts."""
     found: dict[str, list[Steps]] = {}
-    for name, (part, more, turns) in EXACT.items():
-        sampling = sampling_of(NEW_TOKENS, more)
-        prompts = [{"prompt_token_ids": ids[part]} for ids in exact_prompts(name)]
+    for name, (length, more, turns) in exact.items():
+        sampling = sampling_of(new_tokens, more)
+        prompts = [{"prompt_token_ids": ids[:length]} for ids in exact_prompts(name)[-prompts_of_each:]]
         for _ in range(turns):
             outputs = [llm.generate([prompt], sampling, use_tqdm=False)[0] for prompt in prompts]
         found[name] = [Steps.of_output(output) for output in outputs]
@@ -160,7 +161,7 @@ def served(
         }
         steps, seconds = steps_by_length(llm), classifier_seconds()
         (state,) = llm.collective_rpc("c2t_control")
-        exact = exactly(llm) if planner == "off" else {}
+        exact = exactly(llm, EXACT, EXACT_PROMPTS, NEW_TOKENS) if planner == "off" else {}
         settings = Settings.of(llm.llm_engine.vllm_config)
         known = begun_again(llm) if planner == "on" else None
     own = {"base": base, "exact": exact, "settings": settings, "mimo": mimo, "cache": cache, "known": known}
@@ -261,7 +262,7 @@ def test_under_each_feature_requests_are_cut_where_the_classifier_says(served: S
     assert served.settings.beta == load_classifier(path).spec.suggested_beta
     for name in EXACT:
         for ids, steps in zip(exact_prompts(name), served.exact[name], strict=True):
-            given = served.base, ids[EXACT[name][0]], NEW_TOKENS, D_MAX, path, served.settings.beta
+            given = served.base, ids[: EXACT[name][0]], NEW_TOKENS, D_MAX, path, served.settings.beta
             expected = oracle.steps(*given, chunk=CHUNK)
             compared += expected is not None
             assert expected in (None, steps), name
@@ -272,8 +273,8 @@ def test_under_each_feature_requests_are_cut_where_the_classifier_says(served: S
 def test_where_a_chunk_ends_changes_the_counts_of_a_head(oracle: Oracle, base: str):
     """So that the counts above would differ, were a head told the token that follows."""
     path = shipped_classifier(base)
-    (part, _, _), beta = EXACT["in chunks"], load_classifier(path).spec.suggested_beta
-    given = [(base, ids[part], NEW_TOKENS, D_MAX, path, beta) for ids in exact_prompts("in chunks")]
+    (length, _, _), beta = EXACT["in chunks"], load_classifier(path).spec.suggested_beta
+    given = [(base, ids[:length], NEW_TOKENS, D_MAX, path, beta) for ids in exact_prompts("in chunks")]
     assert any(oracle.steps(*each) != oracle.steps(*each, chunk=CHUNK) for each in given)
 
 

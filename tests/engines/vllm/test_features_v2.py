@@ -17,16 +17,18 @@ pytestmark = [pytest.mark.vllm, pytest.mark.server]
 from benchmarks.pairs.toy import pair_dir  # noqa: E402
 from tests.engines.vllm.conftest import DRAFTS  # noqa: E402
 from tests.engines.vllm.test_features import (  # noqa: E402
+    EXACT,
     KINDS,
     REPEATS,
     all_prompts,
     assert_the_same,
+    exact_prompts,
     of_kind,
     penalties_matter,
 )
 from tests.support.sglang.simulate import Target  # noqa: E402
 from tests.support.sglang.verify_counts import save_hand_made_classifier  # noqa: E402
-from tests.support.vllm.verify_counts import Oracle  # noqa: E402
+from tests.support.vllm.verify_counts import Oracle, Steps, UnnormedMtpDraft  # noqa: E402
 
 BASES = (*DRAFTS, "mtp")
 # Short ones, for the interpreter's sake: 20 to 43 tokens, and 4 requests want more blocks than there are.
@@ -40,6 +42,10 @@ OPTIONS = {
     "block_size": 32,
     "num_gpu_blocks_override": 6,
 }
+# With these drafts, one request at a time: of each kind so many tokens of a prompt, of which a chunk holds 32.
+EXACT_BASES = ("draft_model", "eagle3")
+EXACT_LENGTHS = {"logprobs": 20, "structured": 24, "in chunks": 35}
+EXACT_PROMPTS = 2
 TIMEOUT_S = 900
 
 Answers = dict[str | None, SimpleNamespace]
@@ -56,7 +62,10 @@ def found(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPat
     classifier = save_hand_made_classifier(folder / "hand.safetensors")
     cut = {"num_speculative_tokens": D_MAX, "c2t_classifier": str(classifier), "c2t_beta": BETA}
     models = {base: {"model": str(layout / draft)} for base, draft in DRAFTS.items()} | {"mtp": {"target": str(mimo)}}
-    specs = [{"method": f"c2t:{base}", **models[base], **cut} for base in BASES]
+    exact = {"exact": {name: (length, *EXACT[name][1:]) for name, length in EXACT_LENGTHS.items()}}
+    specs = [
+        {"method": f"c2t:{base}", **models[base], **cut, **(exact if base in EXACT_BASES else {})} for base in BASES
+    ]
     job = {
         "target": str(layout / "target"),
         "prompts": prompts(),
@@ -64,6 +73,7 @@ def found(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPat
         "max_num_seqs": 4,
         "options": OPTIONS,
         "mixed": True,
+        "exact_prompts": EXACT_PROMPTS,
         "speculative": [None, *specs],
     }
     (folder / "job.json").write_text(json.dumps(job))
@@ -104,13 +114,46 @@ def test_a_prompt_found_in_the_prefix_cache_is_answered_the_same(found: Answers,
     assert found[base].again[0] == found[base].again[1]
 
 
-def test_in_chunks_and_behind_a_cached_prefix_a_request_is_cut_where_the_classifier_says(found: Answers):
-    """A stand-alone draft is told nothing but tokens; heads draft a little otherwise (docs/vllm.md)."""
-    oracle = Oracle(pair_dir(), Target(pair_dir() / "target"))
-    mine = found["draft_model"]
-    expected = oracle.steps("draft_model", prompts()[-1], NEW_TOKENS, D_MAX, mine.classifier, BETA)
-    assert expected is not None and len({drafted for drafted, _ in expected.steps}) > 1, "choose another beta"
+@pytest.fixture(scope="module")
+def oracle(mimo: Path) -> Oracle:
+    target = Target(pair_dir() / "target")
+    found = Oracle(pair_dir(), target)
+    found.drafts["mtp"] = UnnormedMtpDraft(mimo, target)
+    return found
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_in_chunks_and_behind_a_cached_prefix_a_request_is_cut_where_the_classifier_says(
+    found: Answers, oracle: Oracle, base: str
+):
+    mine = found[base]
+    expected = oracle.steps(base, prompts()[-1], NEW_TOKENS, D_MAX, mine.classifier, BETA)
+    assert expected is not None and expected.steps, "choose another beta"
     assert [[tuple(pair) for pair in steps] for steps in mine.again_steps] == [list(expected.steps)] * 2
+
+
+@pytest.mark.parametrize("base", EXACT_BASES)
+def test_under_each_feature_requests_are_cut_where_the_classifier_says(found: Answers, oracle: Oracle, base: str):
+    """On this model runner a head is told which token follows a chunk."""
+    compared, lengths = 0, set()
+    for name, length in EXACT_LENGTHS.items():
+        for ids, (output, pairs) in zip(exact_prompts(name)[-EXACT_PROMPTS:], found[base].exact[name], strict=True):
+            steps = Steps(tuple(output), tuple((drafted, accepted) for drafted, accepted in pairs))
+            expected = oracle.steps(base, ids[:length], NEW_TOKENS, D_MAX, found[base].classifier, BETA)
+            compared += expected is not None
+            assert expected in (None, steps), name
+            lengths |= {drafted for drafted, _ in steps.steps}
+    assert compared > len(EXACT_LENGTHS) * EXACT_PROMPTS // 2
+    assert len(lengths) > 2, "choose another beta"
+
+
+def test_what_a_head_is_told_of_a_chunks_end_changes_its_counts(found: Answers, oracle: Oracle):
+    """So that the counts above would differ, were it told another token."""
+    length, classifier = EXACT_LENGTHS["in chunks"], found["eagle3"].classifier
+    asked = exact_prompts("in chunks")[-EXACT_PROMPTS:]
+    given = [("eagle3", ids[:length], NEW_TOKENS, D_MAX, classifier, BETA) for ids in asked]
+    chunk = OPTIONS["max_num_batched_tokens"]
+    assert any(oracle.steps(*each) != oracle.steps(*each, chunk=chunk) for each in given)
 
 
 def test_the_requests_are_what_their_names_say(found: Answers):

@@ -7,9 +7,11 @@ serves all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,18 +23,32 @@ pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.engines.vllm.planning import Planning  # noqa: E402
+from c2t_plugin.planner import CostCurve  # noqa: E402
 from c2t_plugin.planner.curve_file import write_curve  # noqa: E402
 from tests.engines.vllm.conftest import Engine  # noqa: E402
-from tests.support.sglang.planned_rule import CURVE, D_MAX, Plan  # noqa: E402
-from tests.support.sglang.simulate import Draft, Target, load_draft  # noqa: E402
+from tests.support.sglang.planned_rule import CURVE, D_MAX, FREE, Limits, Plan  # noqa: E402
+from tests.support.sglang.simulate import Draft, Target  # noqa: E402
 from tests.support.sglang.verify_counts import Rule, save_hand_made_classifier  # noqa: E402
-from tests.support.vllm.verify_counts import Steps  # noqa: E402
+from tests.support.vllm.verify_counts import Oracle, Steps, UnnormedMtpDraft  # noqa: E402
 
 NEW_TOKENS = 24
 # Numbers of requests that start in one step.
 GROUPS = (1, 3, 2, 4, 8, 2)
+# The same of other kinds of draft than EAGLE-3.
+OTHERS = {"draft_model": (3, 8, 2), "eagle": (3, 8, 2), "mtp": (3, 8, 2)}
 # Most of the largest group end soon, after which drafts of those that are left pay again.
 SOON, STAYING = 9, 2
+# What single requests ask for, and what that leaves of their drafts; then of which of these each group's ask.
+OWN: list[tuple[dict[str, Any], Limits]] = [
+    ({}, FREE),
+    ({"c2t_enabled": False}, Limits(beta=0.0)),
+    ({"c2t_beta": 0.6}, Limits(beta=0.6)),
+    ({"c2t_max_depth": 1}, Limits(most=1)),
+    ({"c2t_max_depth": 0}, Limits(most=0)),
+]
+OWN_GROUPS = ((0, 0), (1, 2, 3, 0), (4, 0, 2, 3))
+# For these: four requests are still drafted for, and not by one token alone.
+OWN_CURVE = dataclasses.replace(CURVE, verify=((1, 1.0), (4, 1.2), (8, 1.5), (64, 16.0)))
 # Two choices whose output per second is so near that the rounding of sums decides.
 UNDECIDED = 1e-5
 
@@ -46,6 +62,7 @@ class Request:
     text: list[int]
     waiting: list[int] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
+    limits: Limits = FREE
 
     @property
     def left(self) -> int:
@@ -63,13 +80,23 @@ Group = list[tuple[list[int], int]]
 
 
 def simulated(
-    target: Target, draft: Draft, rule: Rule, group: Group, plan: Plan, *, spares: bool = False
+    target: Target,
+    draft: Draft,
+    rule: Rule,
+    group: Group,
+    plan: Plan,
+    *,
+    spares: bool = False,
+    own: Sequence[Limits] = (),
 ) -> list[Request]:
     """All requests decoded together. In a step of vLLM the target reads what is left of the drafts before, and then all
-    its requests are drafted for, those that have ended with it too. spares: not where it is sure that all end."""
-    requests = [Request(prompt, most, list(prompt)) for prompt, most in group]
+    its requests are drafted for, those that have ended with it too. spares: not where it is sure that all end. own:
+    limits of each request; (): they have none."""
+    asked = zip(group, own or [FREE] * len(group), strict=True)
+    requests = [Request(prompt, most, list(prompt), limits=limits) for (prompt, most), limits in asked]
     while running := [request for request in requests if not request.ended]:
-        depth, chains = plan.depth(len(running)), []
+        limits = [request.limits for request in running]
+        depth, chains = plan.depth(len(running), limits), []
         if spares and all(request.left == 1 for request in running):
             depth = plan.depths[-1] = 0
         for request in running:
@@ -82,9 +109,11 @@ def simulated(
             chains.append(draft.chain(request.text, features, depth) if depth else torch.zeros(0, 1))
         chances = [list(rule.confidences(logits)) for logits in chains]
         if depth and plan.ends:
-            depth = plan.drafted(chances)
+            depth = plan.drafted(chances, limits)
         taking = [row for row, request in enumerate(running) if not request.ended]
-        kept = plan.keep([chances[row][:depth] for row in taking]) if depth and taking else [0] * len(taking)
+        kept = [0] * len(taking)
+        if depth and taking:
+            kept = plan.keep([chances[row][:depth] for row in taking], [limits[row] for row in taking])
         for row, length in zip(taking, kept, strict=True):
             running[row].waiting = chains[row].argmax(-1).tolist()[:length]
     return requests
@@ -97,24 +126,47 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     write_curve(CURVE, folder / "given.json")
     target = Target(pair_dir() / "target")
     target.run = cache_of(target.run)  # type: ignore[method-assign]
+    oracle = Oracle(pair_dir(), target)
     classifier = save_hand_made_classifier(folder / "hand.safetensors")
     prompts = [ids[: 30 + 6 * i] for i, ids in enumerate(held_out_prompts(8, min_tokens=96, seed=21))]
-    groups = []
-    for place, size in enumerate(GROUPS):
+    plain = [tuple(target.greedy(prompt, NEW_TOKENS)) for prompt in prompts]
+    groups = groups_of(prompts, GROUPS)
+    found = SimpleNamespace(**locals())
+    found.plan, found.expected = foreseen(found, "eagle3", groups)
+    return found
+
+
+def groups_of(prompts: list[list[int]], sizes: Sequence[int]) -> list[Group]:
+    found = []
+    for place, size in enumerate(sizes):
         own = prompts[:size] if size > 1 else [prompts[place]]
-        groups.append(
+        found.append(
             [(ids, NEW_TOKENS if row < STAYING or size < max(GROUPS) else SOON) for row, ids in enumerate(own)]
         )
-    plan, expected = Plan(packed=True, ends=True, skips=True), []
-    draft, rule = load_draft(pair_dir(), "eagle3", target), Rule(classifier, 0.0)
-    for group in groups:
+    return found
+
+
+# Of each group: of its requests, how many drafts, and how many draft steps.
+Found = list[tuple[list[Steps], int, int]]
+
+
+def foreseen(
+    setting: SimpleNamespace,
+    base: str,
+    groups: list[Group],
+    own: Sequence[Sequence[Limits]] = (),
+    curve: CostCurve = CURVE,
+) -> tuple[Plan, Found]:
+    """What a simulation decides, and what comes of it. own: of each group, limits of its requests."""
+    plan, found = Plan(packed=True, curve=curve, ends=True, skips=base != "draft_model"), []
+    rule = Rule(setting.classifier, 0.0)
+    for group, limits in zip(groups, own or [()] * len(groups), strict=True):
         before = len(plan.depths)
-        counts = [request.counts() for request in simulated(target, draft, rule, group, plan)]
+        ended = simulated(setting.target, setting.oracle.draft(base), rule, group, plan, own=limits)
         depths = plan.depths[before:]
-        expected.append((counts, sum(depth > 0 for depth in depths), sum(depths)))
+        found.append(([each.counts() for each in ended], sum(depth > 0 for depth in depths), sum(depths)))
     assert plan.margin > UNDECIDED, "a decision is too near to call: choose other prompts"
-    plain = [tuple(target.greedy(prompt, NEW_TOKENS)) for prompt in prompts]
-    return SimpleNamespace(**locals())
+    return plan, found
 
 
 def cache_of(run: Callable[[list[int]], Any]) -> Callable[[list[int]], Any]:
@@ -123,22 +175,35 @@ def cache_of(run: Callable[[list[int]], Any]) -> Callable[[list[int]], Any]:
 
 
 @pytest.fixture(scope="module")
-def planned(setting: SimpleNamespace, engine: Engine) -> Iterator[Any]:
+def planned(request: pytest.FixtureRequest, setting: SimpleNamespace, engine: Engine, mimo: Path) -> Iterator[Any]:
+    """Of EAGLE-3, if no other kind of draft is asked for."""
+    base = getattr(request, "param", "eagle3")
+    target = mimo if base == "mtp" else None
     options = {"c2t_planner": str(setting.folder / "given.json"), "c2t_learn": "off"}
-    with engine("c2t:eagle3", D_MAX, c2t_classifier=str(setting.classifier), **options) as llm:
+    with engine(f"c2t:{base}", D_MAX, target=target, c2t_classifier=str(setting.classifier), **options) as llm:
         yield llm
 
 
-def served(llm: Any, groups: list[Group]) -> list[tuple[list[Steps], int, int]]:
-    """As the simulation's, of one engine whose planner has seen nothing yet."""
+def scheduler_of(llm: Any) -> Any:
+    return llm.llm_engine.engine_core.engine_core.scheduler
+
+
+def served(
+    llm: Any, groups: list[Group], own: Sequence[Sequence[dict[str, Any]]] = (), curve: CostCurve = CURVE
+) -> Found:
+    """As the simulation's, of one engine whose planner has seen nothing yet. own: of each group, what its requests ask
+    for."""
     from vllm import SamplingParams
 
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    scheduler.planning = scheduler.dynamic_sd_lookup = Planning(CURVE, None, D_MAX, ends=True, skips=True)
+    begin_anew(scheduler_of(llm), curve)
     found = []
-    for group in groups:
+    for group, asked in zip(groups, own or [[{}] * len(group) for group in groups], strict=True):
         (before,) = llm.collective_rpc("c2t_control")
-        sampling = [SamplingParams(temperature=0, max_tokens=most, ignore_eos=True) for _, most in group]
+        each = zip(group, asked, strict=True)
+        sampling = [
+            SamplingParams(temperature=0, max_tokens=most, ignore_eos=True, extra_args=extra)
+            for (_, most), extra in each
+        ]
         outputs = llm.generate([{"prompt_token_ids": ids} for ids, _ in group], sampling, use_tqdm=False)
         (after,) = llm.collective_rpc("c2t_control")
         new = [after[name] - before[name] for name in ("drafts", "draft_steps")]
@@ -146,14 +211,80 @@ def served(llm: Any, groups: list[Group]) -> list[tuple[list[Steps], int, int]]:
     return found
 
 
+def begin_anew(scheduler: Any, curve: CostCurve) -> None:
+    """Its planner has seen nothing yet, and decides in the same ways."""
+    before = scheduler.planning.planner
+    ways = {"ends": before.draft_end is not None, "skips": before.skips}
+    scheduler.planning = scheduler.dynamic_sd_lookup = Planning(curve, None, D_MAX, **ways)
+    scheduler.planning.own = scheduler._own_limits
+
+
+def outputs_of(found: Found) -> list[list[tuple[int, ...]]]:
+    return [[each.output_ids for each in counts] for counts, _, _ in found]
+
+
+def plain_of(setting: SimpleNamespace, groups: list[Group]) -> list[list[tuple[int, ...]]]:
+    return [[setting.plain[setting.prompts.index(ids)][:most] for ids, most in group] for group in groups]
+
+
 def test_each_step_drafts_and_verifies_as_simulated(planned: Any, setting: SimpleNamespace):
     found = served(planned, setting.groups)
-    for (counts, _, _), group in zip(found, setting.groups, strict=True):
-        plain = [setting.plain[setting.prompts.index(ids)][:most] for ids, most in group]
-        assert [each.output_ids for each in counts] == plain
+    assert outputs_of(found) == plain_of(setting, setting.groups)
     assert found == setting.expected
     # there was something to decide: plain decoding for many requests, and every depth for few
     assert set(setting.plan.depths) == set(range(D_MAX + 1))
+
+
+@pytest.fixture(scope="module")
+def own(setting: SimpleNamespace) -> SimpleNamespace:
+    """Groups whose requests ask for something, and what a simulation says of them."""
+    groups = groups_of(setting.prompts, [len(group) for group in OWN_GROUPS])
+    asked = [[OWN[place][0] for place in group] for group in OWN_GROUPS]
+    limits = [[OWN[place][1] for place in group] for group in OWN_GROUPS]
+    plan, expected = foreseen(setting, "eagle3", groups, limits, OWN_CURVE)
+    return SimpleNamespace(**locals())
+
+
+def test_what_requests_ask_for_is_planned_around_as_simulated(planned: Any, setting: SimpleNamespace, own: Any):
+    found = served(planned, own.groups, own.asked, OWN_CURVE)
+    assert outputs_of(found) == plain_of(setting, own.groups)
+    assert found == own.expected
+    assert len(set(own.plan.depths)) > 2, "there was nothing to decide"
+
+
+def unknown_to_the_worker(patch: Any, planned: Any) -> None:
+    """Where its drafts end; it cuts by them all the same."""
+
+    def plant(worker: Any) -> None:
+        begin = worker.model_runner.drafter.ending.begin
+        worker.model_runner.drafter.ending.begin = lambda names, own: begin(names, [None] * len(names))
+
+    planned.collective_rpc(plant)
+
+
+def unknown_to_the_depth(patch: Any, planned: Any) -> None:
+    patch.setattr(scheduler_of(planned), "_own_limits", list)
+
+
+def unknown_to_the_budget(patch: Any, planned: Any) -> None:
+    """What the worker has cut stays cut."""
+    stock = Planning.kept
+
+    def kept(self: Any, drafted: Any, names: Any, lengths: Any, own: Any) -> list[int]:
+        return stock(self, drafted, names, lengths, [False] * len(own))
+
+    patch.setattr(Planning, "kept", kept)
+
+
+@pytest.mark.parametrize("fault", [unknown_to_the_worker, unknown_to_the_depth, unknown_to_the_budget])
+def test_a_planner_that_does_not_know_what_requests_ask_for_is_seen(
+    planned: Any, own: Any, fault: Any, monkeypatch: pytest.MonkeyPatch
+):
+    planned.collective_rpc(of_nothing_yet)
+    fault(monkeypatch, planned)
+    found = served(planned, own.groups, own.asked, OWN_CURVE)
+    assert outputs_of(found) == outputs_of(own.expected)
+    assert found != own.expected
 
 
 def never(worker: Any) -> None:
@@ -205,9 +336,7 @@ def test_a_worker_that_ends_drafts_elsewhere_is_seen(planned: Any, setting: Simp
 
     planned.collective_rpc(plant)
     found = served(planned, setting.groups)
-    assert [[each.output_ids for each in counts] for counts, _, _ in found] == [
-        [each.output_ids for each in counts] for counts, _, _ in setting.expected
-    ]
+    assert outputs_of(found) == outputs_of(setting.expected)
     assert found != setting.expected
 
 
@@ -290,7 +419,17 @@ def test_a_worker_that_reads_plain_steps_wrongly_is_seen(planned: Any, setting: 
     planned.collective_rpc(of_nothing_yet)
     planned.collective_rpc(fault)
     found = served(planned, setting.groups)
-    assert [[each.output_ids for each in counts] for counts, _, _ in found] == [
-        [each.output_ids for each in counts] for counts, _, _ in setting.expected
-    ]
+    assert outputs_of(found) == outputs_of(setting.expected)
     assert found != setting.expected
+
+
+@pytest.mark.parametrize(("planned", "base"), [(base, base) for base in OTHERS], indirect=["planned"])
+def test_other_kinds_of_draft_are_planned_as_simulated(planned: Any, setting: SimpleNamespace, mimo: Path, base: str):
+    """Behind the tests of EAGLE-3, whose engine ends where another is asked for."""
+    setting.oracle.drafts["mtp"] = UnnormedMtpDraft(mimo, setting.target)
+    groups = groups_of(setting.prompts, OTHERS[base])
+    plan, expected = foreseen(setting, base, groups)
+    found = served(planned, groups)
+    assert outputs_of(found) == plain_of(setting, groups)
+    assert found == expected
+    assert set(plan.depths) == set(range(D_MAX + 1))

@@ -347,13 +347,24 @@ def test_all_requests_share_a_budget():
     kept = planning.kept(Drafted([sure, unsure, unknown], 0.1, 0.2), "abc", [4, 4, 4], [False] * 3)
     assert kept == [4, 0, 4]
     # a request that takes no draft has no share, and one whose draft is short no more than that
-    assert planning.kept(Drafted([sure, sure, sure], 0.1, 0.2), "abc", [0, 1, 4], [False] * 3) == [0, 1, 4]
+    assert planning.kept(Drafted([sure, sure, sure], 0.1, 0.2), "abc", [None, 1, 4], [False] * 3) == [0, 1, 4]
     # what a beta of its own has left of one stays
     assert planning.kept(Drafted([sure, unsure, unknown], 0.1, 0.2), "abc", [4, 3, 4], [False, True, False]) == [
         4,
         3,
         4,
     ]
+
+
+@pytest.mark.parametrize(("beside", "kept"), [(None, 1), (0, 0)])
+def test_a_request_of_whose_draft_nothing_is_left_has_a_row_all_the_same(beside: int | None, kept: int):
+    """Two rows cost what one does; None: there is but one."""
+    dear = CostCurve(verify=((1, 1.0), (2, 1.0), (3, 2.0), (12, 20.0)), draft=((1, 0.001), (16, 0.001)))
+    planning = Planning(dear, None, D_MAX)
+    planning.begin(decoding=True)
+    assert planning[2] == D_MAX
+    chances = [[0.9, 0.8, 0.7, 0.6]] * 2
+    assert planning.kept(Drafted(chances, 0.1, 0.2), "ab", [beside, 4], [False] * 2) == [0, kept]
 
 
 @pytest.mark.parametrize(

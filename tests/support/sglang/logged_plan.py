@@ -19,11 +19,11 @@ class LoggedPlan:
     depths: list[int] = field(default_factory=list)
     off: float = 0.0
 
-    def depth(self, requests: int) -> int:
+    def depth(self, requests: int, own: Sequence[Any] = ()) -> int:
         self.depths.append(self.steps[len(self.depths)]["depth"])
         return self.depths[-1]
 
-    def keep(self, chances: Sequence[Sequence[float]]) -> list[int]:
+    def keep(self, chances: Sequence[Sequence[float]], own: Sequence[Any] = ()) -> list[int]:
         step = self.steps[len(self.depths) - 1]
         for found, expected in zip(step["confidence"], chances, strict=True):
             known = [(one, other) for one, other in zip(found, expected, strict=True) if not math.isnan(one)]

@@ -23,6 +23,23 @@ MEMORY, HELD = 8, 8
 CURVE = CostCurve(verify=((1, 1.0), (4, 1.2), (64, 16.0)), draft=((1, 0.05), (64, 0.1)), fixed=0.1, draft_extend=0.1)
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What one request asks for: docs/requests.md. beta: a threshold of its own, 0 where its drafts are to be whole;
+    None: it has none. most: draft tokens of it that are verified at most; None: any number."""
+
+    beta: float | None = None
+    most: int | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether a planner drops nothing that these leave."""
+        return self.beta is not None
+
+
+FREE = Limits()
+
+
 @dataclass
 class Plan:
     """What the server should decide, step by step. packed: whether tokens behind a cut cost nothing. ends: whether a
@@ -47,41 +64,66 @@ class Plan:
     margin: float = math.inf
     depths: list[int] = field(default_factory=list)
 
-    def depth(self, requests: int) -> int:
-        """How deep a step begins to draft."""
-        found = self._depth(requests)
+    def depth(self, requests: int, own: Sequence[Limits] = ()) -> int:
+        """How deep a step begins to draft. own: limits of each request; (): they have none."""
+        found = self._depth(requests, own)
         self.depths.append(D_MAX if found and self.ends and not self.probing else found)
         return self.depths[-1]
 
-    def drafted(self, chances: Sequence[Sequence[float]]) -> int:
+    def drafted(self, chances: Sequence[Sequence[float]], own: Sequence[Limits] = ()) -> int:
         """How deep it drafts, by the confidences of its tokens, of which those that it should not have do not count.
         More than there are, if there should be more."""
-        depth, there = 1, len(chances[0])
-        if self.probing:
-            return self.depths[-1]
-        while depth <= there and depth < D_MAX and self._goes_on([list(row[:depth]) for row in chances]):
+        depth, there, most = 1, len(chances[0]), self.depths[-1] if self.probing else D_MAX
+        while depth <= there and depth < most and self._goes_on([list(row[:depth]) for row in chances], own):
             depth += 1
         self.depths[-1] = depth
         return depth
 
-    def _goes_on(self, chances: list[list[float]]) -> bool:
+    def _goes_on(self, chances: list[list[float]], own: Sequence[Limits]) -> bool:
         depth = len(chances[0])
-        if self.whole < WHOLE_FIRST:
+        if own and not any(self._grows(row, limits) for row, limits in zip(chances, own, strict=True)):
+            return False
+        if self.whole < WHOLE_FIRST or self.probing:
             return True
         falling = [[min(row[: n + 1]) for n in range(depth)] for row in chances]
-        found = [self._most(falling, depth)]
+        found = [self._most(falling, depth, own)]
         for deeper in range(depth, D_MAX):
             falling = [[*row, row[-1] * self.ratios[deeper]] for row in falling]
-            found.append(self._most(falling, deeper + 1))
+            found.append(self._most(falling, deeper + 1, own))
         best = max(found[1:])
         self.margin = min(self.margin, abs(best / found[0] - 1))
         return best > found[0]
 
-    def _most(self, falling: list[list[float]], depth: int) -> float:
+    def _most(self, falling: list[list[float]], depth: int, own: Sequence[Limits]) -> float:
         """The most output per second that a step of these brings."""
-        requests, gains = len(falling), sorted((p for row in falling for p in row), reverse=True)
+        return max(tokens / took for tokens, took in self._outcomes(falling, depth, own))
+
+    def _outcomes(self, falling: list[list[float]], depth: int, own: Sequence[Limits]) -> list[tuple[float, float]]:
+        """Output tokens and seconds of a step that verifies what is asked for, and 0, 1, 2, ... of the others."""
+        asked: list[float] = []
+        gains: list[float] = []
+        requests = len(falling)
+        for row, limits in zip(falling, own or [FREE] * requests, strict=True):
+            (asked if limits.asks else gains).extend(row[: self._left(row, limits)])
+        gains.sort(reverse=True)
         counts = range(len(gains) + 1) if self.packed else [len(gains)]
-        return max((requests + sum(gains[:n])) / self.seconds(requests, n, depth) for n in counts)
+        rows = [len(asked) + n if self.packed else depth * requests for n in counts]
+        return [
+            (requests + sum(asked) + sum(gains[:n]), self.seconds(requests, count, depth))
+            for n, count in zip(counts, rows, strict=True)
+        ]
+
+    def _left(self, falling: Sequence[float], limits: Limits) -> int:
+        """How many tokens of a draft a request's own limits leave."""
+        row = falling[: limits.most]
+        if not limits.beta:
+            return len(row)
+        self.margin = min([self.margin, *(abs(p - limits.beta) for p in row)])
+        return next((n for n, p in enumerate(row) if p < limits.beta), len(row))
+
+    def _grows(self, chances: Sequence[float], limits: Limits) -> bool:
+        """Whether one more token of a draft may be verified."""
+        return self._left(chances, limits) == len(chances) and (limits.most is None or len(chances) < limits.most)
 
     @property
     def behind(self) -> bool:
@@ -98,21 +140,21 @@ class Plan:
             known.append((token * count + hoped[0]) / (above * count + hoped[1]))
         return known + known[-1:] * (D_MAX - len(known))
 
-    def _depth(self, requests: int) -> int:
+    def _depth(self, requests: int, own: Sequence[Limits]) -> int:
         self.probing = False
         if not self.tokens:
             return D_MAX
         ratios = self.ratios
-        gains = [math.prod(ratios[: depth + 1]) for depth in range(D_MAX) for _ in range(requests)]
+        chain = [math.prod(ratios[: depth + 1]) for depth in range(D_MAX)]
         best_of, whole = [], []
         for depth in DEPTHS:
-            counts = range(depth * requests + 1) if self.packed else [depth * requests]
             catching_up = self.curve.draft_extend / HOLDS if depth and self.behind else 0.0
-            outcomes = [(requests + sum(gains[:n]), self.seconds(requests, n, depth) + catching_up) for n in counts]
+            found = self._outcomes([chain[:depth]] * requests, depth, own)
+            outcomes = [(tokens, took + catching_up) for tokens, took in found]
             best_of.append(max(outcomes, key=lambda outcome: outcome[0] / outcome[1]))
             whole.append(outcomes[-1])
-        # plain decoding teaches nothing
-        untaught = int(self.counts[0] < TAUGHT)
+        # plain decoding teaches nothing, nor does a draft of which nothing may be verified
+        untaught = int(self.counts[0] < TAUGHT and max(tokens for tokens, _ in whole) > requests)
         best = untaught + self.best([tokens / took for tokens, took in best_of[untaught:]], ties=True)
         return DEPTHS[self._probed(best, *best_of[best], whole)]
 
@@ -135,22 +177,28 @@ class Plan:
         self.saved[place], self.since, self.probing = 0.0, 0, True
         return place
 
-    def keep(self, chances: Sequence[Sequence[float]]) -> list[int]:
-        """Kept tokens of each request, most likely ones first, as many as give most output per second."""
+    def keep(self, chances: Sequence[Sequence[float]], own: Sequence[Limits] = ()) -> list[int]:
+        """Kept tokens of each request, what is asked for and then the most likely ones, as many as give most output per
+        second. own: as of `depth`."""
         requests, depth = len(chances), len(chances[0])
         falling = [[min(row[: n + 1]) for n in range(depth)] for row in chances]
         self._see([sum(row[n] for row in falling) / requests for n in range(depth)], requests)
-        return self.spend(falling, depth) if self.packed and not self.probing else [depth] * requests
+        if self.packed and not self.probing:
+            return self.spend(falling, depth, own)
+        return [self._left(row, limits) for row, limits in zip(falling, own or [FREE] * requests, strict=True)]
 
-    def spend(self, falling: Sequence[Sequence[float]], depth: int) -> list[int]:
+    def spend(self, falling: Sequence[Sequence[float]], depth: int, own: Sequence[Limits] = ()) -> list[int]:
         """As keep, of chances that fall already and need not be equally many."""
         requests = len(falling)
-        found = sorted(((p, -n, -row) for row, ps in enumerate(falling) for n, p in enumerate(ps)), reverse=True)
-        gains = [p for p, _, _ in found]
-        best = self.best(
-            [(requests + sum(gains[:n])) / self.seconds(requests, n, depth) for n in range(len(found) + 1)]
+        each = list(zip(falling, own or [FREE] * requests, strict=True))
+        left = [(limits.asks, ps[: self._left(ps, limits)]) for ps, limits in each]
+        found = sorted(
+            ((asks, p, -n, -row) for row, (asks, ps) in enumerate(left) for n, p in enumerate(ps)), reverse=True
         )
-        taken = Counter(-row for _, _, row in found[:best])
+        gains, asked = [p for _, p, _, _ in found], sum(asks for asks, _, _, _ in found)
+        counts = range(asked, len(found) + 1)
+        best = counts[self.best([(requests + sum(gains[:n])) / self.seconds(requests, n, depth) for n in counts])]
+        taken = Counter(-row for _, _, _, row in found[:best])
         return [taken[row] for row in range(requests)]
 
     def _see(self, means: list[float], requests: int) -> None:

@@ -9,7 +9,8 @@ request sets for itself, their outputs and steps once more with that, and the fi
 configuration with `sampled` (tokens, and further sampling parameters), outputs at temperature 1 without and with a
 planted fault; of one with `swap`, parameters that drafts are scored by before the first prompt's steps alone, of the
 worker and of the scheduler's learner, and behind them, when all of them have been multiplied by so much. With `mixed`:
-test_features.py's answers, the last prompt's twice more with its steps, and counters.
+test_features.py's answers, the last prompt's twice more with its steps, counters, and by `exact` outputs and steps of
+its `exact_prompts`.
 """
 
 from __future__ import annotations
@@ -161,20 +162,24 @@ def take_drafts_unseen(worker: Any) -> None:
 
 
 def _mixed(job: dict[str, Any], spec: dict[str, Any] | None) -> dict[str, Any]:
-    from tests.engines.vllm.test_features import answers, counter, steps_by_length, twice
+    from tests.engines.vllm.test_features import answers, counter, exactly, steps_by_length, twice
 
+    exact = {} if spec is None else spec.pop("exact", {})
     with engine(job, spec) as llm:
         found = answers(llm, job["prompts"], job["new_tokens"])
         steps, hits = steps_by_length(llm), counter(llm, "vllm:prefix_cache_hits")
         # the longest, which fills a block
         again = twice(llm, job["prompts"][-1], job["new_tokens"])
+        hits = counter(llm, "vllm:prefix_cache_hits") - hits
+        steps_of = exactly(llm, exact, job["exact_prompts"], job["new_tokens"])
         return {
             "answers": [vars(each) for each in found],
             "again": [each.output_ids for each in again],
             "again_steps": [each.steps for each in again],
             "drops_last_block": llm.llm_engine.engine_core.engine_core.scheduler.use_eagle_block_drop,
             "preemptions": counter(llm, "vllm:num_preemptions"),
-            "prefix_hits": counter(llm, "vllm:prefix_cache_hits") - hits,
+            "prefix_hits": hits,
+            "exact": {name: [[each.output_ids, each.steps] for each in found] for name, found in steps_of.items()},
             "steps": list(steps.items()),
         }
 
