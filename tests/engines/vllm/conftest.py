@@ -15,6 +15,8 @@ from benchmarks.pairs.toy import pair_dir
 from benchmarks.pairs.toy.export import export, write_mimo
 from benchmarks.pairs.toy.vllm_layout import write_vllm_layout
 from c2t_plugin.classifier import FILE_NAME
+from c2t_plugin.engines.vllm.planning import Planning
+from tests.support.sglang.planned_rule import CURVE, D_MAX
 from tests.support.sglang.verify_counts import save_hand_made_classifier
 
 DRAFTS = {"draft_model": "draft", "eagle": "eagle1", "eagle3": "eagle3"}
@@ -54,6 +56,12 @@ def mimo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     export(write_mimo, pair_dir(), folder)
     save_hand_made_classifier(folder / FILE_NAME)
     return folder
+
+
+def plan_anew(llm: Any) -> None:
+    """Give a planned engine a planner that has seen nothing yet, with a curve that no clock changes."""
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    scheduler.planning = scheduler.dynamic_sd_lookup = Planning(CURVE, None, D_MAX, ends=True, skips=True)
 
 
 Engine = Callable[..., Any]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,12 +19,12 @@ pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = [pytest.mark.vllm, pytest.mark.server]
 
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
-from c2t_plugin.engines.vllm.planning import Planning  # noqa: E402
 from c2t_plugin.planner.curve_file import write_curve  # noqa: E402
-from tests.engines.vllm.conftest import Engine  # noqa: E402
+from tests.engines.vllm.conftest import Engine, plan_anew  # noqa: E402
 from tests.support.sglang.planned_rule import CURVE, D_MAX, Plan  # noqa: E402
-from tests.support.sglang.simulate import Draft, Target, load_draft  # noqa: E402
+from tests.support.sglang.simulate import Target, load_draft  # noqa: E402
 from tests.support.sglang.verify_counts import Rule, save_hand_made_classifier  # noqa: E402
+from tests.support.vllm.planned_counts import UNDECIDED, Group, cache_of, simulated  # noqa: E402
 from tests.support.vllm.verify_counts import Steps  # noqa: E402
 
 NEW_TOKENS = 24
@@ -33,61 +32,6 @@ NEW_TOKENS = 24
 GROUPS = (1, 3, 2, 4, 8, 2)
 # Most of the largest group end soon, after which drafts of those that are left pay again.
 SOON, STAYING = 9, 2
-# Two choices whose output per second is so near that the rounding of sums decides.
-UNDECIDED = 1e-5
-
-
-@dataclass
-class Request:
-    """One request of the simulation; text is prompt and output, waiting what the next step verifies of its draft."""
-
-    prompt: list[int]
-    most: int
-    text: list[int]
-    waiting: list[int] = field(default_factory=list)
-    steps: list[tuple[int, int]] = field(default_factory=list)
-
-    @property
-    def left(self) -> int:
-        return self.most - (len(self.text) - len(self.prompt))
-
-    @property
-    def ended(self) -> bool:
-        return self.left <= 0
-
-    def counts(self) -> Steps:
-        return Steps(tuple(self.text[len(self.prompt) :][: self.most]), tuple(self.steps))
-
-
-Group = list[tuple[list[int], int]]
-
-
-def simulated(
-    target: Target, draft: Draft, rule: Rule, group: Group, plan: Plan, *, spares: bool = False
-) -> list[Request]:
-    """All requests decoded together. In a step of vLLM the target reads what is left of the drafts before, and then all
-    its requests are drafted for, those that have ended with it too. spares: not where it is sure that all end."""
-    requests = [Request(prompt, most, list(prompt)) for prompt, most in group]
-    while running := [request for request in requests if not request.ended]:
-        depth, chains = plan.depth(len(running)), []
-        if spares and all(request.left == 1 for request in running):
-            depth = plan.depths[-1] = 0
-        for request in running:
-            choices, states = target.run([*request.text, *request.waiting])
-            n, waiting = len(request.text) - 1, request.waiting
-            hits = next((i for i, token in enumerate(waiting) if token != choices[n + i]), len(waiting))
-            request.text += [*waiting[:hits], choices[n + hits]]
-            request.steps += [(len(waiting), hits)] if waiting else []
-            features = draft.features([state[: n + hits + 1] for state in states])
-            chains.append(draft.chain(request.text, features, depth) if depth else torch.zeros(0, 1))
-        chances = [list(rule.confidences(logits)) for logits in chains]
-        if depth and plan.ends:
-            depth = plan.drafted(chances)
-        taking = [row for row, request in enumerate(running) if not request.ended]
-        kept = plan.keep([chances[row][:depth] for row in taking]) if depth and taking else [0] * len(taking)
-        for row, length in zip(taking, kept, strict=True):
-            running[row].waiting = chains[row].argmax(-1).tolist()[:length]
-    return requests
 
 
 @pytest.fixture(scope="module")
@@ -117,11 +61,6 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return SimpleNamespace(**locals())
 
 
-def cache_of(run: Callable[[list[int]], Any]) -> Callable[[list[int]], Any]:
-    found = cache(run)
-    return lambda tokens: found(tuple(tokens))
-
-
 @pytest.fixture(scope="module")
 def planned(setting: SimpleNamespace, engine: Engine) -> Iterator[Any]:
     options = {"c2t_planner": str(setting.folder / "given.json"), "c2t_learn": "off"}
@@ -133,8 +72,7 @@ def served(llm: Any, groups: list[Group]) -> list[tuple[list[Steps], int, int]]:
     """As the simulation's, of one engine whose planner has seen nothing yet."""
     from vllm import SamplingParams
 
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    scheduler.planning = scheduler.dynamic_sd_lookup = Planning(CURVE, None, D_MAX, ends=True, skips=True)
+    plan_anew(llm)
     found = []
     for group in groups:
         (before,) = llm.collective_rpc("c2t_control")
