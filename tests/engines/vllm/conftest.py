@@ -15,6 +15,9 @@ from benchmarks.pairs.toy import pair_dir
 from benchmarks.pairs.toy.export import export, write_mimo
 from benchmarks.pairs.toy.vllm_layout import write_vllm_layout
 from c2t_plugin.classifier import FILE_NAME
+from c2t_plugin.engines.vllm.planning import Planning
+from c2t_plugin.planner import CostCurve
+from tests.support.sglang.planned_rule import CURVE, D_MAX
 from tests.support.sglang.verify_counts import save_hand_made_classifier
 
 DRAFTS = {"draft_model": "draft", "eagle": "eagle1", "eagle3": "eagle3"}
@@ -54,6 +57,16 @@ def mimo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     export(write_mimo, pair_dir(), folder)
     save_hand_made_classifier(folder / FILE_NAME)
     return folder
+
+
+def plan_anew(llm: Any, curve: CostCurve = CURVE) -> None:
+    """Give a planned engine a planner that has seen nothing yet and decides in the same ways, with a curve that no
+    clock changes."""
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    before = scheduler.planning.planner
+    ways = {"ends": before.draft_end is not None, "skips": before.skips}
+    scheduler.planning = scheduler.dynamic_sd_lookup = Planning(curve, None, D_MAX, **ways)
+    scheduler.planning.own = scheduler._own_limits
 
 
 Engine = Callable[..., Any]

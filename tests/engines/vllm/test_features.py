@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import prometheus_client
 import pytest
@@ -21,8 +22,12 @@ from c2t_plugin.engines.checkpoints import shipped_classifier  # noqa: E402
 from c2t_plugin.engines.vllm.config import Settings  # noqa: E402
 from c2t_plugin.engines.vllm.planned import remember  # noqa: E402
 from c2t_plugin.engines.vllm.planning import Planning  # noqa: E402
-from tests.engines.vllm.conftest import DRAFTS, Engine  # noqa: E402
-from tests.support.sglang.simulate import Target  # noqa: E402
+from tests.engines.vllm.conftest import DRAFTS, Engine, plan_anew  # noqa: E402
+from tests.support.sglang.planned_rule import Plan  # noqa: E402
+from tests.support.sglang.simulate import Target, Text  # noqa: E402
+from tests.support.sglang.verify_counts import Rule  # noqa: E402
+from tests.support.vllm.grammar import Grammar  # noqa: E402
+from tests.support.vllm.planned_counts import UNDECIDED, Request, decode  # noqa: E402
 from tests.support.vllm.verify_counts import Oracle, Steps, UnnormedMtpDraft  # noqa: E402
 
 MAX_MODEL_LEN = 160
@@ -47,18 +52,23 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 REPEATS = 3
 D_MAX = 4
-# Served one at a time, so that none is preempted: tokens of a prompt, further sampling parameters, how often.
-Exact = Mapping[str, tuple[int, dict[str, Any], int]]
-EXACT: Exact = {
-    "read whole": (40, {}, 1),
-    "logprobs": (56, {"logprobs": 3}, 1),
+# Served one at a time, so that none is preempted: the slice of a prompt, further sampling parameters, how often.
+EXACT: dict[str, tuple[slice, dict[str, Any], int]] = {
+    "read whole": (slice(40), {}, 1),
+    "logprobs": (slice(56), {"logprobs": 3}, 1),
     # whose grammar refuses nothing
-    "structured": (56, {"structured_outputs": {"regex": r"[\s\S]*"}}, 1),
+    "structured": (slice(56), {"structured_outputs": {"regex": r"[\s\S]*"}}, 1),
+    # whose grammar refuses most drafts; nobody ends it
+    "lower-case words": (slice(40), {"structured_outputs": {"regex": r"[a-z_]+( [a-z_]+)*~"}}, 1),
     # a chunk and a little, so that the head still attends to where the chunk ended
-    "in chunks": (68, {}, 1),
-    "a prefix that is cached": (98, {}, 2),
+    "in chunks": (slice(68), {}, 1),
+    "a prefix that is cached": (slice(98), {}, 2),
 }
 EXACT_PROMPTS = 4
+# vLLM refuses n > 1 of greedy requests; the most probable token alone is the same output
+TWICE = {"temperature": 1.0, "top_k": 1, "n": 2}
+# steps after which one of two requests is aborted
+LEAVES = 6
 CHUNK = OPTIONS["max_num_batched_tokens"]
 
 
@@ -98,16 +108,86 @@ def answers(llm: Any, prompts: list[list[int]], new_tokens: int) -> list[SimpleN
     return found
 
 
-def exactly(llm: Any, exact: Exact, prompts_of_each: int, new_tokens: int) -> dict[str, list[Steps]]:
-    """By names: the steps of the last of its turns, of some prompts."""
+class Turn(NamedTuple):
+    """What vLLM says of requests that were served together.
+
+    steps: of each output. cached: tokens of their prompts that were. drafts: begun ones. draft_steps: their tokens.
+    """
+
+    steps: list[Steps]
+    cached: int
+    drafts: int
+    draft_steps: int
+
+    @classmethod
+    def of(cls, llm: Any, serve: Callable[[], list[Any]]) -> Turn:
+        """serve: returns vLLM's outputs."""
+        (before,) = llm.collective_rpc("c2t_control")
+        outputs = serve()
+        (after,) = llm.collective_rpc("c2t_control")
+        steps = [Steps.of_text(text) for output in outputs for text in output.outputs]
+        new = (after[name] - before[name] for name in ("drafts", "draft_steps"))
+        return cls(steps, sum(output.num_cached_tokens for output in outputs), *new)
+
+
+def exactly(llm: Any, planned: bool) -> dict[str, list[Turn]]:
+    """By EXACT, turn by turn; of a planner that begins anew, and then of two requests at once."""
+    if planned:
+        plan_anew(llm)
+    found = {
+        name: [Turn.of(llm, generation(llm, ids, more)) for ids, _ in exact_turns(name)]
+        for name, (_, more, _) in EXACT.items()
+    }
+    if planned:
+        ids, _ = two_prompts()
+        found["two samples"] = [Turn.of(llm, generation(llm, ids, TWICE))]
+        found["one of two is aborted"] = [Turn.of(llm, partial(one_aborted, llm))]
+    return found
+
+
+def alone(
+    llm: Any, asked: Mapping[str, tuple[int, dict[str, Any], int]], prompts: int, new_tokens: int
+) -> dict[str, list[Steps]]:
+    """By names of EXACT, of so many of its prompts, one at a time: the steps of the last of its turns. asked: tokens of
+    each prompt, further sampling parameters, turns."""
     found: dict[str, list[Steps]] = {}
-    for name, (length, more, turns) in exact.items():
-        sampling = sampling_of(new_tokens, more)
-        prompts = [{"prompt_token_ids": ids[:length]} for ids in exact_prompts(name)[-prompts_of_each:]]
+    for name, (length, more, turns) in asked.items():
+        given = [{"prompt_token_ids": ids[:length]} for ids in exact_prompts(name)[-prompts:]]
         for _ in range(turns):
-            outputs = [llm.generate([prompt], sampling, use_tqdm=False)[0] for prompt in prompts]
+            outputs = [llm.generate([each], sampling_of(new_tokens, more), use_tqdm=False)[0] for each in given]
         found[name] = [Steps.of_output(output) for output in outputs]
     return found
+
+
+def generation(llm: Any, ids: list[int], more: dict[str, Any]) -> Callable[[], list[Any]]:
+    sampling = sampling_of(NEW_TOKENS, more)
+    return partial(llm.generate, [{"prompt_token_ids": ids}], sampling, use_tqdm=False)
+
+
+def one_aborted(llm: Any) -> list[Any]:
+    """Answers to two requests, of which the first one is aborted after some steps."""
+    engine, found, steps = llm.llm_engine, dict[str, Any](), 0
+    for name, ids in zip("ab", two_prompts(), strict=True):
+        engine.add_request(name, {"prompt_token_ids": ids}, sampling_of(NEW_TOKENS, {}))
+    while engine.has_unfinished_requests():
+        found |= {output.request_id: output for output in engine.step()}
+        steps += 1
+        if steps == LEAVES:
+            engine.abort_request(["a"])
+    return [found["a"], found["b"]]
+
+
+def exact_turns(name: str) -> list[tuple[list[int], int]]:
+    """Prompts in the order in which they are served, and how often each was before; nothing evicts its blocks in
+    between."""
+    part, _, turns = EXACT[name]
+    return [(ids[part], turn) for ids in exact_prompts(name) for turn in range(turns)]
+
+
+def two_prompts() -> list[list[int]]:
+    """Longer together than a chunk: the second one is still read when the first one has its first token. The prompt
+    between them is answered by what every draft foresees."""
+    return [ids[EXACT["read whole"][0]] for ids in exact_prompts("read whole")[::2]]
 
 
 def exact_prompts(name: str) -> list[list[int]]:
@@ -161,9 +241,9 @@ def served(
         }
         steps, seconds = steps_by_length(llm), classifier_seconds()
         (state,) = llm.collective_rpc("c2t_control")
-        exact = exactly(llm, EXACT, EXACT_PROMPTS, NEW_TOKENS) if planner == "off" else {}
         settings = Settings.of(llm.llm_engine.vllm_config)
         known = begun_again(llm) if planner == "on" else None
+        exact = exactly(llm, planner == "on")
     own = {"base": base, "exact": exact, "settings": settings, "mimo": mimo, "cache": cache, "known": known}
     told = {"counts": counts, "steps": steps, "seconds": seconds, "state": state}
     yield SimpleNamespace(found=found, again=again, planner=planner, **told, **own)
@@ -253,28 +333,79 @@ def oracle() -> Oracle:
     return Oracle(pair_dir(), Target(pair_dir() / "target"))
 
 
+def grammar_of(name: str) -> Grammar | None:
+    more = EXACT[name][1].get("structured_outputs")
+    return None if more is None else Grammar(pair_dir() / "target", more["regex"])
+
+
+def planned(served: SimpleNamespace, oracle: Oracle) -> dict[str, list[Turn]]:
+    """What a simulation of the planner says of `exactly`."""
+    draft, rule = oracle.draft(served.base), Rule(Path(served.settings.classifier), 0.0)
+    plan, found = Plan(packed=True, ends=True, skips=True), dict[str, list[Turn]]()
+
+    def turn(target: Target | Text, requests: list[Request], grammar: Grammar | None = None) -> Turn:
+        before, cached = len(plan.depths), sum(request.read for request in requests)
+        decode(target, draft, rule, requests, plan, budget=CHUNK, grammar=grammar)
+        depths = plan.depths[before:]
+        return Turn([each.counts() for each in requests], cached, sum(depth > 0 for depth in depths), sum(depths))
+
+    for name in EXACT:
+        grammar = grammar_of(name)
+        found[name] = [
+            # the second time two blocks are cached, and of the third, the last one, a head reads all anew
+            turn(
+                oracle.text(ids, NEW_TOKENS, grammar),
+                [Request(ids, NEW_TOKENS, read=known * CHUNK, ends=known * [CHUNK])],
+                grammar,
+            )
+            for ids, known in exact_turns(name)
+        ]
+    one, other = two_prompts()
+    found["two samples"] = [turn(oracle.target, [Request(one, NEW_TOKENS) for _ in range(2)])]
+    aborted = Request(one, NEW_TOKENS, leaves=LEAVES)
+    found["one of two is aborted"] = [turn(oracle.target, [aborted, Request(other, NEW_TOKENS)])]
+    assert plan.margin > UNDECIDED, "a decision is too near to call: choose other prompts"
+    assert set(plan.depths) == set(range(D_MAX + 1)), "there was less to decide"
+    return found
+
+
 def test_under_each_feature_requests_are_cut_where_the_classifier_says(served: SimpleNamespace, oracle: Oracle):
+    assert all(turn.cached >= CHUNK for turn in served.exact["a prefix that is cached"][1::2])
     if served.planner == "on":
-        pytest.skip("a planner's steps hang on its clock; test_planned_counts.py gives it one")
+        assert served.exact == planned(served, oracle)
+        return
     if served.base == "mtp":
         oracle.drafts["mtp"] = UnnormedMtpDraft(served.mimo, oracle.target)
     path, compared = Path(served.settings.classifier), 0
     assert served.settings.beta == load_classifier(path).spec.suggested_beta
     for name in EXACT:
-        for ids, steps in zip(exact_prompts(name), served.exact[name], strict=True):
-            given = served.base, ids[: EXACT[name][0]], NEW_TOKENS, D_MAX, path, served.settings.beta
-            expected = oracle.steps(*given, chunk=CHUNK)
+        grammar = grammar_of(name)
+        for (ids, _), turn in zip(exact_turns(name), served.exact[name], strict=True):
+            given = served.base, ids, NEW_TOKENS, D_MAX, path, served.settings.beta
+            expected = oracle.steps(*given, chunk=CHUNK, grammar=grammar)
             compared += expected is not None
-            assert expected in (None, steps), name
-    assert compared > len(EXACT) * EXACT_PROMPTS // 2
+            assert expected is None or [expected] == turn.steps, name
+    assert compared > sum(map(len, served.exact.values())) // 2
+
+
+def test_what_a_grammar_refuses_changes_outputs_and_counts(oracle: Oracle, monkeypatch: pytest.MonkeyPatch):
+    """So that the counts above would differ, were a draft not cut where its grammar refuses it."""
+    path, grammar = shipped_classifier("eagle3"), grammar_of("lower-case words")
+    beta = load_classifier(path).spec.suggested_beta
+    given = [("eagle3", ids, NEW_TOKENS, D_MAX, path, beta) for ids, _ in exact_turns("lower-case words")]
+    found = [oracle.steps(*each, grammar=grammar) for each in given]
+    plain = [tuple(oracle.target.greedy(each[1], NEW_TOKENS)) for each in given]
+    assert all(each is None or each.output_ids != other for each, other in zip(found, plain, strict=True))
+    monkeypatch.setattr(grammar, "valid", lambda output, drafted: drafted)
+    assert found != [oracle.steps(*each, grammar=grammar) for each in given]
 
 
 @pytest.mark.parametrize("base", ["eagle3", "eagle"])
 def test_where_a_chunk_ends_changes_the_counts_of_a_head(oracle: Oracle, base: str):
     """So that the counts above would differ, were a head told the token that follows."""
     path = shipped_classifier(base)
-    (length, _, _), beta = EXACT["in chunks"], load_classifier(path).spec.suggested_beta
-    given = [(base, ids[:length], NEW_TOKENS, D_MAX, path, beta) for ids in exact_prompts("in chunks")]
+    (part, _, _), beta = EXACT["in chunks"], load_classifier(path).spec.suggested_beta
+    given = [(base, ids[part], NEW_TOKENS, D_MAX, path, beta) for ids in exact_prompts("in chunks")]
     assert any(oracle.steps(*each) != oracle.steps(*each, chunk=CHUNK) for each in given)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,10 +24,11 @@ from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.engines.vllm.planning import Planning  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
 from c2t_plugin.planner.curve_file import write_curve  # noqa: E402
-from tests.engines.vllm.conftest import Engine  # noqa: E402
+from tests.engines.vllm.conftest import Engine, plan_anew  # noqa: E402
 from tests.support.sglang.planned_rule import CURVE, D_MAX, FREE, Limits, Plan  # noqa: E402
-from tests.support.sglang.simulate import Draft, Target  # noqa: E402
+from tests.support.sglang.simulate import Target  # noqa: E402
 from tests.support.sglang.verify_counts import Rule, save_hand_made_classifier  # noqa: E402
+from tests.support.vllm.planned_counts import UNDECIDED, Group, cache_of, simulated  # noqa: E402
 from tests.support.vllm.verify_counts import Oracle, Steps, UnnormedMtpDraft  # noqa: E402
 
 NEW_TOKENS = 24
@@ -49,74 +49,6 @@ OWN: list[tuple[dict[str, Any], Limits]] = [
 OWN_GROUPS = ((0, 0), (1, 2, 3, 0), (4, 0, 2, 3))
 # For these: four requests are still drafted for, and not by one token alone.
 OWN_CURVE = dataclasses.replace(CURVE, verify=((1, 1.0), (4, 1.2), (8, 1.5), (64, 16.0)))
-# Two choices whose output per second is so near that the rounding of sums decides.
-UNDECIDED = 1e-5
-
-
-@dataclass
-class Request:
-    """One request of the simulation; text is prompt and output, waiting what the next step verifies of its draft."""
-
-    prompt: list[int]
-    most: int
-    text: list[int]
-    waiting: list[int] = field(default_factory=list)
-    steps: list[tuple[int, int]] = field(default_factory=list)
-    limits: Limits = FREE
-
-    @property
-    def left(self) -> int:
-        return self.most - (len(self.text) - len(self.prompt))
-
-    @property
-    def ended(self) -> bool:
-        return self.left <= 0
-
-    def counts(self) -> Steps:
-        return Steps(tuple(self.text[len(self.prompt) :][: self.most]), tuple(self.steps))
-
-
-Group = list[tuple[list[int], int]]
-
-
-def simulated(
-    target: Target,
-    draft: Draft,
-    rule: Rule,
-    group: Group,
-    plan: Plan,
-    *,
-    spares: bool = False,
-    own: Sequence[Limits] = (),
-) -> list[Request]:
-    """All requests decoded together. In a step of vLLM the target reads what is left of the drafts before, and then all
-    its requests are drafted for, those that have ended with it too. spares: not where it is sure that all end. own:
-    limits of each request; (): they have none."""
-    asked = zip(group, own or [FREE] * len(group), strict=True)
-    requests = [Request(prompt, most, list(prompt), limits=limits) for (prompt, most), limits in asked]
-    while running := [request for request in requests if not request.ended]:
-        limits = [request.limits for request in running]
-        depth, chains = plan.depth(len(running), limits), []
-        if spares and all(request.left == 1 for request in running):
-            depth = plan.depths[-1] = 0
-        for request in running:
-            choices, states = target.run([*request.text, *request.waiting])
-            n, waiting = len(request.text) - 1, request.waiting
-            hits = next((i for i, token in enumerate(waiting) if token != choices[n + i]), len(waiting))
-            request.text += [*waiting[:hits], choices[n + hits]]
-            request.steps += [(len(waiting), hits)] if waiting else []
-            features = draft.features([state[: n + hits + 1] for state in states])
-            chains.append(draft.chain(request.text, features, depth) if depth else torch.zeros(0, 1))
-        chances = [list(rule.confidences(logits)) for logits in chains]
-        if depth and plan.ends:
-            depth = plan.drafted(chances, limits)
-        taking = [row for row, request in enumerate(running) if not request.ended]
-        kept = [0] * len(taking)
-        if depth and taking:
-            kept = plan.keep([chances[row][:depth] for row in taking], [limits[row] for row in taking])
-        for row, length in zip(taking, kept, strict=True):
-            running[row].waiting = chains[row].argmax(-1).tolist()[:length]
-    return requests
 
 
 @pytest.fixture(scope="module")
@@ -169,11 +101,6 @@ def foreseen(
     return plan, found
 
 
-def cache_of(run: Callable[[list[int]], Any]) -> Callable[[list[int]], Any]:
-    found = cache(run)
-    return lambda tokens: found(tuple(tokens))
-
-
 @pytest.fixture(scope="module")
 def planned(request: pytest.FixtureRequest, setting: SimpleNamespace, engine: Engine, mimo: Path) -> Iterator[Any]:
     """Of EAGLE-3, if no other kind of draft is asked for."""
@@ -195,7 +122,7 @@ def served(
     for."""
     from vllm import SamplingParams
 
-    begin_anew(scheduler_of(llm), curve)
+    plan_anew(llm, curve)
     found = []
     for group, asked in zip(groups, own or [[{}] * len(group) for group in groups], strict=True):
         (before,) = llm.collective_rpc("c2t_control")
@@ -209,14 +136,6 @@ def served(
         new = [after[name] - before[name] for name in ("drafts", "draft_steps")]
         found.append(([Steps.of_output(output) for output in outputs], *new))
     return found
-
-
-def begin_anew(scheduler: Any, curve: CostCurve) -> None:
-    """Its planner has seen nothing yet, and decides in the same ways."""
-    before = scheduler.planning.planner
-    ways = {"ends": before.draft_end is not None, "skips": before.skips}
-    scheduler.planning = scheduler.dynamic_sd_lookup = Planning(curve, None, D_MAX, **ways)
-    scheduler.planning.own = scheduler._own_limits
 
 
 def outputs_of(found: Found) -> list[list[tuple[int, ...]]]:

@@ -14,14 +14,14 @@ pytestmark = [pytest.mark.vllm, pytest.mark.server]
 from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.engines.vllm.planning import Planning  # noqa: E402
 from tests.engines.vllm.conftest import Engine  # noqa: E402
-from tests.engines.vllm.test_planned_counts import NEW_TOKENS, simulated  # noqa: E402
 from tests.support.sglang import spared_log  # noqa: E402
 from tests.support.sglang.logged_plan import LoggedPlan  # noqa: E402
 from tests.support.sglang.simulate import Target, load_draft  # noqa: E402
 from tests.support.sglang.verify_counts import Rule, save_hand_made_classifier  # noqa: E402
+from tests.support.vllm.planned_counts import simulated  # noqa: E402
 from tests.support.vllm.verify_counts import Steps  # noqa: E402
 
-D_MAX, PROMPTS = 4, 4
+D_MAX, PROMPTS, NEW_TOKENS = 4, 4, 24
 # Prompts until costs are measured and no draft has to be scored any more.
 WARM_UPS = 8
 NEAR = 1e-4

@@ -20,11 +20,11 @@ from benchmarks.pairs.toy import held_out_prompts, pair_dir  # noqa: E402
 from c2t_plugin.planner.curve_file import write_curve  # noqa: E402
 from c2t_plugin.traces.file import load_traces  # noqa: E402
 from tests.engines.vllm.conftest import DRAFTS  # noqa: E402
-from tests.engines.vllm.test_planned_counts import UNDECIDED, simulated  # noqa: E402
 from tests.support.engines.distribution import ALPHA, rank_p_value  # noqa: E402
 from tests.support.sglang.planned_rule import CURVE, Plan  # noqa: E402
 from tests.support.sglang.simulate import Target  # noqa: E402
 from tests.support.sglang.verify_counts import Rule, save_hand_made_classifier  # noqa: E402
+from tests.support.vllm.planned_counts import UNDECIDED, simulated  # noqa: E402
 from tests.support.vllm.recorded import Models, assert_states_are_the_models  # noqa: E402
 from tests.support.vllm.verify_counts import Oracle, UnnormedMtpDraft, gamma_and_tau  # noqa: E402
 

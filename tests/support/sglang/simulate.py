@@ -20,6 +20,8 @@ from transformers import LlamaForCausalLM
 
 # Drafts kept, of those whose logits rows [k, V] it is given: 0 to k.
 KeepLength = Callable[[torch.Tensor], int]
+# The front of a draft that may be verified behind committed tokens.
+Valid = Callable[[list[int], list[int]], list[int]]
 
 
 class Draft(Protocol):
@@ -51,10 +53,15 @@ class Target:
         self.model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
     @torch.no_grad()
-    def run(self, tokens: Sequence[int]) -> tuple[list[int], list[torch.Tensor]]:
-        """The choice after each token, and the hidden states (embeddings first, the last one normed), [n, hidden]."""
+    def scores(self, tokens: Sequence[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Logits [n, V], and the hidden states (embeddings first, the last one normed), [n, hidden]."""
         out = self.model(torch.tensor([list(tokens)]), output_hidden_states=True, use_cache=False)
-        return out.logits[0].argmax(-1).tolist(), [state[0] for state in out.hidden_states]
+        return out.logits[0], [state[0] for state in out.hidden_states]
+
+    def run(self, tokens: Sequence[int]) -> tuple[list[int], list[torch.Tensor]]:
+        """The choice after each token, and the hidden states, as `scores` has them."""
+        logits, states = self.scores(tokens)
+        return logits.argmax(-1).tolist(), states
 
     @torch.no_grad()
     def greedy(self, prompt: Sequence[int], new_tokens: int) -> list[int]:
@@ -92,8 +99,9 @@ def simulate(
     new_tokens: int,
     chain_length: int,
     keep_length: KeepLength | None = None,
+    valid: Valid | None = None,
 ) -> Simulation:
-    """Decode until `new_tokens` are out, end-of-text or not; `keep_length` may cut each step's chain."""
+    """Decode until `new_tokens` are out, end-of-text or not; `keep_length` may cut each step's chain, then `valid`."""
     choices, states = target.run(prompt)
     committed = [*prompt, choices[-1]]
     result = Simulation(output_ids=[])
@@ -104,13 +112,15 @@ def simulate(
         logits = draft.chain(committed, features, chain_length)
         kept = chain_length if keep_length is None else keep_length(logits)
         drafted = logits.argmax(-1).tolist()[:kept]
+        if valid is not None:
+            drafted = valid(committed, drafted)
         choices, states = target.run([*committed, *drafted])
         accepted = 0
-        while accepted < kept and drafted[accepted] == choices[n + accepted]:
+        while accepted < len(drafted) and drafted[accepted] == choices[n + accepted]:
             accepted += 1
         committed += [*drafted[:accepted], choices[n + accepted]]
         result.verify_count += 1
-        result.draft_lengths.append(kept)
+        result.draft_lengths.append(len(drafted))
         result.accept_lengths.append(accepted)
     result.output_ids = committed[len(prompt) :][:new_tokens]
     return result

@@ -162,7 +162,7 @@ def take_drafts_unseen(worker: Any) -> None:
 
 
 def _mixed(job: dict[str, Any], spec: dict[str, Any] | None) -> dict[str, Any]:
-    from tests.engines.vllm.test_features import answers, counter, exactly, steps_by_length, twice
+    from tests.engines.vllm.test_features import alone, answers, counter, steps_by_length, twice
 
     exact = {} if spec is None else spec.pop("exact", {})
     with engine(job, spec) as llm:
@@ -171,7 +171,7 @@ def _mixed(job: dict[str, Any], spec: dict[str, Any] | None) -> dict[str, Any]:
         # the longest, which fills a block
         again = twice(llm, job["prompts"][-1], job["new_tokens"])
         hits = counter(llm, "vllm:prefix_cache_hits") - hits
-        steps_of = exactly(llm, exact, job["exact_prompts"], job["new_tokens"])
+        steps_of = alone(llm, exact, job["exact_prompts"], job["new_tokens"])
         return {
             "answers": [vars(each) for each in found],
             "again": [each.output_ids for each in again],

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +21,9 @@ from tests.support.sglang.simulate import (
     simulate,
 )
 from tests.support.sglang.verify_counts import MOST_DRAFTS, Remembered, Rule
+
+if TYPE_CHECKING:
+    from tests.support.vllm.grammar import Grammar
 
 
 class WholeStandaloneDraft(StandaloneDraft):
@@ -43,22 +46,27 @@ class UnnormedMtpDraft(MtpDraft):
         return states[-1] / self.final_norm
 
 
-class ReadInChunks:
-    """A head whose prompt vLLM 0.32 reads in chunks.
+def as_told(tokens: Sequence[int], prompt_length: int, ends: Iterable[int]) -> list[int]:
+    """A text as vLLM 0.32 tells it to a head, whose prompt it reads in chunks. ends: of those chunks but the last.
 
-    At the last token of each chunk but the last, the head is told the prompt's last token in place of the next one
+    At the last token of each of them, the head is told the prompt's last token in place of the next one
     (`prepare_next_token_ids_padded`). What is kept of that place is not computed again, nor where it is cached.
     """
+    told = list(tokens)
+    for end in ends:
+        told[end] = tokens[prompt_length - 1]
+    return told
+
+
+class ReadInChunks:
+    """A head whose prompt is read in chunks of one length."""
 
     def __init__(self, draft: Draft, prompt_length: int, chunk: int) -> None:
         self.features = draft.features
-        self._draft, self._last, self._ends = draft, prompt_length - 1, range(chunk, prompt_length, chunk)
+        self._draft, self._length, self._ends = draft, prompt_length, range(chunk, prompt_length, chunk)
 
     def chain(self, tokens: Sequence[int], features: torch.Tensor | None, length: int) -> torch.Tensor:
-        told = list(tokens)
-        for end in self._ends:
-            told[end] = tokens[self._last]
-        return self._draft.chain(told, features, length)
+        return self._draft.chain(as_told(tokens, self._length, self._ends), features, length)
 
 
 @dataclass(frozen=True)
@@ -73,9 +81,15 @@ class Steps:
 
     @classmethod
     def of_output(cls, output: Any) -> Steps:
-        found = output.outputs[0].spec_decode_metrics
+        """Of a request with one output."""
+        return cls.of_text(output.outputs[0])
+
+    @classmethod
+    def of_text(cls, text: Any) -> Steps:
+        """Of one output of a request; no steps as long as more may come."""
+        found = text.spec_decode_metrics
         pairs = zip(found.per_step_drafted, found.per_step_accepted, strict=True) if found is not None else ()
-        return cls(tuple(output.outputs[0].token_ids), tuple(pairs))
+        return cls(tuple(text.token_ids), tuple(pairs))
 
     @classmethod
     def of_simulation(cls, run: Simulation) -> Steps:
@@ -95,7 +109,7 @@ class Oracle:
     def __init__(self, pair: Path, target: Target) -> None:
         self.pair, self.target = pair, target
         self.drafts: dict[str, Draft] = {}
-        self.texts: dict[tuple[tuple[int, ...], int], Text] = {}
+        self.texts: dict[tuple[tuple[int, ...], int, str | None], Text] = {}
 
     def draft(self, base: str) -> Draft:
         if base not in self.drafts:
@@ -106,11 +120,12 @@ class Oracle:
             )
         return self.drafts[base]
 
-    def text(self, prompt: Sequence[int], new_tokens: int) -> Text:
+    def text(self, prompt: Sequence[int], new_tokens: int, grammar: Grammar | None = None) -> Text:
         """Plain decoding's, with room for the drafts behind its last token."""
-        key = tuple(prompt), new_tokens
+        key = tuple(prompt), new_tokens, None if grammar is None else grammar.regex
         if key not in self.texts:
-            self.texts[key] = Text(self.target, prompt, new_tokens + MOST_DRAFTS)
+            target = self.target if grammar is None else grammar.bound(self.target, len(prompt))
+            self.texts[key] = Text(target, prompt, new_tokens + MOST_DRAFTS)
         return self.texts[key]
 
     def steps(self, *given: Any, **named: Any) -> Steps | None:
@@ -127,12 +142,15 @@ class Oracle:
         classifier: Path | None,
         beta: float,
         chunk: int | None = None,
+        grammar: Grammar | None = None,
     ) -> Simulation | None:
-        """With the steps that had no draft. chunk: tokens of the prompt that a pass reads; None: all."""
+        """With the steps that had no draft. chunk: tokens of the prompt that a pass reads; None: all. grammar: which
+        the output obeys, and drafts are cut by."""
         rule = None if classifier is None else Rule(classifier, beta)
         keep = None if rule is None else rule.keep_length
         draft = self.draft(base)
         if chunk is not None and base != "draft_model":
             draft = ReadInChunks(draft, len(prompt), chunk)
-        run = simulate(self.text(prompt, new_tokens), draft, prompt, new_tokens, d_max, keep)
+        valid = None if grammar is None else grammar.cut(len(prompt))
+        run = simulate(self.text(prompt, new_tokens, grammar), draft, prompt, new_tokens, d_max, keep, valid)
         return None if rule is not None and rule.undecided else run
