@@ -34,8 +34,8 @@ from tests.support.vllm.verify_counts import Oracle, Steps, UnnormedMtpDraft  # 
 NEW_TOKENS = 24
 # Numbers of requests that start in one step.
 GROUPS = (1, 3, 2, 4, 8, 2)
-# The same of other kinds of draft than EAGLE-3.
-OTHERS = {"draft_model": (3, 8, 2), "eagle": (3, 8, 2), "mtp": (3, 8, 2)}
+# The same of other drafts than EAGLE-3. A stand-alone one reads plain steps at once, so it is given many of them.
+OTHERS = {"draft_model": GROUPS, "eagle": (3, 8, 2), "mtp": (3, 8, 2)}
 # Most of the largest group end soon, after which drafts of those that are left pay again.
 SOON, STAYING = 9, 2
 # What single requests ask for, and what that leaves of their drafts; then of which of these each group's ask.
