@@ -24,7 +24,7 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
@@ -80,8 +80,7 @@ class StepMixin(_StockWorker):
     @property
     def c2t(self) -> Parts:
         """What this server serves with; for the handlers in control.py and results.py too."""
-        parts: Parts = self._draft_worker.c2t
-        return parts
+        return cast(Parts, self._draft_worker.c2t)
 
     def init_attention_backends(self) -> None:
         super().init_attention_backends()
