@@ -62,10 +62,9 @@ def set_options(parts: Parts, slots: Tensor, reqs: Sequence[Any]) -> None:
     parts.scorer.set_requests(slots, [each.threshold for each in options], [each.longest for each in options])
 
 
-def limits_of(parts: Parts, reqs: Sequence[Any]) -> list[OwnLimits | None]:
+def limits_of(reqs: Sequence[Any]) -> list[OwnLimits | None]:
     """Of each of SGLang's requests what it has set for itself, as a planner counts it."""
-    found = (record_of(req).options or RequestOptions() for req in reqs)
-    return [OwnLimits.of(each, lower=parts.scorer.lower) for each in found]
+    return [record_of(req).limits for req in reqs]
 
 
 def _used(parts: Parts, req: Any) -> RequestOptions:
@@ -79,6 +78,7 @@ def _used(parts: Parts, req: Any) -> RequestOptions:
         except Exception as error:
             # in a scheduler, which no client's value may end
             parts.counts.ignore(error)
+        record.limits = OwnLimits.of(record.options, lower=parts.scorer.lower)
     return record.options
 
 

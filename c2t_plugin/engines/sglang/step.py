@@ -12,6 +12,7 @@ from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.engines.sglang.metrics import RequestCounts
 
 if TYPE_CHECKING:
+    from c2t_plugin.planner import OwnLimits
     from c2t_plugin.planner.following import Untold
     from c2t_plugin.request_options import RequestOptions
 
@@ -69,11 +70,12 @@ class Missed(NamedTuple):
 
 @dataclasses.dataclass
 class RequestRecord:
-    """What belongs to one request, as long as SGLang has it. options: its own, None before they are read. counts: of
-    its steps, None before the first. trace: its number with the recorder, 0 if it is not recorded, None before that is
-    decided. missed: None where its draft has read all. untold: drafts of its own that its text has not told all of."""
+    """What belongs to one request, as long as SGLang has it. options: its own, None before they are read; limits: as a
+    planner counts them. counts: of its steps, None before the first. trace: its number with the recorder, 0: it is not
+    recorded, None: undecided. missed: None where its draft has read all. untold: drafts not told of in full."""
 
     options: RequestOptions | None = None
+    limits: OwnLimits | None = None
     counts: RequestCounts | None = None
     trace: int | None = None
     missed: Missed | None = None

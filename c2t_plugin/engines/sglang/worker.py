@@ -117,7 +117,7 @@ class StepMixin(_StockWorker):
         # Recorded chains are whole. So are those of requests with a threshold of their own, among themselves: they
         # deepen no neighbour's draft.
         whole = parts.recorder is not None or all_by_their_own(parts, reqs)
-        depth = parts.planner.begin(len(reqs), whole, limits_of(parts, reqs))
+        depth = parts.planner.begin(len(reqs), whole, limits_of(reqs))
         if parts.together is None:
             depth = parts.planner.depth = ranks.agree_on(depth)
         return depth
@@ -199,7 +199,7 @@ class DraftMixin(_StockDraftWorker):
         if planner is not None and not planner.depths:
             planner.begin(len(reqs), all_by_their_own(self.c2t, reqs))
             planner.rows = ranks.agreed_rows(planner, len(reqs))
-        self.c2t.scorer.own_here = any(limits_of(self.c2t, reqs))
+        self.c2t.scorer.own_here = any(limits_of(reqs))
         self._catch_up(batch, batch.spec_info)
         with self.c2t.timed("draft", lambda: len(batch.reqs)), self.drafter.drafting():
             drafted = super().draft(batch, *positional, **keyword)

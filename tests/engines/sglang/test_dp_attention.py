@@ -138,6 +138,8 @@ try:
 except Exception as failure:
     found["skipped"] = f"{type(failure).__name__}: {failure}"
 Path(job["out"]).write_text(json.dumps(found))
+# else its threads may outlive Python, which ends them by a signal
+torch.distributed.destroy_process_group()
 """
 
 Found = list[dict[str, Any]]

@@ -343,10 +343,10 @@ def test_the_planner_is_told_what_requests_set_for_themselves(setting: str, exac
     parts = parts_of(request_settings=setting)
     asked = [{}, {"beta": 0.5}, {"max_depth": 1}, {"beta": 0.75, "max_depth": 2}, {"enabled": True}]
     reqs = [request(None), *(request({"c2t": each}) for each in asked)]
-    assert requests.limits_of(parts, reqs) == [None] * 6, "as long as they are not read"
+    assert requests.limits_of(reqs) == [None] * 6, "as long as they are not read"
     requests.set_options(parts, torch.arange(len(reqs)), reqs)
     own = [(0.5, None, exact), (None, 1, False), (0.75, 2, exact)]
-    assert requests.limits_of(parts, reqs) == [None, None, *own, None]
+    assert requests.limits_of(reqs) == [None, None, *own, None]
 
 
 @pytest.mark.parametrize("odd", [0, 1])

@@ -90,8 +90,8 @@ def sampling_of(new_tokens: int, more: dict[str, Any]) -> Any:
 
 def twice(llm: Any, ids: list[int], new_tokens: int) -> list[Steps]:
     """One prompt's answer, alone, and once more: nothing evicts its blocks in between."""
-    sampling, prompt = sampling_of(new_tokens, {}), {"prompt_token_ids": ids}
-    return [Steps.of_output(llm.generate([prompt], sampling, use_tqdm=False)[0]) for _ in range(2)]
+    generate = generation(llm, ids, {}, new_tokens)
+    return [Steps.of_output(generate()[0]) for _ in range(2)]
 
 
 def answers(llm: Any, prompts: list[list[int]], new_tokens: int) -> list[SimpleNamespace]:
@@ -145,23 +145,20 @@ def exactly(llm: Any, planned: bool) -> dict[str, list[Turn]]:
     return found
 
 
-def alone(
-    llm: Any, asked: Mapping[str, tuple[int, dict[str, Any], int]], prompts: int, new_tokens: int
-) -> dict[str, list[Steps]]:
-    """By names of EXACT, of so many of its prompts, one at a time: the steps of the last of its turns. asked: tokens of
-    each prompt, further sampling parameters, turns."""
-    found: dict[str, list[Steps]] = {}
-    for name, (length, more, turns) in asked.items():
-        given = [{"prompt_token_ids": ids[:length]} for ids in exact_prompts(name)[-prompts:]]
-        for _ in range(turns):
-            outputs = [llm.generate([each], sampling_of(new_tokens, more), use_tqdm=False)[0] for each in given]
-        found[name] = [Steps.of_output(output) for output in outputs]
-    return found
+def alone(llm: Any, lengths: Mapping[str, int], prompts: int, new_tokens: int) -> dict[str, list[Steps]]:
+    """By names of EXACT, of so many of its prompts, one at a time. lengths: tokens of each prompt."""
+    return {
+        name: [
+            Steps.of_output(generation(llm, ids[:length], EXACT[name][1], new_tokens)()[0])
+            for ids in exact_prompts(name)[-prompts:]
+        ]
+        for name, length in lengths.items()
+    }
 
 
-def generation(llm: Any, ids: list[int], more: dict[str, Any]) -> Callable[[], list[Any]]:
-    sampling = sampling_of(NEW_TOKENS, more)
-    return partial(llm.generate, [{"prompt_token_ids": ids}], sampling, use_tqdm=False)
+def generation(llm: Any, ids: list[int], more: dict[str, Any], new_tokens: int = NEW_TOKENS) -> Callable[[], list[Any]]:
+    """One prompt's turn, alone."""
+    return partial(llm.generate, [{"prompt_token_ids": ids}], sampling_of(new_tokens, more), use_tqdm=False)
 
 
 def one_aborted(llm: Any) -> list[Any]:

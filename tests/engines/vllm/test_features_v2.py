@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.server]
 from benchmarks.pairs.toy import pair_dir  # noqa: E402
 from tests.engines.vllm.conftest import DRAFTS  # noqa: E402
 from tests.engines.vllm.test_features import (  # noqa: E402
-    EXACT,
     KINDS,
     REPEATS,
     all_prompts,
@@ -62,10 +61,8 @@ def found(layout: Path, mimo: Path, root: Path, tmp_path_factory: pytest.TempPat
     classifier = save_hand_made_classifier(folder / "hand.safetensors")
     cut = {"num_speculative_tokens": D_MAX, "c2t_classifier": str(classifier), "c2t_beta": BETA}
     models = {base: {"model": str(layout / draft)} for base, draft in DRAFTS.items()} | {"mtp": {"target": str(mimo)}}
-    exact = {"exact": {name: (length, *EXACT[name][1:]) for name, length in EXACT_LENGTHS.items()}}
-    specs = [
-        {"method": f"c2t:{base}", **models[base], **cut, **(exact if base in EXACT_BASES else {})} for base in BASES
-    ]
+    exact = {base: {"exact": EXACT_LENGTHS} for base in EXACT_BASES}
+    specs = [{"method": f"c2t:{base}", **models[base], **cut, **exact.get(base, {})} for base in BASES]
     job = {
         "target": str(layout / "target"),
         "prompts": prompts(),

@@ -572,8 +572,7 @@ def runner_of(kind: Any = None, **options: str) -> SimpleNamespace:
 def main(output: Path) -> None:
     stand_ins()
     found = {"attention": attention(), "bytes": of_bytes(), "uniform": uniform(), "registry": registry()}
-    planned_by = dict(PLANNED_BY)
-    output.write_text(json.dumps({**found, "planned_by": planned_by, "whole": whole()}))
+    output.write_text(json.dumps({**found, "whole": whole(), "planned_by": PLANNED_BY}))
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ class PackedFlashInferAttnBackend(FlashInferAttnBackend):
         rows, requests, chains = len(packed.input_ids), packed.batch_size, packed.spec_info.custom_mask is None
         if not in_capture:
             self.prefill_cuda_graph_metadata[requests] = self._captured_wrappers[rows]
-        self._prefixes, self._begun = packed.seq_lens_cpu, _begun(forward_batch) if chains else None
+        self._prefixes, self._begun = packed.seq_lens_cpu, _known_starts(forward_batch) if chains else None
         super().init_forward_metadata_out_graph(packed, in_capture)
         self._captured_wrappers[rows] = self.prefill_cuda_graph_metadata[requests]
         if in_capture and chains and self.prefill_backend == "fa2" and self.dispatch_reason is None:
@@ -159,7 +159,7 @@ class PackedRows(EagleDraftExtendInput):
         return kv_indices, kv_indptr, self.starts, self.custom_mask
 
 
-def _begun(forward_batch: Any) -> Tensor | None:
+def _known_starts(forward_batch: Any) -> Tensor | None:
     """Of chains that are verified whole, as far as C2T's step tells: see PackedVerify.pack."""
     step, width = step_of(forward_batch.spec_info), getattr(forward_batch.spec_info, "draft_token_num", 0)
     if step is None or len(forward_batch.input_ids) != len(step.kept) * width:
