@@ -82,6 +82,7 @@ def check(shapes: Shapes, *, trees: bool = True, also: Sequence[Check] = ()) -> 
         checks += [
             ("grow_layer", SCORE_ALLOWED, _grow(shapes)),
             ("fill_spare_rows", 0.0, _fill(shapes)),
+            ("clip_trees", 0.0, _clip(shapes)),
             ("build_tree", 0.0, _build(shapes)),
             ("full_mask", 0.0, _mask(shapes)),
             ("tree_attention", ATTENTION_ALLOWED[shapes.dtype], _attention(shapes)),
@@ -235,6 +236,13 @@ def _fill(shapes: Shapes) -> _Run:
         return fill(keep, key, most, sizes), fill(keep, key, most, sizes, own)
 
     return run
+
+
+def _clip(shapes: Shapes) -> _Run:
+    generator, most = _generator(shapes), shapes.width - 1
+    key = shapes.random(generator, shapes.requests, 2 * most)
+    # of about as many nodes as trees have at most, half
+    return lambda side: tuple(side("clip", "clip_trees")(key > 0.5, key, most, shapes.requests * most // 2))
 
 
 def _tree(shapes: Shapes) -> tuple[Tensor, ...]:

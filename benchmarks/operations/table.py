@@ -9,7 +9,6 @@ from functools import partial
 from benchmarks.operations.counter import OperationCounter
 from benchmarks.operations.steps import IN_GRAPHS, REQUESTS
 
-TREES = "trees"
 # How often each operation is dispatched, by mode and part; the same of waits.
 Counted = dict[str, dict[str, dict[str, dict[str, int]]]]
 
@@ -27,7 +26,7 @@ def _of_sglang() -> dict[str, OperationCounter]:
     from benchmarks.operations import chains, trees
 
     found = {mode: chains.counted(partial(chains.ChainSteps, mode=mode)) for mode in chains.MODES}
-    return {**found, TREES: chains.counted(trees.TreeSteps)}
+    return found | {mode: chains.counted(partial(trees.TreeSteps, mode=mode)) for mode in trees.MODES}
 
 
 def _of_vllm(requests: int) -> dict[str, OperationCounter]:

@@ -11,17 +11,22 @@ import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
-from benchmarks.operations.chains import Target, batch_of, classifier, finish
+from benchmarks.operations.chains import CURVE, TIERS, Target, batch_of, classifier, finish
 from benchmarks.operations.counter import GPU, OperationCounter
 from benchmarks.operations.steps import DEPTH, HIDDEN, IN_DRAFT_GRAPH, REQUEST_SLOTS, REQUESTS, VOCABULARY
 from c2t_plugin.engines.sglang.drafters.tree import Grown, TreeDrafter
 from c2t_plugin.engines.sglang.metrics import Counts
 from c2t_plugin.engines.sglang.parts import Parts
+from c2t_plugin.engines.sglang.verify.lagged import PlannedRows
 from c2t_plugin.engines.sglang.verify.packing import PackedVerify
+from c2t_plugin.planner.tree_planner import TreePlanner
 from c2t_plugin.trees.by_name import slot_policy
 from c2t_plugin.trees.grower import TreeGrower
 
 TOP_K, NODES, PREFIX, SLOTS = 3, 7, 20, 1000
+# sync: cut by beta, and the host counts the rows; planned: it chooses them before the draft
+SYNC, PLANNED = "trees", "trees, planned"
+MODES = (SYNC, PLANNED)
 
 
 def pool() -> MHATokenToKVPool:
@@ -34,7 +39,7 @@ def pool() -> MHATokenToKVPool:
 class TreeSteps:
     """A server's steps of trees, one after the other."""
 
-    def __init__(self, counter: OperationCounter) -> None:
+    def __init__(self, counter: OperationCounter, mode: str = SYNC) -> None:
         self._counter, self._target = counter, Target(counter)
         room = REQUESTS * NODES * (PREFIX + NODES)
         buffer = torch.zeros(room, dtype=torch.uint8, device=GPU)
@@ -49,12 +54,22 @@ class TreeSteps:
             slots=REQUEST_SLOTS,
             max_depth=DEPTH,
             max_nodes=NODES - 1,
-            beta=0.4,
+            beta=0.4 if mode == SYNC else 0.0,
             device=GPU,
         )
         self._packing = PackedVerify(self._target, masked=True, backend="triton")
-        parts = Parts(self._scorer, Counts(DEPTH), None, None, {"policy": "c2t"}, packing=self._packing)
+        self._planner: TreePlanner | None = None
+        lagged = None
+        if mode == PLANNED:
+            self._planner, lagged = self._plan()
+        parts = Parts(self._scorer, Counts(DEPTH), None, self._planner, {"policy": "c2t"}, self._packing, lagged)
         self._drafter = TreeDrafter(self._worker(), parts)
+
+    def _plan(self) -> tuple[TreePlanner, PlannedRows]:
+        planner = TreePlanner(CURVE, None, topk=TOP_K, steps=DEPTH, most=NODES - 1, device=GPU)
+        planner.packed, planner.sizes = True, self._packing.sizes
+        planner.wait_for_nothing(REQUESTS, GPU)
+        return planner, PlannedRows(planner)
 
     def _worker(self) -> SimpleNamespace:
         logits = torch.randn(REQUESTS * TOP_K, VOCABULARY, device=GPU)
@@ -80,6 +95,12 @@ class TreeSteps:
         batch = batch_of(self._slots)
         batch.seq_lens_sum = REQUESTS * PREFIX
         counter.next_step()
+        with counter.part("plan"):
+            if self._planner is not None:
+                self._planner.begin(REQUESTS)
+                self._planner.plan_rows(REQUESTS)
+                # whatever that says, so that what counts does not hang on random numbers
+                self._planner.rows = TIERS[-2]
         forward_batch = SimpleNamespace(
             out_cache_loc=torch.arange(branches * DEPTH, device=GPU),
             positions=torch.zeros(branches, dtype=torch.int64, device=GPU),

@@ -59,12 +59,7 @@ def _check_tensors(path: Path, found: Mapping[str, Tensor], spec: ClassifierSpec
     """Before there is a network: one of the declared size may not fit into memory."""
     hidden, inputs = spec.hidden, len(spec.features)
     shapes = {name: tuple(value.shape) for name, value in found.items()}
-    wanted = {
-        "hidden.weight": (hidden, inputs),
-        "hidden.bias": (hidden,),
-        "out.weight": (1, hidden),
-        "out.bias": (1,),
-    }
+    wanted = {"hidden.weight": (hidden, inputs), "hidden.bias": (hidden,), "out.weight": (1, hidden), "out.bias": (1,)}
     if shapes != wanted:
         raise ClassifierError(f"{path} holds tensors {shapes}, its spec needs {wanted}; fit it again")
     odd = sorted(name for name, value in found.items() if value.dtype != torch.float32)

@@ -21,17 +21,3 @@ def plan(keep: Tensor, key: Tensor, most: int, decide: Callable[[Tensor, Tensor]
     counts = decide(keep.sum(1, dtype=torch.int32), key.gather(1, order))
     places = torch.arange(order.shape[1], device=keep.device)
     return keep & torch.zeros_like(keep).scatter_(1, order, places < counts[:, None])
-
-
-def clip(keep: Tensor, key: Tensor, most: int, room: int) -> tuple[Tensor, Tensor]:
-    """The surest `room` nodes of all trees together, (bs, columns) bool; and of each tree the keys of its nodes,
-    falling, 0 behind the last: (bs, most) float32. Nothing waits for the device.
-
-    keep, key, most: see `plan`; a node's key is above 0, or it counts for nothing. Of equal ones those of the first
-    trees go first, and of one tree those drafted first.
-    """
-    surest, columns = key.masked_fill(~keep, 0.0).sort(dim=1, descending=True, stable=True)
-    surest, columns = surest[:, :most], columns[:, :most]
-    order = surest.flatten().argsort(descending=True, stable=True)
-    rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    return torch.zeros_like(keep).scatter_(1, columns, (rank.view_as(surest) < room) & (surest > 0)), surest

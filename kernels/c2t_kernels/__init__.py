@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from c2t_kernels.attention import tree_attention as tree_attention
+    from c2t_kernels.clip import clip_trees as clip_trees
     from c2t_kernels.growth import GrownLayer as GrownLayer
     from c2t_kernels.growth import grow_layer as grow_layer
     from c2t_kernels.masks import full_mask as full_mask
@@ -41,6 +42,7 @@ _HOMES = {
     "ScoringNetwork": "network",
     "TreeLayout": "tree_layout",
     "build_tree": "tree_layout",
+    "clip_trees": "clip",
     "draft_stats": "stats",
     "early_stop": "stop",
     "fill_spare_rows": "spare",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import c2t_kernels
+from c2t_kernels.clip import reference as clip
 from c2t_kernels.growth import reference as growth
 from c2t_kernels.masks import reference as masks
 from c2t_kernels.score import reference as score
@@ -58,6 +59,7 @@ TWINS: dict[str, Callable[..., Any]] = {
     "early_stop": stop.early_stop,
     "grow_layer": growth.grow_layer,
     "fill_spare_rows": spare.fill_spare_rows,
+    "clip_trees": clip.clip_trees,
     "build_tree": _build_tree,
     "full_mask": _full_mask,
 }

@@ -135,6 +135,16 @@ def fill_spare_rows(device: str) -> Launch:
     return Launch(inputs, lambda: fused.fill_spare_rows(*arguments), lambda: reference.fill_spare_rows(*arguments))
 
 
+def clip_trees(device: str) -> Launch:
+    inputs = changing(
+        device,
+        (draw(3, 6, seed=0) > 0.3, draw(3, 6, seed=1) > 0.3),
+        (draw(3, 6, seed=2), draw(3, 6, seed=3)),
+    )
+    keep, key = (tensor for tensor, _ in inputs)
+    return Launch(inputs, lambda: fused.clip_trees(keep, key, 5, 7), lambda: reference.clip_trees(keep, key, 5, 7))
+
+
 def early_stop(device: str) -> Launch:
     int32 = torch.int32
     inputs = changing(
@@ -266,7 +276,7 @@ def tree_attention(device: str) -> Launch:
 
 LAUNCHES = (
     *(draft_stats, score_chain, score_step, early_stop, pack_ragged, scatter_ragged),
-    *(grow_layer, fill_spare_rows, build_tree, full_mask, tree_attention),
+    *(grow_layer, fill_spare_rows, clip_trees, build_tree, full_mask, tree_attention),
 )
 # What captured draft loops of chains call. The others take memory for results, whose size depends on shapes alone, and
 # a graph keeps its own.

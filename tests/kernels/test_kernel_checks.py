@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from c2t_kernels.attention import kernel as attention
+from c2t_kernels.clip import kernel as clip
 from c2t_kernels.masks import kernel as masks
 from c2t_kernels.pack import kernel as pack
 from c2t_kernels.score import kernel as score
@@ -21,7 +22,8 @@ from c2t_plugin.kernel_checks import Checked, Shapes, check
 from c2t_plugin.step_check import step_check
 
 CHAINS = ["draft_stats", "score_chain", "early_stop", "pack_ragged"]
-NAMES = [*CHAINS, "grow_layer", "fill_spare_rows", "build_tree", "full_mask", "tree_attention", "score_step"]
+TREES = ["grow_layer", "fill_spare_rows", "clip_trees", "build_tree", "full_mask", "tree_attention"]
+NAMES = [*CHAINS, *TREES, "score_step"]
 
 
 def checked(device: str, *, trees: bool = False) -> dict[str, Checked]:
@@ -122,6 +124,10 @@ def fills_own_trees(right: Any) -> Any:
     return lambda *arguments: right(*arguments[:4])
 
 
+def clips_too_late(right: Any) -> Any:
+    return lambda keep, key, most, room: right(keep, key, most, room + 1)
+
+
 def broken(_: Any) -> Any:
     def kernel(*_: Any, **__: Any) -> None:
         raise RuntimeError("no kernel image for this GPU")
@@ -162,5 +168,7 @@ def test_faults_of_trees_are_named(device: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(attention, "tree_attention", sees_a_chain(attention.tree_attention))
     monkeypatch.setattr(masks, "full_mask", sees_all(masks.full_mask))
     monkeypatch.setattr(spare, "fill_spare_rows", fills_own_trees(spare.fill_spare_rows))
+    monkeypatch.setattr(clip, "clip_trees", clips_too_late(clip.clip_trees))
     found = checked(device, trees=True)
-    assert [each.name for each in found.values() if not each.ok] == ["fill_spare_rows", "full_mask", "tree_attention"]
+    wrong = ["fill_spare_rows", "clip_trees", "full_mask", "tree_attention"]
+    assert [each.name for each in found.values() if not each.ok] == wrong

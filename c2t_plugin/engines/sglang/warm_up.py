@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from sglang.srt.speculative.eagle_utils import get_draft_input_from_target_hidden_dim
 
+from c2t_kernels import clip_trees
 from c2t_plugin.engines.sglang.drafters.chain import ChainDrafter
 from c2t_plugin.engines.sglang.proof.drafted import words_of
 
@@ -64,7 +65,11 @@ def _tree(worker: Any, requests: int, width: int) -> Any:
     columns = len(worker.c2t.scorer.layers("cpu"))
     zeros = torch.zeros(requests, columns, dtype=torch.int64, device=worker.device)
     lengths = torch.ones(requests, dtype=torch.int64, device=worker.device)
-    worker._draft_worker.drafter.filled(zeros.bool(), zeros.float(), None)
+    drafter = worker._draft_worker.drafter
+    if worker.c2t.lagged is None:
+        drafter.filled(zeros.bool(), zeros.float(), None)
+    else:
+        clip_trees(zeros.bool(), zeros.float(), drafter.scorer.max_nodes, 0)
     made = build_verify_input(
         SimpleNamespace(seq_lens=lengths, seq_lens_sum=requests),
         SimpleNamespace(bonus_tokens=lengths),

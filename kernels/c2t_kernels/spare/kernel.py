@@ -14,7 +14,7 @@ FEWEST_ROWS, FEWEST_SIZES = 4, 16
 
 
 @triton.jit
-def _best(b_key, b_wanted, TOGETHER: tl.constexpr):
+def best_keys(b_key, b_wanted, TOGETHER: tl.constexpr):
     """The `b_wanted` largest keys of each row, or of all rows `TOGETHER`; of equals the first. 0 is no candidate."""
     # the largest threshold that at least as many keys reach, bit by bit: 0 if there are fewer
     b_threshold, step = tl.zeros_like(b_wanted), 1073741824
@@ -73,8 +73,8 @@ def fill_spare_rows_kernel(
     room = tl.min(tl.where(b_rows >= rows, b_rows - rows, 2147483647), axis=0)
     if (room > 0) & (room < 2147483647):
         if room > most - tl.max(b_kept, axis=0):
-            b_key = tl.where(_best(b_key, most - b_kept, False), b_key, 0)
-        b_keep = b_keep | _best(b_key, tl.zeros_like(b_kept) + room, True)
+            b_key = tl.where(best_keys(b_key, most - b_kept, False), b_key, 0)
+        b_keep = b_keep | best_keys(b_key, tl.zeros_like(b_kept) + room, True)
     tl.store(p_filled + b_row[:, None] * columns + b_column, b_keep.to(tl.uint8), mask=b_inside)
 
 

@@ -20,6 +20,8 @@ OPERATIONS = {
     "planned, cut": {"cut": 3, "pack and scatter": 3, "attention metadata": 1, "report": 1, "seeds": 2},
     "network": {"cut": 3, "pack and scatter": 0, "attention metadata": 1, "report": 1, "seeds": 2},
     "trees": {"cut": 4, "pack and scatter": 4, "attention metadata": 3, "seeds": 2},
+    # whose draft is planned before
+    "trees, planned": {"cut": 5, "pack and scatter": 3, "attention metadata": 3, "report": 1, "seeds": 2},
 }
 IN_GRAPHS = {
     "sync": {"draft graph": 18, "target graph, one layer": 0},
@@ -29,6 +31,7 @@ IN_GRAPHS = {
     # planned, and the classifier itself is learnt too
     "network": {"draft graph": 36, "target graph, one layer": 0},
     "trees": {"draft graph": 214, "target graph, one layer": 1},
+    "trees, planned": {"draft graph": 214, "target graph, one layer": 1},
 }
 WAITS: dict[str, dict[str, dict[str, int]]] = {
     # the host counts the rows
@@ -38,6 +41,7 @@ WAITS: dict[str, dict[str, dict[str, int]]] = {
     "planned, cut": {},
     "network": {},
     "trees": {"pack and scatter": {"__int__": 1}},
+    "trees, planned": {},
 }
 WAITING = {
     "number": "__int__",

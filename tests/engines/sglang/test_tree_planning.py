@@ -12,11 +12,11 @@ from torch import Tensor
 pytest.importorskip("sglang", reason="SGLang is not installed in this environment")
 pytestmark = pytest.mark.sglang
 
-from c2t_kernels import fill_spare_rows  # noqa: E402
+from c2t_kernels import clip_trees, fill_spare_rows  # noqa: E402
 from c2t_plugin.planner import CostCurve  # noqa: E402
 from c2t_plugin.planner.profile import REPEATS, WARM_UP  # noqa: E402
 from c2t_plugin.planner.tree_planner import TreePlanner  # noqa: E402
-from c2t_plugin.trees.planning import clip, plan  # noqa: E402
+from c2t_plugin.trees.planning import plan  # noqa: E402
 from tests.engines.sglang.test_tree_policies import STATES, grower, grown  # noqa: E402
 
 NODES, STEPS, TOPK = 5, 3, 2
@@ -178,7 +178,7 @@ def test_no_more_is_taken_than_there_is():
 @pytest.mark.parametrize("seed", range(12))
 def test_the_surest_nodes_of_all_trees_are_left(seed: int, room: int):
     parents, keep, key = random_trees(seed)
-    found, surest = clip(keep, key, NODES, room)
+    found, _, surest = clip_trees(keep, key, NODES, room)
     order = sorted(map(tuple, keep.nonzero().tolist()), key=lambda place: (-float(key[place]), place))
     assert {tuple(place) for place in found.nonzero().tolist()} == set(order[:room])
     for row in range(2):

@@ -28,6 +28,15 @@ FORMS = {
         "scan": 1,
         "select": 1,
     },
+    "trees, planned": {
+        "clip_trees": 3,
+        "build_tree": 1,
+        "full_mask": 2,
+        "pack_words": 2,
+        "scatter_rows": 2,
+        "scan": 1,
+        "select": 1,
+    },
 }
 
 # Whose first steps verify all that is drafted: it is packed where the graph has a row more, and nothing is put back.

@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,9 +114,9 @@ def sized(requests: int) -> Iterator[None]:
 
 
 def main(output: Path) -> None:
-    makers: dict[str, Callable[[OperationCounter], Any]] = {"trees": trees.TreeSteps}
-    for mode in chains.MODES:
-        makers[mode] = lambda counter, mode=mode: chains.ChainSteps(counter, mode)
+    makers: dict[str, Callable[[OperationCounter], Any]] = {}
+    for kind, modes in ((chains.ChainSteps, chains.MODES), (trees.TreeSteps, trees.MODES)):
+        makers |= {mode: partial(kind, mode=mode) for mode in modes}
     found = {}
     for mode, made in makers.items():
         warm, served = of_steps(made)

@@ -20,7 +20,7 @@ from sglang.srt.speculative import eagle_draft_cuda_graph_runner
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from torch import Tensor
 
-from c2t_kernels import fill_spare_rows
+from c2t_kernels import clip_trees, fill_spare_rows
 from c2t_plugin.classifier import NodeClassifier
 from c2t_plugin.config import C2TConfig
 from c2t_plugin.engines.patching import replaced
@@ -36,7 +36,7 @@ from c2t_plugin.errors import ConfigError
 from c2t_plugin.trees.branches import inherit_branches
 from c2t_plugin.trees.by_name import slot_policy
 from c2t_plugin.trees.grower import TreeGrower
-from c2t_plugin.trees.planning import clip, plan
+from c2t_plugin.trees.planning import plan
 
 if TYPE_CHECKING:
     from c2t_plugin.planner.tree_planner import TreePlanner
@@ -186,15 +186,15 @@ class TreeDrafter:
     def decide(self, batch: Any, drafted: Any) -> TreeVerifyInput:
         worker = self._worker
         parent_ids, keep, token_ids, key = drafted.trees
-        wanted = None if self._planner is None else keep.sum(1, dtype=torch.int32)
-        rows, lagged = None, self._parts.lagged
-        if lagged is None:
-            keep = self._planned(parent_ids, keep, key, batch.reqs, batch.req_pool_indices)
-        else:
-            assert wanted is not None
+        wanted = rows = None
+        lagged = self._parts.lagged
+        if lagged is not None:
             rows = lagged.rows([req.rid for req in batch.reqs], worker.speculative_num_draft_tokens)
-            keep, surest = clip(keep, key, self.scorer.max_nodes, rows - len(keep))
+            keep, wanted, surest = clip_trees(keep, key, self.scorer.max_nodes, rows - len(keep))
             lagged.note(wanted, surest)
+        else:
+            wanted = None if self._planner is None else keep.sum(1, dtype=torch.int32)
+            keep = self._planned(parent_ids, keep, key, batch.reqs, batch.req_pool_indices)
         trees = (agree(parent_ids), agree(keep), agree(token_ids))
         made = build_verify_input(
             batch,
