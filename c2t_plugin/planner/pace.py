@@ -43,6 +43,8 @@ class Pace:
         self._costs: dict[int, tuple[StepCosts, CostCurve]] = {}
         self._new: dict[int, int] = {}
         self._here: dict[int, tuple[StepCosts, int]] = {}
+        # Whether costs may be worked out again, which takes some milliseconds.
+        self.may_renew = True
         # size of the batch and depth of the step at hand
         self._kind: tuple[int, int] | None = None
         self._alike, self._broken = 0, False
@@ -99,7 +101,8 @@ class Pace:
         asked = size_of(requests)
         size = min(self._seen, key=lambda one: (abs(one - asked), one))
         known = self._costs.get(size)
-        if known is None or known[1] is not curve or self._new[size] > len(self._seen[size]) // RENEWED_BY:
+        due = self.may_renew and self._new[size] > len(self._seen[size]) // RENEWED_BY
+        if known is None or known[1] is not curve or due:
             known = self._costs[size] = StepCosts.fit(curve, self._seen[size], skips), curve
             self._new[size] = 0
             self._here.pop(size, None)

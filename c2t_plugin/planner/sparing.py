@@ -11,7 +11,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -67,33 +67,46 @@ class Worth:
         return self._turns % EVERY < SCORED, (self._turns + 1) % EVERY < SCORED
 
 
+class Price(NamedTuple):
+    """Seconds that a step takes for scores: a_depth, of each depth; a_cut, to choose by them what is verified."""
+
+    a_depth: float = 0.0
+    a_cut: float = 0.0
+
+    def of(self, depth: int) -> float:
+        """Of a draft so deep."""
+        return self.a_depth * depth + self.a_cut
+
+
 class _ScoredPlanner(Planner):
-    """Of steps that are scored, which takes time for each depth."""
+    """Of steps that are scored, which takes time."""
 
     def __init__(self, *positional: Any, **keyword: Any) -> None:
         super().__init__(*positional, **keyword)
-        # by size of batch: seconds that scores took for each depth, and their median, in few steps
-        self._took: dict[int, deque[float]] = {}
-        self._prices: dict[int, float] = {}
+        # by size of batch: what scores took, and the medians, in few steps
+        self._took: dict[int, deque[Price]] = {}
+        self._prices: dict[int, Price] = {}
         self._paid = 0
 
-    def paid(self, requests: int, seconds: float) -> None:
-        """What scores took of a step, for each depth."""
+    def paid(self, requests: int, took: Price) -> None:
+        """What scores took of a step."""
         size = size_of(requests)
-        took = self._took.setdefault(size, deque(maxlen=PRICED))
-        took.append(seconds)
+        known = self._took.setdefault(size, deque(maxlen=PRICED))
+        known.append(took)
         self._paid += 1
         if size not in self._prices or self._paid % PRICED_EVERY == 0:
             # what follows from costs is remembered by them
-            self._prices[size] = float(f"{median(took):.1e}")
+            self._prices[size] = Price(*(float(f"{median(each):.1e}") for each in zip(*known, strict=True)))
 
-    def price(self, requests: int) -> float:
-        """Seconds of scores for each depth."""
-        return self._prices.get(size_of(requests), 0.0)
+    def price(self, requests: int) -> Price:
+        """Of a step of so many requests."""
+        return self._prices.get(size_of(requests), Price())
 
     def costs(self, requests: int) -> StepCosts:
-        known = super().costs(requests)
-        return known._replace(a_depth=known.a_depth + self.price(requests))
+        known, (a_depth, a_cut) = super().costs(requests), self.price(requests)
+        # nothing is chosen of a step that drafts nothing
+        always, plain = known.always + a_cut, known.plain - a_cut
+        return known._replace(always=always, plain=plain, a_depth=known.a_depth + a_depth)
 
 
 class _StaticPlanner(Planner):
@@ -126,12 +139,15 @@ class SparingPlanner(StepPlanner):
     ) -> None:
         """scored_s: seconds that scores have taken since the start. For the rest see StepPlanner."""
         self._static: _StaticPlanner | None = None
-        # Standing still while drafts are scored, it measures what steps take without that.
-        super().__init__(*positional, clock=lambda: clock() - scored_s(), **keyword)
+        # that it has taken to choose by scores
+        self._cut_s = 0.0
+        # Standing still while drafts are scored and cut, it measures what steps take without that.
+        super().__init__(*positional, clock=lambda: clock() - scored_s() - self._cut_s, **keyword)
+        self._wall = clock
         # of the step at hand, and of the next one as far as is known
         self.scores = self.scores_next = True
         self._scored_s = scored_s
-        self._before_s = scored_s()
+        self._before = Price(scored_s())
         # by size of batch
         self._worth = defaultdict[int, Worth](lambda: Worth(self._steps + 1))
         # depth that holds, for so many requests, and for how many more steps
@@ -155,15 +171,16 @@ class SparingPlanner(StepPlanner):
 
     def _pay(self) -> None:
         """For the scores of the step that has ended. A file's curve holds for all that a step takes."""
-        before, self._before_s = self._before_s, self._scored_s()
+        before, self._before = self._before, Price(self._scored_s(), self._cut_s)
         planner, scored = self._planner, self.measures and self.scores and self.depth
         if scored and self._requests and isinstance(planner, _ScoredPlanner):
-            planner.paid(self._requests, (self._before_s - before) / self.depth)
+            scores, cut = (now - then for now, then in zip(self._before, before, strict=True))
+            planner.paid(self._requests, Price(scores / self.depth, cut))
 
     def _plan(self, planner: Planner, requests: int) -> None:
         static = self._static
         if static is None:
-            static = self._static = _StaticPlanner(planner, pace=self._pace)
+            static = self._static = _StaticPlanner(planner, pace=self.pace)
         # of all depths, which it chooses from
         static.allowed = 1 + self.depths[self.allowed - 1]
         static.curve, static.skips = planner.curve, self.skips
@@ -193,7 +210,12 @@ class SparingPlanner(StepPlanner):
         return depth
 
     def keep(self, kept: Tensor, own: Tensor, sure: Tensor) -> Tensor:
-        return super().keep(kept, own, sure) if self.scores else kept
+        if not self.scores:
+            return kept
+        began = self._wall()
+        found = super().keep(kept, own, sure)
+        self._cut_s += self._wall() - began
+        return found
 
     def _spent(self, acceptance: Tensor, longest: Tensor, at_least: Tensor) -> Tensor:
         kept = super()._spent(acceptance, longest, at_least)
@@ -207,7 +229,7 @@ class SparingPlanner(StepPlanner):
                 chain = falling_of(acceptance.double().numpy())
                 came = len(chain) + chain[np.arange(chain.shape[1]) < kept.numpy()[:, None]].sum()
                 self._judge(planner, static, chain, came, self._promised_s)
-            self._promised_s -= planner.price(len(kept)) * acceptance.shape[1]
+            self._promised_s -= planner.price(len(kept)).of(acceptance.shape[1])
         return kept
 
     def _judge(self, planner: Planner, static: _StaticPlanner, chain: Array, tokens: float, seconds: float) -> None:

@@ -106,7 +106,7 @@ class StepPlanner:
         self._profile: CostProfile | None = None
         # sizes of batch that its newest curve is of
         self._known = 0
-        self._pace: Pace | None = None
+        self.pace: Pace | None = None
         self._calibration = calibration
         # hear `state` where something was learnt, once a minute
         self.listeners: list[Callable[[dict[str, Any]], None]] = []
@@ -115,7 +115,7 @@ class StepPlanner:
         self._clock, self._told = clock, (-math.inf, 0)
         if curve is None:
             # on a CPU a step has ended when the next one begins
-            self._pace = Pace(settled=int(device.type != "cpu"), clock=clock)
+            self.pace = Pace(settled=int(device.type != "cpu"), clock=clock)
             wait = torch.get_device_module(device).synchronize
             self._profile = CostProfile(self.depths or lengths_to(most), wait, clock)
         else:
@@ -145,7 +145,7 @@ class StepPlanner:
     @curve.setter
     def curve(self, curve: CostCurve) -> None:
         if self._planner is None:
-            self._planner = self._kind(curve, self._steps, depths=self.depths or None, pace=self._pace)
+            self._planner = self._kind(curve, self._steps, depths=self.depths or None, pace=self.pace)
             for sure in self._early:
                 self._planner.observe(self._meant(sure))
         self._planner.curve = curve
@@ -183,8 +183,8 @@ class StepPlanner:
 
     def ran(self, rows: int) -> None:
         """How many tokens the target's pass of the step at hand has."""
-        if self._pace is not None:
-            self._pace.verifies(rows)
+        if self.pace is not None:
+            self.pace.verifies(rows)
 
     def seed(self, seconds: Mapping[int, float]) -> None:
         """See CostProfile.seed; a curve that is given holds."""
@@ -198,8 +198,8 @@ class StepPlanner:
 
     def interrupt(self) -> None:
         """Something else than a step runs, such as a prefill."""
-        if self._pace is not None:
-            self._pace.interrupt()
+        if self.pace is not None:
+            self.pace.interrupt()
 
     @property
     def learns(self) -> bool:
@@ -250,8 +250,8 @@ class StepPlanner:
             self._calibration.settle()
         before, self._forced = self._forced, None
         self.depth = self._steps
-        if self._pace is not None:
-            took = self._pace.begin(requests, self.context)
+        if self.pace is not None:
+            took = self.pace.begin(requests, self.context)
             if took is not None and self._promised_s is not None:
                 self._ledger.add("seconds", self._promised_s, took)
         self._promised_s, self._open, self._own = None, False, own
@@ -262,8 +262,8 @@ class StepPlanner:
         self._whole = whole
         if self._decides and not whole:
             self._choose(requests, before)
-        if self._pace is not None:
-            self._pace.drafts(self.depth, draft_passes(self.depth))
+        if self.pace is not None:
+            self.pace.drafts(self.depth, draft_passes(self.depth))
         return self.depth
 
     def _hear(self, planner: Planner, sure: Tensor) -> None:
@@ -324,8 +324,8 @@ class StepPlanner:
     def ended(self, depth: int) -> None:
         """The draft of the step at hand has ended at this depth."""
         self.depth = depth
-        if self._pace is not None:
-            self._pace.drafts(depth, draft_passes(depth))
+        if self.pace is not None:
+            self.pace.drafts(depth, draft_passes(depth))
 
     def follow(self, depth: int) -> None:
         """The step at hand drafts so deep, whatever `begin` said: another planner decides for this one too."""
@@ -413,7 +413,7 @@ class StepPlanner:
         if self._calibration is not None:
             self._take_in(self._calibration)
         learnt = None if self._calibration is None else self._calibration.state()
-        pace = None if self._pace is None else self._pace.state()
+        pace = None if self.pace is None else self.pace.state()
         known = {"active": self._decides, "curve": self.curve is not None, "depth": self.depth}
         return {**known, "learnt": learnt, "step_seconds": pace, "came": self._ledger.state()}
 

@@ -248,7 +248,7 @@ def test_the_step_that_writes_is_no_steps_price(monkeypatch: pytest.MonkeyPatch)
     one.run(1, 40)
     assert one.now > 100.0
     assert max(max(of.values()) for of in one.planner.state()["step_seconds"].values()) < 10.0
-    assert all(step.seconds < 10.0 for seen in one.planner._pace._seen.values() for step in seen)
+    assert all(step.seconds < 10.0 for seen in one.planner.pace._seen.values() for step in seen)
 
 
 def test_off_keeps_and_reads_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch):

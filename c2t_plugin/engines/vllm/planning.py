@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from c2t_plugin.engines.patching import ATTRIBUTE
+from c2t_plugin.engines.patching import ATTRIBUTE, replaced
 from c2t_plugin.engines.vllm.ending import Sent
 from c2t_plugin.planner import CostCurve, OwnLimits, draft_passes, switched_depths
 from c2t_plugin.planner.ahead import DraftEnd
@@ -95,6 +95,9 @@ class Planning:
         self.planner: StepPlanner = kind(curve, path, **shape, calibration=calibration, clock=clock)
         self.planner.packed, self.planner.skips = True, skips
         self.planner.draft_end = DraftEnd() if ends else None
+        if (pace := self.planner.pace) is not None:
+            # `learn` does it, which nobody waits for
+            pace.may_renew = False
         # of those requests of the step at hand that set limits for themselves, as a planner counts them
         self.own: Callable[[], Sequence[OwnLimits]] = tuple
         # of the newest drafts the requests' rows, and what Drafted.sure has of them
@@ -150,7 +153,7 @@ class Planning:
         """What became of drafts: of each request whose outcome is to be learnt from, how many of its draft tokens the
         target verified and accepted. own: where the text goes on, the target's own token behind these. text: of each
         request, what became part of its text, also of those that had no draft. ended: whether no more follows."""
-        self.learn()
+        self._teach()
         sure, now, since = torch.from_numpy(self._sure), list[Told](), list[Told]()
         for name, untold in list(self.untold.items()):
             told = [(each, each.told(text.get(name, ()), ended(name))) for each in untold]
@@ -174,7 +177,14 @@ class Planning:
             self._outcomes = [outcome(sure, now), *(outcome(one[0].sure, [one]) for one in since)]
 
     def learn(self) -> None:
-        """Learn from what was judged last."""
+        """Learn from what was judged last, and from what steps took."""
+        pace, curve = self.planner.pace, self.planner.curve
+        if pace is not None and curve is not None and self._requests:
+            with replaced(pace, "may_renew", True):
+                pace.costs(curve, self._requests, self.planner.skips)
+        self._teach()
+
+    def _teach(self) -> None:
         if self._outcomes:
             self.planner.learn(*self._outcomes)
             self._outcomes = []

@@ -55,7 +55,7 @@ def test_of_some_steps_the_first_is_decided_and_probes_are_as_rare_as_before(ask
 def test_of_each_step_it_is_known_what_it_is_expected_to_take(asked: Any):
     """Those that draft too, of which rows are all that is decided."""
     planner, _ = asked
-    planner._pace = planner._planner._pace = None
+    planner.pace = planner._planner._pace = None
     compared = 0
     for number in range(9 * HELD):
         depth, rows = step(planner, 2)

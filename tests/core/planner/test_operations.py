@@ -50,7 +50,7 @@ def serving(requests: int) -> StepPlanner:
     planner = StepPlanner(
         CURVE, None, steps=4, most=4, device=torch.device("cpu"), depths=DEPTHS, calibration=Calibration(4)
     )
-    planner._pace = pace
+    planner.pace = pace
     assert planner._planner is not None
     planner._planner._pace = pace
     planner.packed, planner.sizes = True, lambda: SIZES

@@ -149,6 +149,24 @@ def test_costs_are_worked_out_again_after_some_steps_only(clock: Clock):
     assert pace.costs(CURVE, 1) is not before
 
 
+def test_costs_are_worked_out_again_where_they_may_be(clock: Clock):
+    pace = Pace(clock=clock)
+    pace.may_renew = False
+    for _ in range(4 * RENEWED_BY + 1):
+        run(pace, clock, 3.0)
+    before = pace.costs(CURVE, 1)
+    for _ in range(9):
+        run(pace, clock, 5.0)
+        assert pace.costs(CURVE, 1) is before
+    pace.may_renew = True
+    renewed = pace.costs(CURVE, 1)
+    assert renewed is not before
+    pace.may_renew = False
+    # another curve's are wanted at once
+    other = CostCurve(verify=CURVE.verify, draft=CURVE.draft, fixed=8.0)
+    assert pace.costs(other, 1) is not renewed
+
+
 def test_steps_of_other_batches_make_nothing_forgotten(clock: Clock):
     """Traffic that swings comes back to what it knew of a batch of that size."""
     pace = Pace(clock=clock)

@@ -17,7 +17,7 @@ import torch
 
 from c2t_plugin.planner import CostCurve, OwnLimits, switched_depths
 from c2t_plugin.planner.ahead import DraftEnd
-from c2t_plugin.planner.sparing import EVERY, FIRST, HELD, SCORED, SparingPlanner, Worth
+from c2t_plugin.planner.sparing import EVERY, FIRST, HELD, SCORED, SparingPlanner, Worth, _ScoredPlanner
 from c2t_plugin.planner.step_planner import StepPlanner
 
 D_MAX, REQUESTS = 6, 4
@@ -26,7 +26,8 @@ DEPTHS = range(D_MAX + 1)
 
 @dataclass
 class Machine:
-    """Milliseconds of a step, of a row of the target's pass, of a draft pass, and of the scores of a depth.
+    """Milliseconds of a step, of a row of the target's pass, of a draft pass, of the scores of a depth, and of a choice
+    by them.
 
     A chain is easy or not, as likely, which says how likely each of its tokens is accepted after the one before it.
     told: whether confidences say which.
@@ -36,6 +37,7 @@ class Machine:
     row: float = 1.5
     draft: float = 4.0
     scores: float = 0.5
+    choice: float = 0.0
     easy: float = 0.9
     hard: float = 0.2
     told: bool = True
@@ -58,6 +60,13 @@ class Served:
         shape["depths"] = switched_depths(D_MAX)
         self.planner = SparingPlanner(curve, None, **shape, scored_s=lambda: self.scored, clock=lambda: self.now)
         self.planner.packed, self.planner.draft_end = True, DraftEnd()
+        spent = self.planner._spent
+
+        def choose(*given: Any) -> torch.Tensor:
+            self.now += machine.choice / 1e3
+            return spent(*given)
+
+        self.planner._spent = choose  # type: ignore[method-assign]
         self.depths: list[int] = []
         self.scores: list[bool] = []
         self.tokens = self.took = 0.0
@@ -131,6 +140,19 @@ def best_static(machine: Machine) -> tuple[int, float]:
     rates = {depth: machine.static_rate(depth) for depth in DEPTHS}
     best = max(rates, key=rates.__getitem__)
     return best, rates[best]
+
+
+def test_a_choice_is_part_of_what_scores_cost():
+    """Of whatever steps are taken to cost without them nothing is left of it."""
+    served = Served(Machine(choice=12.0)).run(600).run(400)
+    planner = served.planner._planner
+    assert isinstance(planner, _ScoredPlanner) and planner.price(REQUESTS) == pytest.approx((5e-4, 12e-3))
+    assert served.unscored > 0.8
+    assert served.rate > 0.99 * best_static(served.machine)[1]
+    assert planner.costs(REQUESTS).beside(0) == pytest.approx(StepPlanner._kind.costs(planner, REQUESTS).beside(0))
+    beside, without = (costs(REQUESTS).beside(2) for costs in (planner.costs, super(_ScoredPlanner, planner).costs))
+    assert beside - without == pytest.approx(2 * 5e-4 + 12e-3)
+    assert served.planner.state()["came"]["seconds"] == pytest.approx(1.0, abs=0.03)
 
 
 def test_scores_that_pay_are_taken_in_every_step():
@@ -228,7 +250,7 @@ def test_whole_drafts_and_thresholds_are_scored(inactive: bool):
 
 def test_steps_are_measured_without_what_scores_take():
     served = Served(Machine(scores=6.0)).run(300)
-    pace = served.planner._pace
+    pace = served.planner.pace
     assert pace is not None
     static = served.planner._static
     assert static is not None

@@ -251,7 +251,7 @@ def begun_again(llm: Any) -> SimpleNamespace:
     first = llm.llm_engine.engine_core.engine_core.scheduler.planning.planner
     later = Planning(None, None, D_MAX, ends=first.draft_end is not None, skips=first.skips).planner
     remember(later, llm.llm_engine.vllm_config, "eagle3")
-    contexts = {step.context for seen in first._pace._seen.values() for step in seen}
+    contexts = {step.context for seen in first.pace._seen.values() for step in seen}
     measured = {"first": first._profile.measured(), "later": later._profile.measured()}
     return SimpleNamespace(**measured, curve=later.curve, contexts=contexts)
 
