@@ -31,6 +31,7 @@ from c2t_plugin.planner import CostCurve, OwnLimits, step_planner  # noqa: E402
 from c2t_plugin.planner.calibration import Calibration  # noqa: E402
 from c2t_plugin.planner.planner import TAUGHT  # noqa: E402
 from c2t_plugin.planner.sparing import EVERY, FIRST, SCORED  # noqa: E402
+from c2t_plugin.planner.step_costs import StepCosts  # noqa: E402
 from tests.engines.vllm.test_config import resolved  # noqa: E402
 
 D_MAX = 4
@@ -60,6 +61,8 @@ class Machine:
         # whether the depth was a probe
         self.probes: list[bool] = []
         self.ending = Ending()
+        # whether the workers compute, so that the scheduler has time
+        self.computing = False
         self.waiting: dict[str, list[int]] = {}
         self.depths: list[int] = []
 
@@ -70,6 +73,9 @@ class Machine:
         self.planning.begin(decoding=not prompt)
         depth = self.planning[requests + bool(prompt)]
         sent = self.planning.sent(requests, ["new"] * bool(prompt))
+        self.computing = True
+        self.planning.learn()
+        self.computing = False
         depth = self.ended(sent, names, depth)
         self.depths.append(depth)
         self.scored.append(self.ending.scores)
@@ -118,6 +124,22 @@ def test_the_first_steps_measure_what_a_step_costs():
     assert curve.draft_extend == pytest.approx(EXTEND) and curve.draft_s(2) == pytest.approx(1.0)
     for tokens, seconds in curve.verify:
         assert seconds == pytest.approx(PASS + TOKEN * tokens, rel=0.05)
+
+
+def test_what_steps_cost_is_worked_out_while_the_workers_compute(monkeypatch: pytest.MonkeyPatch):
+    machine, fit, curves = Machine(0.5, 0.9), StepCosts.fit, set()
+    waited: list[bool] = []
+
+    def fitted(curve: CostCurve, *rest: Any) -> StepCosts:
+        curves.add(curve)
+        waited.append(not machine.computing)
+        return fit(curve, *rest)
+
+    monkeypatch.setattr(StepCosts, "fit", fitted)
+    machine.run(200)
+    # what another curve leaves has to be known at once
+    assert 0 < waited.count(True) <= len(curves)
+    assert waited.count(False) > 20 and not any(waited[-20:])
 
 
 def test_scores_are_spared_where_they_do_not_pay():
