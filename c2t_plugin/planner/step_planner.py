@@ -106,7 +106,7 @@ class StepPlanner:
         self._profile: CostProfile | None = None
         # sizes of batch that its newest curve is of
         self._known = 0
-        self.pace: Pace | None = None
+        self.pace: Pace | None = None  # of whole steps, where a curve is measured
         self._calibration = calibration
         # hear `state` where something was learnt, once a minute
         self.listeners: list[Callable[[dict[str, Any]], None]] = []
