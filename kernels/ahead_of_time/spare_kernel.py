@@ -5,6 +5,9 @@ from __future__ import annotations
 from ahead_of_time.configuration import Configuration, signature_of
 from c2t_kernels.spare.kernel import blocks, fill_spare_rows_kernel
 
+# requests and columns: top-k 4 and depth 5, then 8 and 6
+TREES = (("trees_4x68", 4, 68), ("trees_16x68", 16, 68), ("trees_64x68", 64, 68), ("trees_4x328", 4, 328))
+
 
 def _configuration(name: str, bs: int, columns: int) -> Configuration:
     constants, num_warps = blocks(bs, columns, 48)
@@ -13,10 +16,4 @@ def _configuration(name: str, bs: int, columns: int) -> Configuration:
     return Configuration(fill_spare_rows_kernel, name, signature, constants, num_warps)
 
 
-CONFIGURATIONS = (
-    # top-k 4 and depth 5, then 8 and 6
-    _configuration("trees_4x68", 4, 68),
-    _configuration("trees_16x68", 16, 68),
-    _configuration("trees_64x68", 64, 68),
-    _configuration("trees_4x328", 4, 328),
-)
+CONFIGURATIONS = tuple(_configuration(*each) for each in TREES)

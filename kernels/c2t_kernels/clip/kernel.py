@@ -9,8 +9,7 @@ from torch import Tensor
 
 from c2t_kernels.checks import check_int, check_tensor
 from c2t_kernels.clip.result import ClippedTrees
-from c2t_kernels.spare.kernel import MAX_PLACES, best_keys
-from c2t_kernels.spare.kernel import blocks as blocks_of_all
+from c2t_kernels.spare.kernel import MAX_PLACES, best_keys, blocks_of_trees
 
 # Other numbers in each step or server, and addresses within other tensors: none is a kernel of its own.
 _VARIES = ("bs", "columns", "most", "room", "keep_stride", "key_stride")
@@ -56,7 +55,7 @@ def clip_trees(keep: Tensor, key: Tensor, most: int, room: int) -> ClippedTrees:
     check_tensor("clip_trees: key", key, dtype=torch.float32, shape=(bs, columns), device=device)
     check_int("clip_trees: most", most, 0)
     check_int("clip_trees: room", room, 0)
-    constants, num_warps = blocks(bs, columns)
+    constants, num_warps = blocks_of_trees(bs, columns)
     if constants["BLOCK_B"] * constants["BLOCK_N"] > MAX_PLACES:
         from c2t_kernels.clip import reference
 
@@ -70,9 +69,3 @@ def clip_trees(keep: Tensor, key: Tensor, most: int, room: int) -> ClippedTrees:
         numbers = bs, columns, most, room, keep.stride(0), key.stride(0)
         clip_trees_kernel[(bs,)](*tensors, *numbers, **constants, num_warps=num_warps)
     return ClippedTrees(clipped, sizes, surest)
-
-
-def blocks(bs: int, columns: int) -> tuple[dict[str, int], int]:
-    """Constants of a launch, and its warps: as spare rows have them."""
-    constants, num_warps = blocks_of_all(bs, columns, 1)
-    return {name: constants[name] for name in ("BLOCK_B", "BLOCK_N")}, num_warps

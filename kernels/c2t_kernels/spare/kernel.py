@@ -102,9 +102,14 @@ def fill_spare_rows(keep: Tensor, key: Tensor, most: int, sizes: Tensor, own: Te
 
 
 def blocks(bs: int, columns: int, sizes: int) -> tuple[dict[str, int], int]:
-    """Constants of a launch, and its warps. Rows are rounded up to powers of four, so that there are few."""
-    b, n, s = FEWEST_ROWS, triton.next_power_of_2(columns), triton.next_power_of_2(sizes)
+    """Constants of a launch, and its warps."""
+    constants, num_warps = blocks_of_trees(bs, columns)
+    return {**constants, "BLOCK_S": max(FEWEST_SIZES, triton.next_power_of_2(sizes))}, num_warps
+
+
+def blocks_of_trees(bs: int, columns: int) -> tuple[dict[str, int], int]:
+    """Of a program that has all columns of all trees. Rows are rounded up to powers of four, so that there are few."""
+    b, n = FEWEST_ROWS, triton.next_power_of_2(columns)
     while b < bs:
         b *= 4
-    constants = {"BLOCK_B": b, "BLOCK_N": n, "BLOCK_S": max(FEWEST_SIZES, s)}
-    return constants, 4 if b * n <= 512 else 8 if b * n <= 4096 else 16
+    return {"BLOCK_B": b, "BLOCK_N": n}, 4 if b * n <= 512 else 8 if b * n <= 4096 else 16

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from c2t_plugin.planner import CostCurve, OwnLimits, switched_depths
+from c2t_plugin.planner import CostCurve, OwnLimits, Planner, switched_depths
 from c2t_plugin.planner.ahead import DraftEnd
 from c2t_plugin.planner.sparing import EVERY, FIRST, HELD, SCORED, SparingPlanner, Worth, _ScoredPlanner
 from c2t_plugin.planner.step_planner import StepPlanner
@@ -149,9 +149,9 @@ def test_a_choice_is_part_of_what_scores_cost():
     assert isinstance(planner, _ScoredPlanner) and planner.price(REQUESTS) == pytest.approx((5e-4, 12e-3))
     assert served.unscored > 0.8
     assert served.rate > 0.99 * best_static(served.machine)[1]
-    assert planner.costs(REQUESTS).beside(0) == pytest.approx(StepPlanner._kind.costs(planner, REQUESTS).beside(0))
-    beside, without = (costs(REQUESTS).beside(2) for costs in (planner.costs, super(_ScoredPlanner, planner).costs))
-    assert beside - without == pytest.approx(2 * 5e-4 + 12e-3)
+    costs, without = planner.costs(REQUESTS), Planner.costs(planner, REQUESTS)
+    assert costs.beside(0) == pytest.approx(without.beside(0))
+    assert costs.beside(2) - without.beside(2) == pytest.approx(2 * 5e-4 + 12e-3)
     assert served.planner.state()["came"]["seconds"] == pytest.approx(1.0, abs=0.03)
 
 

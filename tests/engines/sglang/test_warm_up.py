@@ -13,30 +13,15 @@ pytestmark = pytest.mark.sglang
 from benchmarks.cpu_engine import SITE  # noqa: E402
 from tests.support.sglang.in_interpreter import found_by  # noqa: E402
 
+OF_TREES = {"build_tree": 1, "full_mask": 2, "pack_words": 2, "scatter_rows": 2, "scan": 1, "select": 1}
 # by what is served: kernels that a step launches outside of graphs, and how many forms of each are needed
 FORMS = {
     "sync": {"early_stop": 1, "pack_words": 2, "scatter_rows": 2, "scan": 1, "select": 1},
     "lagged": {"early_stop": 2, "pack_words": 2, "scatter_rows": 2, "scan": 1, "select": 1},
     "planned": {"early_stop": 2, "pack_words": 2, "scatter_rows": 2, "scan": 1, "select": 1},
     "planned, cut": {"early_stop": 2, "pack_words": 2, "scatter_rows": 2, "scan": 1, "select": 1},
-    "trees": {
-        "fill_spare_rows": 3,
-        "build_tree": 1,
-        "full_mask": 2,
-        "pack_words": 2,
-        "scatter_rows": 2,
-        "scan": 1,
-        "select": 1,
-    },
-    "trees, planned": {
-        "clip_trees": 3,
-        "build_tree": 1,
-        "full_mask": 2,
-        "pack_words": 2,
-        "scatter_rows": 2,
-        "scan": 1,
-        "select": 1,
-    },
+    "trees": {"fill_spare_rows": 3, **OF_TREES},
+    "trees, planned": {"clip_trees": 3, **OF_TREES},
 }
 
 # Whose first steps verify all that is drafted: it is packed where the graph has a row more, and nothing is put back.
