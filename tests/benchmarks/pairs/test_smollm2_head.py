@@ -82,16 +82,25 @@ def test_each_kind_of_prompt_gets_each_temperature():
     assert all({writing.temperature(8 * k + kind) for k in range(8)} == {0.0, 0.7, 1.0} for kind in range(8))
 
 
+def apart(seen, expected):
+    """How far a matrix [n, width] is from another, relative to the latter's norm.
+
+    Single elements of bfloat16 passes differ by much where a processor adds up a batch in another order.
+    """
+    return float((seen.float() - expected.float()).norm() / expected.float().norm())
+
+
 def test_states_are_those_of_the_target(tmp_path, target):
     texts = written(tmp_path, target)
     batch = texts.read(texts.rows[:3])
     for i, row in enumerate(texts.rows[:3]):
-        tokens = batch.tokens[i : i + 1, : row.length]
-        with torch.autocast("cpu", torch.bfloat16):
-            known = hidden_states(target, tokens)
+        known = hidden_states(target, batch.tokens[i : i + 1, : row.length])
         expected = torch.cat([known[layer] for layer in states.CAPTURED], dim=-1)[0]
-        torch.testing.assert_close(batch.features[i, : row.length].float(), expected.float(), rtol=0.02, atol=0.02)
-        torch.testing.assert_close(batch.known[i, : row.length].float(), known[-1][0].float(), rtol=0.02, atol=0.02)
+        seen = batch.features[i, : row.length]
+        assert apart(seen, expected) < 0.15 and apart(batch.known[i, : row.length], known[-1][0]) < 0.15
+        # A layer or a position beside the right one is far away.
+        assert apart(seen.roll(expected.shape[-1] // 3, -1), expected) > 0.5
+        assert apart(seen[1:], expected[:-1]) > 0.5
     assert (batch.known[0, texts.rows[0].length :] == 0).all()
 
 
