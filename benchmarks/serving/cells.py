@@ -97,6 +97,8 @@ class Matrix:
             batch = self.prompts.batch(number, size)
             for name, one in contest.round(batch, condition, turned(names, number), lambda: None).items():
                 outcomes[name].passes.append(one)
+            speeds = ", ".join(f"{name} {outcomes[name].speeds[-1]:.1f}" for name in names)
+            print(f"pass {number + 1}, output tokens a second: {speeds}", flush=True)
         after = self._spent(contest, names)
         for name in wanted:
             error = checked(outcomes[name], concurrency).error

@@ -76,6 +76,9 @@ v1/worker/gpu_model_runner.py
     common_attn_metadata=common_attn_metadata,
   GPUModelRunner._get_spec_decode_draft_probs
     [row_idx, :num_draft]
+  GPUModelRunner._sample(self, logits, spec_decode_metadata)
+    if spec_decode_metadata is None:
+    self.rejection_sampler(
   GPUModelRunner.__init__
     = DraftModelProposer(
     = EagleProposer(
@@ -110,15 +113,32 @@ v1/core/sched/scheduler.py
     num_draft_tokens -= num_invalid_spec_tokens.get(request_id, 0)
   Scheduler._update_request_with_output
     del new_token_ids[num_new:]
+v1/engine/core.py
+  EngineCore.post_step(self, model_executed)
+    self.model_executor.take_draft_token_ids()
+    self.scheduler.update_draft_token_ids(draft_token_ids)
 v1/request.py
   Request: use_structured_output, is_prefill_chunk, num_output_tokens, num_tokens
 v1/core/sched/async_scheduler.py
   AsyncScheduler
 v1/spec_decode/metrics.py
   SpecDecodingStats: num_drafts, num_accepted_tokens, num_draft_tokens_per_pos
+v1/spec_decode/metadata.py
+  SpecDecodeMetadata: draft_token_ids, num_draft_tokens, max_spec_len
+v1/sample/metadata.py
+  SamplingMetadata: all_greedy, max_num_logprobs, logprob_token_ids, no_penalties, allowed_token_ids_mask
+  SamplingMetadata: bad_words_token_ids, logitsprocs, thinking_budget_state_holder
+v1/sample/logits_processor/builtin.py
+  MinTokensLogitsProcessor: min_toks
+v1/sample/sampler.py
+  Sampler.greedy_sample(logits)
 triton_utils/dispatcher.py
   register_kernels(overrides)
 v1/sample/rejection_sampler.py
+  RejectionSampler: synthetic_mode
+  RejectionSampler.forward
+    target_logits = self.apply_logits_processors(
+  PLACEHOLDER_TOKEN_ID
   apply_sampling_constraints
     apply_top_k_top_p(logits, top_k, top_p)
   expand_kernel(output_ptr, input_ptr, cu_num_tokens_ptr)
@@ -176,6 +196,7 @@ v1/worker/gpu/model_states/interface.py
 v1/outputs.py
   AsyncModelRunnerOutput: get_output
   DraftTokenIds: req_ids, draft_token_ids
+  ModelRunnerOutput: req_ids
 v1/worker/gpu/async_utils.py
   AsyncOutput: sampler_output, get_output
   AsyncOutput.__init__

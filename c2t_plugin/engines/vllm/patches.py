@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 
 from c2t_plugin.engines.patching import Patch, Table
 
-# Occasions. Every process loads plugins; an engine that asks for C2T is made; a worker on a CPU starts.
-LOAD, ENGINE, CPU = "load", "engine", "cpu"
+# Occasions. Every process loads plugins; an engine that asks for C2T is made, and its scheduler; a worker on a CPU is.
+LOAD, ENGINE, CORE, CPU = "load", "engine", "core", "cpu"
 
 _NAMED = "the model runner's constructor names the class of its drafter"
 _BLOCK = "the end of the block"
@@ -43,6 +43,11 @@ COMPUTE_LOGITS = Patch(
     "vllm.model_executor.models.interfaces_base:VllmModelForTextGeneration.compute_logits",
     why="model runner V1 shows a draft step's logits nowhere else",
     until="model runner V1 is gone",
+)
+SAMPLE = Patch(
+    f"{_RUNNER}:GPUModelRunner._sample",
+    why="steps without a draft, and greedy ones, go through a sampler that copies their logits up to three times",
+    until="vLLM's rejection sampler copies none of them",
 )
 
 _MIXED = "chains of unequal length are decoded in whole graphs, which vLLM captures under adaptive verification alone"
@@ -90,6 +95,13 @@ PATCHES = Table(
             ours=f"{_OURS}.requests:checking",
         ),
         Patch(
+            "vllm.v1.engine.core:EngineCore.post_step",
+            why="workers are asked for drafts after each step, and have handed them over with its tokens",
+            until="vLLM's own output of a step has the drafts",
+            when=CORE,
+            ours=f"{_OURS}.handed:posting",
+        ),
+        Patch(
             "vllm.v1.sample.rejection_sampler:apply_top_k_top_p",
             why="top-k of a batch without a draft takes the maximum of nothing, which ends the engine",
             until="vLLM takes an empty batch there",
@@ -99,6 +111,7 @@ PATCHES = Table(
         *DRAFTERS.values(),
         WEIGHT_FILES,
         COMPUTE_LOGITS,
+        SAMPLE,
         KV_CACHE,
         MODEL_GRAPHS,
     ),

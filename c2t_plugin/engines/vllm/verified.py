@@ -17,7 +17,9 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.async_utils import AsyncOutput, async_copy_to_np, stream
 
 from c2t_plugin.engines.patching import ATTRIBUTE
+from c2t_plugin.engines.vllm.handed import Handed
 from c2t_plugin.engines.vllm.metrics import CARRIER, plain
+from c2t_plugin.engines.vllm.patches import CORE, PATCHES
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _StockScheduler
@@ -26,7 +28,7 @@ else:
 
 
 class VerifiedOutput(AsyncModelRunnerOutput):
-    """Around a step's output: its result gets ATTRIBUTE, {request: draft tokens verified}."""
+    """Around a step's output: its result has what was verified of each request, see Handed."""
 
     def __init__(self, output: AsyncOutput, copy_stream: torch.cuda.Stream, main_stream: torch.cuda.Stream) -> None:
         self._output = output
@@ -39,7 +41,7 @@ class VerifiedOutput(AsyncModelRunnerOutput):
         found = self._output.get_output()
         accepted = (max(len(tokens) - 1, 0) for tokens in found.sampled_token_ids)
         verified = (kept + lost for kept, lost in zip(accepted, self._rejected.tolist(), strict=True))
-        setattr(found, ATTRIBUTE, dict(zip(found.req_ids, verified, strict=True)))
+        setattr(found, ATTRIBUTE, Handed(verified=dict(zip(found.req_ids, verified, strict=True))))
         return found
 
     def get_kv_connector_output(self) -> Any:
@@ -55,7 +57,7 @@ class CountingMixin(_StockScheduler):
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         drafts = scheduler_output.scheduled_spec_decode_tokens
-        verified = getattr(model_runner_output, ATTRIBUTE, None)
+        verified = Handed.of(model_runner_output).verified
         if verified is not None:
             scheduler_output.num_invalid_spec_tokens = {
                 name: len(tokens) - verified[name] for name, tokens in drafts.items()
@@ -81,7 +83,17 @@ class CountingMixin(_StockScheduler):
 
 
 class CountingScheduler(CountingMixin, Scheduler):
-    """Synchronous."""
+    """Synchronous. handed: vLLM's DraftTokenIds of the newest step, until it takes them; None: it asks workers."""
+
+    handed: Any = None
+
+    def __init__(self, *positional: Any, **keyword: Any) -> None:
+        super().__init__(*positional, **keyword)
+        PATCHES.apply(CORE)
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        self.handed = Handed.of(model_runner_output).drafts
+        return super().update_from_output(scheduler_output, model_runner_output)
 
 
 class AsyncCountingScheduler(CountingMixin, AsyncScheduler):

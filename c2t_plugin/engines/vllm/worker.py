@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ import torch
 from c2t_plugin.classifier import FILE_NAME
 from c2t_plugin.engines.patching import ATTRIBUTE
 from c2t_plugin.engines.vllm.config import Settings
-from c2t_plugin.engines.vllm.patches import PATCHES, WEIGHT_FILES, drafting_by
+from c2t_plugin.engines.vllm.handed import hand
+from c2t_plugin.engines.vllm.patches import PATCHES, SAMPLE, WEIGHT_FILES, drafting_by
 from c2t_plugin.engines.vllm.served import RequestsOfV2, ServedTraces
 from c2t_plugin.errors import ConfigError
 
@@ -52,6 +54,10 @@ class WorkerMixin(_StockWorker):
 
             runner.draft_tokens_handler.scorer = runner.speculator.scorer
             capture_any_lengths(runner)
+        elif not self.use_v2_model_runner:
+            from c2t_plugin.engines.vllm.sampling import sampling
+
+            PATCHES.on(SAMPLE, runner, functools.partial(sampling, runner))
         settings = Settings.of(config)
         assert settings is not None
         if settings.trace_dir is not None and config.parallel_config.rank == 0:
@@ -83,6 +89,8 @@ class WorkerMixin(_StockWorker):
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         output = super().sample_tokens(grammar_output)
+        if not self.use_v2_model_runner:
+            return hand(output, self.take_draft_token_ids)
         if not self.vllm_config.speculative_config.enable_adaptive_verification:
             return output
         from c2t_plugin.engines.vllm.verified import AsyncOutput, VerifiedOutput

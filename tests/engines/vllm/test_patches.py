@@ -12,7 +12,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed in this environment")
 pytestmark = pytest.mark.vllm
 
 from c2t_plugin.engines.contract import broken_symbols, package_root  # noqa: E402
-from c2t_plugin.engines.vllm.patches import CPU, DRAFTERS, ENGINE, LOAD, PATCHES, drafting_by  # noqa: E402
+from c2t_plugin.engines.vllm.patches import CORE, CPU, DRAFTERS, ENGINE, LOAD, PATCHES, drafting_by  # noqa: E402
 from tests.support.engines.drift import symbol_of  # noqa: E402
 from tests.support.engines.undone import undone  # noqa: E402
 
@@ -26,7 +26,7 @@ def test_every_target_is_a_name_of_the_installed_release():
 
 def test_each_has_its_reason_and_its_end_and_stands_once():
     assert all(patch.why and patch.until for patch in PATCHES.patches)
-    assert {patch.when for patch in PATCHES.patches} == {"", LOAD, ENGINE, CPU}
+    assert {patch.when for patch in PATCHES.patches} == {"", LOAD, ENGINE, CORE, CPU}
     targets = [patch.target for patch in PATCHES.patches]
     assert len(targets) == len(set(targets))
 
@@ -52,7 +52,7 @@ def test_a_process_applies_them_once_and_tests_take_them_back(fresh: None):
     bound = [patch for patch in PATCHES.patches if patch.when]
     stock = {patch: _value(patch) for patch in bound}
     for _ in range(2):
-        for when in (LOAD, ENGINE, CPU):
+        for when in (LOAD, ENGINE, CORE, CPU):
             PATCHES.apply(when)
     for patch in bound:
         ours = _value(patch)
