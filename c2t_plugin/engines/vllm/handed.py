@@ -1,7 +1,7 @@
 """What workers hand over with a step's sampled tokens: its drafts on model runner V1, what was verified on V2.
 
-vLLM asks its workers for drafts after each step, which costs a message there and back: 2.5 ms on a CPU with 16
-requests. On V1 they are lists by the time that the tokens are handed over. On V2 they may still be on the device.
+vLLM asks its workers for drafts after each step, which costs a message there and back. On V1 they are lists by the
+time that the tokens are handed over. On V2 they may still be on the device.
 """
 
 from __future__ import annotations
