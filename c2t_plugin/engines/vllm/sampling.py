@@ -1,8 +1,9 @@
 """What model runner V1 samples by, where its rejection sampler does more than the step needs.
 
 vLLM sends every step of an engine with a draft through that sampler. It copies the logits, a step's without any draft
-too. Of greedy drafts it copies them three times, and looks for the largest by torch's argmax, where its plain sampler
-has an operation of its own. On a CPU at 16 requests that takes a hundredth or two of a step. Both give the same tokens.
+too. Of greedy drafts it copies them up to three times, and looks for the largest by torch's argmax, where its plain
+sampler has an operation of its own. On a CPU at 16 requests that takes a hundredth or two of a step. Both give the same
+tokens.
 """
 
 from __future__ import annotations
