@@ -97,7 +97,7 @@ def test_states_are_those_of_the_target(tmp_path, target):
         known = hidden_states(target, batch.tokens[i : i + 1, : row.length])
         expected = torch.cat([known[layer] for layer in states.CAPTURED], dim=-1)[0]
         seen = batch.features[i, : row.length]
-        assert apart(seen, expected) < 0.15 and apart(batch.known[i, : row.length], known[-1][0]) < 0.15
+        assert apart(seen, expected) < 0.1 and apart(batch.known[i, : row.length], known[-1][0]) < 0.1
         # A layer or a position beside the right one is far away.
         assert apart(seen.roll(expected.shape[-1] // 3, -1), expected) > 0.5
         assert apart(seen[1:], expected[:-1]) > 0.5

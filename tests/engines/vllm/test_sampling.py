@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler  # noqa: E402
 from vllm.v1.sample.sampler import Sampler  # noqa: E402
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata  # noqa: E402
 
+from benchmarks.pairs.toy import held_out_prompts  # noqa: E402
 from c2t_plugin.engines.vllm import cpu_guard  # noqa: E402
 from c2t_plugin.engines.vllm.sampling import accepted, only_largest, sampling  # noqa: E402
 
@@ -153,3 +155,16 @@ def test_acceptance_at_set_rates_goes_vllms_way():
     # as does a rank that has no logits
     sampling(runner, lambda *given: called.append(given))(None, None)
     assert len(called) == 2
+
+
+def test_an_engine_samples_greedy_requests_without_the_rejection_sampler(engine: Any):
+    from vllm import SamplingParams
+
+    prompts = [{"prompt_token_ids": ids} for ids in held_out_prompts(2)]
+    with engine("c2t:eagle3", 4, c2t_beta=0.0) as llm:
+        (runner,) = llm.collective_rpc(lambda worker: worker.model_runner)
+        runner.rejection_sampler.forward = Mock(wraps=runner.rejection_sampler.forward)
+        for more, called in (({}, False), ({"logprobs": 0}, True), ({"min_tokens": 12}, True)):
+            llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=12, **more), use_tqdm=False)
+            assert runner.rejection_sampler.forward.called == called, more
+            runner.rejection_sampler.forward.reset_mock()
